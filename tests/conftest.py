@@ -8,7 +8,9 @@ The time limit of the test ends an endless one.
 
 import gc
 import signal
+from collections.abc import Iterable
 
+import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
@@ -37,3 +39,10 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(MADE_BETWEEN_COLLECTIONS)
+
+
+def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
+    """`make test` skips nothing: what needs a program of the system is long (.ci/run has it)."""
+    for item in items:
+        if item.get_closest_marker("skipif") and not item.get_closest_marker("long"):
+            raise pytest.UsageError(f"{item.nodeid} may be skipped, so it must be long")

@@ -56,7 +56,7 @@ class Service:
         """A new client with the base path /v1. Loading certificates, which it needs none of, takes
         longer than most tests.
         """
-        return httpx.Client(base_url=f"{self.url}/v1", timeout=30, verify=False)
+        return httpx.Client(base_url=f"{self.url}/v1", timeout=60, verify=False)
 
     def stop(self) -> float:
         """Stop as on SIGTERM. Returns how many seconds that took. Another call does nothing."""

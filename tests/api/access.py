@@ -47,7 +47,7 @@ class Guarded:
     @property
     def http(self) -> httpx.Client:
         """Without a credential; the base of its paths is the service's root."""
-        return httpx.Client(base_url=self.service.url, timeout=30, verify=False)
+        return httpx.Client(base_url=self.service.url, timeout=60, verify=False)
 
     def key(self, role: str, *queues: str, **given: object) -> str:
         """A new key."""

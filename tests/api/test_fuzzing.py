@@ -105,7 +105,7 @@ def _call(
     excluded: Sequence[CheckFunction] = (),
 ) -> None:
     _within_bounds(case)
-    response = case.call(base_url=service.url, headers=headers, timeout=20)
+    response = case.call(base_url=service.url, headers=headers, timeout=60)
     case.validate_response(response, checks=CHECKS, excluded_checks=list(excluded))
 
 

@@ -219,7 +219,7 @@ def test_a_body_within_the_limit_passes_chunked(http: httpx.Client) -> None:
 def test_more_is_never_read_than_the_limit(scripted: Service) -> None:
     """If a client keeps sending, the connection is cut instead of read to the end."""
     address = ("127.0.0.1", int(scripted.url.rpartition(":")[2]))
-    with socket.create_connection(address, timeout=10) as connection:
+    with socket.create_connection(address, timeout=60) as connection:
         connection.sendall(
             b"POST /v1/queues HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: 1000000000\r\n\r\n"

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from api.http.routing import LONGEST_WAIT_SECONDS
 from api.http.streams import EventStream, OpenCalls, event
 from broker.calls import views
 from broker.core.errors import FlowGone, Invalid
@@ -131,12 +132,14 @@ def test_events_of_an_unknown_queue_are_refused(http: httpx.Client) -> None:
 
 def test_the_service_stops_with_open_streams_and_polls() -> None:
     broker = ScriptedBroker()
-    with running(broker.as_broker(), load(port=0, shutdown_seconds=10)) as service:
+    with running(broker.as_broker(), load(port=0, shutdown_seconds=120)) as service:
         ended: list[object] = []
 
         def poll() -> None:
             with service.http as http:
-                ended.append(http.get(f"{UPDATES}?wait=25", headers=AS_FLOW).status_code)
+                http.timeout = 2 * LONGEST_WAIT_SECONDS
+                answer = http.get(f"{UPDATES}?wait={LONGEST_WAIT_SECONDS}", headers=AS_FLOW)
+                ended.append(answer.status_code)
 
         def stream(path: str, opened: threading.Semaphore) -> None:
             headers = AS_STREAM if path == UPDATES else {}
@@ -152,12 +155,12 @@ def test_the_service_stops_with_open_streams_and_polls() -> None:
             threads.append(threading.Thread(target=stream, args=(path, opened)))
         for thread in threads:
             thread.start()
-        assert opened.acquire(timeout=30)
-        assert opened.acquire(timeout=30)
+        assert opened.acquire(timeout=60)
+        assert opened.acquire(timeout=60)
         eventually(lambda: len(service.app.state.open_calls) == 3)
-        assert service.stop() < 8
+        assert service.stop() < LONGEST_WAIT_SECONDS / 2
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         assert sorted(map(str, ended)) == ["204", "[]", "[]"]
         assert broker.stopped
 
@@ -188,7 +191,7 @@ class Wire:
             self.changed.notify_all()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10), self.changed:
+        async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(condition)
 
     async def carry(self, stream: EventStream[bytes]) -> None:

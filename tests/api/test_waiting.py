@@ -51,9 +51,9 @@ class Served:
         spec = views.QueueSpec("orders", partitions, rebalance_delay=0.0)
         await self.broker.queues.create(spec)
 
-    async def bind(self, number: int) -> views.BoundView:
+    async def bind(self, number: int, lease_seconds: float = 120.0) -> views.BoundView:
         return await self.broker.flows.bind(
-            "orders", f"client-{number}", f"i-{number}", 120.0, False, None, 0, None
+            "orders", f"client-{number}", f"i-{number}", lease_seconds, False, None, 0, None
         )
 
     def poll(self, flow: views.BoundView, after: int) -> asyncio.Task[tuple[int, Any]]:
@@ -216,6 +216,17 @@ async def test_nothing_newer_is_counted_when_the_wait_is_over() -> None:
     assert await one.poll(flows[0], await one.revision(flows[0])) == (204, None)
     assert running().time() - began == WAIT_SECONDS
     assert one.counted(204) == 1
+
+
+@virtual
+async def test_a_poll_waits_at_most_half_the_lease() -> None:
+    one = Served()
+    await one.start(1)
+    flow = await one.bind(1, lease_seconds=4.0)
+    await settle()
+    began = running().time()
+    assert await one.poll(flow, await one.revision(flow)) == (204, None)
+    assert running().time() - began == 2.0
 
 
 @virtual

@@ -1,5 +1,6 @@
 """The attacked service and the bystander (`tests/attacks/__init__.py` says how to use them)."""
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 
@@ -38,10 +39,20 @@ def bystander(target: Service, name_of_a_queue: Callable[[], str]) -> Iterator[B
     assert not somebody.faults
 
 
+@contextlib.contextmanager
+def without_upkeep() -> Iterator[None]:
+    """What starts meanwhile has no upkeep, which ends once a minute what should end at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("broker.service.UPKEEP_SECONDS", 24 * 3600.0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def secured(databases: Databases) -> Iterator[Guarded]:
-    """A live service with keys, shared by all attacks with keys."""
-    with databases.lend() as url, guarded(url) as secured:
+    """A live service with keys and without upkeep, shared by all attacks with keys."""
+    with databases.lend() as url, contextlib.ExitStack() as stack:
+        with without_upkeep():
+            secured = stack.enter_context(guarded(url))
         yield secured
 
 
@@ -49,5 +60,7 @@ def secured(databases: Databases) -> Iterator[Guarded]:
 def other(secured: Guarded) -> Iterator[Service]:
     """A second replica of `secured`."""
     settings = settings_for(secured.url)
-    with running(Broker(settings), settings) as service:
+    with contextlib.ExitStack() as stack:
+        with without_upkeep():
+            service = stack.enter_context(running(Broker(settings), settings))
         yield service

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,9 +21,6 @@ from tests.attacks.bystander import Bystander
 from tests.databases import FAST
 from tests.processes import Process, descendants
 from tests.service import Service, eventually, running, settings_for
-
-# 2 and 8 on a machine that does nothing else.
-PROBE_SECONDS, CALL_SECONDS = 4.0, 12.0
 
 
 class Ground:
@@ -54,21 +50,16 @@ def ground(tmp_path: Path) -> Iterator[Ground]:
             yield Ground(service, url, tmp_path)
 
 
-def timed(url: str, method: str = "GET", **given: object) -> tuple[int, float]:
-    """The status of an answer and the seconds that it took."""
-    started = time.monotonic()
-    answer = httpx.request(method, url, timeout=60, **given)  # type: ignore[arg-type]
-    return answer.status_code, time.monotonic() - started
-
-
 def test_a_database_that_hangs(ground: Ground) -> None:
-    """Probes say so in 2 s and calls in 8; who was bound stays bound."""
+    """Probes and calls say so, how soon is shown by `tests/api/test_patience.py`; who was bound
+    stays bound.
+    """
     url = ground.service.url
     somebody = Bystander(url, "q")
     with ground.service.http as http:
         settings = {"name": "held", "partition_count": 1, "rebalance_delay": 0}
         http.post("/queues", json=settings).raise_for_status()
-        flow = http.post("/queues/held/flows", json={"client_name": "c", "lease_seconds": 60})
+        flow = http.post("/queues/held/flows", json={"client_name": "c", "lease_seconds": 600})
         token = {"Authorization": f"Bearer {flow.json()['flow_token']}"}
         path = f"{url}/v1/queues/held/flows/{flow.json()['flow_id']}"
     calls: dict[str, tuple[str, str, dict[str, object]]] = {
@@ -82,11 +73,12 @@ def test_a_database_that_hangs(ground: Ground) -> None:
         "poll": ("GET", f"{path}/updates?after={2**40}&wait=1", {"headers": token}),
         "drain": ("POST", f"{path}/drain", {"headers": token}),
     }
-    answers: dict[str, tuple[int, float]] = {}
+    answers: dict[str, int] = {}
 
     def ask(name: str) -> None:
         method, where, given = calls[name]
-        answers[name] = timed(where, method, **given)
+        answer = httpx.request(method, where, timeout=60, **given)  # type: ignore[arg-type]
+        answers[name] = answer.status_code
 
     ground.signal(signal.SIGSTOP)
     try:
@@ -95,13 +87,10 @@ def test_a_database_that_hangs(ground: Ground) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert timed(f"{url}/healthz")[0] == 200
+        assert httpx.get(f"{url}/healthz", timeout=60).status_code == 200
     finally:
         ground.signal(signal.SIGCONT)
-    for name, (status, seconds) in answers.items():
-        probe = name.startswith(("readyz", "metrics"))
-        assert status == (200 if name == "metrics" else 503), name
-        assert seconds < (PROBE_SECONDS if probe else CALL_SECONDS), name
+    assert answers == {name: 200 if name == "metrics" else 503 for name in calls}
     eventually(lambda: httpx.get(f"{url}/readyz").status_code == 200)
     eventually(lambda: httpx.post(f"{path}/heartbeat", headers=token).status_code == 200)
     # He was told 503, and nothing worse.

@@ -16,7 +16,6 @@ from counterpoise.errors import Forbidden, Unauthorized
 from counterpoise.flow import Flow
 from counterpoise.publisher import Publisher
 from tests.api.access import Guarded, bearer
-from tests.attacks.keys import END_SECONDS, within
 from tests.databases import Databases
 from tests.service import eventually, running, settings_for
 
@@ -68,7 +67,7 @@ def test_keys_come_while_clients_run(databases: Databases) -> None:
         def served() -> bool:
             return httpx.get(f"{closed.url}/v1/queues").status_code == 401
 
-        eventually(served, END_SECONDS)
+        eventually(served)
         assert old.commit({0: "1"}) == {0: "ok"}
         with Client(closed.url) as client, pytest.raises(Unauthorized):
             client.log_access("orders", "read")
@@ -80,7 +79,7 @@ def test_keys_come_while_clients_run(databases: Databases) -> None:
 def test_the_first_key_closes_the_service(databases: Databases) -> None:
     with databases.lend() as url:
         settings = settings_for(url)
-        with running(Broker(settings), settings) as service, httpx.Client(timeout=30) as http:
+        with running(Broker(settings), settings) as service, httpx.Client(timeout=60) as http:
             address = f"{service.url}/v1/queues"
             assert http.get(address).status_code == 200
             made = http.post(address, json={"name": "open", "partition_count": 1})
@@ -89,9 +88,8 @@ def test_the_first_key_closes_the_service(databases: Databases) -> None:
                 lines = stream.iter_lines()
                 next(lines)
                 key = keys.create(url, Role.VIEWER, ("*",), "first").key
-                deadline = time.monotonic() + END_SECONDS
                 assert next(line for line in lines if line) == "event: problem"
-            within(deadline, lambda: http.get(address).status_code == 401)
+            eventually(lambda: http.get(address).status_code == 401)
             # For good.
             keys.revoke(url, key.id)
             assert http.get(address).status_code == 401
@@ -106,12 +104,13 @@ def test_the_last_use_is_written_now_and_then(secured: Guarded) -> None:
         return found.last_used_at
 
     assert used() is None
+    began = time.time()
     with secured.http as http:
         for _ in range(3):
             http.get("/v1/queues", headers=bearer(key))
-        eventually(lambda: used() is not None, END_SECONDS)
+        eventually(lambda: used() is not None)
         first = used()
         http.get("/v1/queues", headers=bearer(key))
     assert first is not None
-    assert abs(first - time.time()) < 30
+    assert began - 1 < first < time.time() + 1  # the clock of the database
     assert used() == first

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -13,7 +12,7 @@ import pytest
 from broker.core.access import key_id_of
 from counterpoise.client import Client
 from tests.api.access import Guarded, bearer
-from tests.attacks.keys import END_SECONDS, revoke, within
+from tests.attacks.keys import let_end, revoke
 from tests.service import Service, eventually
 
 pytestmark = pytest.mark.xdist_group("access")
@@ -34,23 +33,20 @@ def test_a_revoked_key_ends_on_all_replicas(secured: Guarded, other: Service) ->
     addresses = [f"{service.url}/v1/queues" for service in (secured.service, other)]
     for address in addresses:
         assert httpx.get(address, headers=bearer(key)).status_code == 200
-    deadline = revoke(secured, key)
+    revoke(secured, key)
     for address in addresses:
-        within(deadline, partial(refused, address, key))
+        eventually(partial(refused, address, key))
 
 
 def test_a_key_ends_at_its_end(secured: Guarded) -> None:
     secured.create("ending")
-    ends_at = datetime.now(UTC) + timedelta(seconds=1.5)
-    key = secured.key("consumer", ends_at=ends_at)
+    key = secured.key("consumer", ends_at=datetime.now(UTC) + timedelta(hours=1))
     flow, token = secured.bind("ending", key)
     beat = f"{secured.service.url}/v1/queues/ending/flows/{flow}/heartbeat"
     assert httpx.post(beat, headers=bearer(token)).status_code == 200
-    within(time.monotonic() + 2 * END_SECONDS, lambda: _gone(beat, token) == "key_ended")
-    assert datetime.now(UTC) >= ends_at
-    within(
-        time.monotonic() + END_SECONDS, partial(refused, f"{secured.service.url}/v1/queues", key)
-    )
+    let_end(secured, key)
+    eventually(lambda: _gone(beat, token) == "key_ended")
+    eventually(partial(refused, f"{secured.service.url}/v1/queues", key))
 
 
 def _gone(beat: str, token: str) -> object:
@@ -67,10 +63,10 @@ def test_flows_of_a_revoked_key_leave_and_others_take_over(
     second, second_token = secured.bind("shared", kept)
     with Client(secured.service.url, token=secured.root) as client:
         eventually(lambda: {p.owner for p in client.partitions("shared")} == {first, second})
-        deadline = revoke(secured, stolen)
+        revoke(secured, stolen)
         beat = f"{other.url}/v1/queues/shared/flows/{first}/heartbeat"
-        within(deadline, lambda: _gone(beat, token) == "key_ended")
-        within(deadline, lambda: {p.owner for p in client.partitions("shared")} == {second})
+        eventually(lambda: _gone(beat, token) == "key_ended")
+        eventually(lambda: {p.owner for p in client.partitions("shared")} == {second})
     # What it still holds is of no use: neither its queue nor credentials of the log.
     root = f"{secured.service.url}/v1/queues/shared"
     assert httpx.get(root, headers=bearer(token)).status_code == 401
@@ -84,13 +80,12 @@ def test_open_streams_of_a_revoked_key_end(secured: Guarded) -> None:
     secured.create("watched")
     key = secured.key("viewer", "watched")
     address = f"{secured.service.url}/v1/queues/watched/events"
-    with httpx.stream("GET", address, headers=bearer(key), timeout=30) as stream:
+    with httpx.stream("GET", address, headers=bearer(key), timeout=60) as stream:
         assert stream.status_code == 200
         lines = stream.iter_lines()
         next(lines)
-        deadline = revoke(secured, key)
+        revoke(secured, key)
         rest = [line for line in lines if line]
-    assert time.monotonic() < deadline
     assert rest[0] == "event: problem"
     assert '"unauthorized"' in rest[1]
 
@@ -101,8 +96,8 @@ def test_a_session_of_a_revoked_key_ends(secured: Guarded) -> None:
         entered = browser.post("/v1/session", json={"key": key})
         assert entered.status_code == 200
         assert browser.get("/v1/queues").status_code == 200
-        deadline = revoke(secured, key)
-        within(deadline, lambda: browser.get("/v1/queues").status_code == 401)
+        revoke(secured, key)
+        eventually(lambda: browser.get("/v1/queues").status_code == 401)
 
 
 def test_nobody_takes_the_place_of_a_flow_with_another_key(secured: Guarded) -> None:

@@ -1,7 +1,5 @@
 """Roles, rights and patterns of queues."""
 
-import time
-
 import pytest
 
 from broker.core.access import (
@@ -60,11 +58,10 @@ def test_a_key_is_for_some_queue() -> None:
         check_patterns(())
 
 
+@pytest.mark.timeout(60)
 def test_no_pattern_takes_long() -> None:
     """A matcher with backtracking would take years."""
-    began = time.monotonic()
     assert not matches(("*a" * 99,), "a" * 98 + "b" * 102)
-    assert time.monotonic() - began < 1
 
 
 @pytest.mark.parametrize(

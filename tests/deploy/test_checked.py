@@ -49,6 +49,7 @@ def test_the_manifests_fit_the_schemas_of_kubernetes(version: str) -> None:
         kubernetes_validate.validate(document, version, strict=True)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(SYSTEMD is None, reason="needs systemd-analyze (Debian package systemd)")
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     unit = (DEPLOY / "systemd/counterpoise.service").read_text("utf-8")
@@ -58,6 +59,7 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     assert checked(SYSTEMD, "verify", installed) == ""
 
 
+@pytest.mark.long
 @pytest.mark.skipif(PROMTOOL is None, reason="needs promtool (Debian package prometheus)")
 def test_prometheus_takes_its_configuration_with_the_alerts(tmp_path: Path) -> None:
     config = (DEPLOY / "compose/prometheus.yml").read_text("utf-8")

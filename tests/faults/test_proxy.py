@@ -61,7 +61,7 @@ def proxy(echo: Echo) -> Iterator[Proxy]:
 
 def connect(proxy: Proxy) -> socket.socket:
     host, port = proxy.url.removeprefix("tcp://").split(":")
-    return socket.create_connection((host, int(port)), timeout=5)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def broken(connection: socket.socket) -> bool:
@@ -101,7 +101,7 @@ def test_stalled_connections_get_no_data_until_mended(proxy: Proxy) -> None:
                     say(connection, b"b")
             proxy.mend()
             for connection in (old, new):
-                connection.settimeout(5)
+                connection.settimeout(60)
                 assert connection.recv(10) == b"1:b"
 
 
@@ -116,7 +116,7 @@ def test_half_open_connections_end_for_the_server_only(proxy: Proxy, echo: Echo)
         with connect(proxy) as new:
             assert say(new, b"c") == b"1:c"
             proxy.mend()
-            old.settimeout(5)
+            old.settimeout(60)
             assert broken(old)
             assert say(new, b"d") == b"1:d"
 
