@@ -18,11 +18,11 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from api.app import create_app
-from broker.memory.database import MemoryDatabase
-from broker.memory.loop import VirtualLoop
-from broker.memory.process import Process
-from broker.memory.service import MemoryBroker
 from broker.settings import load
+from broker.testing.database import MemoryDatabase
+from broker.testing.loop import VirtualLoop
+from broker.testing.process import Process
+from broker.testing.service import MemoryBroker
 from counterpoise.logs.memory import MemoryLogs
 
 T = TypeVar("T")

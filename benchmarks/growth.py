@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterable
 
 from benchmarks.figures import Figure, Series, spread
 from broker.core import commands as c
+from broker.core import records as r
+from broker.core.queue import Queue
 from broker.core.rebalancer import decide
-from broker.core.state import records as r
-from broker.core.state.queue import Queue
-from tests.core.large import large
+from tests.broker.core.large import large
 
 P = "P"
 ADDITIONS = 1_000_000
@@ -149,7 +149,7 @@ def join(queue: Queue, number: int, most_slices: int = 8) -> tuple[float, int, i
         handoffs += sum(
             len(one.moves) for one in decision.records if isinstance(one, r.RevokesStarted)
         )
-        command = c.Resume() if decision.rest else None
+        command = c.Resume() if decision.unfinished else None
     took = time.process_time() - began
     queue.journal.undo(mark)
     queue.touched = set()

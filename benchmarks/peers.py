@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks import growth
 from benchmarks.figures import Figure, timed
-from tests.core.large import large
+from tests.broker.core.large import large
 
 LOCK = Path(__file__).with_name("peers.txt")
 PLANNERS = Path(__file__).with_name("planners.py")

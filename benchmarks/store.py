@@ -20,12 +20,12 @@ from typing import Any
 from uuid import uuid4
 
 from broker.core import commands as c
+from broker.core import records as r
+from broker.core.model import Flow, Partition, Settings
+from broker.core.queue import Queue
 from broker.core.rebalancer import decide
-from broker.core.state import records as r
-from broker.core.state.model import Flow, Partition, Settings
-from broker.core.state.queue import Queue
-from broker.core.state.records import Entry
-from broker.core.state.replay import replay_all
+from broker.core.records import Entry
+from broker.core.replay import replay_all
 from broker.postgres import migrations
 from broker.postgres.embedded import EmbeddedPostgres
 from broker.store.ports import Commit, PositionCommit

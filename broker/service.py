@@ -78,7 +78,7 @@ class Broker:
     def _assemble(
         self, settings: Settings, replica: Replica, alarms: Alarms, logs: LogsByKind
     ) -> None:
-        """The calls, whatever the parts are (`broker.memory.service` has others)."""
+        """The calls, whatever the parts are (`broker.testing.service` has others)."""
         self._settings, self._replica, self._alarms = settings, replica, alarms
         self._logs_by_kind = logs
         calls = Calls(replica, logs)

@@ -22,7 +22,7 @@ TRACES = "tests/tracing/test_traces.py"
 # A choice that reaches every dependency: the core, both stores, the API, clients and consumers, the
 # logs on Postgres, Redis and Kafka, the fenced sink, and traces.
 TESTS = (
-    "tests/core",
+    "tests/broker/core",
     "tests/broker/store",
     "tests/broker/test_cli.py",
     "tests/api/test_flows.py",

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from broker.core.state.transitions import (
+from broker.core.transitions import (
     LIFE_TRANSITIONS,
     PARTITION_TRANSITIONS,
     QUEUE_TRANSITIONS,
@@ -14,7 +14,7 @@ PAGE = Path(__file__).with_name("state-diagram.md")
 TEXT = """\
 # States
 
-The diagrams are drawn from the tables in `broker/core/state/transitions.py`. They are complete: a
+The diagrams are drawn from the tables in `broker/core/transitions.py`. They are complete: a
 pair of state and event that they do not list is refused. `.venv/bin/python docs/state_diagram.py`
 writes this page, and a test compares it with the tables.
 

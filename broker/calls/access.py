@@ -11,15 +11,14 @@ from broker.calls import views
 from broker.calls.rendering import status_view, status_view_in_pieces
 from broker.core.access import Caller
 from broker.core.errors import Invalid, QueueNotFound
-from broker.core.state.queue import Queue
+from broker.core.queue import Queue
 from broker.logs.positions import refuse_invalid, surely_valid
 from broker.logs.reach import Reach
 from broker.mailbox.asks import Ask
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.replica import Replica
 from broker.pieces import PIECE, pieces
-from broker.store.key_ports import Act
-from broker.store.ports import Store
+from broker.store.ports import Act, Store
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from broker.calls import views
 from broker.calls.access import QueueAccess
 from broker.calls.flow_rows import FlowRows
-from broker.core.state.queue import Queue
+from broker.core.queue import Queue
 from broker.mailbox.patience import store_available
 from broker.store.conditions import Condition
 

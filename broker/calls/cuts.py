@@ -1,6 +1,6 @@
 """Ordered resizes: what the log says of its cuts, and which of them are reached.
 
-The theory is in `broker.core.state.ordered`. The service knows the order of positions of the
+The theory is in `broker.core.barriers`. The service knows the order of positions of the
 built-in log, which are numbers, and no other log has cuts. So it takes no consumer's word for it
 that a cut is reached: it compares the position. A call that says `reached_cut` only makes it look
 at what other replicas have committed a moment ago.
@@ -16,11 +16,11 @@ import structlog
 from broker.calls.access import QueueAccess
 from broker.calls.log_readers import LogReaders, log_owner
 from broker.core import commands as c
+from broker.core.barriers import Barriers
 from broker.core.draft import SLICE
 from broker.core.errors import BrokerError, Invalid
+from broker.core.queue import Queue
 from broker.core.resizing import refuse_unsettled
-from broker.core.state.ordered.barriers import Barriers
-from broker.core.state.queue import Queue
 from broker.logs.ports import Bounds, Logs, Positions
 from broker.mailbox.asks import Ask
 from broker.mailbox.coordinator import Coordinator
@@ -204,14 +204,14 @@ def _reached(barriers: Barriers, committed: Iterable[Committed]) -> tuple[int, f
 
 def _cut(
     bounds: Bounds, number: int, stored: tuple[int, str | None] | None, given: Positions
-) -> c.Cut:
+) -> c.LogCut:
     """The cut of a partition. Nothing before it is left if the log begins at it or past it."""
     start, cut = bounds.starts[number], bounds.cuts[number]
     if int(start) >= int(cut):
-        return c.Cut(number, cut, True)
+        return c.LogCut(number, cut, True)
     epoch, position = stored or (None, None)
     is_reached = _number(given.get(number, position)) >= int(cut)
-    return c.Cut(number, cut, is_reached, None if number in given else epoch)
+    return c.LogCut(number, cut, is_reached, None if number in given else epoch)
 
 
 def _number(position: str | None) -> int:

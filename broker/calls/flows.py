@@ -36,7 +36,7 @@ from broker.core.errors import (
     Forbidden,
     Unauthorized,
 )
-from broker.core.state.queue import Queue
+from broker.core.queue import Queue
 from broker.logs.bind_access import BindAccess
 from broker.logs.ports import Holder, Logs
 from broker.logs.reach import Reach

@@ -32,8 +32,7 @@ from broker.core.errors import BrokerError, Forbidden, QueueNotFound, Unauthoriz
 from broker.mailbox.asks import Ask
 from broker.mailbox.batches import Batcher
 from broker.mailbox.patience import UNAVAILABLE, store_available
-from broker.store.key_ports import KeyRow
-from broker.store.ports import StoreUnavailable
+from broker.store.ports import KeyRow, StoreUnavailable
 
 LOOK_SECONDS = 1.0
 TRUSTED_SECONDS = 4.0

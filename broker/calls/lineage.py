@@ -20,11 +20,11 @@ from broker.core import commands as c
 from broker.core.access import Caller
 from broker.core.errors import Invalid, QueueNotFound
 from broker.core.lineage import lineage_of
-from broker.core.state.queue import Queue
+from broker.core.queue import Queue
 from broker.logs.names import builtin_name
 from broker.logs.ports import LogOwner, Logs, Sealing
 from broker.mailbox.asks import Ask
-from broker.store.key_ports import Act
+from broker.store.ports import Act
 
 At: TypeAlias = Literal["middle", "load"]
 """Where a range is split: in its middle, or in the middle of its observed load."""

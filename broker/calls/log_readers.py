@@ -11,12 +11,12 @@ from broker.calls.rendering import queue_row_view, queue_view
 from broker.core import commands as c
 from broker.core.access import Caller, Right
 from broker.core.errors import Forbidden, Invalid, QueueNotFound
-from broker.core.state.queue import Queue
+from broker.core.queue import Queue
 from broker.logs.names import builtin_name, canonical, decides_count, has_owner
 from broker.logs.ports import LogOwner
 from broker.mailbox.asks import Ask
 from broker.mailbox.patience import store_available
-from broker.store.key_ports import Act
+from broker.store.ports import Act
 from counterpoise.logs.address import kind_of, parse_log
 
 AT_ONCE = 500

@@ -19,10 +19,10 @@ from broker.calls.rendering import queue_view
 from broker.calls.trims import Trims
 from broker.core import commands as c
 from broker.core.access import Caller, Right
-from broker.core.administering import is_read
+from broker.core.decisions import is_read
 from broker.core.errors import BrokerError, Invalid, Unavailable
-from broker.core.state.queue import Queue
-from broker.core.state.transitions import State
+from broker.core.queue import Queue
+from broker.core.transitions import State
 from broker.logs.names import builtin_name, canonical, decides_count
 from broker.logs.ports import Holder, Logs, Purpose
 from broker.logs.positions import number_of, refuse_invalid

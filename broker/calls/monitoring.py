@@ -18,8 +18,8 @@ from broker.calls.rendering import (
     partition_view,
 )
 from broker.core.errors import Invalid, QueueNotFound
-from broker.core.state.model import Settings
-from broker.core.state.queue import Queue
+from broker.core.model import Settings
+from broker.core.queue import Queue
 from broker.logs.ports import Logs
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.patience import store_available

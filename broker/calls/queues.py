@@ -17,17 +17,15 @@ from broker.calls.rendering import queue_row_view, queue_view
 from broker.calls.roots import roots_of
 from broker.calls.trims import Trims
 from broker.core import commands as c
+from broker.core import records as r
 from broker.core.access import ALL_QUEUES, Caller, Right
 from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound, Unavailable
+from broker.core.model import Settings
+from broker.core.queue import Queue
+from broker.core.records import CutsAwaited, Entry
+from broker.core.replay import begin, replay, replay_all
 from broker.core.resizing import FIRST_SECONDS
-from broker.core.state import records as r
-from broker.core.state.lineage import records as lr
-from broker.core.state.model import Settings
-from broker.core.state.ordered.records import CutsAwaited
-from broker.core.state.queue import Queue
-from broker.core.state.records import Entry
-from broker.core.state.replay import begin, replay, replay_all
-from broker.core.state.transitions import State
+from broker.core.transitions import State
 from broker.logs.names import builtin_name, check_log, decides_count, has_owner
 from broker.logs.ports import LogOwner, Logs
 from broker.mailbox.asks import Ask, LogMoved
@@ -102,7 +100,7 @@ class QueueCalls:
         added: tuple[r.Record, ...] = (r.PartitionsAdded(0, settings.partition_count, now),)
         if roots:
             begun = tuple(root.partition for root in roots)
-            added = (lr.ChildrenAdded(roots, now), lr.WaitsEnded(begun, now))
+            added = (r.ChildrenAdded(roots, now), r.WaitsEnded(begun, now))
             replay_all(queue, added, 1)
         else:
             begin(queue, 1)

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from broker.calls import views
 from broker.calls.past.views import RebalanceView
 from broker.calls.views import MOST_NAMED
-from broker.core.state.lineage.graph import Lineage, Node
-from broker.core.state.model import Flow, Partition, Rebalance
-from broker.core.state.queue import Queue
-from broker.core.state.records import Entry
-from broker.core.state.stored import ShownEntry, shown_values
-from broker.core.state.transitions import State
+from broker.core.graph import Lineage, Node
+from broker.core.model import Flow, Partition, Rebalance
+from broker.core.queue import Queue
+from broker.core.records import Entry
+from broker.core.stored import ShownEntry, shown_values
+from broker.core.transitions import State
 from broker.pieces import pieces
 from broker.store.ports import Positions, QueueRow
 

@@ -24,8 +24,8 @@ from broker.calls.access import QueueAccess
 from broker.calls.flow_rows import FlowRows
 from broker.calls.rendering import needed_positions, partitions_in_update, update_view
 from broker.core.errors import QueueNotFound
-from broker.core.state.model import Flow
-from broker.core.state.queue import Queue
+from broker.core.model import Flow
+from broker.core.queue import Queue
 from broker.mailbox.batches import Asked, Batcher, answered
 from broker.mailbox.clock import StoreClock
 from broker.mailbox.coordinator import Coordinator

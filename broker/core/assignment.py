@@ -21,9 +21,9 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from broker.core.state.model import Flow, Handoff
-from broker.core.state.queue import Queue
-from broker.core.structures.ranking import Ranking
+from broker.core.model import Flow, Handoff
+from broker.core.queue import Queue
+from broker.core.structures import Ranking
 
 
 def is_balanced(queue: Queue) -> bool:
@@ -54,7 +54,7 @@ def _is_even(queue: Queue) -> bool:
     return queue.ranking.spread <= 1
 
 
-def taker(queue: Queue, ranking: Ranking) -> Flow | None:
+def least_loaded(queue: Queue, ranking: Ranking) -> Flow | None:
     """The flow that gets the next partition; None if there is no non-draining flow."""
     if not ranking.counts:
         return None
@@ -74,7 +74,7 @@ def with_their_share(queue: Queue, flow_ids: Iterable[str]) -> frozenset[str]:
     return frozenset(flow.id for flow in flows if flow is not None and flow.load >= share)
 
 
-class Plan:
+class TentativeCounts:
     """Changes of a ranking that can be taken back."""
 
     def __init__(self, ranking: Ranking) -> None:
@@ -93,7 +93,7 @@ class Plan:
         self._changes.clear()
 
 
-class Giving:
+class HandoffPlanner:
     """Which handoffs to start. Made for one decision.
 
     Each is counted before the next is chosen, and in the end the counts are taken back: the records
@@ -109,7 +109,7 @@ class Giving:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._planned = set[int]()
-        self._counts, self._leaving = Plan(queue.ranking), Plan(queue.leaving)
+        self._counts, self._leaving = TentativeCounts(queue.ranking), TentativeCounts(queue.leaving)
         self._rest: Iterator[tuple[int, Flow]] | None = None
 
     def plan(self, most: int) -> list[tuple[int, Flow, Flow]]:
@@ -141,7 +141,7 @@ class Giving:
                 self._rest = self._to_the_first() if queue.exclusive else iter(())
             else:
                 giver = queue.by_bind_number[(queue.leaving if leaving else queue.ranking).most()]
-                to, number = taker(queue, queue.ranking), self._from(giver)
+                to, number = least_loaded(queue, queue.ranking), self._from(giver)
                 assert to is not None
                 if number is not None:
                     return number, to
@@ -159,7 +159,7 @@ class Giving:
             return
         above = sum(count - floor - 1 for count in counts.values() if count > floor + 1)
         below = sum(floor - count for count in counts.values() if count < floor)
-        takers = _Takers(counts)
+        takers = _Receivers(counts)
         for step, number in self._given(counts, able):
             if step >= max(above, below):
                 return
@@ -229,7 +229,7 @@ def _steps(counts: dict[int, int], of: set[int]) -> Iterator[tuple[int, int]]:
         step += (level - lower) * len(members)
 
 
-class _Takers:
+class _Receivers:
     """Who receives in which step, if in every step the flow with the fewest gets one (ties: the
     earliest bound) and nobody gives.
     """
@@ -269,7 +269,7 @@ class Revision:
     redirected: list[tuple[int, Flow]] = field(default_factory=list)
 
 
-def put_back(queue: Queue) -> Ranking:
+def ranking_without_warmups(queue: Queue) -> Ranking:
     """The ranking as if no warm-up had begun: warming partitions count for their owners again."""
     ranking = queue.ranking.copy()
     for handoff in warming(queue):
@@ -322,7 +322,7 @@ def revise(queue: Queue, ranking: Ranking) -> Revision:
         else:
             misplaced.append(number)
     for number in misplaced:
-        flow = taker(queue, ranking)
+        flow = least_loaded(queue, ranking)
         assert flow is not None
         if number not in queue.retiring:
             ranking.add(flow.bind_number, 1)

@@ -52,7 +52,7 @@ class ReadyItem(NamedTuple):
     epoch: int
 
 
-class Cut(NamedTuple):
+class LogCut(NamedTuple):
     """Where a resize has cut a partition, and whether everything before it is processed.
 
     That follows from the position in this epoch; None: there is nothing before the cut.
@@ -205,7 +205,7 @@ class TakeCuts:
     resize: int
     resized_from: int
     resized_to: int
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[LogCut, ...] = ()
     first: int = 0
     next: int | None = None
 

@@ -12,14 +12,14 @@ In the same way an instance that comes back within a holddown gets back what it 
 
 from __future__ import annotations
 
+from broker.core import records as r
 from broker.core.draft import Draft
 from broker.core.handoff import redirect
+from broker.core.model import Absent, Flow, HandedOver, Partition
+from broker.core.queue import Queue
+from broker.core.replay import first_left, first_to_give_back
 from broker.core.resizing import resize
-from broker.core.state import records as r
-from broker.core.state.departures import first_left, first_to_give_back
-from broker.core.state.model import Absent, Flow, HandedOver, Partition
-from broker.core.state.queue import Queue
-from broker.core.state.transitions import State
+from broker.core.transitions import State
 
 
 def leave(
@@ -29,7 +29,7 @@ def leave(
 
     `heir` is the flow that replaces it.
     """
-    if len(flow.owned) + len(flow.incoming) > draft.room:
+    if len(flow.owned) + len(flow.incoming) > draft.budget:
         draft.emit(r.FlowDeparted(flow.id, reason, remember, draft.now))
         return None
     if heir is not None:
@@ -57,7 +57,7 @@ def take_from_gone(draft: Draft) -> bool:
     for flow in sorted(queue.gone.values(), key=lambda flow: flow.id):
         # What is taken from one may be the last that another was to get.
         while flow.id in queue.gone:
-            if draft.room <= 0:
+            if draft.budget <= 0:
                 draft.cut_off()
                 return False
             number = first_left(queue, flow)
@@ -137,7 +137,7 @@ def _give_back(draft: Draft, flow: Flow, absent: Absent) -> bool:
     """Whether the instance has all that it left and nobody owned since (rule 12)."""
     queue = draft.queue
     while not flow.draining and (number := first_to_give_back(queue, absent)) is not None:
-        if draft.room <= 0:
+        if draft.budget <= 0:
             return False
         draft.outside("replaced")
         _go_on(draft, queue.partitions[number], flow)

@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from broker.core import records as r
 from broker.core.assignment import with_their_share
 from broker.core.errors import FlowNotFound
-from broker.core.state import records as r
-from broker.core.state.lineage import records as lr
-from broker.core.state.lists import merged, size
-from broker.core.state.model import Flow, HandedOver, Handoff, Partition
-from broker.core.state.queue import Queue
-from broker.core.state.replay import begin, replay
-from broker.core.state.transitions import State, Status
+from broker.core.model import Flow, HandedOver, Handoff, Partition
+from broker.core.queue import Queue
+from broker.core.records import merged, size
+from broker.core.replay import begin, replay
+from broker.core.transitions import State, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Effects:
     raised: frozenset[int] = frozenset()
     revokes: bool = False
     added: tuple[int, ...] = ()
-    children: tuple[lr.Child, ...] = ()
+    children: tuple[r.Child, ...] = ()
     begins: Mapping[int, str] = field(default_factory=dict)
     removed: Mapping[int, str] = field(default_factory=dict)
 
@@ -55,13 +54,13 @@ class Decision:
 
     - `entries` are to be committed together, with their `effects`; none: nothing changes.
     - `notices`: the flows whose views change; they are told after that.
-    - `complete`: those of them who have their share although there is a `rest`: few of them get
+    - `complete`: those of them who have their share although it is `unfinished`: few of them get
       more by it, so they need not wait for it.
     - `wake_at`: when the queue is to be advanced (Unix seconds; None: nothing will be due). It
       holds until the next decision, and replaces what the one before said.
-    - `rest`: something was cut off for its size. The shell goes on with `Resume`, after others have
-      had their turn, and with `Advance` if `wake_at` comes first. The rest is due since this
-      decision: another replica takes it up should this one die.
+    - `unfinished`: something was cut off for its size. The shell goes on with `Resume`, after
+      others have had their turn, and with `Advance` if `wake_at` comes first. The rest is due since
+      this decision: another replica takes it up should this one die.
     - `answer` is for the caller, last.
     """
 
@@ -69,7 +68,7 @@ class Decision:
     notices: frozenset[str]
     wake_at: float | None
     effects: Effects = NO_EFFECTS
-    rest: bool = False
+    unfinished: bool = False
     answer: Any = None
     complete: frozenset[str] = frozenset()
 
@@ -88,17 +87,17 @@ class Draft:
 
     `begins` has the positions at which partitions begin that were reported with one.
 
-    `room` is how many partitions it may still change: it is one slice of what there is to do (see
+    `budget` is how many partitions it may still change: it is one slice of what there is to do (see
     `rebalancer`). `resumes`: the decision before was cut off. `granting` is the trigger of the
     grants outside of a rebalance that are being made, also since the decision before;
     `changed`: what that means for warm-ups under way, or for the holddown, is to be looked at.
     `discarding`: what a resize takes away is removed with its messages, and does not retire.
     """
 
-    def __init__(self, queue: Queue, now: float, room: int = SLICE) -> None:
+    def __init__(self, queue: Queue, now: float, budget: int = SLICE) -> None:
         self.queue = queue
         self.now = now
-        self.room = room
+        self.budget = budget
         self.records: list[r.Record] = []
         self.resumes = queue.unfinished_at is not None
         self.granting = queue.granting
@@ -112,7 +111,7 @@ class Draft:
         self._raised: set[int] = set()
         self._revokes = False
         self._added: list[int] = []
-        self._children: list[lr.Child] = []
+        self._children: list[r.Child] = []
         self.begins: dict[int, str] = {}
         self._removed: dict[int, str] = {}
         queue.set("touched", set())
@@ -126,7 +125,7 @@ class Draft:
                 self._begin_entry()
             self._in_history = True
         self._note(record)
-        self.room -= size(record)
+        self.budget -= size(record)
         self.records.append(record)
         replay(self.queue, record)
 
@@ -155,7 +154,7 @@ class Draft:
         if not self.records and not self._entries and not done:
             self.take_back()
             return Decision(
-                (), frozenset(), queue.next_deadline(), rest=self.resumes, answer=answer
+                (), frozenset(), queue.next_deadline(), unfinished=self.resumes, answer=answer
             )
         if self._rest:
             rebalancing = queue.status is Status.REBALANCING
@@ -199,10 +198,10 @@ class Draft:
                 self._raised.update(record.partitions)
             case r.RevokesStarted() | r.WarmupsEnded():
                 self._revokes = True
-            case lr.ChildrenAdded():
+            case r.ChildrenAdded():
                 self._added += [child.partition for child in record.children]
                 self._children += record.children
-            case lr.FinishedRemoved():
+            case r.FinishedRemoved():
                 assert self.queue.lineage is not None
                 nodes = self.queue.lineage.nodes
                 self._removed.update((number, nodes[number].key) for number in record.partitions)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from broker.core import records as r
 from broker.core.draft import Draft
-from broker.core.state import records as r
-from broker.core.state.model import Flow, HandedOver, Handoff
+from broker.core.model import Flow, HandedOver, Handoff
 
 
 def is_to_be_revised(draft: Draft) -> bool:

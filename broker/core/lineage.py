@@ -22,15 +22,15 @@ replica, goes on with it.
 from __future__ import annotations
 
 from broker.core import commands as c
-from broker.core.assignment import taker
+from broker.core import records as r
+from broker.core.assignment import least_loaded
 from broker.core.commands import Outcome
 from broker.core.draft import Draft
 from broker.core.errors import Invalid
-from broker.core.state.lineage import records as lr
-from broker.core.state.lineage.graph import Lineage
-from broker.core.state.model import Partition
-from broker.core.state.queue import Queue
-from broker.core.state.transitions import Status
+from broker.core.graph import Lineage
+from broker.core.model import Partition
+from broker.core.queue import Queue
+from broker.core.transitions import Status
 
 # The trigger of grants to partitions whose parents are finished.
 TRIGGER = "lineage"
@@ -51,10 +51,10 @@ def lineage_of(queue: Queue) -> Lineage:
     return queue.lineage
 
 
-def add_children(draft: Draft, children: tuple[c.NewChild, ...]) -> Outcome:
+def record_children(draft: Draft, children: tuple[c.NewChild, ...]) -> Outcome:
     """Records the partitions that are new. With any outcome but `ok` nothing is recorded."""
     lineage = lineage_of(draft.queue)
-    new: dict[str, lr.Child] = {}
+    new: dict[str, r.Child] = {}
     numbers: set[int] = set()
     followers: dict[str, int] = {}
     for child in children:
@@ -70,7 +70,7 @@ def add_children(draft: Draft, children: tuple[c.NewChild, ...]) -> Outcome:
         numbers.add(number)
         # A parent that is named twice is one parent.
         parents = tuple(dict.fromkeys(child.parents))
-        new[child.key] = lr.Child(number, child.key, parents)
+        new[child.key] = r.Child(number, child.key, parents)
         for key in parents:
             followers[key] = followers.get(key, 0) + 1
     if len(lineage.nodes) + len(new) > MOST_PARTITIONS:
@@ -80,14 +80,14 @@ def add_children(draft: Draft, children: tuple[c.NewChild, ...]) -> Outcome:
         if (0 if parent is None else len(parent.children)) + count > MOST_CHILDREN:
             return Outcome.TOO_MANY_PARTITIONS
     if new:
-        draft.emit(lr.ChildrenAdded(tuple(new.values()), draft.now))
+        draft.emit(r.ChildrenAdded(tuple(new.values()), draft.now))
         for child in children:
             if child.key in new and child.position is not None:
                 draft.begins.setdefault(new[child.key].partition, child.position)
     return Outcome.OK
 
 
-def _agrees(lineage: Lineage, new: dict[str, lr.Child], child: c.NewChild) -> bool:
+def _agrees(lineage: Lineage, new: dict[str, r.Child], child: c.NewChild) -> bool:
     """Whether a report says of a known partition what is known; parents of a removed one are
     forgotten."""
     if child.key in new:
@@ -112,10 +112,10 @@ def _is_free(lineage: Lineage, number: int, given: set[int]) -> bool:
 def finish(draft: Draft, partition: Partition, flow_id: str) -> None:
     """The owner has processed the partition to its end; what nothing unfinished follows goes."""
     lineage = lineage_of(draft.queue)
-    draft.emit(lr.PartitionFinished(partition.number, flow_id, draft.now))
+    draft.emit(r.PartitionFinished(partition.number, flow_id, draft.now))
     removable = lineage.removable(partition.number)
     if removable:
-        draft.emit(lr.FinishedRemoved(removable, draft.now))
+        draft.emit(r.FinishedRemoved(removable, draft.now))
 
 
 def end_waits(draft: Draft) -> None:
@@ -127,17 +127,17 @@ def end_waits(draft: Draft) -> None:
         return
     rebalancing = queue.status is Status.REBALANCING
     while lineage.over:
-        if draft.room <= 0:
+        if draft.budget <= 0:
             draft.cut_off()
             return
         # The end of a wait and a grant are two changes.
-        numbers = lineage.first_over(draft.room if rebalancing else max(1, draft.room // 2))
-        draft.emit(lr.WaitsEnded(numbers, draft.now))
+        numbers = lineage.first_over(draft.budget if rebalancing else max(1, draft.budget // 2))
+        draft.emit(r.WaitsEnded(numbers, draft.now))
         if rebalancing or not queue.takers:
             continue
         draft.outside(TRIGGER)
         for number in numbers:
-            flow = taker(queue, queue.ranking)
+            flow = least_loaded(queue, queue.ranking)
             assert flow is not None
             partition = queue.partitions[number]
             draft.grant(partition, flow, partition.next_handed_over)

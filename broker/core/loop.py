@@ -10,25 +10,25 @@ from functools import partial
 from heapq import nsmallest
 from itertools import groupby
 
+from broker.core import records as r
 from broker.core.assignment import (
-    Giving,
-    Plan,
+    HandoffPlanner,
+    TentativeCounts,
     is_balanced,
     is_settled,
-    put_back,
+    least_loaded,
+    ranking_without_warmups,
     revise,
-    taker,
 )
 from broker.core.departing import ends_with_owner, is_giving_back, settle, take_from_gone
 from broker.core.draft import Draft
 from broker.core.handoff import force, is_to_be_revised, redirect, revoke
 from broker.core.lineage import TRIGGER as LINEAGE
 from broker.core.lineage import end_waits
-from broker.core.state import records as r
-from broker.core.state.model import Flow, Handoff
-from broker.core.state.queue import Queue
-from broker.core.state.transitions import State, Status
-from broker.core.structures.ranking import Ranking
+from broker.core.model import Flow, Handoff
+from broker.core.queue import Queue
+from broker.core.structures import Ranking
+from broker.core.transitions import State, Status
 
 
 def hold_down(draft: Draft, trigger: str, flows_before: int) -> None:
@@ -94,7 +94,7 @@ def rebalance_if_replaced(draft: Draft, *, joined: bool) -> None:
 def unassigned(draft: Draft) -> list[int]:
     """The partitions to grant, lowest number first: one more than there is room for, if there
     are."""
-    return draft.queue.lowest_unassigned(max(0, draft.room) + 1)
+    return draft.queue.lowest_unassigned(max(0, draft.budget) + 1)
 
 
 def grant_outside(draft: Draft, trigger: str, numbers: Sequence[int]) -> None:
@@ -155,19 +155,19 @@ def end_due(draft: Draft) -> None:
     def may_end(handoff: Handoff) -> bool:
         return planned or queue.partitions[handoff.number].state is State.REVOKING
 
-    due = queue.deadlines.due(now, max(0, draft.room), may_end)
+    due = queue.deadlines.due(now, max(0, draft.budget), may_end)
     ended += [h.number for h in due if queue.partitions[h.number].state is State.WARMING]
     forced = [h for h in due if queue.partitions[h.number].state is State.REVOKING]
-    if ended and draft.room > 0:
-        revoke(draft, tuple(dict.fromkeys(ended))[: draft.room], ready=False)
-    forced = forced[: max(0, draft.room)]
+    if ended and draft.budget > 0:
+        revoke(draft, tuple(dict.fromkeys(ended))[: draft.budget], ready=False)
+    forced = forced[: max(0, draft.budget)]
     if queue.gone:
         forced = [handoff for handoff in forced if not ends_with_owner(draft, handoff.number)]
     alone = sorted(handoff.number for handoff in forced if handoff.successor is None)
     depends = is_giving_back(queue) or (queue.gone and queue.warming)
     if alone and depends and not take_from_gone(draft):
         return
-    ranking = put_back(queue) if alone and queue.warming else queue.ranking
+    ranking = ranking_without_warmups(queue) if alone and queue.warming else queue.ranking
     for number in alone:
         _name_successor(draft, number, ranking)
     for handoff in forced:
@@ -184,8 +184,8 @@ def _grant_all(draft: Draft, ranking: Ranking) -> None:
     _grant(draft, unassigned(draft), ranking)
     if not queue.takers:
         return
-    for number in nsmallest(max(0, draft.room) + 1, queue.without_successor):
-        if draft.room <= 0:
+    for number in nsmallest(max(0, draft.budget) + 1, queue.without_successor):
+        if draft.budget <= 0:
             draft.cut_off()
             return
         _name_successor(draft, number, ranking)
@@ -194,7 +194,7 @@ def _grant_all(draft: Draft, ranking: Ranking) -> None:
 def _name_successor(draft: Draft, number: int, ranking: Ranking) -> None:
     """Gives a partition in `revoking` to the flow with the fewest partitions, if there is one."""
     queue = draft.queue
-    flow = taker(queue, ranking)
+    flow = least_loaded(queue, ranking)
     if flow is None:
         return
     draft.emit(r.HandoffsRedirected((r.Redirect(number, flow.id),), None, draft.now))
@@ -209,9 +209,9 @@ def _grant(draft: Draft, numbers: Sequence[int], ranking: Ranking) -> None:
     if not ranking.counts:
         return
     grants = list[r.Grant]()
-    planned = Plan(ranking)
-    for number in numbers[: max(0, draft.room)]:
-        flow, partition = taker(queue, ranking), queue.partitions[number]
+    planned = TentativeCounts(ranking)
+    for number in numbers[: max(0, draft.budget)]:
+        flow, partition = least_loaded(queue, ranking), queue.partitions[number]
         assert flow is not None
         grants.append(draft.drawn_up(partition, flow, partition.next_handed_over))
         if not partition.retiring:
@@ -229,7 +229,7 @@ def _revise(draft: Draft) -> None:
     """Grants and successors as if no warm-up had begun, then keeps the warm-ups that fit (see
     `assignment`)."""
     queue = draft.queue
-    ranking = put_back(queue)
+    ranking = ranking_without_warmups(queue)
     _grant_all(draft, ranking)
     if draft.is_cut_off:
         return
@@ -248,7 +248,7 @@ def _end_ready(draft: Draft) -> None:
     """
     queue = draft.queue
     ready = sorted(number for number in queue.warming if _is_ready(queue, number))
-    room = max(0, draft.room)
+    room = max(0, draft.budget)
     if ready[:room]:
         revoke(draft, tuple(ready[:room]), ready=True)
     if ready[room:]:
@@ -265,12 +265,12 @@ def _is_ready(queue: Queue, number: int) -> bool:
 def _start_handoffs(draft: Draft) -> None:
     """Starts handoffs until the balance needs no more or `max_concurrent_handoffs` are under
     way."""
-    queue, now, room = draft.queue, draft.now, max(0, draft.room)
+    queue, now, room = draft.queue, draft.now, max(0, draft.budget)
     settings = queue.settings
     most, wanted = settings.max_concurrent_handoffs, room + 1
     if most is not None:
         wanted = min(wanted, max(0, most - len(queue.handoffs)))
-    planned = Giving(queue).plan(wanted)
+    planned = HandoffPlanner(queue).plan(wanted)
     for warm, some in groupby(planned[:room], partial(_is_warm, draft)):
         moves = tuple(r.Move(number, owner.id, successor.id) for number, owner, successor in some)
         if warm:

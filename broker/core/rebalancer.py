@@ -37,18 +37,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from broker.core import administering, binding, resizing, working
 from broker.core import commands as c
+from broker.core import decisions, resizing
+from broker.core import records as r
 from broker.core.draft import SLICE, Decision, Draft
-from broker.core.state import records as r
-from broker.core.state.queue import Queue
-from broker.core.state.replay import replay_all
+from broker.core.queue import Queue
+from broker.core.replay import replay_all
 
 
 def decide(queue: Queue, command: c.Command, now: float, most: int = SLICE) -> Decision:
     """Decides a command at the time `now` (Unix seconds) and applies the decision to the queue.
 
-    It changes about `most` partitions; the rest is left to `Resume`, as `Decision.rest` says.
+    It changes about `most` partitions; the rest is left to `Resume`, as `Decision.unfinished` says.
 
     The queue is as before if the decision has no entries, and if this raises. Raises FlowNotFound
     if the flow that the command speaks of is not bound (any more); Bind raises Overtaken.
@@ -69,23 +69,23 @@ def follow(queue: Queue, entries: Iterable[r.Entry]) -> Decision:
         replay_all(queue, entry.records, entry.revision)
     notices = frozenset(queue.touched)
     queue.set("touched", set())
-    return Decision((), notices, queue.next_deadline(), rest=queue.unfinished_at is not None)
+    return Decision((), notices, queue.next_deadline(), unfinished=queue.unfinished_at is not None)
 
 
 _DECISIONS: dict[type[c.Command], Callable[[Any, Draft], Any]] = {
-    c.Bind: binding.bind,
-    c.Unbind: binding.unbind,
-    c.Drain: binding.drain,
-    c.Release: working.release,
-    c.Ready: working.ready,
-    c.Children: working.children,
-    c.AddChildren: administering.add_children,
-    c.Change: administering.change,
+    c.Bind: decisions.bind,
+    c.Unbind: decisions.unbind,
+    c.Drain: decisions.drain,
+    c.Release: decisions.release,
+    c.Ready: decisions.ready,
+    c.Children: decisions.children,
+    c.AddChildren: decisions.add_children,
+    c.Change: decisions.change,
     c.TakeCuts: resizing.take_cuts,
     c.ReachCuts: resizing.reach_cuts,
-    c.RebalanceNow: administering.rebalance_now,
-    c.RaiseEpochs: administering.raise_epochs,
-    c.Advance: administering.advance,
-    c.Resume: administering.resume,
-    c.MoveDeadlines: administering.move_deadlines,
+    c.RebalanceNow: decisions.rebalance_now,
+    c.RaiseEpochs: decisions.raise_epochs,
+    c.Advance: decisions.advance,
+    c.Resume: decisions.resume,
+    c.MoveDeadlines: decisions.move_deadlines,
 }

@@ -5,7 +5,7 @@ what is added, downwards what is taken away, so that the configured partitions a
 0 up (`Queue.configured_count`). Nothing else of the loop is done before it is complete. A later
 resize may come between two slices; then the rest leads to its count.
 
-**Ordered resizes.** The theory is in `broker.core.state.ordered`. The log takes the cuts in its own
+**Ordered resizes.** The theory is in `broker.core.barriers`. The log takes the cuts in its own
 transaction, after the queue's. So a resize leaves the queue *awaiting cuts*, which is a deadline:
 the call that resized asks the log at once, and if its replica dies, the sweep of another finds the
 queue due and asks.
@@ -20,14 +20,14 @@ from operator import attrgetter
 from typing import Any
 
 from broker.core import commands as c
+from broker.core import records as r
+from broker.core.barriers import Barriers
 from broker.core.draft import Draft
 from broker.core.errors import CutsOutdated, ResizeUnsettled
-from broker.core.state import records as r
-from broker.core.state.model import HandedOver
-from broker.core.state.ordered.barriers import Barriers
-from broker.core.state.ordered.records import Cut, CutsAwaited, CutsReached, CutsTaken
-from broker.core.state.queue import Queue
-from broker.core.state.transitions import State
+from broker.core.model import HandedOver
+from broker.core.queue import Queue
+from broker.core.records import Cut, CutsAwaited, CutsReached, CutsTaken
+from broker.core.transitions import State
 
 # When the log is asked again: at first, and at most. It doubles.
 FIRST_SECONDS = 2.0
@@ -45,21 +45,21 @@ def resize(draft: Draft) -> bool:
     queue = draft.queue
     count = queue.settings.partition_count
     while queue.configured_count != count or (draft.discarding and queue.retiring):
-        if draft.room <= 0:
+        if draft.budget <= 0:
             draft.cut_off()
             return False
         configured = queue.configured_count
         if configured < count:
-            end = min(count, configured + draft.room)
+            end = min(count, configured + draft.budget)
             draft.emit(r.PartitionsAdded(configured, end, draft.now))
         elif configured > count:
-            highest = tuple(range(max(count, configured - draft.room), configured))
+            highest = tuple(range(max(count, configured - draft.budget), configured))
             if draft.discarding:
                 remove(draft, highest, "discarded")
             else:
                 _retire(draft, highest)
         else:
-            remove(draft, tuple(nsmallest(draft.room, queue.retiring)), "discarded")
+            remove(draft, tuple(nsmallest(draft.budget, queue.retiring)), "discarded")
     draft.discarding = False
     return True
 
@@ -180,7 +180,7 @@ def take_cuts(command: c.TakeCuts, draft: Draft) -> c.CutsWanted:
     return c.CutsWanted(command.next)
 
 
-def _known(queue: Queue, cuts: tuple[c.Cut, ...]) -> tuple[Cut, ...]:
+def _known(queue: Queue, cuts: tuple[c.LogCut, ...]) -> tuple[Cut, ...]:
     """The cuts of partitions that there are. A position that was set since it was read says nothing
     of what is processed; then the next owner of the partition says it."""
     found = []
@@ -267,9 +267,9 @@ def positions_set(command: c.RaiseEpochs, draft: Draft) -> None:
         _take(draft, cuts, 0, known, None)
 
 
-def _of(cuts: tuple[c.Cut, ...], numbers: list[int]) -> tuple[c.Cut, ...]:
+def _of(cuts: tuple[c.LogCut, ...], numbers: list[int]) -> tuple[c.LogCut, ...]:
     """The cuts of these partitions; `cuts` are sorted by partition, and may be very many."""
-    found: list[c.Cut] = []
+    found: list[c.LogCut] = []
     for number in numbers:
         at = bisect_left(cuts, number, key=_number)
         found += cuts[at : at + (at < len(cuts) and cuts[at].partition == number)]

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from broker.core import commands as c
 from broker.core.errors import BrokerError, Unavailable
-from broker.core.state.queue import Queue
-from broker.store.key_ports import Act
+from broker.core.queue import Queue
+from broker.store.ports import Act
 from broker.store.trims import Fence
-from broker.tracing import Asked, asked
+from broker.tracing import TracedCall, traced_call
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Ask:
     moved: bool = False
     act: Act | None = None
     shown: Callable[[Queue], Mapping[str, Any] | None] | None = None
-    trace: Asked | None = field(default_factory=asked)
+    trace: TracedCall | None = field(default_factory=traced_call)
     answer: asyncio.Future[Any] = field(default_factory=asyncio.Future)
 
     def joins(self, queue: Queue) -> bool:

@@ -22,8 +22,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker.core import commands as c
-from broker.core.state import records as r
-from broker.core.state.records import Entry
+from broker.core import records as r
+from broker.core.records import Entry
 from broker.mailbox.turns import Turn
 from broker.store.ports import Outage, Pulse, Store
 

@@ -32,9 +32,9 @@ import structlog
 from broker.core import commands as c
 from broker.core.draft import Decision
 from broker.core.errors import QueueNotFound, Unavailable
+from broker.core.queue import Queue
 from broker.core.rebalancer import follow
-from broker.core.state.queue import Queue
-from broker.core.state.records import Entry
+from broker.core.records import Entry
 from broker.mailbox.asks import Ask, Late
 from broker.mailbox.clock import StoreClock, move_deadlines, outage_seen
 from broker.mailbox.crowds import Crowd, Delayed
@@ -48,8 +48,8 @@ from broker.store.ports import (
     LeaseRenewed,
     LogTrimmed,
     Overdue,
-    PositionBehind,
     Positions,
+    PositionSuperseded,
     QueueGone,
     Store,
     StoreUnavailable,
@@ -294,7 +294,7 @@ class Coordinator:
     def _settled(self, queue: Queue, decided: Decision | Turn, *, ours: bool) -> None:
         """What was decided is committed: it stays, and is obeyed."""
         queue.journal.forget()
-        self._wake_at, self._rest = decided.wake_at, decided.rest
+        self._wake_at, self._rest = decided.wake_at, decided.unfinished
         # A rest needs no alarm: the replica that left it goes on, or the sweep of another finds it.
         times = [time for time in (decided.wake_at, self._next_lease) if time is not None]
         self._set_alarm(min(times, default=None))
@@ -354,7 +354,7 @@ class Coordinator:
             except LogTrimmed:
                 turn.take_back()
                 turn.refuse_fenced()
-            except PositionBehind as error:
+            except PositionSuperseded as error:
                 turn.take_back()
                 late = turn.late(error.partitions)
                 assert not late <= behind, "a position is behind that was not written"
@@ -366,7 +366,7 @@ class Coordinator:
                 self._uncommitted = False
         self._next_lease = turn.next_lease(self._next_lease)
         # If a decision was cut off, the next turn goes on, and takes in what is asked meanwhile.
-        self.resumes = turn.rest and (self.resumes or bool(turn.commit.entries))
+        self.resumes = turn.unfinished and (self.resumes or bool(turn.commit.entries))
         self.told.tell(positions, holds=self.resumes)
         self._asks[:0], asks[len(answers) :] = asks[len(answers) :], []
         # They go before the flows that are told: one that has bound waits for what follows then.

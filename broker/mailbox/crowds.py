@@ -131,7 +131,7 @@ class Delayed:
         """The flows to tell of what was just committed, with those that have waited for it."""
         if not isinstance(decided, Turn):
             return decided.notices
-        if not decided.rest:
+        if not decided.unfinished:
             return decided.told | self._take()
         self._flow_ids = (self._flow_ids | decided.later) - decided.told
         if self._flow_ids and self._timer is None:

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from broker.core.state.queue import Queue
+from broker.core.queue import Queue
 from broker.store.ports import Positions
 
 T = TypeVar("T")

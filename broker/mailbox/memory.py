@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 from weakref import WeakKeyDictionary
 
-from broker.core.state.queue import Queue
+from broker.core.queue import Queue
 
 LARGE = 10_000
 

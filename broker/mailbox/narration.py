@@ -17,11 +17,9 @@ from typing import Any
 
 import structlog
 
-from broker.core.state import records as r
-from broker.core.state.lineage import records as lr
-from broker.core.state.model import HandedOver
-from broker.core.state.ordered import records as o
-from broker.core.state.records import Entry, Record
+from broker.core import records as r
+from broker.core.model import HandedOver
+from broker.core.records import Entry, Record
 
 LOGGER = "queues"
 # Forced handoffs of one transaction that have a line each.
@@ -47,13 +45,13 @@ UNTOLD = (
     r.DeadlinesMoved,
     r.ClockWentBack,
     # The call that resizes was told.
-    o.CutsAwaited,
-    o.CutsTaken,
-    o.CutsReached,
+    r.CutsAwaited,
+    r.CutsTaken,
+    r.CutsReached,
     # The grants that follow are told.
-    lr.WaitsEnded,
+    r.WaitsEnded,
     # Follows the end of the last child, which was told.
-    lr.FinishedRemoved,
+    r.FinishedRemoved,
 )
 
 
@@ -102,9 +100,9 @@ class Narration:
                     _log.info("positions set", **place, partitions=len(record.partitions))
             case r.PartitionsAdded():
                 _log.info("partitions added", **place, first=record.first, end=record.end)
-            case lr.ChildrenAdded():
+            case r.ChildrenAdded():
                 _log.info("children added", **place, partitions=len(record.children))
-            case lr.PartitionFinished():
+            case r.PartitionFinished():
                 flow = self._flow("flow", record.flow_id)
                 _log.info("partition finished", **place, partition=record.partition, **flow)
             case r.PartitionsRetired():

@@ -17,9 +17,8 @@ from typing import Any
 import structlog
 
 from broker.core.errors import QueueNotFound
-from broker.core.state.ordered.records import CutsAwaited
-from broker.core.state.queue import Queue
-from broker.core.state.records import Entry
+from broker.core.queue import Queue
+from broker.core.records import CutsAwaited, Entry
 from broker.mailbox.alarms import Alarms
 from broker.mailbox.batches import Batcher
 from broker.mailbox.clock import StoreClock

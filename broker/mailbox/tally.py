@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterable
 from prometheus_client import Counter, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
-from broker.core.state import records as r
-from broker.core.state.records import Entry
+from broker.core import records as r
+from broker.core.records import Entry
 
 HANDOFF_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
 ROUND_TRIP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0)

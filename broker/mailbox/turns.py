@@ -12,18 +12,16 @@ from itertools import zip_longest
 from typing import Any, TypeVar
 
 from broker.core import commands as c
-from broker.core.administering import is_read
+from broker.core.decisions import is_read
 from broker.core.draft import SLICE
 from broker.core.errors import BrokerError
+from broker.core.model import Flow
+from broker.core.queue import Queue
 from broker.core.rebalancer import decide
-from broker.core.state.lineage.records import Child
-from broker.core.state.model import Flow
-from broker.core.state.queue import Queue
-from broker.core.state.records import Entry
+from broker.core.records import Child, Entry
 from broker.mailbox.asks import Ask, Late, LogMoved
 from broker.pieces import Pace
-from broker.store.key_ports import Act
-from broker.store.ports import Commit, PositionCommit, PositionWrite
+from broker.store.ports import Act, Commit, PositionCommit, PositionWrite
 
 T = TypeVar("T")
 # The slices of one transaction, which has a cost of its own: more if nobody waits for an answer.
@@ -58,16 +56,16 @@ class Turn:
         now: float,
         commit_id: str,
         wake_at: float | None = None,
-        rest: bool = False,
+        unfinished: bool = False,
     ) -> None:
-        """`wake_at` and `rest` are what the last decision before said."""
+        """`wake_at` and `unfinished` are what the last decision before said."""
         self.queue = queue
         self.now = now
         self.notices: frozenset[str] = frozenset()
         # Flows that got partitions by the rest of a decision, and may get more.
         self.later: frozenset[str] = frozenset()
         self.wake_at = wake_at
-        self.rest = rest
+        self.unfinished = unfinished
         self._most = SLICES_AT_ONCE * SLICE
         self._mark = queue.journal.mark()
         self._entries: list[Entry] = []
@@ -115,7 +113,7 @@ class Turn:
     @property
     def told(self) -> frozenset[str]:
         """The flows to tell right after the commit. Others may wait for the rest."""
-        return self.notices if self.rest else self.notices | self.later
+        return self.notices if self.unfinished else self.notices | self.later
 
     def decide(self, command: c.Command, room: int | None = None) -> Any:
         """Decides a command and takes the decision into the transaction.
@@ -132,7 +130,7 @@ class Turn:
         self.notices |= decision.complete if only_grants else decision.notices
         self.later = (self.later | decision.notices) - self.notices
         self.wake_at = decision.wake_at
-        self.rest = decision.rest
+        self.unfinished = decision.unfinished
         self._partitions |= effects.partitions
         self._flows.update((flow.id, flow) for flow in effects.flows)
         self._left.update(effects.left)
@@ -184,7 +182,7 @@ class Turn:
                 answers.append(error)
         ours = resumes or bool(self._entries)
         goes_on = len(answers) == len(asks) and not self.full
-        while self.rest and not puts_off:
+        while self.unfinished and not puts_off:
             goes_on = goes_on and await pace.goes_on()
             if not (resumes or (ours and goes_on and not self._is_due)):
                 break
@@ -356,7 +354,7 @@ class Turn:
         self._renewed |= {flow_id for flow_id in self.told if flow_id in gathered}
         commit.renewed = frozenset(self._renewed & queue.flows.keys())
         # A rest is due since now, for another replica should this one die.
-        commit.next_deadline = self.now if self.rest else self.wake_at
+        commit.next_deadline = self.now if self.unfinished else self.wake_at
         told = [flow_id for flow_id in sorted(self.told) if flow_id in watched]
         commit.shown = self._positions_in_views((*sorted(self._asking), *told))
         if self._revokes:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from broker.core.state.model import Settings
+from broker.core.model import Settings
 from broker.simulate import drawing, report, scenarios
 from broker.simulate.play import Consumers, play
 from broker.simulate.running import NotTold, ask

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from broker.core import commands as c
+from broker.core import records as r
 from broker.core.draft import Decision
+from broker.core.model import Settings
+from broker.core.queue import Queue
 from broker.core.rebalancer import decide
-from broker.core.state import records as r
-from broker.core.state.model import Settings
-from broker.core.state.queue import Queue
-from broker.core.state.replay import replay_all
-from broker.core.state.transitions import State, Status
+from broker.core.replay import replay_all
+from broker.core.transitions import State, Status
 from broker.simulate.scenarios import Step
 
 # A decision is not cut into slices: no other queue waits here.

@@ -25,8 +25,8 @@ from sqlalchemy.util import greenlet_spawn
 
 from broker.postgres.driver import RememberingConnection
 from broker.postgres.reporting import REPORTER
+from broker.store.bulk import PreparedStatement
 from broker.store.ports import StoreUnavailable
-from broker.store.schema.bulk import Prepared
 
 T = TypeVar("T")
 
@@ -137,7 +137,7 @@ class Connections:
                 yield connection
 
     async def fetch(
-        self, prepared: Prepared, parameters: Mapping[str, Any]
+        self, prepared: PreparedStatement, parameters: Mapping[str, Any]
     ) -> Sequence[asyncpg.Record]:
         """The rows of one frequent statement, which is a transaction of its own.
 

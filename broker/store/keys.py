@@ -1,4 +1,4 @@
-"""Keys, sessions and the audit in Postgres, see `broker.store.key_ports`."""
+"""Keys, sessions and the audit in Postgres, see `broker.store.ports`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
+from broker.store.bulk import NOW, any_of
+from broker.store.commit import record_acts
 from broker.store.connections import Connections
-from broker.store.key_ports import Act, AuditRow, KeyRow, Keys, SessionRow
-from broker.store.schema.bulk import NOW, any_of
-from broker.store.schema.tables import audit, bound, flows, keys, sessions
-from broker.store.writing import record_acts
+from broker.store.ports import Act, AuditRow, KeyRow, Keys, SessionRow
+from broker.store.tables import audit, bound, flows, keys, sessions
 
 PURGE_AT_ONCE = 10_000
 

@@ -46,9 +46,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from broker.store.bulk import NOW, PreparedStatement, any_of, listed
 from broker.store.ports import Outage, Pulse
-from broker.store.schema.bulk import NOW, Prepared, any_of, listed
-from broker.store.schema.tables import bound, flows, outages, queues, service
+from broker.store.tables import bound, flows, outages, queues, service
 
 # Whether replicas served all the while, so that leases have run.
 SERVED = (
@@ -79,7 +79,7 @@ _stamped = (
     .cte("stamped")
 )
 _outage = _LATEST_OUTAGE.subquery("outage")
-STAMP = Prepared(
+STAMP = PreparedStatement(
     select(_stamped.c.stamped_at, _outage).select_from(_stamped.outerjoin(_outage, literal(True)))
 )
 # Two statements: the time is read while the lock is held. The time of a statement that waited for
@@ -114,9 +114,11 @@ RENEWAL = (
     .where(listed(flows.c.id, _leased.c.id))
     .values(lease_expires_at=NOW + flows.c.lease_seconds)
 )
-RENEW = Prepared(RENEWAL.returning(flows.c.id, flows.c.lease_expires_at, flows.c.view_revision))
-BOUND = Prepared(select(flows.c.id).where(any_of(flows.c.id, "flow_ids"), bound))
-EXPIRIES = Prepared(
+RENEW = PreparedStatement(
+    RENEWAL.returning(flows.c.id, flows.c.lease_expires_at, flows.c.view_revision)
+)
+BOUND = PreparedStatement(select(flows.c.id).where(any_of(flows.c.id, "flow_ids"), bound))
+EXPIRIES = PreparedStatement(
     select(flows.c.id, flows.c.lease_expires_at, LEASE_OVER.label("over"))
     .where(flows.c.queue_id == bindparam("queue", type_=Text), bound)
     .order_by(flows.c.id)
@@ -129,7 +131,7 @@ _over = (
 )
 _since = func.least(queues.c.next_deadline, _over.c.since)
 _went_back = select(func.max(outages.c.id)).where(outages.c.seconds < 0).scalar_subquery()
-DUE = Prepared(
+DUE = PreparedStatement(
     select(queues.c.id)
     .select_from(queues.outerjoin(_over, _over.c.queue_id == queues.c.id))
     .where(

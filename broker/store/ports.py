@@ -10,31 +10,33 @@ changes are fenced where they are written.
   records or loaded from rows, with equal results.
 - Positions and leases are in rows alone. `commit_positions` and `renew` do not change the revision;
   their WHERE clause names the epoch and the flow. A change that relies on them (a release with its
-  position, the expiry of a lease) is fenced the same way inside `commit`. If the fence holds,
-  `commit` raises (`LeaseRenewed`, `PositionBehind`) and writes nothing, and the replica can decide
-  again.
-- All times are the store's own (`pulse` tells them), never a replica's. Times are Unix seconds as
+  position, the expiry of a lease) is fenced the same way inside `commit`. If a fence does not hold,
+  `commit` raises (`LeaseRenewed`, `PositionSuperseded`) and writes nothing, and the replica can
+  decide again.
+- All times are the store's own (`pulse` returns them), never a replica's. Times are Unix seconds as
   floats.
 
 Any method raises `StoreUnavailable` when the store cannot be reached. A `commit` that raises it may
 or may not have been carried out: `entries_after` shows it by the `commit_id`.
+
+**Keys, sessions and the audit** are a port of their own (`KeyStore`). Keys are made and revoked
+elsewhere (`broker.keys`). A key counts while it is neither revoked nor past its end, by the store's
+clock. A replica learns that a key has ended by asking again, so no notification can be lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from broker.core.access import ALL_QUEUES
 from broker.core.commands import Result
-from broker.core.state.lineage.records import Child
-from broker.core.state.model import Flow, Partition
-from broker.core.state.queue import Queue
-from broker.core.state.records import Entry
-from broker.core.state.stored import ShownEntry
+from broker.core.model import Flow, Partition
+from broker.core.queue import Queue
+from broker.core.records import Child, Entry
+from broker.core.stored import ShownEntry
 from broker.store.conditions import ConditionStore
-from broker.store.key_ports import Act, KeyStore
 from broker.store.trims import Fence, TrimStore
 
 # Of partitions: the epoch, and the last committed position.
@@ -80,7 +82,7 @@ class LeaseRenewed(StoreError):
         self.flow_ids = flow_ids
 
 
-class PositionBehind(StoreError):
+class PositionSuperseded(StoreError):
     """Writes to these partitions were refused, usually because a later call of the same flow has
     set the position already (by `seq`); nothing was committed.
     """
@@ -228,7 +230,7 @@ class PositionCommit:
     position: str
 
 
-class Committed(NamedTuple):
+class PositionOutcomes(NamedTuple):
     """One result for each item; and the epochs and positions of partitions by queue and number."""
 
     results: Sequence[Result | None]
@@ -328,7 +330,7 @@ class Store(Protocol):
         """Commits. Returns the epochs and positions of the written partitions and of those in
         `shown`, as after the commit; none if that is not known.
 
-        If it raises Conflict, QueueGone, LeaseRenewed, PositionBehind, LogTrimmed or Overdue,
+        If it raises Conflict, QueueGone, LeaseRenewed, PositionSuperseded, LogTrimmed or Overdue,
         nothing is written.
         """
 
@@ -350,7 +352,7 @@ class Store(Protocol):
 
     async def commit_positions(
         self, items: Sequence[PositionCommit], shown: Collection[tuple[str, int]] = ()
-    ) -> Committed:
+    ) -> PositionOutcomes:
         """Commits positions and renews the leases of their flows; the items of a partition in
         their order. Returns the positions of the partitions in `shown`, too (by queue and number),
         as after it.
@@ -393,3 +395,101 @@ class Store(Protocol):
         """Queues that other replicas changed; None: notifications may have been missed, check all
         queues.
         """
+
+
+# ------------------------------------------------------------------ key_ports
+# What the broker asks of a store about keys, sessions and the audit.
+#
+# Keys are made and revoked elsewhere (`broker.keys`). A key counts while it is neither revoked nor
+# past its end, by the store's clock. A replica learns that a key has ended by asking again, so no
+# notification can be lost.
+
+
+class KeyRow(NamedTuple):
+    """A key that counts. `ends_at`: Unix seconds of the store."""
+
+    id: str
+    hash: bytes
+    name: str
+    role: str
+    queues: Sequence[str]
+    ends_at: float | None
+
+
+class SessionRow(NamedTuple):
+    """A session that has not ended; its key may have."""
+
+    key_id: str
+    ends_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Whether any key was ever made, and those of the asked keys that count, by id."""
+
+    any_made: bool
+    counting: Mapping[str, KeyRow]
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One administrative call, for the audit. `before` and `after` are JSON values.
+
+    `flow_id` names the flow that the call was about; `address` is the caller's.
+    """
+
+    call: str
+    queue: str | None = None
+    flow_id: str | None = None
+    key_id: str | None = None
+    key_name: str | None = None
+    address: str | None = None
+    before: Mapping[str, Any] | None = None
+    after: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """An act as it was recorded; ids rise, but may have holes."""
+
+    id: int
+    at: float
+    act: Act
+
+
+class KeyStore(Protocol):
+    """Keys, sessions and the audit. Each method raises StoreUnavailable."""
+
+    async def look(self, key_ids: Sequence[str]) -> Keys:
+        """Those of these keys that count."""
+
+    async def keyless(self, limit: int) -> Sequence[tuple[str, str]]:
+        """Bound flows whose key has ended, as (id of the queue, id of the flow)."""
+
+    async def used(self, key_ids: Sequence[str]) -> None:
+        """These keys were used just now."""
+
+    async def begin_session(self, hash: bytes, key_id: str, seconds: float, most: int) -> float:
+        """Begins a session, and ends the key's oldest ones above `most`. Returns when it ends."""
+
+    async def session(self, hash: bytes) -> SessionRow | None:
+        """The session with this hash."""
+
+    async def end_session(self, hash: bytes) -> None:
+        """Ends a session; harmless when repeated."""
+
+    async def flow_of_token(self, hash: bytes) -> tuple[str, str, str | None] | None:
+        """The queue's id, the id and the key's id of the bound flow whose token has this hash."""
+
+    async def record(self, acts: Sequence[Act]) -> None:
+        """Records acts that changed nothing; others are recorded with their change."""
+
+    async def audit(
+        self, limit: int, before: int | None, patterns: Sequence[str], queue: str | None
+    ) -> Sequence[AuditRow]:
+        """Acts with an id below `before`, newest first, of queues that match a pattern (`*` and
+        `?`); those on no queue only for the pattern `*`.
+        """
+
+    async def purge(self, audit_before: float) -> None:
+        """Forgets acts before this time, and sessions that have ended."""

@@ -26,13 +26,13 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 
 from broker.core.commands import Outcome, Result
-from broker.core.state.transitions import State
+from broker.core.transitions import State
 from broker.pieces import pause, pieces
+from broker.store.bulk import PreparedStatement, Rows, any_of, looked_up, written_over
 from broker.store.connections import Connections
 from broker.store.leases import BOUND, RENEWAL
-from broker.store.ports import Committed, PositionCommit, Positions
-from broker.store.schema.bulk import Prepared, Rows, any_of, looked_up, written_over
-from broker.store.schema.tables import flows, partitions
+from broker.store.ports import PositionCommit, PositionOutcomes, Positions
+from broker.store.tables import flows, partitions
 
 _ITEMS = Rows(
     "item",
@@ -96,7 +96,7 @@ _shown = looked_up(
 _no_position = (literal(None, Text()).label("queue_id"), literal(None, Integer()).label("number"))
 # First the items, by their place; then positions, without a place: those in `shown` as they were
 # when the statement arrived, then those that it has written.
-COMMIT_POSITIONS = Prepared(
+COMMIT_POSITIONS = PreparedStatement(
     union_all(
         select(
             _locked.c.nth,
@@ -122,12 +122,14 @@ COMMIT_POSITIONS = Prepared(
         ),
     )
 )
-THERE = Prepared(select(_item.nth).join_from(_item.nth.table, looked_up(_by_key, "found"), true()))
+THERE = PreparedStatement(
+    select(_item.nth).join_from(_item.nth.table, looked_up(_by_key, "found"), true())
+)
 _of_queue = select(partitions.c.number, partitions.c.epoch, partitions.c.position).where(
     partitions.c.queue_id == bindparam("queue", type_=Text)
 )
-POSITIONS = Prepared(_of_queue.where(any_of(partitions.c.number, "numbers")))
-ALL_POSITIONS = Prepared(
+POSITIONS = PreparedStatement(_of_queue.where(any_of(partitions.c.number, "numbers")))
+ALL_POSITIONS = PreparedStatement(
     _of_queue.where(partitions.c.number > bindparam("after", type_=Integer))
     .order_by(partitions.c.number)
     .limit(bindparam("limit", type_=Integer))
@@ -178,7 +180,7 @@ def rounds(items: Sequence[PositionCommit]) -> list[list[int]]:
 
 async def commit_positions(
     connections: Connections, items: Sequence[PositionCommit], shown: Collection[tuple[str, int]]
-) -> Committed:
+) -> PositionOutcomes:
     """See `Store.commit_positions`. One statement, unless a partition occurs twice."""
     results: dict[int, Result | None] = {}
     positions: dict[tuple[str, int], tuple[int, str | None]] = {}
@@ -194,7 +196,7 @@ async def commit_positions(
         for place in places:
             if place not in held:
                 results[place] = _result(items[place], by_place.get(place))
-    return Committed([results.get(place) for place in range(len(items))], positions)
+    return PositionOutcomes([results.get(place) for place in range(len(items))], positions)
 
 
 async def _one_round(

@@ -1,8 +1,8 @@
 """The store in Postgres: the tables of `migrations/control` through SQLAlchemy Core and asyncpg.
 
 Frequent operations are one statement and thus one round trip: renewals, commits of positions, the
-pulse, commits of decisions (`broker.store.writing`). The driver gets them directly. Bulk goes
-through arrays (`broker.store.schema.bulk`). Locks are taken in one order, see `writing`.
+pulse, commits of decisions (`broker.store.commit`). The driver gets them directly. Bulk goes
+through arrays (`broker.store.bulk`). Locks are taken in one order, see `writing`.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ from sqlalchemy.sql import Executable
 from sqlalchemy.sql.elements import ColumnElement
 
 from broker.core.access import ALL_QUEUES
-from broker.core.state.queue import Queue
-from broker.core.state.records import Entry
-from broker.core.state.stored import ShownEntry
-from broker.store import writing
+from broker.core.queue import Queue
+from broker.core.records import Entry
+from broker.core.stored import ShownEntry
+from broker.store import commit
+from broker.store.bulk import PreparedStatement, any_of
 from broker.store.conditions import PostgresConditions
 from broker.store.connections import Connections
-from broker.store.key_ports import Act
 from broker.store.keys import PostgresKeys, matching
 from broker.store.leases import BOUND, DUE, EXPIRIES, RENEW, STAMP, outage_of, pulse_after_gap
 from broker.store.notifications import Notifications
 from broker.store.ports import (
+    Act,
     Commit,
-    Committed,
     Expiry,
     FlowRow,
     FlowsBound,
     Lease,
     Outage,
     PositionCommit,
+    PositionOutcomes,
     Positions,
     Pulse,
     QueueGone,
@@ -60,8 +61,7 @@ from broker.store.rows import (
     decode,
     queue_row,
 )
-from broker.store.schema.bulk import Prepared, any_of
-from broker.store.schema.tables import bound, flows, outages, partitions, queues, records
+from broker.store.tables import bound, flows, outages, partitions, queues, records
 from broker.store.trims import PostgresTrims
 
 PURGE_AT_ONCE = 10_000
@@ -126,13 +126,13 @@ class PostgresStore:
     # Queues
 
     async def create(self, commit: Commit) -> None:
-        await self._connections.carry_out(lambda one: writing.create(one, commit))
+        await self._connections.carry_out(lambda one: commit.insert_queue(one, commit))
         if len(commit.partitions) >= ANALYZE_FROM:
             # Plans that were made while the table was small would read all of it.
             await self._run(text(f"ANALYZE {partitions.fullname}"))
 
     async def commit(self, commit: Commit) -> Positions:
-        return await writing.write(self._connections, commit)
+        return await commit.write_commit(self._connections, commit)
 
     async def delete(self, queue_id: str, *, force: bool, act: Act | None = None) -> None:
         lock = select(queues.c.id).where(queues.c.id == queue_id).with_for_update()
@@ -145,7 +145,7 @@ class PostgresStore:
             await self._lock_all(connection, queue_id)
             await connection.execute(delete(partitions).where(partitions.c.queue_id == queue_id))
             await connection.execute(delete(queues).where(queues.c.id == queue_id))
-            await writing.record_acts(connection, () if act is None else (act,))
+            await commit.record_acts(connection, () if act is None else (act,))
 
     async def _lock_all(self, connection: AsyncConnection, queue_id: str) -> None:
         for table, key in ((flows, flows.c.id), (partitions, partitions.c.number)):
@@ -279,7 +279,7 @@ class PostgresStore:
 
     async def commit_positions(
         self, items: Sequence[PositionCommit], shown: Collection[tuple[str, int]] = ()
-    ) -> Committed:
+    ) -> PositionOutcomes:
         return await commit_positions(self._connections, items, shown)
 
     async def positions(self, queue_id: str, partitions: Sequence[int] | None = None) -> Positions:
@@ -325,7 +325,9 @@ class PostgresStore:
         async with self._connections.single() as connection:
             await connection.execute(statement)
 
-    async def _fetch(self, prepared: Prepared, parameters: Mapping[str, Any]) -> Sequence[Any]:
+    async def _fetch(
+        self, prepared: PreparedStatement, parameters: Mapping[str, Any]
+    ) -> Sequence[Any]:
         return await self._connections.fetch(prepared, parameters)
 
     async def _all(
@@ -335,7 +337,7 @@ class PostgresStore:
             return (await connection.execute(statement, parameters)).all()
 
 
-NOTIFY = Prepared(
+NOTIFY = PreparedStatement(
     select(
         func.pg_notify(
             bindparam("channel", type_=Text),

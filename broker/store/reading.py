@@ -17,13 +17,14 @@ from typing import Any
 from sqlalchemy import Select, and_, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from broker.core.state.lineage.graph import Lineage
-from broker.core.state.model import Flow, HandedOver, Handoff, Partition
-from broker.core.state.queue import Queue
-from broker.core.state.stored import ShownEntry
-from broker.core.state.transitions import LifeEvent, PartitionEvent, State
+from broker.core.graph import Lineage
+from broker.core.model import Flow, HandedOver, Handoff, Partition
+from broker.core.queue import Queue
+from broker.core.stored import ShownEntry
+from broker.core.transitions import LifeEvent, PartitionEvent, State
 from broker.pieces import pause, pieces
-from broker.store.lineage_writes import LINEAGE
+from broker.store.bulk import any_of
+from broker.store.commit import LINEAGE
 from broker.store.ports import QueueGone
 from broker.store.rows import (
     FlowValues,
@@ -33,8 +34,7 @@ from broker.store.rows import (
     instance_of,
     restore_head,
 )
-from broker.store.schema.bulk import any_of
-from broker.store.schema.tables import bound, flows, partitions, queues, records
+from broker.store.tables import bound, flows, partitions, queues, records
 
 # So many rows of partitions take some milliseconds.
 ROWS_AT_ONCE = 1000

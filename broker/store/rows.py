@@ -12,19 +12,12 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from broker.core.state.model import (
-    Absent,
-    Flow,
-    Instance,
-    Partition,
-    Rebalance,
-    Settings,
-)
-from broker.core.state.ordered.barriers import Barriers
-from broker.core.state.queue import Queue
-from broker.core.state.records import Record
-from broker.core.state.stored import Unknown, from_json, shown_from_json, to_json
-from broker.core.state.transitions import Status
+from broker.core.barriers import Barriers
+from broker.core.model import Absent, Flow, Instance, Partition, Rebalance, Settings
+from broker.core.queue import Queue
+from broker.core.records import Record
+from broker.core.stored import Unknown, from_json, shown_from_json, to_json
+from broker.core.transitions import Status
 from broker.store.ports import PositionWrite, QueueRow
 
 # Columns of a queue's row that are attributes of the queue under the same name.

@@ -17,8 +17,8 @@ from api.schemas import logs as log_schemas
 from api.schemas import rebalances as rebalance_schemas
 from broker.calls import views
 from broker.calls.past.views import MoveView, RebalanceView
-from broker.memory.loop import virtual
 from broker.pieces import PIECE
+from broker.testing.loop import virtual
 
 SIZES = (0, 1, PIECE, PIECE + 1, 3 * PIECE)
 # What an answer looks like, written as a text by a hostile client.

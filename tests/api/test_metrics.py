@@ -10,9 +10,9 @@ import pytest
 
 from api.http.lags import Lags
 from broker.calls.views import LagView
+from broker.core import records as r
 from broker.core.errors import QueueNotFound
-from broker.core.state import records as r
-from broker.core.state.records import Entry
+from broker.core.records import Entry
 from broker.mailbox.tally import OTHER, QueueLabels, Tally
 from counterpoise.publisher import Publisher
 from tests.api.access import Guarded, bearer, guarded

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from broker.calls import views
-from broker.memory.loop import running, settle, virtual
-from broker.memory.store import MemoryStore
+from broker.testing.loop import running, settle, virtual
+from broker.testing.store import MemoryStore
 from tests.api.test_waiting import Served
 
 # docs/operations.md, *Watch it*, and the contract, *HTTP*.

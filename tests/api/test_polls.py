@@ -12,8 +12,8 @@ import pytest
 from api.app import create_app
 from api.routes.polls import Polls
 from broker.calls import views
-from broker.memory.loop import settle, virtual
 from broker.settings import load
+from broker.testing.loop import settle, virtual
 from tests.api.test_waiting import Served
 
 

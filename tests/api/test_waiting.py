@@ -17,11 +17,11 @@ from starlette.requests import Request
 from api.app import create_app
 from broker.calls import updates, views
 from broker.mailbox.renewals import GATHER_SECONDS
-from broker.memory.database import MemoryDatabase
-from broker.memory.loop import running, settle, virtual
-from broker.memory.process import Process
-from broker.memory.service import MemoryBroker
 from broker.settings import load
+from broker.testing.database import MemoryDatabase
+from broker.testing.loop import running, settle, virtual
+from broker.testing.process import Process
+from broker.testing.service import MemoryBroker
 from counterpoise.logs.memory import MemoryLogs
 
 FLOWS = 50

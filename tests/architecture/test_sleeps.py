@@ -2,7 +2,7 @@
 
 A sleep guesses how long a machine takes, and the guess is wrong when the machine stalls. So only
 the functions below sleep in real time, each for a reason. Tests in virtual time may sleep: those in
-modules that import `virtual` (broker/memory/loop.py), and the simulation.
+modules that import `virtual` (broker/testing/loop.py), and the simulation.
 """
 
 import ast
@@ -74,7 +74,7 @@ def is_called(parent: ast.AST, function: ast.AST) -> bool:
 def in_virtual_time(tree: ast.Module) -> bool:
     return any(
         isinstance(node, ast.ImportFrom)
-        and node.module == "broker.memory.loop"
+        and node.module == "broker.testing.loop"
         and "virtual" in {name.name for name in node.names}
         for node in tree.body
     )

@@ -12,13 +12,12 @@ import pytest
 from broker.calls import views
 from broker.core.access import Role, digest, key_of
 from broker.core.errors import FlowGone, Unauthorized
-from broker.memory.database import MemoryDatabase
-from broker.memory.key_tables import MemoryKey
-from broker.memory.loop import running, settle, virtual
-from broker.memory.process import Process
-from broker.memory.service import MemoryBroker
 from broker.settings import load
-from broker.store.key_ports import KeyRow
+from broker.store.ports import KeyRow
+from broker.testing.database import MemoryDatabase, MemoryKey
+from broker.testing.loop import running, settle, virtual
+from broker.testing.process import Process
+from broker.testing.service import MemoryBroker
 from counterpoise.logs.memory import MemoryLogs
 
 # The contract, *Who may call what*.

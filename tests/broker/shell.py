@@ -2,7 +2,7 @@
 
 A `World` has the database and the replicas. Each replica has a `Net` between it and the database. A
 `Net` can lose calls or answers, hold calls until a test releases them, and suppress notifications.
-Tests run under `broker.memory.loop.virtual`.
+Tests run under `broker.testing.loop.virtual`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Any
 
 from broker.calls import views
 from broker.calls.facade import Calls
-from broker.core.state.queue import Queue
+from broker.core.queue import Queue
 from broker.mailbox.replica import Replica
-from broker.memory.alarms import Alarms
-from broker.memory.loop import running, settle
-from broker.memory.process import Process
-from broker.memory.store import Fault
+from broker.testing.loop import running, settle
+from broker.testing.process import Process, VirtualAlarms
+from broker.testing.store import Fault
 from tests.world.log import Logs
 from tests.world.store import Database, Store, Way, picture
 
@@ -109,7 +108,7 @@ class Service(ReplicaCalls):
         self.net = Net()
         self.process = Process(running(), origin_seconds=next(world.numbers) * 1000.0)
         self.database = Store(world.database, self.process, self.net)
-        self.alarms = Alarms(self.process)
+        self.alarms = VirtualAlarms(self.process)
         self.logs = Logs()
         self.replica = Replica(
             self.database,

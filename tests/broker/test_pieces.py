@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from itertools import pairwise
 
-from broker.memory.loop import running, virtual
 from broker.pieces import OTHERS_SECONDS, TURNS, pause, pieces
+from broker.testing.loop import running, virtual
 
 
 @virtual

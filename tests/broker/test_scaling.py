@@ -15,12 +15,12 @@ from itertools import pairwise
 import pytest
 
 from broker.core import commands as c
+from broker.core import records as r
+from broker.core.model import Settings
+from broker.core.queue import Queue
 from broker.core.rebalancer import decide
-from broker.core.state import records as r
-from broker.core.state.model import Settings
-from broker.core.state.queue import Queue
-from broker.core.state.replay import replay_all
-from broker.core.state.transitions import State
+from broker.core.replay import replay_all
+from broker.core.transitions import State
 from broker.scaling import Load, Rule, advise, load_of
 
 RULE = Rule(lag_per_consumer=1000, quiet_seconds=300)

@@ -23,8 +23,8 @@ comments.
     status                          the owners, and the handoffs in progress
     view NAME                       what a flow is told
 
-The oracle of tests/core checks every step. `REWRITE=1 pytest tests/scenarios` writes the present
-results.
+The oracle of tests/broker/core checks every step. `REWRITE=1 pytest tests/scenarios` writes the
+present results.
 """
 
 from __future__ import annotations
@@ -34,12 +34,10 @@ from pathlib import Path
 from typing import Any
 
 from broker.core import commands as c
+from broker.core import records as r
 from broker.core.draft import Decision
-from broker.core.state import records as r
-from broker.core.state.lineage import records as lr
-from broker.core.state.ordered import records as o
-from tests.core.oracle import snapshot, view
-from tests.core.world import World
+from tests.broker.core.oracle import snapshot, view
+from tests.broker.core.world import World
 
 
 def played(text: str) -> str:
@@ -343,25 +341,25 @@ class _Teller:
                 return [f"deadlines moved by {_seconds(record.seconds)}"]
             case r.ClockWentBack():
                 return [f"clock went back, deadlines by {_seconds(-record.seconds)}"]
-            case o.CutsAwaited():
+            case r.CutsAwaited():
                 return ["the log is to say its cuts"]
-            case o.CutsTaken():
+            case r.CutsTaken():
                 return [
                     f"{self._name(number)}: cut at {cut}{', reached' if is_reached else ''}"
                     for number, cut, is_reached in record.cuts
                 ]
-            case o.CutsReached():
+            case r.CutsReached():
                 return [f"{self._name(number)}: reached its cut" for number in record.partitions]
-            case lr.ChildrenAdded():
+            case r.ChildrenAdded():
                 return [
                     f"{self._name(number)}: {key} after {' '.join(parents) or 'nothing'}"
                     for number, key, parents in record.children
                 ]
-            case lr.WaitsEnded():
+            case r.WaitsEnded():
                 return [f"{self._name(number)}: waits no more" for number in record.partitions]
-            case lr.PartitionFinished():
+            case r.PartitionFinished():
                 return [f"{self._name(record.partition)}: finished by {record.flow_id}"]
-            case lr.FinishedRemoved():
+            case r.FinishedRemoved():
                 return [f"removed: {_list(record.partitions)}"]
 
     def _grant(self, grant: r.Grant) -> str:

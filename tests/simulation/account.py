@@ -24,9 +24,9 @@ APART = ("waiting", *OVER)
 @dataclass(slots=True)
 class Transaction:
     """The changes of one transaction. `positions` of these partitions, after it; `reset`: the
-    partitions among them whose position an administrator has set. `rest`: a decision was cut off.
-    `children`: new partitions of a dynamic queue with their keys and the keys of their parents;
-    `removed`: those that are gone.
+    partitions among them whose position an administrator has set. `unfinished`: a decision was cut
+    off. `children`: new partitions of a dynamic queue with their keys and the keys of their
+    parents; `removed`: those that are gone.
     """
 
     now: float
@@ -38,7 +38,7 @@ class Transaction:
     renewed: Collection[str]
     positions: Mapping[int, str | None]
     reset: Collection[int]
-    rest: bool = False
+    unfinished: bool = False
     children: Mapping[int, tuple[str, Sequence[str]]] = field(default_factory=dict)
     removed: Collection[int] = ()
 

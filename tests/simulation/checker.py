@@ -192,7 +192,7 @@ class Checker(Ending):
         if list(tx.revisions) != expected or not expected:
             raise Violation(7, f"revisions {tx.revisions} follow revision {self.revision}")
         self.revision = expected[-1]
-        self.rests += tx.rest
+        self.rests += tx.unfinished
         queue, self.queue = self.queue, tx.queue
         counts = [row["partition_count"] for row in (queue, tx.queue) if row]
         self.discarding_from = min(counts) if queue and queue["discarding"] else math.inf
@@ -230,8 +230,8 @@ class Checker(Ending):
             lineage.check_count(self)
         else:
             queues.check_resize(self, queue)
-        if tx.rest or self._rest_until == math.inf:
-            self._rest_until = math.inf if tx.rest else tx.now
+        if tx.unfinished or self._rest_until == math.inf:
+            self._rest_until = math.inf if tx.unfinished else tx.now
             # Slices of two keep the calls of a slow service waiting.
             self.hindered(tx.now + WORK_SECONDS)
         queues.check_owners(self, tx, old_partitions)

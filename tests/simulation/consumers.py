@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from broker.memory.loop import VirtualLoop
+from broker.testing.loop import VirtualLoop
 from counterpoise.errors import CounterpoiseError
 from counterpoise.flow import programs
 from counterpoise.flow.barriers import is_at, within

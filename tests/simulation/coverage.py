@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from broker.core.state.stored import KINDS
-from broker.core.state.transitions import (
-    PARTITION_TRANSITIONS,
-    QUEUE_TRANSITIONS,
-    PartitionEvent,
-    State,
-)
+from broker.core.stored import KINDS
+from broker.core.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS, PartitionEvent, State
 from tests.simulation.plan import ACTIONS, FAULTS, RESHAPING
 
 # A warm-up always has a successor, which takes the partition when the owner goes. The table has the

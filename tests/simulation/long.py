@@ -24,7 +24,7 @@ LONG_CHUNK = 2000
 # The file of the totals.
 CODE = (
     *("broker", "counterpoise"),
-    *("tests/judge", "tests/simulation", "broker/memory", "tests/world"),
+    *("tests/judge", "tests/simulation", "broker/testing", "tests/world"),
 )
 UNKNOWN = "unknown"
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from broker.memory.loop import VirtualLoop
-from broker.memory.process import Process
+from broker.testing.loop import VirtualLoop
+from broker.testing.process import Process
 from tests.world.log import Log, Routing
 
 # So many messages at a time, all or none.

@@ -14,21 +14,20 @@ from typing import Any
 
 from broker.calls.facade import Calls
 from broker.core.errors import BrokerError
-from broker.core.state.records import CutOff, Record, RevokesStarted, WarmupsEnded
+from broker.core.records import CutOff, Record, RevokesStarted, WarmupsEnded
 from broker.mailbox.replica import Replica
-from broker.memory.alarms import Alarms
-from broker.memory.loop import VirtualLoop
-from broker.memory.process import Process
-from broker.memory.store import Fault
 from broker.store.ports import (
     Commit,
-    Committed,
     Overdue,
     PositionCommit,
+    PositionOutcomes,
     Positions,
     StoreError,
     StoreUnavailable,
 )
+from broker.testing.loop import VirtualLoop
+from broker.testing.process import Process, VirtualAlarms
+from broker.testing.store import Fault
 from tests.simulation.account import Transaction
 from tests.simulation.checker import Checker
 from tests.simulation.faraway import FarLogs
@@ -105,7 +104,7 @@ class Observed(Database):
 
     def commit_positions(
         self, items: Sequence[PositionCommit], shown: Collection[tuple[str, int]] = ()
-    ) -> Committed:
+    ) -> PositionOutcomes:
         results = super().commit_positions(items, shown)
         for item in items:
             stored = self.queues.get(item.queue_id)
@@ -232,7 +231,7 @@ class Node(Process):
         self.disturbed: Callable[[float], None] = lambda seconds: None
         self.ready = False
         self.store = Stalling(database, self, Road(self))
-        self.alarms = Alarms(self)
+        self.alarms = VirtualAlarms(self)
         self.replica = Replica(self.store, self.alarms, new_id, self.now)
         logs = {config.settings.get("log", BUILTIN): log}
         self.calls = Calls(self.replica, FarLogs(logs, self) if config.reshapes else Logs(logs))

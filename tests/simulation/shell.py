@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from broker.memory.loop import VirtualLoop
-from broker.memory.process import Process
+from broker.testing.loop import VirtualLoop
+from broker.testing.process import Process
 from counterpoise.calls import Call
 from counterpoise.errors import CounterpoiseError, NotBound
 from counterpoise.flow import programs

@@ -12,8 +12,8 @@ import broker.calls.cuts
 import broker.calls.flows
 import broker.calls.logs
 import broker.calls.queues
-import broker.core.state.queue
-import broker.core.state.replay
+import broker.core.queue
+import broker.core.replay
 import broker.mailbox.coordinator
 import broker.mailbox.crowds
 import broker.mailbox.replica
@@ -21,8 +21,8 @@ import broker.mailbox.turns
 import broker.postgres.reporting
 from broker.calls import views
 from broker.core.draft import SLICE
-from broker.core.state.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
-from broker.memory.loop import VirtualLoop
+from broker.core.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
+from broker.testing.loop import VirtualLoop
 from tests.judge.violation import Violation
 from tests.simulation.checker import Checker
 from tests.simulation.consumers import AT_ONCE, PATIENCE_SECONDS, Consumer
@@ -371,8 +371,8 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
         (broker.calls.cuts, "_log", quiet),
         (broker.mailbox.replica, "_log", quiet),
         (broker.postgres.reporting, "_log", quiet),
-        (broker.core.state.queue, "PARTITION_TRANSITIONS", tables[0]),
-        (broker.core.state.replay, "QUEUE_TRANSITIONS", tables[1]),
+        (broker.core.queue, "PARTITION_TRANSITIONS", tables[0]),
+        (broker.core.replay, "QUEUE_TRANSITIONS", tables[1]),
     ):
         violation = world.run()
     counts = world.counts

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from broker.calls import views
-from broker.memory.loop import settle, virtual
+from broker.testing.loop import settle, virtual
 from broker.tracing import traced
 from counterpoise import Consumer
 from counterpoise.errors import QueueNotFound

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from broker.core.state.queue import Queue
-from broker.memory.loop import VirtualLoop
-from broker.memory.process import Process
-from broker.memory.store import Fault, MemoryDatabase, MemoryStore
+from broker.core.queue import Queue
 from broker.store.ports import StoreError, StoreUnavailable
 from broker.store.rows import flow_values, partition_values, queue_values
+from broker.testing.loop import VirtualLoop
+from broker.testing.process import Process
+from broker.testing.store import Fault, MemoryDatabase, MemoryStore
 
 T = TypeVar("T")
 # Unix seconds at the start of a world.

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 
 from broker.calls.past.reasons import why
 from broker.calls.past.views import CauseView, MoveView, RebalanceView
-from broker.core.state import records as r
-from broker.core.state.model import Rebalance
-from broker.core.state.records import Entry
-from broker.core.state.stored import ShownEntry, understood
+from broker.core import records as r
+from broker.core.model import Rebalance
+from broker.core.records import Entry
+from broker.core.stored import ShownEntry, understood
 
 # The causes of one entry that are shown; the rest is counted.
 MOST_CAUSES = 100

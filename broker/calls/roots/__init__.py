@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from broker.calls.views import QueueSpec, QueueView
+from broker.core import records as r
 from broker.core.errors import Invalid
-from broker.core.state.lineage import records as lr
 from broker.logs.names import builtin_name
 from broker.logs.ports import RangeLogs, Root
 from counterpoise.logs.address import kind_of
@@ -19,7 +19,7 @@ from counterpoise.logs.ranges import equal_ranges
 class Roots:
     """The first partitions; none of a fixed queue. `begins`: positions, other than the start."""
 
-    partitions: tuple[lr.Child, ...] = ()
+    partitions: tuple[r.Child, ...] = ()
     begins: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -65,11 +65,11 @@ async def roots_of(spec: QueueSpec, log: str, owner: QueueView | None, ranges: R
     return Roots(_children(found), begins)
 
 
-def _children(roots: Iterable[Root]) -> tuple[lr.Child, ...]:
-    return tuple(lr.Child(root.partition, root.key, ()) for root in roots)
+def _children(roots: Iterable[Root]) -> tuple[r.Child, ...]:
+    return tuple(r.Child(root.partition, root.key, ()) for root in roots)
 
 
-def _first_partitions(spec: QueueSpec, log: str) -> tuple[lr.Child, ...]:
+def _first_partitions(spec: QueueSpec, log: str) -> tuple[r.Child, ...]:
     """The roots of the queue; none for a fixed one.
 
     Raises Invalid for what does not fit together, and for a log that has fixed partitions.
@@ -105,4 +105,4 @@ def _first_partitions(spec: QueueSpec, log: str) -> tuple[lr.Child, ...]:
             f"The key {key!r} is given more than once; a key names one partition.",
             [("partitions", f"names {key!r} more than once")],
         )
-    return tuple(lr.Child(number, key, ()) for number, key in enumerate(spec.partitions))
+    return tuple(r.Child(number, key, ()) for number, key in enumerate(spec.partitions))

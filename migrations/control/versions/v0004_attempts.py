@@ -1,6 +1,6 @@
 """The binder of a flow and the attempt of its bind: a late bind must not replace a later one.
 
-See `broker.core.binding`. A flow that was bound without a binder has none, and a replica of an
+See `broker.core.decisions`. A flow that was bound without a binder has none, and a replica of an
 older version stores none: then every bind of its instance replaces it, as before.
 """
 

@@ -6,7 +6,7 @@ owner, and contain neither keys nor tokens.
 
 `records` holds the history as JSON, an array for each revision. An element with the kind `Granted`
 has the array `grants`, and each grant is an array: partition, previous flow, flow, epoch, how it
-was handed over, seconds, whether by a handoff (`broker.core.state.records`).
+was handed over, seconds, whether by a handoff (`broker.core.records`).
 """
 
 from __future__ import annotations

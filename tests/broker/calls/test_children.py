@@ -8,8 +8,8 @@ import pytest
 
 from broker.calls import views
 from broker.core.errors import Invalid
-from broker.memory.loop import virtual
-from broker.memory.store import Fault
+from broker.testing.loop import virtual
+from broker.testing.store import Fault
 from counterpoise.plain import dot
 from tests.broker.shell import Service, World, dynamic, spec
 

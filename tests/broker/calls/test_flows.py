@@ -17,8 +17,8 @@ from broker.core.errors import (
     Unavailable,
 )
 from broker.mailbox.renewals import GATHER_SHARE
-from broker.memory.loop import settle, virtual
-from broker.memory.store import Fault
+from broker.testing.loop import settle, virtual
+from broker.testing.store import Fault
 from tests.broker.shell import World, dynamic, spec
 
 

@@ -13,8 +13,8 @@ from broker.calls import views
 from broker.calls.updates import NOT_RENEWED
 from broker.core.errors import FlowGone, QueueNotFound, Unavailable
 from broker.mailbox.renewals import GATHER_SECONDS, GATHER_SHARE
-from broker.memory.loop import pass_time, settle, virtual
-from broker.memory.store import Fault
+from broker.testing.loop import pass_time, settle, virtual
+from broker.testing.store import Fault
 from tests.broker.shell import Service, World, spec
 
 LEASE_SECONDS = 60.0

@@ -2,9 +2,9 @@
 
 from broker.calls.past.history import History
 from broker.core import commands as c
-from broker.core.state.records import Entry, FlowBound, RebalanceStarted
+from broker.core.records import Entry, FlowBound, RebalanceStarted
 from broker.mailbox.turns import Turn
-from tests.core.world import World
+from tests.broker.core.world import World
 
 
 def test_an_instance_that_returns_and_brings_the_number_back_makes_two_entries() -> None:

@@ -17,8 +17,8 @@ import pytest
 import broker
 from broker.calls import views
 from broker.core.draft import SLICE
-from broker.memory.loop import VirtualLoop
 from broker.pieces import PIECE
+from broker.testing.loop import VirtualLoop
 from tests.broker.shell import Service, World, dynamic, spec
 
 BROKER = str(Path(broker.__file__).parent)
@@ -29,7 +29,7 @@ PAGES = (*CALLS, f"{BROKER}/core", f"{BROKER}/mailbox")
 LARGE = 12 * PIECE
 # For each item of a piece.
 MOST_LINES = 10
-# As in `tests/core/test_scale.py`, and not twice as many.
+# As in `tests/broker/core/test_scale.py`, and not twice as many.
 MOST_LINES_OF_A_SLICE = 400 * SLICE
 
 

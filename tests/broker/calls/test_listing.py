@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from broker.calls import views
-from broker.memory.loop import virtual
+from broker.testing.loop import virtual
 from tests.broker.shell import World
 
 

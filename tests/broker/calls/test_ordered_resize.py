@@ -9,7 +9,7 @@ import pytest
 
 from broker.calls import views
 from broker.core.errors import Invalid, ResizeUnsettled, Unavailable
-from broker.memory.loop import settle, virtual
+from broker.testing.loop import settle, virtual
 from tests.broker.shell import Service, World, dynamic
 
 LOG = "builtin:orders"

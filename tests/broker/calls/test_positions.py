@@ -7,7 +7,7 @@ import pytest
 from broker.calls import views
 from broker.core.errors import Invalid
 from broker.logs.positions import number_of, refuse_invalid, surely_valid
-from broker.memory.loop import virtual
+from broker.testing.loop import virtual
 from tests.broker.shell import Service, World, spec
 
 NONSENSE = ("abc", "-5", "5.0", "1e3", " 7", "٣", "9" * 20, "9" * 900, str(2**63))

@@ -17,8 +17,8 @@ from broker.core.errors import (
     QueueNotFound,
     Unavailable,
 )
-from broker.memory.loop import settle, virtual
-from broker.memory.store import Fault
+from broker.testing.loop import settle, virtual
+from broker.testing.store import Fault
 from tests.broker.shell import Service, World, spec
 
 

@@ -6,8 +6,8 @@ from broker.calls.rendering import (
     partitions_in_update,
     status_view,
 )
-from broker.core.state.queue import Queue
-from tests.core.world import World
+from broker.core.queue import Queue
+from tests.broker.core.world import World
 
 
 def told(queue: Queue, flow_id: str) -> dict[int, str]:

@@ -17,8 +17,8 @@ import pytest
 
 from broker.calls import views
 from broker.mailbox.replica import Replica
+from broker.store.commit import COMMIT
 from broker.store.postgres import NOTIFY, PostgresStore
-from broker.store.writing import COMMIT
 from tests.broker.shell import ReplicaCalls, spec
 from tests.world.log import Logs
 

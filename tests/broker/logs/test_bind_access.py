@@ -10,7 +10,7 @@ import pytest
 from broker.calls import views
 from broker.core.errors import Unavailable
 from broker.logs.ports import LogAccess
-from broker.memory.loop import settle, virtual
+from broker.testing.loop import settle, virtual
 from tests.broker.shell import Service, World
 
 

@@ -8,7 +8,7 @@ from typing import cast
 
 from broker.logs.ports import Logs, Positions, Span
 from broker.logs.reach import FAR, SILENT_SECONDS, Reach
-from broker.memory.loop import virtual
+from broker.testing.loop import virtual
 
 LOG = "builtin:q"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from broker.mailbox.batches import Batcher
-from broker.memory.loop import settle, virtual
+from broker.testing.loop import settle, virtual
 
 
 @virtual

@@ -3,9 +3,9 @@
 import asyncio
 
 from broker.mailbox.clock import FRESH_SECONDS, StoreClock
-from broker.memory.loop import virtual
-from broker.memory.store import MemoryDatabase, MemoryStore
 from broker.store.ports import Pulse
+from broker.testing.loop import virtual
+from broker.testing.store import MemoryDatabase, MemoryStore
 
 
 class Clocks:

@@ -7,7 +7,7 @@ import pytest
 
 from broker.calls import views
 from broker.core.errors import FlowGone
-from broker.memory.loop import pass_time, settle, virtual
+from broker.testing.loop import pass_time, settle, virtual
 from tests.broker.shell import Service, World, spec
 
 HOUR = 3600.0

@@ -17,12 +17,12 @@ from broker.core.errors import (
     QueueNotFound,
     Unavailable,
 )
+from broker.core.queue import Queue
 from broker.core.rebalancer import decide
-from broker.core.state.queue import Queue
 from broker.mailbox.asks import Ask
 from broker.mailbox.coordinator import Coordinator
-from broker.memory.loop import settle, virtual
-from broker.memory.store import Fault
+from broker.testing.loop import settle, virtual
+from broker.testing.store import Fault
 from tests.broker.shell import Service, World, spec
 from tests.world.store import picture
 

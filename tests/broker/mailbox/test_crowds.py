@@ -10,9 +10,9 @@ import pytest
 
 from broker.calls import views
 from broker.core.draft import SLICE
-from broker.core.state.queue import Queue
+from broker.core.queue import Queue
 from broker.mailbox.crowds import CROWD_SECONDS, GATHER_SECONDS, MOMENT_SECONDS
-from broker.memory.loop import running, virtual
+from broker.testing.loop import running, virtual
 from tests.broker.shell import Service, World, spec
 
 COMMIT_SECONDS = 0.005

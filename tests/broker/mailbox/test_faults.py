@@ -9,8 +9,8 @@ import pytest
 
 from broker.calls import views
 from broker.core.errors import BrokerError, QueueExists, QueueNotFound, Unavailable
-from broker.memory.loop import settle, virtual
-from broker.memory.store import Fault
+from broker.testing.loop import settle, virtual
+from broker.testing.store import Fault
 from tests.broker.shell import Service, World, spec
 
 Call = Callable[[Service, dict[str, str]], Awaitable[object]]

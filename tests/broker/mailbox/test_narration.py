@@ -5,11 +5,10 @@ import logging
 import pytest
 from structlog.testing import capture_logs
 
-from broker.core.state import records as r
-from broker.core.state.lineage import records as lr
-from broker.core.state.records import Entry, Grant
+from broker.core import records as r
+from broker.core.records import Entry, Grant
 from broker.mailbox.narration import LOGGER, MOST_LINES, UNTOLD, Narration
-from broker.memory.loop import settle, virtual
+from broker.testing.loop import settle, virtual
 from tests.broker.shell import World, spec
 
 
@@ -94,7 +93,7 @@ def test_every_kind_of_record_is_told_or_left_out_on_purpose() -> None:
         r.HolddownStarted, r.HolddownSettled, r.RebalanceStarted, r.RebalanceFinished,
         r.GrantedOutside, r.Granted, r.EpochsRaised,
         r.PartitionsAdded, r.PartitionsRetired, r.PartitionsRemoved, r.SettingsChanged,
-            lr.ChildrenAdded, lr.PartitionFinished,
+            r.ChildrenAdded, r.PartitionFinished,
     }  # fmt: skip
     assert tells | set(UNTOLD) == set(r.Record.__args__)
     assert not tells & set(UNTOLD)

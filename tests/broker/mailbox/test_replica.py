@@ -7,8 +7,8 @@ import pytest
 
 from broker.core.errors import FlowNotFound, QueueNotFound
 from broker.mailbox.replica import IDLE_SECONDS
-from broker.memory.loop import settle, virtual
-from broker.memory.store import Fault
+from broker.testing.loop import settle, virtual
+from broker.testing.store import Fault
 from tests.broker.shell import World, spec
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from broker.calls import views
+from broker.core import records as r
 from broker.core.errors import Unavailable
-from broker.core.state import records as r
-from broker.core.state.queue import Queue
+from broker.core.queue import Queue
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.looks import HOLD_SECONDS, Told, Watch
 from broker.mailbox.replica import SWEEP_SECONDS
-from broker.memory.loop import running, settle, virtual
-from broker.memory.store import Fault
+from broker.testing.loop import running, settle, virtual
+from broker.testing.store import Fault
 from tests.broker.shell import Service, World, spec
 
 PARTITIONS, SLICE = 43, 5

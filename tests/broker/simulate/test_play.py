@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.core.state.model import Settings
+from broker.core.model import Settings
 from broker.simulate.play import Consumers, Phase, Played, play
 from broker.simulate.report import advice, document, table
 from broker.simulate.scenarios import SCENARIOS, InvalidScenario, Step, named, read

@@ -17,17 +17,16 @@ from uuid import uuid4
 import psycopg
 
 from broker.core import commands as c
+from broker.core import records as r
+from broker.core.model import Flow, Handoff, Partition, Settings
+from broker.core.queue import Queue
 from broker.core.rebalancer import decide, follow
-from broker.core.state import records as r
-from broker.core.state.lineage import records as lr
-from broker.core.state.model import Flow, Handoff, Partition, Settings
-from broker.core.state.queue import Queue
-from broker.core.state.records import Entry
-from broker.core.state.replay import replay_all
-from broker.memory.store import MemoryDatabase, MemoryStore
+from broker.core.records import Entry
+from broker.core.replay import replay_all
 from broker.store.ports import Commit, PositionCommit, Store, StoreUnavailable
 from broker.store.postgres import PostgresStore
 from broker.store.trims import Fence
+from broker.testing.store import MemoryDatabase, MemoryStore
 
 _numbers = count(1)
 
@@ -181,9 +180,9 @@ class Replica:
             self.now,
         )
         self._mark = self.queue.journal.mark()
-        roots = tuple(lr.Child(number, key, ()) for number, key in enumerate(keys))
-        ended = lr.WaitsEnded(tuple(range(len(roots))), self.now)
-        entry = self.replay((lr.ChildrenAdded(roots, self.now), ended))
+        roots = tuple(r.Child(number, key, ()) for number, key in enumerate(keys))
+        ended = r.WaitsEnded(tuple(range(len(roots))), self.now)
+        entry = self.replay((r.ChildrenAdded(roots, self.now), ended))
         commit = self.commit_of(entry, seen=0)
         await self.store.create(commit)
         self.settle()
@@ -241,7 +240,7 @@ class Replica:
         values: dict[str, Any] = {
             "partitions": [partitions[number] for number in sorted(partitions.keys() - removed)],
             "children": [
-                child for one in said if isinstance(one, lr.ChildrenAdded) for child in one.children
+                child for one in said if isinstance(one, r.ChildrenAdded) for child in one.children
             ],
             "removed": removed,
             "first_positions": {n: at for n, at in self._begins.items() if n not in removed},

@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import Boolean, Double, Integer, Text, select
 from sqlalchemy.types import TypeEngine
 
+from broker.store.bulk import PreparedStatement, Rows
 from broker.store.connections import Connections
-from broker.store.schema.bulk import Prepared, Rows
 
 COLUMNS: list[tuple[str, TypeEngine[Any]]] = [
     ("number", Integer()),
@@ -31,7 +31,7 @@ GIVEN: dict[str, list[tuple[Any, ...]]] = {
 @pytest.mark.parametrize("alike", [False, True])
 async def test_rows_arrive_as_given(migrated_url: str, alike: bool) -> None:
     rows = Rows("row", COLUMNS, alike=alike)
-    statement = Prepared(select(*rows.c).order_by(rows.c.number, rows.c.text))
+    statement = PreparedStatement(select(*rows.c).order_by(rows.c.number, rows.c.text))
     connections = Connections(migrated_url, pool_size=1)
     try:
         for name, given in GIVEN.items():

@@ -8,7 +8,6 @@ import psycopg
 import pytest
 
 from broker.core import commands as c
-from broker.memory.store import Fault, MemoryStore
 from broker.store.ports import (
     Conflict,
     FlowsBound,
@@ -19,6 +18,8 @@ from broker.store.ports import (
     Store,
     StoreUnavailable,
 )
+from broker.testing.store import Fault, MemoryStore
+from tests.broker.core.oracle import snapshot
 from tests.broker.store.support import (
     Ground,
     MemoryGround,
@@ -27,7 +28,6 @@ from tests.broker.store.support import (
     bind,
     token_hash,
 )
-from tests.core.oracle import snapshot
 
 
 async def test_a_created_queue_is_found_by_its_name(store: Store) -> None:

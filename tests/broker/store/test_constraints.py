@@ -8,8 +8,8 @@ import psycopg
 import pytest
 
 from broker.core import commands as c
-from broker.core.state.model import HandedOver
-from broker.core.state.transitions import State
+from broker.core.model import HandedOver
+from broker.core.transitions import State
 from broker.store.ports import Store
 from tests.broker.store.support import PostgresGround, Replica, bind
 

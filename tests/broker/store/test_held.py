@@ -13,11 +13,11 @@ import pytest
 from sqlalchemy import text
 
 from broker.core.commands import Outcome
-from broker.store import writing
+from broker.store import commit
 from broker.store.connections import Connections
 from broker.store.ports import Conflict, StoreUnavailable
+from tests.broker.core.oracle import snapshot
 from tests.broker.store.support import Ground, PostgresGround, Replica
-from tests.core.oracle import snapshot
 
 
 async def test_a_renewal_waits_for_no_lock(ground: Ground, orders: Replica) -> None:
@@ -87,7 +87,7 @@ async def test_a_commit_without_an_answer_is_made_once(
     fetch = Connections._fetch
 
     async def lossy(self: Connections, driver: Any, statement: str, arguments: Any) -> Any:
-        lost = statement == writing.COMMIT.text and losses and losses.pop()
+        lost = statement == commit.COMMIT.text and losses and losses.pop()
         if lost and not carried_out:
             await driver.close()
         rows = await fetch(self, driver, statement, arguments)

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from broker.core import commands as c
 from broker.core.access import digest
-from broker.memory.key_tables import MemoryKey
-from broker.store.key_ports import Act, KeyRow
-from broker.store.ports import Store
+from broker.store.ports import Act, KeyRow, Store
+from broker.testing.database import MemoryKey
 from tests.broker.store.support import (
     Ground,
     MemoryGround,

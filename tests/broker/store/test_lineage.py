@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from broker.core import commands as c
-from broker.core.state.queue import Queue
+from broker.core.queue import Queue
 from broker.store.ports import Store
 from tests.broker.store.support import Replica
 from tests.world.store import picture

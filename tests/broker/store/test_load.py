@@ -7,16 +7,16 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from broker.core import records as r
 from broker.core.draft import SLICE
-from broker.core.state import records as r
-from broker.core.state.queue import Queue
+from broker.core.queue import Queue
 from broker.store.ports import Store
 from broker.store.reading import restore
 from broker.store.rows import flow_values, partition_values, queue_values
+from tests.broker.core.oracle import snapshot
+from tests.broker.core.test_sequences import SETTINGS, STEPS, Player
+from tests.broker.core.world import World
 from tests.broker.store.support import Replica
-from tests.core.oracle import snapshot
-from tests.core.test_sequences import SETTINGS, STEPS, Player
-from tests.core.world import World
 
 
 # Generated examples do not depend on the store's code, so few examples are enough.

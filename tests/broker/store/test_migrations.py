@@ -14,7 +14,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, make_url
 from sqlalchemy.pool import NullPool
 
-from broker.store.schema.tables import SCHEMA, metadata
+from broker.store.tables import SCHEMA, metadata
 
 
 def config(url: str) -> Config:

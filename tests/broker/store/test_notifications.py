@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import pytest
 
-from broker.memory.store import MemoryStore
 from broker.store.ports import Store
+from broker.testing.store import MemoryStore
 from tests.broker.store.support import Ground, MemoryGround, PostgresGround
 
 HEARING_SECONDS = 60.0

@@ -16,8 +16,8 @@ from broker.postgres import migrations
 from broker.postgres.embedded import EmbeddedPostgres
 from broker.store.ports import PositionCommit, StoreUnavailable
 from broker.store.postgres import PostgresStore
+from tests.broker.core.oracle import snapshot
 from tests.broker.store.support import PostgresGround, Replica, outcomes
-from tests.core.oracle import snapshot
 
 FAST = {"fsync": "off", "synchronous_commit": "off"}
 

@@ -16,13 +16,12 @@ import pytest
 from sqlalchemy import Integer, Text, bindparam, select, update
 from sqlalchemy.dialects.postgresql import asyncpg
 
-from broker.store import connections, leases, positions, writing
-from broker.store.schema import bulk
-from broker.store.schema.tables import partitions
+from broker.store import bulk, commit, connections, leases, positions
+from broker.store.tables import partitions
 from tests.broker.store.support import PostgresGround, Replica
 
 STATEMENTS = {
-    "commits": writing.COMMIT.statement,
+    "commits": commit.COMMIT.statement,
     "positions": positions.COMMIT_POSITIONS.statement,
     "partitions that are there": positions.THERE.statement,
     "positions of some partitions": positions.POSITIONS.statement,

@@ -13,7 +13,7 @@ import pytest
 from broker.core import commands as c
 from broker.core.commands import Outcome, Result
 from broker.core.draft import SLICE
-from broker.store.ports import PositionBehind, PositionCommit, PositionWrite, Store
+from broker.store.ports import PositionCommit, PositionSuperseded, PositionWrite, Store
 from tests.broker.store.support import Ground, Replica, serve
 
 
@@ -216,7 +216,7 @@ async def test_a_release_that_a_later_call_overtook_is_not_committed(
 ) -> None:
     number = await revoked(orders)
     await store.commit_positions([orders.position("A", number, "later", seq=3)])
-    with pytest.raises(PositionBehind) as behind:
+    with pytest.raises(PositionSuperseded) as behind:
         await orders.do(
             release(orders, number), writes=[PositionWrite(number, 1, "A", "late", seq)]
         )
@@ -232,7 +232,7 @@ async def test_a_write_for_another_epoch_or_flow_is_refused(
     store: Store, orders: Replica, epoch: int, flow_id: str
 ) -> None:
     number = await revoked(orders)
-    with pytest.raises(PositionBehind):
+    with pytest.raises(PositionSuperseded):
         await orders.do(
             release(orders, number), writes=[PositionWrite(number, epoch, flow_id, "x", None)]
         )

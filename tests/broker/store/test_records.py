@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from broker.core import commands as c
-from broker.core.state.records import Entry
+from broker.core.records import Entry
 from broker.store.ports import Store
+from tests.broker.core.oracle import snapshot
 from tests.broker.store.support import Replica
-from tests.core.oracle import snapshot
 
 
 async def test_a_replica_catches_up_by_records(store: Store, orders: Replica) -> None:

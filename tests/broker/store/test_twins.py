@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from broker.memory.database import MemoryDatabase
 from broker.postgres import migrations
 from broker.store.ports import Commit, PositionCommit, Positions, PositionWrite, Store, StoreError
+from broker.testing.database import MemoryDatabase
 from tests.broker.store.support import Replica
 from tests.broker.store.twins import (
     READS,
@@ -38,7 +38,7 @@ Outcomes = Counter[tuple[str, str]]
 REFUSALS = (StoreError, KeyError, AssertionError)
 EVERY_OUTCOME = {
     *((method, "ok") for method in (*READS, *WRITES)),
-    *(("commit", why) for why in ("Conflict", "LeaseRenewed", "PositionBehind", "Overdue")),
+    *(("commit", why) for why in ("Conflict", "LeaseRenewed", "PositionSuperseded", "Overdue")),
     *(("commit", "QueueGone"), ("create", "NameTaken"), ("load", "QueueGone")),
     *(("delete", "FlowsBound"), ("delete", "QueueGone")),
     *(("entries_after", "KeyError"), ("entries_after", "QueueGone")),

@@ -18,10 +18,10 @@ from unittest import mock
 
 import psycopg
 
-from broker.core.state.queue import Queue
-from broker.memory.store import MemoryDatabase, MemoryStore
+from broker.core.queue import Queue
 from broker.store.ports import Commit, StoreError
 from broker.store.postgres import PostgresStore
+from broker.testing.store import MemoryDatabase, MemoryStore
 from tests.broker.store.conftest import EMPTY
 from tests.simulation import world
 from tests.simulation.plan import draw

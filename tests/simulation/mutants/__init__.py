@@ -6,7 +6,7 @@ made in a system like this, most of them in one line.
 
 from __future__ import annotations
 
-from broker.core.state.transitions import (
+from broker.core.transitions import (
     PARTITION_TRANSITIONS,
     QUEUE_TRANSITIONS,
     PartitionEvent,

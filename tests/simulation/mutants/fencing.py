@@ -5,23 +5,19 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-import broker.core.administering
 import broker.core.assignment
-import broker.core.binding
+import broker.core.decisions
 import broker.core.handoff
 import broker.core.loop
 import broker.core.rebalancer
-import broker.core.working
 from broker.core import commands as c
 from broker.core.draft import Draft
-from broker.core.state.model import HandedOver
-from broker.core.state.transitions import (
-    State,
-)
+from broker.core.model import HandedOver
+from broker.core.transitions import State
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.turns import Turn
-from broker.memory.database import MemoryDatabase
 from broker.store.ports import Conflict
+from broker.testing.database import MemoryDatabase
 from tests.simulation.mutants.mutant import Changes, unchecked
 
 # Epochs
@@ -53,12 +49,12 @@ def epoch_off_by_one() -> Changes:
 
 
 def release_without_epoch() -> Changes:
-    real = broker.core.working._refuse
+    real = broker.core.decisions._refuse
 
     def refuse(partition, flow, epoch):
         return real(partition, flow, partition.epoch if partition.owner is flow else epoch)
 
-    return [(broker.core.working, "_refuse", refuse)]
+    return [(broker.core.decisions, "_refuse", refuse)]
 
 
 def ready_from_anybody() -> Changes:
@@ -70,7 +66,7 @@ def ready_from_anybody() -> Changes:
             return None
         return c.Outcome.NOT_WARMING and c.Result(item.partition, c.Outcome.NOT_WARMING)
 
-    return [(broker.core.working, "_refuse_ready", refuse_ready)]
+    return [(broker.core.decisions, "_refuse_ready", refuse_ready)]
 
 
 # Commits

@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import broker.core.assignment
-import broker.core.binding
+import broker.core.decisions
 import broker.core.handoff
 import broker.core.loop
 import broker.core.rebalancer
 import broker.core.resizing
-import broker.core.working
 from broker.calls.queues import QueueCalls
-from broker.core.assignment import Giving
+from broker.core import records as r
+from broker.core.assignment import HandoffPlanner
 from broker.core.draft import Draft
-from broker.core.state import records as r
 from broker.mailbox.turns import Turn
-from broker.memory.database import MemoryDatabase
+from broker.testing.database import MemoryDatabase
 from tests.simulation.mutants.mutant import Changes
 
 # Slices
@@ -24,7 +23,7 @@ from tests.simulation.mutants.mutant import Changes
 
 def rest_is_dropped() -> Changes:
     """Work that does not fit into a slice is dropped."""
-    return [(Draft, "cut_off", lambda self: setattr(self, "room", 0))]
+    return [(Draft, "cut_off", lambda self: setattr(self, "budget", 0))]
 
 
 def cut_is_not_stored() -> Changes:
@@ -33,7 +32,7 @@ def cut_is_not_stored() -> Changes:
 
     def finish(self, *arguments):
         commit = real(self, *arguments)
-        if self.rest:
+        if self.unfinished:
             commit.next_deadline = self.wake_at
         return commit
 
@@ -93,7 +92,7 @@ def too_many_moves() -> Changes:
 
 
 def unsettled_is_ready() -> Changes:
-    real, next_handoff = broker.core.assignment.is_balanced, Giving._next
+    real, next_handoff = broker.core.assignment.is_balanced, HandoffPlanner._next
 
     def nearly(queue):
         return not queue.exclusive and not queue.leaving.counts and queue.ranking.spread <= 2
@@ -107,7 +106,7 @@ def unsettled_is_ready() -> Changes:
 
     return [
         (broker.core.loop, "is_balanced", is_balanced),
-        (Giving, "_next", next_unless_nearly),
+        (HandoffPlanner, "_next", next_unless_nearly),
     ]
 
 

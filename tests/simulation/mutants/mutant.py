@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from broker.memory.database import MemoryDatabase
+from broker.testing.database import MemoryDatabase
 from tests.simulation.stand_ins import replaced
 
 Changes = list[tuple[Any, str, Any]]

@@ -6,15 +6,14 @@ import asyncio
 from typing import Any
 
 import broker.calls.cuts
-import broker.core.administering
+import broker.core.decisions
 import broker.core.lineage
 import broker.core.resizing
-import broker.core.working
 import counterpoise.flow.barriers
-from broker.core.state.lineage.graph import Lineage
-from broker.core.state.ordered.barriers import Barriers
+from broker.core.barriers import Barriers
+from broker.core.graph import Lineage
 from broker.mailbox.turns import Turn
-from broker.memory.database import MemoryDatabase
+from broker.testing.database import MemoryDatabase
 from tests.simulation.mutants.mutant import Changes, unchecked
 from tests.world.log import Log, Logs
 
@@ -112,17 +111,17 @@ def granted_one_parent_early() -> Changes:
 
 def finished_without_children() -> Changes:
     """The end of a partition is committed, its children are to follow."""
-    real = broker.core.lineage.add_children
+    real = broker.core.lineage.record_children
 
     def add_children(draft, children):
         return real(draft, children[:1])
 
-    return [(broker.core.working, "add_children", add_children)]
+    return [(broker.core.decisions, "record_children", add_children)]
 
 
 def key_forgotten() -> Changes:
     """Nothing is remembered of removed partitions, so an unknown parent is taken for one."""
-    real, real_add = Lineage.remove, broker.core.lineage.add_children
+    real, real_add = Lineage.remove, broker.core.lineage.record_children
 
     def remove(self, number):
         key = self.nodes[number].key
@@ -145,8 +144,8 @@ def key_forgotten() -> Changes:
 
     return [
         (Lineage, "remove", remove),
-        (broker.core.working, "add_children", add_children),
-        (broker.core.administering, "record_children", add_children),
+        (broker.core.decisions, "record_children", add_children),
+        (broker.core.decisions, "record_children", add_children),
         (MemoryDatabase, "_check", unchecked),
     ]
 

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import broker.core.administering
 import broker.core.assignment
-import broker.core.binding
+import broker.core.decisions
 import broker.core.handoff
 import broker.core.loop
 import broker.core.rebalancer
-import broker.core.working
 from broker.core import commands as c
-from broker.core.state import records as r
-from broker.core.state.deadlines import Deadlines
-from broker.core.state.transitions import (
-    Status,
-)
+from broker.core import records as r
+from broker.core.placement import Deadlines
+from broker.core.transitions import Status
 from broker.mailbox import coordinator
 from broker.mailbox.clock import StoreClock
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.replica import Replica
 from broker.mailbox.turns import Turn
-from broker.memory.database import MemoryDatabase
 from broker.store.ports import Expiry, Outage, Pulse
+from broker.testing.database import MemoryDatabase
 from tests.simulation.mutants.mutant import Changes
 
 # Time
@@ -143,7 +139,7 @@ def expiry_not_fenced() -> Changes:
 
 
 def holddown_extended() -> Changes:
-    real = broker.core.binding.bind
+    real = broker.core.decisions.bind
 
     def bind(command, draft):
         status = draft.queue.status
@@ -158,7 +154,7 @@ def holddown_extended() -> Changes:
 
 
 def late_bind_replaces() -> Changes:
-    return [(broker.core.binding, "_is_overtaken", lambda command, bound: False)]
+    return [(broker.core.decisions, "_is_overtaken", lambda command, bound: False)]
 
 
 def no_sweep() -> Changes:

@@ -8,10 +8,8 @@ from typing import Any
 
 from broker.calls.flows import FlowCalls
 from broker.calls.updates import UpdateCalls
-from broker.core.state.queue import Queue
-from broker.core.state.transitions import (
-    Status,
-)
+from broker.core.queue import Queue
+from broker.core.transitions import Status
 from broker.mailbox.coordinator import Coordinator
 from broker.mailbox.looks import Told
 from counterpoise.flow.core import FlowCore

@@ -1,0 +1,413 @@
+"""What each command decides: of flows, of administrators, and of the clock.
+
+- *Flows come and go*: bind, unbind and drain (the contract, *What triggers what*).
+- *Flows report on their partitions*: release, ready and children. Repeating any is harmless, and
+  each item of a call stands for itself (the contract, *HTTP*).
+- *Administrators and the clock*: change settings, rebalance now, set positions, add children,
+  advance, resume, move deadlines.
+
+Each function takes a command and the draft of a decision, and emits records.
+"""
+
+from __future__ import annotations
+
+from broker.core import commands as c
+from broker.core import records as r
+from broker.core import resizing
+from broker.core.assignment import is_balanced
+from broker.core.commands import Outcome, Result
+from broker.core.departing import leave, settle
+from broker.core.draft import Draft
+from broker.core.errors import Invalid, Overtaken
+from broker.core.handoff import end_warmup
+from broker.core.lineage import finish, lineage_of, record_children
+from broker.core.loop import (
+    end_due,
+    grant_outside,
+    hold_down,
+    loop,
+    rebalance,
+    rebalance_if_replaced,
+    take_up,
+    unassigned,
+)
+from broker.core.model import Flow, HandedOver, Partition
+from broker.core.queue import Queue
+from broker.core.resizing import remove, resize
+from broker.core.transitions import State, Status
+
+# Reasons to leave that are triggers of their own: the consumer failed.
+FAILURES = ("lease_expired", "driver_lost")
+
+
+def bind(command: c.Bind, draft: Draft) -> None:
+    """A consumer joins (rules 1, 2 and 12). Raises Overtaken."""
+    queue = draft.queue
+    before = queue.takers
+    instance = (command.key_id, command.instance_id)
+    predecessor = queue.by_instance.get(instance)
+    if predecessor is not None and _is_overtaken(command, predecessor):
+        raise Overtaken(command.instance_id)
+    absent = queue.absent.get(instance)
+    bind_number = (
+        predecessor.bind_number
+        if predecessor
+        else absent.bind_number
+        if absent
+        else queue.next_bind_number
+    )
+    draft.emit(
+        r.FlowBound(
+            command.flow_id,
+            command.instance_id,
+            command.client_name,
+            bind_number,
+            command.lease_seconds,
+            command.warmup,
+            draft.now,
+            command.binder,
+            command.attempt,
+            command.key_id,
+        )
+    )
+    flow = queue.flows[command.flow_id]
+    if predecessor is not None:
+        leave(draft, predecessor, "replaced", heir=flow)
+    settle(draft)
+    if queue.status is not Status.READY:
+        take_up(draft)
+    elif predecessor is not None:
+        rebalance_if_replaced(draft, joined=predecessor.draining)
+    elif before < queue.share_count or (queue.lineage is not None and not is_balanced(queue)):
+        hold_down(draft, "bind", before)
+
+
+def _is_overtaken(command: c.Bind, bound: Flow) -> bool:
+    """Whether the program that is bound sent this before: a bind that was long on its way would
+    take its partitions for a flow that nobody knows of, and tell it to end.
+    """
+    same = command.binder is not None and command.binder == bound.binder
+    return same and command.attempt <= bound.attempt
+
+
+def unbind(command: c.Unbind, draft: Draft) -> None:
+    """A flow leaves (rules 3 to 5)."""
+    queue = draft.queue
+    flow = draft.flow(command.flow_id)
+    trigger = command.reason if command.reason in FAILURES else "unbind"
+    before = queue.takers
+    excess = before - (not flow.draining) >= queue.share_count
+    owned = bool(flow.owned)
+    # A drained flow is missed by nobody: F and the assignment are what they were without it.
+    missed = queue.status is Status.READY and owned and not excess
+    holddown = queue.status is Status.HOLDDOWN or (missed and queue.settings.rebalance_delay > 0)
+    left = leave(draft, flow, command.reason, remember=holddown)
+    if excess and owned and queue.status is not Status.REBALANCING:
+        draft.outside(trigger)
+        settle(draft)
+        # The rest of a discard goes first, and may take some of what the flow left.
+        numbers = unassigned(draft) if left is None else [*filter(queue.exists, left)]
+        grant_outside(draft, trigger, numbers)
+    if queue.status is not Status.READY:
+        take_up(draft)
+    elif missed:
+        hold_down(draft, trigger, before)
+        settle(draft)
+
+
+def drain(command: c.Drain, draft: Draft) -> None:
+    """A flow begins to leave in order (rule 11)."""
+    queue = draft.queue
+    flow = draft.flow(command.flow_id)
+    timeout = command.timeout_seconds
+    deadline = None if timeout is None else draft.now + timeout
+    if flow.draining:
+        if deadline is None or (
+            flow.drain_deadline is not None and flow.drain_deadline <= deadline
+        ):
+            return
+        draft.emit(r.FlowDraining(flow.id, deadline))
+        return
+    before = queue.takers
+    draft.emit(r.FlowDraining(flow.id, deadline))
+    if queue.status is Status.READY:
+        hold_down(draft, "drain", before)
+    else:
+        take_up(draft)
+
+
+# ------------------------------------------------------------------ working
+# What flows say about their partitions: release, ready and children.
+#
+# Repeating any is harmless, and each item of a call stands for itself (the contract, *HTTP*).
+
+
+def release(command: c.Release, draft: Draft) -> tuple[Result, ...]:
+    """An owner lets partitions go."""
+    flow = draft.flow(command.flow_id)
+    grants = _Grants(draft)
+    results = tuple(_release(draft, flow, item, grants) for item in command.items)
+    grants.make()
+    if draft.records:
+        # The end of a dynamic partition changes P.
+        ended = draft.queue.lineage is not None and any(item.finished for item in command.items)
+        take_up(draft, changed=ended)
+    return results
+
+
+class _Grants:
+    """Grants to successors, made together: one record of many is applied sooner than many records.
+
+    They are made before anything looks at their partitions again, and before any other record.
+    """
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._grants: dict[int, r.Grant] = {}
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._grants
+
+    def add(self, partition: Partition, successor: Flow) -> None:
+        """The owner has released the partition."""
+        self._grants[partition.number] = self._draft.drawn_up(
+            partition, successor, HandedOver.GRACEFUL, by_handoff=True
+        )
+
+    def make(self) -> None:
+        """Makes those that wait."""
+        if self._grants:
+            self._draft.emit(r.Granted(tuple(self._grants.values()), self._draft.now))
+            self._grants.clear()
+
+
+def _release(draft: Draft, flow: Flow, item: c.ReleaseItem, grants: _Grants) -> Result:
+    if item.partition in grants:
+        grants.make()
+    queue = draft.queue
+    partition = queue.find(item.partition)
+    if partition is None:
+        return Result(item.partition, Outcome.NO_SUCH_PARTITION)
+    if partition.released_by == flow.id:
+        ended = partition.epoch if partition.owner is None else partition.epoch - 1
+        if item.epoch == ended:
+            return Result(item.partition, Outcome.OK)
+    refusal = _refuse(partition, flow, item.epoch)
+    if refusal is not None:
+        return refusal
+    revoking = partition.state is State.REVOKING
+    if item.finished and queue.lineage is not None:
+        grants.make()
+        finish(draft, partition, flow.id)
+        return Result(item.partition, Outcome.OK)
+    if item.finished and not partition.retiring:
+        return Result(item.partition, Outcome.NOT_REVOKING)
+    if not (item.finished or revoking or flow.draining):
+        return Result(item.partition, Outcome.NOT_REVOKING)
+    if item.reaches is not None:
+        grants.make()
+        resizing.reach(draft, [item.partition], item.reaches)
+    handoff = queue.handoffs.get(item.partition)
+    if not item.finished and handoff is not None and handoff.successor is not None:
+        grants.add(partition, handoff.successor)
+        return Result(item.partition, Outcome.OK)
+    grants.make()
+    if item.finished:
+        remove(draft, (item.partition,), "finished")
+        resizing.ask_at_once(draft)
+    else:
+        if partition.state is State.WARMING:
+            # The successor has left, and no other was named yet.
+            draft.emit(r.HandoffsCalledOff((item.partition,)))
+        draft.emit(r.Released(item.partition, flow.id, draft.now))
+    return Result(item.partition, Outcome.OK)
+
+
+def _refuse(partition: Partition, flow: Flow, epoch: int) -> Result | None:
+    """What forbids the owner's act, if anything does; the first that applies (the contract,
+    *HTTP*)."""
+    if partition.state is State.REMOVED:
+        return Result(partition.number, Outcome.NO_SUCH_PARTITION)
+    if epoch < partition.epoch:
+        return Result(partition.number, Outcome.STALE_EPOCH, partition.epoch)
+    if partition.owner is not flow or epoch > partition.epoch:
+        return Result(partition.number, Outcome.NOT_OWNER)
+    return None
+
+
+def children(command: c.Children, draft: Draft) -> tuple[Result, ...]:
+    """Owners report what comes after their partitions. Raises Invalid for a fixed queue."""
+    flow = draft.flow(command.flow_id)
+    lineage_of(draft.queue)
+    results = tuple(_report(draft, flow, item) for item in command.items)
+    if draft.records or draft.resumes:
+        take_up(draft, changed=any(item.finished for item in command.items))
+    return results
+
+
+def _report(draft: Draft, flow: Flow, item: c.ChildrenItem) -> Result:
+    """One item: its children are recorded and it is finished, or nothing happens.
+
+    The flow that finished the partition in its last epoch may still report what it left out.
+    """
+    queue = draft.queue
+    partition = queue.find(item.partition)
+    if partition is None:
+        return Result(item.partition, Outcome.NO_SUCH_PARTITION)
+    done = partition.state is State.FINISHED and partition.released_by == flow.id
+    if not (done and item.epoch == partition.epoch):
+        refusal = _refuse(partition, flow, item.epoch)
+        if refusal is not None:
+            return refusal
+    key = lineage_of(queue).nodes[item.partition].key
+    if not all(key in child.parents for child in item.children):
+        return Result(item.partition, Outcome.CONFLICTING_CHILD)
+    outcome = record_children(draft, item.children)
+    if outcome is Outcome.OK and item.finished and not done:
+        finish(draft, partition, flow.id)
+    return Result(item.partition, outcome)
+
+
+def ready(command: c.Ready, draft: Draft) -> tuple[Result, ...]:
+    """A successor has restored the state of partitions."""
+    flow = draft.flow(command.flow_id)
+    results: list[Result] = []
+    for item in command.items:
+        outcome = _refuse_ready(draft.queue, flow, item)
+        if outcome is None:
+            owner = draft.queue.partitions[item.partition].owner
+            # From an owner that is gone the next slice takes it, for this successor.
+            if owner is not None and not owner.gone:
+                end_warmup(draft, item.partition, ready=True)
+            outcome = Result(item.partition, Outcome.OK)
+        results.append(outcome)
+    return tuple(results)
+
+
+def _refuse_ready(queue: Queue, flow: Flow, item: c.ReadyItem) -> Result | None:
+    partition = queue.find(item.partition)
+    if partition is None or partition.state is State.REMOVED:
+        return Result(item.partition, Outcome.NO_SUCH_PARTITION)
+    if queue.warmed.get(item.partition) == (flow.id, item.epoch):
+        return Result(item.partition, Outcome.OK)
+    if item.epoch < partition.epoch:
+        return Result(item.partition, Outcome.STALE_EPOCH, partition.epoch)
+    if item.epoch > partition.epoch or partition.owner is None:
+        return Result(item.partition, Outcome.NOT_OWNER)
+    handoff = queue.handoffs.get(item.partition)
+    if handoff is None or handoff.successor is not flow or partition.state is not State.WARMING:
+        return Result(item.partition, Outcome.NOT_WARMING)
+    return None
+
+
+# ------------------------------------------------------------------ administering
+# What administrators and the clock do: change, rebalance now, set positions, add children,
+# advance.
+
+
+def change(command: c.Change, draft: Draft) -> None:
+    """Settings change; the partition count is the resize (rule 9)."""
+    queue = draft.queue
+    if queue.lineage is not None and "partition_count" in command.changes:
+        raise Invalid(
+            "The source of a dynamic queue begins and ends its partitions; it cannot be resized.",
+            [("partition_count", "cannot be changed in a dynamic queue")],
+        )
+    changes = {
+        name: value
+        for name, value in command.changes.items()
+        if getattr(queue.settings, name) != value
+    }
+    awaits = resizing.begins(changes, queue)
+    if changes:
+        draft.emit(r.SettingsChanged(changes))
+    if awaits:
+        resizing.await_cuts(draft)
+    if "partition_count" in command.changes:
+        draft.discarding = command.discard
+    before = len(draft.records)
+    resize(draft)
+    resized = len(draft.records) > before
+    if "partition_count" in changes:
+        rebalance(draft, "resize")
+    elif "access_type" in changes:
+        rebalance(draft, "access_type")
+    elif resized or "max_concurrent_handoffs" in changes:
+        take_up(draft)
+
+
+def rebalance_now(command: c.RebalanceNow, draft: Draft) -> None:
+    """An administrator does not want to wait (rule 9)."""
+    if draft.queue.status is not Status.REBALANCING:
+        rebalance(draft, "admin")
+
+
+def is_read(queue: Queue, number: int) -> bool:
+    """Whether anybody reads this partition, now or later: only then its position can be set."""
+    partition = queue.find(number)
+    return partition is not None and partition.state not in (State.REMOVED, State.FINISHED)
+
+
+def raise_epochs(command: c.RaiseEpochs, draft: Draft) -> None:
+    """Positions are set: whoever goes on goes on under new epochs. Raises CutsOutdated."""
+    resizing.refuse_outdated(command, draft.queue)
+    numbers = tuple(
+        number for number in dict.fromkeys(command.partitions) if is_read(draft.queue, number)
+    )
+    if numbers:
+        draft.emit(r.EpochsRaised(numbers, draft.now))
+        resizing.positions_set(command, draft)
+
+
+def add_children(command: c.AddChildren, draft: Draft) -> c.Outcome:
+    """Partitions were split or merged in the log. Raises Invalid for a fixed queue."""
+    outcome = record_children(draft, command.children)
+    if draft.records or draft.resumes:
+        take_up(draft, changed=False)
+    return outcome
+
+
+def advance(command: c.Advance, draft: Draft) -> None:
+    """Ends the holddown, warm-ups and handoffs that are due, then does the rest of a decision that
+    was cut off.
+
+    What is due does not wait for the rest, which may take many slices.
+    """
+    queue, now = draft.queue, draft.now
+    if queue.cuts_due is not None and queue.cuts_due <= now:
+        resizing.await_again(draft)
+    if queue.holddown_until is not None and queue.holddown_until <= now:
+        assert queue.trigger is not None
+        rebalance(draft, queue.trigger)
+    elif not _is_due(draft):
+        resume(c.Resume(), draft)
+    while _is_due(draft):
+        end_due(draft)
+        if draft.budget <= 0 and _is_due(draft):
+            # The loop waits until everything that is due is done.
+            return
+        loop(draft, changed=False)
+        if draft.budget <= 0:
+            return
+
+
+def _is_due(draft: Draft) -> bool:
+    due = draft.queue.next_deadline()
+    return due is not None and due <= draft.now
+
+
+def resume(command: c.Resume, draft: Draft) -> None:
+    """The next slice of a decision that was cut off."""
+    lineage = draft.queue.lineage
+    if draft.resumes or draft.queue.gone or (lineage is not None and lineage.over):
+        take_up(draft, changed=False, happened=False)
+
+
+def move_deadlines(command: c.MoveDeadlines, draft: Draft) -> None:
+    """Gives handoffs back the time in which nobody served, or follows a clock that went back."""
+    if command.outage_id <= draft.queue.outage_seen:
+        return
+    if command.seconds < 0:
+        draft.emit(r.ClockWentBack(command.outage_id, command.seconds))
+    else:
+        draft.emit(r.DeadlinesMoved(command.outage_id, command.began, command.seconds))

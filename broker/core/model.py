@@ -1,0 +1,232 @@
+"""What a queue is made of: settings, partitions, flows and handoffs, as values.
+
+Memory counts: a queue may have 100,000 partitions and a replica many queues, so a partition has
+slots for what every partition has, and what few have at a time (a handoff, the time since when
+nobody owns it) is kept beside, in `queue`. Positions and leases are not here: they change with
+every commit and heartbeat, and live in the store alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from broker.core.structures import Heap
+from broker.core.transitions import Life, State
+
+# The key of a flow (None: bound without one), and its `instance_id`.
+Instance: TypeAlias = tuple[str | None, str]
+
+
+class AccessType(StrEnum):
+    """Who may own partitions: every flow, or the earliest bound one alone."""
+
+    NON_EXCLUSIVE = "non_exclusive"
+    EXCLUSIVE = "exclusive"
+
+
+class HandedOver(StrEnum):
+    """How the previous owner of a partition let go."""
+
+    INITIAL = "initial"
+    GRACEFUL = "graceful"
+    FORCED = "forced"
+    ORPHANED = "orphaned"
+    REPLACED = "replaced"
+
+
+@dataclass(slots=True)
+class Settings:
+    """The writable properties of a queue (the contract, *Queue*); times in seconds."""
+
+    partition_count: int
+    access_type: str = AccessType.NON_EXCLUSIVE
+    rebalance_delay: float = 5.0
+    max_handoff_time: float = 3.0
+    max_warmup_time: float = 600.0
+    max_concurrent_handoffs: int | None = None
+    log: str = ""
+    start: str = "earliest"
+    partitioning: str = "fixed"
+    ordered_resize: bool = False
+
+
+class Partition:
+    """One partition. `number` never changes; a removed one stays, so that its epochs go on when it
+    comes again.
+
+    `next_handed_over` says how the last owner let go, which the next grant will say. While there is
+    an owner it is `replaced` if the partition was taken back from retiring in this epoch, `forced`
+    if the owner is gone and the epoch was raised since, else it says nothing. `released_by` is the
+    flow whose release ended the latest epoch (so that a repeated release is recognized), or which
+    left in it (and may come back: `Absent`).
+    """
+
+    __slots__ = (
+        "epoch",
+        "handed_over",
+        "next_handed_over",
+        "number",
+        "owner",
+        "released_by",
+        "retiring",
+        "state",
+    )
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.epoch = 0
+        self.state = State.UNASSIGNED
+        self.retiring = False
+        self.owner: Flow | None = None
+        self.handed_over: str | None = None
+        self.next_handed_over: str = HandedOver.INITIAL
+        self.released_by: str | None = None
+
+    @property
+    def life(self) -> Life:
+        """Whether it is to stay."""
+        if self.state is State.REMOVED:
+            return Life.REMOVED
+        return Life.RETIRING if self.retiring else Life.CONFIGURED
+
+
+class Flow:
+    """One consumer's binding.
+
+    `owned` and `incoming` hold partition numbers; `incoming` are on their way to it. `offers` is a
+    heap of what it can give, as negative numbers (`Queue.highest_giveable`).
+
+    `left` is None while the flow is bound. Of a flow that is gone it is a heap of the partitions
+    that are still to be taken from it (`Queue.gone`).
+    """
+
+    __slots__ = (
+        "attempt",
+        "bind_number",
+        "binder",
+        "bound_at",
+        "client_name",
+        "drain_deadline",
+        "draining",
+        "id",
+        "incoming",
+        "instance_id",
+        "key_id",
+        "lease_seconds",
+        "left",
+        "load",
+        "offers",
+        "outgoing",
+        "owned",
+        "view_revision",
+        "warmup",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        instance_id: str,
+        client_name: str,
+        bind_number: int,
+        lease_seconds: float,
+        warmup: bool,
+        bound_at: float,
+        binder: str | None = None,
+        attempt: int = 0,
+        key_id: str | None = None,
+    ) -> None:
+        self.id = id
+        self.instance_id = instance_id
+        self.client_name = client_name
+        self.bind_number = bind_number
+        self.lease_seconds = lease_seconds
+        self.warmup = warmup
+        self.bound_at = bound_at
+        self.binder = binder
+        self.attempt = attempt
+        self.key_id = key_id
+        self.draining = False
+        self.drain_deadline: float | None = None
+        self.view_revision = 0
+        self.owned: set[int] = set()
+        self.incoming: set[int] = set()
+        self.offers: Heap[int] = Heap()
+        self.left: Heap[int] | None = None
+        self.load = 0
+        self.outgoing = 0
+
+    @property
+    def gone(self) -> bool:
+        """Has left, while not everything has been taken from it."""
+        return self.left is not None
+
+    @property
+    def instance(self) -> Instance:
+        """The same name under two keys is two instances."""
+        return self.key_id, self.instance_id
+
+    @property
+    def active(self) -> bool:
+        """Owns at least one partition, revoking and retiring ones included."""
+        return bool(self.owned)
+
+
+class Handoff:
+    """One partition on its way. `warm`: it began with a warm-up, so the successor sees it as
+    `warming` until it has it.
+
+    `named` is the flow that was named as successor last, if any; it may be leaving. `since` is when
+    the present phase began.
+    """
+
+    __slots__ = ("deadline", "named", "number", "since", "warm")
+
+    def __init__(
+        self, number: int, successor: Flow | None, deadline: float, since: float, warm: bool
+    ) -> None:
+        self.number = number
+        self.named = successor
+        self.deadline = deadline
+        self.since = since
+        self.warm = warm
+
+    @property
+    def successor(self) -> Flow | None:
+        """The flow that is to get the partition; None if there is none, or if it is leaving."""
+        named = self.named
+        return None if named is None or named.gone or named.draining else named
+
+
+class Absent:
+    """A flow that left during the holddown: if its instance comes back in time it gets back what is
+    still unassigned.
+
+    `left` is a heap of the partitions that were taken from it; those that are still its own name it
+    in `released_by` (`departures.first_to_give_back`).
+    """
+
+    __slots__ = ("bind_number", "flow_id", "left")
+
+    def __init__(self, bind_number: int, flow_id: str, left: Iterable[int] = ()) -> None:
+        self.bind_number = bind_number
+        self.flow_id = flow_id
+        self.left = Heap(left)
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalance:
+    """One entry of the history in figures.
+
+    `granted` counts grants without a handoff, `forced` is part of `handoffs`.
+    """
+
+    id: int
+    trigger: str
+    started_at: float
+    finished_at: float | None = None
+    handoffs: int = 0
+    forced: int = 0
+    granted: int = 0

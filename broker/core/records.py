@@ -1,0 +1,561 @@
+"""What changed, in the past tense: the only thing that `replay` understands and that the store
+keeps.
+
+The records of one entry are committed together under one revision of the queue. Replicas that
+missed them replay them, the event stream publishes them and the history is read from them, so each
+says all that those need. Times are Unix seconds by the database's clock.
+
+Records come from the rebalance loop and from what flows and administrators do; from partitions of a
+dynamic queue that begin, wait, end and go (the contract, *Lineage*); and from ordered resizes
+(`broker.core.barriers`). Neighbours that say the same of several partitions are stored as one
+record (`merged`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+from broker.core.model import HandedOver
+
+
+class Cut(NamedTuple):
+    """The cut of one partition, and whether everything before it is processed."""
+
+    partition: int
+    cut: str
+    reached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CutsAwaited:
+    """There was a resize, or there may have been one, of which the log's cuts are not known yet.
+
+    The log is asked at once, and again at `due`; `attempt` counts how often that came.
+    """
+
+    due: float
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CutsTaken:
+    """The log said where its resize number `resize` has cut the partitions.
+
+    Many cuts come in several records: `first` is the first partition that this one may name,
+    `next` the first one of the record that is still to come (None: it is the last one). The
+    barriers are in force with the last.
+    """
+
+    resize: int
+    resized_from: int
+    resized_to: int
+    first: int
+    cuts: tuple[Cut, ...]
+    next: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CutsReached:
+    """These partitions are processed up to their cuts."""
+
+    partitions: tuple[int, ...]
+
+
+# ------------------------------------------------------------------ records
+# The records of partitions that begin, wait, end and go (the contract, *Lineage*).
+#
+# The rules of all records are in `broker.core.records`.
+
+
+class Child(NamedTuple):
+    """A new partition: its number, its key, and the keys of the partitions that it follows; a root
+    follows none."""
+
+    partition: int
+    key: str
+    parents: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChildrenAdded:
+    """Partitions exist. Each waits until its wait is said to be over, even if it has nothing to
+    wait for."""
+
+    children: tuple[Child, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WaitsEnded:
+    """All parents of these partitions are finished. They have no owner yet."""
+
+    partitions: tuple[int, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFinished:
+    """The owner has processed the partition to its end. A handoff of it ends."""
+
+    partition: int
+    flow_id: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRemoved:
+    """No unfinished partition follows these any more: only their keys are remembered."""
+
+    partitions: tuple[int, ...]
+    at: float
+
+
+# ------------------------------------------------------------------ records
+# What changed, in the past tense: the only thing that `replay` understands and that the store
+# keeps.
+#
+# The records of one entry are committed together under one revision of the queue. Replicas that
+# missed them replay them, the event stream publishes them and the history is read from them, so
+# each says all that those need. Times are Unix seconds by the database's clock.
+
+
+class Grant(NamedTuple):
+    """One grant of ownership.
+
+    `previous` is the flow that owned the partition last (None: none did), `seconds` how long the
+    partition was being handed off or without an owner (None: it never had one), `by_handoff`
+    whether a handoff ended with it.
+    """
+
+    partition: int
+    previous: str | None
+    flow_id: str
+    epoch: int
+    handed_over: str
+    seconds: float | None
+    by_handoff: bool
+
+    @property
+    def by_force(self) -> bool:
+        """Whether a handoff ended at its deadline. A grant without a handoff is `forced` where
+        positions were set meanwhile."""
+        return self.by_handoff and self.handed_over == HandedOver.FORCED
+
+
+class Move(NamedTuple):
+    """The beginning of one handoff."""
+
+    partition: int
+    owner: str
+    successor: str
+
+
+class Ended(NamedTuple):
+    """A handoff that ended without a grant, in its owner's epoch; `seconds` as in `Grant`."""
+
+    partition: int
+    owner: str
+    successor: str
+    epoch: int
+    seconds: float
+
+
+class Redirect(NamedTuple):
+    """A handoff's new successor; None while there is nobody to take the partition."""
+
+    partition: int
+    successor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsChanged:
+    """Settings have new values."""
+
+    changes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FlowBound:
+    """A flow was bound.
+
+    `bind_number` is its place in the order of binding; a replacement has that of its predecessor.
+    """
+
+    flow_id: str
+    instance_id: str
+    client_name: str
+    bind_number: int
+    lease_seconds: float
+    warmup: bool
+    at: float
+    binder: str | None = None
+    attempt: int = 0
+    key_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FlowLeft:
+    """A flow is gone; what it owned has no owner.
+
+    `remember`: a holddown runs in which it may come back.
+    """
+
+    flow_id: str
+    reason: str
+    remember: bool
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class FlowDeparted:
+    """A flow with many partitions is gone. What it owned is taken from it by the records that
+    follow, also of later entries; `remember` as in `FlowLeft`.
+    """
+
+    flow_id: str
+    reason: str
+    remember: bool
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Orphaned:
+    """Partitions of a flow that departed have no owner."""
+
+    flow_id: str
+    partitions: tuple[int, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class FlowDraining:
+    """A flow is leaving in order. After `deadline` warm-ups of its successors are cut short."""
+
+    flow_id: str
+    deadline: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class HolddownStarted:
+    """The quiet wait began.
+
+    `flows_before` is the number of non-draining flows before the trigger.
+    """
+
+    trigger: str
+    until: float
+    flows_before: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class HolddownSettled:
+    """The number of flows was again what it was and the queue balanced, so no rebalance was
+    needed.
+    """
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceStarted:
+    """The loop began to work the assignment to balance."""
+
+    rebalance_id: int
+    trigger: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceFinished:
+    """The queue is balanced."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedOutside:
+    """The grants that follow happened outside of a rebalance; in the history they are an entry of
+    their own.
+    """
+
+    rebalance_id: int
+    trigger: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class CutOff:
+    """The decision was cut off here for its size; the rest is decided next, and due at once.
+
+    `granting` is the trigger of the grants outside of a rebalance that are to go on, if any.
+    `changed`: what a change means for warm-ups under way (the loop), or for the holddown (rule 7),
+    was not looked at yet. `discarding`: more partitions are to be discarded.
+    """
+
+    at: float
+    granting: str | None = None
+    changed: bool = False
+    discarding: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Flows became owners of partitions, each with an epoch one higher than before."""
+
+    grants: tuple[Grant, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A draining owner let go of a partition for which there was no successor."""
+
+    partition: int
+    flow_id: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupsStarted:
+    """Handoffs began with the successor restoring its state while the owner goes on working."""
+
+    moves: tuple[Move, ...]
+    deadline: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RevokesStarted:
+    """Handoffs began with the owner being told to finish and release."""
+
+    moves: tuple[Move, ...]
+    deadline: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupsEnded:
+    """Warm-ups are over, `ready` (the successors said so) or not; the owners are told to finish and
+    release.
+    """
+
+    partitions: tuple[int, ...]
+    ready: bool
+    deadline: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupsReady:
+    """The successors are ready amid the slices of a decision that may show that their handoffs are
+    not needed. The warm-ups that are needed end with the last slice.
+    """
+
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffsRedirected:
+    """Handoffs have other successors.
+
+    `deadline` is that of the new successor's warm-up, None while revoking.
+    """
+
+    redirects: tuple[Redirect, ...]
+    deadline: float | None
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffsCalledOff:
+    """Handoffs that were still warming are not needed any more; the owners noticed nothing."""
+
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsAdded:
+    """Partitions `first` to `end` - 1 exist (again).
+
+    Retiring ones among them were taken back as they are.
+    """
+
+    first: int
+    end: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsRetired:
+    """Owners drain these partitions to their ends and finish them."""
+
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsRemoved:
+    """Partitions are gone: `finished` by their owners or `discarded` with whatever they held.
+
+    `ended` are the handoffs that end with them.
+    """
+
+    partitions: tuple[int, ...]
+    ended: tuple[Ended, ...]
+    outcome: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EpochsRaised:
+    """The owners of these partitions keep them under a new epoch.
+
+    `forced`: an administrator set positions. `replaced`: the partitions retire again, and work that
+    was planned under the epoch before counts.
+    """
+
+    partitions: tuple[int, ...]
+    at: float
+    handed_over: str = HandedOver.FORCED
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinesMoved:
+    """Nobody served for a while: deadlines of handoffs that were still to come moved by as much."""
+
+    outage_id: int
+    began: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClockWentBack:
+    """The store's clock went back: every deadline moved by `seconds`, which are negative."""
+
+    outage_id: int
+    seconds: float
+
+
+Record = (
+    SettingsChanged
+    | FlowBound
+    | FlowLeft
+    | FlowDeparted
+    | Orphaned
+    | FlowDraining
+    | HolddownStarted
+    | HolddownSettled
+    | RebalanceStarted
+    | RebalanceFinished
+    | GrantedOutside
+    | CutOff
+    | Granted
+    | Released
+    | WarmupsStarted
+    | RevokesStarted
+    | WarmupsEnded
+    | WarmupsReady
+    | HandoffsRedirected
+    | HandoffsCalledOff
+    | PartitionsAdded
+    | PartitionsRetired
+    | PartitionsRemoved
+    | EpochsRaised
+    | DeadlinesMoved
+    | ClockWentBack
+    | CutsAwaited
+    | CutsTaken
+    | CutsReached
+    | ChildrenAdded
+    | WaitsEnded
+    | PartitionFinished
+    | FinishedRemoved
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is committed under one revision, decided at the time `at`.
+
+    `rebalance_id` is the entry of the history that it belongs to, if any. `commit_id` is known when
+    it is read from the store: that of the transaction that it came in.
+    """
+
+    revision: int
+    at: float
+    records: tuple[Record, ...]
+    rebalance_id: int | None = None
+    commit_id: str = ""
+
+
+# ------------------------------------------------------------------ lists
+# Records that say the same of several partitions: how many, and how several become one.
+
+
+# The records that may name several partitions, and where.
+_LISTS: dict[type[Any], str] = {
+    Orphaned: "partitions",
+    Granted: "grants",
+    WarmupsStarted: "moves",
+    RevokesStarted: "moves",
+    WarmupsEnded: "partitions",
+    WarmupsReady: "partitions",
+    HandoffsRedirected: "redirects",
+    HandoffsCalledOff: "partitions",
+    CutsTaken: "cuts",
+    CutsReached: "partitions",
+    ChildrenAdded: "children",
+    WaitsEnded: "partitions",
+    FinishedRemoved: "partitions",
+}
+# What each of them says of all its partitions.
+_SHARED = {
+    kind: tuple(field.name for field in fields(kind) if field.name != name)
+    for kind, name in _LISTS.items()
+}
+
+
+def size(record: Record) -> int:
+    """How many partitions it names."""
+    match record:
+        case PartitionsAdded(first, end, _):
+            return end - first
+        case PartitionsRetired() | PartitionsRemoved() | EpochsRaised():
+            return len(record.partitions)
+    name = _LISTS.get(type(record))
+    return 0 if name is None else len(getattr(record, name))
+
+
+def merged(records: list[Record]) -> list[Record]:
+    """The same records, neighbours that say the same of several partitions made one."""
+    result: list[Record] = []
+    run: list[Record] = []
+
+    def flush() -> None:
+        if not run:
+            return
+        head = run[0]
+        name = _LISTS.get(type(head))
+        if name is None or len(run) == 1:
+            result.extend(run)
+        else:
+            values = {field.name: getattr(head, field.name) for field in fields(head)}
+            values[name] = tuple(item for record in run for item in getattr(record, name))
+            result.append(type(head)(**values))
+        run.clear()
+
+    for record in records:
+        if run and not _alike(run[0], record):
+            flush()
+        run.append(record)
+    flush()
+    return result
+
+
+def _alike(one: Record, other: Record) -> bool:
+    shared = _SHARED.get(type(one))
+    if shared is None or type(one) is not type(other):
+        return False
+    return all(getattr(one, name) == getattr(other, name) for name in shared)

@@ -1,1 +1,0 @@
-"""The state of a queue, its tables of transitions, and the records that change it."""

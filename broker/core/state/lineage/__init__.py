@@ -1,1 +1,0 @@
-"""The graph of a dynamic queue, and the records of what happens to it."""

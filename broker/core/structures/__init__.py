@@ -1,1 +1,0 @@
-"""Collections of the core that know nothing of queues."""

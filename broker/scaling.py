@@ -1,0 +1,98 @@
+"""How many consumers a queue should have: a number for an autoscaler, such as KEDA.
+
+More consumers than partitions are useless, and each change of their number costs a holddown and
+handoffs, in which messages wait. The lag that grows in this time is no reason for another change:
+an autoscaler that follows the lag alone would answer its own changes for ever. So (docs,
+*Autoscaling*):
+
+1. **Up** as far as the lag demands: one consumer for each `lag_per_consumer` messages, at most one
+   for each partition.
+2. **Down** by one at a time, only while the lag is less than half of what the remaining consumers
+   are there for, and only when the queue is Ready and has been left alone for `quiet_seconds`.
+3. **Never down while anything moves.** In a holddown the consumers that were there before it count:
+   one that is restarted comes back, and what runs must not be stopped in its place.
+4. **Unknown is no change.** While the log does not say the lag, the present number stays.
+
+So two steps down are at least `quiet_seconds` apart, and a step down comes at least `quiet_seconds`
+after any change. Nothing is remembered for it: the queue's own history says when it was changed.
+So all replicas give the same answer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from broker.core.queue import Queue
+from broker.core.transitions import Status
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is known of a queue at one moment.
+
+    `lag`: messages that are not processed yet, None if unknown. `consumers`: bound flows that do
+    not drain; `consumers_before`: as many as before the trigger of a holddown or rebalance that
+    is under way. `quiet_for`: seconds since it was last changed, 0 unless Ready.
+    """
+
+    partitions: int
+    lag: int | None
+    consumers: int
+    consumers_before: int
+    is_ready: bool
+    quiet_for: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`minimum`: the least answer, 0 or more. `maximum`: the most, None: one for each partition."""
+
+    lag_per_consumer: int
+    quiet_seconds: float = 300.0
+    minimum: int = 0
+    maximum: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """So many consumers, and why: `lag`, `holding`, `quiet`, `shrinking`, `unknown`."""
+
+    consumers: int
+    why: str
+
+
+def advise(load: Load, rule: Rule) -> Advice:
+    """How many consumers the queue should have."""
+    most = load.partitions if rule.maximum is None else min(rule.maximum, load.partitions)
+    advice = _unbounded(load, rule, most)
+    return Advice(max(min(rule.minimum, most), min(advice.consumers, most)), advice.why)
+
+
+def _unbounded(load: Load, rule: Rule, most: int) -> Advice:
+    present = load.consumers if load.is_ready else max(load.consumers, load.consumers_before)
+    if load.lag is None:
+        return Advice(present, "unknown")
+    demanded = min(math.ceil(load.lag / rule.lag_per_consumer), most)
+    if demanded > present:
+        return Advice(demanded, "lag")
+    if not load.is_ready:
+        return Advice(present, "holding")
+    if load.quiet_for < rule.quiet_seconds:
+        return Advice(present, "quiet")
+    if load.lag * 2 < rule.lag_per_consumer * (present - 1) or load.lag == 0:
+        return Advice(present - 1, "shrinking")
+    return Advice(present, "lag")
+
+
+def load_of(queue: Queue, lag: int | None, now: float) -> Load:
+    """The load of a queue of the core."""
+    is_ready = queue.status is Status.READY
+    return Load(
+        partitions=queue.share_count,
+        lag=lag,
+        consumers=queue.takers,
+        consumers_before=queue.flows_before,
+        is_ready=is_ready,
+        quiet_for=max(0.0, now - queue.since) if is_ready else 0.0,
+    )

@@ -1,1 +1,0 @@
-"""What all statements share: the tables, and rows in parameters."""

@@ -1,0 +1,154 @@
+"""Announced trims of logs: nothing is trimmed that a queue begins to need.
+
+Which messages nobody needs is decided from the list of a log's readers and their positions. Then
+the log trims, in a database of its own. Meanwhile a queue may be made that reads this log, or
+positions may be set back. So each log has a row here, in the database of the queues:
+
+- A trim is **announced** before it is carried out, with all it needs. The announcement is refused
+  unless `readers` is what it was before the queues were listed and their positions read.
+- Whoever makes a reader or sets positions does so under a `Fence`, in the same transaction. It
+  changes `readers`, and is refused if a trim was announced since the fence was taken.
+- A fence is taken only while no trim is **pending**. Whoever meets one carries it out first. So a
+  replica that dies holds nothing up, and one that wakes up late trims what is trimmed already.
+
+The row's lock orders the two, so each sees the other. It is taken after all other locks. `readers`
+and `announced` are random, so that they never mean an earlier row of the same log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sqlalchemy import CTE, ColumnElement, Text, bindparam, delete, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from broker.store.bulk import PreparedStatement
+from broker.store.tables import trims
+
+NEVER = ""
+"""The name of the last trim of a log that has no row yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """A commit happens only if no trim of `log` was announced after the one named `announced`."""
+
+    log: str
+    announced: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trimming:
+    """The row of a log. `pending`: the announced trim (JSON), until it was carried out."""
+
+    readers: str
+    announced: str
+    pending: str | None
+
+
+class TrimStore(Protocol):
+    """The announced trims, by the canonical address of the log. Raises StoreUnavailable."""
+
+    async def all(self) -> Mapping[str, Trimming]:
+        """The rows of all logs; those that nobody has needed yet have none."""
+
+    async def look(self, log: str) -> Trimming | None:
+        """The row of one log."""
+
+    async def announce(self, log: str, seen: str | None, name: str, pending: str) -> bool:
+        """Announce a trim. False: a reader came or was set since `readers` was `seen` (None: since
+        there was no row), or another trim is pending.
+        """
+
+    async def done(self, log: str, announced: str) -> None:
+        """The trim of this name was carried out."""
+
+    async def forget(self, log: str, seen: str) -> None:
+        """Delete the row of a log without readers, unless one came since `readers` was `seen`, or a
+        trim is pending.
+        """
+
+
+class PostgresTrims:
+    """Implements `TrimStore`; `fetch` carries out one statement."""
+
+    def __init__(
+        self, fetch: Callable[[PreparedStatement, Mapping[str, Any]], Awaitable[Sequence[Any]]]
+    ) -> None:
+        self._fetch = fetch
+
+    async def all(self) -> Mapping[str, Trimming]:
+        return {log: Trimming(*row) for log, *row in await self._fetch(_ALL, {})}
+
+    async def look(self, log: str) -> Trimming | None:
+        found = await self._fetch(_LOOK, {"log": log})
+        return Trimming(*found[0]) if found else None
+
+    async def announce(self, log: str, seen: str | None, name: str, pending: str) -> bool:
+        values = {"log": log, "name": name, "pending": pending}
+        if seen is None:
+            return bool(await self._fetch(_ANNOUNCE_FIRST, values))
+        return bool(await self._fetch(_ANNOUNCE, {**values, "seen": seen}))
+
+    async def done(self, log: str, announced: str) -> None:
+        await self._fetch(_DONE, {"log": log, "name": announced})
+
+    async def forget(self, log: str, seen: str) -> None:
+        await self._fetch(_FORGET, {"log": log, "seen": seen})
+
+
+def fenced(may: ColumnElement[bool], fence: ColumnElement[str], name: ColumnElement[str]) -> CTE:
+    """Passes the fence, if it `may`: a row, or none if a trim was announced meanwhile.
+
+    `fence` is the parameter with the log, null without a fence; `name` is random.
+    """
+    given = select(fence, name, _ANNOUNCED).where(fence.is_not(None), may)
+    passed = insert(trims).from_select(["log", "readers", "announced"], given)
+    return (
+        passed.on_conflict_do_update(
+            index_elements=[trims.c.log],
+            set_={"readers": passed.excluded.readers},
+            where=(trims.c.announced == passed.excluded.announced) & trims.c.pending.is_(None),
+        )
+        .returning(trims.c.log)
+        .cte("fenced")
+    )
+
+
+def fence_parameters(fence: Fence | None) -> Mapping[str, str | None]:
+    """The parameters of `FENCE_LOG` and of `fenced`."""
+    if fence is None:
+        return {"fence_log": None, "fence_announced": None}
+    return {"fence_log": fence.log, "fence_announced": fence.announced}
+
+
+FENCE_LOG: ColumnElement[str] = bindparam("fence_log", type_=Text)
+_ANNOUNCED: ColumnElement[str] = bindparam("fence_announced", type_=Text)
+_ROW = (trims.c.readers, trims.c.announced, trims.c.pending)
+_OF_LOG = trims.c.log == bindparam("log", type_=Text)
+_SEEN = trims.c.readers == bindparam("seen", type_=Text)
+_NAME: ColumnElement[str] = bindparam("name", type_=Text)
+_PENDING: ColumnElement[str] = bindparam("pending", type_=Text)
+_ALL = PreparedStatement(select(trims.c.log, *_ROW))
+_LOOK = PreparedStatement(select(*_ROW).where(_OF_LOG))
+_ANNOUNCE_FIRST = PreparedStatement(
+    insert(trims)
+    .from_select(
+        ["log", "readers", "announced", "pending"],
+        select(bindparam("log", type_=Text), _NAME, _NAME, _PENDING),
+    )
+    .on_conflict_do_nothing()
+    .returning(trims.c.log)
+)
+_ANNOUNCE = PreparedStatement(
+    update(trims)
+    .where(_OF_LOG, _SEEN, trims.c.pending.is_(None))
+    .values(announced=_NAME, pending=_PENDING)
+    .returning(trims.c.log)
+)
+_DONE = PreparedStatement(
+    update(trims).where(_OF_LOG, trims.c.announced == _NAME).values(pending=None)
+)
+_FORGET = PreparedStatement(delete(trims).where(_OF_LOG, _SEEN, trims.c.pending.is_(None)))

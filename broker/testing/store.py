@@ -1,0 +1,413 @@
+"""The store of one replica on the database in memory.
+
+A `MemoryDatabase` is the database, each `MemoryStore` on it is one replica's store. Replicas share
+nothing but rows and records. With `hook` a simulation can make a call wait or fail. The ports of
+conditions, of keys, sessions and the audit, and of trims each have a class of their own; its `call`
+awaits the hook with the method's name, then does the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from enum import Enum
+from typing import Any, TypeVar
+
+from broker.core.access import ALL_QUEUES, matches
+from broker.core.queue import Queue
+from broker.core.records import Entry
+from broker.core.stored import ShownEntry
+from broker.store.conditions import Condition, counted
+from broker.store.ports import (
+    Act,
+    AuditRow,
+    Commit,
+    Expiry,
+    FlowRow,
+    Keys,
+    Lease,
+    Outage,
+    PositionCommit,
+    PositionOutcomes,
+    Positions,
+    Pulse,
+    QueueRow,
+    SessionRow,
+    StoreError,
+    StoreUnavailable,
+)
+from broker.testing.database import MemoryDatabase, MemoryTrims, StoredFlow
+
+__all__ = ["Fault", "Hook", "MemoryDatabase", "MemoryStore"]
+
+
+class Fault(Enum):
+    """How a call fails: `LOST` before anything happened, `UNKNOWN` after it was carried out."""
+
+    LOST = "lost"
+    UNKNOWN = "unknown"
+
+
+T = TypeVar("T")
+Hook = Callable[[str], Awaitable[Fault | None]]
+
+
+class MemoryStore:
+    """A replica's store. Each call first awaits `hook` with the method's name; see `Fault`."""
+
+    def __init__(
+        self,
+        database: MemoryDatabase | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        hook: Hook | None = None,
+    ) -> None:
+        self.database = database or MemoryDatabase(clock)
+        self.hook = hook
+        self.keys = MemoryKeys(self.database, self._call)
+        self.trims = MemoryTrims(self.database.trims, self._call)
+        self.conditions = MemoryConditions(self.database, self._call)
+        self._listening: list[_Listening] = []
+
+    async def start(self) -> None:
+        await self._call("start", lambda: None)
+
+    async def stop(self) -> None:
+        """Nothing to close."""
+
+    async def pulse(self, gap_seconds: float = 3.0) -> Pulse:
+        return await self._call("pulse", lambda: self.database.pulse(gap_seconds))
+
+    async def create(self, commit: Commit) -> None:
+        await self._call("create", lambda: self.database.create(commit))
+
+    async def delete(self, queue_id: str, *, force: bool, act: Act | None = None) -> None:
+        await self._call("delete", lambda: self.database.delete(queue_id, force=force, act=act))
+
+    async def find(self, name: str) -> str | None:
+        return await self._call("find", lambda: self.database.find(name))
+
+    async def list(
+        self, limit: int, after: str | None, patterns: Sequence[str] = ALL_QUEUES
+    ) -> Sequence[QueueRow]:
+        return await self._call("list", lambda: self.database.list(limit, after, patterns))
+
+    async def load(self, queue_id: str) -> Queue:
+        return await self._call("load", lambda: self.database.load(queue_id))
+
+    async def revisions(self, queue_ids: Sequence[str]) -> Mapping[str, int]:
+        return await self._call("revisions", lambda: self.database.revisions(queue_ids))
+
+    async def entries_after(
+        self, queue_id: str, revision: int, limit: int | None = None
+    ) -> Sequence[Entry]:
+        return await self._call(
+            "entries_after", lambda: self.database.entries_after(queue_id, revision, limit)
+        )
+
+    async def changes_after(self, queue_id: str, revision: int, limit: int) -> Sequence[ShownEntry]:
+        return await self._call(
+            "changes_after", lambda: self.database.changes_after(queue_id, revision, limit)
+        )
+
+    async def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[ShownEntry]:
+        return await self._call("history", lambda: self.database.history(queue_id, limit, before))
+
+    async def client_names(self, flow_ids: Sequence[str]) -> Mapping[str, str]:
+        return await self._call("client_names", lambda: self.database.client_names(flow_ids))
+
+    async def commit(self, commit: Commit) -> Positions:
+        return await self._call("commit", lambda: self.database.commit(commit))
+
+    async def expiries(self, queue_id: str) -> Expiry:
+        return await self._call("expiries", lambda: self.database.expiries(queue_id))
+
+    async def renew(self, flow_ids: Sequence[str]) -> Mapping[str, Lease | None]:
+        return await self._call("renew", lambda: self.database.renew(flow_ids))
+
+    async def commit_positions(
+        self, items: Sequence[PositionCommit], shown: Collection[tuple[str, int]] = ()
+    ) -> PositionOutcomes:
+        return await self._call(
+            "commit_positions", lambda: self.database.commit_positions(items, shown)
+        )
+
+    async def positions(self, queue_id: str, partitions: Sequence[int] | None = None) -> Positions:
+        return await self._call("positions", lambda: self.database.positions(queue_id, partitions))
+
+    async def leases(self, flow_ids: Sequence[str]) -> Mapping[str, float]:
+        return await self._call("leases", lambda: self.database.leases(flow_ids))
+
+    async def flow_rows(self, flow_ids: Sequence[str]) -> Mapping[str, FlowRow]:
+        return await self._call("flow_rows", lambda: self.database.flow_rows(flow_ids))
+
+    async def outages(self, after: int) -> Sequence[Outage]:
+        return await self._call("outages", lambda: self.database.outages_after(after))
+
+    async def due(self, limit: int) -> Sequence[str]:
+        return await self._call("due", lambda: self.database.due(limit))
+
+    async def purge(self, flows_before: float, records_before: float) -> None:
+        await self._call("purge", lambda: self.database.purge(flows_before, records_before))
+
+    async def notify(self, queue_ids: Sequence[str]) -> None:
+        try:
+            await self._call("notify", lambda: self._notify(queue_ids))
+        except StoreUnavailable:
+            return
+
+    def _notify(self, queue_ids: Sequence[str]) -> None:
+        for listener in self.database.listeners:
+            listener.heard(self, queue_ids)
+
+    async def listen(self) -> AsyncIterator[Sequence[str] | None]:
+        listening = _Listening(self)
+        self._listening.append(listening)
+        self.database.listeners.append(listening)
+        try:
+            while True:
+                yield await listening.next()
+        finally:
+            self._listening.remove(listening)
+            self.database.listeners.remove(listening)
+
+    def interrupt(self) -> None:
+        """Breaks this replica's `listen`: pending notifications are lost, and None says so."""
+        for listening in self._listening:
+            listening.miss()
+
+    async def _call(self, method: str, work: Callable[[], T]) -> T:
+        fault = await self.hook(method) if self.hook else None
+        if fault is None:
+            return work()
+        if fault is Fault.UNKNOWN:
+            with contextlib.suppress(StoreError):
+                work()
+        raise StoreUnavailable(f"{method}: {fault.value}")
+
+
+class _Listening:
+    """The notifications of a replica that it has not fetched; at first, that it may have missed
+    some.
+    """
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self._queue_ids: dict[str, None] = {}
+        self._something = asyncio.Event()
+        self.miss()
+
+    def heard(self, speaker: object, queue_ids: Sequence[str]) -> None:
+        if speaker is not self._store and queue_ids:
+            self._queue_ids.update(dict.fromkeys(queue_ids))
+            self._something.set()
+
+    def miss(self) -> None:
+        self._missed = True
+        self._something.set()
+
+    async def next(self) -> Sequence[str] | None:
+        await self._something.wait()
+        self._something.clear()
+        queue_ids = None if self._missed else tuple(self._queue_ids)
+        self._missed = False
+        self._queue_ids.clear()
+        return queue_ids
+
+
+# ------------------------------------------------------------------ conditions
+# The conditions that flows report, in memory; see `broker.store.conditions`.
+
+
+Call = Callable[[str, Callable[[], Any]], Awaitable[Any]]
+
+
+class MemoryConditions:
+    """A replica's access to them. `call` awaits a hook with the method's name, then does it."""
+
+    def __init__(self, database: MemoryDatabase, call: Call) -> None:
+        self._database, self._call = database, call
+
+    async def report(self, flow_id: str, seq: int, reported: Sequence[Condition]) -> None:
+        def work() -> None:
+            flow = self._database.flows.get(flow_id)
+            if flow is None or flow.reason is not None:
+                return
+            if flow.conditions_seq is None or seq > flow.conditions_seq:
+                flow.conditions, flow.conditions_seq = tuple(reported), seq
+
+        await self._call("report_conditions", work)
+
+    async def of_flow(self, flow_id: str) -> Sequence[Condition]:
+        def work() -> Sequence[Condition]:
+            flow = self._database.flows.get(flow_id)
+            return () if flow is None else flow.conditions
+
+        found: Sequence[Condition] = await self._call("conditions_of_flow", work)
+        return found
+
+    async def of_queue(self, queue_id: str, limit: int) -> Sequence[tuple[str, Condition]]:
+        def work() -> Sequence[tuple[str, Condition]]:
+            found = [
+                (flow_id, one)
+                for flow_id, flow in self._database.flows.items()
+                if flow.queue_id == queue_id and flow.reason is None
+                for one in self._holding(flow_id, flow)
+            ]
+            return sorted(found, key=_order)[:limit]
+
+        found: Sequence[tuple[str, Condition]] = await self._call("conditions_of_queue", work)
+        return found
+
+    async def counts(self, queue_ids: Sequence[str]) -> Mapping[str, Mapping[str, int]]:
+        def work() -> Mapping[str, Mapping[str, int]]:
+            return counted(
+                (flow.queue_id, one.kind, 1)
+                for flow_id, flow in self._database.flows.items()
+                if flow.queue_id in queue_ids and flow.reason is None
+                for one in self._holding(flow_id, flow)
+            )
+
+        found: Mapping[str, Mapping[str, int]] = await self._call("condition_counts", work)
+        return found
+
+    def _holding(self, flow_id: str, flow: StoredFlow) -> Iterator[Condition]:
+        partitions = self._database.queues[flow.queue_id].partitions
+        for one in flow.conditions:
+            if one.partition is None:
+                yield one
+                continue
+            values = partitions.get(one.partition)
+            if values is not None and (values.owner, values.epoch) == (flow_id, one.epoch):
+                yield one
+
+
+def _order(found: tuple[str, Condition]) -> tuple[bool, int, str]:
+    flow_id, condition = found
+    return condition.partition is not None, condition.partition or 0, flow_id
+
+
+# ------------------------------------------------------------------ keys
+# The tables of keys, sessions and audit in memory.
+
+
+USED_SECONDS = 60.0
+
+
+class MemoryKeys:
+    """A replica's access to them. `call` awaits a hook with the method's name, then does it."""
+
+    def __init__(self, database: MemoryDatabase, call: Call) -> None:
+        self._database, self._call = database, call
+
+    async def look(self, key_ids: Sequence[str]) -> Keys:
+        def work() -> Keys:
+            tables, now = self._database.key_tables, self._database.clock()
+            found = {id for id in key_ids if id in tables.keys and tables.counts(id, now)}
+            return Keys(bool(tables.keys), {id: tables.keys[id].row for id in found})
+
+        answer: Keys = await self._call("look", work)
+        return answer
+
+    async def keyless(self, limit: int) -> Sequence[tuple[str, str]]:
+        def work() -> Sequence[tuple[str, str]]:
+            tables, now = self._database.key_tables, self._database.clock()
+            return [
+                (flow.queue_id, id)
+                for id, flow in sorted(self._database.flows.items())
+                if flow.reason is None
+                and flow.values.key_id in tables.keys
+                and not tables.counts(flow.values.key_id, now)
+            ][:limit]
+
+        answer: Sequence[tuple[str, str]] = await self._call("keyless", work)
+        return answer
+
+    async def used(self, key_ids: Sequence[str]) -> None:
+        def work() -> None:
+            now = self._database.clock()
+            for id in key_ids:
+                key = self._database.key_tables.keys.get(id)
+                if key and (key.last_used_at is None or key.last_used_at < now - USED_SECONDS):
+                    key.last_used_at = now
+
+        await self._call("used", work)
+
+    async def begin_session(self, hash: bytes, key_id: str, seconds: float, most: int) -> float:
+        def work() -> float:
+            now, sessions = self._database.clock(), self._database.key_tables.sessions
+            sessions[hash] = (SessionRow(key_id, now + seconds), now)
+            of_key = [hash for hash, (row, _) in sessions.items() if row.key_id == key_id]
+            for surplus in of_key[: max(0, len(of_key) - most)]:
+                del sessions[surplus]
+            return now + seconds
+
+        answer: float = await self._call("begin_session", work)
+        return answer
+
+    async def session(self, hash: bytes) -> SessionRow | None:
+        def work() -> SessionRow | None:
+            row, _ = self._database.key_tables.sessions.get(hash, (None, 0.0))
+            return row if row is not None and row.ends_at > self._database.clock() else None
+
+        answer: SessionRow | None = await self._call("session", work)
+        return answer
+
+    async def end_session(self, hash: bytes) -> None:
+        await self._call("end_session", lambda: self._database.key_tables.sessions.pop(hash, None))
+
+    async def flow_of_token(self, hash: bytes) -> tuple[str, str, str | None] | None:
+        def work() -> tuple[str, str, str | None] | None:
+            flows = self._database.flows.items()
+            return next(
+                (
+                    (flow.queue_id, id, flow.values.key_id)
+                    for id, flow in flows
+                    if flow.token_hash == hash and flow.reason is None
+                ),
+                None,
+            )
+
+        answer: tuple[str, str, str | None] | None = await self._call("flow_of_token", work)
+        return answer
+
+    async def record(self, acts: Sequence[Act]) -> None:
+        tables, clock = self._database.key_tables, self._database.clock
+        if acts:
+            await self._call("record", lambda: tables.record(acts, clock()))
+
+    async def audit(
+        self, limit: int, before: int | None, patterns: Sequence[str], queue: str | None
+    ) -> Sequence[AuditRow]:
+        def shown(act: Act) -> bool:
+            there = act.queue is not None and matches(tuple(patterns), act.queue)
+            return (queue is None or act.queue == queue) and (there or "*" in patterns)
+
+        def work() -> Sequence[AuditRow]:
+            rows = [row for row in self._database.key_tables.audit if shown(row.act)]
+            return [row for row in reversed(rows) if before is None or row.id < before][:limit]
+
+        answer: Sequence[AuditRow] = await self._call("audit", work)
+        return answer
+
+    async def purge(self, audit_before: float) -> None:
+        def work() -> None:
+            tables, now = self._database.key_tables, self._database.clock()
+            tables.audit = [row for row in tables.audit if row.at >= audit_before]
+            tables.sessions = {
+                hash: session
+                for hash, session in tables.sessions.items()
+                if session[0].ends_at > now
+            }
+
+        await self._call("purge_keys", work)

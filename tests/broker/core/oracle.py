@@ -1,0 +1,678 @@
+"""Checks of a queue from the outside, without the code under test.
+
+Everything is computed again from the partitions. From the core only data types are used (names of
+attributes, states, records), and no decisions. The numbers are those of the contract's *What must
+never happen*.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.core import commands as c
+from broker.core import records as r
+from broker.core.draft import Decision
+from broker.core.graph import Lineage
+from broker.core.model import Flow, Handoff, Partition
+from broker.core.queue import Queue
+from broker.core.stored import to_json
+from broker.core.structures import Ranking
+from tests.judge import balance
+from tests.judge.rules import Owners
+
+IN_HANDOFF = ("warming", "revoking")
+
+
+# Compared in another form below, or not part of a queue's state.
+_APART = (
+    *("journal", "touched", "deadlines", "lowest_unassigned", "highest_giveable", "_placement"),
+    *("flows", "gone", "partitions", "handoffs", "lineage"),
+)
+
+
+def snapshot(queue: Queue) -> dict[str, Any]:
+    """The whole state of a queue as plain values: queues with equal snapshots are equal."""
+    found = {name: _plain(value) for name, value in vars(queue).items() if name not in _APART}
+    found["flows"] = {flow.id: _slots(flow) for flow in queue.flows.values()}
+    found["gone"] = {flow.id: _slots(flow) for flow in queue.gone.values()}
+    found["partitions"] = [_slots(queue.partitions[number]) for number in sorted(queue.partitions)]
+    found["handoffs"] = {number: _slots(handoff) for number, handoff in queue.handoffs.items()}
+    found["next_deadline"] = queue.next_deadline()
+    found["lineage"] = None if queue.lineage is None else graph(queue.lineage)
+    return found
+
+
+def graph(lineage: Lineage) -> dict[str, Any]:
+    """A graph as plain values."""
+    nodes = {
+        n.key: (n.number, n.parents, set(n.children), n.pending, n.open)
+        for n in lineage.nodes.values()
+    }
+    names = ("numbers", "taken", "next_number", "waiting", "finished", "over")
+    return {"nodes": nodes, **{name: _plain(getattr(lineage, name)) for name in names}}
+
+
+_ALSO = {Handoff: ("successor",)}
+
+
+def _slots(thing: Any) -> dict[str, Any]:
+    return {
+        name: _plain(getattr(thing, name))
+        for name in (*type(thing).__slots__, *_ALSO.get(type(thing), ()))
+        if name not in ("offers", "left")
+    }
+
+
+_VALUES = (type(None), bool, int, float, str)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _VALUES):
+        return value
+    match value:
+        case Flow():
+            return f"flow {value.id}"
+        case Partition():
+            return f"partition {value.number}"
+        case Ranking():
+            ends = (value.fewest(), value.most(), value.low, value.high) if value.counts else None
+            return dict(value.counts), ends
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case set() | frozenset():
+            return set(value)
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case _:
+            return _slots(value)
+
+
+# Balance
+
+
+# The states in which a partition takes no part in the balance.
+_BESIDE = ("removed", "waiting", "finished")
+
+
+def is_balanced(queue: Queue, *, any_spread: bool = False) -> bool:
+    """*Balance*, computed from the partitions alone; `any_spread`: whatever the numbers are."""
+    takers = [flow for flow in queue.flows.values() if not flow.draining]
+    if not takers:
+        return True
+    existing = [p for p in queue.partitions.values() if p.state not in _BESIDE]
+    if any(p.owner is None or p.owner.draining or p.owner.gone for p in existing):
+        return False
+    if any_spread:
+        return True
+    held = Counter(p.owner.id for p in existing if not p.retiring and p.owner is not None)
+    exclusive = queue.settings.access_type == "exclusive"
+    only = min(takers, key=lambda flow: flow.bind_number).id if exclusive else None
+    return balance.is_balanced({flow.id: held[flow.id] for flow in takers}, only=only)
+
+
+# One state
+
+
+def check_state(queue: Queue, now: float, *, advanced: bool = False) -> None:
+    """Holds after any command: the counts are right, and the status fits the assignment."""
+    _check_partitions(queue)
+    _check_sets(queue, now)
+    _check_counts(queue)
+    _check_status(queue, now)
+    if advanced:
+        # 8. A holddown or handoff outlives its deadline.
+        deadline = queue.next_deadline()
+        assert deadline is None or deadline > now, f"due at {deadline}, still there at {now}"
+
+
+def _is_pending(queue: Queue, now: float) -> bool:
+    """Whether the rest of a decision, or what is due, is left to the next slice."""
+    due = queue.next_deadline()
+    return queue.unfinished_at is not None or (due is not None and due <= now)
+
+
+def _check_partitions(queue: Queue) -> None:
+    count = queue.configured_count
+    assert not queue.is_resizing or queue.unfinished_at is not None, "the resize is forgotten"
+    for number, partition in queue.partitions.items():
+        assert partition.number == number
+        owned = partition.state in ("owned", *IN_HANDOFF)
+        assert (partition.owner is not None) == owned, partition.state
+        assert (number in queue.handoffs) == (partition.state in IN_HANDOFF)
+        assert (number in queue.unassigned) == (partition.state == "unassigned")
+        assert (number in queue.retiring) == partition.retiring
+        if queue.lineage is not None:
+            assert partition.state != "removed"
+        elif number < count:
+            assert partition.state != "removed"
+            assert not partition.retiring
+        else:
+            assert partition.state == "removed" or partition.retiring
+        if partition.owner is not None:
+            flows = queue.gone if partition.owner.gone else queue.flows
+            assert flows.get(partition.owner.id) is partition.owner
+            assert partition.epoch >= 1
+            assert partition.handed_over is not None
+    assert len(queue.partitions) >= count
+    existing = sum(partition.state != "removed" for partition in queue.partitions.values())
+    assert queue.operational_partition_count == existing
+
+
+def _check_sets(queue: Queue, now: float) -> None:
+    states = {p.number: p.state for p in queue.partitions.values()}
+    assert queue.warming == {n for n in queue.handoffs if states[n] == "warming"}
+    assert queue.without_successor == {
+        n
+        for n, handoff in queue.handoffs.items()
+        if handoff.named is None and states[n] == "revoking"
+    }
+    for number, handoff in queue.handoffs.items():
+        assert handoff.number == number
+        if handoff.successor is not None:
+            assert queue.flows.get(handoff.successor.id) is handoff.successor
+            assert not handoff.successor.draining, "a draining flow is to be given a partition"
+        elif states[number] == "revoking" and not _is_pending(queue, now):
+            assert not any(not f.draining for f in queue.flows.values()), "no successor was named"
+        if states[number] == "warming" and not _is_pending(queue, now):
+            assert handoff.successor is not None
+            assert handoff.successor.warmup
+            assert handoff.warm
+    assert len({f.instance_id for f in queue.flows.values()}) == len(queue.flows)
+    assert queue.by_instance == {f.instance: f for f in queue.flows.values()}
+    assert queue.by_bind_number == {f.bind_number: f for f in queue.flows.values()}
+    assert all(f.bind_number < queue.next_bind_number for f in queue.flows.values())
+    deadlines = [handoff.deadline for handoff in queue.handoffs.values()]
+    if queue.holddown_until is not None:
+        deadlines.append(queue.holddown_until)
+    deadlines += [
+        p.owner.drain_deadline
+        for p in queue.partitions.values()
+        if p.state == "warming"
+        and p.owner is not None
+        and not p.owner.gone
+        and p.owner.drain_deadline is not None
+    ]
+    if queue.cuts_due is not None:
+        deadlines.append(queue.cuts_due)
+    assert queue.next_deadline() == min(deadlines, default=None)
+    assert all(number in queue._placement.lowest for number in queue.unassigned)
+    for flow in queue.flows.values():
+        idle = {
+            number
+            for number in flow.owned
+            if states[number] == "owned" and (flow.draining or number not in queue.retiring)
+        }
+        assert queue.highest_giveable(flow) == max(idle, default=None)
+        assert all(-number in flow.offers for number in idle)
+
+
+def _check_counts(queue: Queue) -> None:
+    owned: dict[str, set[int]] = defaultdict(set)
+    incoming: dict[str, set[int]] = defaultdict(set)
+    load: Counter[str] = Counter()
+    for partition in queue.partitions.values():
+        if partition.owner is None:
+            continue
+        owned[partition.owner.id].add(partition.number)
+        counted: Flow | None = partition.owner
+        if partition.number in queue.handoffs:
+            counted = queue.handoffs[partition.number].named
+            if counted is not None:
+                incoming[counted.id].add(partition.number)
+        if counted is not None and not partition.retiring:
+            load[counted.id] += 1
+    ranked, leaving = {}, {}
+    for flow in queue.gone.values():
+        assert queue.unfinished_at is not None, "its partitions are forgotten"
+        assert (flow.owned, flow.incoming) == (owned[flow.id], incoming[flow.id])
+        assert flow.owned or flow.incoming
+    for flow in queue.flows.values():
+        outgoing = sum(number in queue.handoffs for number in owned[flow.id])
+        assert flow.owned == owned[flow.id]
+        assert flow.incoming == incoming[flow.id]
+        assert flow.load == load[flow.id]
+        assert flow.outgoing == outgoing
+        if flow.draining:
+            leaving[flow.bind_number] = len(owned[flow.id]) - outgoing
+        else:
+            ranked[flow.bind_number] = load[flow.id]
+    for ranking, counts in ((queue.ranking, ranked), (queue.leaving, leaving)):
+        assert ranking.counts == counts
+        if counts:
+            low, high = min(counts.values()), max(counts.values())
+            assert (ranking.low, ranking.high) == (low, high)
+            assert ranking.fewest() == min(s for s, count in counts.items() if count == low)
+            assert ranking.most() == min(s for s, count in counts.items() if count == high)
+
+
+def _check_status(queue: Queue, now: float) -> None:
+    assert (queue.holddown_until is not None) == (queue.status == "Holddown")
+    assert (queue.trigger is None) == (queue.status == "Ready")
+    assert (queue.rebalance is not None) == (queue.status == "Rebalancing")
+    if queue.status == "Ready":
+        # A dynamic queue keeps its spread until the next trigger.
+        ready = is_balanced(queue, any_spread=queue.lineage is not None)
+        assert ready or _is_pending(queue, now), "Ready, but not balanced"
+        assert not queue.absent, "what left is remembered beyond the holddown"
+    if queue.status != "Rebalancing":
+        assert not queue.handoffs
+        return
+    # 9. A rebalance that never ends: a handoff with a deadline must be under way.
+    if _is_pending(queue, now):
+        return
+    assert queue.handoffs, "Rebalancing, and nothing under way"
+    most = queue.settings.max_concurrent_handoffs
+    if most is None or len(queue.handoffs) < most:
+        _check_nothing_more_can_begin(queue)
+    assert not queue.unassigned or not any(not f.draining for f in queue.flows.values())
+
+
+def _check_nothing_more_can_begin(queue: Queue) -> None:
+    takers = {f.id: f.load for f in queue.flows.values() if not f.draining}
+    if not takers:
+        return
+    idle = {
+        f.id: [
+            n
+            for n in f.owned
+            if n not in queue.handoffs and (f.draining or n not in queue.retiring)
+        ]
+        for f in queue.flows.values()
+    }
+    assert not any(f.draining and idle[f.id] for f in queue.flows.values())
+    if queue.settings.access_type == "exclusive":
+        first = min(
+            (f for f in queue.flows.values() if not f.draining), key=lambda f: f.bind_number
+        )
+        assert not any(numbers for flow_id, numbers in idle.items() if flow_id != first.id)
+    elif max(takers.values()) - min(takers.values()) > 1:
+        # The flow with the most partitions has no more to give before others arrive.
+        ceiling = -(-queue.settings.partition_count // len(takers))
+        assert any(load > ceiling or load == max(takers.values()) for load in takers.values())
+        assert any(
+            load == max(takers.values()) and not idle[flow_id] for flow_id, load in takers.items()
+        )
+
+
+# One step
+
+
+@dataclass
+class Oracle:
+    """Checks one queue, decision by decision. `sliced`: more slices may follow a decision."""
+
+    sliced: bool = False
+    owners: Owners = field(default_factory=Owners)
+    revokes_since_change: set[tuple[int, int]] = field(default_factory=set)
+    fewest: int | None = None
+
+    def check(
+        self,
+        before: dict[str, Any],
+        queue: Queue,
+        after: dict[str, Any],
+        command: c.Command,
+        decision: Decision,
+        now: float,
+    ) -> None:
+        """`before` and `after` are the snapshots before and after the decision, `queue` is as after
+        it.
+        """
+        done = not (self.sliced and decision.entries)
+        check_state(queue, now, advanced=done and isinstance(command, c.Advance))
+        assert decision.wake_at == after["next_deadline"]
+        if not decision.entries:
+            assert after == before
+            assert not decision.notices
+            return
+        json.dumps([to_json(record) for record in decision.records])
+        self._check_epochs(before, after, decision)
+        self._check_moves(before, after, command, decision)
+        self._check_deadlines(before, after, command, decision, now)
+        self._check_notices(before, after, decision)
+        self._check_fewest(before, queue, command, decision)
+
+    def _check_epochs(
+        self, before: dict[str, Any], after: dict[str, Any], decision: Decision
+    ) -> None:
+        """1. Two flows own one partition in one epoch, or epochs go backwards; epochs never skip a
+        number."""
+        epochs = {p["number"]: p["epoch"] for p in before["partitions"]}
+        for record in decision.records:
+            if isinstance(record, r.Granted):
+                for grant in record.grants:
+                    assert grant.epoch == epochs.get(grant.partition, 0) + 1
+                    epochs[grant.partition] = grant.epoch
+                    self._own(grant.partition, grant.epoch, grant.flow_id)
+            elif isinstance(record, r.EpochsRaised):
+                assert len(set(record.partitions)) == len(record.partitions)
+                for number in record.partitions:
+                    epochs[number] = epochs.get(number, 0) + 1
+        for old, new in zip(before["partitions"], after["partitions"], strict=False):
+            if new["owner"] is not None and new["owner"] != old["owner"]:
+                assert new["epoch"] > old["epoch"]
+        for partition in after["partitions"]:
+            assert partition["epoch"] == epochs.get(partition["number"], 0)
+            if partition["owner"] is not None:
+                owner = partition["owner"].removeprefix("flow ")
+                self._own(partition["number"], partition["epoch"], owner)
+
+    def _own(self, number: int, epoch: int, flow_id: str) -> None:
+        assert not self.owners.claim(number, epoch, flow_id)
+
+    def _check_moves(
+        self,
+        before: dict[str, Any],
+        after: dict[str, Any],
+        command: c.Command,
+        decision: Decision,
+    ) -> None:
+        """5, 6 and *A revoke is never taken back*."""
+        bound, draining = (
+            set(after["flows"]),
+            {flow_id for flow_id, flow in before["flows"].items() if flow["draining"]},
+        )
+        raised = {
+            n
+            for record in decision.records
+            if isinstance(record, r.EpochsRaised)
+            for n in record.partitions
+        }
+        resized = isinstance(command, c.Change)
+        if isinstance(command, c.Unbind):
+            _check_successors_of_the_leaver_own(before, after, command.flow_id)
+        if isinstance(command, c.Change) and set(command.changes) <= {"max_concurrent_handoffs"}:
+            kinds = {type(record) for record in decision.records}
+            assert not kinds & {r.HandoffsCalledOff, r.HandoffsRedirected}, (
+                "needless changes of plan"
+            )
+        for old, new in zip(before["partitions"], after["partitions"], strict=False):
+            number = old["number"]
+            if old["state"] == "revoking" and new["epoch"] == old["epoch"]:
+                assert new["state"] in ("revoking", "unassigned", "removed"), (
+                    "a revoke was taken back"
+                )
+            if old["owner"] is None:
+                continue
+            owner = old["owner"].removeprefix("flow ")
+            if owner in bound and new["owner"] != old["owner"] and new["state"] != "removed":
+                released = isinstance(command, c.Release) and owner in draining
+                assert old["state"] == "revoking" or released or _revoked(decision, number), (
+                    f"partition {number} was taken from {owner}"
+                )
+            if old["state"] == "owned" and owner in bound and number not in raised and not resized:
+                same = new["owner"] == old["owner"] and new["state"] in ("owned", "warming")
+                if same:
+                    assert new["epoch"] == old["epoch"], "a partition in peace has another epoch"
+        if (
+            before["status"] == "Ready"
+            and after["status"] == "Ready"
+            and before["unfinished_at"] is None
+            and not isinstance(command, c.Bind | c.Unbind | c.RaiseEpochs | c.Change | c.Drain)
+        ):
+            ready = [(p["owner"], p["epoch"], p["state"]) for p in before["partitions"]]
+            released = isinstance(command, c.Release)
+            assert released or ready == [
+                (p["owner"], p["epoch"], p["state"]) for p in after["partitions"]
+            ]
+
+    def _check_deadlines(
+        self,
+        before: dict[str, Any],
+        after: dict[str, Any],
+        command: c.Command,
+        decision: Decision,
+        now: float,
+    ) -> None:
+        """Deadlines follow the settings, and move only for outages."""
+        settings = after["settings"]
+        raised = {
+            number
+            for record in decision.records
+            if isinstance(record, r.EpochsRaised)
+            for number in record.partitions
+        }
+        for number, handoff in after["handoffs"].items():
+            old = before["handoffs"].get(number)
+            state = after["partitions"][number]["state"]
+            was = before["partitions"][number]
+            allowed = (
+                settings["max_warmup_time"] if state == "warming" else settings["max_handoff_time"]
+            )
+            same = (
+                old is not None
+                and was["state"] == state
+                and (state == "revoking" or handoff["successor"] in (None, old["successor"]))
+                and (
+                    state == "warming"
+                    or number in raised
+                    or was["epoch"] == after["partitions"][number]["epoch"]
+                )
+            )
+            if isinstance(command, c.RaiseEpochs | c.MoveDeadlines):
+                assert old is not None
+                moved = handoff["deadline"] - old["deadline"]
+                most = command.seconds if isinstance(command, c.MoveDeadlines) else 0.0
+                assert moved in (0.0, most) if most >= 0 else moved == most
+            elif same:
+                assert old is not None
+                assert handoff["deadline"] == old["deadline"], "a deadline moved"
+            else:
+                assert handoff["deadline"] == now + allowed
+                assert handoff["since"] == now
+        if before["holddown_until"] is not None and after["holddown_until"] is not None:
+            started = any(isinstance(record, r.HolddownStarted) for record in decision.records)
+            moved = sum(one.seconds for one in decision.records if isinstance(one, r.ClockWentBack))
+            assert started or after["holddown_until"] == before["holddown_until"] + moved
+
+    def _check_notices(
+        self, before: dict[str, Any], after: dict[str, Any], decision: Decision
+    ) -> None:
+        """A flow whose view changes is woken, and its view has a new revision."""
+        for flow_id, flow in after["flows"].items():
+            changed = view(before, flow_id) != view(after, flow_id)
+            woken = flow["view_revision"] == after["revision"]
+            assert (
+                woken or flow["view_revision"] <= before["revision"] or flow_id in decision.notices
+            )
+            if changed:
+                assert flow_id in decision.notices, f"{flow_id} is not told"
+                assert flow["view_revision"] > before["revision"]
+        for flow_id in before["flows"]:
+            if flow_id not in after["flows"]:
+                assert flow_id in decision.notices
+
+    def _check_fewest(
+        self,
+        before: dict[str, Any],
+        queue: Queue,
+        command: c.Command,
+        decision: Decision,
+    ) -> None:
+        """6. A rebalance makes more handoffs than the minimum since the last change."""
+        started = any(isinstance(record, r.RebalanceStarted) for record in decision.records)
+        # A draining flow released a partition before it was revoked, or a partition was finished.
+        unplanned = any(
+            isinstance(record, r.Released | r.PartitionsRemoved) for record in decision.records
+        )
+        if queue.status != "Rebalancing" and not started and before["status"] != "Rebalancing":
+            self.fewest = None
+            return
+        # Until all is settled that flows left, each slice is a change; what flows say is not.
+        settling = self.sliced and bool(before["gone"] or before["absent"] or before["changed"])
+        settling = settling and not isinstance(command, c.Ready)
+        if (
+            started
+            or unplanned
+            or settling
+            or isinstance(command, c.Bind | c.Unbind | c.Drain | c.Change)
+        ):
+            self.fewest = self._fewest_from(before, queue, command, decision)
+            self.revokes_since_change.clear()
+        revoking = {n for n, p in enumerate(before["partitions"]) if p["state"] == "revoking"}
+        for record in decision.records:
+            if isinstance(record, r.RevokesStarted):
+                self._revoked(move.partition for move in record.moves)
+            elif isinstance(record, r.WarmupsEnded):
+                assert not revoking.intersection(record.partitions)
+                self._revoked(record.partitions)
+            elif isinstance(record, r.Granted):
+                # A draining owner may release a partition while its successor still warms up.
+                self._revoked(_released_early(before, command, record))
+        made = len(self.revokes_since_change)
+        assert self.fewest is not None
+        assert made <= self.fewest, f"{made} handoffs where {self.fewest} would do"
+        if queue.status == "Ready":
+            assert made == self.fewest, f"{made} handoffs where {self.fewest} are needed"
+            self.fewest = None
+
+    def _revoked(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            epoch = max((e for n, e in self.owners.by_epoch if n == number), default=0)
+            self.revokes_since_change.add((number, epoch))
+
+    def _fewest_from(
+        self, before: dict[str, Any], queue: Queue, command: c.Command, decision: Decision
+    ) -> int:
+        """Computed from the state after the change, as if no warm-up and no direct grant had been
+        made."""
+        takers = {f.id: 0 for f in queue.flows.values() if not f.draining}
+        if not takers:
+            return 0
+        free = {
+            grant.partition
+            for record in decision.records
+            if isinstance(record, r.Granted)
+            for grant in record.grants
+            if not grant.by_handoff and grant.handed_over != "replaced"
+        }
+        named = {
+            redirect.partition
+            for record in decision.records
+            if isinstance(record, r.HandoffsRedirected) and record.deadline is None
+            for redirect in record.redirects
+        }
+        begun: dict[int, str] = {}
+        for record in decision.records:
+            if isinstance(record, r.RevokesStarted):
+                for move in record.moves:
+                    begun.setdefault(move.partition, move.owner)
+            elif isinstance(record, r.WarmupsEnded):
+                for number in record.partitions:
+                    was = before["partitions"][number]["owner"].removeprefix("flow ")
+                    begun.setdefault(number, was)
+            elif isinstance(record, r.Granted) and isinstance(command, c.Release):
+                for number in _released_early(before, command, record):
+                    begun.setdefault(number, command.flow_id)
+        leaving = 0
+        for partition in queue.partitions.values():
+            number = partition.number
+            owner = _bound(queue, begun[number]) if number in begun else partition.owner
+            owner = _goes_on(queue, owner) if owner is not None else _gets_back(queue, partition)
+            if number in free:
+                continue
+            if owner is None:
+                # If its owner has left, the successor gets it, whatever the balance.
+                handoff = queue.handoffs.get(number)
+                if handoff is not None and handoff.successor is not None and number not in begun:
+                    takers[handoff.successor.id] += not partition.retiring
+                continue
+            on_its_way = partition.state == "revoking" and number not in begun
+            if owner.draining:
+                leaving += not on_its_way
+            if partition.retiring or (owner.draining and not on_its_way):
+                continue
+            if on_its_way:
+                successor = queue.handoffs[number].successor
+                if number not in named and successor is not None:
+                    takers[successor.id] += 1
+            else:
+                takers[owner.id] += 1
+        only = None
+        if queue.settings.access_type == "exclusive":
+            only = min((queue.flows[f] for f in takers), key=lambda flow: flow.bind_number).id
+        return leaving + balance.fewest_handoffs(takers, queue.settings.partition_count, only=only)
+
+
+def _bound(queue: Queue, flow_id: str) -> Flow | None:
+    return queue.flows.get(flow_id) or queue.gone.get(flow_id)
+
+
+def _goes_on(queue: Queue, owner: Flow) -> Flow | None:
+    """The owner, or the flow that has replaced it and is to get what it owned."""
+    if not owner.gone:
+        return owner
+    heir = queue.by_bind_number.get(owner.bind_number)
+    same = heir is not None and heir.instance == owner.instance and not heir.draining
+    return heir if same else None
+
+
+def _gets_back(queue: Queue, partition: Partition) -> Flow | None:
+    """The flow whose instance has come back and is to get what it left."""
+    if partition.state != "unassigned" or partition.next_handed_over not in ("orphaned", "forced"):
+        return None
+    for instance, absent in queue.absent.items():
+        flow = queue.by_instance.get(instance)
+        if absent.flow_id == partition.released_by and flow is not None and not flow.draining:
+            return flow
+    return None
+
+
+def view(state: dict[str, Any], flow_id: str) -> Any:
+    """The view of a flow (*FlowChangeUpdate*) in a snapshot; None if it is not bound."""
+    flow = state["flows"].get(flow_id)
+    if flow is None:
+        return None
+    me, seen = f"flow {flow_id}", {}
+    for partition in state["partitions"]:
+        number = partition["number"]
+        handoff = state["handoffs"].get(number)
+        if partition["owner"] == me:
+            revoking = partition["state"] == "revoking"
+            label = "revoking" if revoking else "retiring" if partition["retiring"] else "owned"
+            deadline = handoff["deadline"] if revoking else None
+            seen[number] = (label, partition["epoch"], partition["handed_over"], deadline)
+        elif handoff is not None and handoff["successor"] == me and handoff["warm"]:
+            seen[number] = ("warming", partition["epoch"], None, handoff["deadline"])
+    return seen, flow["draining"]
+
+
+def _check_successors_of_the_leaver_own(
+    before: dict[str, Any], after: dict[str, Any], leaver: str
+) -> None:
+    """*Owner gone: the successor is granted at once, warm or not.*"""
+    for number, handoff in before["handoffs"].items():
+        gone = before["partitions"][number]["owner"] == f"flow {leaver}"
+        if gone and handoff["successor"] not in (None, f"flow {leaver}"):
+            partition = after["partitions"][number]
+            if leaver in after["gone"] and partition["owner"] == f"flow {leaver}":
+                continue
+            assert partition["owner"] == handoff["successor"]
+            assert partition["handed_over"] == "orphaned"
+
+
+def _revoked(decision: Decision, number: int) -> bool:
+    """Whether the partition began to be revoked within the decision (max_handoff_time may be 0)."""
+    for record in decision.records:
+        if isinstance(record, r.WarmupsEnded) and number in record.partitions:
+            return True
+        if isinstance(record, r.RevokesStarted) and any(
+            m.partition == number for m in record.moves
+        ):
+            return True
+    return False
+
+
+def _released_early(before: dict[str, Any], command: c.Command, record: r.Granted) -> list[int]:
+    """The partitions that a draining owner released while their successors were warming up."""
+    return [
+        grant.partition
+        for grant in record.grants
+        if isinstance(command, c.Release)
+        and grant.by_handoff
+        and before["partitions"][grant.partition]["state"] == "warming"
+    ]

@@ -1,0 +1,121 @@
+"""Barriers of ordered resizes against an oracle that knows keys and positions, and not the rule.
+
+The oracle has messages of keys with hashes. It knows for each message which older messages of its
+key lie in other partitions. A partition has to wait at its cut exactly while an older message of a
+key that can be in it is not processed: nothing may pass, and nothing waits in vain.
+"""
+
+from __future__ import annotations
+
+from math import lcm
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.core import commands as c
+from tests.broker.core.world import World
+
+COUNTS = st.integers(1, 12)
+
+
+def shares_a_key(old: int, before: int, new: int, after: int) -> bool:
+    """Whether some hash belongs to partition `old` of `before` and to `new` of `after`."""
+    return any(h % before == old and h % after == new for h in range(lcm(before, after)))
+
+
+def take(world: World, resize: int, before: int, after: int, reached: set[int], size: int) -> None:
+    """Tells the queue the cuts, in pieces."""
+    cuts = [c.LogCut(n, "7", n in reached) for n in range(max(before, after))]
+    first = 0
+    while True:
+        piece = tuple(cuts[first : first + size])
+        following = first + size if first + size < len(cuts) else None
+        wanted = world.do(c.TakeCuts(resize, before, after, piece, first, following)).answer
+        assert wanted == c.CutsWanted(following)
+        if following is None:
+            return
+        first = following
+
+
+def waiting(world: World) -> dict[int, set[int]]:
+    barriers = world.queue.barriers
+    if barriers is None or not barriers.in_force:
+        return {}
+    everybody = range(len(world.queue.partitions))
+    found = {n: set(barriers.waits_for(n, 1000)) for n in everybody}
+    assert all(bool(found[n]) is barriers.waits(n) for n in everybody)
+    return {n: others for n, others in found.items() if others}
+
+
+@given(COUNTS, COUNTS, st.data())
+def test_partitions_wait_for_what_they_must_and_for_nothing_else(before, after, data):
+    if before == after:
+        return
+    world = World(before, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    world.do(c.Change({"partition_count": after}))
+    assert world.queue.cuts_due is not None
+    reached = data.draw(st.sets(st.integers(0, before - 1)))
+    take(world, 1, before, after, reached, data.draw(st.integers(1, 5)))
+    order = data.draw(st.permutations([n for n in range(before) if n not in reached]))
+    left = set(order)
+    for number in [None, *order]:
+        if number is not None:
+            epoch = world.queue.partitions[number].epoch
+            world.do(c.ReachCuts(1, ((number, epoch),)))
+            left.discard(number)
+        expected = {
+            new: others
+            for new in range(after)
+            if (
+                others := {
+                    old for old in left if old != new and shares_a_key(old, before, new, after)
+                }
+            )
+        }
+        assert waiting(world) == expected
+    assert world.queue.barriers is None
+    assert world.queue.cuts_due is None
+
+
+def test_positions_set_in_slices_bring_each_barrier_back_with_its_own_slice():
+    """An owner may reach its cut between the first slice and its own."""
+    world = World(2, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    world.do(c.Change({"partition_count": 4}))
+    take(world, 1, 2, 4, {0, 1}, 4)
+    assert world.queue.barriers is None
+    cuts = c.TakeCuts(1, 2, 4, tuple(c.LogCut(n, "7", n > 1) for n in range(4)))
+    world.do(c.RaiseEpochs((0,), cuts))
+    assert waiting(world) == {2: {0}, 3: {1}}
+    world.do(c.ReachCuts(1, tuple((n, world.queue.partitions[n].epoch) for n in (0, 1))))
+    assert waiting(world) == {}
+    world.do(c.RaiseEpochs((1,), cuts, following=True))
+    # Partition 0 has been read up to its cut since it was set.
+    assert waiting(world) == {3: {1}}
+    world.do(c.RaiseEpochs((2, 3), cuts, following=True))
+    assert waiting(world) == {3: {1}}
+
+
+def test_positions_set_past_their_cuts_in_slices_lift_barriers_one_by_one():
+    world = World(2, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    world.do(c.Change({"partition_count": 4}))
+    take(world, 1, 2, 4, set(), 4)
+    cuts = c.TakeCuts(1, 2, 4, tuple(c.LogCut(n, "7", True) for n in range(4)))
+    world.do(c.RaiseEpochs((0,), cuts))
+    assert waiting(world) == {3: {1}}
+    world.do(c.RaiseEpochs((1,), cuts, following=True))
+    assert world.queue.barriers is None
+
+
+def test_work_under_an_old_epoch_reaches_nothing():
+    world = World(1, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    world.do(c.Change({"partition_count": 2}))
+    take(world, 1, 1, 2, set(), 2)
+    world.raise_epochs(0)
+    world.do(c.ReachCuts(1, ((0, 1),)))
+    assert waiting(world) == {1: {0}}
+    world.do(c.ReachCuts(1, ((0, 2),)))
+    assert waiting(world) == {}

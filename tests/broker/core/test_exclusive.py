@@ -1,0 +1,97 @@
+"""Exclusive access: the earliest-bound flow owns every partition, the others are standbys."""
+
+from __future__ import annotations
+
+from tests.broker.core.world import World
+
+
+def test_the_first_flow_gets_everything_and_the_others_stand_by() -> None:
+    orders = World(3, access_type="exclusive")
+    orders.bind("A")
+    orders.bind("B")
+    orders.advance(5)
+    assert orders.owners() == {"A": [0, 1, 2], "B": []}
+
+
+def test_a_second_flow_triggers_nothing() -> None:
+    """Rule 2 with P read as 1."""
+    orders = World.owning({"A": [0, 1, 2]}, access_type="exclusive")
+    orders.bind("B")
+    assert orders.status == "Ready"
+
+
+def test_the_earliest_bound_standby_takes_everything_over_at_once() -> None:
+    """Rule 3 with P read as 1."""
+    orders = World.owning({"A": [0, 1, 2], "B": [], "C": []}, access_type="exclusive")
+    orders.unbind("A")
+    assert orders.status == "Ready"
+    assert orders.owners() == {"B": [0, 1, 2], "C": []}
+
+
+def test_without_a_standby_there_is_a_holddown() -> None:
+    """Rule 4 with P read as 1."""
+    orders = World.owning({"A": [0, 1, 2]}, access_type="exclusive")
+    orders.unbind("A")
+    assert orders.status == "Holddown"
+
+
+def test_a_drain_hands_everything_to_the_next() -> None:
+    orders = World.owning({"A": [0, 1], "B": [], "C": []}, access_type="exclusive")
+    orders.drain("A")
+    orders.advance(5)
+    assert orders.on_their_way() == {0: ("revoking", "B"), 1: ("revoking", "B")}
+
+
+def test_becoming_exclusive_gathers_all_with_the_earliest_bound() -> None:
+    orders = World.owning({"A": [0, 1], "B": [2, 3], "C": [4, 5]})
+    orders.change(access_type="exclusive")
+    assert orders.on_their_way() == dict.fromkeys((2, 3, 4, 5), ("revoking", "A"))
+    orders.settle()
+    assert orders.owners() == {"A": [0, 1, 2, 3, 4, 5], "B": [], "C": []}
+
+
+def test_the_flow_with_the_most_gives_first_its_highest() -> None:
+    orders = World.owning(
+        {"A": [0], "B": [1, 2], "C": [3, 4, 5]}, max_concurrent_handoffs=1, rebalance_delay=0
+    )
+    orders.change(access_type="exclusive")
+    order = []
+    while orders.status == "Rebalancing":
+        (number,) = orders.on_their_way()
+        order.append(number)
+        owner = orders.owner(number)
+        assert owner is not None
+        orders.release(owner, number)
+    assert order == [5, 2, 4, 1, 3]
+
+
+def test_becoming_non_exclusive_spreads_them() -> None:
+    orders = World.owning({"A": [0, 1, 2, 3], "B": []}, access_type="exclusive")
+    orders.change(access_type="non_exclusive")
+    assert orders.on_their_way() == {2: ("revoking", "B"), 3: ("revoking", "B")}
+
+
+def test_a_partition_handed_to_a_standby_comes_back_after_it_arrived() -> None:
+    orders = World.owning({"A": [0, 1]}, rebalance_delay=0)
+    orders.bind("B")
+    orders.change(access_type="exclusive")
+    assert orders.on_their_way() == {1: ("revoking", "B")}
+    orders.release("A", 1)
+    assert orders.on_their_way() == {1: ("revoking", "A")}
+    orders.release("B", 1)
+    assert orders.status == "Ready"
+
+
+def test_new_partitions_go_to_the_one_owner() -> None:
+    orders = World.owning({"A": [0, 1], "B": []}, access_type="exclusive")
+    orders.resize(4)
+    assert orders.owned("A") == [0, 1, 2, 3]
+
+
+def test_an_instance_that_comes_back_draining_no_more_is_first_again() -> None:
+    orders = World.owning({"A": [0], "B": []}, access_type="exclusive", rebalance_delay=0)
+    orders.drain("A")
+    orders.release("A", 0)
+    assert orders.owned("B") == [0]
+    orders.bind("A2", "i-A")
+    assert orders.on_their_way() == {0: ("revoking", "A2")}
