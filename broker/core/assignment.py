@@ -294,9 +294,10 @@ def warming(queue: Queue) -> list[Handoff]:
 def revise(queue: Queue, ranking: Ranking) -> Revision:
     """Which warm-ups to call off or redirect.
 
-    `ranking` is `put_back` after unassigned partitions were granted; in the end it counts what is
-    planned. A warm-up stays if its owner has to give anyway and its successor stays within its
-    share; if only the former holds it goes to the flow with the fewest; else it is called off.
+    `ranking` is `ranking_without_warmups` after unassigned partitions were granted; in the end it
+    counts what is planned. A warm-up stays if its owner has to give anyway and its successor stays
+    within its share; if only the former holds it goes to the flow with the fewest; else it is
+    called off.
     """
     revision = Revision()
     if not ranking.counts:

@@ -54,7 +54,7 @@ from broker.core.structures import Journal
 
 
 class Barriers:
-    """The cuts of the resize number `resize`, until all are reached; see the package for the rule.
+    """The cuts of the resize number `resize`, until all are reached; see above for the rule.
 
     `next` is the first partition of which the cut is still to be told, None when all are known. No
     partition waits before that. `cuts` are those of the queue's partitions, `unreached` the old

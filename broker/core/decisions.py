@@ -136,10 +136,7 @@ def drain(command: c.Drain, draft: Draft) -> None:
         take_up(draft)
 
 
-# ------------------------------------------------------------------ working
-# What flows say about their partitions: release, ready and children.
-#
-# Repeating any is harmless, and each item of a call stands for itself (the contract, *HTTP*).
+# What flows report about their partitions
 
 
 def release(command: c.Release, draft: Draft) -> tuple[Result, ...]:
@@ -300,9 +297,7 @@ def _refuse_ready(queue: Queue, flow: Flow, item: c.ReadyItem) -> Result | None:
     return None
 
 
-# ------------------------------------------------------------------ administering
-# What administrators and the clock do: change, rebalance now, set positions, add children,
-# advance.
+# What administrators and the clock do
 
 
 def change(command: c.Change, draft: Draft) -> None:

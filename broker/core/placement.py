@@ -195,10 +195,6 @@ def _change(members: set[int], number: int, there: bool) -> None:
     (members.add if there else members.discard)(number)
 
 
-# ------------------------------------------------------------------ deadlines
-# When handoffs are to end.
-
-
 class Deadlines:
     """When handoffs are to end, the earliest first."""
 

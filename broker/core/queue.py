@@ -52,7 +52,7 @@ class Queue:
 
     `resize_seen` is the number of the log's last resize of which the cuts are known, `barriers`
     what of it is not settled. While `cuts_due` is not None, cuts of the log are awaited, and asked
-    for at that time, after `cuts_attempt` failures (`ordered`).
+    for at that time, after `cuts_attempt` failures (`barriers`).
 
     Beside the partitions stand the few of which something is to be done: `unassigned` (since when,
     None: never owned), `handoffs`, and of those the `warming` ones and those that are revoking

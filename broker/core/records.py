@@ -20,107 +20,6 @@ from typing import Any, NamedTuple
 from broker.core.model import HandedOver
 
 
-class Cut(NamedTuple):
-    """The cut of one partition, and whether everything before it is processed."""
-
-    partition: int
-    cut: str
-    reached: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CutsAwaited:
-    """There was a resize, or there may have been one, of which the log's cuts are not known yet.
-
-    The log is asked at once, and again at `due`; `attempt` counts how often that came.
-    """
-
-    due: float
-    attempt: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class CutsTaken:
-    """The log said where its resize number `resize` has cut the partitions.
-
-    Many cuts come in several records: `first` is the first partition that this one may name,
-    `next` the first one of the record that is still to come (None: it is the last one). The
-    barriers are in force with the last.
-    """
-
-    resize: int
-    resized_from: int
-    resized_to: int
-    first: int
-    cuts: tuple[Cut, ...]
-    next: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class CutsReached:
-    """These partitions are processed up to their cuts."""
-
-    partitions: tuple[int, ...]
-
-
-# ------------------------------------------------------------------ records
-# The records of partitions that begin, wait, end and go (the contract, *Lineage*).
-#
-# The rules of all records are in `broker.core.records`.
-
-
-class Child(NamedTuple):
-    """A new partition: its number, its key, and the keys of the partitions that it follows; a root
-    follows none."""
-
-    partition: int
-    key: str
-    parents: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ChildrenAdded:
-    """Partitions exist. Each waits until its wait is said to be over, even if it has nothing to
-    wait for."""
-
-    children: tuple[Child, ...]
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class WaitsEnded:
-    """All parents of these partitions are finished. They have no owner yet."""
-
-    partitions: tuple[int, ...]
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionFinished:
-    """The owner has processed the partition to its end. A handoff of it ends."""
-
-    partition: int
-    flow_id: str
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedRemoved:
-    """No unfinished partition follows these any more: only their keys are remembered."""
-
-    partitions: tuple[int, ...]
-    at: float
-
-
-# ------------------------------------------------------------------ records
-# What changed, in the past tense: the only thing that `replay` understands and that the store
-# keeps.
-#
-# The records of one entry are committed together under one revision of the queue. Replicas that
-# missed them replay them, the event stream publishes them and the history is read from them, so
-# each says all that those need. Times are Unix seconds by the database's clock.
-
-
 class Grant(NamedTuple):
     """One grant of ownership.
 
@@ -438,6 +337,100 @@ class ClockWentBack:
     seconds: float
 
 
+# Partitions that begin, wait, end and go (the contract, *Lineage*)
+
+
+class Child(NamedTuple):
+    """A new partition: its number, its key, and the keys of the partitions that it follows; a root
+    follows none."""
+
+    partition: int
+    key: str
+    parents: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChildrenAdded:
+    """Partitions exist. Each waits until its wait is said to be over, even if it has nothing to
+    wait for."""
+
+    children: tuple[Child, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WaitsEnded:
+    """All parents of these partitions are finished. They have no owner yet."""
+
+    partitions: tuple[int, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFinished:
+    """The owner has processed the partition to its end. A handoff of it ends."""
+
+    partition: int
+    flow_id: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRemoved:
+    """No unfinished partition follows these any more: only their keys are remembered."""
+
+    partitions: tuple[int, ...]
+    at: float
+
+
+# Ordered resizes (`broker.core.barriers`)
+
+
+class Cut(NamedTuple):
+    """The cut of one partition, and whether everything before it is processed."""
+
+    partition: int
+    cut: str
+    reached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CutsAwaited:
+    """There was a resize, or there may have been one, of which the log's cuts are not known yet.
+
+    The log is asked at once, and again at `due`; `attempt` counts how often that came.
+    """
+
+    due: float
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CutsTaken:
+    """The log said where its resize number `resize` has cut the partitions.
+
+    Many cuts come in several records: `first` is the first partition that this one may name,
+    `next` the first one of the record that is still to come (None: it is the last one). The
+    barriers are in force with the last.
+    """
+
+    resize: int
+    resized_from: int
+    resized_to: int
+    first: int
+    cuts: tuple[Cut, ...]
+    next: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CutsReached:
+    """These partitions are processed up to their cuts."""
+
+    partitions: tuple[int, ...]
+
+
+# All of them
+
 Record = (
     SettingsChanged
     | FlowBound
@@ -490,8 +483,7 @@ class Entry:
     commit_id: str = ""
 
 
-# ------------------------------------------------------------------ lists
-# Records that say the same of several partitions: how many, and how several become one.
+# Records that say the same of several partitions: how many, and how several become one
 
 
 # The records that may name several partitions, and where.

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import singledispatch
+from typing import Any
 
 from broker.core import records as r
 from broker.core.barriers import Barriers
@@ -34,28 +34,13 @@ from broker.core.structures import Heap
 from broker.core.transitions import QUEUE_TRANSITIONS, LifeEvent, PartitionEvent, QueueEvent, State
 
 
-@singledispatch
-def apply(record: object, queue: Queue) -> None:
-    """Changes the queue as the record says."""
-    raise AssertionError(f"no replay for {type(record).__name__}")
-
-
-# ------------------------------------------------------------------ replay
-# Applying records to a queue: the only code that changes one, live and on reload alike.
-#
-# `replay` is total on what `decide` produces and refuses, by an assertion, what the transition
-# tables do not list. It never decides anything: whom, how many and when is in the record. What
-# follows from a record alone (the partitions of a flow that left have no owner; a grant ends the
-# handoff it concludes; whose view changes) is derived here.
-
-
 def replay(queue: Queue, record: r.Record) -> None:
     """Changes the queue in place as the record says.
 
     The queue's revision must be the record's already: flows whose view changes get it as their
     `view_revision`, and their ids are added to `queue.touched`.
     """
-    apply(record, queue)
+    _CHANGES[type(record)](queue, record)
 
 
 def replay_all(queue: Queue, records: Iterable[r.Record], revision: int) -> None:
@@ -85,16 +70,14 @@ def _flow(queue: Queue, flow_id: str | None) -> Flow | None:
     return None if flow_id is None else queue.flows[flow_id]
 
 
-@apply.register
-def _(record: r.SettingsChanged, queue: Queue) -> None:
+def _settings_changed(queue: Queue, record: r.SettingsChanged) -> None:
     for name, value in record.changes.items():
         queue.journal.set(queue.settings, name, value)
     if "ordered_resize" in record.changes:
         _switch_ordered_resize(queue)
 
 
-@apply.register
-def _(record: r.FlowBound, queue: Queue) -> None:
+def _flow_bound(queue: Queue, record: r.FlowBound) -> None:
     flow = Flow(
         record.flow_id,
         record.instance_id,
@@ -112,8 +95,7 @@ def _(record: r.FlowBound, queue: Queue) -> None:
     queue.touch(flow)
 
 
-@apply.register
-def _(record: r.FlowLeft, queue: Queue) -> None:
+def _flow_left(queue: Queue, record: r.FlowLeft) -> None:
     flow = queue.flows[record.flow_id]
     owned = sorted(flow.owned)
     _depart(queue, flow, record)
@@ -123,20 +105,17 @@ def _(record: r.FlowLeft, queue: Queue) -> None:
         queue.redirect(queue.handoffs[number], None)
 
 
-@apply.register
-def _(record: r.FlowDeparted, queue: Queue) -> None:
+def _flow_departed(queue: Queue, record: r.FlowDeparted) -> None:
     _depart(queue, queue.flows[record.flow_id], record)
 
 
-@apply.register
-def _(record: r.Orphaned, queue: Queue) -> None:
+def _orphaned(queue: Queue, record: r.Orphaned) -> None:
     flow = queue.gone[record.flow_id]
     for number in record.partitions:
         _orphan(queue, flow, number, record.at)
 
 
-@apply.register
-def _(record: r.FlowDraining, queue: Queue) -> None:
+def _flow_draining(queue: Queue, record: r.FlowDraining) -> None:
     flow = queue.flows[record.flow_id]
     if flow.draining:
         queue.journal.set(flow, "drain_deadline", record.deadline)
@@ -148,28 +127,24 @@ def _(record: r.FlowDraining, queue: Queue) -> None:
     queue.touch(flow)
 
 
-@apply.register
-def _(record: r.HolddownStarted, queue: Queue) -> None:
+def _holddown_started(queue: Queue, record: r.HolddownStarted) -> None:
     _change_status(queue, QueueEvent.HOLDDOWN_STARTED, record.at, record.trigger)
     queue.set("holddown_until", record.until)
     queue.set("flows_before", record.flows_before)
 
 
-@apply.register
-def _(record: r.HolddownSettled, queue: Queue) -> None:
+def _holddown_settled(queue: Queue, record: r.HolddownSettled) -> None:
     _change_status(queue, QueueEvent.HOLDDOWN_SETTLED, record.at, None)
     _forget_absent(queue)
 
 
-@apply.register
-def _(record: r.RebalanceStarted, queue: Queue) -> None:
+def _rebalance_started(queue: Queue, record: r.RebalanceStarted) -> None:
     _change_status(queue, QueueEvent.REBALANCE_STARTED, record.at, record.trigger)
     _forget_absent(queue)
     queue.set("rebalance", Rebalance(record.rebalance_id, record.trigger, record.at))
 
 
-@apply.register
-def _(record: r.RebalanceFinished, queue: Queue) -> None:
+def _rebalance_finished(queue: Queue, record: r.RebalanceFinished) -> None:
     assert queue.rebalance is not None
     _change_status(queue, QueueEvent.REBALANCE_FINISHED, record.at, None)
     queue.set("last_rebalance", replace(queue.rebalance, finished_at=record.at))
@@ -177,22 +152,19 @@ def _(record: r.RebalanceFinished, queue: Queue) -> None:
     queue.set("growing", False)
 
 
-@apply.register
-def _(record: r.GrantedOutside, queue: Queue) -> None:
+def _granted_outside(queue: Queue, record: r.GrantedOutside) -> None:
     entry = Rebalance(record.rebalance_id, record.trigger, record.at, finished_at=record.at)
     queue.set("last_rebalance", entry)
 
 
-@apply.register
-def _(record: r.CutOff, queue: Queue) -> None:
+def _cut_off(queue: Queue, record: r.CutOff) -> None:
     queue.set("unfinished_at", record.at)
     queue.set("granting", record.granting)
     queue.set("changed", record.changed)
     queue.set("discarding", record.discarding)
 
 
-@apply.register
-def _(record: r.Granted, queue: Queue) -> None:
+def _granted(queue: Queue, record: r.Granted) -> None:
     handoffs = forced = 0
     for grant in record.grants:
         partition = queue.partitions[grant.partition]
@@ -223,10 +195,10 @@ def _(record: r.Granted, queue: Queue) -> None:
         _forget_if_back(queue, flow)
         handoffs += grant.by_handoff
         forced += grant.by_force
-    _tally(queue, handoffs, forced, len(record.grants) - handoffs)
+    _add_to_counts(queue, handoffs, forced, len(record.grants) - handoffs)
 
 
-def _tally(queue: Queue, handoffs: int, forced: int, granted: int) -> None:
+def _add_to_counts(queue: Queue, handoffs: int, forced: int, granted: int) -> None:
     name = "rebalance" if queue.rebalance is not None else "last_rebalance"
     entry: Rebalance = getattr(queue, name)
     queue.set(
@@ -240,8 +212,7 @@ def _tally(queue: Queue, handoffs: int, forced: int, granted: int) -> None:
     )
 
 
-@apply.register
-def _(record: r.Released, queue: Queue) -> None:
+def _released(queue: Queue, record: r.Released) -> None:
     partition = queue.partitions[record.partition]
     queue.touch(partition.owner)
     queue.touch_successor(queue.handoffs.get(record.partition))
@@ -254,8 +225,7 @@ def _(record: r.Released, queue: Queue) -> None:
     )
 
 
-@apply.register
-def _(record: r.WarmupsStarted, queue: Queue) -> None:
+def _warmups_started(queue: Queue, record: r.WarmupsStarted) -> None:
     for number, _owner, successor_id in record.moves:
         partition = queue.partitions[number]
         successor = queue.flows[successor_id]
@@ -267,8 +237,7 @@ def _(record: r.WarmupsStarted, queue: Queue) -> None:
         queue.touch(successor)
 
 
-@apply.register
-def _(record: r.RevokesStarted, queue: Queue) -> None:
+def _revokes_started(queue: Queue, record: r.RevokesStarted) -> None:
     for number, _owner, successor_id in record.moves:
         partition = queue.partitions[number]
         handoff = Handoff(number, queue.flows[successor_id], record.deadline, record.at, warm=False)
@@ -277,8 +246,7 @@ def _(record: r.RevokesStarted, queue: Queue) -> None:
         queue.touch(partition.owner)
 
 
-@apply.register
-def _(record: r.WarmupsEnded, queue: Queue) -> None:
+def _warmups_ended(queue: Queue, record: r.WarmupsEnded) -> None:
     for number in record.partitions:
         partition = queue.partitions[number]
         warming = queue.handoffs[number]
@@ -291,8 +259,7 @@ def _(record: r.WarmupsEnded, queue: Queue) -> None:
         queue.touch_successor(handoff)
 
 
-@apply.register
-def _(record: r.WarmupsReady, queue: Queue) -> None:
+def _warmups_ready(queue: Queue, record: r.WarmupsReady) -> None:
     for number in record.partitions:
         partition, successor = queue.partitions[number], queue.handoffs[number].named
         assert partition.state is State.WARMING
@@ -301,8 +268,7 @@ def _(record: r.WarmupsReady, queue: Queue) -> None:
         queue.journal.put(queue.warmed, number, (successor.id, partition.epoch))
 
 
-@apply.register
-def _(record: r.HandoffsRedirected, queue: Queue) -> None:
+def _handoffs_redirected(queue: Queue, record: r.HandoffsRedirected) -> None:
     for number, successor_id in record.redirects:
         handoff = queue.handoffs[number]
         successor = _flow(queue, successor_id)
@@ -318,32 +284,14 @@ def _(record: r.HandoffsRedirected, queue: Queue) -> None:
             queue.set_deadline(handoff, record.deadline)
 
 
-@apply.register
-def _(record: r.HandoffsCalledOff, queue: Queue) -> None:
+def _handoffs_called_off(queue: Queue, record: r.HandoffsCalledOff) -> None:
     for number in record.partitions:
         partition = queue.partitions[number]
         queue.touch_successor(queue.handoffs[number])
         queue.place(partition, PartitionEvent.CALLED_OFF, owner=partition.owner)
 
 
-@apply.register
-def _(record: r.PartitionsAdded, queue: Queue) -> None:
-    _add_partitions(queue, record)
-
-
-@apply.register
-def _(record: r.PartitionsRetired, queue: Queue) -> None:
-    _retire_partitions(queue, record)
-
-
-@apply.register
-def _(record: r.PartitionsRemoved, queue: Queue) -> None:
-    _remove_partitions(queue, record)
-    _reach_cuts(queue, record.partitions)
-
-
-@apply.register
-def _(record: r.EpochsRaised, queue: Queue) -> None:
+def _epochs_raised(queue: Queue, record: r.EpochsRaised) -> None:
     for number in record.partitions:
         partition = queue.partitions[number]
         queue.journal.set(partition, "epoch", partition.epoch + 1)
@@ -359,8 +307,7 @@ def _(record: r.EpochsRaised, queue: Queue) -> None:
         queue.touch_successor(queue.handoffs.get(number))
 
 
-@apply.register
-def _(record: r.DeadlinesMoved, queue: Queue) -> None:
+def _deadlines_moved(queue: Queue, record: r.DeadlinesMoved) -> None:
     queue.set("outage_seen", record.outage_id)
     ended = record.began + record.seconds
     for handoff in list(queue.handoffs.values()):
@@ -370,8 +317,7 @@ def _(record: r.DeadlinesMoved, queue: Queue) -> None:
             _touch_deadline(queue, handoff)
 
 
-@apply.register
-def _(record: r.ClockWentBack, queue: Queue) -> None:
+def _clock_went_back(queue: Queue, record: r.ClockWentBack) -> None:
     queue.set("outage_seen", record.outage_id)
     if queue.holddown_until is not None:
         queue.set("since", queue.since + record.seconds)
@@ -395,14 +341,7 @@ def _touch_deadline(queue: Queue, handoff: Handoff) -> None:
     queue.touch_successor(handoff)
 
 
-# ------------------------------------------------------------------ departures
-# Flows that leave: what becomes of their partitions, and what they get back if they come again.
-#
-# A flow that leaves while a holddown runs is remembered by its instance (`Absent`), and its
-# partitions remember it (`released_by`), as they remember every flow that left: their next grant
-# names it. So nothing is stored for each partition that was not written anyway, and it is known at
-# any time what is still there to be given back. The memory of the flow ends with the holddown, but
-# for an instance that is bound again and has not got everything yet.
+# Flows that leave
 
 
 def _depart(queue: Queue, flow: Flow, record: r.FlowLeft | r.FlowDeparted) -> None:
@@ -484,15 +423,10 @@ def _first(queue: Queue, heap: Heap[int], holds: Callable[[int], bool]) -> int |
     return heap.first(is_there)
 
 
-# ------------------------------------------------------------------ resizing
-# Partitions that are added, retire and are removed (the contract, *Resize*).
-#
-# The configured partitions are always those from 0 up: a resize adds at their end and takes from
-# there. So their number alone says how far a resize is that was cut into slices
-# (`Queue.configured_count`).
+# Resizes
 
 
-def _add_partitions(queue: Queue, record: r.PartitionsAdded) -> None:
+def _partitions_added(queue: Queue, record: r.PartitionsAdded) -> None:
     """Partitions exist (again); those that were retiring are taken back."""
     for number in range(record.first, record.end):
         partition = queue.find(number)
@@ -510,7 +444,7 @@ def _add_partitions(queue: Queue, record: r.PartitionsAdded) -> None:
     queue.set("configured_count", max(queue.configured_count, record.end))
 
 
-def _retire_partitions(queue: Queue, record: r.PartitionsRetired) -> None:
+def _partitions_retired(queue: Queue, record: r.PartitionsRetired) -> None:
     """Partitions are to be drained to their ends."""
     for number in record.partitions:
         partition = queue.partitions[number]
@@ -520,7 +454,7 @@ def _retire_partitions(queue: Queue, record: r.PartitionsRetired) -> None:
     queue.set("configured_count", min(queue.configured_count, *record.partitions))
 
 
-def _remove_partitions(queue: Queue, record: r.PartitionsRemoved) -> None:
+def _partitions_removed(queue: Queue, record: r.PartitionsRemoved) -> None:
     """Partitions are gone."""
     for number in record.partitions:
         partition, handoff = queue.partitions[number], queue.handoffs.get(number)
@@ -544,10 +478,10 @@ def _remove_partitions(queue: Queue, record: r.PartitionsRemoved) -> None:
             next_handed_over=next_handed_over,
         )
     queue.set("configured_count", min(queue.configured_count, *record.partitions))
+    _reach_cuts(queue, record.partitions)
 
 
-# ------------------------------------------------------------------ replay_cuts
-# What the records of ordered resizes do to a queue (`broker.core.barriers`).
+# Ordered resizes
 
 
 def _switch_ordered_resize(queue: Queue) -> None:
@@ -584,8 +518,7 @@ def _touch_all(queue: Queue) -> None:
         queue.touch(flow)
 
 
-@apply.register
-def _(record: r.CutsAwaited, queue: Queue) -> None:
+def _cuts_awaited(queue: Queue, record: r.CutsAwaited) -> None:
     if queue.barriers is not None and not queue.barriers.in_force:
         # What was told so far is told anew: positions may have been set since.
         queue.set("barriers", None)
@@ -593,8 +526,7 @@ def _(record: r.CutsAwaited, queue: Queue) -> None:
     queue.set("cuts_attempt", record.attempt)
 
 
-@apply.register
-def _(record: r.CutsTaken, queue: Queue) -> None:
+def _cuts_taken(queue: Queue, record: r.CutsTaken) -> None:
     barriers = queue.barriers
     if record.first == 0:
         barriers = Barriers(record.resize, record.resized_from, record.resized_to)
@@ -612,16 +544,11 @@ def _(record: r.CutsTaken, queue: Queue) -> None:
         _settle(queue, barriers)
 
 
-@apply.register
-def _(record: r.CutsReached, queue: Queue) -> None:
+def _cuts_reached(queue: Queue, record: r.CutsReached) -> None:
     _reach_cuts(queue, record.partitions)
 
 
-# ------------------------------------------------------------------ replay_lineage
-# What the records of lineage do to a queue (the contract, *Lineage*).
-#
-# `partition_count` of a dynamic queue is the number of its partitions that take part in the
-# balance: it follows from the records.
+# Lineage
 
 
 def _lineage(queue: Queue) -> Lineage:
@@ -635,8 +562,7 @@ def _count(queue: Queue, difference: int) -> None:
     queue.set("configured_count", count)
 
 
-@apply.register
-def _(record: r.ChildrenAdded, queue: Queue) -> None:
+def _children_added(queue: Queue, record: r.ChildrenAdded) -> None:
     lineage = _lineage(queue)
     for number, key, parents in record.children:
         partition = Partition(number)
@@ -645,8 +571,7 @@ def _(record: r.ChildrenAdded, queue: Queue) -> None:
         lineage.add(number, key, parents)
 
 
-@apply.register
-def _(record: r.WaitsEnded, queue: Queue) -> None:
+def _waits_ended(queue: Queue, record: r.WaitsEnded) -> None:
     lineage = _lineage(queue)
     for number in record.partitions:
         lineage.end_wait(number)
@@ -654,8 +579,7 @@ def _(record: r.WaitsEnded, queue: Queue) -> None:
     _count(queue, len(record.partitions))
 
 
-@apply.register
-def _(record: r.PartitionFinished, queue: Queue) -> None:
+def _partition_finished(queue: Queue, record: r.PartitionFinished) -> None:
     number = record.partition
     partition, handoff = queue.partitions[number], queue.handoffs.get(number)
     queue.touch(partition.owner)
@@ -670,9 +594,45 @@ def _(record: r.PartitionFinished, queue: Queue) -> None:
     _count(queue, -1)
 
 
-@apply.register
-def _(record: r.FinishedRemoved, queue: Queue) -> None:
+def _finished_removed(queue: Queue, record: r.FinishedRemoved) -> None:
     for number in record.partitions:
         _lineage(queue).remove(number)
         queue.place(queue.partitions[number], PartitionEvent.REMOVED)
         queue.forget(number)
+
+
+_CHANGES: dict[type[r.Record], Callable[[Queue, Any], None]] = {
+    r.SettingsChanged: _settings_changed,
+    r.FlowBound: _flow_bound,
+    r.FlowLeft: _flow_left,
+    r.FlowDeparted: _flow_departed,
+    r.Orphaned: _orphaned,
+    r.FlowDraining: _flow_draining,
+    r.HolddownStarted: _holddown_started,
+    r.HolddownSettled: _holddown_settled,
+    r.RebalanceStarted: _rebalance_started,
+    r.RebalanceFinished: _rebalance_finished,
+    r.GrantedOutside: _granted_outside,
+    r.CutOff: _cut_off,
+    r.Granted: _granted,
+    r.Released: _released,
+    r.WarmupsStarted: _warmups_started,
+    r.RevokesStarted: _revokes_started,
+    r.WarmupsEnded: _warmups_ended,
+    r.WarmupsReady: _warmups_ready,
+    r.HandoffsRedirected: _handoffs_redirected,
+    r.HandoffsCalledOff: _handoffs_called_off,
+    r.PartitionsAdded: _partitions_added,
+    r.PartitionsRetired: _partitions_retired,
+    r.PartitionsRemoved: _partitions_removed,
+    r.EpochsRaised: _epochs_raised,
+    r.DeadlinesMoved: _deadlines_moved,
+    r.ClockWentBack: _clock_went_back,
+    r.CutsAwaited: _cuts_awaited,
+    r.CutsTaken: _cuts_taken,
+    r.CutsReached: _cuts_reached,
+    r.ChildrenAdded: _children_added,
+    r.WaitsEnded: _waits_ended,
+    r.PartitionFinished: _partition_finished,
+    r.FinishedRemoved: _finished_removed,
+}

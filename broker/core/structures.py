@@ -111,14 +111,6 @@ def _nothing(_owner: Any) -> None:
     """Undoes what was only noted."""
 
 
-# ------------------------------------------------------------------ heap
-# The smallest of what changes, without a pass over all of it.
-#
-# An entry is pushed when it begins to hold, and is not looked for when it holds no more: `first`
-# skips it when it has come to the top. So an entry may be there twice and an old one may stay for a
-# while. Undoing a change pushes what it takes back.
-
-
 T = TypeVar("T", int, tuple[float, int])
 # As many old entries as there are others, and so many more, may be in a heap.
 _SPARE = 64
@@ -163,16 +155,6 @@ class Heap(Generic[T]):
 
     def __contains__(self, entry: T) -> bool:
         return entry in self._entries
-
-
-# ------------------------------------------------------------------ ranking
-# Flows in the order in which the greedy balance takes from them and gives to them.
-#
-# A ranking knows how many partitions count for each flow and finds, without looking at all flows,
-# the
-# flow with the fewest and the flow with the most, ties to the earliest bound (the contract,
-# *Balance*, *Determinism*). Flows are known by their bind
-# number, their place in the order of binding.
 
 
 class Ranking:

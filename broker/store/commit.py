@@ -35,7 +35,6 @@ from typing import Any
 
 import orjson
 from sqlalchemy import (
-    ARRAY,
     CTE,
     BigInteger,
     Boolean,
@@ -235,10 +234,7 @@ def _new_flow_values(commit: Commit) -> list[tuple[Any, ...]]:
     ]
 
 
-# ------------------------------------------------------------------ partition_writes
-# The partitions' rows of a commit, with the positions of releases and of administrators.
-#
-# Parts of the statement that commits (`broker.store.commit`).
+# The partitions' rows, with the positions of releases and of administrators
 
 
 _PARTITION_ROWS = Rows(
@@ -409,10 +405,7 @@ def _write_values(write: PositionWrite | None) -> tuple[Any, ...]:
     return (write.flow_id, write.epoch, write.seq, write.position) if write else _NO_WRITE
 
 
-# ------------------------------------------------------------------ lineage_writes
-# The keys of a dynamic queue: new ones with a commit, and what is left of removed ones.
-#
-# Parts of the statement that commits (`broker.store.commit`).
+# The keys of a dynamic queue
 
 
 _CHILD_ROWS = Rows("child", [(key, lineage.c[key].type) for key in ("key", "number", "parents")])
@@ -426,9 +419,6 @@ def _children() -> Select[Any]:
 
 
 INSERT_CHILDREN = insert(lineage).from_select(_CHILD_COLUMNS, _children())
-LINEAGE = select(lineage.c.number, lineage.c.key, lineage.c.parents).where(
-    lineage.c.queue_id == bindparam("queue")
-)
 
 
 def inserted_children(may: ColumnElement[bool]) -> CTE:
@@ -490,26 +480,7 @@ def _parents_json(parents: tuple[str, ...]) -> str:
     return orjson.dumps(parents).decode()
 
 
-# ------------------------------------------------------------------ writing
-# The statement that commits what a replica decided on a queue.
-#
-# One statement does all of it, so a commit is one round trip and takes its locks for as long as the
-# database needs to carry it out, however slow or frozen the replica is:
-#
-# 1. The queue's row is locked, if it has the revision that the replica has seen.
-# 2. The flows, then the partitions are locked, each in the order of their keys, then the row of the
-#    log if there is a fence against trims.
-# 3. `verdict`: every fence is compared with the locked rows, and the clock is read.
-# 4. If all of them hold, everything is written; otherwise nothing.
-#
-# So every write is fenced in its WHERE clause, and the answer shows which fence did not hold. All
-# locks in this package are taken in this order, so there are no deadlocks. Rows in parameters are
-# joined to the table once, where it is locked. So every plan looks rows up by their keys, however
-# many there are.
-#
-# A statement sees the database as it was when it arrived, and locked rows as they are. That is
-# enough: rows that are inserted meanwhile belong to a commit of another replica, which has raised
-# the revision. The positions in the answer are those of the database at that time, and as written.
+# The statement
 
 
 _ENTRY_ROWS = Rows(

@@ -397,12 +397,7 @@ class Store(Protocol):
         """
 
 
-# ------------------------------------------------------------------ key_ports
-# What the broker asks of a store about keys, sessions and the audit.
-#
-# Keys are made and revoked elsewhere (`broker.keys`). A key counts while it is neither revoked nor
-# past its end, by the store's clock. A replica learns that a key has ended by asking again, so no
-# notification can be lost.
+# Keys, sessions and the audit
 
 
 class KeyRow(NamedTuple):

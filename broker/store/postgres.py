@@ -2,7 +2,7 @@
 
 Frequent operations are one statement and thus one round trip: renewals, commits of positions, the
 pulse, commits of decisions (`broker.store.commit`). The driver gets them directly. Bulk goes
-through arrays (`broker.store.bulk`). Locks are taken in one order, see `writing`.
+through arrays (`broker.store.bulk`). Locks are taken in one order, see `commit`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from broker.core.access import ALL_QUEUES
 from broker.core.queue import Queue
 from broker.core.records import Entry
 from broker.core.stored import ShownEntry
-from broker.store import commit
 from broker.store.bulk import PreparedStatement, any_of
+from broker.store.commit import insert_queue, record_acts, write_commit
 from broker.store.conditions import PostgresConditions
 from broker.store.connections import Connections
 from broker.store.keys import PostgresKeys, matching
@@ -126,13 +126,13 @@ class PostgresStore:
     # Queues
 
     async def create(self, commit: Commit) -> None:
-        await self._connections.carry_out(lambda one: commit.insert_queue(one, commit))
+        await self._connections.carry_out(lambda one: insert_queue(one, commit))
         if len(commit.partitions) >= ANALYZE_FROM:
             # Plans that were made while the table was small would read all of it.
             await self._run(text(f"ANALYZE {partitions.fullname}"))
 
     async def commit(self, commit: Commit) -> Positions:
-        return await commit.write_commit(self._connections, commit)
+        return await write_commit(self._connections, commit)
 
     async def delete(self, queue_id: str, *, force: bool, act: Act | None = None) -> None:
         lock = select(queues.c.id).where(queues.c.id == queue_id).with_for_update()
@@ -145,7 +145,7 @@ class PostgresStore:
             await self._lock_all(connection, queue_id)
             await connection.execute(delete(partitions).where(partitions.c.queue_id == queue_id))
             await connection.execute(delete(queues).where(queues.c.id == queue_id))
-            await commit.record_acts(connection, () if act is None else (act,))
+            await record_acts(connection, () if act is None else (act,))
 
     async def _lock_all(self, connection: AsyncConnection, queue_id: str) -> None:
         for table, key in ((flows, flows.c.id), (partitions, partitions.c.number)):

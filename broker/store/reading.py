@@ -24,7 +24,6 @@ from broker.core.stored import ShownEntry
 from broker.core.transitions import LifeEvent, PartitionEvent, State
 from broker.pieces import pause, pieces
 from broker.store.bulk import any_of
-from broker.store.commit import LINEAGE
 from broker.store.ports import QueueGone
 from broker.store.rows import (
     FlowValues,
@@ -34,10 +33,13 @@ from broker.store.rows import (
     instance_of,
     restore_head,
 )
-from broker.store.tables import bound, flows, partitions, queues, records
+from broker.store.tables import bound, flows, lineage, partitions, queues, records
 
 # So many rows of partitions take some milliseconds.
 ROWS_AT_ONCE = 1000
+_LINEAGE = select(lineage.c.number, lineage.c.key, lineage.c.parents).where(
+    lineage.c.queue_id == bindparam("queue")
+)
 _STATES = {state.value: state for state in State}
 _HANDED_OVER: dict[str | None, HandedOver] = {how.value: how for how in HandedOver}
 
@@ -75,7 +77,7 @@ async def load(connection: AsyncConnection, queue_id: str) -> Queue:
         gone += starmap(FlowValues, left)
     keys: list[LineageValues] = []
     if row.partitioning == "dynamic":
-        keys += starmap(LineageValues, await connection.execute(LINEAGE, {"queue": queue_id}))
+        keys += starmap(LineageValues, await connection.execute(_LINEAGE, {"queue": queue_id}))
     restoring = Restoring(queue_id, row._asdict(), found, gone, keys)
     async for some in pieces(owned):
         restoring.add(some)

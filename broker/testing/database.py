@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -140,11 +140,7 @@ def _hold(condition: bool, violation: str) -> None:
         raise AssertionError(violation)
 
 
-# ------------------------------------------------------------------ database
-# The database of the in-memory store: rows and encoded records, no shared objects.
-#
-# Each method is one transaction: it does not wait between reading and writing, and it raises before
-# it writes anything. The rules that the real database enforces by constraints are assertions here.
+# The transactions
 
 
 class Listener(Protocol):
@@ -491,8 +487,7 @@ class MemoryDatabase:
         return sorted(since, key=lambda queue_id: (since[queue_id], queue_id))[:limit]
 
 
-# ------------------------------------------------------------------ history
-# Which entries the history is read from; the twin of `broker.store.history`.
+# The history
 
 
 def with_their_causes(entries: Sequence[Entry], limit: int, before: int | None) -> set[int]:
@@ -527,8 +522,7 @@ def shown_entry(stored: tuple[Entry, bytes]) -> ShownEntry:
     return ShownEntry(entry.revision, entry.at, shown, entry.rebalance_id)
 
 
-# ------------------------------------------------------------------ key_tables
-# Rows of keys, sessions and audit in memory.
+# Keys, sessions and the audit
 
 
 @dataclass
@@ -561,11 +555,7 @@ class KeyTables:
             self.next_id += 1
 
 
-# ------------------------------------------------------------------ trims
-# The announced trims in memory; see `broker.store.trims`.
-
-
-Call = Callable[[str, Callable[[], Any]], Awaitable[Any]]
+# Announced trims
 
 
 class TrimTable:
@@ -583,48 +573,3 @@ class TrimTable:
         if row.announced != fence.announced or row.pending is not None:
             raise LogTrimmed(fence.log)
         self.rows[fence.log] = replace(row, readers=commit.commit_id)
-
-
-class MemoryTrims:
-    """A replica's access to them. `call` awaits a hook with the method's name, then does it."""
-
-    def __init__(self, table: TrimTable, call: Call) -> None:
-        self._table, self._call = table, call
-
-    async def all(self) -> Mapping[str, Trimming]:
-        rows: Mapping[str, Trimming] = await self._call("trims", lambda: {**self._table.rows})
-        return rows
-
-    async def look(self, log: str) -> Trimming | None:
-        row: Trimming | None = await self._call("trim", lambda: self._table.rows.get(log))
-        return row
-
-    async def announce(self, log: str, seen: str | None, name: str, pending: str) -> bool:
-        def work() -> bool:
-            row = self._table.rows.get(log)
-            if row is None if seen is not None else row is not None:
-                return False
-            if row is not None and (row.readers != seen or row.pending is not None):
-                return False
-            readers = name if row is None else row.readers
-            self._table.rows[log] = Trimming(readers, name, pending)
-            return True
-
-        announced: bool = await self._call("announce_trim", work)
-        return announced
-
-    async def done(self, log: str, announced: str) -> None:
-        def work() -> None:
-            row = self._table.rows.get(log)
-            if row is not None and row.announced == announced:
-                self._table.rows[log] = replace(row, pending=None)
-
-        await self._call("trim_done", work)
-
-    async def forget(self, log: str, seen: str) -> None:
-        def work() -> None:
-            row = self._table.rows.get(log)
-            if row is not None and row.readers == seen and row.pending is None:
-                del self._table.rows[log]
-
-        await self._call("forget_trim", work)

@@ -72,10 +72,6 @@ class Process:
         self.dead = True
 
 
-# ------------------------------------------------------------------ alarms
-# Alarms that replace APScheduler.
-
-
 class VirtualAlarms:
     """The alarms of one process, by its own clock: the port of `broker.mailbox.alarms`.
 

@@ -20,6 +20,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from dataclasses import replace
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -46,7 +47,8 @@ from broker.store.ports import (
     StoreError,
     StoreUnavailable,
 )
-from broker.testing.database import MemoryDatabase, MemoryTrims, StoredFlow
+from broker.store.trims import Trimming
+from broker.testing.database import MemoryDatabase, StoredFlow, TrimTable
 
 __all__ = ["Fault", "Hook", "MemoryDatabase", "MemoryStore"]
 
@@ -225,8 +227,7 @@ class _Listening:
         return queue_ids
 
 
-# ------------------------------------------------------------------ conditions
-# The conditions that flows report, in memory; see `broker.store.conditions`.
+# The conditions that flows report
 
 
 Call = Callable[[str, Callable[[], Any]], Awaitable[Any]]
@@ -297,8 +298,7 @@ def _order(found: tuple[str, Condition]) -> tuple[bool, int, str]:
     return condition.partition is not None, condition.partition or 0, flow_id
 
 
-# ------------------------------------------------------------------ keys
-# The tables of keys, sessions and audit in memory.
+# Keys, sessions and the audit
 
 
 USED_SECONDS = 60.0
@@ -411,3 +411,51 @@ class MemoryKeys:
             }
 
         await self._call("purge_keys", work)
+
+
+# Announced trims
+
+
+class MemoryTrims:
+    """A replica's access to them. `call` awaits a hook with the method's name, then does it."""
+
+    def __init__(self, table: TrimTable, call: Call) -> None:
+        self._table, self._call = table, call
+
+    async def all(self) -> Mapping[str, Trimming]:
+        rows: Mapping[str, Trimming] = await self._call("trims", lambda: {**self._table.rows})
+        return rows
+
+    async def look(self, log: str) -> Trimming | None:
+        row: Trimming | None = await self._call("trim", lambda: self._table.rows.get(log))
+        return row
+
+    async def announce(self, log: str, seen: str | None, name: str, pending: str) -> bool:
+        def work() -> bool:
+            row = self._table.rows.get(log)
+            if row is None if seen is not None else row is not None:
+                return False
+            if row is not None and (row.readers != seen or row.pending is not None):
+                return False
+            readers = name if row is None else row.readers
+            self._table.rows[log] = Trimming(readers, name, pending)
+            return True
+
+        announced: bool = await self._call("announce_trim", work)
+        return announced
+
+    async def done(self, log: str, announced: str) -> None:
+        def work() -> None:
+            row = self._table.rows.get(log)
+            if row is not None and row.announced == announced:
+                self._table.rows[log] = replace(row, pending=None)
+
+        await self._call("trim_done", work)
+
+    async def forget(self, log: str, seen: str) -> None:
+        def work() -> None:
+            row = self._table.rows.get(log)
+            if row is not None and row.readers == seen and row.pending is None:
+                del self._table.rows[log]
+
+        await self._call("forget_trim", work)

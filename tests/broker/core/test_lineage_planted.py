@@ -98,9 +98,10 @@ def child_takes_the_holddown() -> Any:
 def finish_moves_other_partitions() -> Any:
     real = broker.core.loop.take_up
 
-    def take_up(draft: Any, *, changed: bool = True) -> None:
-        real(draft, changed=changed)
-        if changed and draft.queue.status is Status.READY:
+    def take_up(draft: Any, **given: bool) -> None:
+        ended = any(isinstance(record, r.PartitionFinished) for record in draft.records)
+        real(draft, **given)
+        if ended and draft.queue.status is Status.READY:
             rebalance(draft, "admin")
 
     return mock.patch.object(broker.core.decisions, "take_up", take_up)
@@ -120,10 +121,10 @@ def merge_reported_twice_is_two_children() -> Any:
 
 
 def child_goes_to_the_busiest() -> Any:
-    def taker(queue: Any, ranking: Any) -> Any:
+    def most_loaded(queue: Any, ranking: Any) -> Any:
         return queue.by_bind_number[ranking.most()] if ranking.counts else None
 
-    return mock.patch.object(broker.core.lineage, "least_loaded", taker)
+    return mock.patch.object(broker.core.lineage, "least_loaded", most_loaded)
 
 
 def finished_parent_is_removed_at_once() -> Any:

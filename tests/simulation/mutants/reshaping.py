@@ -145,7 +145,6 @@ def key_forgotten() -> Changes:
     return [
         (Lineage, "remove", remove),
         (broker.core.decisions, "record_children", add_children),
-        (broker.core.decisions, "record_children", add_children),
         (MemoryDatabase, "_check", unchecked),
     ]
 
