@@ -14,9 +14,9 @@ from api.app import create_app
 from api.connections.accepting import RESERVED_FILES, Acceptor, raise_file_limit
 from api.connections.crowd import Crowd
 from api.connections.protocol import HEAD_SECONDS, Connection
+from broker.exposure import Certificate, certificate_of
 from broker.service import Broker
 from broker.settings import Settings
-from broker.tls import Certificate, certificate_of
 
 log = structlog.get_logger("api")
 

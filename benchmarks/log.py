@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.figures import Figure, rate, spread, timed
 from benchmarks.rows import Y3, Y5, ArrowReader, Copier
 from broker.logs.builtin import BuiltinLogs
-from broker.logs.engine import log_engine
+from broker.logs.database import log_engine
 from broker.logs.ports import Holder, Purpose
 from broker.postgres import migrations
 from broker.postgres.embedded import EmbeddedPostgres

@@ -20,20 +20,20 @@ from pydantic import SecretStr
 
 from broker import exposure, keys
 from broker.core.errors import Invalid
-from broker.postgres import migrations, pooling, restoring
+from broker.exposure import TlsError, certificate_of
+from broker.postgres import checks, migrations, restoring
 from broker.postgres.embedded import (
     DataDirectoryInUse,
     DataDirectoryOfAnotherVersion,
     DataDirectoryUnwritable,
     EmbeddedPostgres,
     EmbeddedPostgresError,
+    PostgresKeeper,
     default_data_dir,
     url_of_running,
 )
-from broker.postgres.keeper import PostgresKeeper
 from broker.settings import Settings, SettingsError, load
 from broker.telemetry import configure_logging
-from broker.tls import TlsError, certificate_of
 
 log = structlog.get_logger("launch")
 
@@ -77,7 +77,7 @@ class Restored(NamedTuple):
 
 def migrate(
     *, contract: bool = False, restored: Restored | None = None, **given: object
-) -> Iterator[migrations.Step | str]:
+) -> Iterator[migrations.MigrationStep | str]:
     """Bring the database up to date; reports the step of each tree of migrations.
 
     `contract`: also run revisions that break replicas of older versions. `restored`: then fence the
@@ -208,10 +208,10 @@ def _prepare(settings: Settings) -> None:
     try:
         for url in _urls(settings):
             if url is not None:
-                pooling.refuse_pooling(url)
+                checks.refuse_pooling(url)
     except migrations.DatabaseUnreachable as error:
         _fail(Exit.DATABASE, f"cannot reach the database: {error}")
-    except pooling.Pooled as error:
+    except checks.Pooled as error:
         _fail(Exit.DATABASE, str(error))
     if settings.auto_migrate:
         _migrated(settings)
@@ -239,7 +239,7 @@ def _refuse_exposure(settings: Settings) -> None:
         log.warning(warning, host=settings.host)
 
 
-def _migrated(settings: Settings, *, contract: bool = False) -> list[migrations.Step]:
+def _migrated(settings: Settings, *, contract: bool = False) -> list[migrations.MigrationStep]:
     try:
         return migrations.upgrade(*_urls(settings), contract=contract)
     except migrations.DatabaseUnreachable as error:

@@ -1,4 +1,8 @@
-"""`Broker`: the facade that the API calls, put together from its parts."""
+"""`Broker`: the facade that the API calls, put together from its parts.
+
+`Calls` has all calls of one replica, by subject. `Broker` is a replica with its store, logs and
+alarms, and its life: start, upkeep, stop.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +13,62 @@ from uuid import uuid4
 import structlog
 
 from broker.calls import views
-from broker.calls.facade import Calls
-from broker.calls.keys import LOOK_SECONDS
+from broker.calls.access import FlowRows, QueueAccess
+from broker.calls.conditions import ConditionCalls
+from broker.calls.cuts import CutCalls
+from broker.calls.flows import FlowCalls
+from broker.calls.keys import LOOK_SECONDS, KeyCalls
+from broker.calls.lineage import LineageCalls
+from broker.calls.logs import LogCalls
+from broker.calls.monitoring import MonitoringCalls
+from broker.calls.queues import QueueCalls
+from broker.calls.readers import LogReaders, Trims
+from broker.calls.updates import UpdateCalls
 from broker.core.errors import BrokerError
 from broker.logs.builtin import BuiltinLogs
 from broker.logs.by_kind import LogsByKind
-from broker.logs.clients.roles import WATCH_SECONDS
-from broker.logs.engine import log_engine
+from broker.logs.database import log_engine
 from broker.logs.external import ExternalLogs
-from broker.mailbox.alarms import Alarms, SchedulerAlarms
-from broker.mailbox.replica import Replica
-from broker.mailbox.tally import Tally
-from broker.postgres import migrations, restoring, room
-from broker.postgres.reporting import REPORTER
+from broker.logs.ports import Logs
+from broker.logs.roles import WATCH_SECONDS
+from broker.postgres import checks, migrations, restoring
+from broker.postgres.checks import REPORTER
+from broker.replica.alarms import Alarms, SchedulerAlarms
+from broker.replica.events import EventCounters
+from broker.replica.replica import Replica
 from broker.settings import Settings
 from broker.store.ports import Store, StoreUnavailable
 from broker.store.postgres import PostgresStore
 from broker.tracing import traced
+
+
+class Calls:
+    """The calls of a replica; see `views` for their arguments and results.
+
+    Every call raises the errors of `broker.core.errors`: QueueNotFound for a queue that does not
+    exist, Unavailable while the database cannot be reached, and those named at the call.
+    """
+
+    def __init__(self, replica: Replica, logs: Logs) -> None:
+        access = QueueAccess(replica)
+        self.keys = KeyCalls(access)
+        readers = LogReaders(access)
+        rows = FlowRows(access)
+        self.cuts = CutCalls(access, logs, readers)
+        replica.ask_cuts = self.cuts.settle
+        trims = Trims(access.store, logs)
+        self.queues = QueueCalls(access, logs, readers, self.cuts, trims)
+        self.logs = LogCalls(access, logs, readers, self.cuts, trims)
+        self.monitoring = MonitoringCalls(access, logs)
+        self.conditions = ConditionCalls(access, rows)
+        self.lineage = LineageCalls(access, logs, readers)
+        self.updates = UpdateCalls(access, rows)
+        self.flows = FlowCalls(access, logs, rows, self.updates, self.cuts)
+
+
+# ------------------------------------------------------------------ service
+# `Broker`: the facade that the API calls, put together from its parts.
+
 
 _log = structlog.get_logger()
 
@@ -42,7 +85,7 @@ FIT_SECONDS = 5.0
 class Broker:
     """One replica of the service: its calls, by what they are about, and its life.
 
-    See `broker.calls.facade.Calls` for what the calls have in common.
+    See `broker.service.Calls` for what the calls have in common.
     """
 
     def __init__(
@@ -128,7 +171,7 @@ class Broker:
         return self._replica.clock.fresh
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> EventCounters:
         """What this replica has committed, for the metrics."""
         return self._replica.tally
 
@@ -143,11 +186,11 @@ class Broker:
             try:
                 unfit = await asyncio.to_thread(migrations.unfit, self._url, self._log_url)
                 moved = not unfit and await asyncio.to_thread(restoring.moved, self._url)
-                await asyncio.to_thread(room.try_write, self._url)
+                await asyncio.to_thread(checks.try_write, self._url)
             except migrations.DatabaseUnreachable as error:
                 REPORTER.report(str(error), None)
                 return views.ReadyCheck(False, False, "The database cannot be reached.")
-            except room.CannotWrite as error:
+            except checks.CannotWrite as error:
                 REPORTER.report(str(error), error.code)
                 return views.ReadyCheck(True, False, "The database cannot write.")
             if unfit:

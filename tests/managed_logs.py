@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from broker.logs.managed import ManagedLog, open_managed
+from broker.logs.external import ManagedLog, open_managed
 from broker.logs.ports import LogOwner
 
 OWNER = LogOwner("id", "flights", 1.0)

@@ -30,9 +30,9 @@ from fastapi import FastAPI
 from api.app import create_app
 from api.connections.protocol import HEAD_SECONDS
 from api.server import Server, make_server
+from broker.exposure import Certificate
 from broker.service import Broker
 from broker.settings import Settings, load
-from broker.tls import Certificate
 from tests.eventual import eventually as eventually  # used with services, mostly
 from tests.forked import Forked
 

@@ -2,7 +2,7 @@
 
 Every application has its own registry, so that two services in one process count separately. Paths
 are route templates, never names. Counters with the label `queue` are bounded in number
-(`broker.mailbox.tally`). Who asks sees the series of the queues that exist and match the key;
+(`broker.replica.events`). Who asks sees the series of the queues that exist and match the key;
 without a database, those that match. What has no queue is seen by all.
 """
 
@@ -30,7 +30,7 @@ from api.http.streams import OpenCalls, call_that_waits
 from broker.calls.monitoring import MOST_LAGS
 from broker.calls.views import LagView, QueueView, Result
 from broker.core.access import matches
-from broker.mailbox.tally import OTHER, Tally
+from broker.replica.events import OTHER, EventCounters
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0, 60.0)
 STATUSES = ("Ready", "Holddown", "Rebalancing")
@@ -41,7 +41,7 @@ MOST_PARTITIONS = 20_000
 class Metrics:
     """The metrics of one application."""
 
-    def __init__(self, open_calls: OpenCalls, tally: Tally) -> None:
+    def __init__(self, open_calls: OpenCalls, tally: EventCounters) -> None:
         self.registry = CollectorRegistry()
         self._labels = tally.queues
         for collector in tally.collectors:

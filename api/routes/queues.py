@@ -16,7 +16,7 @@ from api.schemas import logs as log_schemas
 from api.schemas import queues as queue_schemas
 from api.schemas import rebalances as rebalance_schemas
 from broker.calls import views
-from broker.calls.past.views import RebalanceView
+from broker.calls.views import RebalanceView
 from broker.core.access import Right
 
 ROUTER = APIRouter(prefix="/v1/queues", route_class=Route)

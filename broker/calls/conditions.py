@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from broker.calls import views
-from broker.calls.access import QueueAccess
-from broker.calls.flow_rows import FlowRows
+from broker.calls.access import FlowRows, QueueAccess
 from broker.core.queue import Queue
-from broker.mailbox.patience import store_available
+from broker.replica.store_calls import store_available
 from broker.store.conditions import Condition
 
 

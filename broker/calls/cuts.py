@@ -14,7 +14,7 @@ from typing import NamedTuple
 import structlog
 
 from broker.calls.access import QueueAccess
-from broker.calls.log_readers import LogReaders, log_owner
+from broker.calls.readers import LogReaders, log_owner
 from broker.core import commands as c
 from broker.core.barriers import Barriers
 from broker.core.draft import SLICE
@@ -22,9 +22,9 @@ from broker.core.errors import BrokerError, Invalid
 from broker.core.queue import Queue
 from broker.core.resizing import refuse_unsettled
 from broker.logs.ports import Bounds, Logs, Positions
-from broker.mailbox.asks import Ask
-from broker.mailbox.coordinator import Coordinator
-from broker.mailbox.patience import store_available
+from broker.replica.coordinator import Coordinator
+from broker.replica.store_calls import store_available
+from broker.replica.transaction import Submission
 from counterpoise.logs.address import kind_of
 from counterpoise.logs.numbered import TOO_LARGE, position_number
 
@@ -33,7 +33,7 @@ _log = structlog.get_logger()
 MOST_ROUNDS = 3
 
 
-class Committed(NamedTuple):
+class CommittedPosition(NamedTuple):
     """A position that an owner has committed; `says`: that it has reached the cut."""
 
     partition: int
@@ -113,7 +113,7 @@ class CutCalls:
                 first=cuts[first].partition if first else 0,
                 next=following,
             )
-            answer: c.CutsWanted = await coordinator.ask(Ask(piece))
+            answer: c.CutsWanted = await coordinator.ask(Submission(piece))
             if answer.first is None or answer.first != following:
                 return answer
             first = end
@@ -138,7 +138,7 @@ class CutCalls:
             stored = await self._store.positions(coordinator.queue_id, numbers)
         await self.reached(
             coordinator,
-            [Committed(number, epoch, at) for number, (epoch, at) in stored.items()],
+            [CommittedPosition(number, epoch, at) for number, (epoch, at) in stored.items()],
         )
 
     async def cuts_of(
@@ -161,17 +161,19 @@ class CutCalls:
         )
         return c.TakeCuts(bounds.resize, bounds.resized_from, bounds.partition_count, cuts)
 
-    async def reached(self, coordinator: Coordinator, committed: Sequence[Committed]) -> None:
+    async def reached(
+        self, coordinator: Coordinator, committed: Sequence[CommittedPosition]
+    ) -> None:
         """Lifts the barriers that waited for these positions, which are committed."""
 
         resize, numbers = await self._reached(coordinator, committed)
         if numbers:
             reached = (one for one in committed if one.partition in numbers)
             items = tuple((one.partition, one.epoch) for one in reached)
-            await coordinator.ask(Ask(c.ReachCuts(resize, items)))
+            await coordinator.ask(Submission(c.ReachCuts(resize, items)))
 
     async def reaching(
-        self, coordinator: Coordinator, releases: Sequence[Committed]
+        self, coordinator: Coordinator, releases: Sequence[CommittedPosition]
     ) -> dict[int, int]:
         """Of what is to be released, the partitions that reach their cuts, with the resize."""
 
@@ -179,7 +181,7 @@ class CutCalls:
         return dict.fromkeys(numbers, resize)
 
     async def _reached(
-        self, coordinator: Coordinator, committed: Sequence[Committed]
+        self, coordinator: Coordinator, committed: Sequence[CommittedPosition]
     ) -> tuple[int, frozenset[int]]:
         """The partitions that reach their cuts with these positions, and the resize. An owner may
         know of a resize that this replica has not heard of yet."""
@@ -193,7 +195,9 @@ class CutCalls:
         return found or (0, frozenset())
 
 
-def _reached(barriers: Barriers, committed: Iterable[Committed]) -> tuple[int, frozenset[int]]:
+def _reached(
+    barriers: Barriers, committed: Iterable[CommittedPosition]
+) -> tuple[int, frozenset[int]]:
     return barriers.resize, frozenset(
         one.partition
         for one in committed

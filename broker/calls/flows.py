@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from broker.calls import views
 from broker.calls.access import (
+    FlowRows,
     Positioned,
     QueueAccess,
     act_on_flow,
@@ -24,8 +25,7 @@ from broker.calls.access import (
     refuse_repetitions,
     shown_flow,
 )
-from broker.calls.cuts import Committed, CutCalls
-from broker.calls.flow_rows import FlowRows
+from broker.calls.cuts import CommittedPosition, CutCalls
 from broker.calls.rendering import needed_positions
 from broker.calls.updates import BIG_VIEW, UpdateCalls
 from broker.core import commands as c
@@ -39,13 +39,12 @@ from broker.core.errors import (
 from broker.core.queue import Queue
 from broker.logs.bind_access import BindAccess
 from broker.logs.ports import Holder, Logs
-from broker.logs.reach import Reach
-from broker.mailbox.asks import Ask, all_of
-from broker.mailbox.batches import Batcher
-from broker.mailbox.coordinator import Coordinator
-from broker.mailbox.renewals import Held
-from broker.mailbox.turns import SLICES_AT_ONCE, slices
+from broker.logs.positions import Reach
 from broker.pieces import pieces
+from broker.replica.coordinator import Coordinator
+from broker.replica.renewals import RowLocked
+from broker.replica.store_calls import Batcher
+from broker.replica.transaction import SLICES_AT_ONCE, Submission, all_of, slices
 from broker.store.ports import PositionCommit, Positions
 
 
@@ -110,7 +109,7 @@ class FlowCalls:
             access = await self._access.make(
                 log,
                 Holder.flow(flow_id, coordinator.queue_id, key_id),
-                lambda: coordinator.ask(Ask(command, token_hash=token_hash)),
+                lambda: coordinator.ask(Submission(command, token_hash=token_hash)),
                 lambda: self.unbind(name, flow_id),
             )
             self._rows.remember(flow_id, coordinator.queue_id, token_hash)
@@ -162,7 +161,7 @@ class FlowCalls:
         shown = partial(shown_flow, flow_id)
         command = c.Unbind(flow_id, reason or "unbound")
         try:
-            await self._queues.ask(name, lambda: Ask(command, act=act, shown=shown))
+            await self._queues.ask(name, lambda: Submission(command, act=act, shown=shown))
         except FlowNotFound:
             row = await self._rows.row(flow_id)
             if row is None or row.reason is None or not await self._rows.is_of(name, row):
@@ -193,7 +192,7 @@ class FlowCalls:
             queue_id = coordinator.queue_id
             shown = await coordinator.read(partial(_in_view, flow_id))
             results: list[c.Result] = []
-            taken: list[Committed] = []
+            taken: list[CommittedPosition] = []
             positions: Positions = {}
             async for some in pieces(items):
                 commits = [
@@ -205,7 +204,7 @@ class FlowCalls:
                 done, positions = await self._commit_all(flow_id, commits, shown if is_last else ())
                 results += done
                 taken += [
-                    Committed(one.partition, one.epoch, one.position, one.reached_cut)
+                    CommittedPosition(one.partition, one.epoch, one.position, one.reached_cut)
                     for one, result in zip(some, done, strict=True)
                     if result.outcome is c.Outcome.OK
                 ]
@@ -227,18 +226,19 @@ class FlowCalls:
         refuse_repetitions([item.partition for item in items])
         await self._queues.on(name, partial(self._check_positions, flow_id, items))
         committed = [
-            Committed(item.partition, item.epoch, item.position, item.reached_cut) for item in items
+            CommittedPosition(item.partition, item.epoch, item.position, item.reached_cut)
+            for item in items
         ]
         reaching = await self._queues.on(name, lambda one: self._cuts.reaching(one, committed))
 
-        def asked(some: Sequence[views.ReleaseItem]) -> Ask:
+        def asked(some: Sequence[views.ReleaseItem]) -> Submission:
             released = tuple(
                 c.ReleaseItem(one.partition, one.epoch, one.finished, reaching.get(one.partition))
                 for one in some
             )
             positions = {one.partition: one.position for one in some}
             command = c.Release(flow_id, released)
-            return Ask(command, renews=flow_id, seq=seq, released=positions)
+            return Submission(command, renews=flow_id, seq=seq, released=positions)
 
         return await self._work(name, flow_id, [partial(asked, some) for some in slices(items)])
 
@@ -258,7 +258,7 @@ class FlowCalls:
         await self._queues.on(name, partial(self._check_positions, flow_id, items))
         await self._queues.on(name, lambda queue: refuse_begins(queue, self._reach, begins))
 
-        def asked(some: Sequence[views.ChildrenItem]) -> Ask:
+        def asked(some: Sequence[views.ChildrenItem]) -> Submission:
             reports = tuple(
                 c.ChildrenItem(
                     item.partition, item.epoch, tuple(map(new_child, item.children)), item.finished
@@ -267,7 +267,7 @@ class FlowCalls:
             )
             positions = {item.partition: item.position for item in some}
             command = c.Children(flow_id, reports)
-            return Ask(command, renews=flow_id, seq=seq, released=positions)
+            return Submission(command, renews=flow_id, seq=seq, released=positions)
 
         return await self._work(name, flow_id, [partial(asked, some) for some in slices(items)])
 
@@ -277,9 +277,9 @@ class FlowCalls:
         """Reports finished warm-ups. Raises FlowGone, FlowNotFound."""
         refuse_repetitions([item.partition for item in items])
 
-        def asked(some: Sequence[views.ReadyItem]) -> Ask:
+        def asked(some: Sequence[views.ReadyItem]) -> Submission:
             ready = tuple(c.ReadyItem(one.partition, one.epoch) for one in some)
-            return Ask(c.Ready(flow_id, ready), renews=flow_id)
+            return Submission(c.Ready(flow_id, ready), renews=flow_id)
 
         return await self._work(name, flow_id, [partial(asked, some) for some in slices(items)])
 
@@ -299,12 +299,12 @@ class FlowCalls:
         act = act_on_flow(caller, "drain", name, flow_id)
         renews = flow_id if act is None else None
         shown = partial(shown_flow, flow_id)
-        ask = partial(Ask, command, renews=renews, act=act, shown=shown)
+        ask = partial(Submission, command, renews=renews, act=act, shown=shown)
         done = await self._work(name, flow_id, [ask])
         return done.update
 
     async def _work(
-        self, name: str, flow_id: str, asks: Sequence[Callable[[], Ask]]
+        self, name: str, flow_id: str, asks: Sequence[Callable[[], Submission]]
     ) -> views.ResultsView:
         """The results of all that is asked, in order; a large call is several asks. As many of them
         wait together as one transaction takes.
@@ -346,7 +346,7 @@ class FlowCalls:
         results: dict[int, c.Result] = {}
         positions: Positions = {}
 
-        async def ask() -> Sequence[c.Result] | Held:
+        async def ask() -> Sequence[c.Result] | RowLocked:
             nonlocal positions
             left = [place for place in range(len(commits)) if place not in results]
             if left:
@@ -358,7 +358,7 @@ class FlowCalls:
                     if answer is not None
                 )
             found = [results[place] for place in range(len(commits)) if place in results]
-            return found if len(found) == len(commits) else Held.HELD
+            return found if len(found) == len(commits) else RowLocked.LOCKED
 
         return await self._queues.replica.renewals.until_free(flow_id, ask), positions
 

@@ -29,9 +29,8 @@ from broker.core.access import (
     key_id_of,
 )
 from broker.core.errors import BrokerError, Forbidden, QueueNotFound, Unauthorized, Unavailable
-from broker.mailbox.asks import Ask
-from broker.mailbox.batches import Batcher
-from broker.mailbox.patience import UNAVAILABLE, store_available
+from broker.replica.store_calls import UNAVAILABLE, Batcher, store_available
+from broker.replica.transaction import Submission
 from broker.store.ports import KeyRow, StoreUnavailable
 
 LOOK_SECONDS = 1.0
@@ -258,7 +257,7 @@ class KeyCalls:
 
     async def _end_flow(self, queue_id: str, flow_id: str) -> None:
         coordinator = self._queues.replica.coordinator_of(queue_id)
-        await coordinator.ask(Ask(c.Unbind(flow_id, "key_ended")))
+        await coordinator.ask(Submission(c.Unbind(flow_id, "key_ended")))
 
 
 def _caller(row: KeyRow, address: str | None) -> Caller:

@@ -14,9 +14,8 @@ import structlog
 from broker.calls import views
 from broker.calls.access import QueueAccess, act_of
 from broker.calls.cuts import CutCalls
-from broker.calls.log_readers import LogReaders, log_owner, owner_among
+from broker.calls.readers import LogReaders, Trims, log_owner, owner_among
 from broker.calls.rendering import queue_view
-from broker.calls.trims import Trims
 from broker.core import commands as c
 from broker.core.access import Caller, Right
 from broker.core.decisions import is_read
@@ -26,11 +25,10 @@ from broker.core.transitions import State
 from broker.logs.names import builtin_name, canonical, decides_count
 from broker.logs.ports import Holder, Logs, Purpose
 from broker.logs.positions import number_of, refuse_invalid
-from broker.mailbox.asks import Ask
-from broker.mailbox.coordinator import Coordinator
-from broker.mailbox.patience import store_available
-from broker.mailbox.turns import EARLIEST, slices
 from broker.pieces import PIECE, made, mapped, pause, pieces
+from broker.replica.coordinator import Coordinator
+from broker.replica.store_calls import store_available
+from broker.replica.transaction import EARLIEST, Submission, slices
 from broker.store.ports import StoreError
 from broker.store.trims import Trimming
 from counterpoise.logs.address import InvalidLog, kind_of
@@ -85,7 +83,7 @@ class LogCalls:
             command = c.RaiseEpochs(numbers, cuts, following)
             some = {number: positions[number] for number in numbers}
             await self._queues.ask(
-                name, partial(Ask, command, positions=some, fence=fence, act=act)
+                name, partial(Submission, command, positions=some, fence=fence, act=act)
             )
             act, following = None, True
 

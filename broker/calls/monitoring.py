@@ -10,20 +10,20 @@ from itertools import islice
 
 from broker.calls import views
 from broker.calls.access import QueueAccess
-from broker.calls.past.history import History
-from broker.calls.past.views import RebalanceView
+from broker.calls.history import History
 from broker.calls.rendering import (
     event_view,
     flow_view,
     partition_view,
 )
+from broker.calls.views import RebalanceView
 from broker.core.errors import Invalid, QueueNotFound
 from broker.core.model import Settings
 from broker.core.queue import Queue
 from broker.logs.ports import Logs
-from broker.mailbox.coordinator import Coordinator
-from broker.mailbox.patience import store_available
 from broker.pieces import pieces
+from broker.replica.coordinator import Coordinator
+from broker.replica.store_calls import store_available
 from broker.scaling import Load, load_of
 from broker.store.ports import QueueGone, StoreUnavailable
 

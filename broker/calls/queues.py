@@ -12,10 +12,9 @@ from uuid import uuid4
 from broker.calls import views
 from broker.calls.access import QueueAccess, act_of
 from broker.calls.cuts import CutCalls, refuse_unordered
-from broker.calls.log_readers import LogReaders, log_owner
+from broker.calls.lineage import roots_of
+from broker.calls.readers import LogReaders, Trims, log_owner
 from broker.calls.rendering import queue_row_view, queue_view
-from broker.calls.roots import roots_of
-from broker.calls.trims import Trims
 from broker.core import commands as c
 from broker.core import records as r
 from broker.core.access import ALL_QUEUES, Caller, Right
@@ -28,11 +27,10 @@ from broker.core.resizing import FIRST_SECONDS
 from broker.core.transitions import State
 from broker.logs.names import builtin_name, check_log, decides_count, has_owner
 from broker.logs.ports import LogOwner, Logs
-from broker.mailbox.asks import Ask, LogMoved
-from broker.mailbox.coordinator import Coordinator
-from broker.mailbox.patience import store_available
-from broker.mailbox.turns import EARLIEST
 from broker.pieces import pieces
+from broker.replica.coordinator import Coordinator
+from broker.replica.store_calls import store_available
+from broker.replica.transaction import EARLIEST, LogMoved, Submission
 from broker.store.ports import (
     Commit,
     FlowsBound,
@@ -266,7 +264,7 @@ class QueueCalls:
         """Carries out a change, and its consequences for the log and its other readers.
 
         A discard is part of a resize. It deletes the messages of all removed partitions, so
-        repeating an interrupted one completes it. `begins`: see `Ask`.
+        repeating an interrupted one completes it. `begins`: see `Submission`.
         """
 
         def look(queue: Queue) -> tuple[LogOwner, str, int, int, list[int]]:
@@ -275,7 +273,9 @@ class QueueCalls:
             return of, queue.settings.log, queue.settings.partition_count, queue.revision, removed
 
         command, act = c.Change(changes, discard), act_of(caller, "change_queue", name)
-        await self._queues.ask(name, lambda: Ask(command, begins=begins, act=act, shown=_shown))
+        await self._queues.ask(
+            name, lambda: Submission(command, begins=begins, act=act, shown=_shown)
+        )
         if "partition_count" not in changes:
             return
         settled = await self._queues.on(name, partial(self._when_resized, look=look))
@@ -343,7 +343,7 @@ class QueueCalls:
         def shown(queue: Queue) -> Mapping[str, Any]:
             return {"status": queue.status.value, "revision": queue.revision}
 
-        await self._queues.ask(name, lambda: Ask(c.RebalanceNow(), act=act, shown=shown))
+        await self._queues.ask(name, lambda: Submission(c.RebalanceNow(), act=act, shown=shown))
         return await self._queues.status(name)
 
     async def list(

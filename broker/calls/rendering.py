@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from broker.calls import views
-from broker.calls.past.views import RebalanceView
-from broker.calls.views import MOST_NAMED
+from broker.calls.views import MOST_NAMED, RebalanceView
 from broker.core.graph import Lineage, Node
 from broker.core.model import Flow, Partition, Rebalance
 from broker.core.queue import Queue

@@ -20,19 +20,17 @@ from functools import partial
 from typing import Any, Self
 
 from broker.calls import views
-from broker.calls.access import QueueAccess
-from broker.calls.flow_rows import FlowRows
+from broker.calls.access import FlowRows, QueueAccess
 from broker.calls.rendering import needed_positions, partitions_in_update, update_view
 from broker.core.errors import QueueNotFound
 from broker.core.model import Flow
 from broker.core.queue import Queue
-from broker.mailbox.batches import Asked, Batcher, answered
-from broker.mailbox.clock import StoreClock
-from broker.mailbox.coordinator import Coordinator
-from broker.mailbox.looks import Watch
-from broker.mailbox.patience import store_available
-from broker.mailbox.replica import Replica
 from broker.pieces import pieces
+from broker.replica.clock import StoreClock
+from broker.replica.coordinator import Coordinator
+from broker.replica.notifier import Watch
+from broker.replica.replica import Replica
+from broker.replica.store_calls import Awaiter, Batcher, answered, store_available
 from broker.store.ports import Positions
 
 # Views of more partitions are made in pieces, and one view at a time: each keeps the processor busy
@@ -41,7 +39,7 @@ BIG_VIEW = 1000
 NOT_RENEWED = "the lease is not renewed yet"
 
 
-class Waiting:
+class LongPoll:
     """A flow that waits for its next view, as long as this is entered (`with`)."""
 
     __slots__ = (
@@ -171,7 +169,7 @@ class UpdateCalls:
         )
 
     async def wait(
-        self, name: str, flow_id: str, after: int, wait_seconds: float, *, asked: Asked = answered
+        self, name: str, flow_id: str, after: int, wait_seconds: float, *, asked: Awaiter = answered
     ) -> views.UpdateView | None:
         """Renews the lease; the flow's view as soon as its revision is above `after`, else None.
 
@@ -179,12 +177,12 @@ class UpdateCalls:
         database; the wait itself keeps little, because thousands of flows wait at once. Cancelled
         before the lease is renewed, it raises CancelledError with `NOT_RENEWED`.
         """
-        found: views.UpdateView | Waiting | None
+        found: views.UpdateView | LongPoll | None
         found = self._waits(name, flow_id, after, wait_seconds, asked)
         try:
             if found is None:
                 found = await asked(self.begin(name, flow_id, after, wait_seconds))
-            if not isinstance(found, Waiting):
+            if not isinstance(found, LongPoll):
                 return found
             view = None
             with found as waiting:
@@ -203,7 +201,7 @@ class UpdateCalls:
                 raise await asked(self._rows.missing(name, flow_id))
             return view
         except asyncio.CancelledError:
-            if isinstance(found, Waiting) and isinstance(found.renewed, int):
+            if isinstance(found, LongPoll) and isinstance(found.renewed, int):
                 raise
             raise asyncio.CancelledError(NOT_RENEWED) from None
 
@@ -212,8 +210,8 @@ class UpdateCalls:
         self._queues.replica.renewals.hurry()
 
     def _waits(
-        self, name: str, flow_id: str, after: int, wait_seconds: float, asked: Asked
-    ) -> Waiting | None:
+        self, name: str, flow_id: str, after: int, wait_seconds: float, asked: Awaiter
+    ) -> LongPoll | None:
         """What a flow waits with whose view is surely the one that it has, or is told with the
         commit under way; its renewal is under way. None if neither is sure.
         """
@@ -226,31 +224,31 @@ class UpdateCalls:
             return None
         lease_seconds = flow.lease_seconds
         seconds = min(wait_seconds, lease_seconds / 2)
-        waiting = Waiting(self._queues.replica, coordinator, flow_id, after, seconds)
+        waiting = LongPoll(self._queues.replica, coordinator, flow_id, after, seconds)
         self._queues.replica.renewals.soon(flow_id, lease_seconds, waiting.renews, asked)
         return waiting
 
     async def begin(
         self, name: str, flow_id: str, after: int, wait_seconds: float
-    ) -> views.UpdateView | Waiting | None:
+    ) -> views.UpdateView | LongPoll | None:
         """The first step of `wait` if it is not sure that the flow waits: its result, or what it
         waits with.
         """
         lease = await self._rows.renew(name, flow_id)
 
-        async def work(coordinator: Coordinator) -> views.UpdateView | Waiting | None:
+        async def work(coordinator: Coordinator) -> views.UpdateView | LongPoll | None:
             view = await self._newer(coordinator, flow_id, after, lease.view_revision)
             if view is not None or wait_seconds <= 0:
                 return view
             half = await self._lease_seconds(coordinator, flow_id) / 2
             seconds = min(wait_seconds, half)
-            return Waiting(
+            return LongPoll(
                 self._queues.replica, coordinator, flow_id, after, seconds, lease.view_revision
             )
 
         return await self._queues.on(name, work)
 
-    async def of(self, waiting: Waiting) -> views.UpdateView | None:
+    async def of(self, waiting: LongPoll) -> views.UpdateView | None:
         """The view that a flow waits for; None if it has not changed. Raises FlowGone,
         FlowNotFound, QueueNotFound, Unavailable.
         """

@@ -29,7 +29,15 @@ The directory: `service.lock`, `postgres.lock`, `password`, `port` (the last one
 it is free, so that consumers which know it can continue after a restart of the service; while the
 service runs its Postgres keeps this port), `postgres.log` (and `.1`, the previous run's),
 `postgres/` (the cluster).
+
+`PostgresKeeper` starts Postgres again if it ends while the service runs. Postgres recovers by
+itself when one of its backends crashes. But it ends when it cannot write the data for its recovery
+(a full disk), or when it is killed. An operator could start it again only by restarting the
+service. So the keeper starts it until that succeeds: on the same port and with the same password,
+so that clients need no change. Meanwhile the service answers 503, and leases do not run.
 """
+
+from __future__ import annotations
 
 import contextlib
 import fcntl
@@ -42,6 +50,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Self
+
+import structlog
 
 from broker.postgres.binaries import (
     Binaries,
@@ -172,7 +183,7 @@ class EmbeddedPostgres:
         return self._start(self._launch_on_a_free_port)
 
     def restart(self) -> str:
-        """Start it again after it has ended by itself, as `start` does; see broker.postgres.keeper.
+        """Start it again after it has ended by itself, as `start` does.
 
         On the same port, because clients know it: PostgresDidNotStart while another program has
         the port. Call it from a thread that lives until `stop`: Postgres ends with that thread.
@@ -366,3 +377,67 @@ def _free_port(wanted: int) -> int:
             probe.bind((HOST, port))
             return int(probe.getsockname()[1])
     raise PostgresDidNotStart(f"no port is free on {HOST}")
+
+
+# ------------------------------------------------------------------ keeper
+# Restarts the service's own Postgres if it ends while the service runs.
+#
+# Postgres recovers by itself when one of its backends crashes. But it ends when it cannot write the
+# data for its recovery (a full disk), or when it is killed. An operator could start it again only
+# by restarting the service. So the keeper starts it until that succeeds: on the same port and with
+# the same password, so that clients need no change. Meanwhile the service answers 503, and leases
+# do not run.
+
+
+_log = structlog.get_logger("broker.postgres")
+
+LOOK_SECONDS = 0.25
+PAUSE_SECONDS = 2.0
+STOP_SECONDS = 30.0
+
+
+class PostgresKeeper:
+    """Keeps a started Postgres running as long as the block lasts.
+
+        url = postgres.start()
+        with PostgresKeeper(postgres, url):
+            ...
+
+    Its thread starts Postgres again, and Postgres ends when that thread does. Each failed attempt
+    is in the log with its reason.
+    """
+
+    def __init__(self, postgres: EmbeddedPostgres, url: str) -> None:
+        self._postgres = postgres
+        self._url = url
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="postgres-keeper", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        # A running start finishes; the owner of the keeper stops the Postgres that it started.
+        self._thread.join(STOP_SECONDS)
+
+    def _keep(self) -> None:
+        while not self._stopping.wait(LOOK_SECONDS):
+            if self._postgres.poll() is not None:
+                _log.error("Postgres has ended; it is started again", code=self._postgres.poll())
+                while not self._started() and not self._stopping.wait(PAUSE_SECONDS):
+                    pass
+
+    def _started(self) -> bool:
+        try:
+            url = self._postgres.restart()
+        except EmbeddedPostgresError as error:
+            _log.error("Postgres cannot be started yet", error=str(error))
+            return False
+        if url != self._url:
+            _log.error("Postgres cannot be started yet", error="it has another password now")
+            self._postgres.stop()
+            return False
+        _log.info("Postgres runs again")
+        return True

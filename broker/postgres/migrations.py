@@ -72,7 +72,7 @@ LOG = Tree("log", "counterpoise_log.alembic_version")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class MigrationStep:
     """The change of one database: `before` is None if it had no tables."""
 
     tree: str
@@ -97,7 +97,7 @@ class _Level(NamedTuple):
 
 def upgrade(
     database_url: str, log_database_url: str | None = None, *, contract: bool = False
-) -> list[Step]:
+) -> list[MigrationStep]:
     """Migrate the control tables and the log; `contract`: also revisions that break older replicas.
 
     A newer database that this version can serve is not changed. Blocks; idempotent.
@@ -192,14 +192,14 @@ def _target(tree: Tree, revision: str, *, contract: bool) -> str:
     return target
 
 
-def _upgrade(tree: Tree, url: str, *, contract: bool) -> Step:
+def _upgrade(tree: Tree, url: str, *, contract: bool) -> MigrationStep:
     config = _config(tree)
     with _connected(url) as connection:
         before = _level(connection, tree)
         known = before.revision is None or before.revision in dict(_chain(tree))
         if not known and _fits(tree, before):
             assert before.revision is not None
-            return Step(tree.name, before.revision, before.revision)
+            return MigrationStep(tree.name, before.revision, before.revision)
         config.attributes["connection"] = connection
         target = head(tree)
         if before.revision is not None and known:
@@ -220,14 +220,14 @@ def _upgrade(tree: Tree, url: str, *, contract: bool) -> Step:
         if not _fits(tree, after):
             raise MigrationFailed(_why(tree, after))
         assert after.revision is not None
-        return Step(tree.name, before.revision, after.revision)
+        return MigrationStep(tree.name, before.revision, after.revision)
 
 
 @contextmanager
 def _sessions_ended(tree: Tree, url: str) -> Iterator[None]:
     """Meanwhile, no client of the log is in the way for long with a transaction that it keeps open.
 
-    Replicas look after that, too (`broker.logs.clients.roles`), but perhaps none runs now.
+    Replicas look after that, too (`broker.logs.roles`), but perhaps none runs now.
     """
     if tree.name != LOG.name:
         yield

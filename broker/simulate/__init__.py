@@ -4,7 +4,7 @@ Every decision is the core's own (`broker.core`): the same code that serves, wit
 are to be tried. So the number of handoffs, and which of them the holddown avoids, is what the
 service would do.
 
-Consumers are a model (`play.Consumers`):
+Consumers are a model (`play.ConsumerModel`):
 
 - A consumer that is told to finish partitions releases them together after a while, as a Spark
   application does between two micro-batches. How long is drawn for each consumer and each time,

@@ -1,10 +1,16 @@
-"""`counterpoise simulate`: play a scaling plan on the real core, and draw what would happen."""
+"""`counterpoise simulate`: play a scaling plan on the real core, and draw what would happen.
+
+With `--from` the numbers are those of a running queue, read from its service as every client reads
+them.
+"""
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -12,9 +18,62 @@ import typer
 
 from broker.core.model import Settings
 from broker.simulate import drawing, report, scenarios
-from broker.simulate.play import Consumers, play
-from broker.simulate.running import NotTold, ask
+from broker.simulate.play import ConsumerModel, play
+from counterpoise.client import Client
+from counterpoise.errors import BadAnswer, CounterpoiseError
 from counterpoise.plain import plain_line
+from counterpoise.wire import Queue
+
+TIMEOUT_SECONDS = 30.0
+# Of the history; fewer where so many are too large for an answer.
+MOST_REBALANCES = (20, 4, 1)
+
+
+class QueueNotRead(Exception):
+    """The service does not answer, or refuses; the message is one line, without credentials."""
+
+
+@dataclass(frozen=True)
+class RunningQueue:
+    """A queue as it runs. `finish_seconds`: the mean time in which owners released partitions in
+    its latest rebalances, None if none did, or if the history is too large for an answer.
+    """
+
+    queue: Queue
+    finish_seconds: float | None
+    handoffs: int
+
+
+def read_queue(url: str, queue: str) -> RunningQueue:
+    """The key is taken from the environment, as by all clients. Raises QueueNotRead."""
+    try:
+        with Client(url, timeout_seconds=TIMEOUT_SECONDS) as client:
+            found = client.queue(queue)
+            seconds = _finished(client, queue)
+    except CounterpoiseError as error:
+        raise QueueNotRead(str(error)) from None
+    return RunningQueue(found, statistics.fmean(seconds) if seconds else None, len(seconds))
+
+
+def _finished(client: Client, queue: str) -> list[float]:
+    """The times in which owners released partitions."""
+    for most in MOST_REBALANCES:
+        try:
+            history = client.rebalances(queue, most)
+        except BadAnswer:
+            continue
+        return [
+            one.seconds
+            for rebalance in history
+            for one in rebalance.moves
+            if one.outcome == "graceful" and one.from_flow is not None and one.seconds is not None
+        ]
+    return []
+
+
+# ------------------------------------------------------------------ command
+# `counterpoise simulate`: play a scaling plan on the real core, and draw what would happen.
+
 
 DEFAULT_URL = "http://127.0.0.1:8640"
 MOST_PARTITIONS = 1_000_000
@@ -97,8 +156,8 @@ def simulate(
     count, finish, source = 8, 0.5, ""
     if from_queue is not None:
         try:
-            running = ask(url, from_queue)
-        except NotTold as error:
+            running = read_queue(url, from_queue)
+        except QueueNotRead as error:
             _fail(str(error))
         found = {name: getattr(running.queue, name) for name in given}
         count = max(1, running.queue.flow_count)
@@ -107,7 +166,7 @@ def simulate(
     chosen = {**found, **{name: value for name, value in given.items() if value is not None}}
     settings = Settings(log="builtin:simulated", **chosen)
     count = count if flows is None else flows
-    consumers = Consumers(
+    consumers = ConsumerModel(
         finish if finish_seconds is None else finish_seconds, lease_seconds, warmup_seconds, seed
     )
     try:

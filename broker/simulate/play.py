@@ -24,7 +24,7 @@ WHOLE = 10**12
 
 
 @dataclass(frozen=True)
-class Consumers:
+class ConsumerModel:
     """How consumers behave (see the package)."""
 
     finish_seconds: float = 0.5
@@ -75,7 +75,7 @@ class Played:
 def play(
     settings: Settings,
     steps: Sequence[Step],
-    consumers: Consumers,
+    consumers: ConsumerModel,
     tell: Callable[[float, str], None] = lambda at, said: None,
 ) -> Played:
     """Plays the steps until nothing is left to happen. `tell` hears of each step."""
@@ -87,7 +87,7 @@ class _Play:
         self,
         settings: Settings,
         steps: Sequence[Step],
-        consumers: Consumers,
+        consumers: ConsumerModel,
         tell: Callable[[float, str], None],
     ) -> None:
         # A step may change those of the queue.

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from broker.simulate.play import Consumers, Phase, Played
+from broker.simulate.play import ConsumerModel, Phase, Played
 
 
-def document(played: Played, consumers: Consumers) -> dict[str, Any]:
+def document(played: Played, consumers: ConsumerModel) -> dict[str, Any]:
     """For programs; times in seconds."""
     return {
         "partitions": played.settings.partition_count,
@@ -84,7 +84,7 @@ def _seconds(value: float | None, otherwise: str = "-") -> str:
     return otherwise if value is None else f"{value:.1f} s"
 
 
-def advice(played: Played, consumers: Consumers) -> Iterator[str]:
+def advice(played: Played, consumers: ConsumerModel) -> Iterator[str]:
     """What to change, if anything: sentences."""
     settings = played.settings
     handoffs = sum(phase.handoffs for phase in played.phases)

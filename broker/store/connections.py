@@ -23,8 +23,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.util import greenlet_spawn
 
+from broker.postgres.checks import REPORTER
 from broker.postgres.driver import RememberingConnection
-from broker.postgres.reporting import REPORTER
 from broker.store.bulk import PreparedStatement
 from broker.store.ports import StoreUnavailable
 

@@ -20,7 +20,7 @@ so it also shows steps of the clock that matter:
 - By *less* than the gap: running times are longer or shorter by the step, once.
 
 A decision that used a time from before the step and is committed after it moves too: only a replica
-that knows the new time decides on a queue that has moved (`broker.mailbox.clock`).
+that knows the new time decides on a queue that has moved (`broker.replica.clock`).
 """
 
 from __future__ import annotations

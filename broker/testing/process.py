@@ -73,7 +73,7 @@ class Process:
 
 
 class VirtualAlarms:
-    """The alarms of one process, by its own clock: the port of `broker.mailbox.alarms`.
+    """The alarms of one process, by its own clock: the port of `broker.replica.alarms`.
 
     With `on` False only periodic alarms ring. `rung`: how often each key rang.
     """

@@ -7,7 +7,7 @@ import itertools
 from broker.calls import views
 from broker.logs.by_kind import LogsByKind
 from broker.logs.external import ExternalLogs
-from broker.mailbox.replica import Replica
+from broker.replica.replica import Replica
 from broker.service import Broker
 from broker.settings import Settings
 from broker.testing.logs import MemoryLogKind

@@ -12,7 +12,7 @@ from typing import Any, cast
 from broker.calls import views
 from broker.core.access import Caller, anybody, flow_caller
 from broker.core.errors import Forbidden, QueueNotFound, Unauthorized
-from broker.mailbox.tally import Tally
+from broker.replica.events import EventCounters
 from broker.service import Broker
 
 NOW = 1_795_168_800.25
@@ -61,7 +61,7 @@ class ScriptedBroker:
 
     def __init__(self) -> None:
         self.watching = 0
-        self.tally = Tally()
+        self.tally = EventCounters()
         self.keys = Keys(self, "keys")
         self.queues = Part(self, "queues")
         self.flows = Flows(self, "flows")

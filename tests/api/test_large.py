@@ -16,7 +16,7 @@ from api.schemas import flows as flow_schemas
 from api.schemas import logs as log_schemas
 from api.schemas import rebalances as rebalance_schemas
 from broker.calls import views
-from broker.calls.past.views import MoveView, RebalanceView
+from broker.calls.views import MoveView, RebalanceView
 from broker.pieces import PIECE
 from broker.testing.loop import virtual
 

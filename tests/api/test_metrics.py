@@ -13,7 +13,7 @@ from broker.calls.views import LagView
 from broker.core import records as r
 from broker.core.errors import QueueNotFound
 from broker.core.records import Entry
-from broker.mailbox.tally import OTHER, QueueLabels, Tally
+from broker.replica.events import OTHER, EventCounters, QueueLabels
 from counterpoise.publisher import Publisher
 from tests.api.access import Guarded, bearer, guarded
 from tests.api.consumer import bind, create_queue
@@ -106,12 +106,12 @@ def test_no_series_tells_of_a_queue_of_others(team: Guarded) -> None:
     assert "team-b" not in mine
 
 
-def bound_once(tally: Tally, queue: str) -> None:
+def bound_once(tally: EventCounters, queue: str) -> None:
     flow = r.FlowBound("f", "i", "etl", 1, 10.0, False, 1.0)
     tally.note(queue, [Entry(1, 1.0, (flow,), None, "c")])
 
 
-def counted(tally: Tally) -> dict[str, float]:
+def counted(tally: EventCounters) -> dict[str, float]:
     return {
         one.labels["queue"]: one.value
         for collector in tally.collectors
@@ -122,7 +122,7 @@ def counted(tally: Tally) -> dict[str, float]:
 
 
 def test_the_number_of_series_is_bounded_and_follows_the_queues() -> None:
-    tally = Tally(QueueLabels(most=2))
+    tally = EventCounters(QueueLabels(most=2))
     for queue in ("a", "b", "c", "d", "a"):
         bound_once(tally, queue)
     assert counted(tally) == {"a": 2, "b": 1, OTHER: 2}

@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from api.app import create_app
 from broker.calls import updates, views
-from broker.mailbox.renewals import GATHER_SECONDS
+from broker.replica.renewals import GATHER_SECONDS
 from broker.settings import load
 from broker.testing.database import MemoryDatabase
 from broker.testing.loop import running, settle, virtual

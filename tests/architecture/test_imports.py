@@ -86,7 +86,7 @@ def test_the_service_shares_only_logs_backoff_and_plain_text_with_the_consumers(
     `counterpoise simulate --from` is no part of the service, but asks one as every client does.
     """
     shared = ("counterpoise.logs", "counterpoise.backoff", "counterpoise.plain")
-    client = "broker/simulate/running.py"
+    client = "broker/simulate/command.py"
     assert not [
         f"{path}: {name}"
         for path, name in imports_under(service)
@@ -96,7 +96,7 @@ def test_the_service_shares_only_logs_backoff_and_plain_text_with_the_consumers(
 
 
 ROOMS = {
-    "broker": ("core", "store", "logs", "mailbox", "calls", "memory"),
+    "broker": ("core", "store", "logs", "replica", "calls", "memory"),
     "api": ("schemas", "http", "routes"),
     "counterpoise/spark": (
         *("plan", "tasks", "channel", "driver", "flows", "run", "source"),

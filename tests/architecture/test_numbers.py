@@ -10,12 +10,10 @@ import pytest
 from api.connections import protocol
 from api.http import bodies, patience, routing
 from api.schemas import conditions
-from broker.calls import keys
-from broker.calls.past import history
+from broker.calls import history, keys
 from broker.core import lineage, resizing
-from broker.logs import by_kind, reach
-from broker.logs.builtin import ranges
-from broker.mailbox import crowds, renewals, replica
+from broker.logs import by_kind, hash_ranges, positions
+from broker.replica import bursts, renewals, replica
 from broker.service import GONE_SECONDS
 from broker.settings import Settings
 from tests.architecture.test_documents import text
@@ -24,16 +22,16 @@ WORDS = {5: "five"}
 KIB, MIB = 2**10, 2**20
 SAID = [
     f"at most {renewals.GATHER_SECONDS * 1000:g} ms later ({renewals.GATHER_SHARE * 100:g} % of",
-    f"while {WORDS[crowds.SEVERAL]} or more arrive",
-    f"at most {crowds.CROWD_SECONDS:g} s, and a bind for at most {crowds.GATHER_SECONDS:g} s",
-    f"at the end of the pass, or within {crowds.TELL_SECONDS:g} s",
+    f"while {WORDS[bursts.SEVERAL]} or more arrive",
+    f"at most {bursts.BURST_SECONDS:g} s, and a bind for at most {bursts.GATHER_SECONDS:g} s",
+    f"at the end of the pass, or within {bursts.NOTIFY_SECONDS:g} s",
     f"number that another key has (or one more than {lineage.FARTHEST:,} above the highest)",
     f"more than {lineage.MOST_PARTITIONS:,} partitions that exist",
     f"a partition more than {lineage.MOST_CHILDREN:,} children",
-    f"the keys of the last {ranges.SAMPLE_MESSAGES:,} messages",
+    f"the keys of the last {hash_ranges.SAMPLE_MESSAGES:,} messages",
     f"the log is asked again after {resizing.FIRST_SECONDS:g} s",
     f"then at growing intervals up to {resizing.MOST_SECONDS:g} s",
-    f"more than {reach.FAR:,} beyond the end",
+    f"more than {positions.FAR:,} beyond the end",
     f"has at most {conditions.MOST_TEXT_CHARACTERS} characters and no control characters",
     f"A report names at most {conditions.MOST_CONDITIONS:,}.",
     f"the first {history.MOST_CAUSES} in order",
@@ -45,7 +43,7 @@ SAID = [
     f"at most {WORDS[bodies.MOST_UNKNOWN]} unknown fields",
     f"head has at most {protocol.MOST_HEAD_BYTES / KIB:g} KiB and {protocol.MOST_FIELDS} fields",
     f"arrives within {protocol.HEAD_SECONDS:g} s",
-    f"does not answer within {by_kind.logs.SHOW_SECONDS:g} s",
+    f"does not answer within {by_kind.SHOW_SECONDS:g} s",
 ]
 
 

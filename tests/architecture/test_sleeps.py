@@ -35,10 +35,10 @@ ALLOWED = {
     "broker/store/test_constraints.py: test_positions_and_leases_touch_no_index": POLL,
     "broker/store/test_notifications.py: Listening.quiet": SILENCE,
     "broker/store/test_notifications.py: test_pending_notifications_name_each_queue_once": SILENCE,
-    "broker/mailbox/test_alarms.py: test_a_stall_of_the_loop_drops_no_alarm": LASTS,
-    "broker/mailbox/test_alarms.py:"
+    "broker/replica/test_alarms.py: test_a_stall_of_the_loop_drops_no_alarm": LASTS,
+    "broker/replica/test_alarms.py:"
     " test_a_periodic_callback_never_runs_twice_at_a_time.work": LASTS,
-    "broker/mailbox/test_replicas_on_postgres.py: eventually": POLL,
+    "broker/replica/test_replicas_on_postgres.py: eventually": POLL,
     "counterpoise/consumer/test_batches.py: Running.handle": DOUBLE,
     "counterpoise/faulty.py: FaultyService._handler.Handler.act": LASTS,
     "counterpoise/spark/application.py: Sink.wait_if": "a file is all that reaches its process",

@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from broker.exposure import Certificate
 from broker.service import Broker
-from broker.tls import Certificate
 from tests.attacks.bystander import Bystander
 from tests.attacks.wire import Wire
 from tests.service import ServeProcess, Service, eventually, running, settings_for

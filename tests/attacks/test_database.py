@@ -14,8 +14,8 @@ import pytest
 import structlog
 
 from broker.postgres import migrations
+from broker.postgres.checks import REPORTER
 from broker.postgres.embedded import EmbeddedPostgres
-from broker.postgres.reporting import REPORTER
 from broker.service import Broker
 from tests.attacks.bystander import Bystander
 from tests.databases import FAST

@@ -291,7 +291,7 @@ def test_who_is_locked_out_by_its_own_role_gets_another(
     stage: Stage, target: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever has stolen credentials may change the password; the holder goes on all the same."""
-    monkeypatch.setattr("broker.logs.clients.credentials.REFUSED_SECONDS", 0.0)
+    monkeypatch.setattr("broker.logs.credentials.REFUSED_SECONDS", 0.0)
     with Flow(stage.mine, url=target.url, client_name="victim") as flow:
         access = flow.log_access()
         assert access is not None
@@ -370,8 +370,8 @@ def test_a_transaction_or_statement_that_stays_open_is_ended(
     stage: Stage, target: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It keeps a partition locked, or old rows from being removed; its own limits it may lift."""
-    monkeypatch.setattr("broker.logs.clients.roles.TRANSACTION_SECONDS", 2.0)
-    monkeypatch.setattr("broker.logs.clients.roles.IDLE_SECONDS", 1.0)
+    monkeypatch.setattr("broker.logs.roles.TRANSACTION_SECONDS", 2.0)
+    monkeypatch.setattr("broker.logs.roles.IDLE_SECONDS", 1.0)
     append = (
         f"SELECT counterpoise_log.append('{stage.mine}', 2, 'attacker', 0, '{{0,1}}',"
         " ARRAY['x','x']::bytea[], NULL, NULL, NULL)"
@@ -411,7 +411,7 @@ async def test_the_credentials_of_a_flow_that_left_open_nothing(
     headers = {"Authorization": f"Bearer {stage.flow['flow_token']}"}
     path = f"/queues/{stage.mine}/flows/{stage.flow['flow_id']}"
     # The upkeep of a replica ends them, each minute; a role that is just made may be of a bind.
-    monkeypatch.setattr("broker.logs.clients.roles.YOUNG_SECONDS", 0.0)
+    monkeypatch.setattr("broker.logs.roles.YOUNG_SECONDS", 0.0)
     replica = Broker(target.settings)
     await replica.start()
     with connected(stage.reader) as kept:

@@ -25,7 +25,7 @@ def test_a_full_queue_of_notifications_stops_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Replicas cannot wake each other then; each finds the changes when it looks."""
-    monkeypatch.setattr("broker.logs.clients.roles.IDLE_SECONDS", 600.0)
+    monkeypatch.setattr("broker.logs.roles.IDLE_SECONDS", 600.0)
     with EmbeddedPostgres(tmp_path, settings={**FAST, **SMALL}) as url, ExitStack() as stack:
         migrations.upgrade(url)
         settings = settings_for(url)
@@ -52,7 +52,7 @@ def test_a_full_queue_of_notifications_stops_nobody(
             eventually(lambda: any(line.get("code") == "54000" for line in logs))
         assert {line.get("code") for line in logs if line["log_level"] == "error"} == {"54000"}
         # Whoever keeps it full is ended, and it is empty again.
-        monkeypatch.setattr("broker.logs.clients.roles.IDLE_SECONDS", 0.0)
+        monkeypatch.setattr("broker.logs.roles.IDLE_SECONDS", 0.0)
         eventually(lambda: _is_told(flooder, "again"))
 
 

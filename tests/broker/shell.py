@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from broker.calls import views
-from broker.calls.facade import Calls
 from broker.core.queue import Queue
-from broker.mailbox.replica import Replica
+from broker.replica.replica import Replica
+from broker.service import Calls
 from broker.testing.loop import running, settle
 from broker.testing.process import Process, VirtualAlarms
 from broker.testing.store import Fault

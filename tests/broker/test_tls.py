@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from broker.exposure import Certificate, TlsError
 from broker.launch import Exit
-from broker.tls import Certificate, TlsError
 from tests.broker.test_cli import UNREACHABLE, refusal
 from tests.service import ServeProcess, eventually
 

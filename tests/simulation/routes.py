@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from broker.calls import views
-from broker.calls.facade import Calls
 from broker.core.errors import BrokerError, FlowGone
+from broker.service import Calls
 from counterpoise.calls import Call
 from tests.simulation.checker import Checker
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from broker.calls.facade import Calls
 from broker.core.errors import BrokerError
 from broker.core.records import CutOff, Record, RevokesStarted, WarmupsEnded
-from broker.mailbox.replica import Replica
+from broker.replica.replica import Replica
+from broker.service import Calls
 from broker.store.ports import (
     Commit,
     Overdue,

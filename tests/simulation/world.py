@@ -14,11 +14,11 @@ import broker.calls.logs
 import broker.calls.queues
 import broker.core.queue
 import broker.core.replay
-import broker.mailbox.coordinator
-import broker.mailbox.crowds
-import broker.mailbox.replica
-import broker.mailbox.turns
-import broker.postgres.reporting
+import broker.postgres.checks
+import broker.replica.bursts
+import broker.replica.coordinator
+import broker.replica.replica
+import broker.replica.transaction
 from broker.calls import views
 from broker.core.draft import SLICE
 from broker.core.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
@@ -362,15 +362,15 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
         (broker.calls.flows, "uuid4", lambda: Id(world.new_id("f"))),
         (broker.calls.queues, "uuid4", lambda: Id(world.new_id("q"))),
         (broker.calls.flows, "secrets", SimpleNamespace(token_urlsafe=lambda n: world.new_id("s"))),
-        (broker.mailbox.coordinator, "_log", quiet),
-        (broker.mailbox.turns, "SLICE", plan.config.slice),
-        (broker.mailbox.turns, "SLICES_AT_ONCE", plan.config.slices_at_once),
-        (broker.mailbox.turns, "SLICES_OF_A_REST", plan.config.slices_at_once),
-        (broker.mailbox.crowds, "SEVERAL", plan.config.several),
+        (broker.replica.coordinator, "_log", quiet),
+        (broker.replica.transaction, "SLICE", plan.config.slice),
+        (broker.replica.transaction, "SLICES_AT_ONCE", plan.config.slices_at_once),
+        (broker.replica.transaction, "SLICES_OF_A_REST", plan.config.slices_at_once),
+        (broker.replica.bursts, "SEVERAL", plan.config.several),
         (broker.calls.logs, "_log", quiet),
         (broker.calls.cuts, "_log", quiet),
-        (broker.mailbox.replica, "_log", quiet),
-        (broker.postgres.reporting, "_log", quiet),
+        (broker.replica.replica, "_log", quiet),
+        (broker.postgres.checks, "_log", quiet),
         (broker.core.queue, "PARTITION_TRANSITIONS", tables[0]),
         (broker.core.replay, "QUEUE_TRANSITIONS", tables[1]),
     ):

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from broker.core.errors import BrokerError, Invalid
 from broker.logs.ports import Bounds, Holder, LogOwner, Positions, Purpose, Sealing
-from broker.logs.trimming import trim_floor
+from broker.logs.positions import trim_floor
 from counterpoise.logs.ranges import Ranges
 from tests.world.ranges import DynamicRanges, WorldRanges
 

@@ -1,8 +1,8 @@
 """Each reader and each publisher has a role of its own, which reaches one log, by one purpose.
 
-Who is who. The service makes a login role for each client (`broker.logs.clients`), a member of the
-group `counterpoise_log_client`, and notes in `clients` which log it may read or append to. A client
-is known by `session_user`: SET ROLE does not change it, and SECURITY DEFINER neither.
+Who is who. The service makes a login role for each client (`broker.logs.credentials`), a member of
+the group `counterpoise_log_client`, and notes in `clients` which log it may read or append to. A
+client is known by `session_user`: SET ROLE does not change it, and SECURITY DEFINER neither.
 
 Reading is bounded by row-level security. A restrictive policy for the group leaves the rows of one
 log, which the server looks up once in a statement. So readers send the statements that they have
@@ -39,7 +39,7 @@ CREATE TABLE counterpoise_log.clients (
     -- The name and not the id: a role may be made before the log is there.
     log text NOT NULL,
     purpose text NOT NULL CHECK (purpose IN ('read', 'publish')),
-    -- For whom the role was made; see broker.logs.clients.holders.
+    -- For whom the role was made; see broker.logs.ports.
     holder text NOT NULL,
     -- The key with which it was made, if there was one.
     key_id text,

@@ -16,7 +16,7 @@ from broker.core.errors import (
     Unauthorized,
     Unavailable,
 )
-from broker.mailbox.renewals import GATHER_SHARE
+from broker.replica.renewals import GATHER_SHARE
 from broker.testing.loop import settle, virtual
 from broker.testing.store import Fault
 from tests.broker.shell import World, dynamic, spec

@@ -12,7 +12,7 @@ import pytest
 from broker.calls import views
 from broker.calls.updates import NOT_RENEWED
 from broker.core.errors import FlowGone, QueueNotFound, Unavailable
-from broker.mailbox.renewals import GATHER_SECONDS, GATHER_SHARE
+from broker.replica.renewals import GATHER_SECONDS, GATHER_SHARE
 from broker.testing.loop import pass_time, settle, virtual
 from broker.testing.store import Fault
 from tests.broker.shell import Service, World, spec

@@ -1,9 +1,9 @@
 """Every grant outside of a rebalance has an entry of its own in the history."""
 
-from broker.calls.past.history import History
+from broker.calls.history import History
 from broker.core import commands as c
 from broker.core.records import Entry, FlowBound, RebalanceStarted
-from broker.mailbox.turns import Turn
+from broker.replica.transaction import Transaction
 from tests.broker.core.world import World
 
 
@@ -13,7 +13,7 @@ def test_an_instance_that_returns_and_brings_the_number_back_makes_two_entries()
     orders.expire("A")
     orders.expire("B")
     orders.bind("C")
-    turn = Turn(orders.queue, orders.now, "commit")
+    turn = Transaction(orders.queue, orders.now, "commit")
     turn.decide(c.Bind("A2", "i-A", "etl", 10.0))
     entries = turn.finish(1.0).entries
     assert [entry.rebalance_id for entry in entries] == [2, 3]
@@ -26,7 +26,7 @@ def test_a_partition_whose_positions_were_set_was_granted_and_not_forced() -> No
     orders = World.owning({"A": [0], "B": [1]})
     orders.unbind("B")
     orders.raise_epochs(1)
-    turn = Turn(orders.queue, orders.now, "commit")
+    turn = Transaction(orders.queue, orders.now, "commit")
     turn.decide(c.RebalanceNow())
     (entry,) = History(turn.finish(1.0).entries).views({})
     assert (entry.handoffs, entry.forced, entry.granted) == (0, 0, 1)
@@ -39,7 +39,7 @@ def test_a_handoff_at_its_deadline_says_so_and_when_its_holddown_began() -> None
     began, entries = orders.now, list[Entry]()
     for seconds, command in ((0.0, bind("B")), (5.0, c.Advance()), (3.0, c.Advance())):
         orders.now += seconds
-        turn = Turn(orders.queue, orders.now, "commit")
+        turn = Transaction(orders.queue, orders.now, "commit")
         turn.decide(command)
         entries += turn.finish(1.0).entries
     (entry,) = History(entries).views({"A": "etl-1", "B": "etl-2", "C": "etl-3"})
@@ -53,7 +53,7 @@ def test_a_handoff_at_its_deadline_says_so_and_when_its_holddown_began() -> None
 def test_a_discarded_handoff_is_told_with_its_epoch_and_how_long_it_took() -> None:
     orders = World.owning({"A": [0, 1, 2, 3]}, rebalance_delay=0)
     orders.bind("B")
-    turn = Turn(orders.queue, orders.now + 2.0, "commit")
+    turn = Transaction(orders.queue, orders.now + 2.0, "commit")
     turn.decide(c.Change({"partition_count": 3}, discard=True))
     records = [record for entry in turn.finish(1.0).entries for record in entry.records]
     begun = Entry(1, orders.now, (RebalanceStarted(2, "bind", orders.now),), 2)
@@ -69,7 +69,7 @@ def told(orders: World, *turns: list[c.Command]) -> list[tuple[int, str, str]]:
     entries: list[Entry] = []
     for commands in turns:
         orders.now += 1.0
-        turn = Turn(orders.queue, orders.now, "commit")
+        turn = Transaction(orders.queue, orders.now, "commit")
         for command in commands:
             turn.decide(command)
         entries += turn.finish(1.0).entries
@@ -123,7 +123,7 @@ def test_a_consumer_that_is_started_again_is_told_so() -> None:
 
 def test_a_grant_after_a_departure_names_the_flow_that_had_the_partition() -> None:
     orders = World.owning({"A": [0], "B": [1]}, rebalance_delay=0)
-    turn = Turn(orders.queue, orders.now, "commit")
+    turn = Transaction(orders.queue, orders.now, "commit")
     turn.decide(c.Unbind("B"))
     (one,) = History(turn.finish(1.0).entries).views({"A": "etl-1", "B": "etl-2"})
     (move,) = one.moves
@@ -134,7 +134,7 @@ def test_a_grant_after_a_departure_names_the_flow_that_had_the_partition() -> No
 
 def test_very_many_causes_are_counted() -> None:
     orders = World.owning({"A": [0], "B": [1]}, rebalance_delay=60.0)
-    turn = Turn(orders.queue, orders.now, "commit")
+    turn = Transaction(orders.queue, orders.now, "commit")
     turn.decide(c.Unbind("A"))
     turn.decide(c.Unbind("B"))
     for number in range(150):

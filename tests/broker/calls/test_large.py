@@ -24,8 +24,8 @@ from tests.broker.shell import Service, World, dynamic, spec
 BROKER = str(Path(broker.__file__).parent)
 # The database in memory does everything at once.
 CALLS = (f"{BROKER}/calls", f"{BROKER}/pieces", f"{BROKER}/logs")
-DECISIONS = (f"{BROKER}/core", f"{BROKER}/mailbox")
-PAGES = (*CALLS, f"{BROKER}/core", f"{BROKER}/mailbox")
+DECISIONS = (f"{BROKER}/core", f"{BROKER}/replica")
+PAGES = (*CALLS, f"{BROKER}/core", f"{BROKER}/replica")
 LARGE = 12 * PIECE
 # For each item of a piece.
 MOST_LINES = 10
@@ -153,7 +153,7 @@ def test_a_large_decision_holds_the_loop_for_one_slice_at_a_time(
 ) -> None:
     """First owners, a second flow, and the first one leaves. Two slices are committed together."""
     # No time passes here within a step, and a slice takes longer than this.
-    monkeypatch.setattr("broker.mailbox.turns.STEP_SECONDS", -1.0)
+    monkeypatch.setattr("broker.replica.transaction.STEP_SECONDS", -1.0)
 
     async def test(loop: Measuring) -> None:
         world = World()

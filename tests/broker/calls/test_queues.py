@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.calls import log_readers, views
+from broker.calls import readers, views
 from broker.calls.monitoring import EVENTS_AT_ONCE
 from broker.core.errors import (
     BrokerError,
@@ -197,7 +197,7 @@ class TestResizing:
         for n in range(count):
             await one.create_queue(spec(f"q{n}"))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(log_readers, "AT_ONCE", 2)
+            patch.setattr(readers, "AT_ONCE", 2)
             await one.keep_logs()
         told = [told[1] for told in one.logs.told if told[0] == "maintain"]
         assert told == [f"builtin:q{n}" for n in range(count)]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from broker.calls.past.reasons import why
-from broker.calls.past.views import CauseView
+from broker.calls.history import why
+from broker.calls.views import CauseView
 
 
 def bound(client: str) -> CauseView:

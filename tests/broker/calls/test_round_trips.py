@@ -16,7 +16,7 @@ import asyncpg
 import pytest
 
 from broker.calls import views
-from broker.mailbox.replica import Replica
+from broker.replica.replica import Replica
 from broker.store.commit import COMMIT
 from broker.store.postgres import NOTIFY, PostgresStore
 from tests.broker.shell import ReplicaCalls, spec

@@ -13,7 +13,7 @@ from broker.logs.builtin import BuiltinLogs
 from broker.logs.by_kind import LogsByKind
 from broker.logs.external import ExternalLogs
 from broker.logs.ports import LogOwner
-from broker.logs.trimming import trim_floor
+from broker.logs.positions import trim_floor
 from counterpoise.logs import AppendBatch, LogNotFound, Message, StalePartitionCount
 from tests.log_support import append, log, log_url, texts, until, waiters
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from broker.logs.builtin import BuiltinLogs
-from broker.logs.builtin.ranges import HashRanges
-from broker.logs.by_kind.ranges import halves
+from broker.logs.by_kind import halves
+from broker.logs.hash_ranges import HashRanges
 from broker.logs.ports import LogOwner, NoSuchRange, NotAdjacent, NotSplittable, PartitionSealed
 from counterpoise.keys import hash_of
 from counterpoise.logs import (

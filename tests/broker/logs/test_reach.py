@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from broker.logs.ports import Logs, Positions, Span
-from broker.logs.reach import FAR, SILENT_SECONDS, Reach
+from broker.logs.positions import FAR, SILENT_SECONDS, Reach
 from broker.testing.loop import virtual
 
 LOG = "builtin:q"

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from broker.logs import redis_upkeep as upkeep
-from broker.logs.managed import LogOwned, open_managed
+from broker.logs.external import LogOwned, open_managed
 from broker.logs.ports import LogOwner
 from counterpoise.logs import (
     AppendBatch,

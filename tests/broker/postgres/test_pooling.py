@@ -17,8 +17,8 @@ import psycopg
 import pytest
 
 from broker.launch import Exit
+from broker.postgres.checks import Pooled, refuse_pooling
 from broker.postgres.migrations import DatabaseUnreachable
-from broker.postgres.pooling import Pooled, refuse_pooling
 from tests.broker.test_cli import refusal
 from tests.service import eventually, free_port
 

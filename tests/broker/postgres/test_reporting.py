@@ -4,7 +4,7 @@ import logging
 
 import structlog
 
-from broker.postgres.reporting import LOG_SECONDS, MOST_CAUSES, Reporter
+from broker.postgres.checks import LOG_SECONDS, MOST_CAUSES, Reporter
 from broker.telemetry import configure_logging
 
 

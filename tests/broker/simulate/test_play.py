@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from broker.core.model import Settings
-from broker.simulate.play import Consumers, Phase, Played, play
+from broker.simulate.play import ConsumerModel, Phase, Played, play
 from broker.simulate.report import advice, document, table
 from broker.simulate.scenarios import SCENARIOS, InvalidScenario, Step, named, read
 
-QUICK = Consumers(finish_seconds=0.5)
+QUICK = ConsumerModel(finish_seconds=0.5)
 
 
 def played(
-    *steps: Step, partitions: int = 100, consumers: Consumers = QUICK, **settings: Any
+    *steps: Step, partitions: int = 100, consumers: ConsumerModel = QUICK, **settings: Any
 ) -> Played:
     chosen = {"rebalance_delay": 5.0, "max_handoff_time": 3.0, "log": "builtin:q", **settings}
     return play(Settings(partition_count=partitions, **chosen), steps, consumers)
@@ -31,7 +31,7 @@ def test_a_consumer_more_takes_its_share_and_no_more() -> None:
 
 
 def test_consumers_that_are_slower_than_the_deadline_are_forced() -> None:
-    slow = Consumers(finish_seconds=10.0)
+    slow = ConsumerModel(finish_seconds=10.0)
     result = played(Step(0, "bind", 1), Step(60, "bind", 1), consumers=slow)
     moved = result.phases[1]
     assert (moved.handoffs, moved.forced) == (50, 50)
@@ -77,7 +77,7 @@ def test_drained_consumers_leave_when_they_own_nothing() -> None:
 
 def test_warm_ups_delay_the_handoff_and_not_the_reading() -> None:
     """Also when warm-ups change their successors, because more consumers come."""
-    warm = Consumers(finish_seconds=0.5, warmup_seconds=20.0)
+    warm = ConsumerModel(finish_seconds=0.5, warmup_seconds=20.0)
     result = played(Step(0, "bind", 2), Step(60, "bind", 8, over=30.0), consumers=warm)
     last = result.phases[1]
     assert last.forced == 0
@@ -109,7 +109,7 @@ def test_the_same_seed_gives_the_same_play() -> None:
     plan = named("autoscale", 10, 20.0)
     numbers = [document(played(*plan), QUICK) for _ in range(2)]
     assert numbers[0] == numbers[1]
-    other = Consumers(seed=2)
+    other = ConsumerModel(seed=2)
     assert document(played(*plan, consumers=other), other)["steps"] != numbers[0]["steps"]
 
 

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import pytest
 
-from broker.logs.managed import open_managed
+from broker.logs.external import open_managed
 from broker.logs.ports import LogOwner
 from counterpoise.demo.mock_kafka import MockKafka
 from counterpoise.logs import Log, open_log

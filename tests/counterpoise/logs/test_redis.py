@@ -10,7 +10,7 @@ from threading import Thread
 
 import pytest
 
-from broker.logs.managed import open_managed
+from broker.logs.external import open_managed
 from counterpoise.logs import (
     MAX_MESSAGE_BYTES,
     AppendBatch,

@@ -8,8 +8,7 @@ from functools import partial
 import pytest
 from typer.testing import CliRunner
 
-from broker.logs.external import ExternalLogs
-from broker.logs.managed import open_managed
+from broker.logs.external import ExternalLogs, open_managed
 from broker.service import Broker
 from counterpoise.cli.app import app
 from counterpoise.consumer import Consumer

@@ -14,8 +14,8 @@ from broker.core import commands as c
 from broker.core.draft import Draft
 from broker.core.model import HandedOver
 from broker.core.transitions import State
-from broker.mailbox.coordinator import Coordinator
-from broker.mailbox.turns import Turn
+from broker.replica.coordinator import Coordinator
+from broker.replica.transaction import Transaction
 from broker.store.ports import Conflict
 from broker.testing.database import MemoryDatabase
 from tests.simulation.mutants.mutant import Changes, unchecked
@@ -99,7 +99,7 @@ def commit_not_fenced() -> Changes:
 
 
 def failed_commit_is_kept() -> Changes:
-    return [(Turn, "take_back", lambda self: None)]
+    return [(Transaction, "take_back", lambda self: None)]
 
 
 def answers_from_the_past() -> Changes:
@@ -119,7 +119,7 @@ def answers_from_the_past() -> Changes:
 
 
 def position_passed_over() -> Changes:
-    real = Turn._release
+    real = Transaction._release
 
     def release(self, ask, command, *others):
         ask.released = {
@@ -128,18 +128,18 @@ def position_passed_over() -> Changes:
         }
         return real(self, ask, command, *others)
 
-    return [(Turn, "_release", release)]
+    return [(Transaction, "_release", release)]
 
 
 def release_forgets_the_position() -> Changes:
-    real = Turn.finish
+    real = Transaction.finish
 
     def finish(self, *arguments):
         commit = real(self, *arguments)
         commit.writes = ()
         return commit
 
-    return [(Turn, "finish", finish)]
+    return [(Transaction, "finish", finish)]
 
 
 def seq_ignored() -> Changes:

@@ -14,7 +14,7 @@ from broker.calls.queues import QueueCalls
 from broker.core import records as r
 from broker.core.assignment import HandoffPlanner
 from broker.core.draft import Draft
-from broker.mailbox.turns import Turn
+from broker.replica.transaction import Transaction
 from broker.testing.database import MemoryDatabase
 from tests.simulation.mutants.mutant import Changes
 
@@ -28,7 +28,7 @@ def rest_is_dropped() -> Changes:
 
 def cut_is_not_stored() -> Changes:
     """Only running replicas know that there is more to do."""
-    real = Turn.finish
+    real = Transaction.finish
 
     def finish(self, *arguments):
         commit = real(self, *arguments)
@@ -36,7 +36,7 @@ def cut_is_not_stored() -> Changes:
             commit.next_deadline = self.wake_at
         return commit
 
-    return [(Turn, "finish", finish)]
+    return [(Transaction, "finish", finish)]
 
 
 def handoff_takes_longer() -> Changes:
@@ -149,11 +149,11 @@ def latest_is_asked_too_late() -> Changes:
 
 def added_partitions_begin_at_the_end() -> Changes:
     """Messages published to them before their grant are lost."""
-    real = Turn.decide
+    real = Transaction.decide
 
     def decide(self, command, *room):
         answer = real(self, command, *room)
         self._first_positions.clear()
         return answer
 
-    return [(Turn, "decide", decide)]
+    return [(Transaction, "decide", decide)]

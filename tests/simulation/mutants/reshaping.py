@@ -12,7 +12,7 @@ import broker.core.resizing
 import counterpoise.flow.barriers
 from broker.core.barriers import Barriers
 from broker.core.graph import Lineage
-from broker.mailbox.turns import Turn
+from broker.replica.transaction import Transaction
 from broker.testing.database import MemoryDatabase
 from tests.simulation.mutants.mutant import Changes, unchecked
 from tests.world.log import Log, Logs
@@ -185,4 +185,4 @@ def old_range_accepted() -> Changes:
 def position_of_a_report_is_dropped() -> Changes:
     """Was in the product: children that are known already are acknowledged, their parent's position
     is not stored."""
-    return [(Turn, "unrecorded", property(lambda self: ()))]
+    return [(Transaction, "unrecorded", property(lambda self: ()))]

@@ -13,11 +13,11 @@ from broker.core import commands as c
 from broker.core import records as r
 from broker.core.placement import Deadlines
 from broker.core.transitions import Status
-from broker.mailbox import coordinator
-from broker.mailbox.clock import StoreClock
-from broker.mailbox.coordinator import Coordinator
-from broker.mailbox.replica import Replica
-from broker.mailbox.turns import Turn
+from broker.replica import coordinator
+from broker.replica.clock import StoreClock
+from broker.replica.coordinator import Coordinator
+from broker.replica.replica import Replica
+from broker.replica.transaction import Transaction
 from broker.store.ports import Expiry, Outage, Pulse
 from broker.testing.database import MemoryDatabase
 from tests.simulation.mutants.mutant import Changes
@@ -54,9 +54,11 @@ def deadlines_run_in_an_outage() -> Changes:
 
 def late_commit_is_taken() -> Changes:
     """Was in the product: a deadline runs from the decision, however long the commit takes."""
-    real = Turn.finish
+    real = Transaction.finish
 
-    return [(Turn, "finish", lambda self, late_seconds, *watched: real(self, 3600.0, *watched))]
+    return [
+        (Transaction, "finish", lambda self, late_seconds, *watched: real(self, 3600.0, *watched))
+    ]
 
 
 def only_the_last_outage_counts() -> Changes:
@@ -84,14 +86,14 @@ def clock_back_not_noticed() -> Changes:
 
 def deadlines_do_not_go_back() -> Changes:
     """Leases follow a clock that went back, holddowns and handoffs do not."""
-    real = Turn.decide
+    real = Transaction.decide
 
     def decide(self, command, *room):
         if isinstance(command, c.MoveDeadlines) and command.seconds < 0:
             command = replace(command, seconds=1e-9)
         return real(self, command, *room)
 
-    return [(Turn, "decide", decide)]
+    return [(Transaction, "decide", decide)]
 
 
 def time_from_before_a_step() -> Changes:
@@ -168,11 +170,11 @@ def no_sweep() -> Changes:
 
 def not_looked_at_again() -> Changes:
     """The shell forgets to advance the queue at the time that a decision names."""
-    real = Turn.decide
+    real = Transaction.decide
 
     def decide(self, command, *room):
         answer = real(self, command, *room)
         self.wake_at = None
         return answer
 
-    return [(Turn, "decide", decide)]
+    return [(Transaction, "decide", decide)]

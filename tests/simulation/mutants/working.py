@@ -10,8 +10,8 @@ from broker.calls.flows import FlowCalls
 from broker.calls.updates import UpdateCalls
 from broker.core.queue import Queue
 from broker.core.transitions import Status
-from broker.mailbox.coordinator import Coordinator
-from broker.mailbox.looks import Told
+from broker.replica.coordinator import Coordinator
+from broker.replica.notifier import ViewNotifier
 from counterpoise.flow.core import FlowCore
 from tests.simulation.mutants.mutant import Changes
 
@@ -37,7 +37,7 @@ def waiting_flow_is_not_woken() -> Changes:
 
     return [
         (UpdateCalls, "_newer", newer),
-        (Told, "wake", lambda self, watches: None),
+        (ViewNotifier, "wake", lambda self, watches: None),
         (Coordinator, "catch_up", lambda self: None),
     ]
 

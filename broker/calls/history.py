@@ -1,0 +1,296 @@
+"""The history of a queue, for people: each rebalance, what led to it, and why in plain words.
+
+An entry of the history is a rebalance, or grants outside of one (rules 3, 7 and 12). Its *causes*
+are the changes that led to it:
+
+* those of the decision that began it, or that began the holddown before it;
+* those that came during that holddown and during the rebalance itself, because they changed its
+  plan.
+
+What changed nothing (a standby that bound while the queue was Ready) is no cause.
+
+A flow is named by the client that bound it, also when it is gone: its row is kept as long as the
+history.
+
+`why` writes the causes as a sentence: `etl-3 bound; etl-1 was silent for its lease`. The names are
+those of clients, in the order in which things happened. A client that left and came back is said to
+have come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from broker.calls.views import CauseView, MoveView, RebalanceView
+from broker.core import records as r
+from broker.core.model import Rebalance
+from broker.core.records import Entry
+from broker.core.stored import ShownEntry, understood
+
+# Clients that are named; the others are counted.
+MOST_CAUSES_NAMED = 3
+
+_LEFT = {
+    "unbound": "left",
+    "lease_expired": "did not renew the lease",
+    "driver_lost": "lost the Spark driver, which was killed",
+    "key_ended": "left, because the key ended",
+    "restored": "left, because the service was restored from a backup",
+}
+# Where nothing more is known: the changes are not stored any more.
+_TRIGGER_WORDS = {
+    "bind": "a consumer bound",
+    "unbind": "a consumer left",
+    "lease_expired": "a consumer did not renew the lease",
+    "driver_lost": "a consumer lost its Spark driver, which was killed",
+    "resize": "the queue was resized",
+    "access_type": "the access type was changed",
+    "drain": "a consumer was drained",
+    "admin": "an administrator asked for a rebalance",
+    "replaced": "a consumer came back",
+    "lineage": "partitions were split, merged or finished",
+}
+
+
+def why(trigger: str, causes: Sequence[CauseView]) -> str:
+    """One line. `trigger` as in the contract, `causes` in the order in which they happened."""
+    happened: dict[str, list[str]] = {}
+    for said, client in _events(causes):
+        clients = happened.setdefault(said, [])
+        if client not in clients:
+            clients.append(client)
+    parts = [_sentence(said, clients) for said, clients in happened.items()]
+    if trigger == "admin" or not parts:
+        parts.insert(0, _TRIGGER_WORDS.get(trigger, trigger))
+    return "; ".join(parts)
+
+
+def _events(causes: Sequence[CauseView]) -> Iterable[tuple[str, str]]:
+    """What was done, and by which client; no client: by nobody."""
+    replaced = {
+        cause.client_name for cause in causes if cause.type == "left" and cause.reason == "replaced"
+    }
+    for cause in causes:
+        client = cause.client_name or _short(cause.flow_id)
+        match cause.type:
+            case "bound":
+                yield ("started again" if cause.client_name in replaced else "bound"), client
+            case "left" if cause.reason != "replaced":
+                yield _LEFT.get(cause.reason or "", f"left ({cause.reason})"), client
+            case "draining":
+                yield "began to drain", client
+            case "changed":
+                for name, value in (cause.settings or {}).items():
+                    yield _changed(name, value), ""
+
+
+def _changed(name: str, value: object) -> str:
+    if name == "partition_count":
+        return f"resized to {value} partition{'' if value == 1 else 's'}"
+    return f"{name} was set to {value}"
+
+
+def _sentence(said: str, clients: Sequence[str]) -> str:
+    if clients == [""]:
+        return said
+    named = list(clients[:MOST_CAUSES_NAMED])
+    others = len(clients) - len(named)
+    if others:
+        named.append(f"{others} other{'' if others == 1 else 's'}")
+    listed = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
+    return f"{listed} {said}"
+
+
+def _short(flow_id: str | None) -> str:
+    """A flow whose client is not known any more."""
+    return f"flow {(flow_id or '?')[:8]}"
+
+
+# ------------------------------------------------------------------ history
+# The history of a queue: each rebalance, and what led to it.
+#
+# An entry of the history is a rebalance, or grants outside of one (rules 3, 7 and 12). Its *causes*
+# are the changes that led to it:
+#
+# * those of the decision that began it, or that began the holddown before it;
+# * those that came during that holddown and during the rebalance itself, because they changed its
+#   plan.
+#
+# What changed nothing (a standby that bound while the queue was Ready) is no cause.
+#
+# A flow is named by the client that bound it, also when it is gone: its row is kept as long as the
+# history.
+
+
+# The causes of one entry that are shown; the rest is counted.
+MOST_CAUSES = 100
+
+
+@dataclass
+class _Item:
+    rebalance: Rebalance
+    triggered_at: float
+    causes: list[CauseView]
+    moves: list[MoveView] = field(default_factory=list)
+    # The flows that the moves name.
+    moved: set[str] = field(default_factory=set)
+
+
+class History:
+    """The rebalances in these entries of a queue, which are in the order of their revisions.
+
+    Entries without a rebalance are those in between. An entry whose beginning is not stored any
+    more is left out.
+    """
+
+    def __init__(self, entries: Iterable[ShownEntry | Entry] = ()) -> None:
+        self._items: dict[int, _Item] = {}
+        # What has changed since the trigger, or in the present decision of a Ready queue.
+        self._causes: list[CauseView] = []
+        self._triggered_at: float | None = None
+        self._rebalancing: int | None = None
+        self._decided_at: float | None = None
+        self.add(entries)
+
+    def add(self, entries: Iterable[ShownEntry | Entry]) -> None:
+        """The next entries."""
+        for entry in entries:
+            self._add(entry)
+
+    @property
+    def flow_ids(self) -> list[str]:
+        """The flows that it names."""
+        named: set[str] = set()
+        for item in self._items.values():
+            named |= item.moved
+            named.update(cause.flow_id for cause in item.causes if cause.flow_id is not None)
+        return sorted(named)
+
+    def views(self, names: Mapping[str, str]) -> list[RebalanceView]:
+        """Newest first; `names` are the clients of flows."""
+        return [_view(self._items[id], names) for id in sorted(self._items, reverse=True)]
+
+    def _add(self, entry: ShownEntry | Entry) -> None:
+        ready = self._triggered_at is None and self._rebalancing is None
+        if ready and entry.at != self._decided_at:
+            self._causes = []
+        self._decided_at = entry.at
+        for record in map(understood, entry.records):
+            if record is None:
+                continue
+            cause = _cause(record, entry.at)
+            if cause is not None:
+                self._causes.append(cause)
+                # A flow that is replaced leaves after the grants to its successor.
+                item = self._items.get(entry.rebalance_id or self._rebalancing or 0)
+                if item is not None:
+                    item.causes.append(cause)
+                continue
+            match record:
+                case r.HolddownStarted():
+                    self._triggered_at = record.at
+                case r.HolddownSettled():
+                    self._causes, self._triggered_at = [], None
+                case r.RebalanceStarted(rebalance_id, trigger, at):
+                    self._begin(Rebalance(rebalance_id, trigger, at))
+                    self._rebalancing, self._triggered_at = rebalance_id, None
+                case r.GrantedOutside(rebalance_id, trigger, at):
+                    self._begin(Rebalance(rebalance_id, trigger, at, finished_at=at))
+                case _:
+                    if entry.rebalance_id in self._items:
+                        _tally(self._items[entry.rebalance_id], record)
+            if isinstance(record, r.RebalanceFinished):
+                self._causes, self._rebalancing = [], None
+
+    def _begin(self, rebalance: Rebalance) -> None:
+        at = rebalance.started_at if self._triggered_at is None else self._triggered_at
+        self._items[rebalance.id] = _Item(rebalance, at, list(self._causes))
+
+
+def _cause(record: r.Record, at: float) -> CauseView | None:
+    """The change as a cause; None for records of what follows from changes."""
+    match record:
+        case r.FlowBound():
+            return CauseView(at, "bound", record.flow_id, record.client_name)
+        case r.FlowLeft() | r.FlowDeparted():
+            return CauseView(at, "left", record.flow_id, reason=record.reason)
+        case r.FlowDraining():
+            return CauseView(at, "draining", record.flow_id)
+        case r.SettingsChanged():
+            shown = {name: value for name, value in record.changes.items() if name in _TRIGGERS}
+            return CauseView(at, "changed", settings=shown) if shown else None
+    return None
+
+
+_TRIGGERS = ("partition_count", "access_type")
+
+
+def _tally(item: _Item, record: r.Record) -> None:
+    known = item.rebalance
+    match record:
+        case r.Granted(grants, _):
+            handoffs = sum(grant.by_handoff for grant in grants)
+            item.rebalance = replace(
+                known,
+                handoffs=known.handoffs + handoffs,
+                forced=known.forced + sum(grant.by_force for grant in grants),
+                granted=known.granted + len(grants) - handoffs,
+            )
+            _move(item, map(_moved, grants))
+        case r.PartitionsRemoved(_, ended, "discarded", _):
+            discarded = (
+                MoveView(
+                    one.partition, one.owner, one.successor, one.epoch, "discarded", one.seconds
+                )
+                for one in ended
+            )
+            _move(item, discarded)
+        case r.RebalanceFinished(at):
+            item.rebalance = replace(known, finished_at=at)
+
+
+def _move(item: _Item, moves: Iterable[MoveView]) -> None:
+    for move in moves:
+        item.moves.append(move)
+        item.moved.update(id for id in (move.from_flow, move.to_flow) if id is not None)
+
+
+def _moved(grant: r.Grant) -> MoveView:
+    reason = None
+    if grant.handed_over == "forced":
+        reason = "not_released" if grant.by_handoff else "positions_set"
+    return MoveView(
+        grant.partition,
+        grant.previous,
+        grant.flow_id,
+        grant.epoch,
+        grant.handed_over,
+        grant.seconds or 0.0,
+        reason,
+    )
+
+
+def _view(item: _Item, names: Mapping[str, str]) -> RebalanceView:
+    causes: Sequence[CauseView] = [
+        replace(cause, client_name=names.get(cause.flow_id, cause.client_name))
+        if cause.flow_id is not None
+        else cause
+        for cause in item.causes
+    ]
+    known = item.rebalance
+    return RebalanceView(
+        id=known.id,
+        trigger=known.trigger,
+        started_at=known.started_at,
+        finished_at=known.finished_at,
+        handoffs=known.handoffs,
+        forced=known.forced,
+        granted=known.granted,
+        moves=tuple(item.moves),
+        triggered_at=item.triggered_at,
+        why=why(known.trigger, causes),
+        causes=tuple(causes[:MOST_CAUSES]),
+        more_causes=max(0, len(causes) - MOST_CAUSES),
+        clients={id: names[id] for id in sorted(item.moved) if id in names},
+    )

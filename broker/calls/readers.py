@@ -1,0 +1,246 @@
+"""The queues that read a log: its owner, the followers of the owner's count, and the trims.
+
+A log is trimmed only where no reader meets the trim; see `broker.store.trims` for how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TypeVar
+from uuid import uuid4
+
+import orjson
+
+from broker.calls import views
+from broker.calls.access import QueueAccess
+from broker.calls.rendering import queue_row_view, queue_view
+from broker.core import commands as c
+from broker.core.access import Caller, Right
+from broker.core.errors import CutsOutdated, Forbidden, Invalid, QueueNotFound, Unavailable
+from broker.core.queue import Queue
+from broker.logs.names import builtin_name, canonical, decides_count, has_owner
+from broker.logs.ports import LogOwner, Logs
+from broker.replica.store_calls import store_available
+from broker.replica.transaction import LogMoved, Submission
+from broker.store.ports import Act, Store
+from broker.store.trims import NEVER, Fence, Trimming
+from counterpoise.logs.address import kind_of, parse_log
+
+AT_ONCE = 500
+
+
+class LogReaders:
+    """The queues by the logs that they read; see `broker.logs` for what an owner is."""
+
+    def __init__(self, queues: QueueAccess) -> None:
+        self._queues = queues
+
+    async def all(self) -> AsyncIterator[views.QueueView]:
+        """All queues by name, each as it is when the iteration reaches it. Raises Unavailable."""
+        cursor = None
+        while True:
+            with store_available():
+                rows = await self._queues.store.list(AT_ONCE, cursor)
+            for row in rows:
+                queue = queue_row_view(row)
+                yield queue
+            if len(rows) < AT_ONCE:
+                return
+            cursor = queue.name
+
+    async def of(self, log: str) -> list[views.QueueView]:
+        """All queues that read this log, in the order of their creation."""
+        spelling = canonical(log)
+        found = [queue async for queue in self.all() if canonical(queue.log) == spelling]
+        return sorted(found, key=lambda queue: (queue.created_at, queue.name))
+
+    async def owns(self, name: str, log: str) -> bool:
+        """Whether this queue owns its log. The name of a built-in log names its owner."""
+        if not has_owner(log):
+            return False
+        source = builtin_name(log)
+        if source is not None:
+            return source == name
+        readers = await self.of(log)
+        return bool(readers) and readers[0].name == name
+
+    async def followers(self, name: str, log: str) -> list[str]:
+        """The other queues that read the log which this one owns."""
+        return [reader.name for reader in await self.of(log) if reader.name != name]
+
+    async def owner(self, log: str, but: str) -> views.QueueView | None:
+        """The owner of this log, if it is not `but`; None if the log has no owner.
+
+        Raises Invalid for a built-in log that does not exist.
+        """
+        source = builtin_name(log)
+        if source is None:
+            readers = [queue for queue in await self.of(log) if queue.name != but]
+            return readers[0] if readers and has_owner(log) else None
+        if source == but:
+            return None
+        try:
+            owner = await self._queues.read(source, queue_view)
+        except QueueNotFound:
+            raise Invalid(
+                f"The log builtin:{source} belongs to the queue {source!r}, which does not exist; "
+                "create that first.",
+                [("log", f"names the queue {source!r}, which does not exist")],
+            ) from None
+        if builtin_name(owner.log) != source:
+            raise Invalid(
+                f"The queue {source!r} has no log of its own; it reads {owner.log}. Name that log.",
+                [("log", f"names the queue {source!r}, whose log is {owner.log}")],
+            )
+        return owner
+
+    async def refuse_resize_of_follower(self, queue: views.QueueView) -> None:
+        if decides_count(queue.log):
+            raise Invalid(
+                f"This queue has the partition count of {queue.log}; add partitions to the topic, "
+                "and the queue follows within a minute.",
+                [("partition_count", "follows the topic")],
+            )
+        owner = await self.owner(queue.log, but=queue.name) if has_owner(queue.log) else None
+        if owner is not None and not await self.owns(queue.name, queue.log):
+            raise Invalid(
+                f"This queue reads the log of {owner.name!r} and has its partition count; "
+                "resize that queue.",
+                [("partition_count", f"follows the queue {owner.name!r}")],
+            )
+
+    async def refuse_foreign(self, log: str, name: str, caller: Caller, right: Right) -> None:
+        """Raises Forbidden unless the caller has the right on the log, too, that the queue `name`
+        reads: on the name of the log, and on the queue that owns it.
+        """
+        if kind_of(log) is None or "*" in caller.patterns:
+            return
+        owners = [] if builtin_name(log) is not None else [each.name for each in await self.of(log)]
+        for other in (parse_log(log).name, *owners[:1]):
+            if not caller.has(right, other):
+                raise Forbidden(
+                    f"The queue {name!r} reads a log of other queues that your key is not for."
+                )
+
+    async def follow(
+        self, name: str, partition_count: int, discard: bool, act: Act | None = None
+    ) -> None:
+        """A queue that reads another's log has that queue's partition count."""
+        changes = {"partition_count": partition_count}
+        # A queue that was deleted meanwhile follows no other.
+        with suppress(QueueNotFound):
+            await self._queues.ask(name, lambda: Submission(c.Change(changes, discard), act=act))
+
+
+def log_owner(queue: Queue | views.QueueView) -> LogOwner:
+    """This queue as the owner of its log."""
+    return LogOwner(queue.id, queue.name, queue.created_at)
+
+
+def owner_among(readers: Sequence[views.QueueView]) -> views.QueueView | None:
+    """The owner among the queues that read one log, given in the order of their creation."""
+    if not readers:
+        return None
+    name = builtin_name(readers[0].log)
+    return next((queue for queue in readers if name in (None, queue.name)), None)
+
+
+# ------------------------------------------------------------------ trims
+# Trims of logs that no reader meets; see `broker.store.trims` for how.
+
+
+T = TypeVar("T")
+# The upkeep announces a trim of a log once a minute, so a second one in a row is rare.
+ATTEMPTS = 5
+
+
+class Trims:
+    """The trims of logs that the service administers; Kafka's and unknown ones trim themselves."""
+
+    def __init__(self, store: Store, logs: Logs) -> None:
+        self._store, self._logs = store, logs
+
+    async def fence(self, log: str) -> Fence | None:
+        """A fence for making a reader of this log, or for setting positions in it.
+
+        It is taken before the log is asked where it begins or ends. A trim that another replica
+        left half done is carried out first. None: the service does not trim this log. Raises
+        Unavailable.
+        """
+        if not has_owner(log):
+            return None
+        name = canonical(log)
+        for _ in range(ATTEMPTS):
+            with store_available():
+                row = await self._store.trims.look(name)
+            if row is None:
+                return Fence(name, NEVER)
+            if row.pending is None:
+                return Fence(name, row.announced)
+            await self._carry_out(name, row)
+        raise LogMoved
+
+    async def apart(self, work: Callable[[], Awaitable[T]]) -> T:
+        """The result of `work`, which takes a fence; it begins anew if a trim came in between, or
+        a resize of which it had to know.
+
+        Raises its errors, and Unavailable if these always come in between.
+        """
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return await work()
+            except (LogMoved, CutsOutdated):
+                continue
+        return await work()
+
+    async def all(self) -> Mapping[str, Trimming]:
+        """The rows of all logs, which the upkeep reads before it lists the queues."""
+        with store_available():
+            return await self._store.trims.all()
+
+    async def finish(self, log: str, seen: Trimming | None) -> None:
+        """Carry out what another replica has announced. Raises Unavailable."""
+        if seen is not None and seen.pending is not None:
+            await self._carry_out(canonical(log), seen)
+
+    async def trim(
+        self, log: str, below: Mapping[int, str], owner: LogOwner, seen: Trimming | None
+    ) -> None:
+        """Trim a log, unless a reader came or was set since `seen`; then the next upkeep does.
+
+        Raises Unavailable; the trim is carried out later then if it was announced.
+        """
+        name, announced = canonical(log), uuid4().hex
+        numbers = {str(number): position for number, position in below.items()}
+        pending = {
+            "below": numbers,
+            "owner": [owner.queue_id, owner.queue, owner.created_at],
+        }
+        text = orjson.dumps(pending).decode()
+        readers = None if seen is None else seen.readers
+        with store_available():
+            may = await self._store.trims.announce(name, readers, announced, text)
+        # If not, another replica trims the log, or its readers have changed: the next upkeep will.
+        if may:
+            await self._carry_out(name, Trimming("", announced, text))
+
+    async def _carry_out(self, log: str, row: Trimming) -> None:
+        trim = orjson.loads(row.pending or "")
+        below = {int(number): position for number, position in trim["below"].items()}
+        await self._logs.trim(log, below, LogOwner(*trim["owner"]))
+        with store_available():
+            await self._store.trims.done(log, row.announced)
+
+    async def forget(self, rows: Mapping[str, Trimming], read: Mapping[str, object]) -> None:
+        """Forget the logs among `rows` that no queue reads: those not in `read`.
+
+        What was announced is carried out before: a queue that is made later must not meet it.
+        """
+        for log, row in rows.items():
+            if log not in read:
+                if row.pending is not None:
+                    with suppress(Unavailable):
+                        await self._carry_out(log, row)
+                with store_available():
+                    await self._store.trims.forget(log, row.readers)

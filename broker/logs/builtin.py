@@ -1,0 +1,334 @@
+"""The built-in logs: the kind of log in Postgres, in the service's database or another."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import CursorResult, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from broker.logs import database
+from broker.logs.credentials import CONNECTIONS, ClientCredentials
+from broker.logs.database import LogDatabase, available, may_touch, name_of, within
+from broker.logs.hash_ranges import HashRanges
+from broker.logs.ports import Bounds, Holder, LogAccess, LogOwner, Purpose
+from broker.logs.roles import EXPIRE_FOR_LOG, ClientRoles
+from broker.pieces import PIECE, pause
+from counterpoise.logs import LogNotFound
+from counterpoise.logs.builtin.bounds import COLUMNS, ReadBounds
+
+__all__ = ["SWEEP_MESSAGES", "BuiltinLogs"]
+
+
+# ------------------------------------------------------------------ logs
+# The built-in logs: the kind of log in Postgres, in the service's database or another.
+
+
+SWEEP_MESSAGES = 10_000
+_BOUNDS = (
+    f"SELECT {COLUMNS} FROM counterpoise_log.logs AS l"
+    " LEFT JOIN counterpoise_log.partitions AS p ON p.log_id = l.log_id{} WHERE l.name = :name"
+    " ORDER BY p.partition"
+)
+_EVERY_BOUND = text(_BOUNDS.format(""))
+_SOME_BOUNDS = text(_BOUNDS.format(" AND p.partition = ANY (CAST(:partitions AS integer[]))"))
+
+
+class BuiltinLogs:
+    """All built-in logs of one database; see `broker.logs.ports.LogKind` for the calls.
+
+    A call without an `owner` is for the log of any owner. A refusal of the database, or no answer
+    in time, raises LogDatabaseUnavailable.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        address: str,
+        *,
+        making: AsyncEngine | None = None,
+        tls: bool = False,
+        connections: int = CONNECTIONS,
+    ) -> None:
+        """`address` is the database's URL as consumers and publishers reach it.
+
+        `making`: another engine for the same database, for the credentials that a bind waits for.
+        `tls`: the service speaks HTTPS. `connections`: the most of one client.
+        """
+        self._database = LogDatabase(engine)
+        self.ranges = HashRanges(self._database)
+        self._credentials = ClientCredentials(
+            engine, address, making=making, tls=tls, connections=connections
+        )
+        self._roles = ClientRoles(engine)
+
+    async def access(
+        self, log: str, purpose: Purpose, holder: Holder, *, refused: bool = False
+    ) -> LogAccess | None:
+        """Short-lived credentials; None if the service may not make roles."""
+        with available():
+            return await self._credentials.get(name_of(log), purpose, holder, refused=refused)
+
+    async def holders(self) -> frozenset[str]:
+        """The names of all that have had credentials for a while."""
+        async with within(database.CALL_SECONDS):
+            return await self._roles.holders()
+
+    async def keys_in_use(self) -> frozenset[str]:
+        """The ids of all keys with which credentials were made."""
+        async with within(database.CALL_SECONDS):
+            return await self._roles.keys()
+
+    async def revoke(self, holders: Collection[str] = (), keys: Collection[str] = ()) -> None:
+        """End the credentials of these holders, or made with these keys, and their connections."""
+        self._credentials.forget(holders=frozenset(holders), keys=frozenset(keys))
+        async with within(database.LONG_SECONDS):
+            await self._roles.revoke(holders, keys)
+
+    async def watch(self) -> None:
+        """End sessions that would be in the way of others (see `broker.logs.roles`)."""
+        async with within(database.CALL_SECONDS):
+            await self._roles.watch()
+
+    async def drop_expired_credentials(self) -> None:
+        """End expired roles, with their sessions."""
+        self._credentials.forget()
+        async with within(database.LONG_SECONDS):
+            await self._roles.drop_expired()
+
+    async def ensure(
+        self,
+        log: str,
+        partition_count: int,
+        owner: LogOwner | None = None,
+        committed: Sequence[Mapping[int, str]] = (),
+        keys: Mapping[int, str] | None = None,
+    ) -> bool:
+        """See `LogKind`. A log that an earlier queue of the same name left is dropped first.
+
+        The log loses no message that its database has confirmed, so it ignores `committed`.
+        With `keys` the log is a dynamic one: if it does not exist, it gets partitions with these
+        hash ranges. Then raises LogError unless they cover all hashes exactly once.
+        """
+        name = name_of(log)
+        async with self._database.transaction() as connection:
+            await self._insert(connection, name, partition_count, owner)
+            known = await self._database.known(connection, name)
+            if owner is not None and known["owner_id"] != owner.queue_id:
+                if known["owner_created_at"] is not None and (
+                    known["owner_created_at"].timestamp() > owner.created_at
+                ):
+                    return False
+                await self._drop(connection, await self._database.lock(connection, name))
+                await self._insert(connection, name, partition_count, owner)
+                known = await self._database.known(connection, name)
+            if keys is None:
+                await self._add_partitions(connection, name)
+            else:
+                await self.ranges.begin(connection, known["log_id"], keys)
+            return True
+
+    async def _insert(
+        self, connection: AsyncConnection, name: str, partition_count: int, owner: LogOwner | None
+    ) -> None:
+        created_at = None if owner is None else datetime.fromtimestamp(owner.created_at, UTC)
+        await connection.execute(
+            text(
+                "INSERT INTO counterpoise_log.logs"
+                " (name, partition_count, owner_id, owner_created_at)"
+                " VALUES (:name, :count, :owner_id, :created_at) ON CONFLICT (name) DO NOTHING"
+            ),
+            {
+                "name": name,
+                "count": partition_count,
+                "owner_id": None if owner is None else owner.queue_id,
+                "created_at": created_at,
+            },
+        )
+
+    async def set_partition_count(
+        self,
+        log: str,
+        partition_count: int,
+        revision: int | None = None,
+        owner: LogOwner | None = None,
+    ) -> bool:
+        """See `LogKind`. Waits seconds for running appends; without `revision` never outdated."""
+        async with self._database.transaction() as connection:
+            known = await self._database.lock(connection, name_of(log))
+            late = revision is not None and revision < known["revision"]
+            if late or not may_touch(known, owner):
+                return False
+            await connection.execute(
+                text(
+                    "UPDATE counterpoise_log.logs SET partition_count = :count,"
+                    " revision = greatest(revision, :revision) WHERE log_id = :log_id"
+                ),
+                {
+                    "count": partition_count,
+                    "revision": revision or 0,
+                    "log_id": known["log_id"],
+                },
+            )
+            await self._add_partitions(connection, name_of(log))
+            return True
+
+    async def discard(
+        self, log: str, partitions: Collection[int], owner: LogOwner | None = None
+    ) -> frozenset[int]:
+        """See `LogKind`. Positions continue; readers of discarded messages get no error."""
+        async with self._database.transaction() as connection:
+            known = await self._database.lock(connection, name_of(log))
+            if not may_touch(known, owner):
+                return frozenset()
+            discarded = await connection.scalars(
+                text(
+                    "UPDATE counterpoise_log.partitions"
+                    " SET first_position = next_position, discarded_position = next_position"
+                    " WHERE log_id = :log_id AND partition = ANY (CAST(:partitions AS integer[]))"
+                    " AND partition >= :count RETURNING partition"
+                ),
+                {
+                    "log_id": known["log_id"],
+                    "partitions": sorted(partitions),
+                    "count": known["partition_count"],
+                },
+            )
+            result = frozenset(discarded)
+        await self._sweep(name_of(log))
+        return result
+
+    async def drop(self, log: str, owner: LogOwner | None = None) -> None:
+        """See `LogKind`. A log without an owner is dropped for any caller."""
+        try:
+            async with self._database.transaction(database.LONG_SECONDS) as connection:
+                known = await self._database.lock(connection, name_of(log))
+                if may_touch(known, owner):
+                    await self._drop(connection, known)
+        except LogNotFound:
+            pass
+        await self.sweep_dropped()
+
+    async def _drop(self, connection: AsyncConnection, log: Mapping[str, Any]) -> None:
+        """Delete the locked log. Credentials for it are not good for a later one of its name."""
+        await connection.execute(
+            text("DELETE FROM counterpoise_log.logs WHERE log_id = :log_id"),
+            {"log_id": log["log_id"]},
+        )
+        await connection.execute(text(EXPIRE_FOR_LOG), {"log": log["name"]})
+        self._credentials.forget(log["name"])
+
+    async def trim(self, log: str, below: Mapping[int, str], owner: LogOwner | None = None) -> None:
+        """See `LogKind`; in short transactions."""
+        async with self._database.transaction() as connection:
+            # It cannot be dropped before this ends, so the name stays that of this log.
+            known = await self._database.lock(connection, name_of(log), exclusive=False)
+            if not may_touch(known, owner):
+                return
+            await connection.execute(
+                text(
+                    "SELECT counterpoise_log.trim(:name, CAST(:partitions AS integer[]),"
+                    " CAST(:positions AS bigint[]))"
+                ),
+                {
+                    "name": name_of(log),
+                    "partitions": list(below),
+                    "positions": [int(position) for position in below.values()],
+                },
+            )
+        await self._sweep(name_of(log))
+
+    async def sweep_dropped(self) -> int:
+        """Delete messages of logs that were dropped, also when that was interrupted."""
+        return await self._database.repeat(
+            "SELECT counterpoise_log.sweep_dropped(:limit)", {"limit": SWEEP_MESSAGES}
+        )
+
+    async def forget_publishers(self, idle_seconds: float) -> int:
+        """Forget publishers that have not appended for this time. Returns how many.
+
+        A retry after this time would be appended a second time: choose days.
+        """
+        async with self._database.transaction(database.SWEEP_SECONDS) as connection:
+            result = await connection.execute(
+                text(
+                    "DELETE FROM counterpoise_log.publishers"
+                    " WHERE appended_at < now() - make_interval(secs => :idle)"
+                ),
+                {"idle": idle_seconds},
+            )
+            return result.rowcount
+
+    async def partition_count(self, log: str) -> int:
+        """See `LogKind`."""
+        async with self._database.transaction() as connection:
+            return int((await self._database.known(connection, name_of(log)))["partition_count"])
+
+    async def bounds(
+        self, log: str, partitions: Sequence[int] | None = None, *, seconds: float | None = None
+    ) -> Bounds:
+        """See `LogKind`. A partition that the log never had starts and ends at 0."""
+        async with self._database.transaction(seconds) as connection:
+            # One statement, so one snapshot: the ends, the cuts and the count belong together.
+            statement, parameters = _EVERY_BOUND, dict[str, Any](name=name_of(log))
+            if partitions is not None:
+                statement, parameters["partitions"] = _SOME_BOUNDS, [*partitions]
+            found = await connection.execute(statement, parameters)
+            reading = ReadBounds(partitions or ())
+            async for rows in _in_pieces(found):
+                reading.add(rows)
+        if not reading.found:
+            raise LogNotFound(f"there is no log {name_of(log)!r}")
+        return reading.bounds()
+
+    async def position_at(self, log: str, time: float) -> Mapping[int, str]:
+        """See `LogKind`; also correct if publishers gave times that are not in order."""
+        async with self._database.transaction(database.LONG_SECONDS) as connection:
+            known = await self._database.known(connection, name_of(log))
+            found = await connection.execute(
+                text(
+                    "SELECT p.partition, coalesce(since.position, p.next_position)"
+                    " FROM counterpoise_log.partitions AS p LEFT JOIN ("
+                    "   SELECT m.partition, min(m.position) AS position"
+                    "   FROM counterpoise_log.messages AS m"
+                    "   JOIN counterpoise_log.partitions AS mine"
+                    "     ON mine.log_id = m.log_id AND mine.partition = m.partition"
+                    "     AND m.position >= mine.first_position"
+                    "   WHERE m.log_id = :log_id"
+                    "     AND m.published_at >= to_timestamp(CAST(:time AS double precision))"
+                    "   GROUP BY m.partition"
+                    " ) AS since USING (partition) WHERE p.log_id = :log_id ORDER BY p.partition"
+                ),
+                {"log_id": known["log_id"], "time": time},
+            )
+            positions: dict[int, str] = {}
+            async for rows in _in_pieces(found):
+                positions.update((number, str(position)) for number, position in rows)
+            return positions
+
+    async def _add_partitions(self, connection: AsyncConnection, name: str) -> None:
+        await connection.execute(
+            text(
+                "INSERT INTO counterpoise_log.partitions (log_id, partition)"
+                " SELECT log_id, generate_series(0, partition_count - 1)"
+                " FROM counterpoise_log.logs WHERE name = :name ORDER BY 2"
+                " ON CONFLICT DO NOTHING"
+            ),
+            {"name": name},
+        )
+
+    async def _sweep(self, name: str) -> None:
+        await self._database.repeat(
+            "SELECT counterpoise_log.sweep(:name, :limit)",
+            {"name": name, "limit": SWEEP_MESSAGES},
+        )
+
+
+async def _in_pieces(found: CursorResult[Any]) -> AsyncIterator[Sequence[Any]]:
+    """The rows, with pauses."""
+    while rows := found.fetchmany(PIECE):
+        yield rows
+        if len(rows) == PIECE:
+            await pause()

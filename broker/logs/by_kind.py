@@ -1,0 +1,455 @@
+"""The logs of all queues: each call goes to the kind of log, and errors become answers.
+
+`LogsByKind` implements `broker.logs.ports.Logs`. `DynamicLogs` does so for the hash ranges of
+dynamic built-in logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import pairwise
+from typing import Literal, Protocol
+
+import structlog
+
+from broker.core.errors import BrokerError, Invalid, PartitionEnded, Unavailable
+from broker.logs.external import ExternalLogs
+from broker.logs.ports import (
+    Bounds,
+    Holder,
+    LogAccess,
+    LogDatabaseUnavailable,
+    LogKind,
+    LogOwner,
+    PartitionSealed,
+    Positions,
+    Purpose,
+    Root,
+    Sealing,
+    Span,
+    messages_after,
+)
+from broker.logs.positions import number_of, trim_floor, with_passed
+from broker.pieces import mapped, pieces
+from counterpoise.logs import LogError, LogNotFound, LogUnavailable
+from counterpoise.logs.address import Kind, kind_of
+from counterpoise.logs.ranges import HashRange
+
+__all__ = ["LogsByKind"]
+
+
+# ------------------------------------------------------------------ ranges
+# The dynamic built-in logs, for the calls: errors become answers.
+
+
+DATABASE_AWAY = "The service cannot reach the database of the built-in log right now; try again."
+
+
+class RangeKind(Protocol):
+    """See `broker.logs.hash_ranges.HashRanges`."""
+
+    async def roots(self, log: str, *, latest: bool) -> Sequence[Root]: ...
+
+    async def split(
+        self, log: str, partition: int, at: int | None, owner: LogOwner, *, anywhere: bool = False
+    ) -> Sealing: ...
+
+    async def merge(self, log: str, partition: int, other: int, owner: LogOwner) -> Sealing: ...
+
+    async def sample(
+        self, log: str, partition: int, owner: LogOwner
+    ) -> tuple[HashRange, Mapping[int, int]]: ...
+
+
+class DynamicLogs:
+    """Implements `broker.logs.ports.RangeLogs`."""
+
+    def __init__(self, ranges: RangeKind) -> None:
+        self._ranges = ranges
+
+    async def roots(self, log: str, *, latest: bool) -> Sequence[Root]:
+        """See `RangeLogs`."""
+        with _answered():
+            return await self._ranges.roots(log, latest=latest)
+
+    async def split(
+        self, log: str, partition: int, at: int | Literal["middle", "load"], owner: LogOwner
+    ) -> Sealing:
+        """See `RangeLogs`. A load that cannot be halved is split in the middle of the range."""
+        with _answered():
+            if isinstance(at, int):
+                return await self._ranges.split(log, partition, at, owner)
+            middle = None
+            if at == "load":
+                middle = halves(*await self._ranges.sample(log, partition, owner))
+            return await self._ranges.split(log, partition, middle, owner, anywhere=True)
+
+    async def merge(self, log: str, partition: int, other: int, owner: LogOwner) -> Sealing:
+        """See `RangeLogs`."""
+        with _answered():
+            return await self._ranges.merge(log, partition, other, owner)
+
+
+@contextmanager
+def _answered() -> Iterator[None]:
+    try:
+        yield
+    except LogDatabaseUnavailable:
+        raise Unavailable(DATABASE_AWAY) from None
+    except PartitionSealed as sealed:
+        raise PartitionEnded(
+            sealed.partition, [child.partition for child in sealed.successors]
+        ) from None
+    except LogError as error:
+        raise Invalid(f"{str(error)[:1].upper()}{str(error)[1:]}.") from None
+
+
+def halves(whole: HashRange, sampled: Mapping[int, int]) -> int | None:
+    """The hash with which the second of two ranges begins that share the sampled load best.
+
+    `sampled`: how often each hash occurs. None if one of the ranges would have no load; a split
+    elsewhere then helps no more than one in the middle. Of equal ones the lowest.
+    """
+    hashes = sorted(key_hash for key_hash in sampled if key_hash in whole)
+    total, before = sum(sampled[key_hash] for key_hash in hashes), 0
+    best: tuple[int, int] | None = None
+    for left, right in pairwise(hashes):
+        before += sampled[left]
+        uneven = abs(total - 2 * before)
+        if best is None or uneven < best[0]:
+            best = uneven, (left + right + 1) // 2
+    return None if best is None else best[1]
+
+
+# ------------------------------------------------------------------ logs
+# The logs of all queues: each call goes to the kind of log, and errors become answers.
+
+
+_log = structlog.get_logger()
+NOT_DISCARDED = (
+    "The partitions are removed, but the log could not be reached to delete their messages; "
+    "repeat the call."
+)
+UNKNOWN_KIND = (
+    "The service does not know this kind of log and cannot look up positions; send positions."
+)
+# How long a list of partitions waits for the ends from the log.
+SHOW_SECONDS = 1.5
+
+
+class BuiltinKind(LogKind, Protocol):
+    """The built-in logs: they also have credentials, sessions, publishers and rests to look
+    after, and may be dynamic. See `broker.logs.builtin.BuiltinLogs`.
+    """
+
+    @property
+    def ranges(self) -> RangeKind: ...
+
+    async def ensure(
+        self,
+        log: str,
+        partition_count: int,
+        owner: LogOwner,
+        committed: Sequence[Mapping[int, str]] = (),
+        keys: Mapping[int, str] | None = None,
+    ) -> bool: ...
+
+    async def holders(self) -> frozenset[str]: ...
+
+    async def keys_in_use(self) -> frozenset[str]: ...
+
+    async def revoke(self, holders: Collection[str] = (), keys: Collection[str] = ()) -> None: ...
+
+    async def watch(self) -> None: ...
+
+    async def sweep_dropped(self) -> int: ...
+
+    async def forget_publishers(self, idle_seconds: float) -> int: ...
+
+    async def drop_expired_credentials(self) -> None: ...
+
+
+class LogsByKind:
+    """Implements `broker.logs.ports.Logs`."""
+
+    def __init__(
+        self, builtin: BuiltinKind, external: ExternalLogs, keep_messages: int = 0
+    ) -> None:
+        """`keep_messages`: how many of each partition stay after every reader has passed them."""
+        self._builtin = builtin
+        self.ranges = DynamicLogs(builtin.ranges)
+        self._external = external
+        self._kinds: Mapping[Kind, LogKind] = {
+            "builtin": builtin,
+            "redis": external,
+            "kafka": external,
+        }
+        self._keep_messages = keep_messages
+
+    def _kind(self, log: str) -> LogKind | None:
+        """The kind of a log; None for one that the service does not know."""
+        kind = kind_of(log)
+        return None if kind is None else self._kinds[kind]
+
+    def _known(self, log: str) -> LogKind:
+        """The kind of a log that the service administers; only such logs have an owner."""
+        kind = self._kind(log)
+        assert kind is not None, log
+        return kind
+
+    async def access(
+        self, log: str, purpose: Purpose, holder: Holder, *, refused: bool = False
+    ) -> LogAccess | None:
+        """See `Logs`."""
+        kind = self._kind(log)
+        try:
+            if kind is None:
+                return None
+            return await kind.access(log, purpose, holder, refused=refused)
+        except LogError as error:
+            raise _cannot_be_asked(error) from None
+
+    async def holders(self) -> frozenset[str]:
+        """See `Logs`. Only the built-in log has credentials to give."""
+        try:
+            return await self._builtin.holders()
+        except LogError as error:
+            raise _cannot_be_asked(error) from None
+
+    async def keys_in_use(self) -> frozenset[str]:
+        """See `Logs`."""
+        try:
+            return await self._builtin.keys_in_use()
+        except LogError as error:
+            raise _cannot_be_asked(error) from None
+
+    async def revoke(self, holders: Collection[str] = (), keys: Collection[str] = ()) -> None:
+        """See `Logs`."""
+        try:
+            await self._builtin.revoke(holders, keys)
+        except LogError as error:
+            raise _cannot_be_asked(error) from None
+
+    async def watch(self) -> None:
+        """End sessions of clients that are in the way of others. Best effort, at short intervals.
+
+        A failure is not logged: the database is away, which others say.
+        """
+        with suppress(LogError):
+            await self._builtin.watch()
+
+    async def ensure(
+        self,
+        log: str,
+        partition_count: int,
+        owner: LogOwner,
+        keys: Mapping[int, str] | None = None,
+    ) -> None:
+        """See `Logs`."""
+        try:
+            if keys is None:
+                await self._known(log).ensure(log, partition_count, owner)
+            else:
+                await self._builtin.ensure(log, partition_count, owner, keys=keys)
+        except LogError as error:
+            raise _cannot_be_used(error) from None
+
+    async def partition_count(self, log: str) -> int:
+        """See `Logs`."""
+        try:
+            return await self._known(log).partition_count(log)
+        except LogError as error:
+            raise _cannot_be_used(error) from None
+
+    async def set_partition_count(
+        self,
+        log: str,
+        partition_count: int,
+        revision: int,
+        owner: LogOwner,
+        discard: Collection[int] = (),
+    ) -> None:
+        """See `Logs`."""
+        kind = self._known(log)
+        try:
+            await kind.set_partition_count(log, partition_count, revision, owner)
+            if discard:
+                await kind.discard(log, discard, owner)
+        except LogError as error:
+            _log.warning("the log does not know its partition count yet", log=log, error=str(error))
+            if discard:
+                raise Unavailable(NOT_DISCARDED) from None
+
+    async def positions(
+        self, log: str, where: Literal["earliest", "latest"] | float
+    ) -> Mapping[int, str]:
+        """See `Logs`."""
+        kind = self._kind(log)
+        if kind is None:
+            raise Invalid(UNKNOWN_KIND)
+        try:
+            if not isinstance(where, str):
+                return await kind.position_at(log, where)
+            bounds = await kind.bounds(log)
+            return bounds.starts if where == "earliest" else bounds.ends
+        except LogNotFound:
+            return {}
+        except LogError as error:
+            raise _cannot_be_asked(error) from None
+
+    async def ends(self, log: str, partitions: Sequence[int]) -> Mapping[int, str]:
+        """See `Logs`."""
+        kind = self._kind(log)
+        try:
+            return {} if kind is None else (await kind.bounds(log, partitions)).ends
+        except LogError:
+            return {}
+
+    async def bounds(self, log: str) -> Bounds | None:
+        """See `Logs`."""
+        kind = self._kind(log)
+        try:
+            return None if kind is None else await kind.bounds(log)
+        except LogError as error:
+            _log.warning("a log does not say where it ends", log=log, error=str(error))
+            return None
+
+    async def spans(self, log: str, positions: Positions) -> Mapping[int, Span]:
+        """See `Logs`. An invalid position has no lag."""
+        kind = self._kind(log)
+        if kind is None:
+            return {}
+        try:
+            found = await kind.bounds(log, sorted(positions), seconds=SHOW_SECONDS)
+        except LogError:
+            return {}
+
+        def one(item: tuple[int, str | None]) -> tuple[int, Span]:
+            number, at = item
+            start, end = found.starts[number], found.ends[number]
+            return number, Span(start, end, messages_after(start, end, at))
+
+        return await mapped(one, [*positions.items()])
+
+    async def maintain(
+        self,
+        log: str,
+        partition_count: int,
+        revision: int,
+        owner: LogOwner,
+        committed: Sequence[Positions],
+        keys: Mapping[int, str] | None = None,
+    ) -> Mapping[int, str]:
+        """See `Logs`. The last `keep_messages` stay."""
+        kind = self._known(log)
+        try:
+            numbered = partial(_numbered, log)
+            readers = [await mapped(numbered, [*some.items()]) for some in committed]
+            if keys is not None:
+                if not await self._builtin.ensure(log, len(keys), owner, keys=keys):
+                    return {}
+                bounds = await self._builtin.bounds(log)
+                readers = [with_passed(positions, bounds.keys) for positions in readers]
+                floor = await self._floor(readers)
+            else:
+                reached = [await _reached(some) for some in committed]
+                if not await kind.ensure(log, partition_count, owner, reached):
+                    return {}
+                if await kind.partition_count(log) != partition_count:
+                    await kind.set_partition_count(log, partition_count, revision, owner)
+                floor = await self._floor(readers)
+                if not floor:
+                    return {}
+                bounds = await kind.bounds(log, sorted(floor))
+            left: dict[int, str] = {}
+            async for some in pieces([*floor.items()]):
+                left.update(_left(dict(some), bounds))
+            return left
+        except LogError as error:
+            _log.warning("the upkeep of a log failed", log=log, error=str(error))
+            return {}
+
+    async def _floor(self, readers: Sequence[Mapping[int, int | None]]) -> dict[int, int]:
+        """See `trim_floor`."""
+        floor: dict[int, int] = {}
+        async for some in pieces([*readers[0]] if readers else []):
+            those = ({number: one.get(number) for number in some} for one in readers)
+            floor.update(trim_floor(those, self._keep_messages))
+        return floor
+
+    async def trim(self, log: str, below: Mapping[int, str], owner: LogOwner) -> None:
+        """See `Logs`."""
+        try:
+            await self._known(log).trim(log, below, owner)
+        except LogNotFound:
+            # It was deleted meanwhile, with its messages.
+            return
+        except LogError as error:
+            raise Unavailable(f"The log cannot be trimmed: {error}; try again.") from None
+
+    async def drop(self, log: str, owner: LogOwner) -> None:
+        """See `Logs`."""
+        try:
+            await self._known(log).drop(log, owner)
+        except LogError as error:
+            _log.warning("a log could not be dropped", log=log, error=str(error))
+
+    async def forget(self, publishers_idle_seconds: float) -> None:
+        """Deletes the rest of dropped built-in logs, publishers that are silent for long, and
+        credentials that have expired.
+
+        Best effort: a failure is logged.
+        """
+        try:
+            await self._builtin.sweep_dropped()
+            await self._builtin.forget_publishers(publishers_idle_seconds)
+            await self._builtin.drop_expired_credentials()
+        except LogError as error:
+            _log.warning("the upkeep of the logs failed", error=str(error))
+
+    def close(self) -> None:
+        """Close connections to logs outside the service."""
+        self._external.close()
+
+
+def _cannot_be_used(error: LogError) -> BrokerError:
+    """The reason why a queue cannot have this log now, for the administrator."""
+    if isinstance(error, LogDatabaseUnavailable):
+        return Unavailable(DATABASE_AWAY)
+    hint = ""
+    if isinstance(error, LogUnavailable):
+        hint = (
+            ". Check the address; the service's own access (credentials, TLS) is in its "
+            "COUNTERPOISE_LOG_URLS"
+        )
+    return Invalid(f"The queue cannot have this log: {error}{hint}.", [("log", "cannot be used")])
+
+
+def _cannot_be_asked(error: LogError) -> BrokerError:
+    """The reason why the log of a queue does not answer."""
+    if isinstance(error, LogDatabaseUnavailable):
+        return Unavailable(DATABASE_AWAY)
+    if isinstance(error, LogUnavailable):
+        return Unavailable(f"The log cannot be asked right now: {error}.")
+    return Invalid(f"The log cannot be asked: {error}; send positions.")
+
+
+def _left(floor: Mapping[int, int], bounds: Bounds) -> dict[int, str]:
+    """Where there is something to trim, up to which position."""
+    starts, ends = bounds.starts, bounds.ends
+    reached = {number: min(at, int(ends[number])) for number, at in floor.items() if number in ends}
+    return {number: str(at) for number, at in reached.items() if at > int(starts[number])}
+
+
+def _numbered(log: str, item: tuple[int, str | None]) -> tuple[int, int | None]:
+    number, at = item
+    return number, None if at is None else number_of(log, at)
+
+
+async def _reached(positions: Positions) -> dict[int, str]:
+    found: dict[int, str] = {}
+    async for some in pieces([*positions.items()]):
+        found.update((number, at) for number, at in some if at is not None)
+    return found

@@ -1,0 +1,173 @@
+"""Whether the database can be used, and why it cannot.
+
+**A connection pooler in transaction mode is refused** (`refuse_pooling`). With such a pooler
+(pgbouncer with `pool_mode = transaction`, and the like) each transaction runs in any free session.
+The service would fail later and in obscure ways: prepared statements belong to another session,
+LISTEN receives nothing, session settings leak to other sessions, and the pooler does not know the
+log-ins of consumers. So it is refused at the start. Detection: Postgres reports at log-in the
+process that serves the session. If another process runs the statements, there is a pooler in
+between. It is in transaction mode if one process serves two sessions that are open at the same
+time, or several processes serve one session: a pooler in session mode gives each session its own
+process.
+
+**Whether the database can write** (`try_write`): a query that does not fit into memory goes to its
+disk. A database with a full disk, or whose data directory is gone, may go on answering and even
+updating what it has in memory. A new file, written and removed at once, shows both: creating it
+needs the directory, and filling it needs room. It needs no table and leaves nothing behind.
+
+**The log says why the database cannot be used** (`Reporter`): with the database's own code, and not
+too often. A full disk or a lost data directory fails every call, hundreds in a second. One line
+every `LOG_SECONDS` for each cause is enough to see what is wrong, and that it still is. A cause is
+the database's code: its text names another file each time. Where the database gave no code (it
+refused the connection, or did not answer) the text is all there is, so each text is a cause.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import structlog
+
+from broker.postgres.migrations import CONNECT_SECONDS, DatabaseUnreachable
+
+TRIES = 5
+REFUSED = (
+    "the database URL leads to a connection pooler in transaction mode (such as pgbouncer with "
+    "pool_mode = transaction), with which the service cannot work; give the address of Postgres "
+    "itself: the service keeps a pool of its own (COUNTERPOISE_DATABASE_POOL_SIZE)"
+)
+NO_SETTINGS = (
+    "the server at the database URL refuses session settings ({error}), as connection "
+    "poolers do; give the address of Postgres itself: the service keeps a pool of its own "
+    "(COUNTERPOISE_DATABASE_POOL_SIZE)"
+)
+
+Connect = Callable[[str], "psycopg.Connection[Any]"]
+
+
+class Pooled(Exception):
+    """A pooler with which the service cannot work; the message is one line."""
+
+
+def _connect(url: str) -> psycopg.Connection[Any]:
+    return psycopg.connect(url, autocommit=True, connect_timeout=CONNECT_SECONDS)
+
+
+def refuse_pooling(url: str, connect: Connect = _connect) -> None:
+    """Raises Pooled if sessions are shared or refuse settings, DatabaseUnreachable. Blocks."""
+    try:
+        with connect(url) as one:
+            if _process(one) == one.info.backend_pid:
+                return
+            with connect(url) as other:
+                for _ in range(TRIES):
+                    first = _process(one)
+                    if first == _process(other) or first != _process(one):
+                        raise Pooled(REFUSED)
+        separator = "&" if "?" in url else "?"
+        connect(f"{url}{separator}options=-cjit%3Doff").close()
+    except psycopg.Error as error:
+        said = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        if "startup parameter" in said:
+            raise Pooled(NO_SETTINGS.format(error=said)) from None
+        raise DatabaseUnreachable(said) from None
+
+
+def _process(connection: psycopg.Connection[Any]) -> int:
+    row = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+    assert row is not None
+    process: int = row[0]
+    return process
+
+
+# ------------------------------------------------------------------ room
+# Whether the database can write: a query that does not fit into memory goes to its disk.
+#
+# A database with a full disk, or whose data directory is gone, may go on answering and even
+# updating what it has in memory. A new file, written and removed at once, shows both: creating it
+# needs the directory, and filling it needs room. It needs no table and leaves nothing behind.
+
+
+# Numbers that are put aside before they are counted: almost a megabyte.
+_SPILL = "SELECT count(*) FROM generate_series(1, 50000)"
+_MEMORY = "SET LOCAL work_mem = '64kB'"
+_MILLISECONDS = 5000
+
+
+class CannotWrite(Exception):
+    """The database cannot write; `code` is its SQLSTATE."""
+
+    def __init__(self, reason: str, code: str | None) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+def try_write(database_url: str) -> None:
+    """Let the database write a file. Blocks. Raises CannotWrite and DatabaseUnreachable."""
+    try:
+        connection = psycopg.connect(database_url, connect_timeout=CONNECT_SECONDS)
+    except psycopg.Error as error:
+        raise DatabaseUnreachable(_line(error)) from None
+    try:
+        with connection:
+            connection.execute(f"SET LOCAL statement_timeout = {_MILLISECONDS}")
+            connection.execute(_MEMORY)
+            connection.execute(_SPILL)
+    except psycopg.Error as error:
+        raise CannotWrite(_line(error), error.sqlstate) from None
+
+
+def _line(error: psycopg.Error) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+# ------------------------------------------------------------------ reporting
+# Says in the log why the database cannot be used: with its own code, and not too often.
+#
+# A full disk or a lost data directory fails every call, hundreds in a second. One line every
+# `LOG_SECONDS` for each cause is enough to see what is wrong, and that it still is. A cause is the
+# database's code: its text names another file each time. Where the database gave no code (it
+# refused the connection, or did not answer) the text is all there is, so each text is a cause.
+
+
+_log = structlog.get_logger("broker.postgres")
+
+LOG_SECONDS = 10.0
+# Codes are few, texts need not be.
+MOST_CAUSES = 100
+
+
+class Reporter:
+    """The log lines of one process."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        # The cause that was said last comes last.
+        self._said_at: dict[str, float] = {}
+        self._unsaid: dict[str, int] = {}
+
+    def report(self, error: str, code: str | None) -> None:
+        """A line for this failure, unless its cause was in the log a moment ago.
+
+        `code`: the database's SQLSTATE, None if it gave none.
+        """
+        now = self._monotonic()
+        cause = code or error
+        said_at = self._said_at.get(cause)
+        if said_at is not None and now - said_at < LOG_SECONDS:
+            self._unsaid[cause] = self._unsaid.get(cause, 0) + 1
+            return
+        self._said_at.pop(cause, None)
+        self._said_at[cause] = now
+        unsaid = self._unsaid.pop(cause, 0)
+        if len(self._said_at) > MOST_CAUSES:
+            forgotten = next(iter(self._said_at))
+            del self._said_at[forgotten]
+            self._unsaid.pop(forgotten, None)
+        _log.error("the database cannot be reached", code=code, error=error, times_before=unsaid)
+
+
+REPORTER = Reporter()

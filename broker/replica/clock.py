@@ -1,0 +1,98 @@
+"""The store's time, known between two looks at it.
+
+Deadlines are compared with the store's clock, never with a replica's (its wall clock may be wrong,
+and replicas differ). Each look (`pulse`) tells the store's time; in between, the time that passed
+here is added.
+
+A replica may have been frozen, or cut off from the store, and not know it. Then nobody may have
+served meanwhile, and leases and deadlines have to be moved before anything is decided (the
+contract, *Flow*). So what this replica knows counts only while it is `fresh`: a replica that looked
+less than `FRESH_SECONDS` ago cannot have missed an outage, which takes longer.
+
+The store's clock may be set at any time (`broker.store.leases`), and nobody here can know before
+the next look, a second later. What is decided by the old time until then does no harm: it moves
+with the clock, like all that was decided before, when the queue's next turn finds the step among
+the outages that it has not seen. But once a queue has moved, the old time must not be used on it.
+So time and outage come from the same look, one without the step never counts after one with it, and
+a queue that has seen an outage of which this replica does not know makes it look (`Coordinator`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.core import commands as c
+from broker.core import records as r
+from broker.core.records import Entry
+from broker.replica.transaction import Transaction
+from broker.store.ports import Outage, Pulse, Store
+
+FRESH_SECONDS = 2.0
+
+
+class StoreClock:
+    """The store's time, as far as this replica can tell."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        """`monotonic` tells seconds from any point in the past, and never goes back."""
+        self._monotonic = monotonic
+        self._asked_at: float | None = None
+        self._offset = 0.0
+        self.outage: Outage | None = None
+
+    async def look(self, store: Store) -> Pulse:
+        """Asks the store for the time, which stamps that this replica serves.
+
+        Raises StoreUnavailable.
+        """
+        while True:
+            known = self.outage_id
+            # The answer may lie around while this process is frozen, so only the asking has a time.
+            asked_at = self._monotonic()
+            pulse = await store.pulse()
+            told = 0 if pulse.outage is None else pulse.outage.id
+            if not known <= told < self.outage_id:
+                break
+            # Another look has told meanwhile of what came after this answer.
+        # A database that was restored from a backup knows less than it knew.
+        if self._asked_at is None or told != self.outage_id or asked_at >= self._asked_at:
+            self._asked_at, self._offset = asked_at, pulse.now - asked_at
+            self.outage = pulse.outage
+        return pulse
+
+    @property
+    def outage_id(self) -> int:
+        """The id of the latest outage that is known; 0: there was none."""
+        return 0 if self.outage is None else self.outage.id
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the store was asked so lately that no outage can have passed unnoticed."""
+        return self._asked_at is not None and self._monotonic() - self._asked_at <= FRESH_SECONDS
+
+    def now(self) -> float:
+        """The store's time in Unix seconds."""
+        assert self._asked_at is not None, "the store has not told its time yet"
+        return self._monotonic() + self._offset
+
+
+def outage_seen(entry: Entry) -> int:
+    """The outage after which the entry moved deadlines; 0: it moved none."""
+    moved = (r.DeadlinesMoved, r.ClockWentBack)
+    return max((one.outage_id for one in entry.records if isinstance(one, moved)), default=0)
+
+
+async def move_deadlines(turn: Transaction, clock: StoreClock, store: Store) -> None:
+    """Before anything else, the deadlines get back all the time in which nobody served, and follow
+    a clock that went back. Raises StoreUnavailable.
+    """
+    queue, latest = turn.queue, clock.outage
+    if latest is None or latest.id <= queue.outage_seen:
+        return
+    # Without deadlines it is enough to know the last one.
+    waits = queue.next_deadline() is not None or queue.handoffs or len(queue.leaving)
+    outages = await store.outages(queue.outage_seen) if waits else (latest,)
+    for outage in outages:
+        # One that came since the look has not moved this turn's time.
+        if outage.id <= latest.id:
+            turn.decide(c.MoveDeadlines(outage.id, outage.began, outage.seconds))

@@ -1,0 +1,399 @@
+"""The mailbox of one queue: take commands, decide them, commit, and only then answer and notify.
+
+All waiting commands are decided one after another on the queue in memory, and are committed in one
+transaction under the next revisions (`transaction`). If another replica committed first, all
+decisions are taken back (`journal`), the missed records are replayed, and the commands are decided
+again. If the store did not answer, all decisions are taken back too, and the queue catches up
+before its next use. If the commit succeeded after all, the queue finds its records then. The caller
+got the answer that the service is unavailable and repeats the call; a repetition is harmless.
+
+**No answer comes from the past.** A commit succeeds only if no other replica committed first. An
+answer without a commit (a refusal, a repetition) is given only after newer commits were read from
+the store. So every replica knows what any replica has answered to a flow.
+
+**The store's time is read before any decision that depends on the time.** After a pause in which no
+replica served (for example, a frozen process wakes up), leases and deadlines have to be moved first
+(the contract, *Flow*). A decision that begins a deadline is committed soon, or decided anew
+(`Overdue`): otherwise an owner might be forced before it was notified to release.
+
+**A large decision comes in slices** (`broker.core.rebalancer`). The replica that committed one goes
+on in its next transaction, after what was submitted meanwhile. Other replicas leave the rest to it;
+if it dies, a sweep finds the queue due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from typing import Any, TypeVar
+
+import structlog
+
+from broker.core import commands as c
+from broker.core.draft import Decision
+from broker.core.errors import QueueNotFound, Unavailable
+from broker.core.queue import Queue
+from broker.core.rebalancer import follow
+from broker.core.records import Entry
+from broker.pieces import pause
+from broker.replica.bursts import BindBurst, DelayedNotices
+from broker.replica.clock import StoreClock, move_deadlines, outage_seen
+from broker.replica.notifier import PendingRead, ViewNotifier, answer_reads, at_once
+from broker.replica.renewals import Renewals
+from broker.replica.store_calls import UNAVAILABLE, renew, write
+from broker.replica.transaction import Submission, Superseded, Transaction
+from broker.store.ports import (
+    Conflict,
+    LeaseRenewed,
+    LogTrimmed,
+    Overdue,
+    Positions,
+    PositionSuperseded,
+    QueueGone,
+    Store,
+    StoreUnavailable,
+)
+
+_log = structlog.get_logger()
+
+T = TypeVar("T")
+MOST_AT_ONCE = 1000
+# Entries of other replicas: each has at most a slice.
+FOLLOWED_AT_ONCE = 10
+# How long a commit that begins handoffs may take: at first, and each time that it took longer.
+LATE_SECONDS = (1.0, 2.0, 4.0, 8.0)
+
+
+class Coordinator:
+    """One queue on this replica."""
+
+    def __init__(
+        self,
+        queue_id: str,
+        name: str,
+        store: Store,
+        clock: StoreClock,
+        new_id: Callable[[], str],
+        on_change: Callable[[Coordinator, frozenset[str] | None, bool], None],
+        on_alarm: Callable[[Coordinator, float | None], None],
+        on_commit: Callable[[Sequence[Entry]], None] = lambda entries: None,
+        renewals: Renewals | None = None,
+        watched: Callable[[], Container[str]] = tuple,
+    ) -> None:
+        """`on_change(self, flows whose views changed, whether it was this replica)` follows every
+        commit; None for the flows: any of them may have. `on_alarm(self, time)` says when to call
+        `advance` next (Unix seconds of the store, None: not at all). `on_commit(entries)` is told
+        what this replica itself has committed. `watched()` has the flows that await changed views.
+        """
+        self.queue_id = queue_id
+        self.name = name
+        self.gone = False
+        self._store = store
+        self._clock = clock
+        self._new_id = new_id
+        self._on_change = on_change
+        self._on_alarm = on_alarm
+        self._on_commit = on_commit
+        self._renewals = Renewals(store) if renewals is None else renewals
+        self._watched = watched
+        self.told = ViewNotifier()
+        self._crowd = BindBurst(watched, lambda: self._advance or bool(self._looks))
+        self._delayed = DelayedNotices(lambda flow_ids: on_change(self, flow_ids, False))
+        self._alarm: float | None = None
+        self._wake_at: float | None = None
+        self._rest = self.resumes = self._uncommitted = self._behind = False
+        self._queue: Queue | None = None
+        self._asks: list[Submission] = []
+        self._looks: list[PendingRead] = []
+        self._advance = True
+        self._next_lease: float | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def queue(self) -> Queue | None:
+        """The queue as last known; None before the first use."""
+        return self._queue
+
+    @property
+    def at_hand(self) -> Queue | None:
+        """The queue as committed, only to be looked at; None if something comes first."""
+        return None if self._behind or self._uncommitted else self._queue
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is, or will be, due in the queue."""
+        return self._rest or self._wake_at is not None
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing is under way."""
+        return self._task is None
+
+    def adopt(self, queue: Queue) -> None:
+        """The queue that was just created, so that its first use need not load it."""
+        if self._queue is None and self._task is None:
+            self._queue, self._advance = queue, False
+            self._settled(queue, follow(queue, ()), ours=False)
+
+    async def ask(self, ask: Submission) -> Any:
+        """The answer of the command, once it is committed. Raises the command's BrokerError,
+        QueueNotFound if the queue is gone, Unavailable without the store.
+        """
+        return await self.put(ask)
+
+    def put(self, ask: Submission) -> asyncio.Future[Any]:
+        """As `ask`, for several before they are awaited."""
+        self._asks.append(ask)
+        self._crowd.comes(ask)
+        self._run()
+        return ask.answer
+
+    async def read(self, look: Callable[[Queue], T], *, fresh: bool = False) -> T:
+        """What `look` makes of the queue as committed; `look` must not keep or change any of it.
+
+        `fresh`: with everything that any replica committed before this call; else as this replica
+        knows it, which may be a moment behind the others. Raises as `ask`, and what `look` raises.
+        """
+        if (queue := None if fresh else self.at_hand) is not None:
+            return look(queue)
+        return await self.read_in_pieces(at_once(look), fresh=fresh)
+
+    async def read_in_pieces(
+        self, look: Callable[[Queue], Awaitable[T]], *, fresh: bool = False
+    ) -> T:
+        """As `read`, for a `look` that pauses (`broker.pieces`)."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._looks.append((look, future))
+        self._behind = self._behind or fresh
+        self._run()
+        return await future
+
+    def advance(self) -> None:
+        """Something may be due."""
+        self._advance = True
+        self._run()
+
+    def ring(self) -> None:
+        """The alarm that was set rings."""
+        self._alarm = None
+        self.advance()
+
+    def catch_up(self) -> None:
+        """Another replica may have committed."""
+        self._behind = True
+        self._run()
+
+    async def stop(self) -> None:
+        """Waits for what is under way."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def _run(self) -> None:
+        if self._task is None:
+            self._task = asyncio.create_task(self._work())
+
+    async def _work(self) -> None:
+        while self._asks or self._looks or self._advance or self._behind or self.resumes:
+            asks: list[Submission] = []
+            looks, self._looks = self._looks, []
+            try:
+                await answer_reads(await self._current(), looks)
+                if not (gathers := await self._crowd.gathers(self._asks)):
+                    asks, self._asks = self._asks[:MOST_AT_ONCE], self._asks[MOST_AT_ONCE:]
+                    self._crowd.taken(asks)
+                if asks or self._advance or (self.resumes and not gathers):
+                    await self._turn(await self._current(), asks)
+            except Exception as error:
+                if not asks:
+                    asks, self._asks = self._asks, []
+                self._fail(error, [*(ask.answer for ask in asks), *(future for _, future in looks)])
+                if self._asks or self._looks:
+                    continue
+                break
+        self._task = None
+        self._crowd.rests()
+
+    def _fail(self, error: Exception, waiting: Iterable[asyncio.Future[Any]]) -> None:
+        """Tells those who wait. What is due is left to the sweep: to try at once meets the same."""
+        told = error
+        self._advance, self.resumes, self._behind = False, False, True
+        if isinstance(error, StoreUnavailable):
+            told = Unavailable(UNAVAILABLE)
+        elif isinstance(error, QueueGone):
+            told = QueueNotFound(self.name)
+            self.gone, self._queue = True, None
+            self._set_alarm(None)
+            self._on_change(self, None, False)
+        else:
+            _log.exception("a turn failed; the queue is loaded anew", queue=self.name)
+            self._queue = None
+        for future in waiting:
+            if not future.done():
+                future.set_exception(told)
+
+    # The queue in memory
+
+    async def _current(self) -> Queue:
+        """The queue with everything that was committed when this was called, if that matters."""
+        behind, self._behind = self._behind, False
+        queue = self._queue
+        if queue is not None and behind:
+            try:
+                await self._replay_missed(queue)
+            except StoreUnavailable:
+                if self._queue is not None:
+                    raise
+                queue = None
+        if queue is None:
+            queue = await self._store.load(self.queue_id)
+            await self._keep_time(queue.outage_seen)
+            self._queue, self.name = queue, queue.name
+            # Not known yet; to advance it is the first thing that is done with it.
+            self._wake_at, self._rest, self.resumes = None, False, False
+            self._advance = True
+            self._on_change(self, None, False)
+        return queue
+
+    async def _replay_missed(self, queue: Queue) -> bool:
+        """Whether others have committed; if so the queue is brought up to date."""
+        found, uncommitted = False, self._uncommitted
+        try:
+            while entries := await self._missed(queue):
+                found = True
+                # The replica that has decided last goes on.
+                self.resumes = False
+                self._settled(queue, follow(queue, entries), ours=False)
+                if len(entries) < FOLLOWED_AT_ONCE:
+                    break
+                # The queue may be as amid a commit, so nobody looks at it meanwhile.
+                self._uncommitted = True
+                await pause()
+            return found
+        finally:
+            self._uncommitted = uncommitted
+
+    async def _missed(self, queue: Queue) -> Sequence[Entry]:
+        """The next entries that others have committed, which bring the time forward, too."""
+        try:
+            seen = queue.revision
+            entries = await self._store.entries_after(self.queue_id, seen, FOLLOWED_AT_ONCE)
+        except KeyError:
+            # They are no longer stored, or say what only a newer version knows.
+            self._queue = None
+            raise StoreUnavailable("the missed records are of no use") from None
+        await self._keep_time(max(map(outage_seen, entries), default=0))
+        return entries
+
+    async def _keep_time(self, outage_seen: int) -> None:
+        """Looks at the store's clock if the queue knows more of it than this replica: so nobody
+        decides on a queue, or is shown it, by a time from before its deadlines moved."""
+        if outage_seen > self._clock.outage_id:
+            await self._clock.look(self._store)
+
+    def _settled(self, queue: Queue, decided: Decision | Transaction, *, ours: bool) -> None:
+        """What was decided is committed: it stays, and is obeyed."""
+        queue.journal.forget()
+        self._wake_at, self._rest = decided.wake_at, decided.unfinished
+        # A rest needs no alarm: the replica that left it goes on, or the sweep of another finds it.
+        times = [time for time in (decided.wake_at, self._next_lease) if time is not None]
+        self._set_alarm(min(times, default=None))
+        self._on_change(self, self._delayed.told(decided), ours)
+
+    def _set_alarm(self, time: float | None) -> None:
+        if time != self._alarm:
+            self._alarm = time
+            self._on_alarm(self, time)
+
+    async def _turn(self, queue: Queue, asks: list[Submission]) -> None:
+        """Decides and commits what is asked and due; what it did not get to waits again."""
+        spared = frozenset(ask.renews for ask in asks if ask.renews is not None)
+        behind: frozenset[Superseded] = frozenset()
+        advance, late_seconds = False, iter(LATE_SECONDS)
+        within = next(late_seconds)
+        while True:
+            advance, self._advance = advance or self._advance, False
+            overdue = within > LATE_SECONDS[0]
+            looked = advance or overdue or not self._clock.fresh or self._is_due()
+            now = (await self._clock.look(self._store)).now if looked else self._clock.now()
+            positions: Positions = {}
+            turn = Transaction(queue, now, self._new_id(), self._wake_at, self._rest)
+            self._uncommitted = True
+            try:
+                await move_deadlines(turn, self._clock, self._store)
+                if looked:
+                    await self._do_what_is_due(turn, spared)
+                resumes, puts_off = self.resumes and not looked, self._crowd.puts_off
+                answers = await turn.answers(asks, behind, resumes=resumes, puts_off=puts_off)
+                if turn.commit.entries:
+                    commit = turn.finish(within, self._watched(), self._renewals.gathered)
+                    with self._renewals.by_commit(commit), self.told.committing():
+                        positions = await self._store.commit(commit)
+                elif (asks and await self._replay_missed(queue)) or not await write(
+                    self._store, turn.unrecorded
+                ):
+                    continue
+                else:
+                    await renew(self._store, turn.renewed)
+                    await self._store.keys.record(turn.commit.acts)
+                break
+            except Conflict:
+                turn.take_back()
+                if not await self._replay_missed(queue):
+                    # It went back in time (docs, *Back up and restore*): no turn would ever fit.
+                    self._queue = None
+                    raise StoreUnavailable("the database is behind what it had committed") from None
+            except Overdue:
+                turn.take_back()
+                within = next(late_seconds, 0.0)
+                if not within:
+                    raise StoreUnavailable("commits take too long") from None
+            except LeaseRenewed as renewed:
+                turn.take_back()
+                spared |= renewed.flow_ids
+            except LogTrimmed:
+                turn.take_back()
+                turn.refuse_fenced()
+            except PositionSuperseded as error:
+                turn.take_back()
+                late = turn.late(error.partitions)
+                assert not late <= behind, "a position is behind that was not written"
+                behind |= late
+            except BaseException:
+                turn.take_back()
+                raise
+            finally:
+                self._uncommitted = False
+        self._next_lease = turn.next_lease(self._next_lease)
+        # If a decision was cut off, the next turn goes on, and takes in what is asked meanwhile.
+        self.resumes = turn.unfinished and (self.resumes or bool(turn.commit.entries))
+        self.told.tell(positions, holds=self.resumes)
+        self._asks[:0], asks[len(answers) :] = asks[len(answers) :], []
+        # They go before the flows that are told: one that has bound waits for what follows then.
+        for ask, answer in zip(asks, answers, strict=True):
+            ask.give(answer)
+        self._settled(queue, turn, ours=bool(turn.commit.entries))
+        self.told.forget_soon()
+        if turn.commit.entries:
+            # Those who were woken go first.
+            asyncio.get_running_loop().call_soon(self._on_commit, turn.commit.entries)
+        if self._asks or self._looks:
+            await asyncio.sleep(0)  # Views are made before the next turn keeps them waiting.
+
+    def _is_due(self) -> bool:
+        """Whether time has come for something, which goes before the rest of a decision."""
+        return self._wake_at is not None and self._wake_at <= self._clock.now()
+
+    async def _do_what_is_due(self, turn: Transaction, spared: frozenset[str]) -> None:
+        """Unbinds the flows whose leases are over, and advances the queue. Not those in `spared`,
+        which live, nor those whose renewals this replica has kept waiting.
+        """
+        queue = turn.queue
+        expiry = await self._store.expiries(self.queue_id)
+        self._next_lease = expiry.next_at
+        for flow_id in expiry.expired:
+            if turn.full:
+                self._advance = True
+                return
+            if flow_id in queue.flows and flow_id not in spared and flow_id not in self._renewals:
+                turn.expire(flow_id)
+        turn.decide(c.Advance())

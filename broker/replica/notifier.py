@@ -1,0 +1,214 @@
+"""Reads of a queue between two of its transactions, and notices of its next change.
+
+A large read is made in pieces (`broker.pieces`). The mailbox waits for its end, so the read sees
+one revision, and other queues go on. What a read needs from the store beside the queue are
+positions; a commit returns some of them.
+
+**Views are made when flows are notified, and answered a little later.** A large decision is
+committed slice after slice. While the store works on one slice, the queue in memory runs ahead, so
+nobody may read it. So the view of a flow that waits is made right after the commit that changes it
+(`Watch.look`). All that follows, to write the answer and to send it, takes several times as long,
+and is done while the store carries out the next commit (`ViewNotifier`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+from broker.core.queue import Queue
+from broker.store.ports import Positions
+
+T = TypeVar("T")
+# If the next commit is not on its way then, those who have looked wait for it no longer.
+HOLD_SECONDS = 0.2
+PendingRead = tuple[Callable[[Queue], Awaitable[Any]], asyncio.Future[Any]]
+
+
+def at_once(look: Callable[[Queue], T]) -> Callable[[Queue], Awaitable[T]]:
+    """A look that needs no pieces, as one that could be made in pieces."""
+
+    async def looking(queue: Queue) -> T:
+        return look(queue)
+
+    return looking
+
+
+async def answer_read(
+    queue: Queue, look: Callable[[Queue], Awaitable[T]], future: asyncio.Future[T]
+) -> None:
+    """Gives the look's result, or its error, to the one who waits for it."""
+    if future.done():
+        return
+    try:
+        seen = await look(queue)
+    except Exception as error:
+        if not future.done():
+            future.set_exception(error)
+    else:
+        if not future.done():
+            future.set_result(seen)
+
+
+async def answer_reads(queue: Queue, looks: Collection[PendingRead]) -> None:
+    """As `show`, for all of these; what their callers ask at once is in the mailbox afterwards."""
+    for look, future in looks:
+        await answer_read(queue, look, future)
+    if looks:
+        await asyncio.sleep(0)
+
+
+class Watch:
+    """Waits for changes of a flow's view, or of a queue: like `asyncio.Event`, for one who waits.
+
+    Thousands of flows wait at once, and an event of asyncio takes three quarters of a kilobyte.
+    """
+
+    __slots__ = ("_future", "_is_set", "_look", "is_late", "seen")
+
+    def __init__(self, look: Callable[[], Any] | None = None) -> None:
+        """`look` makes of the queue what has changed; None if somebody has to be asked for it."""
+        self._is_set = False
+        self._look = look
+        self.seen: Any = None
+        """What `look` has made at the last change."""
+        self.is_late = False
+        """Whether it began amid the commit that is under way."""
+        self._future: asyncio.Future[None] | None = None
+
+    def is_set(self) -> bool:
+        """Whether something has changed that is not known yet."""
+        return self._is_set
+
+    def look(self) -> bool:
+        """Looks at what has just changed, if it is awaited; whether it is seen.
+
+        A defect is not the mailbox's: the one who waits looks again, and meets it.
+        """
+        self.seen = None
+        if self._look is not None and self._future is not None:
+            with suppress(Exception):
+                self.seen = self._look()
+        return self.seen is not None
+
+    def set(self) -> None:
+        """Something has changed."""
+        self._is_set = True
+        self._wake()
+
+    def clear(self) -> None:
+        """What has changed so far is known."""
+        self._is_set = False
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        """True once something has changed, False if nothing does within so many seconds. What has
+        changed is known then.
+        """
+        if not self._is_set and (seconds is None or seconds > 0):
+            loop = asyncio.get_running_loop()
+            self._future = loop.create_future()
+            timer = None if seconds is None else loop.call_later(seconds, self._wake)
+            try:
+                await self._future
+            finally:
+                self._future = None
+                if timer is not None:
+                    timer.cancel()
+        is_set, self._is_set = self._is_set, False
+        return is_set
+
+    def _wake(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+
+class ViewNotifier:
+    """What a commit tells: the positions that came back with it, and those who wait are woken.
+
+    Flows that wait make their views at once, and callers in this round of the event loop, without
+    reading the positions again. They are forgotten with the round: positions change without any
+    commit.
+    """
+
+    def __init__(self) -> None:
+        self._positions: Positions = {}
+        self._holds = False
+        self._held: list[Watch] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._came: list[Watch] = []
+        self.is_committing = False
+        """Whether the store is at work on a commit, which may tell something."""
+
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """While the store is at work. Those who are held are woken as soon as it has begun."""
+        self.is_committing = True
+        loop = asyncio.get_running_loop()
+        if self._held:
+            loop.call_soon(self._go)
+        try:
+            yield
+        finally:
+            self.is_committing = False
+            came, self._came = self._came, []
+            if came and not loop.is_closed():  # else the service is gone
+                loop.call_soon(self._set_late, came)
+
+    @staticmethod
+    def _set_late(watches: Iterable[Watch]) -> None:
+        """They look when the positions of the commit have been forgotten."""
+        for watch in watches:
+            watch.is_late = False
+            watch.set()
+
+    def begins(self, watch: Watch) -> None:
+        """Somebody begins to wait. Whether something has changed is to be looked at, but not before
+        the end of the commit that is under way: it may be what that tells. The positions that come
+        back with it may be older than the call: the flow may have committed newer ones and polled
+        meanwhile. So it does not look with them.
+        """
+        if self.is_committing:
+            watch.is_late = True
+            self._came.append(watch)
+        else:
+            watch.set()
+
+    def tell(self, positions: Positions, *, holds: bool) -> None:
+        """What the commit has returned. `holds`: the next commit follows."""
+        self._positions, self._holds = positions, holds
+
+    def forget_soon(self) -> None:
+        """After everyone was answered: they run before what forgets the positions."""
+        asyncio.get_running_loop().call_soon(self._forget)
+
+    def of(self, numbers: Collection[int]) -> Positions | None:
+        """The positions of these partitions; None if not all of them are known."""
+        known = self._positions
+        return known if all(number in known for number in numbers) else None
+
+    def _forget(self) -> None:
+        self._positions, self._holds = {}, False
+
+    def wake(self, watches: Iterable[Watch]) -> None:
+        """They look, and are woken: if the next commit follows, those who have seen what they need
+        when it is on its way.
+        """
+        for watch in watches:
+            if watch.is_late:
+                continue
+            if watch.look() and self._holds:
+                self._held.append(watch)
+            else:
+                watch.set()
+        if self._held and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._go)
+
+    def _go(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        held, self._held = self._held, []
+        for watch in held:
+            watch.set()

@@ -1,0 +1,347 @@
+"""One replica of the service: the queues it has in memory, and what keeps them up to date.
+
+A queue is loaded when it is first used. After that four things bring it forward: what this replica
+commits, what others notify, its alarm, and the **sweep**. Once a second the sweep stamps that a
+replica serves. It finds queues with something due (the replica that had them in memory may be dead)
+and queues in memory that fell behind (a notification may be lost with its sender).
+
+**Large queues and the garbage collector.** A full pass of the collector over a queue of 100,000
+partitions takes some 100 ms, during which the process serves no queue. The partitions are in no
+reference cycle and stay for as long as the queue is used, so the collector does not have to visit
+them: what is in memory after a large queue came is taken out of its sight (`gc.freeze`). It is
+still freed when the last reference goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from time import monotonic
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import structlog
+
+from broker.core.errors import QueueNotFound
+from broker.core.queue import Queue
+from broker.core.records import CutsAwaited, Entry
+from broker.postgres.checks import REPORTER
+from broker.replica.alarms import Alarms
+from broker.replica.clock import StoreClock
+from broker.replica.coordinator import Coordinator
+from broker.replica.events import EventCounters, EventLog
+from broker.replica.notifier import Watch
+from broker.replica.renewals import Renewals
+from broker.replica.store_calls import Batcher, store_available
+from broker.store.ports import Store, StoreUnavailable
+
+_log = structlog.get_logger()
+
+SWEEP_SECONDS = 1.0
+MOST_DUE = 1000
+IDLE_SECONDS = 600.0
+
+
+class Replica:
+    """Coordinators by queue, and those who wait for changes."""
+
+    def __init__(
+        self,
+        store: Store,
+        alarms: Alarms,
+        new_id: Callable[[], str],
+        monotonic: Callable[[], float] = monotonic,
+    ) -> None:
+        """`new_id` makes ids that are never made again; `monotonic` tells seconds."""
+        self.store = store
+        self.clock = StoreClock(monotonic)
+        self.tally = EventCounters()
+        self._narration = EventLog()
+        self._memory = Memory()
+        self._alarms = alarms
+        self._new_id = new_id
+        self.monotonic = monotonic
+        self._ids: dict[str, str] = {}
+        self._finds: Batcher[str, str | None] = Batcher(self._find)
+        self._coordinators: dict[str, Coordinator] = {}
+        self._used: dict[str, float] = {}
+        self.renewals = Renewals(store)
+        # Those who wait are woken in the order in which they came.
+        self._watchers: dict[str, dict[str, tuple[Watch, ...]]] = {}
+        self._to_notify: set[str] = set()
+        self._outage_id = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._notifying: asyncio.Task[None] | None = None
+        self.stopping = False
+        # Asks the log of a queue, by its name, for the cuts that are due.
+        self.ask_cuts: Callable[[str], Coroutine[Any, Any, None]] = _ask_nobody
+
+    async def start(self) -> None:
+        """Begins to serve. Raises StoreUnavailable."""
+        await self.store.start()
+        self._alarms.start()
+        await self._sweep()
+        self._alarms.every("sweep", SWEEP_SECONDS, self.sweep)
+        self._spawn(self._listen())
+
+    async def stop(self) -> None:
+        """Finishes what is under way and stops.
+
+        What is not done by then is somebody else's, or for the next start.
+        """
+        self.stopping = True
+        for queue_id in self._watchers:
+            for watch in self._watches(queue_id, None):
+                watch.set()
+        self._alarms.stop()
+        await self._alarms.finish()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(c.stop() for c in self._coordinators.values()))
+        if self._notifying is not None:
+            await asyncio.wait([self._notifying], timeout=1)
+            self._notifying.cancel()
+        await self.store.stop()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Queues
+
+    async def coordinator(self, name: str) -> Coordinator:
+        """The coordinator of the queue of this name. Raises QueueNotFound, Unavailable."""
+        queue_id = self._ids.get(name)
+        if queue_id is None:
+            found = await self._finds.ask(name)
+            if found is None:
+                raise QueueNotFound(name)
+            queue_id = self._ids[name] = found
+        return self._of(queue_id, name)
+
+    async def _find(self, names: Sequence[str]) -> Sequence[str | None]:
+        """A crowd that asks for one queue asks the store once."""
+        with store_available():
+            found = {name: await self.store.find(name) for name in dict.fromkeys(names)}
+        return [found[name] for name in names]
+
+    def known(self, name: str) -> Coordinator | None:
+        """As `coordinator`, if nobody has to be asked."""
+        queue_id = self._ids.get(name)
+        return None if queue_id is None else self._of(queue_id, name)
+
+    def _of(self, queue_id: str, name: str = "") -> Coordinator:
+        coordinator = self._coordinators.get(queue_id)
+        if coordinator is None:
+            coordinator = self._coordinators[queue_id] = Coordinator(
+                queue_id,
+                name,
+                self.store,
+                self.clock,
+                self._new_id,
+                self._changed,
+                self._alarm,
+                lambda entries: self._committed(queue_id, entries),
+                self.renewals,
+                lambda: self._watchers.get(queue_id, ()),
+            )
+        elif name:
+            coordinator.name = name
+        self._used[queue_id] = self.monotonic()
+        return coordinator
+
+    def _committed(self, queue_id: str, entries: Sequence[Entry]) -> None:
+        coordinator = self._coordinators.get(queue_id)
+        self.tally.note((coordinator.name if coordinator else "") or queue_id, entries)
+        if coordinator is not None and any(map(_asks_cuts, entries)) and not self.stopping:
+            self._spawn(self.ask_cuts(coordinator.name))
+        self._narration.note(coordinator.name if coordinator else queue_id, entries)
+
+    def coordinator_of(self, queue_id: str) -> Coordinator:
+        """The coordinator of the queue with this id, which may be gone."""
+        return self._of(queue_id)
+
+    def adopt(self, queue: Queue) -> None:
+        """A queue that was just created here, which will be used soon."""
+        self._ids[queue.name] = queue.id
+        self._of(queue.id, queue.name).adopt(queue)
+
+    def forget_name(self, name: str) -> None:
+        """The name may mean another queue now, or none."""
+        self._ids.pop(name, None)
+
+    def _drop(self, queue_id: str) -> None:
+        self._coordinators.pop(queue_id, None)
+        self._used.pop(queue_id, None)
+        for name in [name for name, known in self._ids.items() if known == queue_id]:
+            del self._ids[name]
+        self._alarms.set(queue_id, None, _nothing)
+
+    def _changed(
+        self, coordinator: Coordinator, notices: frozenset[str] | None, ours: bool
+    ) -> None:
+        if coordinator.gone:
+            self._drop(coordinator.queue_id)
+        elif ours:
+            self.notify(coordinator.queue_id)
+        if coordinator.queue is not None:
+            self._memory.keep(coordinator.queue)
+        coordinator.told.wake(self._watches(coordinator.queue_id, notices))
+
+    def _alarm(self, coordinator: Coordinator, time: float | None) -> None:
+        delay = None if time is None else time - self.clock.now()
+        self._alarms.set(coordinator.queue_id, delay, coordinator.ring)
+
+    # Those who wait
+
+    @contextmanager
+    def watching(self, queue_id: str, flow_id: str = "") -> Iterator[Watch]:
+        """A watch that is set at every change of a flow's view, or of the queue if no flow is
+        named.
+        """
+        watch = self.watch(queue_id, flow_id)
+        try:
+            yield watch
+        finally:
+            self.unwatch(queue_id, flow_id, watch)
+
+    def watch(self, queue_id: str, flow_id: str, look: Callable[[], Any] | None = None) -> Watch:
+        """As `watching`, until `unwatch`."""
+        watch = Watch(look)
+        of_queue = self._watchers.setdefault(queue_id, {})
+        of_queue[flow_id] = (*of_queue.get(flow_id, ()), watch)
+        return watch
+
+    def unwatch(self, queue_id: str, flow_id: str, watch: Watch) -> None:
+        """Nobody waits with this watch any more."""
+        of_queue = self._watchers[queue_id]
+        others = tuple(one for one in of_queue[flow_id] if one is not watch)
+        if others:
+            of_queue[flow_id] = others
+        else:
+            del of_queue[flow_id]
+        if not of_queue:
+            del self._watchers[queue_id]
+
+    def _watches(self, queue_id: str, notices: frozenset[str] | None) -> Iterator[Watch]:
+        """Those of who watch the queue or these flows of it; None: all."""
+        watchers = self._watchers.get(queue_id, {})
+        for key in list(watchers) if notices is None else (*sorted(notices), ""):
+            yield from watchers.get(key, ())
+
+    # Other replicas
+
+    def notify(self, queue_id: str) -> None:
+        """Tells the other replicas soon that a queue changed."""
+        self._to_notify.add(queue_id)
+        if self._notifying is None or self._notifying.done():
+            self._notifying = asyncio.ensure_future(self._send())
+
+    async def _send(self) -> None:
+        while self._to_notify:
+            queue_ids, self._to_notify = sorted(self._to_notify), set()
+            with suppress(StoreUnavailable):  # The sweep of the others finds it.
+                await self.store.notify(queue_ids)
+
+    async def _listen(self) -> None:
+        async for queue_ids in self.store.listen():
+            for queue_id in list(self._coordinators) if queue_ids is None else queue_ids:
+                coordinator = self._coordinators.get(queue_id)
+                if coordinator is not None:
+                    coordinator.catch_up()
+
+    async def sweep(self) -> None:
+        """What has to be done once a second whether anything happens or not."""
+        try:
+            await self._sweep()
+        except StoreUnavailable as error:
+            REPORTER.report(str(error), error.code)
+
+    async def _sweep(self) -> None:
+        pulse = await self.clock.look(self.store)
+        if pulse.outage is not None and pulse.outage.id != self._outage_id:
+            self._outage_id = pulse.outage.id
+            if pulse.outage.seconds < 0:
+                _log.warning("the database's clock went back", seconds=-pulse.outage.seconds)
+            for coordinator in list(self._coordinators.values()):
+                # The alarm was set by the time as it was.
+                coordinator.ring()
+        for queue_id in await self.store.due(MOST_DUE):
+            coordinator = self._of(queue_id)
+            # What is due may be in commits of which nobody told this replica. If it is a rest that
+            # this replica goes on with, its next commit meets them.
+            if not coordinator.resumes:
+                coordinator.catch_up()
+            coordinator.advance()
+        await self._look_for_missed()
+        self._evict()
+
+    async def _look_for_missed(self) -> None:
+        """Queues that were committed to elsewhere, and watched ones that are to be loaded anew."""
+        known = {
+            queue_id: -1 if coordinator.queue is None else coordinator.queue.revision
+            for queue_id, coordinator in self._coordinators.items()
+            if coordinator.idle and (coordinator.queue is not None or queue_id in self._watchers)
+        }
+        if not known:
+            return
+        stored = await self.store.revisions(sorted(known))
+        for queue_id, revision in known.items():
+            coordinator = self._coordinators.get(queue_id)
+            if coordinator is not None and stored.get(queue_id) != revision:
+                coordinator.catch_up()
+
+    def _evict(self) -> None:
+        """Forgets queues that nobody has used for a while and that wait for nothing.
+
+        Should a lease end in one, the sweep finds it.
+        """
+        horizon = self.monotonic() - IDLE_SECONDS
+        for queue_id, used in list(self._used.items()):
+            coordinator = self._coordinators[queue_id]
+            watched = queue_id in self._watchers
+            if used < horizon and coordinator.idle and not watched and not coordinator.waits:
+                self._drop(queue_id)
+
+
+def _asks_cuts(entry: Entry) -> bool:
+    """Whether cuts are due (`broker.core.resizing`); at first the call that resizes asks itself."""
+    return any(isinstance(one, CutsAwaited) and one.attempt > 0 for one in entry.records)
+
+
+async def _ask_nobody(_queue: str) -> None:
+    """Nobody knows the logs."""
+
+
+def _nothing() -> None:
+    """What rings when no alarm is set."""
+
+
+# ------------------------------------------------------------------ memory
+# Large queues and the garbage collector.
+#
+# A full pass of the collector over a queue of 100,000 partitions takes some 100 ms, during which
+# the process serves no queue. The partitions are in no reference cycle and stay for as long as the
+# queue is used, so the collector does not have to look at them: what is in memory after a large
+# queue came is taken out of its sight (`gc.freeze`). It is still freed when the last reference
+# goes.
+
+
+LARGE = 10_000
+
+
+class Memory:
+    """What this replica has in memory for a while."""
+
+    def __init__(self) -> None:
+        self._sizes: WeakKeyDictionary[Queue, int] = WeakKeyDictionary()
+
+    def keep(self, queue: Queue) -> None:
+        """The queue came, or may have grown."""
+        if len(queue.partitions) >= self._sizes.get(queue, 0) + LARGE:
+            self._sizes[queue] = len(queue.partitions)
+            gc.freeze()
