@@ -17,6 +17,8 @@ import structlog
 
 from broker.settings import Settings
 
+log = structlog.get_logger("tls")
+
 
 def is_loopback(host: str) -> bool:
     """Whether an address or name can be reached from this machine alone."""
@@ -65,17 +67,6 @@ def warning(settings: Settings, *, has_keys: bool) -> str | None:
             "get credentials for its log"
         )
     return "INSECURE: without TLS, keys and credentials can be read on the way"
-
-
-# ------------------------------------------------------------------ tls
-# The service's certificate: read at the start, and anew on SIGHUP.
-#
-# A new certificate serves the connections that begin after it was read; those that are open keep
-# the old one. One that cannot be read, or does not fit its key, changes nothing and is said in the
-# log.
-
-
-log = structlog.get_logger("tls")
 
 
 class TlsError(Exception):

@@ -41,6 +41,16 @@ from broker.store.ports import Store, StoreUnavailable
 from broker.store.postgres import PostgresStore
 from broker.tracing import traced
 
+_log = structlog.get_logger()
+UPKEEP_SECONDS = 60.0
+ENDED_KEYS_SECONDS = 2.0
+GONE_SECONDS = 24 * 3600.0
+# A retry that comes later than this would be appended a second time.
+PUBLISHER_SECONDS = 30 * 24 * 3600.0
+# How long it may take to notice that the tables were migrated past what this version serves, or
+# that the database cannot write.
+FIT_SECONDS = 5.0
+
 
 class Calls:
     """The calls of a replica; see `views` for their arguments and results.
@@ -64,22 +74,6 @@ class Calls:
         self.lineage = LineageCalls(access, logs, readers)
         self.updates = UpdateCalls(access, rows)
         self.flows = FlowCalls(access, logs, rows, self.updates, self.cuts)
-
-
-# ------------------------------------------------------------------ service
-# `Broker`: the facade that the API calls, put together from its parts.
-
-
-_log = structlog.get_logger()
-
-UPKEEP_SECONDS = 60.0
-ENDED_KEYS_SECONDS = 2.0
-GONE_SECONDS = 24 * 3600.0
-# A retry that comes later than this would be appended a second time.
-PUBLISHER_SECONDS = 30 * 24 * 3600.0
-# How long it may take to notice that the tables were migrated past what this version serves, or
-# that the database cannot write.
-FIT_SECONDS = 5.0
 
 
 class Broker:

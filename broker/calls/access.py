@@ -27,6 +27,7 @@ from broker.replica.transaction import Submission
 from broker.store.ports import Act, FlowRow, Lease, Store
 
 T = TypeVar("T")
+MOST_KNOWN_TOKENS = 100_000
 
 
 def act_of(caller: Caller | None, call: str, queue: str, flow_id: str | None = None) -> Act | None:
@@ -221,13 +222,6 @@ def refuse_repetitions(numbers: Sequence[int]) -> None:
         f"Partition {number} is named more than once; name each partition once per call.",
         [("partitions", f"names {number} more than once")],
     )
-
-
-# ------------------------------------------------------------------ flow_rows
-# Flows in the store: their tokens, and the reason why one is no longer bound.
-
-
-MOST_KNOWN_TOKENS = 100_000
 
 
 class FlowRows:

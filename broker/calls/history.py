@@ -51,6 +51,9 @@ _TRIGGER_WORDS = {
     "replaced": "a consumer came back",
     "lineage": "partitions were split, merged or finished",
 }
+# The causes of one entry that are shown; the rest is counted.
+MOST_CAUSES = 100
+_TRIGGERS = ("partition_count", "access_type")
 
 
 def why(trigger: str, causes: Sequence[CauseView]) -> str:
@@ -105,26 +108,6 @@ def _sentence(said: str, clients: Sequence[str]) -> str:
 def _short(flow_id: str | None) -> str:
     """A flow whose client is not known any more."""
     return f"flow {(flow_id or '?')[:8]}"
-
-
-# ------------------------------------------------------------------ history
-# The history of a queue: each rebalance, and what led to it.
-#
-# An entry of the history is a rebalance, or grants outside of one (rules 3, 7 and 12). Its *causes*
-# are the changes that led to it:
-#
-# * those of the decision that began it, or that began the holddown before it;
-# * those that came during that holddown and during the rebalance itself, because they changed its
-#   plan.
-#
-# What changed nothing (a standby that bound while the queue was Ready) is no cause.
-#
-# A flow is named by the client that bound it, also when it is gone: its row is kept as long as the
-# history.
-
-
-# The causes of one entry that are shown; the rest is counted.
-MOST_CAUSES = 100
 
 
 @dataclass
@@ -221,9 +204,6 @@ def _cause(record: r.Record, at: float) -> CauseView | None:
             shown = {name: value for name, value in record.changes.items() if name in _TRIGGERS}
             return CauseView(at, "changed", settings=shown) if shown else None
     return None
-
-
-_TRIGGERS = ("partition_count", "access_type")
 
 
 def _tally(item: _Item, record: r.Record) -> None:

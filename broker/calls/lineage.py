@@ -32,6 +32,9 @@ from broker.store.ports import Act
 from counterpoise.logs.address import kind_of
 from counterpoise.logs.ranges import equal_ranges
 
+At: TypeAlias = Literal["middle", "load"]
+"""Where a range is split: in its middle, or in the middle of its observed load."""
+
 
 @dataclass(frozen=True, slots=True)
 class Roots:
@@ -124,15 +127,6 @@ def _first_partitions(spec: QueueSpec, log: str) -> tuple[r.Child, ...]:
             [("partitions", f"names {key!r} more than once")],
         )
     return tuple(r.Child(number, key, ()) for number, key in enumerate(spec.partitions))
-
-
-# ------------------------------------------------------------------ lineage
-# The graph of a dynamic queue: what administrators see of it and add to it (the contract,
-# *Lineage*).
-
-
-At: TypeAlias = Literal["middle", "load"]
-"""Where a range is split: in its middle, or in the middle of its observed load."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,9 @@ from broker.store.trims import NEVER, Fence, Trimming
 from counterpoise.logs.address import kind_of, parse_log
 
 AT_ONCE = 500
+T = TypeVar("T")
+# The upkeep announces a trim of a log once a minute, so a second one in a row is rare.
+ATTEMPTS = 5
 
 
 class LogReaders:
@@ -144,15 +147,6 @@ def owner_among(readers: Sequence[views.QueueView]) -> views.QueueView | None:
         return None
     name = builtin_name(readers[0].log)
     return next((queue for queue in readers if name in (None, queue.name)), None)
-
-
-# ------------------------------------------------------------------ trims
-# Trims of logs that no reader meets; see `broker.store.trims` for how.
-
-
-T = TypeVar("T")
-# The upkeep announces a trim of a log once a minute, so a second one in a row is rare.
-ATTEMPTS = 5
 
 
 class Trims:

@@ -16,6 +16,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from broker.logs.ports import LogAccess
 
+T = TypeVar("T")
+MOST_NAMED = 10
+"""So many of the partitions that a partition waits for are named, the lowest."""
+
 
 class PartitionInUpdate(NamedTuple):
     """A partition as its owner or successor sees it. `handed_over` is None while `warming`.
@@ -138,10 +142,6 @@ class ResultsView:
     update: UpdateView
 
 
-# ------------------------------------------------------------------ views
-# The history of a queue as values (see `views`).
-
-
 @dataclass(frozen=True, slots=True)
 class MoveView:
     """One partition's grant or handoff within a rebalance; both flows are given as flow ids.
@@ -197,16 +197,6 @@ class RebalanceView:
     causes: tuple[CauseView, ...] = ()
     more_causes: int = 0
     clients: Mapping[str, str] = field(default_factory=dict)
-
-
-# ------------------------------------------------------------------ queues
-# What administrators ask and see: queues, partitions, rebalances, positions, the audit.
-
-
-T = TypeVar("T")
-
-MOST_NAMED = 10
-"""So many of the partitions that a partition waits for are named, the lowest."""
 
 
 @dataclass(frozen=True, slots=True)

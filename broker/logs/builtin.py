@@ -22,10 +22,6 @@ from counterpoise.logs.builtin.bounds import COLUMNS, ReadBounds
 __all__ = ["SWEEP_MESSAGES", "BuiltinLogs"]
 
 
-# ------------------------------------------------------------------ logs
-# The built-in logs: the kind of log in Postgres, in the service's database or another.
-
-
 SWEEP_MESSAGES = 10_000
 _BOUNDS = (
     f"SELECT {COLUMNS} FROM counterpoise_log.logs AS l"

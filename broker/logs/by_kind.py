@@ -40,11 +40,17 @@ from counterpoise.logs.ranges import HashRange
 __all__ = ["LogsByKind"]
 
 
-# ------------------------------------------------------------------ ranges
-# The dynamic built-in logs, for the calls: errors become answers.
-
-
 DATABASE_AWAY = "The service cannot reach the database of the built-in log right now; try again."
+_log = structlog.get_logger()
+NOT_DISCARDED = (
+    "The partitions are removed, but the log could not be reached to delete their messages; "
+    "repeat the call."
+)
+UNKNOWN_KIND = (
+    "The service does not know this kind of log and cannot look up positions; send positions."
+)
+# How long a list of partitions waits for the ends from the log.
+SHOW_SECONDS = 1.5
 
 
 class RangeKind(Protocol):
@@ -121,22 +127,6 @@ def halves(whole: HashRange, sampled: Mapping[int, int]) -> int | None:
         if best is None or uneven < best[0]:
             best = uneven, (left + right + 1) // 2
     return None if best is None else best[1]
-
-
-# ------------------------------------------------------------------ logs
-# The logs of all queues: each call goes to the kind of log, and errors become answers.
-
-
-_log = structlog.get_logger()
-NOT_DISCARDED = (
-    "The partitions are removed, but the log could not be reached to delete their messages; "
-    "repeat the call."
-)
-UNKNOWN_KIND = (
-    "The service does not know this kind of log and cannot look up positions; send positions."
-)
-# How long a list of partitions waits for the ends from the log.
-SHOW_SECONDS = 1.5
 
 
 class BuiltinKind(LogKind, Protocol):

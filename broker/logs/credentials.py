@@ -80,6 +80,67 @@ _FOR_CLIENTS = frozenset(
         "tcp_user_timeout",
     }
 )
+# Of pg_catalog; names as for LIKE. They write what nobody reads, or keep what others wait for.
+_FUNCTIONS = (
+    "lo\\_%",
+    "loread",
+    "lowrite",
+    "pg\\_advisory\\_%",
+    "pg\\_try\\_advisory\\_%",
+    "pg\\_logical\\_emit\\_message",
+)
+# The service starts its own server with this setting (broker.postgres.embedded).
+_IS_OURS = "coalesce(current_setting('counterpoise.own_server', true), '') = 'on'"
+_DUE = f"""
+SELECT format('REVOKE TEMPORARY ON DATABASE %I FROM PUBLIC', datname) FROM pg_database
+WHERE datname = current_database() AND pg_has_role(datdba, 'USAGE')
+    AND has_database_privilege('public', oid, 'TEMPORARY')
+UNION ALL
+SELECT format('REVOKE CREATE ON SCHEMA %I FROM PUBLIC', nspname) FROM pg_namespace
+WHERE nspname = 'public' AND pg_has_role(nspowner, 'USAGE')
+    AND has_schema_privilege('public', oid, 'CREATE')
+UNION ALL
+SELECT format('REVOKE CONNECT ON DATABASE %I FROM PUBLIC', datname) FROM pg_database
+WHERE datname IN ('postgres', 'template1') AND datname <> current_database()
+    AND {_IS_OURS} AND has_database_privilege('public', oid, 'CONNECT')
+UNION ALL
+SELECT format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', oid::regprocedure) FROM pg_proc
+WHERE pronamespace = 'pg_catalog'::regnamespace
+    AND proname LIKE ANY (CAST(:functions AS text[]))
+    AND {_IS_OURS} AND has_function_privilege('public', oid, 'EXECUTE')
+UNION ALL
+-- For new functions and for DO; the log's own functions need no right to it.
+SELECT format('REVOKE USAGE ON LANGUAGE %I FROM PUBLIC', lanname) FROM pg_language
+WHERE lanname = 'plpgsql' AND {_IS_OURS} AND has_language_privilege('public', oid, 'USAGE')
+UNION ALL
+-- The server's limit is for clients; an index of a large log needs more.
+SELECT format('ALTER ROLE %I SET temp_file_limit = -1', current_user)
+WHERE {_IS_OURS} AND current_setting('temp_file_limit') <> '-1'
+"""
+ROTATE_SECONDS = 55 * 60.0
+VALID_SECONDS = 2 * 60 * 60.0
+REFUSED_SECONDS = 5.0
+# A bind waits for this: a bind without an answer is sent again, and delays later calls.
+GET_SECONDS = 5.0
+# For each role: connections of executors, of the driver, and some to spare.
+CONNECTIONS = 64
+# How often a service that may not create roles checks this right again.
+_FORBIDDEN_SECONDS = 60.0
+_MOST_AT_ONCE = 200
+# A password of 192 random bits cannot be guessed, so nothing is gained by making each guess dear.
+_ITERATIONS = 1
+# The end of their validity; null if this user may not make roles.
+_MAKE = """
+SELECT CASE WHEN counterpoise_log.grant_clients() THEN counterpoise_log.make_clients(
+    $1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7, $8::integer) END,
+    set_config('synchronous_commit', 'off', true)
+"""
+FORBIDDEN = (
+    "consumers and publishers of the built-in log have to bring their own URLs: the user of its "
+    "database may not create roles (CREATEROLE), or may not put them into counterpoise_log_client "
+    "(GRANT counterpoise_log_client TO user WITH ADMIN OPTION)"
+)
+_log = structlog.get_logger()
 
 
 def client_url(address: URL, *, tls: bool) -> URL:
@@ -117,61 +178,6 @@ def _is_local(host: str) -> bool:
         return False
 
 
-# ------------------------------------------------------------------ closing
-# What Postgres gives to everybody by default, taken away before strangers get credentials.
-#
-# Every role that may connect can make temporary tables and large objects, and in databases of old
-# releases tables and functions in `public`. It can also take any advisory lock; many of them fill
-# the server's table of locks, and then nobody's statement gets one. And it can run a loop of its
-# own making in the server (DO, in PL/pgSQL), of which each turn is a transaction.
-#
-# Taken away is what is the service's to take: in a database that it owns, the right to make
-# temporary tables and to create in `public`; in a server that it has started itself
-# (`broker.postgres`), also connecting to the other databases, PL/pgSQL, and the functions in
-# _FUNCTIONS. In somebody else's server they may be in use by others; docs/security.md says what its
-# administrator may do.
-
-
-# Of pg_catalog; names as for LIKE. They write what nobody reads, or keep what others wait for.
-_FUNCTIONS = (
-    "lo\\_%",
-    "loread",
-    "lowrite",
-    "pg\\_advisory\\_%",
-    "pg\\_try\\_advisory\\_%",
-    "pg\\_logical\\_emit\\_message",
-)
-# The service starts its own server with this setting (broker.postgres.embedded).
-_IS_OURS = "coalesce(current_setting('counterpoise.own_server', true), '') = 'on'"
-
-_DUE = f"""
-SELECT format('REVOKE TEMPORARY ON DATABASE %I FROM PUBLIC', datname) FROM pg_database
-WHERE datname = current_database() AND pg_has_role(datdba, 'USAGE')
-    AND has_database_privilege('public', oid, 'TEMPORARY')
-UNION ALL
-SELECT format('REVOKE CREATE ON SCHEMA %I FROM PUBLIC', nspname) FROM pg_namespace
-WHERE nspname = 'public' AND pg_has_role(nspowner, 'USAGE')
-    AND has_schema_privilege('public', oid, 'CREATE')
-UNION ALL
-SELECT format('REVOKE CONNECT ON DATABASE %I FROM PUBLIC', datname) FROM pg_database
-WHERE datname IN ('postgres', 'template1') AND datname <> current_database()
-    AND {_IS_OURS} AND has_database_privilege('public', oid, 'CONNECT')
-UNION ALL
-SELECT format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', oid::regprocedure) FROM pg_proc
-WHERE pronamespace = 'pg_catalog'::regnamespace
-    AND proname LIKE ANY (CAST(:functions AS text[]))
-    AND {_IS_OURS} AND has_function_privilege('public', oid, 'EXECUTE')
-UNION ALL
--- For new functions and for DO; the log's own functions need no right to it.
-SELECT format('REVOKE USAGE ON LANGUAGE %I FROM PUBLIC', lanname) FROM pg_language
-WHERE lanname = 'plpgsql' AND {_IS_OURS} AND has_language_privilege('public', oid, 'USAGE')
-UNION ALL
--- The server's limit is for clients; an index of a large log needs more.
-SELECT format('ALTER ROLE %I SET temp_file_limit = -1', current_user)
-WHERE {_IS_OURS} AND current_setting('temp_file_limit') <> '-1'
-"""
-
-
 async def close_to_public(engine: AsyncEngine) -> Sequence[str]:
     """Take it away, as far as it is still given. The statements that were run.
 
@@ -189,58 +195,6 @@ async def close_to_public(engine: AsyncEngine) -> Sequence[str]:
             continue
         done.append(statement)
     return done
-
-
-# ------------------------------------------------------------------ credentials
-# Short-lived credentials with which consumers read and publishers append to the built-in log.
-#
-# Each *holder* gets roles of its own (`counterpoise_log_client_…`), one for each log and purpose:
-# `flow:ID` for a flow that reads, `key:ID` for a caller with a key, `anyone` for callers of a
-# service without keys. What a role reaches, the log's database decides (migrations/log, log_0003).
-# So who has the credentials of one holder harms this holder at most: by another password, by taking
-# all connections of the role, by ending its sessions.
-#
-# A role is valid for two hours; a holder that asks again after 55 minutes gets another one. A
-# client asks when an hour is left, so each flow has two roles or three. Passwords are kept nowhere
-# but in the memory of the replica that made them: replicas need no agreement, and each makes roles
-# of its own for the holders that ask there. A holder whose role was refused (its password was
-# changed, say) asks for another one, and gets it at once, but not twice in REFUSED_SECONDS.
-#
-# Roles are made many at a time, in one statement, so that a thousand binds wait for a few of them.
-# A bind does not wait until its role is on disk: the commit of the flow, which comes next, brings
-# the role there, too, if both are in one database. If Postgres crashes before, the role is gone,
-# the log refuses it like one whose password was changed, and the holder gets another one.
-#
-# `roles` ends roles: when they have expired, and when their holder has gone.
-#
-# A service that may not create roles gives none; consumers then bring a URL of their own.
-
-
-ROTATE_SECONDS = 55 * 60.0
-VALID_SECONDS = 2 * 60 * 60.0
-REFUSED_SECONDS = 5.0
-# A bind waits for this: a bind without an answer is sent again, and delays later calls.
-GET_SECONDS = 5.0
-# For each role: connections of executors, of the driver, and some to spare.
-CONNECTIONS = 64
-# How often a service that may not create roles checks this right again.
-_FORBIDDEN_SECONDS = 60.0
-_MOST_AT_ONCE = 200
-# A password of 192 random bits cannot be guessed, so nothing is gained by making each guess dear.
-_ITERATIONS = 1
-# The end of their validity; null if this user may not make roles.
-_MAKE = """
-SELECT CASE WHEN counterpoise_log.grant_clients() THEN counterpoise_log.make_clients(
-    $1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7, $8::integer) END,
-    set_config('synchronous_commit', 'off', true)
-"""
-
-FORBIDDEN = (
-    "consumers and publishers of the built-in log have to bring their own URLs: the user of its "
-    "database may not create roles (CREATEROLE), or may not put them into counterpoise_log_client "
-    "(GRANT counterpoise_log_client TO user WITH ADMIN OPTION)"
-)
-_log = structlog.get_logger()
 
 
 class _Wanted(NamedTuple):

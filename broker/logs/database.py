@@ -36,6 +36,25 @@ IDLE_SECONDS = 10.0
 # The longest time of a statement: deleting 10,000 large messages takes minutes.
 STATEMENT_SECONDS = 600.0
 _POOL_SIZE = 2
+# What the driver raises itself.
+DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+# Of these, those after which there is no connection any more.
+LOST = (
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    ConnectionError,
+)
+# A call ends before its caller stops waiting for the answer (10 s). Looking up times and dropping
+# may take longer.
+CALL_SECONDS = 8.0
+LONG_SECONDS = 60.0
+# For each statement of the upkeep: deleting many large messages does take minutes.
+SWEEP_SECONDS = STATEMENT_SECONDS
+# While a resize waits for an append under way, other appends wait for the resize.
+_LOCK_SECONDS = 5
+_LOCK = "SELECT * FROM counterpoise_log.lock_log(:name, :exclusive)"
+_UNKNOWN_LOG = "CP002"
 
 
 def log_engine(url: str, *, tested: bool = True) -> AsyncEngine:
@@ -68,21 +87,6 @@ def log_engine(url: str, *, tested: bool = True) -> AsyncEngine:
     )
 
 
-# ------------------------------------------------------------------ fetching
-# One statement on the log's database, in one round trip and without SQLAlchemy's share of it.
-
-
-# What the driver raises itself.
-DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-# Of these, those after which there is no connection any more.
-LOST = (
-    asyncpg.InterfaceError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.AdminShutdownError,
-    ConnectionError,
-)
-
-
 async def fetch_row(engine: AsyncEngine, statement: str, *arguments: object) -> asyncpg.Record:
     """The one row of a statement that is a transaction of its own: one round trip.
 
@@ -102,22 +106,6 @@ async def fetch_row(engine: AsyncEngine, statement: str, *arguments: object) -> 
     finally:
         # It has no transaction to end, so nothing waits.
         lent.close()
-
-
-# ------------------------------------------------------------------ database
-# The database of the built-in logs: transactions that end in time, and the lock of a log.
-
-
-# A call ends before its caller stops waiting for the answer (10 s). Looking up times and dropping
-# may take longer.
-CALL_SECONDS = 8.0
-LONG_SECONDS = 60.0
-# For each statement of the upkeep: deleting many large messages does take minutes.
-SWEEP_SECONDS = STATEMENT_SECONDS
-# While a resize waits for an append under way, other appends wait for the resize.
-_LOCK_SECONDS = 5
-_LOCK = "SELECT * FROM counterpoise_log.lock_log(:name, :exclusive)"
-_UNKNOWN_LOG = "CP002"
 
 
 class LogDatabase:

@@ -27,6 +27,15 @@ _KINDS: Mapping[str, tuple[str, str]] = {
     "redis": ("broker.logs.redis_upkeep", "RedisUpkeep"),
     "kafka": ("broker.logs.kafka_upkeep", "KafkaUpkeep"),
 }
+T = TypeVar("T")
+CALL_SECONDS = 5.0
+# Trimming and looking up times may take longer.
+LONG_SECONDS = 50.0
+# How long lists do not ask a log for ends after it did not answer.
+AWAY_SECONDS = 15.0
+_FAR_SECONDS = 1e9
+_THREADS = 4
+_MOST_OPEN = 100
 
 
 class LogOwned(LogError):
@@ -97,27 +106,6 @@ def open_managed(log: str, access: str | None, *, timeout_seconds: float) -> Man
         raise LogError(f"the service manages the log {log} in another way")
     opened = implementation(log, _KINDS)(log, access, timeout_seconds=timeout_seconds)
     return cast("ManagedLog", opened)
-
-
-# ------------------------------------------------------------------ external
-# The kinds of logs outside the service, Redis and Kafka, with the same clients as consumers.
-#
-# The clients of these logs block, so they are called in threads. The service needs them only for
-# administration: no call of a flow waits for them. Credentials are the service's own (the setting
-# `log_urls`), matched to a queue's log as consumers match theirs, and they are never shown. Every
-# call is bounded in time, so a log that is away only delays administrators, by some seconds.
-
-
-T = TypeVar("T")
-
-CALL_SECONDS = 5.0
-# Trimming and looking up times may take longer.
-LONG_SECONDS = 50.0
-# How long lists do not ask a log for ends after it did not answer.
-AWAY_SECONDS = 15.0
-_FAR_SECONDS = 1e9
-_THREADS = 4
-_MOST_OPEN = 100
 
 
 class ExternalLogs:

@@ -15,6 +15,28 @@ from typing import Literal, Protocol
 from counterpoise.logs import Bounds, LogError, LogUnavailable, Successor
 
 Purpose = Literal["read", "publish"]
+__all__ = [
+    "Bounds",
+    "Holder",
+    "LogAccess",
+    "LogDatabaseUnavailable",
+    "LogKind",
+    "LogOwner",
+    "Logs",
+    "NoSuchRange",
+    "NotAdjacent",
+    "NotSplittable",
+    "PartitionSealed",
+    "Positions",
+    "Purpose",
+    "RangeLogs",
+    "Root",
+    "Sealing",
+    "Span",
+    "messages_after",
+]
+Positions = Mapping[int, str | None]
+"""A queue's committed position of each partition; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,39 +76,6 @@ class LogAccess:
 
     url: str = field(repr=False)
     expires_at: float
-
-
-# ------------------------------------------------------------------ ports
-# The service's interfaces of logs: `Logs` for its calls, and a `LogKind` for each kind.
-#
-# Both name a log as the queue does (`builtin:flights`, `redis://host:port/DB/NAME`, …), both name
-# its owner with a `LogOwner`, and both use the verbs of `counterpoise.logs`. Positions
-# are strings that only the log can compare; times are in Unix seconds.
-
-
-__all__ = [
-    "Bounds",
-    "Holder",
-    "LogAccess",
-    "LogDatabaseUnavailable",
-    "LogKind",
-    "LogOwner",
-    "Logs",
-    "NoSuchRange",
-    "NotAdjacent",
-    "NotSplittable",
-    "PartitionSealed",
-    "Positions",
-    "Purpose",
-    "RangeLogs",
-    "Root",
-    "Sealing",
-    "Span",
-    "messages_after",
-]
-
-Positions = Mapping[int, str | None]
-"""A queue's committed position of each partition; None without one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,13 @@ from counterpoise.logs.ranges import HashRange, parse_range
 
 # Whatever the kind, these are positions.
 _SURELY = re.compile("0|[1-9][0-9]{0,14}")
+FAR = 100_000
+SILENT_SECONDS = 60.0
+# About 100 MB if all have 10,000 partitions that reach beyond FAR.
+_MOST_QUEUES = 1000
+_TOO_LARGE = 10**19
+# Above every position of a log.
+PASSED = 2**62
 
 
 def number_of(log: str, position: str) -> int | None:
@@ -69,31 +76,6 @@ def refuse_invalid(log: str, positions: Mapping[str, str]) -> None:
             "gives it.",
             [(field, f"is not a decimal number below {TOO_LARGE[kind]}") for field in wrong],
         )
-
-
-# ------------------------------------------------------------------ reach
-# Refuses positions far beyond the end of their partition.
-#
-# Nobody has read up to there, so such a position is a mistake of the owner (a time, a position of
-# another log) or meant to harm. Stored, it would stop every later consumer of the partition until
-# the log has grown that far, and then it would pass over all that was published meanwhile; in Redis
-# the upkeep would take it for a sign of lost messages and continue the partition above it.
-#
-# Commits are frequent, and to ask the log at each would cost as much as the commit. So a position
-# is compared with the end that is known, and the log is asked only when the position is more than
-# FAR above it: once in FAR messages of a partition. Ends only grow, so an end of before refuses
-# nothing that the log has. A position that is nearer is stored, also if it is beyond the end:
-# consumers raise `PositionAhead`, and `counterpoise lag` and `doctor` say so.
-#
-# A log that does not answer refuses nothing: consumers may reach it where the service cannot. It is
-# asked again after SILENT_SECONDS.
-
-
-FAR = 100_000
-SILENT_SECONDS = 60.0
-# About 100 MB if all have 10,000 partitions that reach beyond FAR.
-_MOST_QUEUES = 1000
-_TOO_LARGE = 10**19
 
 
 @dataclass(slots=True)
@@ -143,14 +125,6 @@ class Reach:
             for number, position in positions.items()
             if number in spans and not self.is_near(queue_id, number, position)
         }
-
-
-# ------------------------------------------------------------------ trimming
-# The positions below which a log may be trimmed.
-
-
-# Above every position of a log.
-PASSED = 2**62
 
 
 def trim_floor(

@@ -174,10 +174,6 @@ return {text(at), 0}
 )
 
 
-# ------------------------------------------------------------------ redis_upkeep
-# The service's work on a log in Redis: make, resize, discard, trim, find a time, drop.
-
-
 logger = logging.getLogger("counterpoise.logs")
 
 TRIM_MESSAGES = 10_000

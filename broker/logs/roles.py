@@ -56,6 +56,48 @@ _END = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 WHERE pid = ANY (CAST(:pids AS integer[])) AND usename = ANY (CAST(:roles AS text[]))
 """
+WATCH_SECONDS = 5.0
+# The longest transaction of a client, and the longest time that it may do nothing within one.
+TRANSACTION_SECONDS = 60.0
+IDLE_SECONDS = 5.0
+# After a role has expired, before its sessions are ended.
+EXPIRED_SECONDS = 30.0
+# A role is made before its flow is bound: it is not without a holder yet.
+YOUNG_SECONDS = 60.0
+_AT_ONCE = 100
+# In the transaction that drops the log.
+EXPIRE_FOR_LOG = """
+UPDATE counterpoise_log.clients SET expires_at = least(expires_at, now()) WHERE log = :log
+"""
+_WATCH = """
+SELECT counterpoise_log.end_sessions(:transaction, :idle) + (
+    SELECT count(*) FROM (
+        SELECT pg_terminate_backend(a.pid)
+        FROM pg_stat_activity AS a JOIN counterpoise_log.clients AS c ON c.role = a.usename
+        WHERE a.state = 'active'
+            AND a.query_start < clock_timestamp() - make_interval(secs => :transaction)
+    ) AS ended
+)
+"""
+_EMPTY_NOTIFICATIONS = "SELECT pg_notification_queue_usage()"
+_HOLDERS = """
+SELECT DISTINCT holder FROM counterpoise_log.clients
+WHERE created_at < now() - make_interval(secs => :young)
+"""
+_EXPIRED = """
+SELECT CAST(role AS text) FROM counterpoise_log.clients
+WHERE expires_at < now() - make_interval(secs => :expired) ORDER BY role
+"""
+_OF_HOLDERS = """
+SELECT CAST(role AS text) FROM counterpoise_log.clients
+WHERE holder = ANY (CAST(:holders AS text[])) OR key_id = ANY (CAST(:keys AS text[])) ORDER BY role
+"""
+_KEYS = "SELECT DISTINCT key_id FROM counterpoise_log.clients WHERE key_id IS NOT NULL"
+# Roles that replicas of the release before log_0003 made, and share.
+_SHARED = """
+SELECT role FROM counterpoise_log.credentials
+WHERE valid_until < now() AND NOT EXISTS (SELECT FROM pg_stat_activity WHERE usename = role)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,68 +176,6 @@ async def _limit(engine: AsyncEngine, role: str, connections: int) -> None:
     except DBAPIError:
         # Another replica does it, or has dropped the role.
         return
-
-
-# ------------------------------------------------------------------ roles
-# The ends of roles, and of what their sessions may do to others (see `credentials`).
-#
-# * A role that has expired, or whose holder has gone, cannot log in; its sessions are ended and it
-#   is
-#   dropped, within a minute. A client that still needs the log connects again with new credentials.
-# * A session that keeps a transaction open is ended: it keeps locks, and rows that VACUUM cannot
-#   remove. So is one whose statement takes as long: a procedural block may commit now and then.
-#   Postgres lets each role change its own time limits, so the service looks (every WATCH_SECONDS).
-#   Our clients' statements are transactions of their own and end in half a minute.
-# * Sessions beyond the fair share of their key are ended when connections run short (`shares`).
-# * A role belongs to the whole server: a session in another database is ended, too.
-#
-# Every replica does all of it; what another one has done already is passed over. Without the right
-# to end the sessions of a role, it waits until they have ended.
-
-
-WATCH_SECONDS = 5.0
-# The longest transaction of a client, and the longest time that it may do nothing within one.
-TRANSACTION_SECONDS = 60.0
-IDLE_SECONDS = 5.0
-# After a role has expired, before its sessions are ended.
-EXPIRED_SECONDS = 30.0
-# A role is made before its flow is bound: it is not without a holder yet.
-YOUNG_SECONDS = 60.0
-_AT_ONCE = 100
-
-# In the transaction that drops the log.
-EXPIRE_FOR_LOG = """
-UPDATE counterpoise_log.clients SET expires_at = least(expires_at, now()) WHERE log = :log
-"""
-_WATCH = """
-SELECT counterpoise_log.end_sessions(:transaction, :idle) + (
-    SELECT count(*) FROM (
-        SELECT pg_terminate_backend(a.pid)
-        FROM pg_stat_activity AS a JOIN counterpoise_log.clients AS c ON c.role = a.usename
-        WHERE a.state = 'active'
-            AND a.query_start < clock_timestamp() - make_interval(secs => :transaction)
-    ) AS ended
-)
-"""
-_EMPTY_NOTIFICATIONS = "SELECT pg_notification_queue_usage()"
-_HOLDERS = """
-SELECT DISTINCT holder FROM counterpoise_log.clients
-WHERE created_at < now() - make_interval(secs => :young)
-"""
-_EXPIRED = """
-SELECT CAST(role AS text) FROM counterpoise_log.clients
-WHERE expires_at < now() - make_interval(secs => :expired) ORDER BY role
-"""
-_OF_HOLDERS = """
-SELECT CAST(role AS text) FROM counterpoise_log.clients
-WHERE holder = ANY (CAST(:holders AS text[])) OR key_id = ANY (CAST(:keys AS text[])) ORDER BY role
-"""
-_KEYS = "SELECT DISTINCT key_id FROM counterpoise_log.clients WHERE key_id IS NOT NULL"
-# Roles that replicas of the release before log_0003 made, and share.
-_SHARED = """
-SELECT role FROM counterpoise_log.credentials
-WHERE valid_until < now() AND NOT EXISTS (SELECT FROM pg_stat_activity WHERE usename = role)
-"""
 
 
 class ClientRoles:

@@ -46,6 +46,14 @@ NO_SETTINGS = (
 )
 
 Connect = Callable[[str], "psycopg.Connection[Any]"]
+# Numbers that are put aside before they are counted: almost a megabyte.
+_SPILL = "SELECT count(*) FROM generate_series(1, 50000)"
+_MEMORY = "SET LOCAL work_mem = '64kB'"
+_MILLISECONDS = 5000
+_log = structlog.get_logger("broker.postgres")
+LOG_SECONDS = 10.0
+# Codes are few, texts need not be.
+MOST_CAUSES = 100
 
 
 class Pooled(Exception):
@@ -83,20 +91,6 @@ def _process(connection: psycopg.Connection[Any]) -> int:
     return process
 
 
-# ------------------------------------------------------------------ room
-# Whether the database can write: a query that does not fit into memory goes to its disk.
-#
-# A database with a full disk, or whose data directory is gone, may go on answering and even
-# updating what it has in memory. A new file, written and removed at once, shows both: creating it
-# needs the directory, and filling it needs room. It needs no table and leaves nothing behind.
-
-
-# Numbers that are put aside before they are counted: almost a megabyte.
-_SPILL = "SELECT count(*) FROM generate_series(1, 50000)"
-_MEMORY = "SET LOCAL work_mem = '64kB'"
-_MILLISECONDS = 5000
-
-
 class CannotWrite(Exception):
     """The database cannot write; `code` is its SQLSTATE."""
 
@@ -122,22 +116,6 @@ def try_write(database_url: str) -> None:
 
 def _line(error: psycopg.Error) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-# ------------------------------------------------------------------ reporting
-# Says in the log why the database cannot be used: with its own code, and not too often.
-#
-# A full disk or a lost data directory fails every call, hundreds in a second. One line every
-# `LOG_SECONDS` for each cause is enough to see what is wrong, and that it still is. A cause is the
-# database's code: its text names another file each time. Where the database gave no code (it
-# refused the connection, or did not answer) the text is all there is, so each text is a cause.
-
-
-_log = structlog.get_logger("broker.postgres")
-
-LOG_SECONDS = 10.0
-# Codes are few, texts need not be.
-MOST_CAUSES = 100
 
 
 class Reporter:

@@ -109,6 +109,10 @@ SETTINGS: Mapping[str, str] = {
     # Shown by ps, so that an administrator sees the owner of this Postgres.
     "cluster_name": "counterpoise",
 }
+_log = structlog.get_logger("broker.postgres")
+LOOK_SECONDS = 0.25
+PAUSE_SECONDS = 2.0
+STOP_SECONDS = 30.0
 
 
 class DataDirectoryInUse(EmbeddedPostgresError):
@@ -377,23 +381,6 @@ def _free_port(wanted: int) -> int:
             probe.bind((HOST, port))
             return int(probe.getsockname()[1])
     raise PostgresDidNotStart(f"no port is free on {HOST}")
-
-
-# ------------------------------------------------------------------ keeper
-# Restarts the service's own Postgres if it ends while the service runs.
-#
-# Postgres recovers by itself when one of its backends crashes. But it ends when it cannot write the
-# data for its recovery (a full disk), or when it is killed. An operator could start it again only
-# by restarting the service. So the keeper starts it until that succeeds: on the same port and with
-# the same password, so that clients need no change. Meanwhile the service answers 503, and leases
-# do not run.
-
-
-_log = structlog.get_logger("broker.postgres")
-
-LOOK_SECONDS = 0.25
-PAUSE_SECONDS = 2.0
-STOP_SECONDS = 30.0
 
 
 class PostgresKeeper:

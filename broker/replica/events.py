@@ -36,6 +36,36 @@ ROUND_TRIP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5,
 MOST_QUEUES = 1000
 OTHER = "(other)"
 """Stands for all queues beyond the first `MOST_QUEUES`; no queue can have this name."""
+LOGGER = "queues"
+# Forced handoffs of one transaction that have a line each.
+MOST_LINES = 20
+# Clients whose names are remembered, so that a flow that has left can be named.
+MOST_NAMES = 10_000
+_log = structlog.get_logger(LOGGER)
+# In the history and the event stream, and not in the log.
+UNLOGGED = (
+    r.CutOff,
+    # Follows a departure that was told.
+    r.Orphaned,
+    r.Released,
+    r.WarmupsStarted,
+    r.RevokesStarted,
+    r.WarmupsEnded,
+    r.WarmupsReady,
+    r.HandoffsRedirected,
+    r.HandoffsCalledOff,
+    # Told once for all queues by the replica that notices it (`broker.replica.clock`).
+    r.DeadlinesMoved,
+    r.ClockWentBack,
+    # The call that resizes was told.
+    r.CutsAwaited,
+    r.CutsTaken,
+    r.CutsReached,
+    # The grants that follow are told.
+    r.WaitsEnded,
+    # Follows the end of the last child, which was told.
+    r.FinishedRemoved,
+)
 
 
 class QueueLabels:
@@ -173,51 +203,6 @@ class EventCounters:
             observe = self._handoff_seconds.labels(queue).observe
             for each in seconds:
                 observe(each)
-
-
-# ------------------------------------------------------------------ narration
-# What a replica has committed, told in its log: a line for each event that an operator asks about.
-#
-# *Why did it rebalance? Who left, and why? Which handoff was forced?* Each line names queue and
-# revision, and where it applies the flow with its client, the partition with its epoch, and the
-# reason. Like the counters (`broker.replica.events`), an event is told once, by the replica that
-# committed it. What every handoff passes through (warm-up, revoke) is in the history and not here.
-#
-# One transaction may force thousands of handoffs: the first have a line each, the rest are counted.
-
-
-LOGGER = "queues"
-# Forced handoffs of one transaction that have a line each.
-MOST_LINES = 20
-# Clients whose names are remembered, so that a flow that has left can be named.
-MOST_NAMES = 10_000
-
-_log = structlog.get_logger(LOGGER)
-
-# In the history and the event stream, and not in the log.
-UNLOGGED = (
-    r.CutOff,
-    # Follows a departure that was told.
-    r.Orphaned,
-    r.Released,
-    r.WarmupsStarted,
-    r.RevokesStarted,
-    r.WarmupsEnded,
-    r.WarmupsReady,
-    r.HandoffsRedirected,
-    r.HandoffsCalledOff,
-    # Told once for all queues by the replica that notices it (`broker.replica.clock`).
-    r.DeadlinesMoved,
-    r.ClockWentBack,
-    # The call that resizes was told.
-    r.CutsAwaited,
-    r.CutsTaken,
-    r.CutsReached,
-    # The grants that follow are told.
-    r.WaitsEnded,
-    # Follows the end of the last child, which was told.
-    r.FinishedRemoved,
-)
 
 
 class EventLog:

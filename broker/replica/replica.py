@@ -42,6 +42,7 @@ _log = structlog.get_logger()
 SWEEP_SECONDS = 1.0
 MOST_DUE = 1000
 IDLE_SECONDS = 600.0
+LARGE = 10_000
 
 
 class Replica:
@@ -319,19 +320,6 @@ async def _ask_nobody(_queue: str) -> None:
 
 def _nothing() -> None:
     """What rings when no alarm is set."""
-
-
-# ------------------------------------------------------------------ memory
-# Large queues and the garbage collector.
-#
-# A full pass of the collector over a queue of 100,000 partitions takes some 100 ms, during which
-# the process serves no queue. The partitions are in no reference cycle and stay for as long as the
-# queue is used, so the collector does not have to look at them: what is in memory after a large
-# queue came is taken out of its sight (`gc.freeze`). It is still freed when the last reference
-# goes.
-
-
-LARGE = 10_000
 
 
 class Memory:

@@ -27,6 +27,10 @@ from counterpoise.backoff import Backoff, Pauses
 T = TypeVar("T")
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+# What callers are told.
+UNAVAILABLE = "The service cannot reach its database right now; try again."
+RETRY = Backoff(first_seconds=0.01, longest_seconds=0.2)
+LOCKED_SECONDS = 10.0
 
 
 class Awaiter(Protocol):
@@ -79,21 +83,6 @@ class Batcher(Generic[Item, Answer]):
                     if not future.done():
                         future.set_result(answer)
         self._task = None
-
-
-# ------------------------------------------------------------------ patience
-# What a call does while the store cannot be reached, or another transaction holds its rows.
-#
-# Renewals and commits of positions wait for no lock (`broker.store.ports`): they go out together
-# for many queues, and one queue whose rows a frozen replica holds must not hold up the others. So
-# each item that was left out is asked for again by itself, soon at first and then more rarely,
-# without keeping a connection meanwhile.
-
-
-# What callers are told.
-UNAVAILABLE = "The service cannot reach its database right now; try again."
-RETRY = Backoff(first_seconds=0.01, longest_seconds=0.2)
-LOCKED_SECONDS = 10.0
 
 
 @contextmanager

@@ -27,6 +27,21 @@ from broker.store.trims import Fence
 from broker.tracing import TracedCall, traced_call
 
 T = TypeVar("T")
+# The slices of one transaction, which has a cost of its own: more if nobody waits for an answer.
+SLICES_AT_ONCE = 2
+SLICES_OF_A_REST = 4
+# A turn decides no longer than this, and never holds up other queues for much longer than a step.
+DECIDING_SECONDS = 0.25
+STEP_SECONDS = 0.002
+# Where every partition of the built-in log begins.
+EARLIEST = "0"
+# A store that is slow writes so many partitions.
+ROWS_PER_SECOND = 10_000
+# Positions that come back with a transaction beside those that it writes.
+MOST_SHOWN = 2000
+# A decision cannot be farther ahead of the store's clock, unless that has gone back since: whoever
+# looked at it less than `broker.replica.clock.FRESH_SECONDS` ago is ahead by less.
+EARLY_SECONDS = 3.0
 
 
 class LogMoved(Unavailable):
@@ -96,30 +111,6 @@ class Superseded(NamedTuple):
     partition: int
     epoch: int
     seq: int | None
-
-
-# ------------------------------------------------------------------ turns
-# One turn of a queue's mailbox: decisions that are committed together.
-#
-# Each command is decided on the queue as the commands before it left it, so the queue in memory
-# runs ahead of the store until the turn is committed. It can be taken back as a whole.
-
-
-# The slices of one transaction, which has a cost of its own: more if nobody waits for an answer.
-SLICES_AT_ONCE = 2
-SLICES_OF_A_REST = 4
-# A turn decides no longer than this, and never holds up other queues for much longer than a step.
-DECIDING_SECONDS = 0.25
-STEP_SECONDS = 0.002
-# Where every partition of the built-in log begins.
-EARLIEST = "0"
-# A store that is slow writes so many partitions.
-ROWS_PER_SECOND = 10_000
-# Positions that come back with a transaction beside those that it writes.
-MOST_SHOWN = 2000
-# A decision cannot be farther ahead of the store's clock, unless that has gone back since: whoever
-# looked at it less than `broker.replica.clock.FRESH_SECONDS` ago is ahead by less.
-EARLY_SECONDS = 3.0
 
 
 def slices(items: Sequence[T]) -> Iterator[tuple[T, ...]]:

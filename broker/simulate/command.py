@@ -27,6 +27,9 @@ from counterpoise.wire import Queue
 TIMEOUT_SECONDS = 30.0
 # Of the history; fewer where so many are too large for an answer.
 MOST_REBALANCES = (20, 4, 1)
+DEFAULT_URL = "http://127.0.0.1:8640"
+MOST_PARTITIONS = 1_000_000
+MOST_FLOWS = 100_000
 
 
 class QueueNotRead(Exception):
@@ -69,15 +72,6 @@ def _finished(client: Client, queue: str) -> list[float]:
             if one.outcome == "graceful" and one.from_flow is not None and one.seconds is not None
         ]
     return []
-
-
-# ------------------------------------------------------------------ command
-# `counterpoise simulate`: play a scaling plan on the real core, and draw what would happen.
-
-
-DEFAULT_URL = "http://127.0.0.1:8640"
-MOST_PARTITIONS = 1_000_000
-MOST_FLOWS = 100_000
 
 
 def simulate(
