@@ -105,12 +105,12 @@ class QueueAccess:
 
         return await self.on(name, work)
 
-    async def ask(self, name: str, make: Callable[[], Submission]) -> Any:
+    async def submit(self, name: str, make: Callable[[], Submission]) -> Any:
         """The answer of a command on a queue; `make` makes the command anew for each attempt.
 
         Raises QueueNotFound, Unavailable, and the command's errors.
         """
-        return await self.on(name, lambda coordinator: coordinator.ask(make()))
+        return await self.on(name, lambda coordinator: coordinator.submit(make()))
 
 
 class Positioned(Protocol):

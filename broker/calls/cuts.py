@@ -113,7 +113,7 @@ class CutCalls:
                 first=cuts[first].partition if first else 0,
                 next=following,
             )
-            answer: c.CutsWanted = await coordinator.ask(Submission(piece))
+            answer: c.CutsWanted = await coordinator.submit(Submission(piece))
             if answer.first is None or answer.first != following:
                 return answer
             first = end
@@ -170,7 +170,7 @@ class CutCalls:
         if numbers:
             reached = (one for one in committed if one.partition in numbers)
             items = tuple((one.partition, one.epoch) for one in reached)
-            await coordinator.ask(Submission(c.ReachCuts(resize, items)))
+            await coordinator.submit(Submission(c.ReachCuts(resize, items)))
 
     async def reaching(
         self, coordinator: Coordinator, releases: Sequence[CommittedPosition]

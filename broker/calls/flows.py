@@ -109,7 +109,7 @@ class FlowCalls:
             access = await self._access.make(
                 log,
                 Holder.flow(flow_id, coordinator.queue_id, key_id),
-                lambda: coordinator.ask(Submission(command, token_hash=token_hash)),
+                lambda: coordinator.submit(Submission(command, token_hash=token_hash)),
                 lambda: self.unbind(name, flow_id),
             )
             self._rows.remember(flow_id, coordinator.queue_id, token_hash)
@@ -161,7 +161,7 @@ class FlowCalls:
         shown = partial(shown_flow, flow_id)
         command = c.Unbind(flow_id, reason or "unbound")
         try:
-            await self._queues.ask(name, lambda: Submission(command, act=act, shown=shown))
+            await self._queues.submit(name, lambda: Submission(command, act=act, shown=shown))
         except FlowNotFound:
             row = await self._rows.row(flow_id)
             if row is None or row.reason is None or not await self._rows.is_of(name, row):
@@ -314,7 +314,9 @@ class FlowCalls:
             results: list[c.Result] = []
             try:
                 for first in range(0, len(asks), SLICES_AT_ONCE):
-                    some = [coordinator.put(ask()) for ask in asks[first : first + SLICES_AT_ONCE]]
+                    some = [
+                        coordinator.enqueue(ask()) for ask in asks[first : first + SLICES_AT_ONCE]
+                    ]
                     for answer in await all_of(some):
                         results += answer or ()
             except FlowNotFound:

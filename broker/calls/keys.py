@@ -257,7 +257,7 @@ class KeyCalls:
 
     async def _end_flow(self, queue_id: str, flow_id: str) -> None:
         coordinator = self._queues.replica.coordinator_of(queue_id)
-        await coordinator.ask(Submission(c.Unbind(flow_id, "key_ended")))
+        await coordinator.submit(Submission(c.Unbind(flow_id, "key_ended")))
 
 
 def _caller(row: KeyRow, address: str | None) -> Caller:

@@ -212,7 +212,7 @@ class LineageCalls:
         self, name: str, children: Sequence[views.NewChild], act: Act | None
     ) -> c.Outcome:
         command = c.AddChildren(tuple(map(new_child, children)))
-        outcome: c.Outcome = await self._queues.ask(name, lambda: Submission(command, act=act))
+        outcome: c.Outcome = await self._queues.submit(name, lambda: Submission(command, act=act))
         return outcome
 
     async def split(

@@ -82,7 +82,7 @@ class LogCalls:
         for numbers in slices(sorted(positions)):
             command = c.RaiseEpochs(numbers, cuts, following)
             some = {number: positions[number] for number in numbers}
-            await self._queues.ask(
+            await self._queues.submit(
                 name, partial(Submission, command, positions=some, fence=fence, act=act)
             )
             act, following = None, True

@@ -273,7 +273,7 @@ class QueueCalls:
             return of, queue.settings.log, queue.settings.partition_count, queue.revision, removed
 
         command, act = c.Change(changes, discard), act_of(caller, "change_queue", name)
-        await self._queues.ask(
+        await self._queues.submit(
             name, lambda: Submission(command, begins=begins, act=act, shown=_shown)
         )
         if "partition_count" not in changes:
@@ -343,7 +343,7 @@ class QueueCalls:
         def shown(queue: Queue) -> Mapping[str, Any]:
             return {"status": queue.status.value, "revision": queue.revision}
 
-        await self._queues.ask(name, lambda: Submission(c.RebalanceNow(), act=act, shown=shown))
+        await self._queues.submit(name, lambda: Submission(c.RebalanceNow(), act=act, shown=shown))
         return await self._queues.status(name)
 
     async def list(

@@ -133,7 +133,7 @@ class LogReaders:
         changes = {"partition_count": partition_count}
         # A queue that was deleted meanwhile follows no other.
         with suppress(QueueNotFound):
-            await self._queues.ask(name, lambda: Submission(c.Change(changes, discard), act=act))
+            await self._queues.submit(name, lambda: Submission(c.Change(changes, discard), act=act))
 
 
 def log_owner(queue: Queue | views.QueueView) -> LogOwner:

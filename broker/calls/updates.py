@@ -80,7 +80,7 @@ class LongPoll:
     def __enter__(self) -> Self:
         self._watch = self._replica.watch(self.coordinator.queue_id, self.flow_id, self._look)
         # The view may have changed since it was looked at.
-        self.coordinator.told.begins(self._watch)
+        self.coordinator.notifier.begins(self._watch)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,7 +113,7 @@ class LongPoll:
         if queue is None or flow is None or flow.view_revision <= self.after:
             return None
         numbers = needed_positions(flow)
-        positions = self.coordinator.told.of(numbers) if len(numbers) <= BIG_VIEW else None
+        positions = self.coordinator.notifier.of(numbers) if len(numbers) <= BIG_VIEW else None
         return None if positions is None else _made(flow.id, positions, self._replica.clock, queue)
 
     @property
@@ -217,7 +217,7 @@ class UpdateCalls:
         """
         if (coordinator := self._queues.replica.known(name)) is None:
             return None
-        is_ahead = coordinator.told.is_committing
+        is_ahead = coordinator.notifier.is_committing
         queue = coordinator.queue if is_ahead else coordinator.at_hand
         flow = None if queue is None else queue.flows.get(flow_id)
         if flow is None or wait_seconds <= 0 or (flow.view_revision > after and not is_ahead):
@@ -296,7 +296,7 @@ class UpdateCalls:
         async with self._one_big_view if len(numbers or ()) > BIG_VIEW else nullcontext():
             while True:
                 if positions is None or not positions.keys() >= {*(numbers or ())}:
-                    positions = coordinator.told.of(numbers or ())
+                    positions = coordinator.notifier.of(numbers or ())
                 if positions is None:
                     assert numbers is not None
                     positions = await self._positions.ask((coordinator.queue_id, numbers))

@@ -19,9 +19,6 @@ from broker.pieces import PIECE, pause
 from counterpoise.logs import LogNotFound
 from counterpoise.logs.builtin.bounds import COLUMNS, ReadBounds
 
-__all__ = ["SWEEP_MESSAGES", "BuiltinLogs"]
-
-
 SWEEP_MESSAGES = 10_000
 _BOUNDS = (
     f"SELECT {COLUMNS} FROM counterpoise_log.logs AS l"

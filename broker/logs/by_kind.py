@@ -37,9 +37,6 @@ from counterpoise.logs import LogError, LogNotFound, LogUnavailable
 from counterpoise.logs.address import Kind, kind_of
 from counterpoise.logs.ranges import HashRange
 
-__all__ = ["LogsByKind"]
-
-
 DATABASE_AWAY = "The service cannot reach the database of the built-in log right now; try again."
 _log = structlog.get_logger()
 NOT_DISCARDED = (

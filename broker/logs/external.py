@@ -18,7 +18,6 @@ from typing import Protocol, TypeVar, cast
 from broker.logs.ports import Bounds, Holder, LogOwner, Purpose
 from counterpoise.logs import InvalidPosition, LogError, LogNotFound, LogUnavailable
 from counterpoise.logs.address import check_access, fitting, parse_log
-from counterpoise.logs.errors import LogError
 from counterpoise.logs.opening import implementation
 from counterpoise.logs.port import Log
 

@@ -42,7 +42,7 @@ class BindBurst:
         self, watched: Callable[[], Container[str]], goes_first: Callable[[], bool]
     ) -> None:
         """`watched()` has the flows that wait for their next view. `goes_first()`: whether there is
-        something to do that waits for no crowd.
+        something to do that waits for no burst.
         """
         self._watched = watched
         self._goes_first = goes_first
@@ -59,20 +59,20 @@ class BindBurst:
         """There is nothing to do until something is asked."""
         self._rests_since = asyncio.get_running_loop().time()
 
-    def comes(self, ask: Submission) -> None:
+    def comes(self, submission: Submission) -> None:
         """Something is asked of the queue."""
-        self._arrived += isinstance(ask.command, c.Bind)
+        self._arrived += isinstance(submission.command, c.Bind)
 
-    async def gathers(self, asks: Sequence[Submission]) -> bool:
-        """Waits for more than `asks`. False: a turn may take what is asked. True: something goes
-        first; when it is done, this is called again.
+    async def gathers(self, submissions: Sequence[Submission]) -> bool:
+        """Waits for more than `submissions`. False: a transaction may take them. True: something
+        goes first; when it is done, this is called again.
         """
         self.puts_off = False
         clock = asyncio.get_running_loop().time
         if self._rests_since is not None and clock() - self._rests_since > GATHER_SECONDS:
             self._recent = 0
         self._rests_since = None
-        began, waiting = self._arrived, len(_binds(asks))
+        began, waiting = self._arrived, len(_binds(submissions))
         if waiting + self._recent < SEVERAL:
             self._ends_at = self._turn_by = None
             return False
@@ -104,21 +104,25 @@ class BindBurst:
         watched = self._watched()
         return all(flow_id in watched for flow_id in self._bound)
 
-    def taken(self, asks: Iterable[Submission]) -> None:
+    def taken(self, submissions: Iterable[Submission]) -> None:
         """The next turn takes these."""
-        if bound := _binds(asks):
+        if bound := _binds(submissions):
             self._bound, self._recent = bound, len(bound) + self._recent // 2
 
 
-def _binds(asks: Iterable[Submission]) -> Sequence[str]:
+def _binds(submissions: Iterable[Submission]) -> Sequence[str]:
     """The flows that are bound."""
-    return [ask.command.flow_id for ask in asks if isinstance(ask.command, c.Bind)]
+    return [
+        submission.command.flow_id
+        for submission in submissions
+        if isinstance(submission.command, c.Bind)
+    ]
 
 
 class DelayedNotices:
     """Flows that are told of their changed views a little later, with what changes meanwhile: those
     that only get partitions by the rest of a decision. They are told when they have their share,
-    with its last slice, or after `TELL_SECONDS`.
+    with its last slice, or after `NOTIFY_SECONDS`.
     """
 
     def __init__(self, tell: Callable[[frozenset[str]], object]) -> None:
@@ -126,7 +130,7 @@ class DelayedNotices:
         self._flow_ids: frozenset[str] = frozenset()
         self._timer: asyncio.TimerHandle | None = None
 
-    def told(self, decided: Decision | Transaction) -> frozenset[str]:
+    def due(self, decided: Decision | Transaction) -> frozenset[str]:
         """The flows to tell of what was just committed, with those that have waited for it."""
         if not isinstance(decided, Transaction):
             return decided.notices

@@ -11,10 +11,11 @@ less than `FRESH_SECONDS` ago cannot have missed an outage, which takes longer.
 
 The store's clock may be set at any time (`broker.store.leases`), and nobody here can know before
 the next look, a second later. What is decided by the old time until then does no harm: it moves
-with the clock, like all that was decided before, when the queue's next turn finds the step among
-the outages that it has not seen. But once a queue has moved, the old time must not be used on it.
-So time and outage come from the same look, one without the step never counts after one with it, and
-a queue that has seen an outage of which this replica does not know makes it look (`Coordinator`).
+with the clock, like all that was decided before, when the queue's next transaction finds the step
+among the outages that it has not seen. But once a queue has moved, the old time must not be used on
+it. So time and outage come from the same look, one without the step never counts after one with it,
+and a queue that has seen an outage of which this replica does not know makes it look
+(`Coordinator`).
 """
 
 from __future__ import annotations
@@ -82,17 +83,17 @@ def outage_seen(entry: Entry) -> int:
     return max((one.outage_id for one in entry.records if isinstance(one, moved)), default=0)
 
 
-async def move_deadlines(turn: Transaction, clock: StoreClock, store: Store) -> None:
+async def move_deadlines(transaction: Transaction, clock: StoreClock, store: Store) -> None:
     """Before anything else, the deadlines get back all the time in which nobody served, and follow
     a clock that went back. Raises StoreUnavailable.
     """
-    queue, latest = turn.queue, clock.outage
+    queue, latest = transaction.queue, clock.outage
     if latest is None or latest.id <= queue.outage_seen:
         return
     # Without deadlines it is enough to know the last one.
     waits = queue.next_deadline() is not None or queue.handoffs or len(queue.leaving)
     outages = await store.outages(queue.outage_seen) if waits else (latest,)
     for outage in outages:
-        # One that came since the look has not moved this turn's time.
+        # One that came since the look has not moved this transaction's time.
         if outage.id <= latest.id:
-            turn.decide(c.MoveDeadlines(outage.id, outage.began, outage.seconds))
+            transaction.decide(c.MoveDeadlines(outage.id, outage.began, outage.seconds))

@@ -96,15 +96,15 @@ class Coordinator:
         self._on_commit = on_commit
         self._renewals = Renewals(store) if renewals is None else renewals
         self._watched = watched
-        self.told = ViewNotifier()
-        self._crowd = BindBurst(watched, lambda: self._advance or bool(self._looks))
-        self._delayed = DelayedNotices(lambda flow_ids: on_change(self, flow_ids, False))
+        self.notifier = ViewNotifier()
+        self._burst = BindBurst(watched, lambda: self._advance or bool(self._reads))
+        self._delayed_notices = DelayedNotices(lambda flow_ids: on_change(self, flow_ids, False))
         self._alarm: float | None = None
         self._wake_at: float | None = None
         self._rest = self.resumes = self._uncommitted = self._behind = False
         self._queue: Queue | None = None
-        self._asks: list[Submission] = []
-        self._looks: list[PendingRead] = []
+        self._submissions: list[Submission] = []
+        self._reads: list[PendingRead] = []
         self._advance = True
         self._next_lease: float | None = None
         self._task: asyncio.Task[None] | None = None
@@ -135,24 +135,25 @@ class Coordinator:
             self._queue, self._advance = queue, False
             self._settled(queue, follow(queue, ()), ours=False)
 
-    async def ask(self, ask: Submission) -> Any:
+    async def submit(self, submission: Submission) -> Any:
         """The answer of the command, once it is committed. Raises the command's BrokerError,
         QueueNotFound if the queue is gone, Unavailable without the store.
         """
-        return await self.put(ask)
+        return await self.enqueue(submission)
 
-    def put(self, ask: Submission) -> asyncio.Future[Any]:
-        """As `ask`, for several before they are awaited."""
-        self._asks.append(ask)
-        self._crowd.comes(ask)
+    def enqueue(self, submission: Submission) -> asyncio.Future[Any]:
+        """As `submit`, for several before they are awaited."""
+        self._submissions.append(submission)
+        self._burst.comes(submission)
         self._run()
-        return ask.answer
+        return submission.answer
 
     async def read(self, look: Callable[[Queue], T], *, fresh: bool = False) -> T:
         """What `look` makes of the queue as committed; `look` must not keep or change any of it.
 
         `fresh`: with everything that any replica committed before this call; else as this replica
-        knows it, which may be a moment behind the others. Raises as `ask`, and what `look` raises.
+        knows it, which may be a moment behind the others. Raises as `submit`, and what `look`
+        raises.
         """
         if (queue := None if fresh else self.at_hand) is not None:
             return look(queue)
@@ -163,7 +164,7 @@ class Coordinator:
     ) -> T:
         """As `read`, for a `look` that pauses (`broker.pieces`)."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._looks.append((look, future))
+        self._reads.append((look, future))
         self._behind = self._behind or fresh
         self._run()
         return await future
@@ -193,25 +194,34 @@ class Coordinator:
             self._task = asyncio.create_task(self._work())
 
     async def _work(self) -> None:
-        while self._asks or self._looks or self._advance or self._behind or self.resumes:
-            asks: list[Submission] = []
-            looks, self._looks = self._looks, []
+        while self._submissions or self._reads or self._advance or self._behind or self.resumes:
+            submissions: list[Submission] = []
+            reads, self._reads = self._reads, []
             try:
-                await answer_reads(await self._current(), looks)
-                if not (gathers := await self._crowd.gathers(self._asks)):
-                    asks, self._asks = self._asks[:MOST_AT_ONCE], self._asks[MOST_AT_ONCE:]
-                    self._crowd.taken(asks)
-                if asks or self._advance or (self.resumes and not gathers):
-                    await self._turn(await self._current(), asks)
+                await answer_reads(await self._current(), reads)
+                if not (gathers := await self._burst.gathers(self._submissions)):
+                    submissions, self._submissions = (
+                        self._submissions[:MOST_AT_ONCE],
+                        self._submissions[MOST_AT_ONCE:],
+                    )
+                    self._burst.taken(submissions)
+                if submissions or self._advance or (self.resumes and not gathers):
+                    await self._transact(await self._current(), submissions)
             except Exception as error:
-                if not asks:
-                    asks, self._asks = self._asks, []
-                self._fail(error, [*(ask.answer for ask in asks), *(future for _, future in looks)])
-                if self._asks or self._looks:
+                if not submissions:
+                    submissions, self._submissions = self._submissions, []
+                self._fail(
+                    error,
+                    [
+                        *(submission.answer for submission in submissions),
+                        *(future for _, future in reads),
+                    ],
+                )
+                if self._submissions or self._reads:
                     continue
                 break
         self._task = None
-        self._crowd.rests()
+        self._burst.rests()
 
     def _fail(self, error: Exception, waiting: Iterable[asyncio.Future[Any]]) -> None:
         """Tells those who wait. What is due is left to the sweep: to try at once meets the same."""
@@ -265,7 +275,7 @@ class Coordinator:
                 self._settled(queue, follow(queue, entries), ours=False)
                 if len(entries) < FOLLOWED_AT_ONCE:
                     break
-                # The queue may be as amid a commit, so nobody looks at it meanwhile.
+                # The queue may be as amid a commit, so nobody reads it meanwhile.
                 self._uncommitted = True
                 await pause()
             return found
@@ -297,17 +307,19 @@ class Coordinator:
         # A rest needs no alarm: the replica that left it goes on, or the sweep of another finds it.
         times = [time for time in (decided.wake_at, self._next_lease) if time is not None]
         self._set_alarm(min(times, default=None))
-        self._on_change(self, self._delayed.told(decided), ours)
+        self._on_change(self, self._delayed_notices.due(decided), ours)
 
     def _set_alarm(self, time: float | None) -> None:
         if time != self._alarm:
             self._alarm = time
             self._on_alarm(self, time)
 
-    async def _turn(self, queue: Queue, asks: list[Submission]) -> None:
+    async def _transact(self, queue: Queue, submissions: list[Submission]) -> None:
         """Decides and commits what is asked and due; what it did not get to waits again."""
-        spared = frozenset(ask.renews for ask in asks if ask.renews is not None)
-        behind: frozenset[Superseded] = frozenset()
+        spared = frozenset(
+            submission.renews for submission in submissions if submission.renews is not None
+        )
+        superseded: frozenset[Superseded] = frozenset()
         advance, late_seconds = False, iter(LATE_SECONDS)
         within = next(late_seconds)
         while True:
@@ -316,84 +328,87 @@ class Coordinator:
             looked = advance or overdue or not self._clock.fresh or self._is_due()
             now = (await self._clock.look(self._store)).now if looked else self._clock.now()
             positions: Positions = {}
-            turn = Transaction(queue, now, self._new_id(), self._wake_at, self._rest)
+            transaction = Transaction(queue, now, self._new_id(), self._wake_at, self._rest)
             self._uncommitted = True
             try:
-                await move_deadlines(turn, self._clock, self._store)
+                await move_deadlines(transaction, self._clock, self._store)
                 if looked:
-                    await self._do_what_is_due(turn, spared)
-                resumes, puts_off = self.resumes and not looked, self._crowd.puts_off
-                answers = await turn.answers(asks, behind, resumes=resumes, puts_off=puts_off)
-                if turn.commit.entries:
-                    commit = turn.finish(within, self._watched(), self._renewals.gathered)
-                    with self._renewals.by_commit(commit), self.told.committing():
+                    await self._do_what_is_due(transaction, spared)
+                resumes, puts_off = self.resumes and not looked, self._burst.puts_off
+                answers = await transaction.answers(
+                    submissions, superseded, resumes=resumes, puts_off=puts_off
+                )
+                if transaction.commit.entries:
+                    commit = transaction.finish(within, self._watched(), self._renewals.gathered)
+                    with self._renewals.by_commit(commit), self.notifier.committing():
                         positions = await self._store.commit(commit)
-                elif (asks and await self._replay_missed(queue)) or not await write(
-                    self._store, turn.unrecorded
+                elif (submissions and await self._replay_missed(queue)) or not await write(
+                    self._store, transaction.unrecorded
                 ):
                     continue
                 else:
-                    await renew(self._store, turn.renewed)
-                    await self._store.keys.record(turn.commit.acts)
+                    await renew(self._store, transaction.renewed)
+                    await self._store.keys.record(transaction.commit.acts)
                 break
             except Conflict:
-                turn.take_back()
+                transaction.take_back()
                 if not await self._replay_missed(queue):
-                    # It went back in time (docs, *Back up and restore*): no turn would ever fit.
+                    # It went back in time (docs, *Back up and restore*): no transaction would fit.
                     self._queue = None
                     raise StoreUnavailable("the database is behind what it had committed") from None
             except Overdue:
-                turn.take_back()
+                transaction.take_back()
                 within = next(late_seconds, 0.0)
                 if not within:
                     raise StoreUnavailable("commits take too long") from None
             except LeaseRenewed as renewed:
-                turn.take_back()
+                transaction.take_back()
                 spared |= renewed.flow_ids
             except LogTrimmed:
-                turn.take_back()
-                turn.refuse_fenced()
+                transaction.take_back()
+                transaction.refuse_fenced()
             except PositionSuperseded as error:
-                turn.take_back()
-                late = turn.late(error.partitions)
-                assert not late <= behind, "a position is behind that was not written"
-                behind |= late
+                transaction.take_back()
+                late = transaction.late(error.partitions)
+                assert not late <= superseded, "a position is behind that was not written"
+                superseded |= late
             except BaseException:
-                turn.take_back()
+                transaction.take_back()
                 raise
             finally:
                 self._uncommitted = False
-        self._next_lease = turn.next_lease(self._next_lease)
-        # If a decision was cut off, the next turn goes on, and takes in what is asked meanwhile.
-        self.resumes = turn.unfinished and (self.resumes or bool(turn.commit.entries))
-        self.told.tell(positions, holds=self.resumes)
-        self._asks[:0], asks[len(answers) :] = asks[len(answers) :], []
+        self._next_lease = transaction.next_lease(self._next_lease)
+        # If a decision was cut off, the next transaction goes on, with what was put in meanwhile.
+        self.resumes = transaction.unfinished and (self.resumes or bool(transaction.commit.entries))
+        self.notifier.tell(positions, holds=self.resumes)
+        self._submissions[:0], submissions[len(answers) :] = submissions[len(answers) :], []
         # They go before the flows that are told: one that has bound waits for what follows then.
-        for ask, answer in zip(asks, answers, strict=True):
-            ask.give(answer)
-        self._settled(queue, turn, ours=bool(turn.commit.entries))
-        self.told.forget_soon()
-        if turn.commit.entries:
+        for submission, answer in zip(submissions, answers, strict=True):
+            submission.give(answer)
+        self._settled(queue, transaction, ours=bool(transaction.commit.entries))
+        self.notifier.forget_soon()
+        if transaction.commit.entries:
             # Those who were woken go first.
-            asyncio.get_running_loop().call_soon(self._on_commit, turn.commit.entries)
-        if self._asks or self._looks:
-            await asyncio.sleep(0)  # Views are made before the next turn keeps them waiting.
+            asyncio.get_running_loop().call_soon(self._on_commit, transaction.commit.entries)
+        if self._submissions or self._reads:
+            # Views are made before the next transaction keeps them waiting.
+            await asyncio.sleep(0)
 
     def _is_due(self) -> bool:
         """Whether time has come for something, which goes before the rest of a decision."""
         return self._wake_at is not None and self._wake_at <= self._clock.now()
 
-    async def _do_what_is_due(self, turn: Transaction, spared: frozenset[str]) -> None:
+    async def _do_what_is_due(self, transaction: Transaction, spared: frozenset[str]) -> None:
         """Unbinds the flows whose leases are over, and advances the queue. Not those in `spared`,
         which live, nor those whose renewals this replica has kept waiting.
         """
-        queue = turn.queue
+        queue = transaction.queue
         expiry = await self._store.expiries(self.queue_id)
         self._next_lease = expiry.next_at
         for flow_id in expiry.expired:
-            if turn.full:
+            if transaction.full:
                 self._advance = True
                 return
             if flow_id in queue.flows and flow_id not in spared and flow_id not in self._renewals:
-                turn.expire(flow_id)
-        turn.decide(c.Advance())
+                transaction.expire(flow_id)
+        transaction.decide(c.Advance())

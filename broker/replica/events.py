@@ -18,8 +18,8 @@ each, the rest are counted.
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
 from collections import Counter as Counted
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 

@@ -52,11 +52,13 @@ async def answer_read(
             future.set_result(seen)
 
 
-async def answer_reads(queue: Queue, looks: Collection[PendingRead]) -> None:
-    """As `show`, for all of these; what their callers ask at once is in the mailbox afterwards."""
-    for look, future in looks:
+async def answer_reads(queue: Queue, reads: Collection[PendingRead]) -> None:
+    """As `answer_read`, for all of these; what their callers submit at once is in the mailbox
+    afterwards.
+    """
+    for look, future in reads:
         await answer_read(queue, look, future)
-    if looks:
+    if reads:
         await asyncio.sleep(0)
 
 

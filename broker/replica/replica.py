@@ -42,6 +42,7 @@ _log = structlog.get_logger()
 SWEEP_SECONDS = 1.0
 MOST_DUE = 1000
 IDLE_SECONDS = 600.0
+# A queue that has grown by so many partitions is taken out of the garbage collector's sight.
 LARGE = 10_000
 
 
@@ -59,8 +60,9 @@ class Replica:
         self.store = store
         self.clock = StoreClock(monotonic)
         self.tally = EventCounters()
-        self._narration = EventLog()
-        self._memory = Memory()
+        self._event_log = EventLog()
+        # How many partitions each queue had when it was last taken out of the collector's sight.
+        self._frozen: WeakKeyDictionary[Queue, int] = WeakKeyDictionary()
         self._alarms = alarms
         self._new_id = new_id
         self.monotonic = monotonic
@@ -160,7 +162,7 @@ class Replica:
         self.tally.note((coordinator.name if coordinator else "") or queue_id, entries)
         if coordinator is not None and any(map(_asks_cuts, entries)) and not self.stopping:
             self._spawn(self.ask_cuts(coordinator.name))
-        self._narration.note(coordinator.name if coordinator else queue_id, entries)
+        self._event_log.note(coordinator.name if coordinator else queue_id, entries)
 
     def coordinator_of(self, queue_id: str) -> Coordinator:
         """The coordinator of the queue with this id, which may be gone."""
@@ -189,9 +191,11 @@ class Replica:
             self._drop(coordinator.queue_id)
         elif ours:
             self.notify(coordinator.queue_id)
-        if coordinator.queue is not None:
-            self._memory.keep(coordinator.queue)
-        coordinator.told.wake(self._watches(coordinator.queue_id, notices))
+        queue = coordinator.queue
+        if queue is not None and len(queue.partitions) >= self._frozen.get(queue, 0) + LARGE:
+            self._frozen[queue] = len(queue.partitions)
+            gc.freeze()
+        coordinator.notifier.wake(self._watches(coordinator.queue_id, notices))
 
     def _alarm(self, coordinator: Coordinator, time: float | None) -> None:
         delay = None if time is None else time - self.clock.now()
@@ -320,16 +324,3 @@ async def _ask_nobody(_queue: str) -> None:
 
 def _nothing() -> None:
     """What rings when no alarm is set."""
-
-
-class Memory:
-    """What this replica has in memory for a while."""
-
-    def __init__(self) -> None:
-        self._sizes: WeakKeyDictionary[Queue, int] = WeakKeyDictionary()
-
-    def keep(self, queue: Queue) -> None:
-        """The queue came, or may have grown."""
-        if len(queue.partitions) >= self._sizes.get(queue, 0) + LARGE:
-            self._sizes[queue] = len(queue.partitions)
-            gc.freeze()

@@ -97,7 +97,7 @@ def store_available() -> Iterator[None]:
 def pauses() -> Iterator[float]:
     """Seconds to sleep after each attempt that found the rows held.
 
-    Raises StoreUnavailable after `HELD_SECONDS`.
+    Raises StoreUnavailable after `LOCKED_SECONDS`.
     """
     clock = asyncio.get_running_loop().time
     until, pausing = clock() + LOCKED_SECONDS, Pauses(RETRY)

@@ -30,7 +30,7 @@ T = TypeVar("T")
 # The slices of one transaction, which has a cost of its own: more if nobody waits for an answer.
 SLICES_AT_ONCE = 2
 SLICES_OF_A_REST = 4
-# A turn decides no longer than this, and never holds up other queues for much longer than a step.
+# A transaction decides no longer than this, and holds up other queues for little more than a step.
 DECIDING_SECONDS = 0.25
 STEP_SECONDS = 0.002
 # Where every partition of the built-in log begins.
@@ -174,7 +174,7 @@ class Transaction:
 
     @property
     def full(self) -> bool:
-        """Whether the transaction is large enough: what waits is for the next turn."""
+        """Whether the transaction is large enough: what waits is for the next transaction."""
         return len(self._partitions) >= self._most
 
     @property
@@ -187,15 +187,15 @@ class Transaction:
         """The flows to tell right after the commit. Others may wait for the rest."""
         return self.notices if self.unfinished else self.notices | self.later
 
-    def decide(self, command: c.Command, room: int | None = None) -> Any:
+    def decide(self, command: c.Command, budget: int | None = None) -> Any:
         """Decides a command and takes the decision into the transaction.
 
-        `room`: how many partitions it may change; None: a slice, as far as the transaction has room
-        for it. Returns its answer, raises its BrokerError.
+        `budget`: how many partitions it may change; None: a slice, as far as the transaction has
+        room for it. Returns its answer, raises its BrokerError.
         """
-        if room is None:
-            room = max(1, min(SLICE, self._most - len(self._partitions)))
-        decision = decide(self.queue, command, self.now, room)
+        if budget is None:
+            budget = max(1, min(SLICE, self._most - len(self._partitions)))
+        decision = decide(self.queue, command, self.now, budget)
         self._entries += decision.entries
         effects = decision.effects
         only_grants = isinstance(command, c.Resume) and not effects.revokes
@@ -225,8 +225,8 @@ class Transaction:
 
     async def answers(
         self,
-        asks: Sequence[Submission],
-        behind: frozenset[Superseded],
+        submissions: Sequence[Submission],
+        superseded: frozenset[Superseded],
         *,
         resumes: bool = False,
         puts_off: bool = False,
@@ -236,24 +236,25 @@ class Transaction:
 
         Of flows that join together, the last one's decision gives all of them their partitions.
         Otherwise the first would get everything, and hand most of it over to the others. It leaves
-        this to a later turn, too, if that `puts_off` what it can for others that are on their way.
+        this to a later transaction, too, if it `puts_off` what it can for others that are on their
+        way.
         """
         answers: list[Any] = []
         pace = Pace(DECIDING_SECONDS, STEP_SECONDS)
-        if not asks:
+        if not submissions:
             self._most = SLICES_OF_A_REST * SLICE
-        for ask, after in zip_longest(asks, asks[1:]):
+        for submission, after in zip_longest(submissions, submissions[1:]):
             if answers and (self.full or not await pace.goes_on()):
                 break
-            releases = isinstance(ask.command, c.Release)
+            releases = isinstance(submission.command, c.Release)
             others = puts_off or (after is not None and after.joins(self.queue))
-            waits = (others and ask.joins(self.queue)) or (puts_off and releases)
+            waits = (others and submission.joins(self.queue)) or (puts_off and releases)
             try:
-                answers.append(self.answer(ask, behind, 0 if waits else None))
+                answers.append(self.answer(submission, superseded, 0 if waits else None))
             except BrokerError as error:
                 answers.append(error)
         ours = resumes or bool(self._entries)
-        goes_on = len(answers) == len(asks) and not self.full
+        goes_on = len(answers) == len(submissions) and not self.full
         while self.unfinished and not puts_off:
             goes_on = goes_on and await pace.goes_on()
             if not (resumes or (ours and goes_on and not self._is_due)):
@@ -264,57 +265,61 @@ class Transaction:
 
     @property
     def _is_due(self) -> bool:
-        """Whether something goes before the rest of a decision, in the next turn."""
+        """Whether something goes before the rest of a decision, in the next transaction."""
         return self.wake_at is not None and self.wake_at <= self.now
 
     def answer(
-        self, ask: Submission, behind: frozenset[Superseded], room: int | None = None
+        self, submission: Submission, superseded: frozenset[Superseded], budget: int | None = None
     ) -> Any:
-        """Decides what was asked, but not what is `behind`; raises its BrokerError."""
-        command = ask.command
-        if ask.fence is not None:
-            if ask.moved or self.commit.fence not in (None, ask.fence):
+        """Decides what was submitted, but not what is `superseded`; raises its BrokerError."""
+        command = submission.command
+        if submission.fence is not None:
+            if submission.moved or self.commit.fence not in (None, submission.fence):
                 raise LogMoved
-            self.commit.fence = ask.fence
-            self._fenced.append(ask)
-        if ask.trace is not None:
-            self.commit.asked.append(ask.trace)
+            self.commit.fence = submission.fence
+            self._fenced.append(submission)
+        if submission.trace is not None:
+            self.commit.asked.append(submission.trace)
         flow_id = getattr(command, "flow_id", None)
         if flow_id is not None:
             self._asking.add(flow_id)
-        before = None if ask.shown is None else ask.shown(self.queue)
+        before = None if submission.shown is None else submission.shown(self.queue)
         earliest = self.queue.settings.start == "earliest"
         if isinstance(command, c.Release):
-            answer = self._release(ask, command, behind, room)
+            answer = self._release(submission, command, superseded, budget)
         elif isinstance(command, c.Children):
-            answer = self._report(ask, command, behind)
+            answer = self._report(submission, command, superseded)
         else:
-            answer = self.decide(command, room)
+            answer = self.decide(command, budget)
         if earliest and self.queue.settings.start == "latest":
             # What the change adds, and what waits for parents, begins at the earliest position.
             waiting = self.queue.lineage.waiting if self.queue.lineage else ()
             for number in (partition.number for partition in self.queue.existing()):
-                ends = {} if number in waiting else ask.begins
+                ends = {} if number in waiting else submission.begins
                 self._first_positions.setdefault(number, ends.get(number, EARLIEST))
-        if isinstance(command, c.Bind) and ask.token_hash is not None:
-            self._hashes[command.flow_id] = ask.token_hash
+        if isinstance(command, c.Bind) and submission.token_hash is not None:
+            self._hashes[command.flow_id] = submission.token_hash
         # One that was removed or finished meanwhile keeps its position, as it keeps its epoch.
         self._positions.update(
             (number, position)
-            for number, position in ask.positions.items()
+            for number, position in submission.positions.items()
             if is_read(self.queue, number)
         )
-        if ask.act is not None:
-            act = ask.act
-            if ask.shown is not None:
-                act = replace(act, before=before, after=ask.shown(self.queue))
+        if submission.act is not None:
+            act = submission.act
+            if submission.shown is not None:
+                act = replace(act, before=before, after=submission.shown(self.queue))
             self._acts.append(act)
-        if ask.renews is not None and ask.renews in self.queue.flows:
-            self._renewed.add(ask.renews)
+        if submission.renews is not None and submission.renews in self.queue.flows:
+            self._renewed.add(submission.renews)
         return answer
 
     def _release(
-        self, ask: Submission, command: c.Release, behind: frozenset[Superseded], room: int | None
+        self,
+        submission: Submission,
+        command: c.Release,
+        superseded: frozenset[Superseded],
+        budget: int | None,
     ) -> tuple[c.Result, ...]:
         """A release with its positions, which are written only where it really ends the flow's
         ownership.
@@ -324,22 +329,24 @@ class Transaction:
         known: dict[c.ReleaseItem, c.Result] = {}
         for item in owned:
             if item.partition in self._raised:
-                # Nobody was told of this epoch yet, so to whoever asks it is too high.
+                # Nobody was told of this epoch yet, so to who names it, it is too high.
                 known[item] = c.Result(item.partition, c.Outcome.NOT_OWNER)
-            elif (item.partition, item.epoch, ask.seq) in behind:
+            elif (item.partition, item.epoch, submission.seq) in superseded:
                 known[item] = c.Result(item.partition, c.Outcome.OK)
         items = tuple(item for item in command.items if item not in known)
-        results: Sequence[c.Result] = self.decide(c.Release(flow_id, items), room)
+        results: Sequence[c.Result] = self.decide(c.Release(flow_id, items), budget)
         done = {result.partition for result in results if result.outcome is c.Outcome.OK}
         for item in items:
             if item in owned and item.partition in done:
-                position = ask.released.get(item.partition)
-                self._write(PositionWrite(item.partition, item.epoch, flow_id, position, ask.seq))
+                position = submission.released.get(item.partition)
+                self._write(
+                    PositionWrite(item.partition, item.epoch, flow_id, position, submission.seq)
+                )
         answers = iter(results)
         return tuple(known[item] if item in known else next(answers) for item in command.items)
 
     def _report(
-        self, ask: Submission, command: c.Children, behind: frozenset[Superseded]
+        self, submission: Submission, command: c.Children, superseded: frozenset[Superseded]
     ) -> tuple[c.Result, ...]:
         """Children with the positions of their parents.
 
@@ -355,15 +362,17 @@ class Transaction:
             result.partition: result for result in self.decide(c.Children(flow_id, items))
         } | {number: c.Result(number, c.Outcome.NOT_OWNER) for number in early}
         for item in items:
-            position = ask.released.get(item.partition)
-            late = (item.partition, item.epoch, ask.seq) in behind
+            position = submission.released.get(item.partition)
+            late = (item.partition, item.epoch, submission.seq) in superseded
             done = results[item.partition].outcome is c.Outcome.OK and item.partition in owned
             if done and position is not None and not late:
-                self._write(PositionWrite(item.partition, item.epoch, flow_id, position, ask.seq))
+                self._write(
+                    PositionWrite(item.partition, item.epoch, flow_id, position, submission.seq)
+                )
         return tuple(results[item.partition] for item in command.items)
 
     def _write(self, write: PositionWrite) -> None:
-        """A position, after what was written of the partition in this turn: the later counts."""
+        """A position, after those that this transaction has of the partition: the later counts."""
         key = write.partition, write.epoch
         known = self._writes.get(key)
         if known is not None:
@@ -407,7 +416,8 @@ class Transaction:
         """The transaction, with the rows that changed.
 
         The views of flows that asked, and changed ones of flows in `watched`, are made right after
-        it; so it tells the positions in them. Flows that are told and in `gathered` are renewed.
+        it; so it returns the positions in them. Flows that are notified and in `gathered` are
+        renewed.
 
         If owners are told to let go, their time runs from when that was decided; so then it must be
         committed within `late_seconds`, or somewhat longer if it is large. How long that takes is
@@ -421,7 +431,7 @@ class Transaction:
         commit.writes = [one for one in written if one.partition not in self._removed]
         numbers = sorted(self._partitions - self._removed.keys())
         commit.partitions = [queue.partitions[number] for number in numbers]
-        # A flow that came and went within the turn is written too: its client will ask.
+        # A flow that came and went within the transaction is written too: its client will ask.
         there = queue.flows.keys() | self._hashes.keys()
         commit.flows = [flow for flow in self._flows.values() if flow.id in there]
         commit.expired = frozenset(self._expired)
@@ -450,16 +460,16 @@ class Transaction:
         return numbers
 
     def next_lease(self, known: float | None) -> float | None:
-        """When the next lease ends: one that began in this turn, or the one that is `known`."""
+        """When the next lease ends: one that this transaction began, or the one that is `known`."""
         flows = [self.queue.flows.get(id) for id in (*self._hashes, *self._renewed)]
         ends = [self.now + flow.lease_seconds for flow in flows if flow is not None]
         return min(ends if known is None else (*ends, known), default=None)
 
     def refuse_fenced(self) -> None:
-        """The next turn refuses what relied on a log that was not trimmed."""
-        for ask in self._fenced:
-            ask.moved = True
+        """The next transaction refuses what relied on a log that was not trimmed."""
+        for submission in self._fenced:
+            submission.moved = True
 
     def take_back(self) -> None:
-        """Leaves the queue as it was before the turn."""
+        """Leaves the queue as it was before the transaction."""
         self.queue.journal.undo(self._mark)

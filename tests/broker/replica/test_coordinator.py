@@ -71,7 +71,7 @@ class TestCommit:
             Submission(c.Bind(str(n), f"i-{n}", "client", 60), token_hash=b"%d" % n)
             for n in range(20)
         ]
-        answers = await asyncio.gather(*map(coordinator.ask, asks), return_exceptions=True)
+        answers = await asyncio.gather(*map(coordinator.submit, asks), return_exceptions=True)
         assert len({type(answer) for answer in answers}) == 1
         if fault is None:
             assert [flow.flow_id for flow in (await one.flows("orders", 50, None)).items] == [
@@ -192,7 +192,7 @@ class TestObedience:
             lambda _, time: alarms.append(time),
         )
         bind = c.Bind("A", "i-A", "client", 200)
-        await coordinator.ask(Submission(bind, token_hash=b"A"))
+        await coordinator.submit(Submission(bind, token_hash=b"A"))
         # None: the queue was loaded, so all watchers are woken.
         assert told == [(None, False), (frozenset({"Advance", "Bind"}), True)]
         assert alarms == [pytest.approx(one.replica.clock.now() + 99, abs=1)]
@@ -412,7 +412,7 @@ class TestReleases:
             Submission(c.Bind("third", "i-third", "third", 60), token_hash=b"-"),
             Submission(c.Release(first, (c.ReleaseItem(1, 2),)), renews=first),
         ]
-        answers = await asyncio.wait_for(asyncio.gather(*map(coordinator.ask, asks)), 5)
+        answers = await asyncio.wait_for(asyncio.gather(*map(coordinator.submit, asks)), 5)
         assert answers[0][0].outcome == "ok"
         assert answers[2][0].outcome == "not_owner"
         world.check("orders")
@@ -463,7 +463,7 @@ class TestLeases:
             Submission(c.Bind(flow, "same", "client", 10), token_hash=flow.encode())
             for flow in ("ghost", "real")
         ]
-        await asyncio.gather(*map(coordinator.ask, asks))
+        await asyncio.gather(*map(coordinator.submit, asks))
         with pytest.raises(FlowGone) as error:
             await one.update("orders", "ghost")
         assert error.value.reason == "replaced"
