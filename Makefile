@@ -98,6 +98,10 @@ lint: setup ## lint, format, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+.PHONY: shape
+shape: setup ## what no rule decides: long and tiny modules, names defined twice, forwarders
+	@$(BIN)/python -m tests.architecture.shape
+
 .PHONY: check
 check: setup ## lint, import rules, openapi.yaml, migrations
 	$(BIN)/pytest -q -m 'not long' $(AGREEMENTS)
