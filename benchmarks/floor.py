@@ -19,8 +19,8 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from benchmarks import floor as module
-from counterpoise.spark.source.data_source import SCHEMA
-from counterpoise.spark.tasks.executor import ARROW_SCHEMA
+from counterpoise.spark.data_source import SCHEMA
+from counterpoise.spark.tasks import ARROW_SCHEMA
 
 FORMAT = "counterpoise_yardstick"
 # About a chunk of the log.

@@ -286,7 +286,7 @@ def _pause(name: str, rounds: Sequence[Round], target: float | None) -> Figure:
 def application(settings: Mapping[str, Any]) -> None:
     """A driver: runs a small query, then starts and drains its query as it is told."""
     from counterpoise import spark as cs
-    from counterpoise.spark.driver.events import EventListener
+    from counterpoise.spark.driver import EventListener
 
     home = Path(settings["home"])
     spark = session(

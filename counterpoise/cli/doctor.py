@@ -320,7 +320,7 @@ def _spark() -> Iterator[Finding]:
         )
     else:
         yield Finding("spark", "fine", f"PySpark {installed}")
-    from counterpoise.spark.driver.java import OLDEST_MAJOR, ensure_java
+    from counterpoise.spark.environment import OLDEST_MAJOR, ensure_java
 
     home = ensure_java()
     if home is None:

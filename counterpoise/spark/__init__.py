@@ -9,7 +9,7 @@
         .load()
     )
 
-Start reading at `plan.planning`, then `plan.progress`: what is read and what is done, without
+Start reading at `planning`, then `progress`: what is read and what is done, without
 Spark.
 
 Each name is loaded when it is first used. For a query Spark starts a chain of Python processes.
@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING
 from counterpoise.lazy import lazily
 
 if TYPE_CHECKING:
-    from counterpoise.spark.driver.draining import DrainTimedOut, drain, drain_on_sigterm
-    from counterpoise.spark.driver.listener import QueueListener
+    from counterpoise.spark.data_source import CounterpoiseDataSource, register, session
+    from counterpoise.spark.draining import DrainTimedOut, drain, drain_on_sigterm
+    from counterpoise.spark.listener import QueueListener
     from counterpoise.spark.sink import FencedSink
-    from counterpoise.spark.source.data_source import CounterpoiseDataSource, register, session
-    from counterpoise.spark.warmup.handler import Output, StatefulForeachBatch
-    from counterpoise.spark.warmup.processor import TenuredProcessor, fresh
-    from counterpoise.spark.warmup.snapshots import Snapshots
-    from counterpoise.spark.warmup.state import PartitionState
+    from counterpoise.spark.state.handler import Output, StatefulForeachBatch
+    from counterpoise.spark.state.processor import TenuredProcessor, fresh
+    from counterpoise.spark.state.snapshots import Snapshots
+    from counterpoise.spark.state.states import PartitionState
 
 __all__ = [
     "CounterpoiseDataSource",
@@ -49,20 +49,20 @@ __all__ = [
 ]
 
 _WHERE = {
-    "CounterpoiseDataSource": "counterpoise.spark.source.data_source",
-    "DrainTimedOut": "counterpoise.spark.driver.draining",
+    "CounterpoiseDataSource": "counterpoise.spark.data_source",
+    "DrainTimedOut": "counterpoise.spark.draining",
     "FencedSink": "counterpoise.spark.sink",
-    "Output": "counterpoise.spark.warmup.handler",
-    "PartitionState": "counterpoise.spark.warmup.state",
-    "QueueListener": "counterpoise.spark.driver.listener",
-    "Snapshots": "counterpoise.spark.warmup.snapshots",
-    "StatefulForeachBatch": "counterpoise.spark.warmup.handler",
-    "TenuredProcessor": "counterpoise.spark.warmup.processor",
-    "drain": "counterpoise.spark.driver.draining",
-    "drain_on_sigterm": "counterpoise.spark.driver.draining",
-    "fresh": "counterpoise.spark.warmup.processor",
-    "register": "counterpoise.spark.source.data_source",
-    "session": "counterpoise.spark.source.data_source",
+    "Output": "counterpoise.spark.state.handler",
+    "PartitionState": "counterpoise.spark.state.states",
+    "QueueListener": "counterpoise.spark.listener",
+    "Snapshots": "counterpoise.spark.state.snapshots",
+    "StatefulForeachBatch": "counterpoise.spark.state.handler",
+    "TenuredProcessor": "counterpoise.spark.state.processor",
+    "drain": "counterpoise.spark.draining",
+    "drain_on_sigterm": "counterpoise.spark.draining",
+    "fresh": "counterpoise.spark.state.processor",
+    "register": "counterpoise.spark.data_source",
+    "session": "counterpoise.spark.data_source",
 }
 
 if not TYPE_CHECKING:  # which would make every name an attribute of this package

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from counterpoise.demo.work.flights import Flight
 from counterpoise.demo.work.sink import Message, Slice
 from counterpoise.demo.work.staging import Cues, Work, parser
-from counterpoise.spark.driver.java import ensure_java
-from counterpoise.spark.driver.python import installed_pyspark
+from counterpoise.spark.environment import ensure_java, installed_pyspark
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -128,8 +127,8 @@ def warm_up(spark: "SparkSession", directory: Path) -> None:
 def _through_a_worker(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
     """Load the modules that Spark's Python worker, which is reused, needs to read the log."""
     import counterpoise.logs.builtin.log
-    import counterpoise.spark.source.data_source
-    import counterpoise.spark.source.reader  # noqa: F401
+    import counterpoise.spark.data_source
+    import counterpoise.spark.reader  # noqa: F401
 
     yield from batches
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from counterpoise.backoff import Backoff, Pauses
-from counterpoise.spark.sink.errors import InvalidSink
+from counterpoise.spark.errors import InvalidSink
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -35,7 +35,7 @@ _kept: dict[str, Engine] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class TransactionLimits:
     """Limits of a transaction, so that a frozen writer does not hold its row for ever.
 
     The server ends a transaction that is idle for `idle_seconds`, or (PostgreSQL 17 and later) has
@@ -82,7 +82,7 @@ class Database:
         return engine
 
     @contextlib.contextmanager
-    def transaction(self, bounds: Bounds) -> Iterator[Connection]:
+    def transaction(self, bounds: TransactionLimits) -> Iterator[Connection]:
         """A transaction that commits at the end of the block, or rolls back on an error."""
         from sqlalchemy import text
 

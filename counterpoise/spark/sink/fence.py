@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from counterpoise.logs import InvalidPosition
-from counterpoise.spark.plan.offsets import Slice
-from counterpoise.spark.sink.errors import SinkGap
+from counterpoise.spark.errors import SinkGap
+from counterpoise.spark.offsets import Slice
 
 Outcome = Literal["written", "repeated", "superseded"]
 OnGap = Literal["fail", "accept"]

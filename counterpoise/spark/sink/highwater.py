@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, Engine, TextClause, quoted_name, text
 
-from counterpoise.spark.sink.errors import InvalidSink
+from counterpoise.spark.errors import InvalidSink
 from counterpoise.spark.sink.fence import HighWater
 
 # The key of an advisory lock; any number works if nothing else uses it. Creators of the table wait
@@ -19,7 +19,7 @@ _CREATION_LOCK = 0x636F756E746572
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class HighWaterKey:
     """Names the high-waters of one sink, queue and log; the partition completes the key."""
 
     sink: str
@@ -64,7 +64,7 @@ class HighWaters:
                 )
             )
 
-    def lock(self, connection: Connection, mark: Mark, partition: int) -> HighWater | None:
+    def lock(self, connection: Connection, mark: HighWaterKey, partition: int) -> HighWater | None:
         """The high-water, locked against other readers for update until the transaction ends.
 
         None: nothing was written before. Afterwards the row exists, with epoch -1.
@@ -85,7 +85,9 @@ class HighWaters:
             row = connection.execute(self._select(connection), key).one()
         return None if row.epoch < 0 else HighWater(row.epoch, row.next_position)
 
-    def put(self, connection: Connection, mark: Mark, partition: int, to: HighWater) -> None:
+    def put(
+        self, connection: Connection, mark: HighWaterKey, partition: int, to: HighWater
+    ) -> None:
         """Set the row that `lock` has locked."""
         connection.execute(
             self._sql(
@@ -130,7 +132,7 @@ def quoted(connection: Connection, name: str) -> str:
     return ".".join(quote(quoted_name(part, quote=True)) for part in name.split("."))
 
 
-def _key(mark: Mark, partition: int) -> dict[str, str | int]:
+def _key(mark: HighWaterKey, partition: int) -> dict[str, str | int]:
     return {
         "sink": mark.sink,
         "queue_id": mark.queue_id,

@@ -1,4 +1,10 @@
-"""The sink that users pass to `foreachBatch`."""
+"""The sink that users pass to `foreachBatch`, and whether its rows have to be brought together.
+
+The source reads a queue partition in one task. Operators that work row by row keep it there; a
+shuffle, a join or a union does not. The query's physical plan in Spark shows its operators. Only
+operators that are known to work row by row pass; an unknown operator may do anything. A needless
+shuffle costs time. A missing one would write half of a range and mark all of it as written.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +12,28 @@ import importlib.util
 import logging
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from counterpoise.spark.channel.planned import Planned
-from counterpoise.spark.plan.offsets import Slice
-from counterpoise.spark.sink.batch import RunningBatch
-from counterpoise.spark.sink.database import Bounds, Database, MakeEngine
-from counterpoise.spark.sink.errors import (
+from pyspark.sql import functions
+
+from counterpoise.spark.errors import (
     InvalidSink,
     MissingColumns,
     PlanMissing,
     SinkNameInUse,
     StaleEpoch,
 )
+from counterpoise.spark.offsets import Slice
+from counterpoise.spark.running_batch import BatchPlan, RunningBatch
+from counterpoise.spark.sink.database import Database, MakeEngine, TransactionLimits
 from counterpoise.spark.sink.fence import OnGap
-from counterpoise.spark.sink.insert import Insert
-from counterpoise.spark.sink.spread import brought_together, is_kept_together
-from counterpoise.spark.sink.writer import RESULT_SCHEMA, Task, Write
+from counterpoise.spark.sink.writer import RESULT_SCHEMA, Insert, Task, Write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
+
 
 logger = logging.getLogger("counterpoise.spark")
 
@@ -96,7 +102,7 @@ class FencedSink:
         self._write = write
         self._high_water = high_water
         self._on_gap: OnGap = on_gap
-        self._bounds = Bounds(idle_seconds, transaction_seconds, retry_seconds)
+        self._bounds = TransactionLimits(idle_seconds, transaction_seconds, retry_seconds)
         self._confirm_seconds = confirm_seconds
 
     @classmethod
@@ -163,7 +169,7 @@ class FencedSink:
 
     # ------------------------------------------------------------------ the tasks
 
-    def _run(self, batch: DataFrame, batch_id: int, planned: Planned, kept: bool) -> list[Row]:
+    def _run(self, batch: DataFrame, batch_id: int, planned: BatchPlan, kept: bool) -> list[Row]:
         if kept:
             rows, tasks = batch, planned.tasks
         else:
@@ -174,7 +180,7 @@ class FencedSink:
         return rows.mapInArrow(task.__call__, RESULT_SCHEMA).collect()
 
     def _move(
-        self, batch: DataFrame, batch_id: int, planned: Planned, left: Sequence[Slice]
+        self, batch: DataFrame, batch_id: int, planned: BatchPlan, left: Sequence[Slice]
     ) -> list[Row]:
         """Move the high-water over ranges without rows."""
         count = min(len(left), batch.sparkSession.sparkContext.defaultParallelism)
@@ -188,7 +194,7 @@ class FencedSink:
     def _task(
         self,
         batch_id: int,
-        planned: Planned,
+        planned: BatchPlan,
         ranges: Iterable[Slice],
         tasks: tuple[tuple[int, ...], ...] | None,
     ) -> Task:
@@ -276,3 +282,81 @@ def _check_name(sink: FencedSink, run_id: str, batch_id: int) -> None:
                 "find everything written. Give each a name of its own"
             )
         _given[key] = (batch_id, weakref.ref(sink))
+
+
+# ------------------------------------------------------------------ spread
+# Whether the task that read a queue partition still has all its rows, in order.
+#
+# The source reads a queue partition in one task. Operators that work row by row keep it there; a
+# shuffle, a join or a union does not. The query's physical plan in Spark shows its operators. Only
+# operators that are known to work row by row pass; an unknown operator may do anything. A needless
+# shuffle costs time. A missing one would write half of a range and mark all of it as written.
+
+
+# Spark's operators that turn each row into zero or more rows in place, in the same task.
+_ROW_BY_ROW = frozenset(
+    {
+        "ArrowEvalPythonExec",
+        "BatchEvalPythonExec",
+        "CollectMetricsExec",
+        "ColumnarToRowExec",
+        "EventTimeWatermarkExec",
+        "FilterExec",
+        "GenerateExec",
+        "InputAdapter",
+        "ProjectExec",
+        "WholeStageCodegenExec",
+    }
+)
+_SOURCE = "MicroBatchScanExec"
+_BATCH = "RDDScanExec"
+_CACHED = "InMemoryTableScanExec"
+
+
+def is_kept_together(batch: DataFrame, execution: Any, tasks: int) -> bool:
+    """Whether `batch`, made of the running micro-batch, has one task for each task of the source.
+
+    `execution` is Spark's query. `tasks`: how many the source has planned.
+    """
+    of_query = execution.lastExecution()
+    streamed = of_query.toRdd()
+    if streamed.getNumPartitions() != tasks:
+        return False
+    if _leaf(of_query.executedPlan(), _SOURCE) is None:
+        return False
+    leaf = _leaf(batch._jdf.queryExecution().executedPlan(), _BATCH)
+    return leaf is not None and leaf.rdd().id() == streamed.id()
+
+
+def brought_together(batch: DataFrame, tasks: int) -> DataFrame:
+    """Each queue partition's rows in one of at most `tasks` tasks, ordered by position.
+
+    Positions are decimal numbers, so a longer text is a higher position.
+    """
+    return batch.repartition(tasks, "partition").sortWithinPartitions(
+        "partition", functions.length("position"), "position"
+    )
+
+
+def _leaf(plan: Any, name: str) -> Any | None:
+    """The one leaf of the plan, if it is of this kind and all operators above work row by row."""
+    for node in _nodes(plan):
+        kind = node.getClass().getSimpleName()
+        if kind == name:
+            return node
+        if kind not in _ROW_BY_ROW and kind != _CACHED:
+            return None
+    return None
+
+
+def _nodes(plan: Any) -> Iterator[Any]:
+    """The plan and its descendants by first children; a join is refused by its name."""
+    while True:
+        yield plan
+        if plan.getClass().getSimpleName() == _CACHED:
+            plan = plan.relation().cachedPlan()
+            continue
+        children = plan.children()
+        if children.size() == 0:
+            return
+        plan = children.apply(0)

@@ -1,13 +1,15 @@
 """The work of a task: one transaction for each range, through the fence.
 
 A task gets the rows of one queue partition after another, each in the order of its positions
-(`spread` ensures that). It returns one row for each range with the outcome.
+(`sink` ensures that). It returns one row for each range with the outcome. What it writes is the
+user's function, or `Insert` for `FencedSink.to_table`: rows into the columns of the same names,
+with COPY.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from counterpoise.logs import InvalidPosition
-from counterpoise.logs.columns import integers, repeated, scalar, strings
-from counterpoise.spark.plan.offsets import Slice
-from counterpoise.spark.sink.database import Bounds, Database
-from counterpoise.spark.sink.errors import ForeignRow
+from counterpoise.logs.columns import integers, repeated, scalar, strings, times
+from counterpoise.spark.errors import ForeignRow, InvalidSink
+from counterpoise.spark.offsets import Slice
+from counterpoise.spark.sink.database import Database, TransactionLimits
 from counterpoise.spark.sink.fence import OnGap, Verdict, judge, number
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from counterpoise.spark.sink.highwater import HighWaters, Mark
+    from counterpoise.spark.sink.highwater import HighWaterKey, HighWaters
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Task:
     write: Write = field(repr=False)
     tasks: tuple[tuple[int, ...], ...] | None
     on_gap: OnGap = "fail"
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: TransactionLimits = field(default_factory=TransactionLimits)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Spark calls this in each task."""
@@ -110,8 +112,8 @@ def write_ranges(
             yield _write(task, high_waters, mark, left[partition], ())
 
 
-def _high_waters(task: Task) -> tuple[HighWaters, Mark]:
-    from counterpoise.spark.sink.highwater import HighWaters, Mark
+def _high_waters(task: Task) -> tuple[HighWaters, HighWaterKey]:
+    from counterpoise.spark.sink.highwater import HighWaterKey, HighWaters
 
     high_waters = HighWaters(task.table)
     if (task.database.key, task.table) not in _created:
@@ -119,7 +121,7 @@ def _high_waters(task: Task) -> tuple[HighWaters, Mark]:
             pass  # Waits while the database is unavailable.
         high_waters.create(task.database.engine())
         _created.add((task.database.key, task.table))
-    return high_waters, Mark(*task.mark)
+    return high_waters, HighWaterKey(*task.mark)
 
 
 # The tables that this process has created or found.
@@ -127,7 +129,7 @@ _created: set[tuple[str, str]] = set()
 
 
 def _write(
-    task: Task, high_waters: HighWaters, mark: Mark, one: Slice, rows: Iterable[pa.Table]
+    task: Task, high_waters: HighWaters, mark: HighWaterKey, one: Slice, rows: Iterable[pa.Table]
 ) -> pa.RecordBatch:
     """One transaction: the fence, the rows, the high-water."""
     scope = Scope(mark.queue, one.partition, one.epoch, one.start, one.end, task.batch_id)
@@ -244,3 +246,65 @@ def _pieces(batches: Iterable[pa.RecordBatch]) -> Any:
             count = rows.num_rows - begin if other < 0 else other
             yield partition.as_py(), rows.slice(begin, count)
             begin += count
+
+
+# ------------------------------------------------------------------ insert
+# `FencedSink.to_table`: rows into the columns of the same names, with COPY.
+
+
+# Columns of the source that concern warm-up and say nothing about the message.
+_BOOKKEEPING = frozenset({"replay", "tenure"})
+# Of the source's times.
+_TIME = pa.timestamp("us", tz="UTC")
+
+
+@dataclass(frozen=True)
+class Insert:
+    """A `write` function. `columns` None: all columns of the rows except `replay` and `tenure`."""
+
+    table: str
+    columns: tuple[str, ...] | None
+
+    def __call__(self, connection: Connection, rows: pa.Table, scope: Scope) -> None:
+        """Append the rows."""
+        from counterpoise.spark.sink.highwater import quoted
+
+        if connection.dialect.driver != "psycopg":
+            raise InvalidSink(
+                f"to_table works with the psycopg driver, not with {connection.dialect.driver}"
+            )
+        names = self._names(rows)
+        quote = connection.dialect.identifier_preparer.quote_identifier
+        into = f"{quoted(connection, self.table)} ({', '.join(quote(name) for name in names)})"
+        columns = [_values(rows.column(name)) for name in names]
+        driver: Any = connection.connection.driver_connection
+        with driver.cursor() as cursor, cursor.copy(f"COPY {into} FROM STDIN") as copy:
+            for row in zip(*columns, strict=True):
+                copy.write_row(row)
+
+    def _names(self, rows: pa.Table) -> Sequence[str]:
+        if self.columns is None:
+            return [name for name in rows.column_names if name not in _BOOKKEEPING]
+        unknown = set(self.columns) - set(rows.column_names)
+        if unknown:
+            raise InvalidSink(f"the rows have no column {', '.join(sorted(unknown))}")
+        return self.columns
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    if column.type == _TIME:
+        return times(column)
+    values: list[Any] = column.to_pylist()
+    convert = _conversion(column.type)
+    return values if convert is None else [None if v is None else convert(v) for v in values]
+
+
+def _conversion(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """Maps and structs become JSON, lists become arrays; psycopg converts everything else."""
+    from psycopg.types.json import Json
+
+    if pa.types.is_map(kind):
+        return lambda pairs: Json(dict(pairs))
+    if pa.types.is_struct(kind):
+        return Json
+    return None

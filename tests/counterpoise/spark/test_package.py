@@ -11,20 +11,20 @@ from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.pandas.types import from_arrow_schema
 
 import counterpoise.spark
-from counterpoise.spark.plan.offsets import Slice
-from counterpoise.spark.source.data_source import CounterpoiseDataSource
-from counterpoise.spark.tasks.executor import ARROW_SCHEMA, LogPartition, LogSource
+from counterpoise.spark.data_source import CounterpoiseDataSource
+from counterpoise.spark.offsets import Slice
+from counterpoise.spark.tasks import ARROW_SCHEMA, LogPartition, LogSource
 
 # Modules that only the query's own process and the sink use.
 ELSEWHERE = {
     "counterpoise.client",
     "counterpoise.flow",
     "counterpoise.publisher",
-    "counterpoise.spark.run.consumption",
-    "counterpoise.spark.driver.draining",
-    "counterpoise.spark.driver.listener",
+    "counterpoise.spark.query",
+    "counterpoise.spark.draining",
+    "counterpoise.spark.listener",
     "counterpoise.spark.sink",
-    "counterpoise.spark.warmup.handler",
+    "counterpoise.spark.state.handler",
     "httpx",
     "sqlalchemy",
 }
@@ -57,7 +57,7 @@ def loaded(process: str, act: str, *objects: Any) -> set[str]:
         check=True,
     )
     found = set(said.stdout.decode().split())
-    assert "counterpoise.spark.source.data_source" in found
+    assert "counterpoise.spark.data_source" in found
     return found
 
 

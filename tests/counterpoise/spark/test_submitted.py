@@ -14,7 +14,7 @@ import pytest
 
 from counterpoise.client import Client
 from counterpoise.flow import Flow
-from counterpoise.spark.driver.java import ensure_java
+from counterpoise.spark.environment import ensure_java
 from tests.counterpoise.spark.queries import committed, publish
 from tests.counterpoise.spark.small import LOCAL, SMALL, spark_home
 from tests.counterpoise.spark.waiting import until

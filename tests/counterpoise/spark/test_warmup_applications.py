@@ -15,8 +15,8 @@ import pytest
 from tests.counterpoise.spark.application import Row
 from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.stage import KEYS, Stage, staged
+from tests.counterpoise.spark.state.application import StatefulApplication
 from tests.counterpoise.spark.waiting import until
-from tests.counterpoise.spark.warmup.application import StatefulApplication
 from tests.service import Service
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("spark 2")]

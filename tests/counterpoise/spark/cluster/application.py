@@ -21,7 +21,7 @@ from tests.counterpoise.spark import application as plain
 from tests.counterpoise.spark.application import Application, on_a_cluster
 from tests.counterpoise.spark.cluster.environments import PACKAGE
 from tests.counterpoise.spark.jobs.drivers import Setup
-from tests.counterpoise.spark.warmup.application import StatefulApplication
+from tests.counterpoise.spark.state.application import StatefulApplication
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

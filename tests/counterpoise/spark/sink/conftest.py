@@ -11,7 +11,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from counterpoise.spark.plan.offsets import Slice
+from counterpoise.spark.offsets import Slice
 from counterpoise.spark.sink.database import Database
 from counterpoise.spark.sink.writer import Task, write_ranges
 

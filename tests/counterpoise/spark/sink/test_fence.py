@@ -3,8 +3,8 @@
 import pytest
 
 from counterpoise.logs import InvalidPosition
-from counterpoise.spark.plan.offsets import Slice
-from counterpoise.spark.sink.errors import SinkGap
+from counterpoise.spark.errors import SinkGap
+from counterpoise.spark.offsets import Slice
 from counterpoise.spark.sink.fence import HighWater, Verdict, judge
 
 

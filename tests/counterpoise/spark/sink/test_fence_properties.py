@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from counterpoise.spark.plan.offsets import Slice
+from counterpoise.spark.offsets import Slice
 from tests.counterpoise.spark.sink.conftest import Writing
 
 

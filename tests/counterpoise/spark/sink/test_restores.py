@@ -16,13 +16,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
-from counterpoise.spark.channel.documents import channel_to, driver_home
-from counterpoise.spark.plan.options import read_options
-from counterpoise.spark.sink.batch import planned_for
+from counterpoise.spark.channel import channel_to, driver_home
+from counterpoise.spark.options import read_options
+from counterpoise.spark.reader import CounterpoiseStreamReader
+from counterpoise.spark.running_batch import planned_for
 from counterpoise.spark.sink.sink import FencedSink
 from counterpoise.spark.sink.writer import write_ranges
-from counterpoise.spark.source.reader import CounterpoiseStreamReader
-from counterpoise.spark.tasks.executor import close_kept
+from counterpoise.spark.tasks import close_kept
 from tests.broker.processes.test_restores import Database, serving
 from tests.log_support import until
 from tests.service import Service

@@ -14,12 +14,17 @@ from pyspark.errors import StreamingQueryException
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
 from counterpoise.spark import FencedSink
-from counterpoise.spark.channel.documents import Channel
-from counterpoise.spark.channel.planned import Planned, Plans, planned_of
-from counterpoise.spark.plan.offsets import Slice
+from counterpoise.spark.channel import Channel
+from counterpoise.spark.errors import InvalidSink, SinkNameInUse
+from counterpoise.spark.offsets import Slice
+from counterpoise.spark.running_batch import (
+    BatchPlan,
+    PlanWriter,
+    RunningBatch,
+    planned_for,
+    planned_of,
+)
 from counterpoise.spark.sink import sink as module
-from counterpoise.spark.sink.batch import RunningBatch, planned_for
-from counterpoise.spark.sink.errors import InvalidSink, SinkNameInUse
 from tests.counterpoise.spark.starting import started
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service
@@ -249,7 +254,7 @@ def test_an_epoch_that_the_service_never_granted_fails_the_query(stage: Stage) -
 
 def test_a_superseded_range_waits_until_the_source_has_heard_of_it(tmp_path: Path) -> None:
     channel = Channel(tmp_path, "one")
-    planned = Planned({}, {"queue": "flights"}, "id-1", "log-1", (), ())
+    planned = BatchPlan({}, {"queue": "flights"}, "id-1", "log-1", (), ())
     running = RunningBatch(None, "run", planned, channel)
 
     def view(**states: tuple[int, str]) -> None:
@@ -277,7 +282,7 @@ def test_a_superseded_range_waits_until_the_source_has_heard_of_it(tmp_path: Pat
 def test_only_the_plan_of_the_batch_that_runs_is_taken(tmp_path: Path) -> None:
     """After a restart, Spark asks for a plan from the end to the end before that of the batch."""
     channel = Channel(tmp_path, "one")
-    plans = Plans(channel, "id-1", "log-1")
+    plans = PlanWriter(channel, "id-1", "log-1")
     at = [{"queue": "flights", "partitions": {"0": number}} for number in range(3)]
     assert planned_for(channel, at[0], at[1]) is None
     plans.say(at[1], at[1], [], [])
@@ -333,7 +338,7 @@ def test_the_plan_is_known_before_the_batch_runs(tmp_path: Path) -> None:
     start, end = {"queue": "flights"}, {"queue": "flights", "partitions": {}}
     history = Slice(7, 3, "0", "9", replay=True)
     tasks = [(Slice(3, 2, "10", "20"), history), (Slice(1, 5, "7", "8"),), (history,)]
-    Plans(channel, "id-1", "log-1").say(start, end, tasks, [Slice(2, 1, "0", "4")])
+    PlanWriter(channel, "id-1", "log-1").say(start, end, tasks, [Slice(2, 1, "0", "4")])
     document = channel.get("plan")
     assert document is not None
     planned = planned_of(json.loads(json.dumps(document)))

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from counterpoise.logs import InvalidPosition
-from counterpoise.spark.plan.offsets import Slice
-from counterpoise.spark.sink.database import Bounds, Database
-from counterpoise.spark.sink.errors import ForeignRow, InvalidSink, SinkGap
+from counterpoise.spark.errors import ForeignRow, InvalidSink, SinkGap
+from counterpoise.spark.offsets import Slice
+from counterpoise.spark.sink.database import Database, TransactionLimits
 from counterpoise.spark.sink.highwater import HighWaters
 from tests.counterpoise.spark.sink.conftest import COLUMNS, Writing, batch, insert
 from tests.service import eventually
@@ -200,13 +200,13 @@ def test_an_old_owner_is_refused_by_a_new_one_that_came_while_it_waited(writing:
 @pytest.mark.parametrize(
     ("statement", "bounds"),
     [
-        ("execute", Bounds(idle_seconds=2)),
+        ("execute", TransactionLimits(idle_seconds=2)),
         # The server does not see a transaction as idle after a pipeline.
-        ("executemany", Bounds(transaction_seconds=3)),
+        ("executemany", TransactionLimits(transaction_seconds=3)),
     ],
 )
 def test_a_frozen_writer_loses_its_transaction(
-    writing: Writing, statement: str, bounds: Bounds
+    writing: Writing, statement: str, bounds: TransactionLimits
 ) -> None:
     """Otherwise it would block its successor for as long as it is frozen."""
     frozen, thaw = threading.Event(), threading.Event()
@@ -356,7 +356,7 @@ def test_a_secret_is_not_shown(writing: Writing) -> None:
             [Slice(0, 1, "0", "2")],
             rows_of(0, 0, 2),
             database=database,
-            bounds=Bounds(retry_seconds=0),
+            bounds=TransactionLimits(retry_seconds=0),
         )
     for shown in (str(raised.value), repr(raised.value), repr(database), database.key):
         assert "sEcReT" not in shown

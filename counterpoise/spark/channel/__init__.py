@@ -1,1 +1,0 @@
-"""What a query's own process and its driver tell each other, and how."""

@@ -1,0 +1,157 @@
+"""The cycles of a query, measured as it runs: how long they take, and what the next may read.
+
+A partition is released when Spark asks for the next offset. In the worst case it is revoked just
+after a micro-batch with its messages was planned, and released when Spark asks again: a *cycle*
+later. A cycle is the micro-batch, or the trigger interval if that is longer. A queue's
+max_handoff_time below two cycles makes forced handoffs likely.
+
+`BatchLimit` is how much a micro-batch may read where the user names no limit. Each micro-batch has
+costs of its own (Spark's plan, two checkpoint files, the tasks), so large ones read faster. But a
+partition that is revoked waits for the micro-batch that reads it, so they must stay short, and how
+long one takes depends on what the query does with a message. So the limit follows what micro-
+batches take. One that left messages behind and took less than half of `AIMED_SECONDS` says how much
+fits into that time, and the limit grows to it, at most `STEP` times at once. One that took more
+than all of `AIMED_SECONDS` halves the limit.
+
+The limit of messages starts at the least and stays between that and `GROWTH` times as much. The
+limit of bytes grows with it, up to `BYTES_GROWTH` times, unless the user has named it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+AIMED_SECONDS = 2.0
+STEP = 4
+GROWTH = 10
+BYTES_GROWTH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBudget:
+    """So many messages and so many bytes of values at most; None: without a limit."""
+
+    messages: int | None
+    bytes: int | None
+
+
+class BatchLimit:
+    """The present limit, at first `least`. `bytes_grow`: the user has not named its bytes."""
+
+    def __init__(self, least: int, least_bytes: int | None, *, bytes_grow: bool) -> None:
+        self.messages = least
+        self._least = least
+        self._least_bytes = least_bytes
+        self._bytes_growth = BYTES_GROWTH if bytes_grow else 1
+
+    @property
+    def most(self) -> ReadBudget:
+        """For the next micro-batch."""
+        if self._least_bytes is None:
+            return ReadBudget(self.messages, None)
+        grown = self._least_bytes * self.messages // self._least
+        return ReadBudget(self.messages, min(grown, self._bytes_growth * self._least_bytes))
+
+    def took(self, seconds: float, messages: int, *, left_behind: bool) -> None:
+        """A micro-batch with a limit of so many `messages` took so long.
+
+        `left_behind`: there were more messages to read. The limit may have changed since it was
+        planned, because the end of a micro-batch is looked up ahead.
+        """
+        aimed = AIMED_SECONDS / 2
+        if seconds > AIMED_SECONDS:
+            self._set(messages // 2)
+        elif left_behind and seconds > aimed:
+            self._set(min(self.messages, messages))
+        elif left_behind:
+            # Not lowered: what was looked up ahead with the present limit would be in vain.
+            fits = int(messages * aimed / max(seconds, aimed / STEP))
+            self._set(max(self.messages, fits))
+
+    def _set(self, messages: int) -> None:
+        self.messages = min(GROWTH * self._least, max(self._least, messages))
+
+
+# ------------------------------------------------------------------ cycles
+# The cycles of a query: how long a partition may wait for its release, measured as the query runs.
+#
+# A partition is released when Spark asks for the next offset. In the worst case it is revoked just
+# after a micro-batch with its messages was planned, and released when Spark asks again: a *cycle*
+# later. A cycle is the micro-batch, or the trigger interval if that is longer. A queue's
+# max_handoff_time below two cycles makes forced handoffs likely.
+
+
+# The first micro-batch of a query starts Python workers and compiles, so it is not typical.
+_UNTYPICAL_CYCLES = 1
+_KEPT_CYCLES = 8
+
+
+class Cycles:
+    """The latest cycles. Times are seconds by any monotonic clock.
+
+    `limit` learns what each of them took.
+    """
+
+    def __init__(self, limit: BatchLimit | None = None) -> None:
+        self._limit = limit
+        self._planned_at: float | None = None
+        self._left_behind = False
+        self._messages: int | None = None
+        self._seen = 0
+        self._seconds: deque[float] = deque(maxlen=_KEPT_CYCLES)
+        self._warned_of = 0.0
+
+    def planned(
+        self, now: float, *, messages: int | None = None, left_behind: bool = False
+    ) -> None:
+        """Spark was given a micro-batch to run, with a limit of so many `messages`.
+
+        `left_behind`: there was more to read.
+        """
+        self._planned_at = now
+        self._messages = messages
+        self._left_behind = left_behind
+
+    def done(self, now: float) -> None:
+        """The micro-batch is done; this was learned before Spark asked for the next one."""
+        self.asked(now)
+
+    def asked(self, now: float) -> None:
+        """Spark asks for the next one."""
+        if self._planned_at is not None:
+            self._seen += 1
+            if self._seen > _UNTYPICAL_CYCLES:
+                seconds = now - self._planned_at
+                self._seconds.append(seconds)
+                if self._limit is not None and self._messages is not None:
+                    self._limit.took(seconds, self._messages, left_behind=self._left_behind)
+            self._planned_at = None
+
+    @property
+    def cycle_seconds(self) -> float | None:
+        """The longest of the last cycles; None before the first."""
+        return max(self._seconds, default=None)
+
+    @property
+    def needed_seconds(self) -> int | None:
+        """The max_handoff_time that two of the last cycles need, with a quarter to spare."""
+        cycle = self.cycle_seconds
+        return None if cycle is None else max(1, math.ceil(2 * cycle * 1.25))
+
+    def warning(self, queue: str, max_handoff_seconds: float | None) -> str | None:
+        """A warning to the user, once for each time that cycles have become much longer."""
+        cycle = self.cycle_seconds
+        if cycle is None or max_handoff_seconds is None or 2 * cycle <= max_handoff_seconds:
+            return None
+        if cycle <= 2 * self._warned_of:
+            return None
+        self._warned_of = cycle
+        return (
+            f"a micro-batch and its trigger take up to {cycle:.1f} s here, and a handoff can need "
+            f"two of them, but the queue's max_handoff_time is {max_handoff_seconds:g} s: handoffs "
+            "may be forced, and messages in flight delivered twice. Set it to "
+            f"{self.needed_seconds} (counterpoise queues change {queue} --max-handoff-time "
+            f"{self.needed_seconds}), or lower maxMessagesPerTrigger or the trigger interval"
+        )

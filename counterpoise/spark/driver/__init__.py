@@ -1,1 +1,0 @@
-"""What runs in the driver in addition to the query: events, draining, monitoring."""

@@ -1,0 +1,548 @@
+"""The flows of a query: what the rest of the source needs of a flow, several seen as one, the bind.
+
+The queue is balanced over flows, so an application with n flows (the option `flows`) gets n shares.
+They have the instance ids I, I#2, ..., I#n; so a restart that binds as I takes all their places
+again.
+
+To the rest of the source they are one flow (`BoundFlow`, `FlowGroup`):
+
+- *Partitions.* It holds the partitions of all its flows. A partition that moves between two of them
+  is seen once, under its highest epoch: the lower epoch is over, even if its flow was not told yet.
+- *Calls.* A call for a partition goes to the flow that holds or held it under that epoch. The
+  service decides the outcome, and the epoch fences it like every call.
+- *Binding.* While one of them is binding, the set of held partitions is uncertain. Commits and
+  releases of the other flows continue.
+- *The end.* If one was replaced, the query ends: another query runs as the same instance, and has
+  taken over the other flows too or is about to. A flow that an administrator has unbound, or whose
+  lease ended while it drained, is left out: the query continues with a smaller share, and ends with
+  its last flow.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
+from typing import Generic, Protocol, TypeVar
+
+from counterpoise.conditions import Condition
+from counterpoise.errors import CounterpoiseError, ServiceUnavailable
+from counterpoise.flow import Flow
+from counterpoise.flow.core import FLOW_GONE
+from counterpoise.flow.view import Owned, Warming
+from counterpoise.spark.errors import CannotStart, FlowEnded
+from counterpoise.spark.options import SourceOptions
+from counterpoise.spark.queue_log import AccessSource
+from counterpoise.spark.status import Handoffs
+from counterpoise.wire import ChildrenItem, LogAccess, Position, ReleaseItem
+
+
+class SettledFlow(Protocol):
+    """What the settler needs of a flow: commits, releases and ends."""
+
+    @property
+    def status(self) -> str: ...
+
+    @property
+    def partitions(self) -> Mapping[int, Owned]: ...
+
+    @property
+    def draining(self) -> bool: ...
+
+    def commit(
+        self,
+        positions: Iterable[Position],
+        *,
+        timeout_seconds: float | None = None,
+    ) -> dict[int, str]: ...
+
+    def release_many(
+        self, items: Iterable[ReleaseItem], *, timeout_seconds: float | None = None
+    ) -> dict[int, str]: ...
+
+    def children_many(
+        self, items: Iterable[ChildrenItem], *, timeout_seconds: float | None = None
+    ) -> dict[int, str]: ...
+
+
+class ReportingFlow(Protocol):
+    """What the reports of conditions need of a flow."""
+
+    @property
+    def partitions(self) -> Mapping[int, Owned]: ...
+
+    def report(
+        self, conditions: Iterable[Condition], *, timeout_seconds: float | None = None
+    ) -> None: ...
+
+
+class WarmingFlow(Protocol):
+    """What the warm-up needs of a flow: warming partitions, and reporting them ready."""
+
+    @property
+    def partitions(self) -> Mapping[int, Owned]: ...
+
+    @property
+    def warming(self) -> Mapping[int, Warming]: ...
+
+    def ready(self, partition: int, epoch: int | None = None) -> str: ...
+
+    def refresh(self, *, timeout_seconds: float | None = None) -> None: ...
+
+
+class BoundFlow(AccessSource, SettledFlow, WarmingFlow, ReportingFlow, Protocol):
+    """What the consumption needs of a flow."""
+
+    @property
+    def instance_id(self) -> str: ...
+
+    @property
+    def queue_id(self) -> str | None: ...
+
+    @property
+    def start(self) -> str | None: ...
+
+    @property
+    def flow_ids(self) -> Sequence[str]: ...
+
+    @property
+    def gone_reason(self) -> str | None: ...
+
+    @property
+    def last_error(self) -> CounterpoiseError | None: ...
+
+    @property
+    def lease_expires_at(self) -> float | None: ...
+
+    def drain(self, timeout_seconds: float | None = None) -> None: ...
+
+    def wait(self, timeout_seconds: float | None = None, after: int | None = None) -> bool: ...
+
+    def close(self, *, timeout_seconds: float = 5.0, reason: str | None = None) -> None: ...
+
+
+def in_doubt(flow: BoundFlow, now: float) -> bool:
+    """Whether the lease may be over unnoticed, because this process was suspended.
+
+    Then the flow asks at once. A lost connection is different: the flow tried, and failed.
+    """
+    expires_at = flow.lease_expires_at
+    bound = flow.status == "bound" and flow.last_error is None
+    return bound and expires_at is not None and now >= expires_at
+
+
+def raise_if_over(flow: BoundFlow, queue: str) -> None:
+    """Raises FlowEnded, with the reason and what to do, once the flow has ended for good."""
+    if flow.status != "gone":
+        return
+    reason = flow.gone_reason or "unknown"
+    said = {
+        "replaced": "another consumer was bound with the same instanceId, so this one is over. "
+        "Two queries at a time need two instanceIds (and two checkpoints)",
+        "unbound": "an administrator has unbound this consumer. Start the query again to come back",
+        "key_ended": "its key was revoked or reached its end. Start the query again with another "
+        "key in COUNTERPOISE_TOKEN",
+        "lease_expired": "its lease expired while it was being drained. Start the query again to "
+        "come back",
+        "queue_not_found": "the queue has been deleted. Make it again and start the query with "
+        "another checkpointLocation, or let the query end",
+        "queue_recreated": "the queue has been deleted and made again. To consume the new one, "
+        "start the query again with another checkpointLocation",
+    }.get(reason, str(flow.last_error or reason))
+    raise FlowEnded(f"queue {queue!r}: {said}")
+
+
+# ------------------------------------------------------------------ together
+# Several flows of one application, for a larger share, seen as one.
+#
+# The queue is balanced over flows, so an application with n flows gets n shares. They have the
+# instance ids I, I#2, ..., I#n; so a restart that binds as I takes all their places again.
+#
+# To the rest of the source they are one flow:
+#
+# - *Partitions.* It holds the partitions of all its flows. A partition that moves between two of
+#   them
+#   is seen once, under its highest epoch: the lower epoch is over, even if its flow was not told
+#   yet.
+# - *Calls.* A call for a partition goes to the flow that holds or held it under that epoch. The
+#   service decides the outcome, and the epoch fences it like every call.
+# - *Binding.* While one of them is binding, the set of held partitions is uncertain. Commits and
+#   releases of the other flows continue.
+# - *The end.* If one was replaced, the query ends: another query runs as the same instance, and has
+#   taken over the other flows too or is about to. A flow that an administrator has unbound, or
+#   whose
+#   lease ended while it drained, is left out: the query continues with a smaller share, and ends
+#   with
+#   its last flow.
+
+
+logger = logging.getLogger("counterpoise.spark")
+
+T = TypeVar("T", Owned, Warming)
+A = TypeVar("A")
+R = TypeVar("R")
+
+# Reasons for being gone that concern one flow alone.
+_LEAVES_THE_OTHERS = ("unbound", "lease_expired")
+# How many former holders (by partition and epoch) are remembered, for late answers.
+_REMEMBERED = 10_000
+
+
+def numbered(name: str, number: int) -> str:
+    """The instance id or the client name of flow `number`, counted from 1."""
+    return name if number == 1 else f"{name}#{number}"
+
+
+class FlowGroup:
+    """At least one flow; see `BoundFlow`. As thread-safe as the flows are."""
+
+    def __init__(self, flows: Sequence[BoundFlow]) -> None:
+        """The first flow has the instance id that names all. `close` closes them all."""
+        self._flows = list(flows)
+        self._owned: _Union[Owned] = _Union()
+        self._warming: _Union[Warming] = _Union()
+        self._holders: dict[tuple[int, int], int] = {}
+        self._left_out: set[int] = set()
+
+    # ------------------------------------------------------------------ identity and status
+
+    @property
+    def instance_id(self) -> str:
+        """The first flow's; the others' are derived from it."""
+        return self._flows[0].instance_id
+
+    @property
+    def queue_id(self) -> str | None:
+        """Of the queue that all are bound to; None if the service does not name it."""
+        return self._flows[0].queue_id
+
+    @property
+    def flow_ids(self) -> Sequence[str]:
+        """The ids of all bound flows."""
+        return tuple(flow_id for flow in self._flows for flow_id in flow.flow_ids)
+
+    @property
+    def status(self) -> str:
+        """`gone` if the query has to end, `binding` while one is being bound, else `bound`."""
+        if self._ending() is not None:
+            return "gone"
+        statuses = [flow.status for flow in self._members()]
+        return next((status for status in statuses if status != "bound"), "bound")
+
+    @property
+    def gone_reason(self) -> str | None:
+        """Why the query has to end."""
+        ending = self._ending()
+        return None if ending is None else ending.gone_reason
+
+    @property
+    def last_error(self) -> CounterpoiseError | None:
+        """The first error of the flows; if one ends the query, only that flow's."""
+        ending = self._ending()
+        flows = self._members() if ending is None else [ending]
+        return next((flow.last_error for flow in flows if flow.last_error is not None), None)
+
+    @property
+    def lease_expires_at(self) -> float | None:
+        """The earliest of all leases."""
+        ends = [flow.lease_expires_at for flow in self._members()]
+        return min((end for end in ends if end is not None), default=None)
+
+    @property
+    def draining(self) -> bool:
+        """Whether all flows drain."""
+        members = self._members()
+        return bool(members) and all(flow.draining for flow in members)
+
+    @property
+    def log(self) -> str | None:
+        """The queue's log, without credentials."""
+        return self._first("log")
+
+    @property
+    def start(self) -> str | None:
+        """What a null position means."""
+        return self._first("start")
+
+    # ------------------------------------------------------------------ partitions
+
+    @property
+    def partitions(self) -> Mapping[int, Owned]:
+        """The partitions of all flows: the same object as long as nothing changes."""
+        views = [flow.partitions for flow in self._flows]
+        owned = self._owned.of(views)
+        for index, view in enumerate(views):
+            for number, held in view.items():
+                self._holders[number, held.epoch] = index
+        while len(self._holders) > _REMEMBERED + len(owned):
+            self._holders.pop(next(iter(self._holders)), None)
+        return owned
+
+    @property
+    def warming(self) -> Mapping[int, Warming]:
+        """The partitions that they warm up."""
+        return self._warming.of([flow.warming for flow in self._flows])
+
+    # ------------------------------------------------------------------ calls
+
+    def commit(
+        self,
+        positions: Iterable[Position],
+        *,
+        timeout_seconds: float | None = None,
+    ) -> dict[int, str]:
+        """Outcomes by partition. Raises ServiceUnavailable if any call failed."""
+        shares: dict[int, list[Position]] = {}
+        for item in positions:
+            shares.setdefault(self._holder(item[0], item[1]), []).append(item)
+
+        def tell(index: int) -> dict[int, str]:
+            return self._flows[index].commit(shares[index], timeout_seconds=timeout_seconds)
+
+        return self._told(tell, {i: [one[0] for one in items] for i, items in shares.items()})
+
+    def release_many(
+        self, items: Iterable[ReleaseItem], *, timeout_seconds: float | None = None
+    ) -> dict[int, str]:
+        """Outcomes by partition. Raises ServiceUnavailable if any call failed."""
+        shares: dict[int, list[ReleaseItem]] = {}
+        for item in items:
+            shares.setdefault(self._holder(item.partition, item.epoch), []).append(item)
+
+        def tell(index: int) -> dict[int, str]:
+            return self._flows[index].release_many(shares[index], timeout_seconds=timeout_seconds)
+
+        return self._told(tell, {i: [one.partition for one in some] for i, some in shares.items()})
+
+    def children_many(
+        self, items: Iterable[ChildrenItem], *, timeout_seconds: float | None = None
+    ) -> dict[int, str]:
+        """Outcomes by partition. Raises ServiceUnavailable if any call failed."""
+        shares: dict[int, list[ChildrenItem]] = {}
+        for item in items:
+            shares.setdefault(self._holder(item.partition, item.epoch), []).append(item)
+
+        def tell(index: int) -> dict[int, str]:
+            return self._flows[index].children_many(shares[index], timeout_seconds=timeout_seconds)
+
+        return self._told(tell, {i: [one.partition for one in some] for i, some in shares.items()})
+
+    def ready(self, partition: int, epoch: int | None = None) -> str:
+        """Report a partition as warmed up, through the flow that is to get it."""
+        for flow in self._flows:
+            warming = flow.warming.get(partition)
+            if warming is not None and epoch in (None, warming.epoch):
+                return flow.ready(partition, epoch)
+        return FLOW_GONE
+
+    def refresh(self, *, timeout_seconds: float | None = None) -> None:
+        """Fetch the committed positions of the partitions that warm up."""
+
+        def refresh(flow: BoundFlow) -> None:
+            flow.refresh(timeout_seconds=timeout_seconds)
+
+        each([flow for flow in self._members() if flow.warming], refresh)
+
+    def report(
+        self, conditions: Iterable[Condition], *, timeout_seconds: float | None = None
+    ) -> None:
+        """Report what is wrong: of partitions through the flow that owns them, else through all.
+
+        Raises ServiceUnavailable if any call failed.
+        """
+        found = list(conditions)
+        # One after the other: hardly ever there is a call to make.
+        for flow in self._members():
+            owned = flow.partitions
+            mine = [one for one in found if one.partition is None or one.partition in owned]
+            flow.report(mine, timeout_seconds=timeout_seconds)
+
+    def drain(self, timeout_seconds: float | None = None) -> None:
+        """Drain all. Raises ServiceUnavailable if any call failed; then repeat it."""
+
+        def drain(flow: BoundFlow) -> None:
+            flow.drain(timeout_seconds)
+
+        each(self._members(), drain)
+
+    def log_access(self, *, fresh: bool = False) -> LogAccess | None:
+        """Credentials for the log, from the first flow that is not gone."""
+        return (self._members() or self._flows)[0].log_access(fresh=fresh)
+
+    # ------------------------------------------------------------------ waiting and the end
+
+    def wait(self, timeout_seconds: float | None = None, after: int | None = None) -> bool:
+        """Wait for a change of the binding flow, or of the first."""
+        members = self._members() or self._flows
+        flow = next((one for one in members if one.status == "binding"), members[0])
+        return flow.wait(timeout_seconds, after)
+
+    def close(self, *, timeout_seconds: float = 5.0, reason: str | None = None) -> None:
+        """Unbind all. Never raises. `reason` as in `Flow.close`."""
+
+        def close(flow: BoundFlow) -> None:
+            flow.close(timeout_seconds=timeout_seconds, reason=reason)
+
+        each(self._flows, close)
+
+    # ------------------------------------------------------------------ internal
+
+    def _members(self) -> list[BoundFlow]:
+        """The flows that are not left out."""
+        members = []
+        for index, flow in enumerate(self._flows):
+            if flow.status != "gone":
+                members.append(flow)
+            elif flow.gone_reason in _LEAVES_THE_OTHERS and index not in self._left_out:
+                self._left_out.add(index)
+                logger.warning(
+                    "counterpoise: flow %s is over (%s): the query goes on with %d of its flows",
+                    *(flow.instance_id, flow.gone_reason, len(self._flows) - len(self._left_out)),
+                )
+        return members
+
+    def _ending(self) -> BoundFlow | None:
+        """The flow whose end ends the query."""
+        gone = [flow for flow in self._flows if flow.status == "gone"]
+        for flow in gone:
+            if flow.gone_reason not in _LEAVES_THE_OTHERS:
+                return flow
+        return gone[-1] if len(gone) == len(self._flows) else None
+
+    def _holder(self, partition: int, epoch: int) -> int:
+        """The flow that holds or held the partition under this epoch; any, if unknown."""
+        for index, flow in enumerate(self._flows):
+            held = flow.partitions.get(partition)
+            if held is not None and held.epoch == epoch:
+                return index
+        return self._holders.get((partition, epoch), 0)
+
+    def _told(
+        self, tell: Callable[[int], dict[int, str]], shares: Mapping[int, Sequence[int]]
+    ) -> dict[int, str]:
+        """The outcomes of one call per flow. All calls are made, even if one fails."""
+
+        def guarded(index: int) -> dict[int, str]:
+            try:
+                return tell(index)
+            except CounterpoiseError:
+                if self._flows[index].status == "gone":
+                    return dict.fromkeys(shares[index], FLOW_GONE)
+                raise
+
+        outcomes: dict[int, str] = {}
+        for answer in each(list(shares), guarded):
+            outcomes.update(answer)
+        return outcomes
+
+    def _first(self, name: str) -> str | None:
+        values = (getattr(flow, name) for flow in self._flows)
+        return next((value for value in values if value is not None), None)
+
+
+class _Union(Generic[T]):
+    """The union of views, computed again only when one of them has changed."""
+
+    def __init__(self) -> None:
+        empty: Mapping[int, T] = MappingProxyType({})
+        self._last: tuple[Sequence[Mapping[int, T]], Mapping[int, T]] = ((), empty)
+
+    def of(self, views: Sequence[Mapping[int, T]]) -> Mapping[int, T]:
+        before, whole = self._last
+        if len(before) == len(views) and all(map(operator.is_, before, views)):
+            return whole
+        latest: dict[int, T] = {}
+        for view in views:
+            for number, one in view.items():
+                if number not in latest or latest[number].epoch < one.epoch:
+                    latest[number] = one
+        whole = MappingProxyType(dict(sorted(latest.items())))
+        self._last = (views, whole)
+        return whole
+
+
+def each(items: Sequence[A], act: Callable[[A], R]) -> list[R]:
+    """Act on all at once and wait for all. Then raises the first error, if any."""
+    if len(items) < 2:
+        return [act(item) for item in items]
+    with ThreadPoolExecutor(len(items), "counterpoise-flows") as pool:
+        doing = [pool.submit(act, item) for item in items]
+    return [one.result() for one in doing]
+
+
+# ------------------------------------------------------------------ binding
+# Binds the flows of a query: one, or with the option `flows` several that act as one.
+
+
+def bind(
+    options: SourceOptions,
+    instance_id: str | None,
+    *,
+    warmup: bool,
+    renew_while: Callable[[], bool],
+    wake: threading.Event,
+    handoffs: Handoffs,
+) -> BoundFlow:
+    """The bound flow. On a change of its view, `wake` is set and `handoffs` is told.
+
+    Raises CannotStart if it is not bound within `startTimeoutSeconds`.
+    """
+    instance_id = instance_id or str(uuid.uuid4())
+    client_name = options.client_name or f"{socket.gethostname()}:{os.getpid()}"
+
+    def changed(*_: object) -> None:
+        wake.set()
+
+    def granted(owned: Owned) -> None:
+        handoffs.granted(owned)
+        wake.set()
+
+    def lost(owned: Owned) -> None:
+        handoffs.lost(owned)
+        wake.set()
+
+    flows = [
+        Flow(
+            options.queue,
+            url=options.url,
+            client_name=numbered(client_name, number),
+            instance_id=numbered(instance_id, number),
+            lease_seconds=options.lease_seconds,
+            warmup=warmup,
+            renew_while=renew_while,
+            on_granted=granted,
+            on_revoking=changed,
+            on_retiring=changed,
+            on_lost=lost,
+            on_warming=changed,
+            on_warming_ended=changed,
+        )
+        for number in range(1, options.flows + 1)
+    ]
+    _open(flows, options)
+    return flows[0] if len(flows) == 1 else FlowGroup(flows)
+
+
+def _open(flows: list[Flow], options: SourceOptions) -> None:
+    seconds = max(0.1, options.start_timeout_seconds)
+    try:
+        each(flows, lambda flow: flow.open(seconds))
+        if len({flow.queue_id for flow in flows} - {None}) > 1:
+            raise CounterpoiseError("it was deleted and made again just now; start once more")
+    except BaseException as error:
+        each(flows, lambda flow: flow.close(timeout_seconds=1.0))
+        if isinstance(error, ServiceUnavailable):
+            raise CannotStart(
+                f"no service for queue {options.queue!r} within {options.start_timeout_seconds:g} "
+                f"s: {error}. Check the option 'url' (or COUNTERPOISE_URL) and that the service "
+                "runs"
+            ) from None
+        if isinstance(error, CounterpoiseError):
+            raise CannotStart(f"queue {options.queue!r}: {error}") from None
+        raise

@@ -1,1 +1,0 @@
-"""The flows of one query: bound together, and seen as one."""

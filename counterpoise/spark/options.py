@@ -1,0 +1,427 @@
+"""The options of the source: names, defaults and allowed values.
+
+Two of them have a form of their own.
+
+An *edge* is the start or the end of a batch read (startingPositions, endingPositions): a word, or
+positions of the partitions to read. So JSON names both the partitions and the positions; partitions
+that it does not name are left out.
+
+| edge | start | end |
+|---|---|---|
+| `earliest` | the first message that the log still has | |
+| `latest` | | the end of the log when the read is planned |
+| `committed` | the committed position: what is unprocessed | the same: what is processed |
+
+A *floor* is the start of the history from which state is restored (warmupFrom). It is resolved once
+(`find_floor`), when a chain of replays begins. After that it is a position in the offset. So it
+does not move with the clock while history is replayed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from counterpoise.calls import base_url
+from counterpoise.errors import InvalidUrl
+from counterpoise.spark.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from counterpoise.logs import Log
+
+
+Edge = str | Mapping[int, str]
+
+_START_WORDS = ("earliest", "committed")
+_END_WORDS = ("latest", "committed")
+
+
+def starting_edge(text: str | None) -> Edge:
+    """The option `startingPositions`. Raises InvalidOption."""
+    return _edge("startingPositions", text or "earliest", _START_WORDS)
+
+
+def ending_edge(text: str | None) -> Edge:
+    """The option `endingPositions`. Raises InvalidOption."""
+    return _edge("endingPositions", text or "latest", _END_WORDS)
+
+
+def _edge(name: str, text: str, words: tuple[str, ...]) -> Edge:
+    if text.lower() in words:
+        return text.lower()
+    wanted = f"is {', '.join(words)}, or JSON that names the partitions to read"
+    example = f'{{"0": "12", "1": "{words[0]}"}}'
+    refusal = InvalidOption(f"the option {name!r} {wanted} ({example}), not {text!r}")
+    try:
+        document = json.loads(text, object_pairs_hook=_without_repetition)
+    except ValueError as error:
+        raise refusal from error
+    if not isinstance(document, dict) or not document:
+        raise refusal
+    positions: dict[int, str] = {}
+    for key, value in document.items():
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise refusal
+        if not (key.isascii() and key.isdecimal() and len(key) < 10):
+            raise refusal
+        word = str(value).strip().lower()
+        if word in {"earliest", "latest", "committed"} - set(words):
+            raise refusal
+        positions[int(key)] = word if word in words else str(value).strip()
+    return positions
+
+
+def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        raise ValueError("a partition is named twice")
+    return document
+
+
+def is_word(edge: Edge, number: int) -> bool:
+    """Whether the edge of this partition is a word."""
+    return isinstance(edge, str) or edge[number] in (*_START_WORDS, *_END_WORDS)
+
+
+# ------------------------------------------------------------------ floor
+# The start of the history from which state is restored: the option warmupFrom.
+#
+# A floor is resolved once, when a chain of replays begins. After that it is a position in the
+# offset. So it does not move with the clock while history is replayed.
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+# No log reaches further back, and subtracting a longer time would overflow the calendar.
+_LONGEST_SECONDS = 36_500 * 86400
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """At most so many messages before the end of the replay, or so many seconds before now.
+
+    With neither it is the log's start. `snapshot`: there is no replay, the driver restores state
+    itself.
+    """
+
+    messages: int | None = None
+    seconds: float | None = None
+    snapshot: bool = False
+
+
+EARLIEST = Floor()
+
+
+def floor_of(text: str) -> Floor:
+    """The floor that an option names. A time of more than a century is `earliest`.
+
+    Raises ValueError, whose text lists what is allowed.
+    """
+    lowered = text.strip().lower()
+    if lowered == "earliest":
+        return EARLIEST
+    if lowered == "snapshot":
+        return Floor(snapshot=True)
+    found = re.fullmatch(r"([0-9]{1,18})([smhd]?)", lowered, re.ASCII)
+    if found is None:
+        raise ValueError(
+            "is earliest, a number of messages (50000), a time (90s, 30m, 2h, 7d) or snapshot"
+        )
+    number, unit = int(found[1]), found[2]
+    if not unit:
+        return Floor(messages=number)
+    seconds = number * _UNITS[unit]
+    return Floor(seconds=float(seconds)) if seconds <= _LONGEST_SECONDS else EARLIEST
+
+
+def find_floor(
+    floor: Floor,
+    log: Log,
+    partition: int,
+    first: str,
+    target: str,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> str:
+    """The position in [first, target] where the history of `partition` begins.
+
+    `first` is where the log's partition starts. If positions are not numbers, the result is
+    `first`. If the floor is a time, this reads a few single messages. Raises LogError.
+    """
+    if log.compare(first, target) >= 0 or not (first.isdecimal() and target.isdecimal()):
+        return first
+    low, high = int(first), int(target)
+    if floor.messages is not None:
+        return str(max(low, high - floor.messages))
+    if floor.seconds is None:
+        return first
+    since = now() - timedelta(seconds=floor.seconds)
+    while low < high:
+        middle = (low + high) // 2
+        published_at, position = _published_at(log, partition, middle, high)
+        if published_at is None or published_at >= since:
+            high = middle
+        else:
+            low = position + 1
+    return str(low)
+
+
+def _published_at(log: Log, partition: int, at: int, end: int) -> tuple[datetime | None, int]:
+    """The publishing time and position of the first message in [at, end); (None, end): there is
+    none.
+    """
+    for batch in log.read(partition, str(at), str(end), max_messages=1):
+        if batch.num_rows:
+            return batch.column("published_at")[0].as_py(), int(batch.column("position")[0].as_py())
+    return None, end
+
+
+# ------------------------------------------------------------------ options
+# The options of the source: names, defaults and allowed values.
+
+
+# The limits of a query's first micro-batches. They grow while micro-batches are short
+# (`counterpoise.spark.cycles`), so that a micro-batch fits into a handoff, however large
+# the backlog is.
+DEFAULT_MESSAGES_PER_TRIGGER = 20_000
+DEFAULT_BYTES_PER_TRIGGER = 64 * 1024 * 1024
+MOST_FLOWS = 64
+
+# name -> description, for the message that lists the options
+NAMES: Mapping[str, str] = {
+    "queue": "the queue to read (required)",
+    "url": "the service, default COUNTERPOISE_URL or http://127.0.0.1:8640",
+    "instanceId": "the same over restarts: a restarted query gets its partitions back at once",
+    "clientName": "the name that people see",
+    "leaseSeconds": "how long the partitions outlive a dead application, 1..3600",
+    "flows": "a larger share: how many flows the query binds, 1..64",
+    "maxMessagesPerTrigger": "the most a micro-batch reads, or 'unlimited'; default: for a second",
+    "maxBytesPerTrigger": "about the most bytes of values it reads (64m), or 'unlimited'",
+    "maxBatchSeconds": "a query stuck for longer loses its lease",
+    "maxInputPartitions": "the most tasks a micro-batch is read with, default the cores",
+    "logUrl": "the URL of the log, default from the service; a secret",
+    "onTrimmed": "fail or earliest: when messages were trimmed before they were read",
+    "warmup": "true: learn of partitions before they come, and restore their state",
+    "warmupFrom": "earliest, messages (50000) or time (2h) of history, or snapshot",
+    "startTimeoutSeconds": "how long a starting query tries to reach service and log",
+    "readTimeoutSeconds": "how long a task tries to read from a log that is away",
+    "startingPositions": "batch: earliest, committed, or positions as JSON",
+    "endingPositions": "batch: latest, committed, or positions as JSON",
+}
+_BATCH_ONLY = frozenset({"startingPositions", "endingPositions"})
+# Options that need a flow or micro-batches. A batch read has neither.
+_STREAM_ONLY = frozenset(
+    {
+        "instanceId",
+        "clientName",
+        "leaseSeconds",
+        "flows",
+        "maxMessagesPerTrigger",
+        "maxBytesPerTrigger",
+        "maxBatchSeconds",
+        "warmup",
+        "warmupFrom",
+    }
+)
+# Names of the same options in other Spark sources.
+_ELSEWHERE: Mapping[str, str] = {
+    "topic": "queue",
+    "subscribe": "queue",
+    "assign": "queue",
+    "maxoffsetspertrigger": "maxMessagesPerTrigger",
+    "minpartitions": "maxInputPartitions",
+    "failondataloss": "onTrimmed",
+    "startingoffsets": "startingPositions",
+    "endingoffsets": "endingPositions",
+}
+_BY_LOWER = {name.lower(): name for name in NAMES}
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """The checked options. Times in seconds. `log_url` is a secret and not shown."""
+
+    queue: str
+    url: str | None = None
+    instance_id: str | None = None
+    client_name: str | None = None
+    lease_seconds: float = 10.0
+    flows: int = 1
+    max_messages_per_trigger: int | None = DEFAULT_MESSAGES_PER_TRIGGER
+    max_bytes_per_trigger: int | None = DEFAULT_BYTES_PER_TRIGGER
+    max_batch_seconds: float = 600.0
+    max_input_partitions: int | None = None
+    log_url: str | None = field(default=None, repr=False)
+    on_trimmed: str = "fail"
+    warmup: bool = False
+    warmup_from: Floor = EARLIEST
+    start_timeout_seconds: float = 30.0
+    read_timeout_seconds: float = 3600.0
+    starting: Edge = "earliest"
+    ending: Edge = "latest"
+    # The names of the options that the user has given.
+    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+
+    @property
+    def names_its_limit(self) -> bool:
+        """Whether the user has said how many messages a micro-batch may have."""
+        return (
+            "maxMessagesPerTrigger" in self.given
+            or self.max_messages_per_trigger != DEFAULT_MESSAGES_PER_TRIGGER
+        )
+
+    @property
+    def names_its_bytes(self) -> bool:
+        """Whether the user has said how many bytes a micro-batch may have."""
+        return (
+            "maxBytesPerTrigger" in self.given
+            or self.max_bytes_per_trigger != DEFAULT_BYTES_PER_TRIGGER
+        )
+
+    def for_stream(self) -> SourceOptions:
+        """Raises InvalidOption for options that only a batch read has."""
+        self._refuse(_BATCH_ONLY, "a batch read (spark.read); a stream goes on from positions")
+        return self
+
+    def for_batch(self) -> SourceOptions:
+        """Raises InvalidOption for options that only a stream has."""
+        self._refuse(_STREAM_ONLY, "a stream (spark.readStream); a batch read binds no flow")
+        return self
+
+    def _refuse(self, names: frozenset[str], whose: str) -> None:
+        wrong = sorted(self.given & names)
+        if wrong:
+            raise InvalidOption(f"the option {wrong[0]!r} belongs to {whose}: leave it out")
+
+    def for_tasks(self) -> SourceOptions:
+        """The options without the secret. A task gets its log access with its slices."""
+        return replace(self, log_url=None)
+
+
+def read_options(given: Mapping[str, str]) -> SourceOptions:
+    """The options as Spark passes them, with names in lower case. Raises InvalidOption."""
+    options: dict[str, str] = {}
+    for key, value in given.items():
+        name = _BY_LOWER.get(key.lower())
+        if name is None:
+            raise InvalidOption(_unknown(key))
+        options[name] = value.strip()
+    defaults = SourceOptions(queue="")
+    queue = options.get("queue", "")
+    if not queue:
+        raise InvalidOption("the option 'queue' is missing: name the queue to read")
+    if "warmupFrom" in options and options.get("warmup", "").lower() != "true":
+        raise InvalidOption("the option 'warmupFrom' does nothing without 'warmup': set it to true")
+    url = options.get("url") or None
+    if url is not None:
+        try:
+            base_url(url)
+        except InvalidUrl as error:
+            raise InvalidOption(f"the option 'url': {error}") from None
+    return SourceOptions(
+        queue=queue,
+        url=url,
+        instance_id=options.get("instanceId") or None,
+        client_name=options.get("clientName") or None,
+        lease_seconds=_seconds(options, "leaseSeconds", defaults.lease_seconds, 1, 3600),
+        flows=_count(options, "flows", MOST_FLOWS) or 1,
+        max_messages_per_trigger=_messages(options),
+        max_bytes_per_trigger=_bytes(options),
+        max_batch_seconds=_seconds(options, "maxBatchSeconds", defaults.max_batch_seconds, 0.1),
+        max_input_partitions=_count(options, "maxInputPartitions"),
+        log_url=options.get("logUrl") or None,
+        on_trimmed=_choice(options, "onTrimmed", ("fail", "earliest")),
+        warmup=_choice(options, "warmup", ("false", "true")) == "true",
+        warmup_from=_floor(options, "warmupFrom"),
+        start_timeout_seconds=_seconds(
+            options, "startTimeoutSeconds", defaults.start_timeout_seconds, 0
+        ),
+        read_timeout_seconds=_seconds(
+            options, "readTimeoutSeconds", defaults.read_timeout_seconds, 0
+        ),
+        starting=starting_edge(options.get("startingPositions")),
+        ending=ending_edge(options.get("endingPositions")),
+        given=frozenset(options),
+    )
+
+
+def _unknown(key: str) -> str:
+    if key.lower() in _ELSEWHERE:
+        return f"unknown option {key!r}: did you mean {_ELSEWHERE[key.lower()]!r}?"
+    near = difflib.get_close_matches(key.lower(), _BY_LOWER, n=1, cutoff=0.6)
+    if near:
+        return f"unknown option {key!r}: did you mean {_BY_LOWER[near[0]]!r}?"
+    if key.lower() == "path":
+        return "the source takes no path: name the queue with .option('queue', ...)"
+    return f"unknown option {key!r}: the options are {', '.join(NAMES)}"
+
+
+def _seconds(
+    options: Mapping[str, str], name: str, default: float, least: float, most: float | None = None
+) -> float:
+    text = options.get(name)
+    if text is None:
+        return default
+    span = f"{least}..{most}" if most is not None else f"at least {least}"
+    try:
+        value = float(text)
+    except ValueError:
+        raise InvalidOption(f"the option {name!r} is seconds ({span}), not {text!r}") from None
+    if not least <= value <= (most if most is not None else 1e9):
+        raise InvalidOption(f"the option {name!r} is seconds ({span}), not {text!r}")
+    return value
+
+
+def _count(options: Mapping[str, str], name: str, most: int | None = None) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 16) or not (
+        1 <= int(text) <= (most or int(text))
+    ):
+        span = "of at least 1" if most is None else f"in 1..{most}"
+        raise InvalidOption(f"the option {name!r} is a number {span}, not {text!r}")
+    return int(text)
+
+
+def _messages(options: Mapping[str, str]) -> int | None:
+    name = "maxMessagesPerTrigger"
+    if options.get(name, "").lower() == "unlimited":
+        return None
+    return _count(options, name) or DEFAULT_MESSAGES_PER_TRIGGER
+
+
+def _bytes(options: Mapping[str, str]) -> int | None:
+    name = "maxBytesPerTrigger"
+    text = options.get(name, "").lower()
+    if text == "unlimited":
+        return None
+    if not text:
+        return DEFAULT_BYTES_PER_TRIGGER
+    match = re.fullmatch(r"([0-9]{1,15})([kmgt]?)b?", text)
+    if match is None or int(match[1]) < 1:
+        raise InvalidOption(
+            f"the option {name!r} is bytes (at least 1; 65536, 512k, 64m, 1g) or 'unlimited', "
+            f"not {options[name]!r}"
+        )
+    return int(match[1]) << (10 * " kmgt".index(match[2] or " "))
+
+
+def _floor(options: Mapping[str, str], name: str) -> Floor:
+    text = options.get(name)
+    if text is None:
+        return EARLIEST
+    try:
+        return floor_of(text)
+    except ValueError as error:
+        raise InvalidOption(f"the option {name!r} {error}, not {text!r}") from None
+
+
+def _choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    text = options.get(name, choices[0]).lower()
+    if text not in choices:
+        raise InvalidOption(f"the option {name!r} is one of {', '.join(choices)}, not {text!r}")
+    return text

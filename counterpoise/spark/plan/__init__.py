@@ -1,1 +1,0 @@
-"""What a micro-batch reads: options, offsets, and pure rules of planning and progress."""

@@ -1,1 +1,0 @@
-"""What runs in the query's own process, from its first offset to its end."""

@@ -1,1 +1,0 @@
-"""The classes that Spark calls: the data source and its readers."""

@@ -1,0 +1,291 @@
+"""What executors do: read slices of the log as Arrow record batches. They never call the service.
+
+An input partition carries what the task needs to reach the log. Its credentials are short-lived and
+hidden wherever an object is shown: they travel inside the pickle and nowhere else.
+
+A task waits for the log, makes rows, and writes them to the JVM. One after the other these times
+add up. So a thread reads ahead (`ahead`): the log finds the next chunk while Spark takes the
+present one. It is at most two chunks ahead: one is kept, and one waits to be kept. Nothing else
+changes: the same batches come in the same order, and an error comes after the batches before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from counterpoise.logs import (
+    Log,
+    LogAccessRefused,
+    LogBehind,
+    LogError,
+    LogNotFound,
+    LogUnavailable,
+    PositionAhead,
+    PositionTrimmed,
+    open_log,
+)
+from counterpoise.logs.columns import repeated
+from counterpoise.logs.patience import Patience
+from counterpoise.spark.batch import NO_EPOCH
+from counterpoise.spark.errors import Trimmed
+from counterpoise.spark.offsets import Slice
+from counterpoise.spark.options import SourceOptions
+from counterpoise.spark.queue_log import QueueLog
+
+logger = logging.getLogger("counterpoise.spark")
+
+# Spark's form of the source's SCHEMA; a batch must match it exactly.
+ARROW_SCHEMA: pa.Schema = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("position", pa.string()),
+        ("epoch", pa.int64()),
+        ("key", pa.string()),
+        ("value", pa.binary()),
+        ("headers", pa.map_(pa.string(), pa.string())),
+        ("published_at", pa.timestamp("us", tz="UTC")),
+        # The state that a row belongs to, and whether the row is history (docs, Warm-up).
+        ("tenure", pa.int64()),
+        ("replay", pa.bool_()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class LogSource:
+    """The log of a task: its public name, and a URL that is a secret."""
+
+    log: str
+    access: str | None = field(repr=False)
+    on_trimmed: str = "fail"
+    timeout_seconds: float = 120.0
+
+
+class LogPartition(InputPartition):
+    """Slices for one task, each a partition of the queue."""
+
+    def __init__(self, source: LogSource, slices: tuple[Slice, ...]) -> None:
+        self.source = source
+        self.slices = slices
+
+    def __repr__(self) -> str:
+        return f"LogPartition({self.source.log}: {list(self.slices)})"
+
+
+def log_partition(
+    connection: QueueLog, options: SourceOptions, slices: Sequence[Slice]
+) -> LogPartition:
+    """The input partition of one task, as the driver plans it."""
+    source = LogSource(
+        connection.name, connection.access, options.on_trimmed, options.read_timeout_seconds
+    )
+    return LogPartition(source, tuple(slices))
+
+
+Opener = Callable[[LogSource], Log]
+
+# A Python worker of Spark runs many tasks one after another, so it keeps its connection to the log.
+_kept: dict[LogSource, Log] = {}
+
+
+def open_kept(source: LogSource) -> Log:
+    """The log of `source`. It stays open in this process until another log is needed."""
+    log = _kept.get(source)
+    if log is None:
+        close_kept()
+        log = _kept[source] = open_log(source.log, source.access)
+    return log
+
+
+def close_kept() -> None:
+    """Close the log that `open_kept` keeps open."""
+    while _kept:
+        _kept.popitem()[1].close()
+
+
+def read_slices(
+    partition: LogPartition,
+    *,
+    open_source: Opener = open_kept,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of all slices, in order within each partition, as batches of ARROW_SCHEMA.
+
+    If a log is unavailable or lags behind, the task tries again until `timeout_seconds` have passed
+    since the last rows; then it fails. A log that does not exist, or that ends before the range
+    begins, has lost messages and may yet be restored (docs, *Logs*): the task waits for it like the
+    probe. Raises Trimmed, and other refusals of the log.
+    """
+    log = open_source(partition.source)
+    if not partition.slices:
+        # The task is to be ready for later ones, so it connects. They wait for a log that is away.
+        with contextlib.suppress(LogError):
+            log.bounds([])
+    for one in partition.slices:
+        for batch in _read(log, one, partition.source, sleep, clock):
+            yield as_rows(batch, one)
+
+
+def as_rows(batch: pa.RecordBatch, one: Slice) -> pa.RecordBatch:
+    """A batch of the log's schema, read for `one`, as a batch of ARROW_SCHEMA."""
+    count = batch.num_rows
+    if one.epoch == NO_EPOCH:  # of a batch read
+        epochs = tenures = pa.nulls(count, pa.int64())
+    else:
+        epochs = repeated(one.epoch, count, pa.int64())
+        tenures = repeated(one.state_of, count, pa.int64())
+    replays = repeated(one.replay, count, pa.bool_())
+    columns = batch.columns
+    return pa.RecordBatch.from_arrays(
+        [*columns[:2], epochs, *columns[2:], tenures, replays], schema=ARROW_SCHEMA
+    )
+
+
+def _read(
+    log: Log,
+    one: Slice,
+    source: LogSource,
+    sleep: Callable[[float], None],
+    clock: Callable[[], float],
+) -> Iterator[pa.RecordBatch]:
+    begin = one.start
+    given = False
+    patience = Patience(source.timeout_seconds, clock)
+    while True:
+        try:
+            for batch in log.read(one.partition, begin, one.end, max_messages=sys.maxsize):
+                if given:
+                    batch = _after(batch, begin)
+                if batch.num_rows:
+                    yield batch
+                    begin, given = batch.column(1)[batch.num_rows - 1].as_py(), True
+                    patience.rewarded()
+            return
+        except PositionTrimmed as error:
+            if source.on_trimmed == "fail" and not one.replay:
+                overtaken = (
+                    "if another flow has taken the partition over and read on while this query "
+                    "was suspended, start the query again, and it skips them. If not, messages "
+                    "were lost unread: "
+                )
+                raise Trimmed(
+                    f"{error}: {'' if one.epoch == NO_EPOCH else overtaken}"
+                    "set the option onTrimmed to 'earliest' to continue with the rest"
+                ) from error
+            if one.replay:
+                logger.warning("counterpoise: %s; the restored state lacks these messages", error)
+            else:
+                logger.warning(
+                    "counterpoise: %s; continuing from there (onTrimmed=earliest)", error
+                )
+            if log.compare(error.first, one.end) >= 0:
+                return
+            begin, given = error.first, False
+        except (LogUnavailable, LogNotFound, PositionAhead) as error:
+            log.close()
+            pause = patience.pause_after(error)
+            if pause is None:
+                error.add_note(_what_to_do(error))
+                raise
+            logger.warning(
+                "counterpoise: partition %d, reading from %s: %s", one.partition, begin, error
+            )
+            sleep(pause)
+
+
+def _what_to_do(error: LogError) -> str:
+    """Advice to the user after waiting for the log in vain."""
+    if isinstance(error, LogAccessRefused):
+        return (
+            "a task has the credentials of its micro-batch and cannot fetch others: start the "
+            "query again, and it gets new ones (or correct those of logUrl or COUNTERPOISE_LOG_URL)"
+        )
+    if isinstance(error, LogUnavailable) and not isinstance(error, LogBehind):
+        return (
+            "the task waited for readTimeoutSeconds. Start the query again once "
+            "the log is back, and it goes on with the same messages"
+        )
+    return "the task waited, because this can be temporary, but it lasted"
+
+
+def _after(batch: pa.RecordBatch, last: str) -> pa.RecordBatch:
+    """The batch without its first row if that is `last`, which was yielded before the failure."""
+    if batch.num_rows and batch.column(1)[0].as_py() == last:
+        return batch.slice(1)
+    return batch
+
+
+# ------------------------------------------------------------------ ahead
+# Reading ahead in a task: the log finds the next chunk while Spark takes the present one.
+#
+# A task waits for the log, makes rows, and writes them to the JVM. One after the other these times
+# add up. So a thread reads the log, at most two chunks ahead: one is kept, and one waits to be
+# kept. Nothing else changes: the same batches come in the same order, and an error comes after the
+# batches before it.
+
+
+T = TypeVar("T")
+
+
+class _Closed(Exception):
+    """Nothing more is wanted of the thread."""
+
+
+def ahead(read: Callable[[Callable[[float], None]], Iterator[T]]) -> Iterator[T]:
+    """The items of `read`, which runs in a thread of its own, at most two items ahead.
+
+    `read` gets a function to pause with. To close this iterator is to wait for the thread, which
+    ends at its next item or pause. So what `read` uses has one user at a time.
+    """
+    closed = threading.Event()
+    found: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(maxsize=1)
+
+    def pause(seconds: float) -> None:
+        if closed.wait(seconds):
+            raise _Closed
+
+    def give(item: T | None, error: BaseException | None = None) -> None:
+        if closed.is_set():
+            raise _Closed
+        found.put((item, error))
+
+    def run() -> None:
+        with contextlib.suppress(_Closed):
+            try:
+                for item in read(pause):
+                    give(item)
+            except _Closed:
+                raise
+            except BaseException as error:
+                give(None, error)
+            else:
+                give(None)
+
+    thread = threading.Thread(target=run, name="counterpoise-read", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = found.get()
+            if error is not None:
+                raise error
+            if item is None:
+                return
+            yield item
+    finally:
+        closed.set()
+        # The thread may wait to give an item; it gives it in vain and then ends.
+        with contextlib.suppress(queue.Empty):
+            found.get_nowait()
+        thread.join()

@@ -1,1 +1,0 @@
-"""What tasks do: connect to the log and read slices of it."""

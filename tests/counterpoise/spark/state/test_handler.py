@@ -1,0 +1,108 @@
+"""The refusals of `StatefulForeachBatch`; its work is tested with applications."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from counterpoise.logs.builtin.log import PostgresLog
+from counterpoise.spark import Snapshots, StatefulForeachBatch
+from counterpoise.spark.channel import Channel, NoChannel, driver_home
+from counterpoise.spark.data_source import SCHEMA
+from counterpoise.spark.errors import InvalidOption, InvalidSchema
+from counterpoise.spark.offsets import Slice
+from counterpoise.spark.state.handler import rows_of
+from counterpoise.spark.tasks import ARROW_SCHEMA
+from tests.counterpoise.spark.state.test_state_keeper import reach
+from tests.counterpoise.spark.state.test_states import TEXTS, Letters
+from tests.log_support import append, log, log_url, until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["log", "log_url"]
+
+
+def test_options_are_checked_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="did you mean 'queue'"):
+        StatefulForeachBatch(
+            {"qeue": "q"}, Letters(), lambda *_: None, snapshots=Snapshots(tmp_path)
+        )
+
+
+@pytest.mark.xdist_group("spark 1")
+def test_it_is_called_by_foreach_batch_alone(spark: SparkSession, tmp_path: Path) -> None:
+    handler = StatefulForeachBatch(
+        {"queue": "q"}, Letters(), lambda *_: None, snapshots=Snapshots(tmp_path)
+    )
+    with pytest.raises(NoChannel, match="foreachBatch"):
+        handler(spark.range(1), 0)
+    handler.close()
+    handler.close()
+
+
+@pytest.mark.xdist_group("spark 1")
+def test_the_rows_are_those_of_the_source(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([(0, "5", 2, "k", b"v", {"h": "1"}, None, 2, False)], SCHEMA)
+    table = rows_of(rows)
+    assert table.schema.equals(ARROW_SCHEMA)
+    assert table.num_rows == 1
+    assert pa.types.is_map(table.schema.field("headers").type)
+    with pytest.raises(InvalidSchema, match="select and filter within apply"):
+        rows_of(rows.drop("headers"))
+
+
+def test_a_restarted_query_learns_the_ready_partitions_again(tmp_path: Path) -> None:
+    """The restart clears the channel, and the handler is the same."""
+    channel = Channel(driver_home(), "again")
+    options = {"queue": "q", "instanceId": "again", "warmup": "true", "warmupFrom": "snapshot"}
+    warming = {"epoch": 2, "state": "warming", "position": None, "handed_over": None}
+    view = {"status": "bound", "partitions": {"3": warming}}
+    handler = StatefulForeachBatch(
+        options, Letters(), lambda *_: None, snapshots=Snapshots(tmp_path)
+    )
+    try:
+        for _ in range(2):
+            channel.clear()
+            channel.put("view", view)
+            until(lambda: channel.get("ready") == {"partitions": {"3": {"epoch": 2}}})
+    finally:
+        handler.close()
+        channel.clear()
+
+
+def test_a_state_goes_on_when_its_partition_goes_to_another_flow_of_ours(
+    tmp_path: Path, log: PostgresLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(log, *TEXTS)
+    channel = Channel(driver_home(), "within")
+    options = {"queue": "q", "instanceId": "within", "warmup": "true", "warmupFrom": "snapshot"}
+    snapshots = Snapshots(tmp_path)
+    handler = StatefulForeachBatch(options, Letters(), lambda *_: None, snapshots=snapshots)
+    reach(handler._states, log, monkeypatch)
+
+    def prepared(epoch: int, start: str) -> list[str]:
+        with contextlib.ExitStack() as held:
+            cell = handler._prepared(Slice(0, epoch, start, "20"), held)
+            assert cell.state is not None
+            return cell.state
+
+    try:
+        state = prepared(1, "5")
+        assert state == TEXTS[:5]
+        # One flow has released it, and the other was not told yet.
+        warming = {"epoch": 1, "state": "warming", "position": "4", "handed_over": None}
+        channel.put("view", {"status": "bound", "partitions": {"0": warming}})
+        until(lambda: channel.get("ready") == {"partitions": {"0": {"epoch": 1}}})
+        assert prepared(2, "5") is state
+        # It was taken at another position: another consumer had it in between.
+        taken = prepared(3, "3")
+        assert taken == TEXTS[:3]
+        assert prepared(5, "3") is not taken
+    finally:
+        handler.close()
+        channel.clear()

@@ -1,0 +1,100 @@
+"""The ranges of a batch read, from the options and the state of the queue."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from counterpoise.spark.batch import QueuePositions, chosen, extents
+from counterpoise.spark.errors import InvalidOption
+from counterpoise.spark.options import ending_edge, starting_edge
+from tests.counterpoise.spark.doubles import NumberLog
+
+
+@pytest.fixture
+def log() -> NumberLog:
+    """Partition 0 holds 10..40, partition 1 holds 0..5, partition 2 nothing."""
+    log = NumberLog(3)
+    log.starts, log.next = {0: 10}, {0: 40, 1: 5}
+    return log
+
+
+def known(start: str = "earliest") -> QueuePositions:
+    return QueuePositions("flights", {0: "25", 1: None, 2: None}, start)
+
+
+def ranges(
+    log: NumberLog, starting: str | None, ending: str | None, start: str = "earliest"
+) -> dict[int, tuple[int, int]]:
+    edges = starting_edge(starting), ending_edge(ending)
+    numbers = chosen(*edges, known(start))
+    found = extents(*edges, known(start), log, log.bounds(numbers))
+    return {one.partition: (int(one.start), int(one.end)) for one in found}
+
+
+@pytest.mark.parametrize(
+    ("starting", "ending", "expected"),
+    [
+        (None, None, {0: (10, 40), 1: (0, 5)}),
+        ("earliest", "committed", {0: (10, 25)}),
+        ("committed", "latest", {0: (25, 40), 1: (0, 5)}),
+        ("committed", "committed", {}),
+        ('{"0": 12}', None, {0: (12, 40)}),
+        ('{"0": "12", "1": "earliest"}', '{"0": "13", "1": "latest"}', {0: (12, 13), 1: (0, 5)}),
+        (None, '{"0": "committed"}', {0: (10, 25)}),
+        ('{"2": "0"}', None, {}),
+        # A trimmed start is detected when reading, where onTrimmed decides.
+        ('{"0": "3"}', '{"0": "7"}', {0: (3, 7)}),
+    ],
+)
+def test_ranges(
+    log: NumberLog, starting: str, ending: str, expected: dict[int, tuple[int, int]]
+) -> None:
+    assert ranges(log, starting, ending) == expected
+
+
+def test_a_queue_that_starts_at_the_latest_has_nothing_to_do_that_was_published_before(
+    log: NumberLog,
+) -> None:
+    assert ranges(log, "committed", "latest", "latest") == {0: (25, 40)}
+    assert ranges(log, "earliest", "committed", "latest") == {0: (10, 25)}
+
+
+@pytest.mark.parametrize(
+    ("starting", "ending", "said"),
+    [
+        ('{"0": "41"}', None, "partition 0: 41 lies behind the end of the log, 40"),
+        (None, '{"1": "6"}', "'endingPositions', partition 1: 6 lies behind the end"),
+        ('{"3": "0"}', None, r"queue 'flights' has no partition 3 \(it has 0..2\)"),
+        ('{"0": "30"}', '{"0": "20"}', "partition 0 would be read from 30 to 20"),
+        ('{"0": "30"}', "committed", "partition 0 would be read from 30 to 25"),
+        ('{"0": "12"}', '{"1": "5"}', "name different partitions: 0 is in one"),
+        ('{"0": "twelve"}', None, "'startingPositions', partition 0: 'twelve' is not a position"),
+    ],
+)
+def test_ranges_that_cannot_be(log: NumberLog, starting: str, ending: str, said: str) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        ranges(log, starting, ending)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "latest",
+        "12",
+        "{}",
+        "[1]",
+        '{"0": "latest"}',
+        '{"-1": "0"}',
+        '{"x": "0"}',
+        '{"0": true}',
+        '{"0": null}',
+        '{"0": 1.5}',
+        '{"0": "1", "0": "2"}',
+        '{"0": "1"',
+    ],
+)
+def test_an_invalid_edge_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(InvalidOption, match=re.escape('{"0": "12", "1": "earliest"}')):
+        starting_edge(text)

@@ -1,0 +1,120 @@
+import pytest
+
+from counterpoise.spark.errors import InvalidOption
+from counterpoise.spark.options import (
+    DEFAULT_MESSAGES_PER_TRIGGER,
+    Floor,
+    SourceOptions,
+    read_options,
+)
+
+
+def test_names_come_in_any_case() -> None:
+    options = read_options(
+        {
+            "QUEUE": "q",
+            "url": "http://h:1",
+            "maxmessagespertrigger": "7",
+            "leaseseconds": "2.5",
+            "instanceid": "a",
+            "onTrimmed": "Earliest",
+        }
+    )
+    assert options == SourceOptions(
+        queue="q",
+        url="http://h:1",
+        instance_id="a",
+        lease_seconds=2.5,
+        max_messages_per_trigger=7,
+        on_trimmed="earliest",
+    )
+
+
+def test_warm_up_is_asked_for_with_what_history_it_needs() -> None:
+    assert not read_options({"queue": "q"}).warmup
+    options = read_options({"queue": "q", "warmup": "true", "warmupFrom": "30m"})
+    assert options.warmup
+    assert options.warmup_from == Floor(seconds=1800)
+
+
+def test_defaults() -> None:
+    options = read_options({"queue": "q"})
+    assert options == SourceOptions(queue="q")
+    assert options.max_messages_per_trigger == DEFAULT_MESSAGES_PER_TRIGGER
+    unlimited = read_options({"queue": "q", "maxMessagesPerTrigger": "unlimited"})
+    assert unlimited.max_messages_per_trigger is None
+
+
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [("1", 1), ("64m", 64 << 20), ("64MB", 64 << 20), ("3K", 3072), ("1g", 1 << 30), ("7b", 7)],
+)
+def test_bytes_may_have_a_suffix(text: str, most: int) -> None:
+    options = read_options({"queue": "q", "maxBytesPerTrigger": text})
+    assert options.max_bytes_per_trigger == most
+
+
+def test_bytes_may_be_unlimited() -> None:
+    options = read_options({"queue": "q", "maxBytesPerTrigger": "Unlimited"})
+    assert options.max_bytes_per_trigger is None
+
+
+@pytest.mark.parametrize(
+    "name", ["instanceId", "clientName", "leaseSeconds", "maxBytesPerTrigger", "warmup", "flows"]
+)
+def test_a_batch_read_refuses_options_of_streams(name: str) -> None:
+    options = read_options({"queue": "q", name: {"warmup": "true"}.get(name, "5")})
+    options.for_stream()
+    with pytest.raises(InvalidOption, match=f"'{name}' belongs to a stream"):
+        options.for_batch()
+
+
+@pytest.mark.parametrize("name", ["startingPositions", "endingPositions"])
+def test_a_stream_refuses_options_of_batch_reads(name: str) -> None:
+    options = read_options({"queue": "q", name: "committed"})
+    options.for_batch()
+    with pytest.raises(InvalidOption, match=f"'{name}' belongs to a batch read"):
+        options.for_stream()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "'queue' is missing"),
+        ({"queue": "q", "warmup": "yes"}, "one of false, true"),
+        ({"queue": "q", "warmup": "true", "warmupFrom": "latest"}, "is earliest, a number"),
+        ({"queue": "q", "warmupFrom": "2h"}, "nothing without 'warmup'"),
+        ({"queue": " "}, "'queue' is missing"),
+        ({"queue": "q", "que": "x"}, "did you mean 'queue'"),
+        ({"queue": "q", "maxoffsetspertrigger": "5"}, "did you mean 'maxMessagesPerTrigger'"),
+        ({"queue": "q", "instance_id": "5"}, "did you mean 'instanceId'"),
+        ({"queue": "q", "path": "/x"}, "takes no path"),
+        ({"queue": "q", "zzz": "5"}, "the options are queue, url,"),
+        ({"queue": "q", "leaseSeconds": "0"}, r"\(1..3600\), not '0'"),
+        ({"queue": "q", "leaseSeconds": "nan"}, "not 'nan'"),
+        ({"queue": "q", "maxMessagesPerTrigger": "0"}, "at least 1"),
+        ({"queue": "q", "maxMessagesPerTrigger": "-5"}, "at least 1"),
+        ({"queue": "q", "maxBytesPerTrigger": "0"}, "'maxBytesPerTrigger' is bytes"),
+        ({"queue": "q", "maxBytesPerTrigger": "64 m"}, "not '64 m'"),
+        ({"queue": "q", "maxBytesPerTriger": "64m"}, "did you mean 'maxBytesPerTrigger'"),
+        ({"queue": "q", "flows": "65"}, r"'flows' is a number in 1..64, not '65'"),
+        ({"queue": "q", "flows": "0"}, "in 1..64"),
+        ({"queue": "q", "failOnDataLoss": "false"}, "did you mean 'onTrimmed'"),
+        ({"queue": "q", "startingOffsets": "earliest"}, "did you mean 'startingPositions'"),
+        ({"queue": "q", "startingPositions": "latest"}, "is earliest, committed, or JSON"),
+        ({"queue": "q", "endingPositions": "earliest"}, "is latest, committed, or JSON"),
+        ({"queue": "q", "onTrimmed": "latest"}, "one of fail, earliest"),
+        ({"queue": "q", "url": "ftp://x"}, "http:// or https://"),
+        ({"queue": "q", "url": "https://u:hunter2@x"}, "COUNTERPOISE_TOKEN"),
+    ],
+)
+def test_an_error_names_the_option_and_the_reason(given: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        read_options(given)
+
+
+def test_the_secret_is_neither_shown_nor_sent_to_tasks() -> None:
+    options = read_options({"queue": "q", "logUrl": "postgresql://u:hunter2@h/d"})
+    assert options.log_url is not None
+    assert "hunter2" not in repr(options)
+    assert options.for_tasks().log_url is None
