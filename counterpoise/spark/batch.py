@@ -17,15 +17,12 @@ from dataclasses import dataclass
 from counterpoise.client import Client
 from counterpoise.logs import Bounds, InvalidPosition, Log
 from counterpoise.spark.errors import InvalidOption
-from counterpoise.spark.offsets import Slice
+from counterpoise.spark.offsets import NO_EPOCH, Slice
 from counterpoise.spark.options import Edge, SourceOptions, is_word
 from counterpoise.spark.planning import pack
 from counterpoise.spark.probe import ask_bounds
 from counterpoise.spark.queue_log import QueueLog, ReadAccess, retry_until
 from counterpoise.spark.tasks import LogPartition, log_partition
-
-# Rows of a batch read have no epoch: there was no grant.
-NO_EPOCH = 0
 
 
 @dataclass(frozen=True)
@@ -107,14 +104,6 @@ def _check(log: Log, name: str, number: int, position: str, end: str) -> None:
             f"the option {name!r}, partition {number}: {position} lies behind the end of the log, "
             f"{end}"
         )
-
-
-# ------------------------------------------------------------------ batch_planning
-# Planning a batch read: its ranges, and their distribution among tasks.
-#
-# The service is asked here for the queue's partitions and the access to its log. The ends of the
-# ranges are decided here too. So all tasks read the state of one moment, however long they take and
-# however often they are repeated.
 
 
 _CALL_SECONDS = 10.0

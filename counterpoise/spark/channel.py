@@ -75,10 +75,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from counterpoise.spark.errors import SourceError
 from counterpoise.spark.offsets import VERSION_FIELD, Json
-from counterpoise.spark.status import QueryStatus
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from counterpoise.spark.status import QueryStatus
 
 
 logger = logging.getLogger("counterpoise.spark")
@@ -249,21 +250,6 @@ def _documents(progress: Any) -> Iterator[Json]:
                 yield document
 
 
-# ------------------------------------------------------------------ correspondence
-# The source's end of the channel: a thread that reads the driver's documents and writes the view.
-#
-# It checks some twenty times a second. This is cheap, because documents rarely change and a stamp
-# shows it. It reads:
-#
-# - `done`: the end offset of the latest micro-batch in Spark's commit log. Spark itself tells the
-#   source only when it asks for the next offset, which is a trigger interval later, and never when
-#   the query is stopped before.
-# - `drain`: the order to leave.
-# - `ready`: the partitions whose state the driver has restored (docs, *Warm-up*).
-#
-# If the channel fails (a full disk), its functions fail, but never the query.
-
-
 POLL_SECONDS = 0.05
 # How often a view is written if only its figures have changed.
 REPORT_SECONDS = 0.2
@@ -374,28 +360,6 @@ class Correspondent:
         if document != self._said:
             self._channel.put("view", document)
             self._said = document
-
-
-# ------------------------------------------------------------------ presence
-# Whether the driver of a query still runs, as its source process finds out when it ends.
-#
-# The source process survives its driver for a moment, and unbinds for it. Without this, the history
-# of the queue would say that the consumer left, although it was killed.
-#
-# A driver is two processes: the Python program, and the JVM, whose child the source process is.
-#
-# * *The Python program* holds a lock on a file in the directory that it shares with its sources,
-#   for
-#   as long as it lives: the system ends the lock with the process, however that ends. A program
-#   that
-#   ends by itself, also with an exception, removes the directory. So a file without a lock means
-#   that
-#   the program was killed.
-# * *The JVM* is gone when the source process has another parent than before.
-#
-# Where locks are not available (Windows, some file systems) there is no file, and only the JVM is
-# watched. A child that the program forked without `exec` shares its lock: while it lives, a killed
-# program is not noticed, and the flow is unbound without a reason.
 
 
 if sys.platform != "win32":

@@ -74,15 +74,6 @@ class BatchLimit:
         self.messages = min(GROWTH * self._least, max(self._least, messages))
 
 
-# ------------------------------------------------------------------ cycles
-# The cycles of a query: how long a partition may wait for its release, measured as the query runs.
-#
-# A partition is released when Spark asks for the next offset. In the worst case it is revoked just
-# after a micro-batch with its messages was planned, and released when Spark asks again: a *cycle*
-# later. A cycle is the micro-batch, or the trigger interval if that is longer. A queue's
-# max_handoff_time below two cycles makes forced handoffs likely.
-
-
 # The first micro-batch of a query starts Python workers and compiles, so it is not typical.
 _UNTYPICAL_CYCLES = 1
 _KEPT_CYCLES = 8

@@ -312,17 +312,6 @@ def _timed_out(views: Sequence[Json], timeout_seconds: float) -> DrainTimedOut:
     )
 
 
-# ------------------------------------------------------------------ shutdown
-# A hook that runs when the JVM is told to end, before Spark stops.
-#
-# Under `spark-submit`, also on YARN and Kubernetes, the JVM is the parent of the Python program,
-# and SIGTERM reaches the JVM alone. A JVM that ends starts all its hooks at once. Spark's hook is
-# not one of them: it is in a list of Hadoop's (`ShutdownHookManager`), whose hooks run one after
-# the other by priority, each within its time. Spark's hook has priority 40 and stops the context. A
-# hook of a higher priority runs earlier: until it has returned or its time is up, the context, the
-# queries and the connections between the JVM and Python work as usual.
-
-
 # Spark's priority is that of Hadoop's file systems (10) plus 30
 # (org.apache.spark.util.ShutdownHookManager).
 _PRIORITY = 100

@@ -156,16 +156,6 @@ def ours(progress: Json) -> list[Json]:
     return found
 
 
-# ------------------------------------------------------------------ done
-# Tells a query's source at once when a micro-batch is in Spark's commit log.
-#
-# Spark posts the progress of a micro-batch after it has written the entry of the commit log, and
-# never for a failed one (traced on PySpark 4.3). So its end offset is done, also in the sink. The
-# event may come late or, from an overloaded driver, never: then the source learns the same when
-# Spark asks for the next offset, or the next owner repeats those messages. It never comes too
-# early.
-
-
 class DoneListener(EventListener):
     """Writes the document `done` of every Counterpoise source. `on_start` gets each query's id."""
 
@@ -207,17 +197,6 @@ def listen(spark: SparkSession, home: str | Path) -> None:
         return
     vars(spark)["_counterpoise_listener"] = listener
     Departures(spark, home).start()
-
-
-# ------------------------------------------------------------------ departures
-# Stops a query that an administrator has drained, so that it ends as after `query.stop()`.
-#
-# The source hands everything over, leaves the queue and says so (the document `left`). It could end
-# the query only by an error. So the driver stops it: `awaitTermination` returns, and the program
-# ends as it does after any other stop.
-#
-# A thread looks at the directory of the driver, without a call into the JVM until there is
-# something to do. It also sees queries that have no micro-batches, for which Spark posts no events.
 
 
 DEPARTURE_POLL_SECONDS = 0.25
@@ -266,19 +245,6 @@ class Departures:
                 if not self._home.exists() or self._spark.sparkContext._jsc is None:
                     return
                 logger.warning("counterpoise: a drained query could not be stopped (%s)", error)
-
-
-# ------------------------------------------------------------------ tracking
-# Asynchronous progress tracking (`asyncProgressTrackingEnabled`) is refused.
-#
-# With it Spark writes offsets and commits later, and not all of them, while the source is told that
-# its messages are done. Then commits to the service are ahead of the checkpoint, and a restart
-# repeats messages that were committed before. Spark itself refuses it for `foreachBatch`, files and
-# stateful queries. With the other sinks (Kafka, console, memory, noop) only the class of its
-# execution identifies such a query.
-#
-# The driver sees that class when the query starts, and the source does not. So the driver tells the
-# source through the channel as soon as it knows the source, and the source fails the query.
 
 
 _REFUSAL_POLL_SECONDS = 0.05
@@ -330,24 +296,6 @@ def _refuse(query: Any) -> None:
     except Exception as error:
         # The session may end meanwhile.
         logger.warning("counterpoise: %s (and telling the query so failed: %s)", _WHY, error)
-
-
-# ------------------------------------------------------------------ finishing
-# Finished micro-batches of `foreachBatch` count as done, even while their query is being stopped.
-#
-# `query.stop()` interrupts the query's thread in the JVM. That thread waits for the Python
-# function, and nothing interrupts that. When the function has returned, the thread is still marked
-# as interrupted, so its next step fails: the entry in Spark's commit log. Then the micro-batch was
-# never done for Spark, and so for the source: its messages would come again.
-#
-# So when the function has returned, the mark is removed. Spark writes the entry, posts the event
-# that tells the source, and then ends the query, because `stop` has set its state before. The calls
-# of the function reach the JVM in the very thread that waits for it (PySpark pins them), so it is
-# that thread's mark.
-#
-# Two cases remain. `stop` cancels a Spark job within the function, so the function fails and the
-# micro-batch comes again. And a `stop` between the function's return and the entry (tens of
-# milliseconds) still interrupts the entry. `drain` avoids both.
 
 
 _QUERY_ID = "sql.streaming.queryId"

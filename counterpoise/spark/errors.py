@@ -82,10 +82,6 @@ class AheadOfLog(SourceError):
     code = "ahead_of_log"
 
 
-# ------------------------------------------------------------------ errors
-# Errors that end a query with the fenced sink; each says what to do about it.
-
-
 class SinkError(CounterpoiseError):
     """The fenced sink cannot continue by itself."""
 

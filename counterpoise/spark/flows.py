@@ -158,30 +158,6 @@ def raise_if_over(flow: BoundFlow, queue: str) -> None:
     raise FlowEnded(f"queue {queue!r}: {said}")
 
 
-# ------------------------------------------------------------------ together
-# Several flows of one application, for a larger share, seen as one.
-#
-# The queue is balanced over flows, so an application with n flows gets n shares. They have the
-# instance ids I, I#2, ..., I#n; so a restart that binds as I takes all their places again.
-#
-# To the rest of the source they are one flow:
-#
-# - *Partitions.* It holds the partitions of all its flows. A partition that moves between two of
-#   them
-#   is seen once, under its highest epoch: the lower epoch is over, even if its flow was not told
-#   yet.
-# - *Calls.* A call for a partition goes to the flow that holds or held it under that epoch. The
-#   service decides the outcome, and the epoch fences it like every call.
-# - *Binding.* While one of them is binding, the set of held partitions is uncertain. Commits and
-#   releases of the other flows continue.
-# - *The end.* If one was replaced, the query ends: another query runs as the same instance, and has
-#   taken over the other flows too or is about to. A flow that an administrator has unbound, or
-#   whose
-#   lease ended while it drained, is left out: the query continues with a smaller share, and ends
-#   with
-#   its last flow.
-
-
 logger = logging.getLogger("counterpoise.spark")
 
 T = TypeVar("T", Owned, Warming)
@@ -474,10 +450,6 @@ def each(items: Sequence[A], act: Callable[[A], R]) -> list[R]:
     with ThreadPoolExecutor(len(items), "counterpoise-flows") as pool:
         doing = [pool.submit(act, item) for item in items]
     return [one.result() for one in doing]
-
-
-# ------------------------------------------------------------------ binding
-# Binds the flows of a query: one, or with the option `flows` several that act as one.
 
 
 def bind(

@@ -41,6 +41,9 @@ VERSION = 1
 # The version of the format. Its presence shows that the offset is one of Counterpoise.
 VERSION_FIELD = "counterpoise"
 
+# Rows of a batch read have no epoch: there was no grant.
+NO_EPOCH = 0
+
 Json = dict[str, Any]
 
 
@@ -190,10 +193,6 @@ def replay_slices(start: Offset, end: Offset) -> list[Slice]:
         for number, one in sorted(end.replays.items())
         if start.replays.get(number) != one
     ]
-
-
-# ------------------------------------------------------------------ place
-# The place that offsets belong to: one queue, and one incarnation of its log.
 
 
 @dataclass(frozen=True)

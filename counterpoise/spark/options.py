@@ -88,13 +88,6 @@ def is_word(edge: Edge, number: int) -> bool:
     return isinstance(edge, str) or edge[number] in (*_START_WORDS, *_END_WORDS)
 
 
-# ------------------------------------------------------------------ floor
-# The start of the history from which state is restored: the option warmupFrom.
-#
-# A floor is resolved once, when a chain of replays begins. After that it is a position in the
-# offset. So it does not move with the clock while history is replayed.
-
-
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # No log reaches further back, and subtracting a longer time would overflow the calendar.
 _LONGEST_SECONDS = 36_500 * 86400
@@ -177,10 +170,6 @@ def _published_at(log: Log, partition: int, at: int, end: int) -> tuple[datetime
         if batch.num_rows:
             return batch.column("published_at")[0].as_py(), int(batch.column("position")[0].as_py())
     return None, end
-
-
-# ------------------------------------------------------------------ options
-# The options of the source: names, defaults and allowed values.
 
 
 # The limits of a query's first micro-batches. They grow while micro-batches are short

@@ -307,14 +307,6 @@ class Progress:
         self.anchored &= live
 
 
-# ------------------------------------------------------------------ books
-# The progress of one query, shared by its threads.
-#
-# Spark's thread plans and learns what is done, the channel's thread learns it too, and the
-# settler's thread tells the service. Each works under one lock, and reads the flow's view only
-# while it holds the lock. So the progress sees the views in their order.
-
-
 class SharedProgress:
     """`wake` is set when there may be something to tell the service."""
 

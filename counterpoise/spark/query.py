@@ -305,13 +305,6 @@ class Consumption:
         return self.status().report()
 
 
-# ------------------------------------------------------------------ batches
-# The slices that a micro-batch reads, once Spark has written its offsets down.
-#
-# The offsets alone determine them. Slices that were superseded since they were planned are left
-# out.
-
-
 # How long a micro-batch waits for a certain view of the flow.
 SETTLE_SECONDS = 2.0
 
@@ -376,10 +369,6 @@ class Batches:
             with contextlib.suppress(CounterpoiseError):
                 self._flow.wait(min(left, 0.1))
         return self._flow.partitions if self._flow.status == "bound" else None
-
-
-# ------------------------------------------------------------------ reporting
-# What a query reports to the service, so that people see it where they see the queue.
 
 
 def conditions_of(flow: ReportingFlow, probe: LogProbe) -> Iterator[Condition]:

@@ -133,13 +133,6 @@ class QueueLog:
         return given.url if given is not None else None
 
 
-# ------------------------------------------------------------------ patience
-# Calls that are made once, before a query or a read starts, with a limited wait.
-#
-# A running query survives an unavailable service or log. Before it runs, it tries only for
-# `startTimeoutSeconds`, because a wrong address looks the same as a service that is down.
-
-
 T = TypeVar("T")
 
 PAUSE_SECONDS = 0.25

@@ -209,14 +209,6 @@ def log_to_stderr() -> None:
     package.setLevel(logging.INFO)
 
 
-# ------------------------------------------------------------------ batch
-# The batch reader: `spark.read.format("counterpoise")`, a snapshot of a queue's log.
-#
-# It only reads: it binds no flow, does not take part in the balance and commits nothing. The ranges
-# are decided while Spark plans the read (`batch_planning`). The tasks are those of streams
-# (`executor`). Their rows have no epoch (null), because there was no grant.
-
-
 class CounterpoiseBatchReader(DataSourceReader):
     """Reads the chosen ranges of a queue's log."""
 

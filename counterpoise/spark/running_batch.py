@@ -141,13 +141,6 @@ class PlanWriter:
             )
 
 
-# ------------------------------------------------------------------ batch
-# Finds, within `foreachBatch`, the running query and what the source has planned for it.
-#
-# `foreachBatch` gets a session of its own, which does not list the query. The state that all
-# sessions of an application share does.
-
-
 _PAUSE_SECONDS = 0.05
 
 

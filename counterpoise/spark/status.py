@@ -116,12 +116,6 @@ class Handoffs:
         return len(self._taken)
 
 
-# ------------------------------------------------------------------ status
-# The status of a query: in its progress, in the channel, for a `QueueListener`.
-#
-# Values are texts, numbers and objects of these, so that Spark shows them unchanged.
-
-
 @dataclass(frozen=True)
 class QueryStatus:
     """The status of a query at one moment. `positions`: up to where its partitions are done."""

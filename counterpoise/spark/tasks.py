@@ -37,9 +37,8 @@ from counterpoise.logs import (
 )
 from counterpoise.logs.columns import repeated
 from counterpoise.logs.patience import Patience
-from counterpoise.spark.batch import NO_EPOCH
 from counterpoise.spark.errors import Trimmed
-from counterpoise.spark.offsets import Slice
+from counterpoise.spark.offsets import NO_EPOCH, Slice
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.queue_log import QueueLog
 
@@ -225,15 +224,6 @@ def _after(batch: pa.RecordBatch, last: str) -> pa.RecordBatch:
     if batch.num_rows and batch.column(1)[0].as_py() == last:
         return batch.slice(1)
     return batch
-
-
-# ------------------------------------------------------------------ ahead
-# Reading ahead in a task: the log finds the next chunk while Spark takes the present one.
-#
-# A task waits for the log, makes rows, and writes them to the JVM. One after the other these times
-# add up. So a thread reads the log, at most two chunks ahead: one is kept, and one waits to be
-# kept. Nothing else changes: the same batches come in the same order, and an error comes after the
-# batches before it.
 
 
 T = TypeVar("T")

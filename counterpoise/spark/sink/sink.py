@@ -284,15 +284,6 @@ def _check_name(sink: FencedSink, run_id: str, batch_id: int) -> None:
         _given[key] = (batch_id, weakref.ref(sink))
 
 
-# ------------------------------------------------------------------ spread
-# Whether the task that read a queue partition still has all its rows, in order.
-#
-# The source reads a queue partition in one task. Operators that work row by row keep it there; a
-# shuffle, a join or a union does not. The query's physical plan in Spark shows its operators. Only
-# operators that are known to work row by row pass; an unknown operator may do anything. A needless
-# shuffle costs time. A missing one would write half of a range and mark all of it as written.
-
-
 # Spark's operators that turn each row into zero or more rows in place, in the same task.
 _ROW_BY_ROW = frozenset(
     {

@@ -248,10 +248,6 @@ def _pieces(batches: Iterable[pa.RecordBatch]) -> Any:
             begin += count
 
 
-# ------------------------------------------------------------------ insert
-# `FencedSink.to_table`: rows into the columns of the same names, with COPY.
-
-
 # Columns of the source that concern warm-up and say nothing about the message.
 _BOOKKEEPING = frozenset({"replay", "tenure"})
 # Of the source's times.

@@ -143,14 +143,6 @@ def rows_of(batch: DataFrame) -> pa.Table:
     return batch.toArrow().cast(ARROW_SCHEMA)
 
 
-# ------------------------------------------------------------------ tending
-# The background thread of states: it warms up, publishes and drops them as partitions come and go.
-#
-# It learns of the flow from the document `view` that the source writes to the channel, and answers
-# with the document `ready`. If the log or the user's own code fails for one partition, only that
-# partition waits.
-
-
 POLL_SECONDS = 0.05
 # If a step of a warm-up took no longer than this, the partition is near enough.
 NEAR_SECONDS = 1.0

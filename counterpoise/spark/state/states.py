@@ -229,10 +229,6 @@ def _warn_of_gap(partition: int, begin: str, end: str) -> None:
     )
 
 
-# ------------------------------------------------------------------ states
-# The states of the partitions that a query processes or warms up.
-
-
 class States(Generic[S]):
     """A cell for each partition. Any thread may call; each cell has a lock of its own.
 
