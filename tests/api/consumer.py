@@ -95,6 +95,8 @@ def create_queue(http: httpx.Client, name: str, count: int, **settings: Any) -> 
 
 
 def bind(http: httpx.Client, queue: str, client_name: str = "c", **options: Any) -> Consumer:
-    response = http.post(f"/queues/{queue}/flows", json={"client_name": client_name, **options})
+    response = http.post(
+        f"/queues/{queue}/flows", json={"client_name": client_name, "lease_seconds": 60, **options}
+    )
     assert response.status_code == 201, response.text
     return Consumer(http, queue, response.json())

@@ -43,7 +43,8 @@ class Stage:
     flow: dict[str, Any] = field(repr=False)
 
     def bind(self, queue: str) -> dict[str, Any]:
-        answer = self.http.post(f"/queues/{queue}/flows", json={"client_name": "attacker"})
+        body = {"client_name": "attacker", "lease_seconds": 600}
+        answer = self.http.post(f"/queues/{queue}/flows", json=body)
         answer.raise_for_status()
         bound: dict[str, Any] = answer.json()
         return bound
