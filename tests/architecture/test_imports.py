@@ -1,7 +1,7 @@
 """The architecture is a test: imports run one way, core <- broker <- api, and counterpoise alone.
 
-The rules are those of docs/design. Imports are read from the syntax tree, so an import inside a
-function or under TYPE_CHECKING counts too.
+The rules are those of docs/design; `test_layers` has the layers within each package. Imports are
+read from the syntax tree, so an import inside a function or under TYPE_CHECKING counts too.
 """
 
 import ast
@@ -92,38 +92,6 @@ def test_the_service_shares_only_logs_backoff_and_plain_text_with_the_consumers(
         for path, name in imports_under(service)
         if within(name, "counterpoise") and path != client
         if not any(within(name, one) for one in shared)
-    ]
-
-
-ROOMS = {
-    "broker": ("core", "store", "logs", "replica", "calls", "memory"),
-    "api": ("schemas", "http", "routes"),
-    "counterpoise/spark": (
-        *("plan", "tasks", "channel", "driver", "flows", "run", "source"),
-        *("sink", "warmup"),
-    ),
-}
-
-
-@pytest.mark.parametrize("package", ROOMS)
-def test_a_room_imports_only_rooms_below_it(package: str) -> None:
-    upwards = [
-        f"{path}: {name}"
-        for floor, room in enumerate(ROOMS[package])
-        for path, name in imports_under(f"{package}/{room}")
-        if any(
-            within(name, f"{package.replace('/', '.')}.{above}")
-            for above in ROOMS[package][floor + 1 :]
-        )
-    ]
-    assert not upwards
-
-
-def test_the_room_of_the_database_needs_no_other() -> None:
-    assert not [
-        f"{path}: {name}"
-        for path, name in imports_under("broker/postgres")
-        if within(name, "broker") and name != "broker" and not within(name, "broker.postgres")
     ]
 
 
