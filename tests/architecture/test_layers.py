@@ -1,4 +1,4 @@
-"""The layers of docs/design.md hold: each module is in one, and imports only its own and lower ones.
+"""The layers of docs/design.md hold: each module is in one, and imports none of a higher one.
 
 The tables there are the one list. The first cell of a row names modules and packages; a row imports
 itself and the rows above it. A circle within a row is found by `test_rooms`.
