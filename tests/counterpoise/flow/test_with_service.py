@@ -103,7 +103,8 @@ def test_a_successor_that_warms_up_is_told_and_says_ready(flow):
 
 def test_a_flow_whose_renewals_stop_loses_and_comes_back(flow, flights, migrated_url):
     flights.change_queue("flights", max_handoff_time=0.3)
-    well, refused, lost = [True], [0], []
+    well, refused = [True], [0]
+    lost: list = []
 
     def is_well():
         refused[0] += not well[0]
