@@ -103,9 +103,14 @@ def test_a_successor_that_warms_up_is_told_and_says_ready(flow):
 
 def test_a_flow_whose_renewals_stop_loses_and_comes_back(flow, flights, migrated_url):
     flights.change_queue("flights", max_handoff_time=0.3)
-    well = [True]
+    well, refused = [True], [0]
     lost: list = []
-    first = flow(lease_seconds=LONG_SECONDS, renew_while=lambda: well[0], on_lost=lost.append)
+
+    def is_well():
+        refused[0] += not well[0]
+        return well[0]
+
+    first = flow(lease_seconds=LONG_SECONDS, renew_while=is_well, on_lost=lost.append)
     owns(first, 4)
     old = first.flow_id
     second = flow(lease_seconds=LONG_SECONDS)
@@ -113,6 +118,8 @@ def test_a_flow_whose_renewals_stop_loses_and_comes_back(flow, flights, migrated
     well[0] = False
     expire(migrated_url, old)
     owns(second, 4)
+    eventually(lambda: refused[0] >= 3)
+    assert [one.flow_id for one in flights.flows("flights")] == [second.flow_id]
     well[0] = True
     eventually(lambda: first.status == "bound" and first.flow_id != old)
     eventually(lambda: {owned.partition for owned in lost} == {0, 1, 2, 3})
