@@ -12,6 +12,11 @@ flows: uvicorn writes head and body one after the other, each with a system call
 A connection is small, because thousands of them wait for long: what uvicorn makes in advance for
 rare cases is made here when the case comes.
 
+A chunked body has few small chunks (`MOST_CHUNKS`), because each costs more than its bytes, and at
+most `MOST_BODY_OVERHEAD_BYTES` that are no body: heads of chunks, extensions, trailers. Trailers are
+dropped. uvicorn would add them to the head of the request, which has been checked already and which
+a proxy in front has seen without them.
+
 Pipelined requests are answered one after another; at most `MOST_PIPELINED` may be ahead, because
 the parser makes requests of all that one read brings, and holds the event loop meanwhile.
 """
@@ -36,6 +41,11 @@ MOST_HEAD_BYTES = 65536
 MOST_FIELDS = 100
 MOST_PIPELINED = 16
 HEAD_SECONDS = 10.0
+# Chunks of fewer bytes than this on average are too small if there are more than so many.
+MOST_CHUNKS = 1_000
+CHUNK_BYTES = 64
+# Heads of chunks, their extensions and trailers, beyond what chunks of a usual size take.
+MOST_BODY_OVERHEAD_BYTES = 65536
 
 
 class _Refused(Exception):
@@ -87,6 +97,8 @@ class Connection(HttpToolsProtocol):
     # Python keeps attributes in a dictionary of its own for each object that has more than 30.
     __slots__ = (
         "_answered",
+        "_body_bytes",
+        "_chunks",
         "_crowd",
         "_head_begun",
         "_head_bytes",
@@ -94,6 +106,7 @@ class Connection(HttpToolsProtocol):
         "_head_timer",
         "_in_body",
         "_made",
+        "_received_bytes",
         "_refusal",
         "_unread",
         "host",
@@ -120,6 +133,8 @@ class Connection(HttpToolsProtocol):
         self._head_begun = False
         self._head_bytes = 0
         self._in_body = False
+        # Of the present body: what has arrived since its head, and how much of it is body.
+        self._received_bytes = self._body_bytes = self._chunks = 0
         self._refusal = ""
         self._head_timer: asyncio.TimerHandle | None = None
         # What the peer had not read when an idle time began.
@@ -162,7 +177,12 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse(self._refusal or "malformed")
             return
-        if self._head_begun:
+        if self._in_body:
+            self._received_bytes += len(data)
+            overhead = self._received_bytes - self._body_bytes
+            if overhead > MOST_BODY_OVERHEAD_BYTES + self._body_bytes:
+                self._refuse("malformed")
+        elif self._head_begun:
             self._head_bytes += len(data)
             if self._head_bytes > MOST_HEAD_BYTES:
                 self._refuse("head_too_large")
@@ -183,6 +203,7 @@ class Connection(HttpToolsProtocol):
             self._refusal = "head_too_large"
             raise _Refused
         self._head_begun, self._in_body = False, True
+        self._received_bytes = self._body_bytes = self._chunks = 0
         self._forget_head()
         self._unset_keepalive_if_required()
         self._answered = False
@@ -190,6 +211,21 @@ class Connection(HttpToolsProtocol):
         self.cycle.message_event = _Event()  # type: ignore[assignment]
         # The application begins later, in a task.
         self.scope[WHOLE] = self._write_whole  # type: ignore[literal-required]
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_body:
+            super().on_header(name, value)
+
+    def on_chunk_header(self) -> None:
+        """A chunk begins; httptools calls it."""
+        self._chunks += 1
+        if self._chunks > MOST_CHUNKS + self._body_bytes // CHUNK_BYTES:
+            self._refusal = "malformed"
+            raise _Refused
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_body = False
