@@ -13,9 +13,9 @@ A connection is small, because thousands of them wait for long: what uvicorn mak
 rare cases is made here when the case comes.
 
 A chunked body has few small chunks (`MOST_CHUNKS`), because each costs more than its bytes, and at
-most `MOST_BODY_OVERHEAD_BYTES` that are no body: heads of chunks, extensions, trailers. Trailers are
-dropped. uvicorn would add them to the head of the request, which has been checked already and which
-a proxy in front has seen without them.
+most `MOST_BODY_OVERHEAD_BYTES` that are no body: heads of chunks, extensions, trailers. Trailers
+are dropped. uvicorn would add them to the head of the request, which has been checked already and
+which a proxy in front has seen without them.
 
 Pipelined requests are answered one after another; at most `MOST_PIPELINED` may be ahead, because
 the parser makes requests of all that one read brings, and holds the event loop meanwhile.
