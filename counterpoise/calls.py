@@ -16,8 +16,8 @@ from uuid import uuid4
 
 from counterpoise import reading, wire
 from counterpoise.errors import BadAnswer, InvalidUrl, error_of
-from counterpoise.limits import json_of
-from counterpoise.wire import CommitItem, Page, ReadyItem, ReleaseItem
+from counterpoise.reading import json_of
+from counterpoise.wire import ChildrenItem, CommitItem, Json, Page, ReadyItem, ReleaseItem
 
 T = TypeVar("T")
 
@@ -136,9 +136,6 @@ def listing(
     return Listing(page, max_items)
 
 
-# ------------------------------------------------------------------ queues
-
-
 def queues(max_items: int | None = None) -> Listing[wire.Queue]:
     """All queues, by name."""
     return listing("/queues", reading.queue, max_items, {})
@@ -248,9 +245,6 @@ def log_access(
     body = {"purpose": purpose, **({"refused": True} if refused else {})}
     read = reading.reading(reading.log_view)
     return Call("POST", queue_path(name, "/log-access"), read, body=body, token=flow_token)
-
-
-# ------------------------------------------------------------------ flows
 
 
 def bind(
@@ -398,3 +392,56 @@ def drain(
 def events_path(name: str) -> str:
     """The path of the queue's event stream."""
     return queue_path(name, "/events")
+
+
+def children(
+    queue: str,
+    flow_id: str,
+    flow_token: str,
+    items: Sequence[ChildrenItem],
+    seq: int | None = None,
+) -> Call[wire.Results]:
+    """Report what comes after partitions, and finish them, atomically."""
+    body: list[dict[str, Any]] = []
+    for item in items:
+        one: dict[str, Any] = {"partition": item.partition, "epoch": item.epoch}
+        if item.position is not None:
+            one["position"] = item.position
+        if item.finished:
+            one["finished"] = True
+        one["children"] = [
+            {
+                "key": child.key,
+                "parents": list(child.parents),
+                "partition": child.partition,
+                "position": child.position,
+            }
+            for child in item.children
+        ]
+        body.append(one)
+    return results_call(queue, flow_id, flow_token, "children", body, seq)
+
+
+def graph(name: str, max_items: int | None = None) -> Listing[wire.LineageNode]:
+    """The partitions of a dynamic queue as a graph, by number. Raises `Invalid` for a fixed one."""
+    return listing(queue_path(name, "/lineage"), reading.lineage_node, max_items, {})
+
+
+def split_partition(queue: str, partition: int, at: str | None = None) -> Call[Json]:
+    """Split a partition: `at` is `middle`, `load`, or a hash as eight hexadecimal digits."""
+    return Call(
+        "POST",
+        queue_path(queue, f"/partitions/{partition}/split"),
+        lambda answer: answer,
+        body={} if at is None else {"at": at},
+    )
+
+
+def merge_partitions(queue: str, partition: int, other: int) -> Call[Json]:
+    """Merge two partitions whose ranges lie side by side."""
+    return Call(
+        "POST",
+        queue_path(queue, f"/partitions/{partition}/merge"),
+        lambda answer: answer,
+        body={"with": other},
+    )

@@ -7,6 +7,9 @@ Consumers seldom need these clients: `Flow` binds, renews and follows updates by
     with Client() as client:
         client.create_queue("flights", 32, rebalance_delay=2.0)
         print(client.rebalance_status("flights").status)
+
+A service within this process (`counterpoise.testing`) is registered by its address: a client of
+such an address sends its requests through the service's own transport, and no socket is opened.
 """
 
 from __future__ import annotations
@@ -20,25 +23,57 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 
-from counterpoise import calls, tracing, wire, within
+from counterpoise import calls, tracing, wire
+from counterpoise import calls as lineage_calls
 from counterpoise import conditions as condition_calls
-from counterpoise import lineage as lineage_calls
 from counterpoise.calls import Call, Listing, base_url, read_answer
 from counterpoise.errors import BadAnswer, Unreachable
 from counterpoise.event_stream import EventReader
-from counterpoise.limits import Content, Listed, checked_token
+from counterpoise.reading import Content, Listed, checked_token
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
 # Below uvicorn's 5 s, so that the client never reuses a connection that uvicorn is closing.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=3.0)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class Within(Protocol):
+    """A service that is reached without a network."""
+
+    def transport(self) -> httpx.BaseTransport:
+        """A transport for one client."""
+        ...
+
+    def async_transport(self) -> httpx.AsyncBaseTransport:
+        """A transport for one asyncio client."""
+        ...
+
+
+SERVICES: dict[str, Within] = {}
+"""By address, without a path."""
+
+
+def found(url: str) -> Within | None:
+    """The service at a root of paths (`http://…/v1`), if it is within this process."""
+    return SERVICES.get(url.removesuffix("/v1"))
+
+
+def transport(url: str) -> httpx.BaseTransport | None:
+    """For a blocking client of this root; None: the network."""
+    service = found(url)
+    return None if service is None else service.transport()
+
+
+def async_transport(url: str) -> httpx.AsyncBaseTransport | None:
+    """For an asyncio client of this root; None: the network."""
+    service = found(url)
+    return None if service is None else service.async_transport()
 
 
 class _Quiet(logging.Filter):
@@ -86,7 +121,7 @@ class _Settings:
                 "Accept-Encoding": "identity",
             },
             # A proxy from the environment is for other machines, not for this one.
-            "trust_env": (parts.hostname or "") not in _LOOPBACK and not within.found(self.url),
+            "trust_env": (parts.hostname or "") not in _LOOPBACK and not found(self.url),
             # Without TLS there is nothing to verify, and loading the certificates takes time.
             "verify": parts.scheme == "https",
         }
@@ -182,7 +217,7 @@ class Client:
         self, url: str | None = None, *, token: str | None = None, timeout_seconds: float = 10.0
     ) -> None:
         self._settings = _Settings(url, token, timeout_seconds)
-        here = within.transport(self._settings.url)
+        here = transport(self._settings.url)
         self._http = httpx.Client(limits=_LIMITS, transport=here, **self._settings.transport())
 
     @property
@@ -281,9 +316,6 @@ class Client:
         return f"{type(self).__name__}({self.url!r})"
 
 
-# ------------------------------------------------------------------ asyncio
-
-
 def _async_method(
     build: Callable[P, Call[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
@@ -322,7 +354,7 @@ class AsyncClient:
         self, url: str | None = None, *, token: str | None = None, timeout_seconds: float = 10.0
     ) -> None:
         self._settings = _Settings(url, token, timeout_seconds)
-        here = within.async_transport(self._settings.url)
+        here = async_transport(self._settings.url)
         self._http = httpx.AsyncClient(limits=_LIMITS, transport=here, **self._settings.transport())
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from counterpoise import wire
 from counterpoise.errors import BadAnswer
-from counterpoise.limits import MOST_ANSWER_BYTES, json_of
+from counterpoise.reading import MOST_ANSWER_BYTES, json_of
 
 # These alone end a line. U+2028, for one, may stand within JSON.
 _LINE_END = re.compile(rb"\r\n|\r|\n")

@@ -49,12 +49,10 @@ even if a traceback keeps the loop alive.
 There is no `async for`: `AsyncFlow` is for programs with an event loop.
 """
 
-from counterpoise.consumer.consumer import Consumer
-from counterpoise.consumer.lane import Failure
+from counterpoise.consumer.consumer import Consumer, LaneStatus, Status, stop_on_signals
+from counterpoise.consumer.lanes import Failure
 from counterpoise.consumer.message import Message, Ownership
 from counterpoise.consumer.poison import DeadLetter, SameQueue
-from counterpoise.consumer.signals import stop_on_signals
-from counterpoise.consumer.status import LaneStatus, Status
 from counterpoise.consumer.work import Each, Handle
 
 __all__ = [

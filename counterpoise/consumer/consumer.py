@@ -1,37 +1,145 @@
-"""`Consumer`: a flow, a log, and the threads between them. See the package's docstring."""
+"""`Consumer`: a flow, a log, and the threads between them. See the package's docstring.
+
+Beside it: its status, the conditions that it reports to the service, and its end in order on SIGINT
+and SIGTERM.
+"""
 
 from __future__ import annotations
 
 import inspect
 import logging
+import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Protocol, Self
 
 from counterpoise.client import Client
-from counterpoise.consumer.conditions import conditions_of
-from counterpoise.consumer.lane import Failure, Lane
-from counterpoise.consumer.lanes import Lanes
+from counterpoise.conditions import Condition, invalid_position, log_away, text_of
+from counterpoise.consumer.lanes import Failure, Lane, Lanes
 from counterpoise.consumer.message import Message
 from counterpoise.consumer.poison import DeadLetter, Origin, Policy, checked
 from counterpoise.consumer.reading import LOG_APPEARS_SECONDS, Reader
 from counterpoise.consumer.settling import Settler
-from counterpoise.consumer.status import LaneStatus, Status
 from counterpoise.consumer.waking import Waking
 from counterpoise.consumer.watchdog import Watchdog
 from counterpoise.consumer.work import Each, Handle, Rules, Worker
 from counterpoise.errors import CounterpoiseError, QueueNotFound
 from counterpoise.flow.blocking import Flow
+from counterpoise.wire import barrier_text
 
 logger = logging.getLogger("counterpoise.consumer")
-
 WAIT_SECONDS = 0.1
 # A worker in a thread of its own asks `until` nothing; messages and the end wake it.
 WORKER_WAIT_SECONDS = 5.0
 LEAVE_SECONDS = 2.0
+
+
+class Stoppable(Protocol):
+    """A `Consumer`."""
+
+    def stop(self, *, now: bool = False) -> None: ...
+
+
+@contextmanager
+def stop_on_signals(consumer: Stoppable) -> Iterator[None]:
+    """Hand over in order on the first SIGINT or SIGTERM, end without waiting on the second.
+
+    For the main thread; in another thread it does nothing. Afterwards the earlier handlers are
+    restored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals = 0
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        nonlocal signals
+        signals += 1
+        consumer.stop(now=signals > 1)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@dataclass(frozen=True)
+class LaneStatus:
+    """One owned partition: how far it is handled, and its waiting messages.
+
+    `attempts`: how often the message at `position` has failed. `quarantined`: the last error, if
+    the partition is in quarantine. `waits`: `at 1002 for 0, 2`, if an ordered resize lets the
+    partition go no further than position 1002 until partitions 0 and 2 have reached their cuts.
+    """
+
+    epoch: int
+    state: str
+    position: str | None
+    waiting_messages: int
+    waiting_bytes: int
+    in_hand: int
+    attempts: int
+    quarantined: str | None
+    waits: str = ""
+
+    @classmethod
+    def of(cls, lane: Lane) -> LaneStatus:
+        """The present status of the lane."""
+        failure = lane.failure
+        return cls(
+            lane.epoch,
+            lane.owned.state,
+            lane.position,
+            lane.waiting_messages,
+            lane.waiting_bytes,
+            lane.in_hand,
+            failure.attempts if failure is not None else 0,
+            repr(failure.error) if lane.quarantined and failure is not None else None,
+            barrier_text(lane.grant.owned.cut, lane.grant.owned.waits_for),
+        )
+
+
+@dataclass(frozen=True)
+class Status:
+    """The status of a consumer. `stuck`: the watchdog lets the lease expire."""
+
+    flow: str
+    handled: int
+    dead_lettered: int
+    stuck: bool
+    log_away: bool
+    partitions: Mapping[int, LaneStatus]
+
+    @property
+    def quarantined(self) -> Mapping[int, str]:
+        """The partitions in quarantine, each with its error."""
+        return {
+            number: lane.quarantined
+            for number, lane in self.partitions.items()
+            if lane.quarantined is not None
+        }
+
+
+def conditions_of(lanes: Lanes, reader: Reader) -> Iterator[Condition]:
+    """The conditions of the consumer: its log first, then its partitions by number."""
+    yield from log_away(reader.away_for)
+    for lane in lanes.quarantined():
+        yield _of_lane(lane)
+
+
+def _of_lane(lane: Lane) -> Condition:
+    failure = lane.failure
+    if failure is None:
+        return invalid_position(lane.partition, lane.epoch, lane.position)
+    text = f"at {failure.position}, after {failure.attempts} attempts: {text_of(failure.error)}"
+    return Condition("quarantined", text, lane.partition, lane.epoch)
 
 
 class Consumer:

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from counterpoise.client import Client
-from counterpoise.consumer.lane import Failure
+from counterpoise.consumer.lanes import Failure
 from counterpoise.consumer.message import Message
 from counterpoise.errors import CounterpoiseError
 from counterpoise.publisher import Publisher, PublisherIdInUse

@@ -22,15 +22,17 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
+
+import pyarrow as pa
 
 from counterpoise import tracing
 from counterpoise.backoff import Backoff
 from counterpoise.client import Client
-from counterpoise.consumer.lane import Chunk, Lane
-from counterpoise.consumer.lanes import Lanes
-from counterpoise.consumer.ranges import Read, end_of, read_range
+from counterpoise.consumer.lanes import Chunk, Lane, Lanes
 from counterpoise.consumer.waking import Waking
 from counterpoise.errors import CounterpoiseError, QueueNotFound, ServiceUnavailable
+from counterpoise.flow.barriers import within
 from counterpoise.flow.blocking import Flow
 from counterpoise.logs import (
     Bounds,
@@ -41,6 +43,7 @@ from counterpoise.logs import (
     LogNotFound,
     LogUnavailable,
     PositionAhead,
+    PositionTrimmed,
     open_log,
 )
 from counterpoise.logs.address import environment_access
@@ -48,7 +51,6 @@ from counterpoise.logs.patience import AHEAD_SECONDS
 from counterpoise.wire import CommitItem, LogAccess
 
 logger = logging.getLogger("counterpoise.consumer")
-
 AWAY = Backoff(0.2, 2.0)
 LOG_APPEARS_SECONDS = 75.0
 CONFIRM_SECONDS = 5.0
@@ -61,6 +63,72 @@ LOOK_SECONDS = 0.1
 FIRST_MESSAGES = 16
 # How long a consumer without partitions keeps its connection to the log.
 PREPARED_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Read:
+    """Messages from `start` up to `reached`."""
+
+    start: str
+    batch: pa.RecordBatch
+    reached: str
+
+    def fits(self, messages: int) -> bool:
+        return bool(self.batch.num_rows <= messages)
+
+
+def end_of(bounds: Bounds, lane: Lane, start: str) -> str:
+    """How far an ordered resize lets the lane be read, which need not be the partition's end."""
+    number = lane.partition
+    return within(bounds, {number: lane.grant.owned}, {number: start}).ends[number]
+
+
+def read_range(
+    log: Log, partition: int, start: str, end: str, max_messages: int, max_bytes: int
+) -> tuple[list[Chunk], str]:
+    """At most `max_messages` of [start, end), and the position up to which they are complete.
+
+    Not much more than `max_bytes` in memory, but at least one message if there is any.
+    """
+    batches: list[pa.RecordBatch] = []
+    memory_bytes = 0
+    try:
+        for batch in log.read(
+            partition, start, end, max_messages=max_messages + 1, max_bytes=max_bytes
+        ):
+            batches.append(batch)
+            # Keys and headers take memory too, and may be larger than values.
+            memory_bytes += batch.nbytes
+            if memory_bytes >= max_bytes:
+                break
+    except PositionTrimmed as gone:
+        # Messages before the gap are handled first. Reading at the gap then raises again.
+        if not batches:
+            raise
+        return _chunks(batches, gone.position), gone.position
+    count = sum(batch.num_rows for batch in batches)
+    if count <= max_messages and memory_bytes < max_bytes:
+        return _chunks(batches, end), end
+    if count == 1:  # one large message: what is the position after it?
+        batches = list(log.read(partition, start, end, max_messages=2))
+        count = sum(batch.num_rows for batch in batches)
+        if count == 1:
+            return _chunks(batches, end), end
+    following: str = batches[-1].column("position")[-1].as_py()
+    last = batches.pop()
+    if last.num_rows > 1:
+        batches.append(last.slice(0, last.num_rows - 1))
+    return _chunks(batches, following), following
+
+
+def _chunks(batches: list[pa.RecordBatch], end: str) -> list[Chunk]:
+    chunks: list[Chunk] = []
+    for batch in reversed(batches):
+        chunk = Chunk(batch, end)
+        chunks.append(chunk)
+        end = chunk.start
+    chunks.reverse()
+    return chunks
 
 
 class Reader:

@@ -23,8 +23,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from counterpoise.backoff import Backoff
-from counterpoise.consumer.lane import Failure, Lane, Piece
-from counterpoise.consumer.lanes import Lanes
+from counterpoise.consumer.lanes import Failure, Lane, Lanes, Piece
 from counterpoise.consumer.message import Message, Ownership, messages_of
 from counterpoise.consumer.poison import DeadLetter, Origin, Policy
 from counterpoise.consumer.watchdog import Watchdog

@@ -1,4 +1,17 @@
-"""The common part of the blocking and the asyncio flow: settings, and all properties."""
+"""The common part of the blocking and the asyncio flow: settings, properties, callbacks, reports.
+
+**Callbacks.** A program registers callbacks by keyword; a notice becomes a call of one of them.
+
+**Log lines.** Bound, granted, revoked, retiring and lost are lines at the level INFO of the logger
+`counterpoise.flow`, whether the program has callbacks or not. Partitions that come or go together
+share a line, with the first twenty of them.
+
+**Reports of conditions.** A report has all conditions. It is sent only when they differ from those
+that the service has acknowledged under this binding, so a program may report as often as it likes,
+and a healthy flow sends none. A service of a version before conditions does not know the call.
+Then, and after a refusal, nothing is sent for a while: it is no reason to stop the work, and the
+service may be upgraded.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +21,175 @@ import random
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NoReturn, TypeAlias
 
-from counterpoise.errors import CounterpoiseError, UsedInAnotherProcess
-from counterpoise.flow.callbacks import Callbacks, OnOwned, OnRevoking, OnWarming, OnWarmingEnded
+from counterpoise import conditions
+from counterpoise.calls import Call
+from counterpoise.conditions import Condition, is_unknown
+from counterpoise.errors import (
+    CounterpoiseError,
+    FlowGone,
+    FlowNotFound,
+    Forbidden,
+    QueueNotFound,
+    ServiceUnavailable,
+    Unauthorized,
+    UsedInAnotherProcess,
+)
 from counterpoise.flow.core import FlowCore, FlowSettings
-from counterpoise.flow.log_lines import LogLines
-from counterpoise.flow.programs import Sent
-from counterpoise.flow.reports import Reports
-from counterpoise.flow.view import Owned, Warming
+from counterpoise.flow.programs import Program, Send, Sent
+from counterpoise.flow.view import (
+    Granted,
+    Lost,
+    Notice,
+    Owned,
+    Retiring,
+    Revoking,
+    Warming,
+    WarmingEnded,
+    WarmingStarted,
+)
 from counterpoise.wire import Update
 
+OnOwned: TypeAlias = Callable[[Owned], Any] | None
+OnRevoking: TypeAlias = Callable[[Owned, float], Any] | None
+OnWarming: TypeAlias = Callable[[Warming, float | None], Any] | None
+OnWarmingEnded: TypeAlias = Callable[[Warming], Any] | None
+MOST_PARTITIONS = 20
 logger = logging.getLogger("counterpoise.flow")
+REFUSED_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Functions to call, each once for a (partition, epoch).
+
+    on_granted(owned): work on the partition may begin at `owned.position`. on_revoking(owned,
+    seconds_left): finish outstanding messages, commit, release in that time. on_retiring(owned):
+    drain the partition to its end, then release it with finished=True. on_lost(owned): the
+    partition is lost under this epoch, and not by the program's release. on_warming(warming,
+    seconds_left): restore its state in that time (None: unknown), then call ready.
+    on_warming_ended(warming): the handoff was called off.
+    """
+
+    on_granted: OnOwned = None
+    on_revoking: OnRevoking = None
+    on_retiring: OnOwned = None
+    on_lost: OnOwned = None
+    on_warming: OnWarming = None
+    on_warming_ended: OnWarmingEnded = None
+
+    @property
+    def any(self) -> bool:
+        """Whether any callback is registered."""
+        return any(vars(self).values())
+
+    def call_for(self, notice: Notice, now: float) -> Callable[[], Any] | None:
+        """The call for `notice`, at `now` (monotonic seconds); None if no callback wants it."""
+        match notice:
+            case Granted(owned) if self.on_granted:
+                return partial(self.on_granted, owned)
+            case Revoking(owned) if self.on_revoking:
+                return partial(self.on_revoking, owned, _left(owned.deadline, now) or 0.0)
+            case Retiring(owned) if self.on_retiring:
+                return partial(self.on_retiring, owned)
+            case Lost(owned) if self.on_lost:
+                return partial(self.on_lost, owned)
+            case WarmingStarted(warming) if self.on_warming:
+                return partial(self.on_warming, warming, _left(warming.deadline, now))
+            case WarmingEnded(warming) if self.on_warming_ended:
+                return partial(self.on_warming_ended, warming)
+        return None
+
+
+def _left(deadline: float | None, now: float) -> float | None:
+    return None if deadline is None else max(0.0, deadline - now)
+
+
+class LogLines:
+    """The lines of one flow."""
+
+    def __init__(self) -> None:
+        self._flow_id: str | None = None
+
+    def write(self, core: FlowCore, notices: Sequence[Notice]) -> None:
+        """What has changed since the last call."""
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        queue = core.settings.queue
+        flow_id = core.bound.flow_id if core.bound is not None else None
+        _write(queue, "lost", [one.owned for one in notices if isinstance(one, Lost)])
+        if flow_id != self._flow_id:
+            self._flow_id = flow_id
+            if flow_id is not None:
+                client = core.settings.client_name
+                logger.info("queue %s: bound as %s (flow %s)", queue, client, flow_id)
+            else:
+                logger.info("queue %s: not bound (%s)", queue, core.gone_reason or core.last_error)
+        granted = [one.owned for one in notices if isinstance(one, Granted)]
+        for how in dict.fromkeys(owned.handed_over for owned in granted):
+            together = [owned for owned in granted if owned.handed_over == how]
+            _write(queue, f"granted ({how})", together)
+        _write(queue, "revoked", [one.owned for one in notices if isinstance(one, Revoking)])
+        _write(queue, "retiring", [one.owned for one in notices if isinstance(one, Retiring)])
+
+
+def _write(queue: str, said: str, partitions: Sequence[Owned]) -> None:
+    if not partitions:
+        return
+    first = [f"{one.partition} epoch {one.epoch}" for one in partitions[:MOST_PARTITIONS]]
+    more = len(partitions) - len(first)
+    rest = f" and {more} more" if more else ""
+    logger.info("queue %s: %s: partition %s%s", queue, said, ", ".join(first), rest)
+
+
+class Reports:
+    """The reports of one flow."""
+
+    def __init__(self) -> None:
+        self._seq = 0
+        self._told: tuple[str, tuple[Condition, ...]] = ("", ())
+        self._not_before = float("-inf")
+
+    def report(
+        self, core: FlowCore, wanted: Iterable[Condition], now: float, timeout_seconds: float
+    ) -> Program[None]:
+        """Report these conditions, if that is due; does nothing while the flow is not bound.
+
+        One attempt: the caller asks again. Raises `ServiceUnavailable`, and the reason once the
+        flow is gone for good.
+        """
+        core.check()
+        found = tuple(wanted)
+        if core.bound is None or now < self._not_before:
+            return
+        flow_id = core.bound.flow_id
+        told = self._told[1] if self._told[0] == flow_id else ()
+        if found == told:
+            return
+        self._seq += 1
+        call: Call[None] = conditions.report(
+            core.settings.queue, flow_id, core.bound.flow_token, found, self._seq
+        )
+        sent = yield Send(replace(call, timeout_seconds=timeout_seconds))
+        match sent.error:
+            case None:
+                self._told = (flow_id, found)
+            case ServiceUnavailable():
+                core.call_failed(flow_id, sent.error)
+                raise sent.error
+            case FlowGone() | FlowNotFound() | QueueNotFound() | Unauthorized() | Forbidden():
+                core.call_failed(flow_id, sent.error)
+                core.check()
+            case _:
+                self._not_before = sent.now + REFUSED_SECONDS
+                if not is_unknown(sent.error):
+                    logger.warning(
+                        "flow on %s: a report was refused: %s", core.settings.queue, sent.error
+                    )
 
 
 class BaseFlow:

@@ -34,15 +34,21 @@ replace the flow of a later one.
 
 Times are seconds by a monotonic clock and are arguments. Nothing here is thread-safe; the shells
 hold a lock.
+
+Two small parts stand before the core. `Acknowledged`: an update may be made before a commit and
+delivered after it, so for each grant a view shows the position that was acknowledged last, in the
+order in which the commits were sent. `Notices`: the order of a program's notices, and those that
+first wait for the answer to a release.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
-from counterpoise import calls, lineage
+from counterpoise import calls
 from counterpoise.calls import Call
 from counterpoise.errors import (
     CounterpoiseError,
@@ -55,9 +61,19 @@ from counterpoise.errors import (
     ServiceUnavailable,
     Unauthorized,
 )
-from counterpoise.flow.acknowledged import Acknowledged
-from counterpoise.flow.notices import Notices, Request
-from counterpoise.flow.view import NOTHING, View, changes, view_of, with_owners_of
+from counterpoise.flow.view import (
+    NOTHING,
+    Key,
+    Lost,
+    Notice,
+    Owned,
+    View,
+    WarmingEnded,
+    WarmingStarted,
+    changes,
+    view_of,
+    with_owners_of,
+)
 from counterpoise.wire import (
     Bound,
     ChildrenItem,
@@ -70,16 +86,139 @@ from counterpoise.wire import (
     Update,
 )
 
+Item: TypeAlias = CommitItem | ReleaseItem | ChildrenItem | ReadyItem
+GrantKey: TypeAlias = tuple[int, int]  # partition and epoch
 # The outcome of every item of a call whose flow was over before the service could accept it.
 FLOW_GONE = "flow_gone"
 LOG_ACCESS_LEFT_SECONDS = 3600.0
-
 ItemT = TypeVar("ItemT", CommitItem, ReleaseItem, ChildrenItem, ReadyItem)
 Build: TypeAlias = Callable[[str, str, str, Sequence[ItemT], int], Call[Results]]
-
 _ENDS_A_FLOW = (FlowGone, FlowNotFound, QueueNotFound, Unauthorized, Forbidden)
 # Errors that end a flow while it binds again.
 _ENDS_A_REBIND = (*_ENDS_A_FLOW, Invalid)
+
+
+class Acknowledged:
+    """By (partition, epoch): the number of the call and the position that it carried."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Key, tuple[int, str]] = {}
+
+    def take(
+        self, partitions: Mapping[int, Owned], accepted: Sequence[object], seq: int
+    ) -> Mapping[int, Owned]:
+        """The partitions after these items of call `seq` took effect; the later call wins.
+
+        Of the items, those that commit a position and keep the partition count.
+        """
+        changed = dict(partitions)
+        for item in accepted:
+            if not isinstance(item, CommitItem | ChildrenItem) or item.position is None:
+                continue
+            owned = changed.get(item.partition)
+            key = (item.partition, item.epoch)
+            seen, _ = self._by_key.get(key, (0, ""))
+            if owned is not None and owned.epoch == item.epoch and seen < seq:
+                self._by_key[key] = (seq, item.position)
+                changed[item.partition] = replace(owned, position=item.position)
+        return MappingProxyType(changed)
+
+    def positions(self) -> Mapping[Key, str]:
+        """The positions that were acknowledged last."""
+        return {key: position for key, (_, position) in self._by_key.items()}
+
+    def keep(self, held: Collection[Key]) -> None:
+        """Forget all grants except these."""
+        for key in [key for key in self._by_key if key not in held]:
+            del self._by_key[key]
+
+
+@dataclass
+class Request:
+    """A commit, release or ready on its way; repetitions of the call are identical.
+
+    `withheld` are the notices that wait for its answer.
+    """
+
+    flow_id: str
+    call: Call[Results]
+    items: Sequence[Item]
+    seq: int
+    withheld: list[Notice] = field(default_factory=list)
+
+
+class Notices:
+    """The notices of one flow."""
+
+    def __init__(self) -> None:
+        self._due: list[Notice] = []
+        # Releases without an answer, and those among them that a partition's notices wait for.
+        self._releasing: dict[GrantKey, Request] = {}
+        self._withholding: dict[int, Request] = {}
+        # Released grants that are still in the view.
+        self._released: set[GrantKey] = set()
+
+    def take(self) -> list[Notice]:
+        """The notices that are due; each is returned once."""
+        due, self._due = self._due, []
+        return due
+
+    def add(self, notices: Iterable[Notice]) -> None:
+        """Add these notices. Those that depend on an unanswered release are withheld."""
+        for notice in notices:
+            self._add(notice)
+
+    def releasing(self, request: Request) -> None:
+        """A release is sent. Until `settle`, its partitions are not reported as lost."""
+        for item in request.items:
+            self._releasing.setdefault((item.partition, item.epoch), request)
+
+    def released(self, items: Iterable[Item]) -> None:
+        """The service has accepted these: of releases and finished partitions, that they leave."""
+        self._released.update(
+            (item.partition, item.epoch)
+            for item in items
+            if isinstance(item, ReleaseItem) or (isinstance(item, ChildrenItem) and item.finished)
+        )
+
+    def settle(self, request: Request) -> None:
+        """This request is settled: give the notices that waited for it."""
+        for item in request.items:
+            key = (item.partition, item.epoch)
+            if self._releasing.get(key) is request:
+                del self._releasing[key]
+            if self._withholding.get(item.partition) is request:
+                del self._withholding[item.partition]
+        withheld = list(request.withheld)
+        request.withheld.clear()
+        self.add(withheld)
+
+    def still_held(self, keys: set[GrantKey]) -> None:
+        """`keys` is what the view holds now. Forget releases that have left the view."""
+        self._released &= keys
+
+    def forget_released(self) -> None:
+        """The flow that made the releases is over."""
+        self._released.clear()
+
+    def _add(self, notice: Notice) -> None:
+        about = (
+            notice.warming if isinstance(notice, WarmingStarted | WarmingEnded) else notice.owned
+        )
+        holder = self._withholding.get(about.partition)
+        if holder is not None:
+            holder.withheld.append(notice)
+            return
+        if isinstance(notice, Lost):
+            key = (about.partition, about.epoch)
+            if key in self._released:
+                self._released.discard(key)
+                return
+            if key in self._releasing:
+                self._withholding[about.partition] = self._releasing[key]
+                self._releasing[key].withheld.append(notice)
+                return
+        self._due.append(notice)
 
 
 @dataclass(frozen=True)
@@ -304,7 +443,7 @@ class FlowCore:
 
     def children(self, items: Sequence[ChildrenItem]) -> Request | None:
         """A report to send, or None while the flow is not bound. Finishing is releasing: rule 6."""
-        request = self._request(lineage.children, items)
+        request = self._request(calls.children, items)
         if request is not None:
             self.notices.releasing(request)
         return request

@@ -23,8 +23,7 @@ from counterpoise.errors import (
     ServiceUnavailable,
     Unauthorized,
 )
-from counterpoise.flow.core import FLOW_GONE, FlowCore
-from counterpoise.flow.notices import Item, Request
+from counterpoise.flow.core import FLOW_GONE, FlowCore, Item, Request
 from counterpoise.wire import (
     Child,
     ChildrenItem,

@@ -31,8 +31,7 @@ from counterpoise.logs import (
     StaleRanges,
 )
 from counterpoise.logs.address import environment_access
-from counterpoise.publisher.buffer import Batch
-from counterpoise.publisher.routing import Routing
+from counterpoise.publisher.buffer import Batch, Routing
 from counterpoise.wire import LogAccess, LogView
 
 _BACKOFF = Backoff(0.05, 2.0)

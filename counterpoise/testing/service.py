@@ -19,8 +19,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from weakref import WeakKeyDictionary
 
-from counterpoise import within
-from counterpoise.client import Client
+from counterpoise.client import SERVICES, Client
 from counterpoise.errors import CounterpoiseError, FlowGone, QueueNotFound
 from counterpoise.logs import Message, open_log
 from counterpoise.publisher import Publisher
@@ -81,7 +80,7 @@ class MemoryService:
     def start(self) -> Self:
         """Begin to serve."""
         self._server.start()
-        within.SERVICES[self.url] = self
+        SERVICES[self.url] = self
         self._client = Client(self.url)
         return self
 
@@ -90,7 +89,7 @@ class MemoryService:
         if self._client is not None:
             self._client.close()
             self._client = None
-            within.SERVICES.pop(self.url, None)
+            SERVICES.pop(self.url, None)
             self._server.stop()
 
     def __enter__(self) -> Self:
@@ -103,11 +102,11 @@ class MemoryService:
         return f"<MemoryService at {self.url}>"
 
     def transport(self) -> BlockingTransport:
-        """See `counterpoise.within`."""
+        """See `counterpoise.client`."""
         return BlockingTransport(self._server, self._flows)
 
     def async_transport(self) -> AsyncTransport:
-        """See `counterpoise.within`."""
+        """See `counterpoise.client`."""
         return AsyncTransport(self._server, self._flows)
 
     @property

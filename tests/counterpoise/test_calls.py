@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from counterpoise import calls, conditions, lineage
+from counterpoise import calls, conditions
 from counterpoise.calls import Call, Listing, base_url
 from counterpoise.errors import InvalidUrl
 from counterpoise.wire import Child, ChildrenItem, CommitItem, ReadyItem, ReleaseItem
@@ -46,12 +46,12 @@ SENT: dict[str, Call | Listing] = {
     "commit": calls.commit(*FLOW, [CommitItem(0, 1, "5")], seq=1),
     "release": calls.release(*FLOW, [ReleaseItem(0, 1, "5", True)], seq=1),
     "ready": calls.ready(*FLOW, [ReadyItem(0, 1)]),
-    "children": lineage.children(
+    "children": calls.children(
         *FLOW, [ChildrenItem(0, 1, "9", True, (Child("b", ("a",), 7, "5"), Child("c", ("a",))))], 2
     ),
-    "lineage": lineage.graph("q"),
-    "split_partition": lineage.split_partition("q", 3, "load"),
-    "merge_partitions": lineage.merge_partitions("q", 3, 4),
+    "lineage": calls.graph("q"),
+    "split_partition": calls.split_partition("q", 3, "load"),
+    "merge_partitions": calls.merge_partitions("q", 3, 4),
     "drain": calls.drain(*FLOW, timeout_seconds=5.0),
     "report": conditions.report(*FLOW, [conditions.Condition("quarantined", "bad", 0, 1)], 2),
     "conditions": conditions.conditions("q").page(None),

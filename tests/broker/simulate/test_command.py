@@ -106,7 +106,7 @@ def test_a_history_that_is_too_large_is_read_in_part(
         for _ in range(8):
             with Flow("flights", url=service.url):
                 pass
-        monkeypatch.setattr("counterpoise.limits.MOST_ANSWER_BYTES", 3000)
+        monkeypatch.setattr("counterpoise.reading.MOST_ANSWER_BYTES", 3000)
         with pytest.raises(BadAnswer):
             client.rebalances("flights", 20)
     assert (

@@ -10,10 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from counterpoise.consumer.lane import Chunk
-from counterpoise.consumer.lanes import Lanes
-from counterpoise.consumer.ranges import read_range
-from counterpoise.consumer.reading import Reader
+from counterpoise.consumer.lanes import Chunk, Lanes
+from counterpoise.consumer.reading import Reader, read_range
 from counterpoise.consumer.waking import Waking
 from counterpoise.flow.view import Owned
 from counterpoise.logs import MESSAGE_SCHEMA, LogBehind, PositionAhead

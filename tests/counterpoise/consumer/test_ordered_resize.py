@@ -208,7 +208,7 @@ def test_keys_stay_in_order_across_resizes_and_the_death_of_a_consumer(client, s
 def test_consumers_that_do_not_stop_at_the_cut_are_found(client, scene, monkeypatch, ordered):
     """Without ordered resizes, and with the rule taken out of the consumers."""
     client.change_queue("flights", ordered_resize=ordered)
-    monkeypatch.setattr("counterpoise.consumer.ranges.within", lambda bounds, *_: bounds)
+    monkeypatch.setattr("counterpoise.consumer.reading.within", lambda bounds, *_: bounds)
     stage, publishing, _ = scene
     stage.hold(waited_for(4, 6))
     publishing.go_on()

@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from counterpoise.consumer.ranges import read_range
+from counterpoise.consumer.reading import read_range
 from counterpoise.logs import MAX_MESSAGE_BYTES, AppendBatch, InvalidMessage, Log, Message
 from counterpoise.logs.port import OUR_HEADERS_BYTES, SHOWN_FROM, SHOWN_TO
 from counterpoise.logs.rows import (

@@ -18,8 +18,7 @@ from hypothesis.stateful import (
 from counterpoise.keys import hash_of, partition_of
 from counterpoise.logs import Message
 from counterpoise.logs.ranges import HASHES, HashRange, Ranges, equal_ranges
-from counterpoise.publisher.buffer import Buffer
-from counterpoise.publisher.routing import Routing
+from counterpoise.publisher.buffer import Buffer, Routing
 
 LINGER = 5.0
 

@@ -11,7 +11,7 @@ from counterpoise.calls import queues, read_answer
 from counterpoise.client import AsyncClient, Client
 from counterpoise.errors import BadAnswer, Invalid, InvalidToken
 from counterpoise.flow import Flow
-from counterpoise.limits import Listed, json_of
+from counterpoise.reading import Listed, json_of
 from counterpoise.wire import Page
 from tests.counterpoise.faulty import Answer, Stall, asking, faulty_service, problem
 
@@ -65,13 +65,13 @@ def test_a_listing_that_goes_in_a_circle_or_does_not_end_is_given_up(monkeypatch
     assert listed.add(Page((2,), "b"))
     with pytest.raises(BadAnswer, match="circle"):
         listed.add(Page((3,), "a"))
-    monkeypatch.setattr("counterpoise.limits.MOST_PAGES", 3)
+    monkeypatch.setattr("counterpoise.reading.MOST_PAGES", 3)
     listed = Listed(None)
     assert listed.add(Page((), "1"))
     assert listed.add(Page((), "2"))
     with pytest.raises(BadAnswer, match="does not end"):
         listed.add(Page((), "3"))
-    monkeypatch.setattr("counterpoise.limits.MOST_LISTED", 3)
+    monkeypatch.setattr("counterpoise.reading.MOST_LISTED", 3)
     with pytest.raises(BadAnswer, match="does not end"):
         Listed[int](None).add(Page((1, 2, 3, 4), "a"))
 
@@ -98,7 +98,7 @@ EMPTY: dict[str, Any] = {"items": [], "next_cursor": None}
     ],
 )
 def test_what_exceeds_a_limit_is_a_bad_answer(faulty, ask, monkeypatch, answer, says):
-    monkeypatch.setattr("counterpoise.limits.MOST_ANSWER_BYTES", 1_000)
+    monkeypatch.setattr("counterpoise.reading.MOST_ANSWER_BYTES", 1_000)
     faulty.script = lambda _: answer
     with pytest.raises(BadAnswer, match=says):
         ask(faulty.url)
@@ -106,7 +106,7 @@ def test_what_exceeds_a_limit_is_a_bad_answer(faulty, ask, monkeypatch, answer, 
 
 def test_an_answer_that_does_not_say_its_length_is_cut_off(faulty, ask, monkeypatch):
     """Not after it has ended: it might never."""
-    monkeypatch.setattr("counterpoise.limits.MOST_ANSWER_BYTES", 1_000)
+    monkeypatch.setattr("counterpoise.reading.MOST_ANSWER_BYTES", 1_000)
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
     faulty.script = lambda _: Stall(first=head, drip=b" " * 100)
     with pytest.raises(BadAnswer, match="longer than 1000 bytes"):
@@ -114,7 +114,7 @@ def test_an_answer_that_does_not_say_its_length_is_cut_off(faulty, ask, monkeypa
 
 
 def test_a_refusal_of_a_stream_is_bounded_too(faulty, listen, monkeypatch):
-    monkeypatch.setattr("counterpoise.limits.MOST_ANSWER_BYTES", 1_000)
+    monkeypatch.setattr("counterpoise.reading.MOST_ANSWER_BYTES", 1_000)
     faulty.script = lambda _: Answer(404, text="x" * 2_000)
     with pytest.raises(BadAnswer, match="longer than 1000 bytes"):
         listen(faulty.url)

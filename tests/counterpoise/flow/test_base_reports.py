@@ -13,9 +13,9 @@ from counterpoise.errors import (
     Refused,
     ServiceUnavailable,
 )
+from counterpoise.flow.base import REFUSED_SECONDS, Reports
 from counterpoise.flow.core import FlowCore, FlowSettings
 from counterpoise.flow.programs import Send, Sent
-from counterpoise.flow.reports import REFUSED_SECONDS, Reports
 from tests.counterpoise.flow.answers import bound
 
 AWAY = Condition("log_away", "no answer")

@@ -6,8 +6,8 @@ import pytest
 
 from counterpoise.client import Client
 from counterpoise.flow import Flow
+from counterpoise.flow.base import MOST_PARTITIONS, LogLines
 from counterpoise.flow.core import FlowCore, FlowSettings
-from counterpoise.flow.log_lines import MOST_PARTITIONS, LogLines
 from counterpoise.flow.view import Granted, Owned
 from tests.counterpoise.leases import LONG_SECONDS, expire
 from tests.service import Service, eventually
