@@ -17,8 +17,7 @@ from typing import Protocol, TypeVar, cast
 
 from broker.logs.ports import Bounds, Holder, LogOwner, Purpose
 from counterpoise.logs import InvalidPosition, LogError, LogNotFound, LogUnavailable
-from counterpoise.logs.address import check_access, fitting, parse_log
-from counterpoise.logs.opening import implementation
+from counterpoise.logs.address import check_access, fitting, implementation, parse_log
 from counterpoise.logs.port import Log
 
 # Each has a class (log, access, *, timeout_seconds), and imports the client of its server.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from broker.logs.ports import LogOwner
 from counterpoise.logs.errors import LogError
-from counterpoise.logs.kafka import KafkaLog
+from counterpoise.logs.kafka.log import KafkaLog
 
 
 class KafkaUpkeep(KafkaLog):

@@ -1,7 +1,13 @@
-"""Assembles the commands. Every command fails with one line on stderr and exit code 1.
+"""Assembles the commands: our own, and those of other packages.
 
-Wrong usage has exit code 2. A traceback appears only with COUNTERPOISE_TRACEBACK=1, or from the
-service's own commands, whose defects belong into its log.
+Every command fails with one line on stderr and exit code 1. Wrong usage has exit code 2. A
+traceback appears only with COUNTERPOISE_TRACEBACK=1, or from the service's own commands, whose
+defects belong into its log.
+
+The commands of other packages are the entry points of the group `counterpoise.commands`. Each is a
+function (made a command by typer) or a Typer application, under the name of its entry point. A
+command that cannot be loaded, or is known but not installed, reports this when it is called. No
+other package is imported before one of its commands is called.
 """
 
 from __future__ import annotations
@@ -9,20 +15,20 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from counterpoise.cli import (
-    audit,
     doctor,
     flows,
     history,
     lag,
     messages,
     partitions,
-    plugins,
     positions,
     queues,
     status,
@@ -37,19 +43,79 @@ from counterpoise.errors import (
 )
 from counterpoise.plain import plain_line
 
+PLUGINS = "counterpoise.commands"
+
+# Known commands, and the packages that have them.
+ELSEWHERE: Mapping[str, str] = {
+    "serve": "counterpoise-server",
+    "migrate": "counterpoise-server",
+    "keys": "counterpoise-server",
+    "simulate": "counterpoise-server",
+}
+
+
+def installed_plugins() -> dict[str, EntryPoint]:
+    """The commands of installed packages, by name."""
+    return {point.name: point for point in entry_points(group=PLUGINS)}
+
+
+def load_plugin(point: EntryPoint) -> Any:
+    """The command behind an entry point."""
+    try:
+        found = point.load()
+    except ImportError as error:
+        return _saying(point.name, f"the command {point.name} cannot be loaded: {error}")
+    if isinstance(found, typer.Typer):
+        command = typer.main.get_command(found)
+        command.name = point.name  # the help of `counterpoise` lists it by its own name
+        return command
+    return _command(point.name, found)
+
+
+def missing_plugin(name: str) -> Any | None:
+    """A command that names the package of `name`; None for an unknown name."""
+    package = ELSEWHERE.get(name)
+    if package is None:
+        return None
+    return _saying(
+        name, f"the command {name} comes with the service: pip install {package}", hidden=True
+    )
+
+
+def _saying(name: str, message: str, hidden: bool = False) -> Any:
+    def say(_: typer.Context) -> NoReturn:
+        sys.stderr.write(f"counterpoise: {message}\n")
+        raise typer.Exit(1)
+
+    say.__doc__ = f"({message})"
+    return _command(name, say, hidden, ignore_unknown_options=True, allow_extra_args=True)
+
+
+def _command(name: str, function: Any, hidden: bool = False, **context_settings: Any) -> Any:
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(name, hidden=hidden, context_settings=context_settings)(function)
+    return typer.main.get_command(app)
+
+
+# ------------------------------------------------------------------ app
+# Assembles the commands. Every command fails with one line on stderr and exit code 1.
+#
+# Wrong usage has exit code 2. A traceback appears only with COUNTERPOISE_TRACEBACK=1, or from the
+# service's own commands, whose defects belong into its log.
+
 
 class Commands(TyperGroup):
     """Our own commands and those of other packages."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*super().list_commands(ctx), *sorted(plugins.installed())]
+        return [*super().list_commands(ctx), *sorted(installed_plugins())]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
-        point = plugins.installed().get(cmd_name)
-        return plugins.missing(cmd_name) if point is None else plugins.load(point)
+        point = installed_plugins().get(cmd_name)
+        return missing_plugin(cmd_name) if point is None else load_plugin(point)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -92,7 +158,7 @@ def _ours(ctx: Any, error: Exception) -> bool:
     if os.environ.get("COUNTERPOISE_TRACEBACK"):
         return False
     of_typer = type(error).__module__.split(".")[0] in ("typer", "click")
-    return not of_typer and ctx.invoked_subcommand not in plugins.installed()
+    return not of_typer and ctx.invoked_subcommand not in installed_plugins()
 
 
 def fail(message: str) -> NoReturn:
@@ -160,7 +226,7 @@ app.command(name="lineage")(partitions.show_lineage)
 app.command(name="history")(history.show_history)
 app.command(name="rebalance")(status.rebalance)
 app.command(name="lag")(lag.show_lag)
-app.command(name="audit")(audit.show_audit)
+app.command(name="audit")(history.show_audit)
 app.command(name="publish")(messages.publish)
 app.command(name="consume")(messages.consume)
 

@@ -24,8 +24,15 @@ import typer
 from rich.text import Text
 
 from counterpoise.cli.lag import lag_of
-from counterpoise.cli.output.common import AsJson, Url, console, counted, print_json, table
-from counterpoise.cli.output.conditions import held_conditions
+from counterpoise.cli.output import (
+    AsJson,
+    Url,
+    console,
+    counted,
+    held_conditions,
+    print_json,
+    table,
+)
 from counterpoise.client import Client, package_version
 from counterpoise.errors import CounterpoiseError, Refused, ServiceUnavailable
 from counterpoise.logs import LogError

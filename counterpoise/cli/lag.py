@@ -9,8 +9,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from counterpoise.cli.output.common import AsJson, QueueName, Url, console, print_json, table
-from counterpoise.cli.output.conditions import conditions_text, held_conditions
+from counterpoise.cli.output import (
+    AsJson,
+    QueueName,
+    Url,
+    conditions_text,
+    console,
+    held_conditions,
+    print_json,
+    table,
+)
 from counterpoise.client import Client
 from counterpoise.logs import Bounds, InvalidPosition, Log, LogError, PositionAhead, open_log
 from counterpoise.logs.address import ENVIRONMENT, environment_access, kind_of
@@ -20,7 +28,7 @@ TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Behind:
+class PartitionLag:
     """One partition: its position, its end, and the number of messages in between.
 
     `lag` is None for a position that the log cannot have.
@@ -70,7 +78,7 @@ def show_lag(queue: QueueName, url: Url = None, as_json: AsJson = False) -> None
         console.print(conditions_text(conditions))
 
 
-def lag_of(client: Client, queue: str) -> tuple[LogView, list[Behind]]:
+def lag_of(client: Client, queue: str) -> tuple[LogView, list[PartitionLag]]:
     """How far each partition is behind, as the log says it to this machine.
 
     Raises LogError if this machine cannot read the log.
@@ -79,7 +87,7 @@ def lag_of(client: Client, queue: str) -> tuple[LogView, list[Behind]]:
     return view, _behind(view, client.partitions(queue))
 
 
-def _behind(view: LogView, partitions: list[Partition]) -> list[Behind]:
+def _behind(view: LogView, partitions: list[Partition]) -> list[PartitionLag]:
     if kind_of(view.log) is None:
         raise LogError(f"the log {view.log} is of a kind that this version cannot read")
     log = open_log(
@@ -99,7 +107,7 @@ def _behind(view: LogView, partitions: list[Partition]) -> list[Behind]:
     finally:
         log.close()
     return [
-        Behind(
+        PartitionLag(
             one.partition,
             one.state,
             one.position,
@@ -120,11 +128,11 @@ def _lag(log: Log, start: str, one: Partition, bounds: Bounds) -> int | None:
         return None
 
 
-def _total(rows: list[Behind]) -> int:
+def _total(rows: list[PartitionLag]) -> int:
     return sum(row.lag or 0 for row in rows)
 
 
-def _document(queue: str, view: LogView, rows: list[Behind]) -> dict[str, object]:
+def _document(queue: str, view: LogView, rows: list[PartitionLag]) -> dict[str, object]:
     return {
         "queue": queue,
         "log": view.log,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from counterpoise.cli.output.common import AsJson, QueueName, Url, counted, print_json, ranges, say
-from counterpoise.cli.output.progress import PublishProgress
+from counterpoise.cli.flows import PublishProgress
+from counterpoise.cli.output import AsJson, QueueName, Url, counted, print_json, ranges, say
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.plain import plain, plain_json
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from counterpoise.consumer import Consumer
 
 # How often to ask the service whether more partitions will be granted.
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 
 KeySeparator = Annotated[
     str | None,
@@ -277,7 +277,7 @@ class _Waiting:
         now = time.monotonic()
         if not self._consumer.flow.active:
             if now >= self._next_look:
-                self._next_look = now + LOOK_SECONDS
+                self._next_look = now + POLL_SECONDS
                 self._unsettled = self._is_unsettled()
             if self._unsettled:
                 self._waited_at = now

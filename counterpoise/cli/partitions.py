@@ -1,28 +1,156 @@
-"""`counterpoise partitions …` and `lineage`: the graph of a dynamic queue, split and merge."""
+"""`counterpoise partitions …` and `lineage`: the graph of a dynamic queue, split and merge.
+
+The graph as text is a tree. Below a partition stand those that come after it; one with several
+parents (a merge) stands below the lowest of them, and its line names the others. Partitions without
+parents or children in the graph are told together when there are many. A graph of any size stays
+legible: of the partitions below one, MOST_NAMED have a line, of all MOST_LINES; what is left out is
+counted.
+"""
 
 from __future__ import annotations
 
 import re
 import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
-from counterpoise.cli.output.common import (
+from counterpoise.cli.output import (
     AsJson,
     QueueName,
     Url,
+    conditions_text,
     console,
     counted,
+    held_conditions,
     print_json,
 )
-from counterpoise.cli.output.conditions import conditions_text, held_conditions
-from counterpoise.cli.output.graph import draw
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
 from counterpoise.plain import dot, plain
-from counterpoise.wire import Json
+from counterpoise.wire import Json, LineageNode
+
+MOST_NAMED = 10
+MOST_LINES = 200
+# Below this depth lines are not indented further.
+MOST_DEPTH = 12
+STYLES = {"waiting": "yellow", "finished": "dim", "unassigned": "red"}
+
+
+def draw(nodes: Sequence[LineageNode], clients: Mapping[str, str]) -> Iterator[Text]:
+    """The lines of the tree. `nodes` by number; `clients` has the names of flows by their ids."""
+    shown = _Tree(nodes, clients)
+    lines = shown.lines()
+    yield from islice(lines, MOST_LINES)
+    if next(lines, None) is not None:
+        yield Text(f"… and more; --json has all {len(nodes)}", style="dim")
+
+
+class _Tree:
+    def __init__(self, nodes: Sequence[LineageNode], clients: Mapping[str, str]) -> None:
+        self._clients = clients
+        self._by_key = {node.key: node for node in nodes}
+        self._below: defaultdict[str | None, list[LineageNode]] = defaultdict(list)
+        """By key (None: at the top): the partitions that stand below it."""
+        for node in nodes:
+            known = [self._by_key[key] for key in node.parents if key in self._by_key]
+            above = min(known, key=_number).key if known else None
+            self._below[above].append(node)
+
+    def lines(self) -> Iterator[Text]:
+        yield from self._top()
+        # A stack and no recursion: a graph may be as deep as it has partitions.
+        families = [one for one in self._below[None] if one.key in self._below]
+        stack: list[Iterator[tuple[LineageNode | None, Text]]] = []
+        stack.append(iter([(one, Text()) for one in families]))
+        while stack:
+            following = next(stack[-1], None)
+            if following is None:
+                stack.pop()
+                continue
+            node, stem = following
+            if node is None:
+                yield stem
+                continue
+            yield stem.copy().append_text(self._line(node))
+            if below := self._below.get(node.key):
+                stack.append(self._branches(below, stem.plain, len(stack)))
+
+    def _top(self) -> Iterator[Text]:
+        """The partitions that stand alone: a line for each, or for all with the same owner."""
+        alone = [one for one in self._below[None] if one.key not in self._below]
+        if len(alone) <= 2 * MOST_NAMED:
+            yield from map(self._line, alone)
+            return
+        same: defaultdict[tuple[str, str], list[LineageNode]] = defaultdict(list)
+        for one in alone:
+            same[one.state, self._state(one)].append(one)
+        groups = sorted(same.items(), key=lambda group: -len(group[1]))
+        for (state, words), group in groups[: 2 * MOST_NAMED]:
+            line = Text(counted(len(group), "partition"), style="bold")
+            line.append(f"  {words}", style=f"not bold {STYLES.get(state, '')}".strip())
+            yield line.append(f": {_named(map(_number, group))}", style="not bold")
+        if len(groups) > 2 * MOST_NAMED:
+            rest = sum(len(group) for _, group in groups[2 * MOST_NAMED :])
+            yield Text(f"… and {counted(rest, 'partition')} more", style="dim")
+
+    def _branches(
+        self, below: Sequence[LineageNode], above: str, depth: int
+    ) -> Iterator[tuple[LineageNode | None, Text]]:
+        """The partitions below one, each with what stands before it; None with a whole line."""
+        named = below[:MOST_NAMED] if len(below) > MOST_NAMED + 1 else below
+        rest = below[len(named) :]
+        stem = above.replace("├─ ", "│  ").replace("└─ ", "   ")
+        if depth > MOST_DEPTH:
+            stem = stem[:-3]
+        for number, node in enumerate(named, 1):
+            last = number == len(named) and not rest
+            yield node, Text(stem + ("└─ " if last else "├─ "), style="dim")
+        if rest:
+            states = Counter(one.state for one in rest)
+            told = ", ".join(f"{count} {state}" for state, count in states.most_common())
+            yield None, Text(f"{stem}└─ … and {len(rest)} more: {told}", style="dim")
+
+    def _line(self, node: LineageNode) -> Text:
+        line = Text(style="not dim").append(str(node.partition), style="bold")
+        line.append(f"  {node.key}  ").append(self._state(node), style=STYLES.get(node.state, ""))
+        if len(node.parents) > 1 and not node.waits_for:
+            known = [self._by_key[key] for key in node.parents if key in self._by_key]
+            line.append(f", merged from {_named(map(_number, known))}" if known else ", merged")
+        return line
+
+    def _state(self, node: LineageNode) -> str:
+        if node.state == "waiting":
+            return f"waits for {_named(node.waits_for)}"
+        if node.state == "finished":
+            return "finished"
+        if node.owner is None:
+            return "has no owner"
+        owner = f"owned by {self._clients.get(node.owner, f'flow {node.owner[:8]}')}"
+        words = {"revoking": "is being handed off", "warming": "its successor warms up"}
+        return f"{owner}, {words[node.state]}" if node.state in words else owner
+
+
+def _number(node: LineageNode) -> int:
+    return node.partition
+
+
+def _named(numbers: Iterable[int]) -> str:
+    """`3, 4`; of many numbers the first."""
+    every = list(numbers)
+    more = len(every) - MOST_NAMED
+    text = ", ".join(map(str, every[:MOST_NAMED]))
+    return f"{text} and {more} more" if more > 0 else text
+
+
+# ------------------------------------------------------------------ partitions
+# `counterpoise partitions …` and `lineage`: the graph of a dynamic queue, split and merge.
+
 
 app = typer.Typer(no_args_is_help=True, help="Partitions of a dynamic queue: split, merge.")
 

@@ -15,15 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 
-from counterpoise.cli.output.common import (
-    AsJson,
-    QueueName,
-    Url,
-    console,
-    counted,
-    print_json,
-    table,
-)
+from counterpoise.cli.output import AsJson, QueueName, Url, console, counted, print_json, table
 from counterpoise.client import Client
 from counterpoise.wire import Json
 

@@ -9,15 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from counterpoise.cli.output.common import (
-    AsJson,
-    QueueName,
-    Url,
-    console,
-    counted,
-    print_json,
-    table,
-)
+from counterpoise.cli.output import AsJson, QueueName, Url, console, counted, print_json, table
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
 from counterpoise.wire import Queue
@@ -26,10 +18,10 @@ app = typer.Typer(no_args_is_help=True, help="Queues: list, create, show, change
 
 
 # Queues whose logs are asked at the same time: one that is away takes a second and a half.
-ASKED_AT_ONCE = 8
+PARALLEL_CALLS = 8
 
 
-class AccessType(StrEnum):
+class AccessChoice(StrEnum):
     EXCLUSIVE = "exclusive"
     NON_EXCLUSIVE = "non_exclusive"
 
@@ -54,7 +46,7 @@ class Start(StrEnum):
 
 # Short metavars: with the values in them, the names of the options are cut off at 80 columns.
 Access = Annotated[
-    AccessType | None,
+    AccessChoice | None,
     typer.Option(
         metavar="TYPE",
         help="non_exclusive: the partitions are shared (default); exclusive: one flow owns all.",
@@ -157,7 +149,7 @@ def _lags(client: Client, queues: list[Queue]) -> dict[str, int | None]:
         known = [one for one in lags if one is not None]
         return sum(known) if len(known) == len(lags) else None
 
-    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+    with ThreadPoolExecutor(PARALLEL_CALLS) as pool:
         return dict(zip((queue.name for queue in queues), pool.map(lag, queues), strict=True))
 
 

@@ -12,7 +12,7 @@ the reader reads one message more than fits, and its position is the end of thos
 
 A missing log can be temporary: if a service was stopped between storing a queue and creating its
 log, it creates the log when it comes back, at the latest a minute later. The same is mostly true of
-a partition that ends before the next position to read (`counterpoise.logs.patience`): it waits, and
+a partition that ends before the next position to read (`counterpoise.logs.errors`): it waits, and
 the other partitions continue.
 """
 
@@ -47,7 +47,7 @@ from counterpoise.logs import (
     open_log,
 )
 from counterpoise.logs.address import environment_access
-from counterpoise.logs.patience import AHEAD_SECONDS
+from counterpoise.logs.errors import AHEAD_SECONDS
 from counterpoise.wire import CommitItem, LogAccess
 
 logger = logging.getLogger("counterpoise.consumer")

@@ -1,9 +1,9 @@
-"""The demo: `counterpoise demo`. Start reading at `scenario` and `split`, then `proof/verdict`."""
+"""The demo: `counterpoise demo`. Start reading at `scenario` and `split`, then `verdict`."""
 
 import argparse
 from collections.abc import Sequence
 
-from counterpoise.demo.work.sabotage import ALL_SABOTAGES, SABOTAGES, SPLIT_SABOTAGES
+from counterpoise.demo.work.staging import ALL_SABOTAGES, SABOTAGES, SPLIT_SABOTAGES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

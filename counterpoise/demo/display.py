@@ -1,8 +1,13 @@
-"""The output of the running demo: a live picture on a terminal, plain lines elsewhere."""
+"""The running demo as it is observed, and its output: a picture on a terminal, lines elsewhere.
+
+An `Observer` looks at the service, the log and the sink, for the scenario and for the display. One
+`Observation` is the demo at one moment.
+"""
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -12,7 +17,102 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from counterpoise.demo.watching import Seen
+from counterpoise.client import Client
+from counterpoise.demo.work.sink import Record
+from counterpoise.logs import Log
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The demo at one moment. Applications are keyed by name, partitions by number.
+
+    Partitions that have ended are left out.
+    """
+
+    status: str
+    trigger: str | None
+    owners: Mapping[int, str | None]
+    successors: Mapping[int, str | None]
+    committed: Mapping[int, str | None]
+    flows: Mapping[str, str]
+    """By application: its flow's id."""
+    draining: frozenset[str]
+    backlog: Mapping[int, int]
+    """By partition: flights published and not processed."""
+    processed: Mapping[str, int]
+    """By application: messages journaled, repeated ones included."""
+    keys: Mapping[int, str] = field(default_factory=dict)
+    """By partition of a dynamic queue: its key, which says its range of hashes."""
+    waits_for: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """By partition that waits: the partitions that must end before."""
+
+    def owned(self, application: str) -> list[int]:
+        """The partitions of an application."""
+        return [number for number, owner in self.owners.items() if owner == application]
+
+
+class Observer:
+    """Looks at the service, the log and the sink."""
+
+    def __init__(self, client: Client, queue: str, record: Record, log: Log) -> None:
+        self._client = client
+        self._queue = queue
+        self._record = record
+        self._log = log
+        self._names: dict[str, str] = {}
+        self._processed: Counter[str] = Counter()
+        self._last_entry = 0
+
+    def look(self) -> Observation:
+        """One look; a few milliseconds."""
+        status = self._client.rebalance_status(self._queue)
+        flows = self._client.flows(self._queue)
+        partitions = self._client.partitions(self._queue)
+        self._names |= {flow.flow_id: flow.client_name for flow in flows}
+        new, self._last_entry = self._record.messages_after(self._last_entry)
+        self._processed.update(new)
+        left = {one.partition: one for one in partitions if one.state != "finished"}
+        return Observation(
+            status=status.status,
+            trigger=status.trigger,
+            owners={number: self._name(one.owner) for number, one in left.items()},
+            successors={number: self._name(one.successor) for number, one in left.items()},
+            committed={number: one.position for number, one in left.items()},
+            flows={flow.client_name: flow.flow_id for flow in flows},
+            draining=frozenset(flow.client_name for flow in flows if flow.draining),
+            backlog=backlog(self._log, self._record, left),
+            processed=dict(self._processed),
+            keys={number: one.key for number, one in left.items() if one.key is not None},
+            waits_for={
+                int(one["partition"]): tuple(one["waits_for"])
+                for one in status.raw.get("waiting") or ()
+            },
+        )
+
+    def ends(self, partitions: Iterable[int]) -> Mapping[int, str]:
+        """By partition: the position of the next message to be appended."""
+        return self._log.bounds(list(partitions)).ends
+
+    def _name(self, flow_id: str | None) -> str | None:
+        return None if flow_id is None else self._names.get(flow_id, "?")
+
+
+def backlog(log: Log, record: Record, partitions: Iterable[int]) -> dict[int, int]:
+    """By partition: the number of messages in the log that are not in the statistics.
+
+    The positions of the built-in log are numbers without holes, so they can be subtracted.
+    """
+    bounds = log.bounds(list(partitions))
+    following = record.next_positions()
+    return {
+        number: int(end) - following.get(number, int(bounds.starts[number]))
+        for number, end in bounds.ends.items()
+    }
+
+
+# ------------------------------------------------------------------ display
+# The output of the running demo: a live picture on a terminal, plain lines elsewhere.
+
 
 COLOURS = {"alpha": "cyan", "beta": "magenta", "gamma": "green"}
 STATUS_COLOURS = {"Ready": "green", "Holddown": "yellow", "Rebalancing": "red"}
@@ -23,7 +123,7 @@ PLAIN_PROGRESS_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class FlightCounts:
     """The progress of the demo, in flights."""
 
     published: int
@@ -38,7 +138,7 @@ class Display(Protocol):
         """Show one event."""
         ...
 
-    def show(self, seen: Seen, states: Mapping[str, str], progress: Progress) -> None:
+    def show(self, seen: Observation, states: Mapping[str, str], progress: FlightCounts) -> None:
         """Show the latest look; `states` has the state of each application."""
         ...
 
@@ -47,7 +147,7 @@ class Display(Protocol):
         ...
 
 
-def owners_line(seen: Seen) -> str:
+def owners_line(seen: Observation) -> str:
     """One letter for each partition: its owner's; a capital while it is handed off, . for none.
 
     The partitions of a dynamic queue come and go, so each is named, with what it waits for.
@@ -77,7 +177,7 @@ class PlainDisplay:
     def news(self, text: str) -> None:
         self._line(text)
 
-    def show(self, seen: Seen, states: Mapping[str, str], progress: Progress) -> None:
+    def show(self, seen: Observation, states: Mapping[str, str], progress: FlightCounts) -> None:
         del states
         if not self._last:
             self._line(SPLIT_LEGEND if seen.keys else LEGEND)
@@ -116,7 +216,7 @@ class LiveDisplay:
         self._news.append(line.append(text, style="not dim"))
         self._draw()
 
-    def show(self, seen: Seen, states: Mapping[str, str], progress: Progress) -> None:
+    def show(self, seen: Observation, states: Mapping[str, str], progress: FlightCounts) -> None:
         status = (seen.status, seen.trigger or "")
         if status != self._status:
             self._status = status
@@ -139,11 +239,11 @@ class LiveDisplay:
         body = Group(*self._picture, Text(), news)
         self._live.update(Panel(body, title=self._title, border_style="dim"), refresh=True)
 
-    def _head(self, seen: Seen) -> RenderableType:
+    def _head(self, seen: Observation) -> RenderableType:
         line = Text("queue flights: ").append(seen.status, style=STATUS_COLOURS.get(seen.status))
         return line.append(f" ({seen.trigger})" if seen.trigger else "").append("\n")
 
-    def _applications(self, seen: Seen, states: Mapping[str, str]) -> RenderableType:
+    def _applications(self, seen: Observation, states: Mapping[str, str]) -> RenderableType:
         table = Table(box=None, padding=(0, 2), header_style="dim")
         for name, justify in (("application", "left"), ("", "left"), ("partitions", "right"),
                               ("flights", "right"), ("a second", "right")):  # fmt: skip
@@ -165,7 +265,7 @@ def colour(application: str) -> str:
     return COLOURS.get(application.split(".")[0], "white")
 
 
-def _partitions(seen: Seen) -> RenderableType:
+def _partitions(seen: Observation) -> RenderableType:
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("", style="dim")
     for number in seen.owners:
@@ -185,7 +285,7 @@ def _partitions(seen: Seen) -> RenderableType:
     return table
 
 
-def _bars(progress: Progress) -> RenderableType:
+def _bars(progress: FlightCounts) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for name, value in (("published", progress.published), ("processed", progress.counted)):
         bar = ProgressBar(total=progress.total, completed=value, width=50)

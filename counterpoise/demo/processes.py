@@ -16,7 +16,7 @@ from pathlib import Path
 LOG_TAIL_LINES = 15
 
 
-class Child:
+class DemoProcess:
     """A process with a log file. Its standard input ends when the scenario ends in any way."""
 
     def __init__(
@@ -133,7 +133,7 @@ def _is_zombie(pid: int) -> bool:
     return False
 
 
-def stop_all(children: Sequence[Child], grace_seconds: float) -> None:
+def stop_all(children: Sequence[DemoProcess], grace_seconds: float) -> None:
     """Stop them together; each gets the same grace."""
     for child in children:
         child.terminate()

@@ -12,13 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from counterpoise.demo.acts import Acts
-from counterpoise.demo.display import Display
-from counterpoise.demo.proof.evidence import Sealing, SealingKind
+from counterpoise.demo.display import Display, Observation, backlog
+from counterpoise.demo.evidence import SealingKind, SealingRecord
+from counterpoise.demo.scenario import Acts
 from counterpoise.demo.stage import QUEUE, DemoFailed, Stage
-from counterpoise.demo.watching import Seen, backlog
+from counterpoise.demo.throttling import CHECK_SECONDS, Flights, Plan, Rush
 from counterpoise.demo.work.sink import Record
-from counterpoise.demo.work.throttling import CHECK_SECONDS, Flights, Plan, Rush
 from counterpoise.logs.ranges import HashRange, parse_range
 
 PARTITIONS = 3
@@ -116,7 +115,7 @@ class SplitScenario(Acts[SplitStage]):
         answer: dict[str, Any] = stage.command(*command)
         sealed = {one["partition"]: int(one["end"]) for one in answer["sealed"]}
         children = [one["partition"] for one in answer["children"]]
-        self.sealings.append(Sealing(kind, sealed, tuple(children), time.time()))
+        self.sealings.append(SealingRecord(kind, sealed, tuple(children), time.time()))
         numbers = (" and ".join(map(str, some)) for some in (sealed, children))
         self._news("sealed {}, began {}".format(*numbers))
         stage.wait(
@@ -140,7 +139,7 @@ class SplitScenario(Acts[SplitStage]):
         )
 
 
-def _range(seen: Seen, partition: int) -> HashRange:
+def _range(seen: Observation, partition: int) -> HashRange:
     found = parse_range(seen.keys[partition])
     assert found is not None, "the partitions of the built-in log are ranges"
     return found

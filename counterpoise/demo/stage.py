@@ -15,13 +15,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from counterpoise.client import Client
-from counterpoise.demo.display import Display, Progress
-from counterpoise.demo.processes import Child, stop_all
-from counterpoise.demo.proof.evidence import Grant
-from counterpoise.demo.watching import Seen, Watcher, backlog
+from counterpoise.demo.display import Display, FlightCounts, Observation, Observer, backlog
+from counterpoise.demo.evidence import EpochGrant
+from counterpoise.demo.processes import DemoProcess, stop_all
+from counterpoise.demo.throttling import Flights, Plan, Rate, ThrottledPublisher
 from counterpoise.demo.work.sink import Record
 from counterpoise.demo.work.staging import READY
-from counterpoise.demo.work.throttling import Flights, Plan, Rate, ThrottledPublisher
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.logs import Log, open_log
 from counterpoise.publisher import Publisher
@@ -33,7 +32,7 @@ REBALANCE_DELAY_SECONDS = 2.0
 # A micro-batch takes about a second; on a busy machine a handoff takes longer.
 MAX_HANDOFF_SECONDS = 15.0
 LEASE_SECONDS = 4.0
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 WAIT_SECONDS = 300.0
 GRACE_SECONDS = 60.0
 # How long the service may fail to answer before the demo gives up.
@@ -61,7 +60,7 @@ class Stage:
         self._directory = directory
         self._flights = flights
         self._sabotage = sabotage
-        self._children: dict[str, Child] = {}
+        self._children: dict[str, DemoProcess] = {}
         self._states: dict[str, str] = {}
         self._cleanup = ExitStack()
         self._rate = Rate(directory / "rate")
@@ -99,7 +98,7 @@ class Stage:
         self._sink = self._directory / "sink.db"
         self.record = Record(self._sink)
         self._cleanup.callback(self.record.close)
-        self._watcher = Watcher(self.client, QUEUE, self.record, self.log)
+        self._watcher = Observer(self.client, QUEUE, self.record, self.log)
         self._open_publisher()
         self.seen = self._watcher.look()
         self._looked_at = time.monotonic()
@@ -120,7 +119,7 @@ class Stage:
             try:
                 self.client.queues()
             except ServiceUnavailable:
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
             else:
                 return
         raise DemoFailed(f"the service did not start:\n{self._children['service'].tail()}")
@@ -211,11 +210,11 @@ class Stage:
     def wait(
         self,
         what: str,
-        condition: Callable[[Seen], bool],
+        condition: Callable[[Observation], bool],
         *,
         seconds: float = WAIT_SECONDS,
         ending: str | None = None,
-    ) -> Seen:
+    ) -> Observation:
         """Look until the condition holds. Raises DemoFailed at the deadline, or when an
         application other than `ending` ends."""
         deadline = time.monotonic() + seconds
@@ -225,9 +224,9 @@ class Stage:
                 return self.seen
             if time.monotonic() > deadline:
                 raise DemoFailed(f"waited {seconds:.0f} s for {what}")
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
-    def look(self) -> Seen:
+    def look(self) -> Observation:
         """Look, show it, and adapt the rate."""
         if self.publisher.error:
             raise DemoFailed(f"publishing failed: {self.publisher.error}")
@@ -244,7 +243,7 @@ class Stage:
         for name, state in self._states.items():
             if state == "starting" and self._children[name].said(READY):
                 self._states[name] = "ready"
-        progress = Progress(self.publisher.published, counted, len(self._flights))
+        progress = FlightCounts(self.publisher.published, counted, len(self._flights))
         self.display.show(self.seen, self._states, progress)
         return self.seen
 
@@ -254,17 +253,17 @@ class Stage:
         self._rate.set(0.0)
         self.publisher.release()
 
-    def all_committed(self, seen: Seen) -> bool:
+    def all_committed(self, seen: Observation) -> bool:
         """Whether everything is published and every partition committed to its end."""
         if not self.publisher.done:
             return False
         ends = self._watcher.ends(seen.committed)
         return all(position == ends[number] for number, position in seen.committed.items())
 
-    def grants(self) -> list[Grant]:
+    def grants(self) -> list[EpochGrant]:
         """Every grant in the service's history."""
         return [
-            Grant(move.partition, move.epoch, move.outcome, move.seconds or 0.0)
+            EpochGrant(move.partition, move.epoch, move.outcome, move.seconds or 0.0)
             for rebalance in self.client.rebalances(QUEUE, max_items=None)
             for move in rebalance.moves
             if move.epoch is not None
@@ -286,9 +285,9 @@ class Stage:
 
     # ------------------------------------------------------------------ children
 
-    def _start(self, name: str, command: Sequence[str]) -> Child:
+    def _start(self, name: str, command: Sequence[str]) -> DemoProcess:
         log = self._directory / f"{name.replace(' ', '-')}.log"
-        child = Child(name, command, log, _environment())
+        child = DemoProcess(name, command, log, _environment())
         self._children[name] = child
         return child
 
@@ -298,7 +297,7 @@ class Stage:
                 raise DemoFailed(f"{name} has ended with {child.exit_code}:\n{child.tail()}")
 
 
-def _require_success(child: Child) -> None:
+def _require_success(child: DemoProcess) -> None:
     code = child.end(GRACE_SECONDS)
     if code != 0:
         raise DemoFailed(f"{child.name} ended with {code} instead of 0:\n{child.tail()}")

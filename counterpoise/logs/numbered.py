@@ -1,4 +1,8 @@
-"""Shared by the logs whose positions are decimal numbers: all current ones."""
+"""Shared by the logs whose positions are decimal numbers: all current ones.
+
+Such positions can be compared and subtracted. `NumberedLog` has the calls of `Log` that need no
+more, and `fair_shares` distributes a number of messages to read over partitions.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,34 @@ from typing import TYPE_CHECKING, ClassVar
 from counterpoise.logs.address import Kind
 from counterpoise.logs.errors import InvalidPosition, LogError, PositionAhead
 from counterpoise.logs.port import Bounds
-from counterpoise.logs.shares import fair_shares
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+def fair_shares(backlogs: Mapping[int, int], max_messages: int) -> dict[int, int]:
+    """Split `max_messages` over partitions with these numbers of messages, fairly.
+
+    Backlogs smaller than an equal share are served in full; the others get equal shares of the
+    rest. The remainder goes to the longest backlogs (ties: the lowest partition), so that over time
+    no partition is passed over.
+    """
+    shares = dict.fromkeys(backlogs, 0)
+    waiting = sorted(
+        (partition for partition in backlogs if backlogs[partition] > 0),
+        key=lambda partition: (backlogs[partition], -partition),
+    )
+    left = max(0, max_messages)
+    for served, partition in enumerate(waiting):
+        # Those with a remainder come last, and the last has the longest backlog.
+        shares[partition] = min(backlogs[partition], left // (len(waiting) - served))
+        left -= shares[partition]
+    return shares
+
+
+# ------------------------------------------------------------------ numbered
+# Shared by the logs whose positions are decimal numbers: all current ones.
+
 
 # The first number that is too large for a position: Redis' scripts count exactly up to there, the
 # other logs have signed 64-bit numbers.

@@ -23,7 +23,7 @@ from counterpoise.logs import (
     LogAccessRefused,
     LogUnavailable,
 )
-from counterpoise.logs.patience import AHEAD_SECONDS
+from counterpoise.logs.errors import AHEAD_SECONDS
 from counterpoise.spark.errors import AheadOfLog, Unforeseen
 from counterpoise.spark.history import earliest
 from counterpoise.spark.options import EARLIEST, Floor, find_floor

@@ -36,7 +36,7 @@ from counterpoise.logs import (
     open_log,
 )
 from counterpoise.logs.columns import repeated
-from counterpoise.logs.patience import Patience
+from counterpoise.logs.errors import ReadRetries
 from counterpoise.spark.errors import Trimmed
 from counterpoise.spark.offsets import NO_EPOCH, Slice
 from counterpoise.spark.options import SourceOptions
@@ -161,7 +161,7 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     begin = one.start
     given = False
-    patience = Patience(source.timeout_seconds, clock)
+    retries = ReadRetries(source.timeout_seconds, clock)
     while True:
         try:
             for batch in log.read(one.partition, begin, one.end, max_messages=sys.maxsize):
@@ -170,7 +170,7 @@ def _read(
                 if batch.num_rows:
                     yield batch
                     begin, given = batch.column(1)[batch.num_rows - 1].as_py(), True
-                    patience.rewarded()
+                    retries.succeeded()
             return
         except PositionTrimmed as error:
             if source.on_trimmed == "fail" and not one.replay:
@@ -194,7 +194,7 @@ def _read(
             begin, given = error.first, False
         except (LogUnavailable, LogNotFound, PositionAhead) as error:
             log.close()
-            pause = patience.pause_after(error)
+            pause = retries.pause_after(error)
             if pause is None:
                 error.add_note(_what_to_do(error))
                 raise

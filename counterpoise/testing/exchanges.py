@@ -25,7 +25,7 @@ class Killed(SystemExit):
     """The flow's process was killed, as far as a thread can be."""
 
 
-class Server(Protocol):
+class InProcessServer(Protocol):
     """The service, as the server's wheel has it (`api.memory.MemoryServer`)."""
 
     def exchange(
@@ -134,7 +134,7 @@ def _checked(message: Sent, request: httpx.Request) -> Mapping[str, Any]:
 class BlockingTransport(httpx.BaseTransport):
     """Requests of one blocking client."""
 
-    def __init__(self, server: Server, flows: Flows) -> None:
+    def __init__(self, server: InProcessServer, flows: Flows) -> None:
         self._server, self._flows = server, flows
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -187,7 +187,7 @@ class _Body(httpx.SyncByteStream):
 class AsyncTransport(httpx.AsyncBaseTransport):
     """Requests of one asyncio client."""
 
-    def __init__(self, server: Server, flows: Flows) -> None:
+    def __init__(self, server: InProcessServer, flows: Flows) -> None:
         self._server, self._flows = server, flows
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

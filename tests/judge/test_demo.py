@@ -8,14 +8,14 @@ from itertools import count
 
 import pytest
 
-from counterpoise.demo.proof import verdict
-from counterpoise.demo.proof.evidence import Evidence
-from counterpoise.demo.work.sink import Entry
+from counterpoise.demo import verdict
+from counterpoise.demo.evidence import Evidence
+from counterpoise.demo.work.sink import JournalEntry
 from tests.counterpoise.demo.test_verdict import find, good_run
 from tests.judge.demo import judged
 from tests.judge.violation import DUPLICATE, LOST, ORDER, OWNERS
 
-Plant = Callable[[list[Entry]], None]
+Plant = Callable[[list[JournalEntry]], None]
 
 
 @pytest.fixture(scope="module")
@@ -32,43 +32,43 @@ def test_both_accept_a_good_demo(good: Evidence) -> None:
     assert judged(good).kept, judged(good).examples()
 
 
-def skip(journal: list[Entry]) -> None:
+def skip(journal: list[JournalEntry]) -> None:
     del journal[find(journal, "alpha", 1)[5]]
 
 
-def invent(journal: list[Entry]) -> None:
+def invent(journal: list[JournalEntry]) -> None:
     journal.append(journal[-1]._replace(flight="ghost", aircraft="N999", sequence=1))
 
 
-def swap(journal: list[Entry]) -> None:
+def swap(journal: list[JournalEntry]) -> None:
     batch = find(journal, "alpha", 1)
     aircraft = journal[batch[5]].aircraft
     other = next(i for i in reversed(batch) if journal[i].aircraft == aircraft)
     journal[batch[5]], journal[other] = journal[other], journal[batch[5]]
 
 
-def repeat_within_an_epoch(journal: list[Entry]) -> None:
+def repeat_within_an_epoch(journal: list[JournalEntry]) -> None:
     index = find(journal, "beta", 1)[3]
     journal.insert(index + 1, journal[index])
 
 
-def repeat_after_a_graceful_handoff(journal: list[Entry]) -> None:
+def repeat_after_a_graceful_handoff(journal: list[JournalEntry]) -> None:
     taker = find(journal, "gamma", 1)
     given = next(e for e in reversed(journal[: taker[0]]) if e.partition == 1)
     journal.insert(taker[0], given._replace(application="gamma", batch=1, epoch=2))
 
 
-def share_an_epoch(journal: list[Entry]) -> None:
+def share_an_epoch(journal: list[JournalEntry]) -> None:
     index = find(journal, "alpha", 1)[3]
     journal[index] = journal[index]._replace(application="beta")
 
 
-def write_on_as_a_zombie(journal: list[Entry]) -> None:
+def write_on_as_a_zombie(journal: list[JournalEntry]) -> None:
     taken = [journal[index] for index in find(journal, "gamma", 1)]
     journal.extend(e._replace(application="alpha", batch=2, epoch=1) for e in taken)
 
 
-def write_ahead_as_a_zombie(journal: list[Entry]) -> None:
+def write_ahead_as_a_zombie(journal: list[JournalEntry]) -> None:
     taken = find(journal, "gamma", 1)
     late = [journal[i]._replace(application="alpha", batch=2, epoch=1) for i in taken]
     journal[taken[0] : taken[0]] = late
@@ -140,7 +140,7 @@ def test_each_judge_has_checks_that_the_other_lacks(good: Evidence) -> None:
     assert judged(unknown).kept
 
 
-def _together(journal: list[Entry], one: int, other: int) -> bool:
+def _together(journal: list[JournalEntry], one: int, other: int) -> bool:
     """Whether two entries belong to the same micro-batch and partition."""
     a, b = journal[one], journal[other]
     return (a.application, a.batch, a.partition) == (b.application, b.batch, b.partition)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from counterpoise.demo.work.flights import Flight
-from counterpoise.demo.work.sink import Message, Slice
+from counterpoise.demo.work.sink import FlightMessage, FlightSlice
 from counterpoise.demo.work.staging import Cues, Work, parser
 from counterpoise.spark.environment import ensure_java, installed_pyspark
 
@@ -39,18 +39,18 @@ class BatchWork:
         self._work(batch_id, list(slices_of(table)))
 
 
-def slices_of(table: "pa.Table") -> Iterator[Slice]:
+def slices_of(table: "pa.Table") -> Iterator[FlightSlice]:
     """The messages by partition and epoch, each in the order in which they came."""
-    messages: dict[tuple[int, int], list[Message]] = {}
+    messages: dict[tuple[int, int], list[FlightMessage]] = {}
     published = table.column("published_at").cast("int64")
     columns = (table.column(name) for name in ("partition", "epoch", "position", "value"))
     for partition, epoch, position, value, microseconds in zip(
         *(column.to_pylist() for column in (*columns, published)), strict=True
     ):
-        message = Message(int(position), Flight.of(value), microseconds / 1e6)
+        message = FlightMessage(int(position), Flight.of(value), microseconds / 1e6)
         messages.setdefault((partition, epoch), []).append(message)
     for (partition, epoch), own in messages.items():
-        yield Slice(partition, epoch, own)
+        yield FlightSlice(partition, epoch, own)
 
 
 def stream(spark: "SparkSession", options: argparse.Namespace, work: BatchWork) -> "StreamingQuery":

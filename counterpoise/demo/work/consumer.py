@@ -14,7 +14,7 @@ import pyarrow as pa
 from counterpoise.consumer import Consumer
 from counterpoise.consumer.message import Ownership, messages_of
 from counterpoise.demo.work.flights import Flight
-from counterpoise.demo.work.sink import Message, Slice
+from counterpoise.demo.work.sink import FlightMessage, FlightSlice
 from counterpoise.demo.work.staging import Cues, Work, parser
 
 
@@ -24,10 +24,10 @@ def consume(options: argparse.Namespace, work: Work) -> Consumer:
 
     def handle(owned: Ownership, batch: pa.RecordBatch) -> None:
         messages = [
-            Message(int(one.position), Flight.of(one.value), one.published_at.timestamp())
+            FlightMessage(int(one.position), Flight.of(one.value), one.published_at.timestamp())
             for one in messages_of(batch, owned)
         ]
-        work(next(batches), [Slice(owned.partition, owned.epoch, messages)])
+        work(next(batches), [FlightSlice(owned.partition, owned.epoch, messages)])
 
     return Consumer(
         options.queue,

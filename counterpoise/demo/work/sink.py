@@ -54,7 +54,7 @@ CREATE TABLE IF NOT EXISTS refused (
 """
 
 
-class Message(NamedTuple):
+class FlightMessage(NamedTuple):
     """A flight as it came from the queue. `published_at` in Unix seconds."""
 
     position: int
@@ -63,15 +63,15 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class FlightSlice:
     """The messages of one partition in one micro-batch, in the order of Spark's delivery."""
 
     partition: int
     epoch: int
-    messages: Sequence[Message]
+    messages: Sequence[FlightMessage]
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """One line of the journal. Times in Unix seconds; `time` is when the transaction wrote it."""
 
     flight: str
@@ -94,7 +94,7 @@ class Sink:
         self._application = application
         self._fenced = fenced
 
-    def write(self, batch: int, slices: Iterable[Slice]) -> int:
+    def write(self, batch: int, slices: Iterable[FlightSlice]) -> int:
         """Journal and count a micro-batch in one transaction; how many messages were journaled."""
         written = 0
         with _transaction(self._connection):
@@ -120,14 +120,14 @@ class Sink:
         ).fetchone()
         return (row[0], row[1]) if row else (-1, -1)
 
-    def _advance(self, part: Slice, position: int) -> None:
+    def _advance(self, part: FlightSlice, position: int) -> None:
         self._connection.execute(
             "INSERT INTO progress VALUES (?, ?, ?) ON CONFLICT (partition) DO UPDATE"
             " SET epoch = excluded.epoch, position = excluded.position",
             [part.partition, part.epoch, position],
         )
 
-    def _refuse(self, batch: int, part: Slice) -> None:
+    def _refuse(self, batch: int, part: FlightSlice) -> None:
         self._connection.execute(
             "INSERT INTO refused VALUES (?, ?, ?, ?, ?, ?)",
             [
@@ -136,13 +136,13 @@ class Sink:
             ],
         )
 
-    def _journal(self, batch: int, part: Slice) -> None:
+    def _journal(self, batch: int, part: FlightSlice) -> None:
         now = time.time()
         self._connection.executemany(
             "INSERT INTO journal (flight, aircraft, sequence, partition, position, epoch,"
             " application, batch, published_at, time) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                Entry(
+                JournalEntry(
                     flight=flight.flight,
                     aircraft=flight.aircraft,
                     sequence=flight.sequence,
@@ -218,12 +218,12 @@ class Record:
             (row[2] for row in rows), default=entry
         )
 
-    def journal(self) -> Iterator[Entry]:
+    def journal(self) -> Iterator[JournalEntry]:
         """The whole journal, in the order of the transactions."""
         rows = self._connection.execute(
-            f"SELECT {', '.join(Entry._fields)} FROM journal ORDER BY id"
+            f"SELECT {', '.join(JournalEntry._fields)} FROM journal ORDER BY id"
         )
-        return map(Entry._make, rows)
+        return map(JournalEntry._make, rows)
 
     def statistics(self) -> dict[str, Statistics]:
         """By aircraft; "" for the keyless flights."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from counterpoise.logs.builtin.connection import LogConnection
-from counterpoise.logs.shares import fair_shares
+from counterpoise.logs.numbered import fair_shares
 
 # How many messages to look at while their sizes are unknown; the factor by which this number grows
 # if it is too small; and the margin on top of the number that the last known sizes suggest.

@@ -19,14 +19,17 @@ from typing import Any
 import pyarrow as pa
 
 from counterpoise.logs.builtin.admission import ByteAdmission
-from counterpoise.logs.builtin.arrays import SentArray, bytea_array, integer_array, text_array
 from counterpoise.logs.builtin.bounds import COLUMNS, COLUMNS_BEFORE, bounds_of
 from counterpoise.logs.builtin.connection import (
     LogConnection,
     Row,
+    SentArray,
+    bytea_array,
     has_stale_ranges,
+    integer_array,
     lacks_column,
     stale_partition_count,
+    text_array,
 )
 from counterpoise.logs.builtin.reading import ChunkReader
 from counterpoise.logs.errors import (

@@ -14,8 +14,10 @@ second time is a second message. Hence:
    sequence of the last append are in the topic. Only messages of the last append may be missing,
    whatever happened to the process.
 3. *Each record identifies its append*: the header `counterpoise-append` holds its sequence, the
-   first sequence of its append, and the publisher. After a crash the tails of the partitions show
-   the messages of the last append that have arrived (`Progress`), and the others follow: each once.
+   first sequence of its append, and the publisher. After a crash `find_appends` searches the tails
+   of the partitions, the last records of the topic, for those of the publisher. They show the
+   messages of the last append that have arrived (`LandedSequences`), and the others follow: each
+   once.
 
 docs/logs.md lists the limits: requests of a killed process may arrive after its successor has
 looked; a publisher whose last records are not among the last records of the topic is not found; an
@@ -26,14 +28,14 @@ partition count and the answer is not noticed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from counterpoise.logs.errors import InvalidMessage, LogError, LogUnavailable
-from counterpoise.logs.kafka.failures import Trouble
+from counterpoise.logs.kafka.access import Failures, is_passing
 from counterpoise.logs.kafka.rows import APPEND, TOMBSTONE, Header, headers_of
 from counterpoise.logs.port import MAX_MESSAGE_BYTES, AppendBatch, AppendResult
 from counterpoise.logs.port import Message as Published
@@ -59,21 +61,23 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(slots=True)
-class Progress:
+class LandedSequences:
     """The sequences of one publisher in the topic: all below `below`, and those in `landed`."""
 
     below: int = 0
     landed: set[int] = field(default_factory=set)
 
     @staticmethod
-    def of(found: Iterable[tuple[int, int]]) -> Progress:
+    def of(found: Iterable[tuple[int, int]]) -> LandedSequences:
         """From (sequence, first sequence of its append) of the publisher's last records."""
         records = list(found)
         if not records:
-            return Progress()
+            return LandedSequences()
         # An append begins when all before it is in the topic.
         begun = max(first for _, first in records)
-        progress = Progress(begun, {sequence for sequence, _ in records if sequence >= begun})
+        progress = LandedSequences(
+            begun, {sequence for sequence, _ in records if sequence >= begun}
+        )
         progress.advance()
         return progress
 
@@ -113,7 +117,7 @@ class Appender:
         topic: str,
         make: Callable[[], Producer],
         find: Callable[[str, float], Iterable[tuple[int, int]]],
-        trouble: Trouble,
+        trouble: Failures,
     ) -> None:
         """`make` gives a new producer. `find(publisher, deadline)` looks for records of it."""
         self._topic = topic
@@ -121,7 +125,7 @@ class Appender:
         self._find = find
         self._trouble = trouble
         self._producer: Producer | None = None
-        self._progress: dict[str, Progress] = {}
+        self._progress: dict[str, LandedSequences] = {}
         # Messages that the producer has and whose outcome is unknown.
         self._flying: set[tuple[str, int]] = set()
         self._failures: list[KafkaError] = []
@@ -140,7 +144,7 @@ class Appender:
         if batch.publisher in self._lost or (known is None and batch.first_sequence > 0):
             # This append was begun before, by another process or by a closed producer.
             self._look(batch.publisher, deadline)
-        progress = self._progress.setdefault(batch.publisher, Progress())
+        progress = self._progress.setdefault(batch.publisher, LandedSequences())
         sequences = range(batch.first_sequence, batch.first_sequence + len(encoded))
         duplicates = sum(sequence < progress.below for sequence in sequences)
         for sequence, partition, one in zip(sequences, batch.partitions, encoded, strict=True):
@@ -177,7 +181,7 @@ class Appender:
         return producer
 
     def _look(self, publisher: str, deadline: float) -> None:
-        self._progress[publisher] = Progress.of(self._find(publisher, deadline))
+        self._progress[publisher] = LandedSequences.of(self._find(publisher, deadline))
         self._lost.discard(publisher)
 
     def _hand_over(
@@ -272,3 +276,64 @@ def _encoded(message: Published) -> _Encoded:
         [(name, raw_bytes(text)) for name, text in headers.items()],
         milliseconds,
     )
+
+
+# ------------------------------------------------------------------ tails
+# Searches the last records of a topic for those of one publisher (see `appender`).
+
+
+TAIL_RECORDS = 100_000
+LEAST_RECORDS_PER_PARTITION = 1_000
+_EVENTS = 1000
+
+
+def tail_starts(starts: Mapping[int, int], ends: Mapping[int, int]) -> dict[int, int]:
+    """The start of the search in each non-empty partition: about TAIL_RECORDS in all."""
+    each = max(LEAST_RECORDS_PER_PARTITION, TAIL_RECORDS // max(1, len(ends)))
+    return {
+        partition: max(starts[partition], end - each)
+        for partition, end in ends.items()
+        if end > starts[partition]
+    }
+
+
+def find_appends(
+    consumer: Consumer,
+    topic: str,
+    starts: Mapping[int, int],
+    ends: Mapping[int, int],
+    publisher: str,
+    trouble: Failures,
+    deadline: float,
+) -> list[tuple[int, int]]:
+    """(sequence, first sequence of its append) of the publisher's records in the tails.
+
+    Raises LogUnavailable after the deadline (monotonic).
+    """
+    begins = tail_starts(starts, ends)
+    waiting = set(begins)
+    found = []
+    if waiting:
+        consumer.assign([TopicPartition(topic, number, at) for number, at in begins.items()])
+    while waiting:
+        if time.monotonic() >= deadline or trouble.refused():
+            raise trouble.too_late(f"looking for the last append of publisher {publisher!r}")
+        first = consumer.poll(_POLL_SECONDS)
+        if first is None:
+            continue
+        for event in (first, *consumer.consume(_EVENTS, 0)):
+            error = event.error()
+            if error is None:
+                of_publisher = append_of(event, publisher)
+                if of_publisher is not None:
+                    found.append(of_publisher)
+                if event.offset() + 1 >= ends[event.partition()]:
+                    waiting.discard(event.partition())
+            elif error.code() == KafkaError._PARTITION_EOF:
+                if event.offset() >= ends[event.partition()]:
+                    waiting.discard(event.partition())
+            elif is_passing(error):
+                trouble.note(error)
+            else:
+                raise trouble.told(error)
+    return found

@@ -27,7 +27,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from counterpoise.logs.errors import LogBehind, LogError
-from counterpoise.logs.kafka.failures import Trouble, is_passing
+from counterpoise.logs.kafka.access import Failures, is_passing
 from counterpoise.logs.kafka.rows import memory_bytes, record_batch
 
 CHUNK_MESSAGES = 8192
@@ -70,7 +70,7 @@ class RangeReader:
         start: int,
         end: int,
         *,
-        trouble: Trouble,
+        trouble: Failures,
         explain: Callable[[int, float], LogError | None],
         timeout_seconds: float,
         monotonic: Callable[[], float] = time.monotonic,

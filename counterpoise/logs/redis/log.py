@@ -1,8 +1,8 @@
 """A log in Redis Streams: `redis://host:port/DB/NAME`.
 
 A partition is a stream, and positions are decimal numbers without holes, which a script assigns
-inside Redis (`scripts`, where the keys are described too). Redis holds no data of consumers:
-no consumer groups, no cursors.
+inside Redis (`scripts`, where the keys and the form of a message are described too). Redis holds no
+data of consumers: no consumer groups, no cursors.
 
 The promises hold as long as Redis keeps its data. A Redis that evicts keys would lose messages
 silently, so `ensure` refuses it. A Redis that restarts without its data has no log any more
@@ -14,30 +14,142 @@ lost messages raises PositionTrimmed. docs/logs.md describes the configuration.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from counterpoise.logs.address import parse_log
+from counterpoise.logs.columns import integers
 from counterpoise.logs.errors import (
     InvalidMessage,
     LogBehind,
+    LogNotFound,
     PositionAhead,
     PositionTrimmed,
     StalePartitionCount,
 )
+from counterpoise.logs.numbered import TOO_LARGE, NumberedLog, fair_shares
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
 from counterpoise.logs.redis import scripts
-from counterpoise.logs.redis.connection import Script
-from counterpoise.logs.redis.keys import RedisKeys
-from counterpoise.logs.redis.rows import (
-    Entry,
-    contiguous_from,
-    microseconds,
-    record_batch,
-    value_bytes,
-)
-from counterpoise.logs.shares import fair_shares
+from counterpoise.logs.redis.connection import RedisConnection, Script
+from counterpoise.logs.rows import headers_of, microseconds_of, texts
+from counterpoise.logs.rows import record_batch as rows_of
+
+
+class RedisKeys(NumberedLog):
+    """The log's keys and connection."""
+
+    kind = "a log in Redis"
+    too_large = TOO_LARGE["redis"]
+
+    def __init__(self, log: str, access: str | None = None, *, timeout_seconds: float = 30.0):
+        """`log` is the queue's, `access` a URL with credentials. Raises LogError for bad ones."""
+        address = parse_log(log)
+        self.name = address.name
+        self._log = log
+        self._redis = RedisConnection(address, access, timeout_seconds)
+        self._prefix = f"counterpoise:{{{address.name}}}:".encode()
+        self._meta = self._prefix + b"meta"
+        self._partitions = self._prefix + b"partitions"
+
+    def __repr__(self) -> str:
+        return f"RedisLog({self._log!r})"
+
+    def _stream(self, partition: int) -> bytes:
+        return self._prefix + b"stream:%d" % partition
+
+    def _publisher(self, publisher: str) -> bytes:
+        return self._prefix + b"publisher:" + publisher.encode()
+
+    def _not_found(self) -> LogNotFound:
+        return LogNotFound(
+            f"there is no log {self._log}: its queue is gone, or the Redis has lost its data, and "
+            "then the service makes the log anew within a minute"
+        )
+
+    def _there(self, answer: Any) -> Any:
+        if answer[0] == b"missing":
+            raise self._not_found()
+        return answer
+
+
+# ------------------------------------------------------------------ rows
+# Messages in the form of a Redis stream, and as Arrow record batches.
+
+
+# An id, and fields and values in turn: t, v, then the optional ones (see `scripts`).
+Entry = tuple[bytes, list[bytes]]
+
+_TIME = re.compile(rb"-?[0-9]{1,30}")
+
+
+def microseconds(time: datetime | None) -> str:
+    """A time as `t` has it, exactly; the empty string for the time of the append."""
+    return "" if time is None else str(microseconds_of(time))
+
+
+def position_of(entry: Entry) -> int:
+    """The position of a message: the first part of its id."""
+    return int(entry[0].partition(b"-")[0])
+
+
+def contiguous_from(position: int, entries: list[Entry]) -> list[Entry]:
+    """The entries up to the first gap, if the first entry is at `position`."""
+    if not entries or position_of(entries[0]) != position:
+        return []
+    if position_of(entries[-1]) - position + 1 == len(entries):
+        return entries
+    count = next(n for n, entry in enumerate(entries) if position_of(entry) != position + n)
+    return entries[:count]
+
+
+def record_batch(partition: int, position: int, entries: list[Entry]) -> pa.RecordBatch:
+    """Consecutive entries from `position`, as a batch of MESSAGE_SCHEMA."""
+    rows = [_fields(fields) for _, fields in entries]
+    headers = (row.get(b"h") for row in rows)
+    return rows_of(
+        partition,
+        integers(range(position, position + len(entries))),
+        [_time(row.get(b"t")) for row in rows],
+        texts([row.get(b"k") for row in rows]),
+        [row.get(b"v") for row in rows],
+        [None if raw is None else headers_of(raw) for raw in headers],
+    )
+
+
+def value_bytes(entry: Entry) -> int:
+    """The bytes of a message's value."""
+    return len(_fields(entry[1]).get(b"v", b""))
+
+
+def _fields(fields: list[bytes]) -> dict[bytes, bytes]:
+    """The fields of an entry by name; of a name that is there twice the first."""
+    return dict(zip(fields[-2::-2], fields[::-2], strict=True))
+
+
+def _time(text: bytes | None) -> int | None:
+    # More digits are no time of this world, and Python may refuse to read them.
+    if text is None or not _TIME.fullmatch(text):
+        return None
+    return int(text)
+
+
+# ------------------------------------------------------------------ log
+# A log in Redis Streams: `redis://host:port/DB/NAME`.
+#
+# A partition is a stream, and positions are decimal numbers without holes, which a script assigns
+# inside Redis (`scripts`, where the keys are described too). Redis holds no data of consumers:
+# no consumer groups, no cursors.
+#
+# The promises hold as long as Redis keeps its data. A Redis that evicts keys would lose messages
+# silently, so `ensure` refuses it. A Redis that restarts without its data has no log any more
+# (`LogNotFound`) until the service makes it anew: with another incarnation, and beginning at the
+# positions that consumers had reached, so that a known position never means another message.
+# Reading lost messages raises PositionTrimmed. docs/logs.md describes the configuration.
+
 
 CHUNK_MESSAGES = 4096
 CHUNK_BYTES = 8 * 1024 * 1024

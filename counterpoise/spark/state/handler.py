@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from counterpoise.backoff import Backoff
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.logs import LogNotFound, LogUnavailable, PositionAhead
-from counterpoise.logs.patience import Patience
+from counterpoise.logs.errors import ReadRetries
 from counterpoise.spark.channel import Channel, channel_to, driver_home
 from counterpoise.spark.errors import InvalidSchema
 from counterpoise.spark.offsets import Json, Slice
@@ -114,13 +114,13 @@ class StatefulForeachBatch(Generic[S]):
         if cell.epoch is not None and cell.epoch != one.epoch and not goes_on:
             cell.drop()  # of another tenure
         cell.epoch = one.epoch
-        patience = Patience(self._options.read_timeout_seconds)
+        retries = ReadRetries(self._options.read_timeout_seconds)
         while True:
             try:
                 self._states.bring_to(cell, one.start)
                 return cell
             except (LogUnavailable, ServiceUnavailable, LogNotFound, PositionAhead) as error:
-                pause = patience.pause_after(error)
+                pause = retries.pause_after(error)
                 if pause is None:
                     raise
                 logger.warning("counterpoise: the state of partition %d: %s", one.partition, error)

@@ -8,7 +8,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from counterpoise.cli.app import app
-from counterpoise.cli.audit import changed
+from counterpoise.cli.history import changed
 from counterpoise.client import Client
 from counterpoise.reading import audit_item
 from tests.service import Service

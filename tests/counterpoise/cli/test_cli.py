@@ -370,7 +370,7 @@ def test_the_version_is_said():
 
 
 def test_commands_of_a_package_that_is_not_installed_say_which(monkeypatch):
-    monkeypatch.setattr("counterpoise.cli.plugins.installed", dict)
+    monkeypatch.setattr("counterpoise.cli.app.installed_plugins", dict)
     said = run_at("", "serve", "--port", "1", code=1).stderr
     assert "the command serve comes with the service: pip install counterpoise-server" in said
     assert "serve" not in run_at("", "--help").output

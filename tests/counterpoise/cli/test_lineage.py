@@ -5,8 +5,8 @@ from io import StringIO
 
 import pytest
 
-from counterpoise.cli.output.common import PlainConsole
-from counterpoise.cli.output.graph import MOST_LINES, MOST_NAMED, draw
+from counterpoise.cli.output import PlainConsole
+from counterpoise.cli.partitions import MOST_LINES, MOST_NAMED, draw
 from counterpoise.client import Client
 from counterpoise.plain import dot
 from counterpoise.wire import LineageNode

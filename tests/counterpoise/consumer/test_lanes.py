@@ -15,7 +15,7 @@ from counterpoise.consumer.reading import Reader, read_range
 from counterpoise.consumer.waking import Waking
 from counterpoise.flow.view import Owned
 from counterpoise.logs import MESSAGE_SCHEMA, LogBehind, PositionAhead
-from counterpoise.logs.patience import AHEAD_SECONDS
+from counterpoise.logs.errors import AHEAD_SECONDS
 from counterpoise.logs.port import Bounds
 from counterpoise.wire import CommitItem
 from tests.service import eventually

@@ -25,18 +25,18 @@ from typing import Any
 
 from rich.console import Console
 
+from counterpoise.demo.evidence import EpochGrant, Evidence, ScenarioEvent, SealingRecord
 from counterpoise.demo.playing import LEAST_ROWS, play
-from counterpoise.demo.proof.evidence import Event, Evidence, Grant, Sealing
-from counterpoise.demo.proof.verdict import judge
+from counterpoise.demo.verdict import judge
 from counterpoise.demo.work.flights import Statistics, expected_statistics, load
-from counterpoise.demo.work.sabotage import SABOTAGES, SPLIT_SABOTAGES
-from counterpoise.demo.work.sink import Entry
+from counterpoise.demo.work.sink import JournalEntry
+from counterpoise.demo.work.staging import SABOTAGES, SPLIT_SABOTAGES
 
 SPLIT = "split-"
 RECORDED = Path(__file__).parent / "recorded"
 OF_THE_FLIGHT = ("flight", "aircraft", "sequence")
 TIMES = ("published_at", "time")
-COLUMNS = tuple(name for name in Entry._fields if name not in OF_THE_FLIGHT)
+COLUMNS = tuple(name for name in JournalEntry._fields if name not in OF_THE_FLIGHT)
 
 
 def write(path: Path, evidence: Evidence) -> None:
@@ -82,7 +82,7 @@ def read(path: Path) -> Evidence:
     return Evidence(
         flights=flights,
         journal=[
-            Entry(**dict(zip(OF_THE_FLIGHT, flights[number], strict=False)), **dict(rest))
+            JournalEntry(**dict(zip(OF_THE_FLIGHT, flights[number], strict=False)), **dict(rest))
             for number, rest in zip(
                 document["flight"],
                 (zip(columns, entry, strict=True) for entry in entries),
@@ -90,10 +90,10 @@ def read(path: Path) -> Evidence:
             )
         ],
         statistics=statistics,
-        grants=[Grant(*grant) for grant in document["grants"]],
-        events=[Event(*event) for event in document["events"]],
+        grants=[EpochGrant(*grant) for grant in document["grants"]],
+        events=[ScenarioEvent(*event) for event in document["events"]],
         sealings=[
-            Sealing(**{**one, "sealed": dict(one["sealed"])})
+            SealingRecord(**{**one, "sealed": dict(one["sealed"])})
             for one in document.get("sealings", ())
         ],
     )

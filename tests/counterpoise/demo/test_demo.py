@@ -17,9 +17,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 from rich.console import Console
 
-from counterpoise.demo.playing import PLAIN_WIDTH
-from counterpoise.demo.proof.report import report
-from counterpoise.demo.proof.verdict import judge
+from counterpoise.demo.playing import PLAIN_WIDTH, report
+from counterpoise.demo.verdict import judge
 from tests.counterpoise.demo.evidence import RECORDED, read
 from tests.counterpoise.spark.small import with_small_java
 from tests.judge.demo import judged

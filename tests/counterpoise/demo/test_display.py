@@ -7,19 +7,24 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from counterpoise.demo.display import LEGEND, LiveDisplay, PlainDisplay, Progress, owners_line
-from counterpoise.demo.proof.evidence import Event
-from counterpoise.demo.proof.lineage import Check
-from counterpoise.demo.proof.report import report
-from counterpoise.demo.proof.verdict import Handoff, Verdict
-from counterpoise.demo.watching import Seen
+from counterpoise.demo.display import (
+    LEGEND,
+    FlightCounts,
+    LiveDisplay,
+    Observation,
+    PlainDisplay,
+    owners_line,
+)
+from counterpoise.demo.evidence import ScenarioEvent
+from counterpoise.demo.playing import report
+from counterpoise.demo.verdict import Check, DemoVerdict, OwnerChange
 
 STATES = {"alpha": "running", "beta": "killed", "gamma": "running"}
-PROGRESS = Progress(published=1500, counted=1000, total=20000)
+PROGRESS = FlightCounts(published=1500, counted=1000, total=20000)
 
 
-def seen(status: str = "Rebalancing", trigger: str | None = "bind") -> Seen:
-    return Seen(
+def seen(status: str = "Rebalancing", trigger: str | None = "bind") -> Observation:
+    return Observation(
         status=status,
         trigger=trigger,
         owners={0: "alpha", 1: "beta", 2: None, 3: "beta.2"},
@@ -78,14 +83,14 @@ def test_the_picture_shows_owners_status_applications_progress_and_news(width: i
     assert all(len(line) <= width for line in picture.splitlines())
 
 
-def verdict(kept: bool) -> Verdict:
-    drain = Event("drain", "alpha", 10.0)
+def verdict(kept: bool) -> DemoVerdict:
+    drain = ScenarioEvent("drain", "alpha", 10.0)
     handoffs = [
-        Handoff(0, 2, "graceful", "alpha", "gamma", drain, 45, 1.5, 0.4),
-        Handoff(1, 2, "graceful", "alpha", "gamma", drain, 40, 2.5, 0.5),
+        OwnerChange(0, 2, "graceful", "alpha", "gamma", drain, 45, 1.5, 0.4),
+        OwnerChange(1, 2, "graceful", "alpha", "gamma", drain, 40, 2.5, 0.5),
     ]
     check = Check("order kept for every aircraft", kept, "1,434 aircraft [sic]")
-    return Verdict([check], handoffs, 0.7)
+    return DemoVerdict([check], handoffs, 0.7)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from counterpoise.demo.proof.evidence import Evidence, Grant, Sealing
-from counterpoise.demo.proof.lineage import Check
-from counterpoise.demo.proof.verdict import judge
+from counterpoise.demo.evidence import EpochGrant, Evidence, SealingRecord
+from counterpoise.demo.verdict import Check, judge
 from counterpoise.demo.work.flights import expected_statistics
-from counterpoise.demo.work.sink import Entry
+from counterpoise.demo.work.sink import JournalEntry
 from counterpoise.keys import hash_of
 from tests.counterpoise.demo.sample import flights
 
@@ -17,10 +16,10 @@ FLIGHTS = flights(60)
 IN_TURN = "no partition began before its parents were finished"
 
 
-def entries(partition: int, owner: str, at: float, numbers: Sequence[int]) -> list[Entry]:
+def entries(partition: int, owner: str, at: float, numbers: Sequence[int]) -> list[JournalEntry]:
     """Ten flights a second, processed by their number, each published when 20 less were done."""
     return [
-        Entry(
+        JournalEntry(
             flight=FLIGHTS[n].flight,
             aircraft=FLIGHTS[n].aircraft,
             sequence=FLIGHTS[n].sequence,
@@ -48,9 +47,9 @@ def good() -> Evidence:
             *entries(2, "alpha", 4.0, [n for n in children if _half(n) == 2]),
         ],
         statistics=expected_statistics(FLIGHTS),
-        grants=[Grant(partition, 1, "initial", 0.0) for partition in range(3)],
+        grants=[EpochGrant(partition, 1, "initial", 0.0) for partition in range(3)],
         events=[],
-        sealings=[Sealing("split", {0: 30}, (1, 2), 2.9)],
+        sealings=[SealingRecord("split", {0: 30}, (1, 2), 2.9)],
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from counterpoise.demo.processes import Child, session, stop_all
+from counterpoise.demo.processes import DemoProcess, session, stop_all
 from tests.log_support import until
 
 # Starts a child in a process group of its own, like Spark's workers, and waits.
@@ -41,17 +41,17 @@ time.sleep(0.3)
 sys.exit(len(asked))
 """
 
-Start = Callable[..., Child]
+Start = Callable[..., DemoProcess]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    children: list[Child] = []
+    children: list[DemoProcess] = []
 
-    def start(*arguments: str) -> Child:
+    def start(*arguments: str) -> DemoProcess:
         name = f"child-{len(children)}"
         command = [sys.executable, "-c", PARENT, *arguments]
-        child = Child(name, command, tmp_path / f"{name}.log", os.environ)
+        child = DemoProcess(name, command, tmp_path / f"{name}.log", os.environ)
         children.append(child)
         until(lambda: child.said("ready"))
         return child
@@ -91,7 +91,9 @@ def test_each_is_asked_to_stop_just_once(tmp_path: Path) -> None:
     children = []
     for name, seconds in (("quick", 0.0), ("slow", 0.5)):
         program = COUNTING.replace("SECONDS", str(seconds))
-        child = Child(name, [sys.executable, "-c", program], tmp_path / f"{name}.log", os.environ)
+        child = DemoProcess(
+            name, [sys.executable, "-c", program], tmp_path / f"{name}.log", os.environ
+        )
         until(lambda child=child: child.said("ready"))  # type: ignore[misc]
         children.append(child)
     stop_all(children, 10.0)

@@ -5,28 +5,28 @@ from dataclasses import replace
 
 import pytest
 
-from counterpoise.demo.work.sabotage import (
+from counterpoise.demo.work.sink import FlightMessage, FlightSlice
+from counterpoise.demo.work.staging import (
     REORDERED_BATCHES,
     SKIPPED_MESSAGES,
     Damage,
     Impatient,
     Repeater,
 )
-from counterpoise.demo.work.sink import Message, Slice
 from counterpoise.wire import Partition
 from tests.counterpoise.demo.sample import flights
 
 FLIGHTS = flights(100)
 
 
-def batch(number: int) -> list[Slice]:
+def batch(number: int) -> list[FlightSlice]:
     start = number * 10
     return [
-        Slice(0, 1, [Message(start + i, FLIGHTS[start + i], 0.0) for i in range(10)]),
+        FlightSlice(0, 1, [FlightMessage(start + i, FLIGHTS[start + i], 0.0) for i in range(10)]),
     ]
 
 
-def positions(slices: Sequence[Slice]) -> list[int]:
+def positions(slices: Sequence[FlightSlice]) -> list[int]:
     return [message.position for part in slices for message in part.messages]
 
 
@@ -73,7 +73,7 @@ def test_who_is_impatient_reads_what_waits_and_goes_on_from_there(
     impatient = Impatient("http://127.0.0.1:1", "flights")
     read: list[tuple[int, int | None]] = []
 
-    def further(partition: int, epoch: int, start: int | None) -> Slice:
+    def further(partition: int, epoch: int, start: int | None) -> FlightSlice:
         read.append((partition, start))
         return replace(batch(len(read) - 1)[0], partition=partition, epoch=epoch)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from counterpoise.demo.work.flights import Flight, expected_statistics
-from counterpoise.demo.work.sink import Message, Record, Sink, Slice
+from counterpoise.demo.work.sink import FlightMessage, FlightSlice, Record, Sink
 from tests.counterpoise.demo.sample import flights
 from tests.log_support import until
 
@@ -42,9 +42,11 @@ def files(tmp_path: Path) -> Iterator[Files]:
     files.close()
 
 
-def part(start: int, end: int, *, epoch: int = 1, partition: int = 0) -> Slice:
-    messages = [Message(position, FLIGHTS[position], 1000.0) for position in range(start, end)]
-    return Slice(partition, epoch, messages)
+def part(start: int, end: int, *, epoch: int = 1, partition: int = 0) -> FlightSlice:
+    messages = [
+        FlightMessage(position, FLIGHTS[position], 1000.0) for position in range(start, end)
+    ]
+    return FlightSlice(partition, epoch, messages)
 
 
 def journaled(files: Files) -> Sequence[tuple[str, int]]:
@@ -99,7 +101,7 @@ def test_an_unfenced_sink_counts_what_it_must_not(files: Files) -> None:
 
 def test_a_batch_is_written_whole_or_not_at_all(files: Files) -> None:
     sink = files.sink("alpha")
-    broken = Slice(1, 1, [Message(0, None, 0.0)])  # type: ignore[arg-type]
+    broken = FlightSlice(1, 1, [FlightMessage(0, None, 0.0)])  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
         sink.write(0, [part(0, 100), broken])
     assert journaled(files) == []
@@ -109,13 +111,13 @@ def test_a_batch_is_written_whole_or_not_at_all(files: Files) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from counterpoise.demo.work.sink import Message, Sink, Slice
+from counterpoise.demo.work.sink import FlightMessage, FlightSlice, Sink
 from tests.counterpoise.demo.sample import flights
 flights, sink = flights(100), Sink(Path(sys.argv[1]), "alpha")
 print("ready", flush=True)
 for batch in range(1_000_000):
-    messages = [Message(batch * 100 + i, flights[i], 0.0) for i in range(100)]
-    sink.write(batch, [Slice(p, 1, messages) for p in range(3)])
+    messages = [FlightMessage(batch * 100 + i, flights[i], 0.0) for i in range(100)]
+    sink.write(batch, [FlightSlice(p, 1, messages) for p in range(3)])
 """
 
 

@@ -7,15 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from counterpoise.demo.throttling import LAST_ACT, SLOW_FROM, Plan, Rate, Rush, ThrottledPublisher
 from counterpoise.demo.work.flights import Flight
-from counterpoise.demo.work.throttling import (
-    LAST_ACT,
-    SLOW_FROM,
-    Plan,
-    Rate,
-    Rush,
-    ThrottledPublisher,
-)
 from counterpoise.keys import hash_of, partition_of
 from counterpoise.logs.ranges import HASHES, HashRange
 from tests.counterpoise.demo import sample

@@ -12,11 +12,10 @@ from dataclasses import replace
 
 import pytest
 
-from counterpoise.demo.proof.evidence import Event, Evidence, Grant
-from counterpoise.demo.proof.lineage import Check
-from counterpoise.demo.proof.verdict import Verdict, judge
+from counterpoise.demo.evidence import EpochGrant, Evidence, ScenarioEvent
+from counterpoise.demo.verdict import Check, DemoVerdict, judge
 from counterpoise.demo.work.flights import Flight, Statistics, expected_statistics
-from counterpoise.demo.work.sink import Entry
+from counterpoise.demo.work.sink import JournalEntry
 
 PARTITIONS = 4
 PER_BATCH = 30
@@ -57,19 +56,19 @@ class Run:
         self.epoch = dict.fromkeys(range(PARTITIONS), 0)
         self.owner: dict[int, str] = {}
         self.batches: defaultdict[str, int] = defaultdict(int)
-        self.journal: list[Entry] = []
-        self.grants: list[Grant] = []
-        self.events: list[Event] = []
+        self.journal: list[JournalEntry] = []
+        self.grants: list[EpochGrant] = []
+        self.events: list[ScenarioEvent] = []
         self.now = 1000.0
 
     def grant(self, partition: int, owner: str, outcome: str) -> None:
         self.epoch[partition] += 1
         self.owner[partition] = owner
-        self.grants.append(Grant(partition, self.epoch[partition], outcome, 0.3))
+        self.grants.append(EpochGrant(partition, self.epoch[partition], outcome, 0.3))
 
     def happen(self, kind: str, application: str) -> None:
         self.now += 0.1
-        self.events.append(Event(kind, application, self.now))  # type: ignore[arg-type]
+        self.events.append(ScenarioEvent(kind, application, self.now))  # type: ignore[arg-type]
 
     def work(self, application: str, *, commit: bool = True) -> None:
         """One micro-batch of all partitions that the application owns."""
@@ -80,7 +79,7 @@ class Run:
             messages = self.log[partition][start : start + PER_BATCH]
             for position, flight in enumerate(messages, start):
                 self.journal.append(
-                    Entry(
+                    JournalEntry(
                         flight=flight.flight,
                         aircraft=flight.aircraft,
                         sequence=flight.sequence,
@@ -133,11 +132,11 @@ def good() -> Evidence:
     return good_run()
 
 
-def failing(verdict: Verdict) -> list[Check]:
+def failing(verdict: DemoVerdict) -> list[Check]:
     return [check for check in verdict.checks if not check.kept]
 
 
-def the(verdict: Verdict, promise: str) -> Check:
+def the(verdict: DemoVerdict, promise: str) -> Check:
     (check,) = [check for check in verdict.checks if promise in check.promise]
     return check
 
@@ -174,13 +173,13 @@ def test_each_handoff_says_what_caused_it_and_how_long_its_partition_paused(
     assert verdict.usual_gap_seconds == pytest.approx(2.0)
 
 
-def changed(good: Evidence, change: Callable[[list[Entry]], None]) -> Verdict:
+def changed(good: Evidence, change: Callable[[list[JournalEntry]], None]) -> DemoVerdict:
     journal = list(good.journal)
     change(journal)
     return judge(replace(good, journal=journal))
 
 
-def find(journal: Sequence[Entry], application: str, batch: int) -> list[int]:
+def find(journal: Sequence[JournalEntry], application: str, batch: int) -> list[int]:
     """The place of a micro-batch in the journal."""
     return [
         index
@@ -190,14 +189,14 @@ def find(journal: Sequence[Entry], application: str, batch: int) -> list[int]:
 
 
 def test_a_skipped_flight_is_noticed(good: Evidence) -> None:
-    def skip(journal: list[Entry]) -> None:
+    def skip(journal: list[JournalEntry]) -> None:
         del journal[find(journal, "alpha", 1)[5]]
 
     assert not the(changed(good, skip), "every flight").kept
 
 
 def test_a_flight_that_was_never_published_is_noticed(good: Evidence) -> None:
-    def invent(journal: list[Entry]) -> None:
+    def invent(journal: list[JournalEntry]) -> None:
         journal.append(journal[-1]._replace(flight="ghost", aircraft="N999", sequence=1))
 
     check = the(changed(good, invent), "every flight")
@@ -206,7 +205,7 @@ def test_a_flight_that_was_never_published_is_noticed(good: Evidence) -> None:
 
 
 def test_two_flights_of_an_aircraft_in_the_wrong_order_are_noticed(good: Evidence) -> None:
-    def swap(journal: list[Entry]) -> None:
+    def swap(journal: list[JournalEntry]) -> None:
         batch = find(journal, "alpha", 1)
         aircraft = journal[batch[5]].aircraft
         other = next(i for i in reversed(batch) if journal[i].aircraft == aircraft)
@@ -216,7 +215,7 @@ def test_two_flights_of_an_aircraft_in_the_wrong_order_are_noticed(good: Evidenc
 
 
 def test_flights_repeated_in_the_wrong_order_are_noticed(good: Evidence) -> None:
-    def reverse_the_repetition(journal: list[Entry]) -> None:
+    def reverse_the_repetition(journal: list[JournalEntry]) -> None:
         repeated = [
             index
             for index in find(journal, "gamma", 3)
@@ -230,7 +229,7 @@ def test_flights_repeated_in_the_wrong_order_are_noticed(good: Evidence) -> None
 
 
 def test_keyless_flights_have_no_order(good: Evidence) -> None:
-    def swap(journal: list[Entry]) -> None:
+    def swap(journal: list[JournalEntry]) -> None:
         keyless = [index for index, entry in enumerate(journal) if entry.aircraft is None]
         first = journal[keyless[0]]
         other = next(
@@ -244,7 +243,7 @@ def test_keyless_flights_have_no_order(good: Evidence) -> None:
 
 
 def test_a_duplicate_from_a_graceful_handoff_is_noticed(good: Evidence) -> None:
-    def repeat(journal: list[Entry]) -> None:
+    def repeat(journal: list[JournalEntry]) -> None:
         taker = find(journal, "gamma", 1)
         given = next(e for e in reversed(journal[: taker[0]]) if e.partition == 1)
         journal.insert(taker[0], given._replace(application="gamma", batch=1, epoch=2))
@@ -255,7 +254,7 @@ def test_a_duplicate_from_a_graceful_handoff_is_noticed(good: Evidence) -> None:
 
 
 def test_a_duplicate_within_an_epoch_is_noticed(good: Evidence) -> None:
-    def repeat(journal: list[Entry]) -> None:
+    def repeat(journal: list[JournalEntry]) -> None:
         index = find(journal, "beta", 1)[3]
         journal.insert(index + 1, journal[index])
 
@@ -263,7 +262,7 @@ def test_a_duplicate_within_an_epoch_is_noticed(good: Evidence) -> None:
 
 
 def test_a_flight_that_is_in_the_log_twice_is_noticed(good: Evidence) -> None:
-    def publish_again(journal: list[Entry]) -> None:
+    def publish_again(journal: list[JournalEntry]) -> None:
         journal.append(journal[-1]._replace(position=10_000))
 
     assert not the(changed(good, publish_again), "graceful").kept
@@ -272,7 +271,7 @@ def test_a_flight_that_is_in_the_log_twice_is_noticed(good: Evidence) -> None:
 def test_more_duplicates_from_the_kill_than_its_last_micro_batch_are_noticed(
     good: Evidence,
 ) -> None:
-    def repeat_an_earlier_batch(journal: list[Entry]) -> None:
+    def repeat_an_earlier_batch(journal: list[JournalEntry]) -> None:
         earlier = [journal[index] for index in find(journal, "beta", 3)]
         repeated = [e._replace(application="gamma", batch=3, epoch=2, time=0.0) for e in earlier]
         start = find(journal, "gamma", 3)[0]
@@ -282,7 +281,7 @@ def test_more_duplicates_from_the_kill_than_its_last_micro_batch_are_noticed(
 
 
 def test_a_zombie_that_writes_after_losing_its_partition_is_noticed(good: Evidence) -> None:
-    def write_on(journal: list[Entry]) -> None:
+    def write_on(journal: list[JournalEntry]) -> None:
         taken = [journal[index] for index in find(journal, "gamma", 1)]
         late = [entry._replace(application="alpha", batch=2, epoch=1) for entry in taken]
         journal.extend(late)
@@ -295,7 +294,7 @@ def test_a_zombie_that_writes_after_losing_its_partition_is_noticed(good: Eviden
 def test_a_zombie_that_writes_first_is_noticed_when_the_new_owner_writes_it_again(
     good: Evidence,
 ) -> None:
-    def write_ahead(journal: list[Entry]) -> None:
+    def write_ahead(journal: list[JournalEntry]) -> None:
         taken = find(journal, "gamma", 1)
         late = [journal[i]._replace(application="alpha", batch=2, epoch=1) for i in taken]
         journal[taken[0] : taken[0]] = late
@@ -304,7 +303,7 @@ def test_a_zombie_that_writes_first_is_noticed_when_the_new_owner_writes_it_agai
 
 
 def test_two_writers_under_one_epoch_are_noticed(good: Evidence) -> None:
-    def share(journal: list[Entry]) -> None:
+    def share(journal: list[JournalEntry]) -> None:
         index = find(journal, "alpha", 1)[3]
         journal[index] = journal[index]._replace(application="beta")
 
@@ -353,7 +352,7 @@ def test_an_event_that_meets_a_partition_without_backlog_fails(
 
 @pytest.mark.parametrize("kind", ["join", "drain", "kill"])
 def test_an_event_that_moves_nothing_fails(good: Evidence, kind: str) -> None:
-    events = [*good.events, Event(kind, "delta", 1004.0)]  # type: ignore[arg-type]
+    events = [*good.events, ScenarioEvent(kind, "delta", 1004.0)]  # type: ignore[arg-type]
     check = the(judge(replace(good, events=events)), f"{kind} of delta")
     assert not check.kept
 
@@ -361,7 +360,7 @@ def test_an_event_that_moves_nothing_fails(good: Evidence, kind: str) -> None:
 def test_duplicates_from_a_forced_handoff_are_told_apart_and_bounded(good: Evidence) -> None:
     """gamma repeats alpha's last micro-batch of partition 1: right if forced, wrong if graceful."""
 
-    def repeat(journal: list[Entry]) -> None:
+    def repeat(journal: list[JournalEntry]) -> None:
         taker = find(journal, "gamma", 1)
         given = [e for e in journal[: taker[0]] if e.partition == 1]
         journal[taker[0] : taker[0]] = [

@@ -87,8 +87,8 @@ def test_times() -> None:
 READ = """
 import sys
 from counterpoise.consumer.message import Ownership, messages_of
-from counterpoise.logs.builtin.groups import PackedRows
-from counterpoise.logs.redis.rows import record_batch
+from counterpoise.logs.builtin.reading import PackedRows
+from counterpoise.logs.redis.log import record_batch
 from counterpoise.flow.view import Owned
 
 rows = PackedRows(5)

@@ -18,9 +18,9 @@ from counterpoise.logs import (
     PositionAhead,
     PositionTrimmed,
 )
+from counterpoise.logs import memory as memory_log
 from counterpoise.logs.builtin import reading as builtin_reading
 from counterpoise.logs.kafka import reader as kafka_reader
-from counterpoise.logs.memory import log as memory_log
 from counterpoise.logs.redis import log as redis_log
 from tests.counterpoise.logs.kits import needs
 from tests.log_support import append, texts

@@ -349,7 +349,7 @@ def test_the_largest_message_still_fits_with_the_headers_of_a_dead_letter() -> N
 
 def test_keys_and_headers_take_memory_too(any_log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are bounded by everything that a message holds, not by its value alone."""
-    for module in ("builtin.reading", "memory.log", "redis.log", "kafka.reader"):
+    for module in ("builtin.reading", "memory", "redis.log", "kafka.reader"):
         monkeypatch.setattr(f"counterpoise.logs.{module}.CHUNK_BYTES", 20_000)
     large = Message(b"v", "k" * 2000, {"h": "x" * 2000})
     any_log.append(AppendBatch("p", 0, 4, [0] * 40, [large] * 40))

@@ -10,8 +10,7 @@ import pytest
 from counterpoise.client import Client
 from counterpoise.keys import partition_of
 from counterpoise.logs import InvalidMessage, LogUnavailable
-from counterpoise.logs.memory.log import MemoryLog
-from counterpoise.logs.memory.logs import MemoryLogs
+from counterpoise.logs.memory import MemoryLog, MemoryLogs
 from counterpoise.publisher import Publisher, sending
 from counterpoise.publisher.delivery import Delivery
 from counterpoise.wire import LogView

@@ -19,7 +19,7 @@ from counterpoise.client import Client
 from counterpoise.errors import ServiceUnavailable
 from counterpoise.flow.view import Owned
 from counterpoise.logs import Bounds, Log, LogUnavailable
-from counterpoise.logs.patience import AHEAD_SECONDS
+from counterpoise.logs.errors import AHEAD_SECONDS
 from counterpoise.logs.port import Successor
 from counterpoise.spark.errors import AheadOfLog, FlowEnded, Unfinished
 from counterpoise.spark.offsets import Offset, Place

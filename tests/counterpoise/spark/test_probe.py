@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from counterpoise.logs import Bounds, Log
-from counterpoise.logs.patience import AHEAD_SECONDS
+from counterpoise.logs.errors import AHEAD_SECONDS
 from counterpoise.spark.errors import AheadOfLog
 from counterpoise.spark.planning import Answer, Question
 from counterpoise.spark.probe import LogProbe

@@ -23,7 +23,7 @@ from counterpoise.logs import (
     PositionTrimmed,
 )
 from counterpoise.logs.builtin.log import PostgresLog
-from counterpoise.logs.patience import AHEAD_SECONDS
+from counterpoise.logs.errors import AHEAD_SECONDS
 from counterpoise.spark.data_source import SCHEMA
 from counterpoise.spark.errors import Trimmed
 from counterpoise.spark.offsets import Slice

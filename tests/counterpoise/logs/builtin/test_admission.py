@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from counterpoise.logs.builtin import admission
 from counterpoise.logs.builtin.log import PostgresLog
-from counterpoise.logs.shares import fair_shares
+from counterpoise.logs.numbered import fair_shares
 from tests.log_support import append, asked_of, log_url
 from tests.log_support import log as builtin_log
 

@@ -17,10 +17,9 @@ from counterpoise.logs import (
     Message,
     open_log,
 )
-from counterpoise.logs.kafka import tails
-from counterpoise.logs.kafka.access import parse_access
-from counterpoise.logs.kafka.appender import Appender, Progress, append_header
-from counterpoise.logs.kafka.failures import Trouble
+from counterpoise.logs.kafka import appender
+from counterpoise.logs.kafka.access import Failures, parse_access
+from counterpoise.logs.kafka.appender import Appender, LandedSequences, append_header
 from tests.log_support import append, texts
 
 
@@ -120,7 +119,7 @@ def test_the_records_tell_what_of_the_last_append_is_missing(appends, lost, forg
     arrived = [one for place, one in enumerate(last) if place not in lost]
     before = [one for append in records for one in append]
     gone = min(forgotten, len(before) - (len(records[-1]) if records else 0))
-    progress = Progress.of(before[gone:] + arrived)
+    progress = LandedSequences.of(before[gone:] + arrived)
     there = {sequence for sequence, _ in before + arrived}
     missing = min(set(range(first + 1)) - there)
     assert progress.below == missing
@@ -165,8 +164,8 @@ def test_others_records_do_not_count(opened):
 
 def test_only_the_tails_are_looked_at(opened, monkeypatch):
     """Documented: a publisher that was silent for so long is not found."""
-    monkeypatch.setattr(tails, "TAIL_RECORDS", 40)
-    monkeypatch.setattr(tails, "LEAST_RECORDS_PER_PARTITION", 5)
+    monkeypatch.setattr(appender, "TAIL_RECORDS", 40)
+    monkeypatch.setattr(appender, "LEAST_RECORDS_PER_PARTITION", 5)
     log = opened()
     log.append(spread(0, 8))
     log.append(spread(0, 32, "other"))
@@ -270,14 +269,14 @@ def batch_of(count, first=0):
     return AppendBatch("p", first, 4, [0] * count, messages)
 
 
-def appender(producers, found=()):
-    trouble = Trouble(parse_access("kafka://h/orders", None), "orders")
+def appender_with(producers, found=()):
+    trouble = Failures(parse_access("kafka://h/orders", None), "orders")
     return Appender("orders", producers.pop, lambda publisher, deadline: list(found), trouble)
 
 
 def test_a_message_too_large_for_the_cluster_is_the_publishers_error():
     producer = Refusing([None, KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), None, None])
-    one = appender([producer])
+    one = appender_with([producer])
     with pytest.raises(InvalidMessage):
         one.append(batch_of(3), float("inf"))
     # Accepted messages are not sent again together with the missing one.
@@ -289,7 +288,7 @@ def test_after_a_fatal_error_another_producer_sends_what_has_not_arrived():
     fatal = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "lost", True)
     second = Refusing([None])
     first = Refusing([None, fatal])
-    one = appender([second, first], found=[(0, 0)])
+    one = appender_with([second, first], found=[(0, 0)])
     with pytest.raises(LogUnavailable):
         one.append(batch_of(2), float("inf"))
     one.append(batch_of(2), float("inf"))
@@ -309,7 +308,7 @@ class Silent(Refusing):
 
 def test_records_on_their_way_at_the_close_are_searched_for():
     second = Refusing([None])
-    one = appender([second, Silent([])], found=[(0, 0)])
+    one = appender_with([second, Silent([])], found=[(0, 0)])
     with pytest.raises(LogUnavailable):
         one.append(batch_of(2), 0.0)
     one.close()

@@ -26,8 +26,7 @@ from counterpoise.logs import (
     open_log,
 )
 from counterpoise.logs.kafka import reader
-from counterpoise.logs.kafka.access import parse_access
-from counterpoise.logs.kafka.failures import Trouble
+from counterpoise.logs.kafka.access import Failures, parse_access
 from counterpoise.logs.kafka.reader import RangeReader
 from tests.kafka_server import LIST_OFFSETS
 from tests.log_support import append, texts
@@ -125,7 +124,7 @@ def reading(partition, start, end, explain=lambda at, deadline: None):
         0,
         start,
         end,
-        trouble=Trouble(parse_access("kafka://h/orders", None), "orders"),
+        trouble=Failures(parse_access("kafka://h/orders", None), "orders"),
         explain=explain,
         timeout_seconds=30.0,
         monotonic=Clock(),
@@ -217,7 +216,7 @@ def test_passing_trouble_does_not_end_a_reading_and_is_the_reason_when_time_is_u
 
 
 def test_errors_of_librdkafka_become_errors_of_the_log():
-    trouble = Trouble(parse_access("kafka://h/orders", None), "orders")
+    trouble = Failures(parse_access("kafka://h/orders", None), "orders")
     named = {
         KafkaError.MSG_SIZE_TOO_LARGE: "invalid_message",
         KafkaError.TOPIC_AUTHORIZATION_FAILED: "log_access_refused",

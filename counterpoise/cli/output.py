@@ -1,14 +1,17 @@
-"""Shared by the commands: options, output as JSON, formatting.
+"""What the commands share: options, output as tables and as JSON, formatting, conditions.
 
 What comes from the service may come from strangers (names of clients and logs, messages of errors).
 So all output for people passes through here, and no control character of it reaches a terminal.
+
+Conditions are what consumers report to be wrong, as `status`, `lag`, `lineage` and `doctor` show
+them.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -16,7 +19,11 @@ import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
+from counterpoise.client import Client
+from counterpoise.conditions import HeldCondition, is_unknown
+from counterpoise.errors import Refused
 from counterpoise.plain import plain, plain_json
 
 QueueName = Annotated[
@@ -103,3 +110,35 @@ def duration(seconds: float) -> str:
         if seconds < limit:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds / 86400:.0f} d"
+
+
+# ------------------------------------------------------------------ conditions
+# What consumers report to be wrong, as `status`, `lag`, `lineage` and `doctor` show it.
+
+
+MOST_CONDITIONS = 8
+
+
+def held_conditions(client: Client, name: str) -> tuple[HeldCondition, ...]:
+    """What consumers report; nothing of a service of a version that takes no reports."""
+    try:
+        return tuple(client.conditions(name))
+    except Refused as error:
+        if is_unknown(error):
+            return ()
+        raise
+
+
+def conditions_text(conditions: Sequence[HeldCondition]) -> Text:
+    """What consumers say is wrong, the consumer's whole conditions first."""
+    shown = Text("reported by consumers", style="bold red")
+    for one in conditions[:MOST_CONDITIONS]:
+        where = "" if one.partition is None else f"p{one.partition} "
+        since = seconds_until(one.since)
+        age = "" if since is None else f" for {duration(-since)}"
+        shown.append(f"\n{where}{one.kind.replace('_', ' ')}", style="red not bold")
+        shown.append(f" at {one.client_name}{age}: {one.text}", style="default not bold")
+    more = len(conditions) - MOST_CONDITIONS
+    if more > 0:
+        shown.append(f"\n… and {more} more", style="dim not bold")
+    return shown

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterpoise.logs.shares import fair_shares
+from counterpoise.logs.numbered import fair_shares
 
 backlogs = st.dictionaries(st.integers(0, 50), st.integers(0, 200), max_size=12)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from counterpoise.demo.work.flights import Flight, Statistics
-from counterpoise.demo.work.sink import Entry
+from counterpoise.demo.work.sink import JournalEntry
 
 SealingKind = Literal["split", "merge"]
 EventKind = Literal["start", "join", "drain", "kill", "return"]
@@ -26,7 +26,7 @@ Cause = Literal["kill", "graceful", "ungraceful", "unexplained"]
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class EpochGrant:
     """One grant in the service's history. `outcome` as in the contract.
 
     `seconds` is the service's time from the beginning of the handoff to the grant.
@@ -39,7 +39,7 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ScenarioEvent:
     """An action of the scenario on an application, and its time (Unix seconds)."""
 
     kind: EventKind
@@ -48,7 +48,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Sealing:
+class SealingRecord:
     """A split or merge: the partitions that ended, and those that came after them."""
 
     kind: SealingKind
@@ -64,11 +64,11 @@ class Evidence:
     """The data set, the applications' journal, the scenario's actions, the service's history."""
 
     flights: Sequence[Flight]
-    journal: Sequence[Entry]
+    journal: Sequence[JournalEntry]
     statistics: Mapping[str, Statistics]
-    grants: Sequence[Grant]
-    events: Sequence[Event]
-    sealings: Sequence[Sealing] = ()
+    grants: Sequence[EpochGrant]
+    events: Sequence[ScenarioEvent]
+    sealings: Sequence[SealingRecord] = ()
 
 
 @dataclass(slots=True)
@@ -89,12 +89,12 @@ class Period:
 class Reading:
     """The findings in the journal."""
 
-    first: dict[str, Entry] = field(default_factory=dict)
+    first: dict[str, JournalEntry] = field(default_factory=dict)
     """By flight: its first entry."""
-    again: dict[Cause, list[Entry]] = field(default_factory=lambda: defaultdict(list))
-    disorder: list[Entry] = field(default_factory=list)
+    again: dict[Cause, list[JournalEntry]] = field(default_factory=lambda: defaultdict(list))
+    disorder: list[JournalEntry] = field(default_factory=list)
     """Entries that came after a later flight of their aircraft."""
-    late: list[Entry] = field(default_factory=list)
+    late: list[JournalEntry] = field(default_factory=list)
     """Entries under an old epoch of their partition."""
     periods: dict[tuple[int, int], Period] = field(default_factory=dict)
     """By partition and epoch."""
@@ -169,8 +169,8 @@ def _cause(
     reading: Reading,
     outcomes: Mapping[tuple[int, int], str],
     last_batches: Mapping[str, int],
-    first: Entry,
-    again: Entry,
+    first: JournalEntry,
+    again: JournalEntry,
 ) -> Cause:
     if (first.partition, first.position) != (again.partition, again.position):
         return "unexplained"  # it is in the log twice

@@ -1,10 +1,10 @@
-"""All logs of one service in memory, and the service's side of them.
+"""The log in memory: the promises of `counterpoise.logs.port`, in one process, for tests.
 
-Every method is one transaction under one lock, so the promises of `counterpoise.logs.port` about
-instants (2, 3 and 4) hold by construction. Nothing waits.
-
-Consumers and publishers find the logs by an access `memory://ID`, which is good in this process as
-long as the `MemoryLogs` exists.
+`MemoryLogs` holds all logs of one service, and is what the service administers. Every method is one
+transaction under one lock, so the promises about instants (2, 3 and 4) hold by construction.
+Nothing waits. `MemoryLog` is how consumers and publishers of the same process reach one of the
+logs. They find it by an access `memory://ID`, which is good in this process as long as the
+`MemoryLogs` exists. `counterpoise.testing` puts both together.
 """
 
 from __future__ import annotations
@@ -12,19 +12,26 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
+import pyarrow as pa
+
+from counterpoise.logs.columns import integers, strings
 from counterpoise.logs.errors import (
     InvalidMessage,
+    LogBehind,
     LogNotFound,
     LogUnavailable,
+    PositionAhead,
+    PositionTrimmed,
     StalePartitionCount,
 )
+from counterpoise.logs.numbered import TOO_LARGE, NumberedLog, fair_shares
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds, Message
-from counterpoise.logs.rows import microseconds_of
+from counterpoise.logs.rows import microseconds_of, record_batch
 
 SCHEME = "memory://"
 
@@ -32,7 +39,7 @@ _numbers = itertools.count(1)
 _all: WeakValueDictionary[str, MemoryLogs] = WeakValueDictionary()
 
 
-class Row(NamedTuple):
+class _Row(NamedTuple):
     """A message in the log, and when it was published (microseconds since 1970)."""
 
     message: Message
@@ -45,7 +52,7 @@ class _Partition:
 
     first: int = 0
     discarded: int = 0
-    rows: list[Row] = field(default_factory=list)
+    rows: list[_Row] = field(default_factory=list)
 
     @property
     def end(self) -> int:
@@ -75,10 +82,10 @@ class _Log:
             self.partitions.setdefault(number, _Partition())
 
 
-class Chunk(NamedTuple):
+class _Chunk(NamedTuple):
     """What a read found from a position on: rows, and the partition's positions at that instant."""
 
-    rows: Sequence[Row]
+    rows: Sequence[_Row]
     first: int
     discarded: int
     end: int
@@ -223,19 +230,19 @@ class MemoryLogs:
             routed = zip(batch.partitions, batch.messages, strict=True)
             for number, message in itertools.islice(routed, known, None):
                 at = message.published_at
-                row = Row(message, now if at is None else microseconds_of(at))
+                row = _Row(message, now if at is None else microseconds_of(at))
                 log.partitions[number].rows.append(row)
         if known < count:
             self.appended()
         return AppendResult(count - known, known)
 
-    def chunk(self, name: str, number: int, position: int, last: int, most: int) -> Chunk:
+    def chunk(self, name: str, number: int, position: int, last: int, most: int) -> _Chunk:
         """At most `most` rows of [position, last), as far as they are there."""
         with self._lock:
             partition = self._log(name).partitions.get(number) or _Partition()
             at = position - partition.first
             rows = partition.rows[at : min(at + most, last - partition.first)] if at >= 0 else []
-            return Chunk(rows, partition.first, partition.discarded, partition.end)
+            return _Chunk(rows, partition.first, partition.discarded, partition.end)
 
     def bounds(self, name: str, partitions: Sequence[int] | None = None) -> Bounds:
         """Start and end of these partitions, or of all that the log ever had."""
@@ -262,3 +269,141 @@ def opened(access: str) -> MemoryLogs:
     if logs is None:
         raise LogUnavailable("the service in memory that had this log has been closed")
     return logs
+
+
+# ------------------------------------------------------------------ log
+# One log in memory, as consumers and publishers of the same process reach it.
+
+
+CHUNK_MESSAGES = 8192
+CHUNK_BYTES = 8 * 1024 * 1024
+
+
+class MemoryLog(NumberedLog):
+    """The log `name` among `logs`. See `counterpoise.logs.Log`; positions have no holes."""
+
+    kind = "the log in memory"
+    too_large = TOO_LARGE["builtin"]
+    appends_in_parallel = False
+
+    def __init__(self, logs: MemoryLogs, name: str) -> None:
+        self.name = name
+        self._logs = logs
+
+    def __repr__(self) -> str:
+        return f"MemoryLog({self.name!r})"
+
+    def append(self, batch: AppendBatch) -> AppendResult:
+        if not batch.messages:
+            return AppendResult(0, 0)
+        return self._logs.append(self.name, batch)
+
+    def read(
+        self,
+        partition: int,
+        start: str,
+        end: str | None,
+        *,
+        max_messages: int,
+        max_bytes: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        position = self.number(start)
+        if end is None:
+            last = self._logs.chunk(self.name, partition, 0, 0, 0).end
+            if position > last:
+                raise PositionAhead(partition, str(position), str(last))
+        else:
+            last = self.number(end)
+        messages_left = max_messages
+        bytes_left = CHUNK_BYTES if max_bytes is None else max_bytes
+        while position < last and messages_left > 0 and bytes_left > 0:
+            most = min(messages_left, CHUNK_MESSAGES)
+            found = self._logs.chunk(self.name, partition, position, last, most)
+            rows = _first_bytes(found.rows, bytes_left)
+            if not rows:
+                position = _after_gap(partition, position, last, found)
+                continue
+            yield _record_batch(partition, position, rows)
+            position += len(rows)
+            messages_left -= len(rows)
+            if max_bytes is not None:
+                bytes_left -= sum(len(row.message.value) for row in rows)
+
+    def bounds(self, partitions: Sequence[int]) -> Bounds:
+        return self._logs.bounds(self.name, partitions)
+
+    def next_sequence(self, publisher: str) -> int:
+        return self._logs.next_sequence(self.name, publisher)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _admit(
+        self,
+        begins: Mapping[int, int],
+        backlogs: Mapping[int, int],
+        max_messages: int,
+        max_bytes: int,
+    ) -> Mapping[int, int]:
+        shares = fair_shares(backlogs, max_messages)
+        # In the order of the bytes that lie before each message in its own partition, see
+        # `counterpoise.logs.builtin.admission`.
+        waiting: list[tuple[int, int, int, int]] = []
+        for number, share in shares.items():
+            begin, before = begins[number], 0
+            found = self._logs.chunk(self.name, number, begin, begin + share, share)
+            for row in found.rows:
+                size = len(row.message.value)
+                waiting.append((before, -backlogs[number], number, size))
+                before += size
+        admitted, so_far = dict.fromkeys(backlogs, 0), 0
+        for _, _, number, size in sorted(waiting, key=lambda one: one[:3]):
+            if so_far >= max(1, max_bytes):
+                break
+            admitted[number] += 1
+            so_far += size
+        return admitted
+
+
+def _first_bytes(rows: Sequence[_Row], values_bytes: int) -> Sequence[_Row]:
+    """The rows before which there are fewer bytes than that of values, and than a chunk's."""
+    values = memory = 0
+    for count, (message, _) in enumerate(rows):
+        if values >= values_bytes or memory >= CHUNK_BYTES:
+            return rows[:count]
+        values += len(message.value)
+        memory += message.size_bytes()
+    return rows
+
+
+def _after_gap(partition: int, position: int, last: int, found: _Chunk) -> int:
+    """Where to continue if there is no message at `position`, which is before `last`."""
+    if position < found.discarded:
+        return found.discarded
+    if position < found.first:
+        raise PositionTrimmed(partition, str(position), str(found.first))
+    if position > found.end:
+        raise PositionAhead(partition, str(position), str(found.end))
+    raise LogBehind(partition, str(found.end), str(last))
+
+
+def _record_batch(partition: int, position: int, rows: Sequence[_Row]) -> pa.RecordBatch:
+    messages = [row.message for row in rows]
+    return record_batch(
+        partition,
+        integers(range(position, position + len(rows))),
+        [row.microseconds for row in rows],
+        strings([message.key for message in messages]),
+        [message.value for message in messages],
+        [list(message.headers.items()) if message.headers else None for message in messages],
+    )
+
+
+# ------------------------------------------------------------------ memory
+# The log in memory: the promises of `counterpoise.logs.port`, in one process, for tests.
+#
+# `MemoryLogs` holds the logs, and is what the service administers; `MemoryLog` is how consumers and
+# publishers of the same process reach one of them. `counterpoise.testing` puts both together.
+
+
+__all__ = ["MemoryLog", "MemoryLogs", "opened"]

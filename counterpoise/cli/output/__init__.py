@@ -1,1 +1,0 @@
-"""What the commands print: tables, JSON, progress, the picture of a queue."""

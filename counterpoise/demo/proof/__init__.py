@@ -1,1 +1,0 @@
-"""Whether the demo kept the promises: the evidence it left, the verdict on it, and the report."""

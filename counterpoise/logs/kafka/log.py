@@ -1,0 +1,229 @@
+"""The Kafka log: a topic, read and appended to with confluent-kafka (librdkafka).
+
+Positions are offsets in decimal. They have holes (markers of transactions, compaction), so numbers
+of messages computed from them are upper limits, and a range may be empty.
+
+How it keeps the promises of `counterpoise.logs`:
+
+1. and 2. *Order and ends.* Readers see up to the last stable offset (`read_committed`), which is
+   the end in `bounds`. A leader that has just taken over may report a lower end for a moment.
+3. *Once*: while the publisher lives, and after a crash as far as the tails of the topic show
+   (`counterpoise.logs.kafka.appender`). An append is not all or nothing for readers.
+4. *Partition count.* Kafka cannot refuse an append by the count it was routed with, so the count is
+   compared just before. A topic only grows, outside our control: messages that two programs
+   publish at that moment under one key may be in two partitions. No partition is ever retiring.
+5. *No message skipped*: an offset that retention has removed raises PositionTrimmed, also during a
+   read. Records removed by compaction were meant to vanish.
+6. *No position twice*, as long as the topic exists; the incarnation is the topic's id.
+
+Partitions are assigned, not subscribed to. Nothing is committed to Kafka, and no topic is created.
+Retention is Kafka's own: trimming does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+
+from counterpoise.logs.address import parse_log
+from counterpoise.logs.errors import (
+    InvalidMessage,
+    LogError,
+    LogNotFound,
+    PositionAhead,
+    PositionTrimmed,
+    StalePartitionCount,
+)
+from counterpoise.logs.kafka.access import Failures, parse_access
+from counterpoise.logs.kafka.appender import Appender, find_appends
+from counterpoise.logs.kafka.cluster import SAMPLED_MESSAGES, Clients, Sizes, Topic, leave_alone
+from counterpoise.logs.kafka.reader import RangeReader
+from counterpoise.logs.numbered import TOO_LARGE, NumberedLog, fair_shares
+from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
+from counterpoise.logs.rows import raw_bytes
+
+__all__ = ["KafkaLog", "raw_bytes"]
+
+
+class KafkaLog(NumberedLog):
+    """The topic that a log names. See `counterpoise.logs.Log`.
+
+    Threads read in parallel; appends take turns. A forked child makes its own connections, but must
+    not continue the publisher of its parent.
+    """
+
+    kind = "a Kafka log"
+    too_large = TOO_LARGE["kafka"]
+    # One producer sends a batch to all brokers at once, and knows what it has sent.
+    appends_in_parallel = False
+
+    def __init__(self, log: str, access: str | None = None, *, timeout_seconds: float = 30.0):
+        """Nothing is connected yet. `log` is `kafka://host:port[,…]/TOPIC`, `access` a secret.
+
+        Raises LogError if the access has unknown settings.
+        """
+        reach = parse_access(log, access)
+        self.name = parse_log(log).name
+        self._timeout_seconds = timeout_seconds
+        self._trouble = Failures(reach, self.name)
+        self._clients = Clients(reach, self._trouble)
+        self._topic = Topic(self.name, self._clients.admin, self._trouble)
+        self._sizes = Sizes(self._sample)
+        self._appending = threading.Lock()
+        self._appender = Appender(
+            self.name, self._clients.producer, self._find_appends, self._trouble
+        )
+        _logs.add(self)
+
+    def __repr__(self) -> str:
+        return f"KafkaLog({self.name!r})"
+
+    # ------------------------------------------------------------------ publishing
+
+    def append(self, batch: AppendBatch) -> AppendResult:
+        """See `Log.append`; here some messages may be visible before the others, or without them.
+
+        Raises InvalidMessage also for messages that only the cluster refuses (its
+        `max.message.bytes`): then other messages of the batch may have been appended.
+        """
+        if not batch.messages:
+            return AppendResult(0, 0)
+        for message in batch.messages:
+            message.size_bytes()
+        deadline = self._begin()
+        with self._appending:
+            count = self._topic.shape(deadline).partition_count
+            if count != batch.partition_count:
+                raise StalePartitionCount(batch.partition_count, count)
+            for partition in batch.partitions:
+                if not 0 <= partition < count:
+                    raise InvalidMessage(
+                        f"partition {partition} is out of range: the log has {count}"
+                    )
+            return self._appender.append(batch, deadline)
+
+    def next_sequence(self, publisher: str) -> int:
+        """See `Log.next_sequence`: found in the last records of the topic; 0 without a record."""
+        deadline = self._begin()
+        with self._appending:
+            return self._appender.next_sequence(publisher, deadline)
+
+    def _find_appends(self, publisher: str, deadline: float) -> list[tuple[int, int]]:
+        shape = self._topic.shape(deadline)
+        starts, ends = self._topic.bounds(range(shape.partition_count), deadline)
+        with self._clients.consumer() as consumer:
+            return find_appends(
+                consumer, self.name, starts, ends, publisher, self._trouble, deadline
+            )
+
+    # ------------------------------------------------------------------ reading
+
+    def read(
+        self,
+        partition: int,
+        start: str,
+        end: str | None,
+        *,
+        max_messages: int,
+        max_bytes: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """See `Log.read`. Waits, within the time limit, for an `end` beyond the current one."""
+        position = self.number(start)
+        if end is None:
+            last = self.number(self.bounds([partition]).ends[partition])
+            if position > last:
+                raise PositionAhead(partition, start, str(last))
+        else:
+            last = self.number(end)
+        if position >= last or max_messages < 1 or (max_bytes is not None and max_bytes < 1):
+            return
+        self._begin()
+        with self._clients.consumer() as consumer:
+            yield from RangeReader(
+                consumer,
+                self.name,
+                partition,
+                position,
+                last,
+                trouble=self._trouble,
+                explain=lambda at, deadline: self._wrong_with(partition, at, deadline),
+                timeout_seconds=self._timeout_seconds,
+            ).batches(max_messages, max_bytes)
+
+    def _wrong_with(self, partition: int, position: int, deadline: float) -> LogError | None:
+        """Why a read from there fails, None if it does not."""
+        shape = self._topic.shape(deadline)
+        if partition >= shape.partition_count:
+            return LogNotFound(f"topic {self.name!r} has no partition {partition}")
+        starts, ends = self._topic.bounds([partition], deadline)
+        if position < starts[partition]:
+            return PositionTrimmed(partition, str(position), str(starts[partition]))
+        if position > ends[partition]:
+            return PositionAhead(partition, str(position), str(ends[partition]))
+        return None
+
+    def bounds(self, partitions: Sequence[int]) -> Bounds:
+        deadline = self._begin()
+        shape = self._topic.shape(deadline)
+        existing = [number for number in partitions if number < shape.partition_count]
+        first, following = self._topic.bounds(existing, deadline)
+        starts = dict.fromkeys(partitions, "0")
+        ends = dict.fromkeys(partitions, "0")
+        for partition in existing:
+            starts[partition], ends[partition] = str(first[partition]), str(following[partition])
+        return Bounds(shape.partition_count, shape.incarnation, starts, ends)
+
+    def _admit(
+        self,
+        begins: Mapping[int, int],
+        backlogs: Mapping[int, int],
+        max_messages: int,
+        max_bytes: int,
+    ) -> Mapping[int, int]:
+        """`max_bytes` holds on average, by a sample of the waiting messages."""
+        if any(backlogs.values()):
+            mean_bytes = self._sizes.mean_bytes(begins, backlogs)
+            max_messages = min(max_messages, max(1, int(max_bytes / mean_bytes)))
+        return fair_shares(backlogs, max_messages)
+
+    def _sample(self, partition: int, position: int) -> list[int]:
+        until = str(position + SAMPLED_MESSAGES)
+        end = self.bounds([partition]).ends[partition]
+        until = min(until, end, key=self.number)
+        return [
+            len(value)
+            for batch in self.read(partition, str(position), until, max_messages=SAMPLED_MESSAGES)
+            for value in batch["value"].to_pylist()
+        ]
+
+    def close(self) -> None:
+        with self._appending:
+            self._appender.close()
+        self._clients.close()
+
+    def _forked(self) -> None:
+        """In a forked child: do not use or touch any object made before the fork."""
+        self._appending = threading.Lock()
+        leave_alone(self._appender.abandon())
+        self._clients.abandon()
+
+    def _begin(self) -> float:
+        """The deadline of the call that begins now; forgets earlier trouble."""
+        self._trouble.clear()
+        return time.monotonic() + self._timeout_seconds
+
+
+_logs: weakref.WeakSet[KafkaLog] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for log in list(_logs):
+        log._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
