@@ -97,13 +97,6 @@ def _command(name: str, function: Any, hidden: bool = False, **context_settings:
     return typer.main.get_command(app)
 
 
-# ------------------------------------------------------------------ app
-# Assembles the commands. Every command fails with one line on stderr and exit code 1.
-#
-# Wrong usage has exit code 2. A traceback appears only with COUNTERPOISE_TRACEBACK=1, or from the
-# service's own commands, whose defects belong into its log.
-
-
 class Commands(TyperGroup):
     """Our own commands and those of other packages."""
 

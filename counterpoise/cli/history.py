@@ -138,10 +138,6 @@ def _name(one: Rebalance, flow_id: str | None) -> str:
     return "-" if flow_id is None else one.clients.get(flow_id) or f"flow {flow_id[:8]}"
 
 
-# ------------------------------------------------------------------ audit
-# `counterpoise audit`: who administered what.
-
-
 def show_audit(
     queue: Annotated[
         str | None, typer.Option(help="Only calls on this queue.", show_default=False)

@@ -1,4 +1,8 @@
-"""`counterpoise publish` and `counterpoise consume`: messages as lines of text or as JSON."""
+"""`counterpoise publish` and `counterpoise consume`: messages as lines of text or as JSON.
+
+The progress of a publish is on stderr. On a terminal it is one line that changes. Elsewhere (a
+pipe, a log of a scheduler) a publish says nothing until its end.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,29 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Self
 
 import typer
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
-from counterpoise.cli.flows import PublishProgress
-from counterpoise.cli.output import AsJson, QueueName, Url, counted, print_json, ranges, say
+from counterpoise.cli.output import (
+    AsJson,
+    PlainConsole,
+    QueueName,
+    Url,
+    counted,
+    print_json,
+    ranges,
+    say,
+)
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.plain import plain, plain_json
@@ -25,6 +46,8 @@ if TYPE_CHECKING:
 
 # How often to ask the service whether more partitions will be granted.
 POLL_SECONDS = 0.5
+# How often the line of progress changes.
+REFRESH_SECONDS = 0.1
 
 KeySeparator = Annotated[
     str | None,
@@ -129,6 +152,51 @@ def _split(
         return value, name.decode()
     except UnicodeDecodeError:
         raise BadLine(f"line {number}: the key is not UTF-8") from None
+
+
+class PublishProgress:
+    """How many messages are taken, and how fast; of a file also how much of it is left."""
+
+    def __init__(self, queue: str, size_bytes: int | None, shown: bool = True) -> None:
+        console = PlainConsole(stderr=True)
+        columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False)]
+        if size_bytes:
+            columns += [BarColumn(), DownloadColumn(), TimeRemainingColumn()]
+        self._progress = Progress(
+            *columns,
+            console=console,
+            transient=True,
+            auto_refresh=False,
+            disable=not (shown and console.is_terminal),
+        )
+        self._queue = queue
+        self._task = self._progress.add_task(queue, total=size_bytes)
+        self._started = self._told = time.monotonic()
+        self._messages = self._bytes = 0
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def took(self, size_bytes: int) -> None:
+        """One more message, of a line of this size."""
+        self._messages += 1
+        self._bytes += size_bytes
+        now = time.monotonic()
+        if now - self._told < REFRESH_SECONDS:
+            return
+        self._told = now
+        rate = self._messages / (now - self._started)
+        said = f"{self._queue}: {self._messages:,} messages, {rate:,.0f}/s"
+        self._progress.update(self._task, completed=self._bytes, description=said, refresh=True)
 
 
 def consume(
@@ -269,15 +337,15 @@ class _Waiting:
     def __init__(self, consumer: Consumer, url: str | None) -> None:
         self._consumer = consumer
         self._url = url
-        self._waited_at = self._next_look = time.monotonic()
+        self._waited_at = self._next_poll = time.monotonic()
         self._unsettled = True
 
     def over_seconds(self) -> float:
         """For how long there has been no holddown or rebalance."""
         now = time.monotonic()
         if not self._consumer.flow.active:
-            if now >= self._next_look:
-                self._next_look = now + POLL_SECONDS
+            if now >= self._next_poll:
+                self._next_poll = now + POLL_SECONDS
                 self._unsettled = self._is_unsettled()
             if self._unsettled:
                 self._waited_at = now

@@ -40,6 +40,8 @@ Url = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
+MOST_CONDITIONS = 8
+
 
 class PlainConsole(Console):
     """A console that shows control characters of the text as escapes, and obeys no markup in it."""
@@ -110,13 +112,6 @@ def duration(seconds: float) -> str:
         if seconds < limit:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds / 86400:.0f} d"
-
-
-# ------------------------------------------------------------------ conditions
-# What consumers report to be wrong, as `status`, `lag`, `lineage` and `doctor` show it.
-
-
-MOST_CONDITIONS = 8
 
 
 def held_conditions(client: Client, name: str) -> tuple[HeldCondition, ...]:

@@ -41,6 +41,12 @@ MOST_LINES = 200
 MOST_DEPTH = 12
 STYLES = {"waiting": "yellow", "finished": "dim", "unassigned": "red"}
 
+app = typer.Typer(no_args_is_help=True, help="Partitions of a dynamic queue: split, merge.")
+
+# A split or merge of a log with many partitions is carried out for every queue that reads it.
+TIMEOUT_SECONDS = 30.0
+HASH = re.compile(r"[0-9a-f]{8}")
+
 
 def draw(nodes: Sequence[LineageNode], clients: Mapping[str, str]) -> Iterator[Text]:
     """The lines of the tree. `nodes` by number; `clients` has the names of flows by their ids."""
@@ -146,17 +152,6 @@ def _named(numbers: Iterable[int]) -> str:
     more = len(every) - MOST_NAMED
     text = ", ".join(map(str, every[:MOST_NAMED]))
     return f"{text} and {more} more" if more > 0 else text
-
-
-# ------------------------------------------------------------------ partitions
-# `counterpoise partitions …` and `lineage`: the graph of a dynamic queue, split and merge.
-
-
-app = typer.Typer(no_args_is_help=True, help="Partitions of a dynamic queue: split, merge.")
-
-# A split or merge of a log with many partitions is carried out for every queue that reads it.
-TIMEOUT_SECONDS = 30.0
-HASH = re.compile(r"[0-9a-f]{8}")
 
 
 @app.command("split")

@@ -66,6 +66,9 @@ MOST_FLOWS = 30
 MOST_HANDOFFS = 8
 MOST_WAITING = 8
 
+REFRESH_SECONDS = 0.25
+POLL_SECONDS = 0.5
+
 
 @dataclass(frozen=True)
 class QueueSnapshot:
@@ -280,14 +283,6 @@ def _last(last: Rebalance) -> Text:
 
 def _numbers(status: RebalanceStatus) -> Text:
     return Text(f"spread {status.spread}   revision {status.revision}", style="dim")
-
-
-# ------------------------------------------------------------------ status
-# `counterpoise status` and `rebalance`: the owners of partitions, and the rebalance.
-
-
-REFRESH_SECONDS = 0.25
-POLL_SECONDS = 0.5
 
 
 def show_status(

@@ -21,6 +21,13 @@ from counterpoise.client import Client
 from counterpoise.demo.work.sink import Record
 from counterpoise.logs import Log
 
+COLOURS = {"alpha": "cyan", "beta": "magenta", "gamma": "green"}
+STATUS_COLOURS = {"Ready": "green", "Holddown": "yellow", "Rebalancing": "red"}
+NEWS_LINES = 12
+LEGEND = "[one letter for each partition: its owner; a capital is being handed off, . has no owner]"
+SPLIT_LEGEND = "[partition and the first letter of its owner; 4<1: 4 waits until 1 has ended]"
+PLAIN_PROGRESS_SECONDS = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:
@@ -63,8 +70,8 @@ class Observer:
         self._processed: Counter[str] = Counter()
         self._last_entry = 0
 
-    def look(self) -> Observation:
-        """One look; a few milliseconds."""
+    def observe(self) -> Observation:
+        """The demo now; takes a few milliseconds."""
         status = self._client.rebalance_status(self._queue)
         flows = self._client.flows(self._queue)
         partitions = self._client.partitions(self._queue)
@@ -110,18 +117,6 @@ def backlog(log: Log, record: Record, partitions: Iterable[int]) -> dict[int, in
     }
 
 
-# ------------------------------------------------------------------ display
-# The output of the running demo: a live picture on a terminal, plain lines elsewhere.
-
-
-COLOURS = {"alpha": "cyan", "beta": "magenta", "gamma": "green"}
-STATUS_COLOURS = {"Ready": "green", "Holddown": "yellow", "Rebalancing": "red"}
-NEWS_LINES = 12
-LEGEND = "[one letter for each partition: its owner; a capital is being handed off, . has no owner]"
-SPLIT_LEGEND = "[partition and the first letter of its owner; 4<1: 4 waits until 1 has ended]"
-PLAIN_PROGRESS_SECONDS = 10.0
-
-
 @dataclass(frozen=True, slots=True)
 class FlightCounts:
     """The progress of the demo, in flights."""
@@ -139,7 +134,7 @@ class Display(Protocol):
         ...
 
     def show(self, seen: Observation, states: Mapping[str, str], progress: FlightCounts) -> None:
-        """Show the latest look; `states` has the state of each application."""
+        """Show the latest observation; `states` has the state of each application."""
         ...
 
     def close(self) -> None:

@@ -98,10 +98,6 @@ def _display(console: Console) -> Display:
     return LiveDisplay(console, "Counterpoise") if console.is_terminal else PlainDisplay(console)
 
 
-# ------------------------------------------------------------------ report
-# The verdict, as the demo prints it.
-
-
 def report(console: Console, verdict: DemoVerdict, seconds: float) -> None:
     """Print the cost of each handoff, every promise, and the verdict."""
     console.print()

@@ -13,6 +13,9 @@ from counterpoise.demo.stage import PARTITIONS, QUEUE, DemoFailed, Stage
 
 S = TypeVar("S", bound=Stage)
 
+CATCH_SECONDS = 30.0
+CATCH_POLL_SECONDS = 0.005
+
 
 class Acts(Generic[S]):
     """The acts of a scenario. They record `events`, `sealings` and `grants` for the verdict."""
@@ -52,16 +55,6 @@ class Acts(Generic[S]):
 
     def _happens(self, kind: EventKind, name: str) -> None:
         self.events.append(ScenarioEvent(kind, name, time.time()))
-
-
-# ------------------------------------------------------------------ scenario
-# The demo: PySpark applications share a queue while one joins, one leaves and one is killed.
-#
-# Each act waits for a condition, never for a time.
-
-
-CATCH_SECONDS = 30.0
-CATCH_POLL_SECONDS = 0.005
 
 
 class Scenario(Acts[Stage]):

@@ -98,9 +98,9 @@ class Stage:
         self._sink = self._directory / "sink.db"
         self.record = Record(self._sink)
         self._cleanup.callback(self.record.close)
-        self._watcher = Observer(self.client, QUEUE, self.record, self.log)
+        self._observer = Observer(self.client, QUEUE, self.record, self.log)
         self._open_publisher()
-        self.seen = self._watcher.look()
+        self.seen = self._observer.observe()
         self._looked_at = time.monotonic()
 
     def _start_service(self) -> None:
@@ -220,18 +220,18 @@ class Stage:
         deadline = time.monotonic() + seconds
         while True:
             self._check_children(ending)
-            if condition(self.look()):
+            if condition(self.observe()):
                 return self.seen
             if time.monotonic() > deadline:
                 raise DemoFailed(f"waited {seconds:.0f} s for {what}")
             time.sleep(POLL_SECONDS)
 
-    def look(self) -> Observation:
+    def observe(self) -> Observation:
         """Look, show it, and adapt the rate."""
         if self.publisher.error:
             raise DemoFailed(f"publishing failed: {self.publisher.error}")
         try:
-            self.seen = self._watcher.look()
+            self.seen = self._observer.observe()
             self._looked_at = time.monotonic()
         except CounterpoiseError as error:
             if time.monotonic() - self._looked_at > BLIND_SECONDS:
@@ -257,7 +257,7 @@ class Stage:
         """Whether everything is published and every partition committed to its end."""
         if not self.publisher.done:
             return False
-        ends = self._watcher.ends(seen.committed)
+        ends = self._observer.ends(seen.committed)
         return all(position == ends[number] for number, position in seen.committed.items())
 
     def grants(self) -> list[EpochGrant]:

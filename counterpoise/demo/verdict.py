@@ -47,6 +47,8 @@ from counterpoise.demo.evidence import (
 from counterpoise.demo.work.flights import expected_statistics
 from counterpoise.demo.work.sink import JournalEntry
 
+NEED_BACKLOG = ("join", "drain", "kill")
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -149,37 +151,6 @@ def _periods(reading: Reading, partition: int) -> list[Period]:
 
 def _writes(reading: Reading, partition: int) -> list[float]:
     return sorted(w for period in _periods(reading, partition) for w in period.writes)
-
-
-# ------------------------------------------------------------------ verdict
-# Whether the applications processed the flights as Counterpoise promises.
-#
-# The verdict is computed from the applications' output: the journal, in the order of its
-# transactions, and the statistics. The service's rebalance history only adds how each epoch of a
-# partition began; the data set gives the correct result. This module looks at no clock and at no
-# running system.
-#
-# The promises (the contract, *What must never happen*):
-#
-# - every flight was processed, and no other message;
-# - an aircraft's flights were processed in its order. Flights without an aircraft are counted, not
-#   ordered;
-# - an epoch of a partition has one writer, and no write under a lower epoch follows a higher one;
-# - a graceful handoff repeats no message;
-# - a kill repeats at most the messages that the killed application had written and not committed at
-#   the service: its last micro-batch;
-# - the statistics equal those of the data set in spite of the repetitions: the sink counts a
-#   message
-#   once (see `sink.py`), while the journal shows every delivery.
-#
-# Where partitions are split and merged, `lineage.py` adds what must hold then.
-#
-# A demo with empty partitions would prove nothing. So each join, drain and kill must have moved
-# partitions, and each of these must have had backlog: flights that were published and not processed
-# when its previous owner wrote for the last time.
-
-
-NEED_BACKLOG = ("join", "drain", "kill")
 
 
 @dataclass(frozen=True, slots=True)

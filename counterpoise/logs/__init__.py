@@ -1,7 +1,7 @@
 """Logs hold the messages.
 
-`counterpoise.logs.port` lists the promises of a log. `postgres` is the built-in log; `redis` and
-`kafka` are logs outside the service.
+`counterpoise.logs.port` lists the promises of a log. `builtin` is the built-in log, in Postgres;
+`redis` and `kafka` are logs outside the service.
 """
 
 from typing import TYPE_CHECKING

@@ -67,6 +67,15 @@ _SETTING = re.compile(r"[a-z._]+")
 # Names of secrets in the query strings of common clients.
 _SECRET = re.compile(r"pass|pwd|secret|token|credential|user|auth|key|sasl", re.IGNORECASE)
 
+# The access that a service in memory gives to its logs.
+IN_MEMORY = "memory://"
+
+# Each module has a class (log, access, *, timeout_seconds), and imports its server's client.
+_OUTSIDE: Mapping[str, tuple[str, str]] = {
+    "redis": ("counterpoise.logs.redis", "RedisLog"),
+    "kafka": ("counterpoise.logs.kafka", "KafkaLog"),
+}
+
 
 class InvalidLog(LogError, ValueError):
     """This is not the address of a log; the message gives the valid form and no credentials."""
@@ -266,20 +275,6 @@ def _place(parts: SplitResult, kind: Kind) -> tuple[int | None, str | None]:
 
 def _not_one(kind: Kind) -> InvalidLog:
     return InvalidLog(f"a log or access of this kind looks like {_FORMS[kind]}")
-
-
-# ------------------------------------------------------------------ opening
-# Opens the log that a queue names: chooses the implementation and the access.
-
-
-# The access that a service in memory gives to its logs.
-IN_MEMORY = "memory://"
-
-# Each module has a class (log, access, *, timeout_seconds), and imports its server's client.
-_OUTSIDE: Mapping[str, tuple[str, str]] = {
-    "redis": ("counterpoise.logs.redis", "RedisLog"),
-    "kafka": ("counterpoise.logs.kafka.log", "KafkaLog"),
-}
 
 
 def open_log(

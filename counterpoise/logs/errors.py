@@ -19,6 +19,10 @@ from counterpoise.backoff import Backoff, Pauses
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.logs.ranges import Ranges
 
+# How long a log may be missing, or end before a position, until this counts as permanent.
+AHEAD_SECONDS = 180.0
+BACKOFF = Backoff(0.1, 5.0)
+
 
 class LogError(CounterpoiseError):
     """Any error in a log or on the way to it."""
@@ -143,22 +147,6 @@ class PositionAhead(LogError):
         self.partition = partition
         self.position = position
         self.end = end
-
-
-# ------------------------------------------------------------------ patience
-# Decides how long to retry on a log that fails.
-#
-# An unreachable log may stay unreachable for any time; the reader sets the time limit. A log that
-# does not exist, or ends before the position to read, is another case. A Kafka leader that has just
-# taken over reports this for a moment; a Redis that has lost its last messages reports it until the
-# service has repaired the log, within a minute (docs, *Logs*). It would be wrong to give up in
-# these two cases, and harmful to treat the log as restored or made anew.
-
-
-# How long a log may be missing, or end before a position, until this counts as permanent.
-AHEAD_SECONDS = 180.0
-
-BACKOFF = Backoff(0.1, 5.0)
 
 
 class ReadRetries:

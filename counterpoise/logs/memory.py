@@ -34,6 +34,8 @@ from counterpoise.logs.port import AppendBatch, AppendResult, Bounds, Message
 from counterpoise.logs.rows import microseconds_of, record_batch
 
 SCHEME = "memory://"
+CHUNK_MESSAGES = 8192
+CHUNK_BYTES = 8 * 1024 * 1024
 
 _numbers = itertools.count(1)
 _all: WeakValueDictionary[str, MemoryLogs] = WeakValueDictionary()
@@ -271,14 +273,6 @@ def opened(access: str) -> MemoryLogs:
     return logs
 
 
-# ------------------------------------------------------------------ log
-# One log in memory, as consumers and publishers of the same process reach it.
-
-
-CHUNK_MESSAGES = 8192
-CHUNK_BYTES = 8 * 1024 * 1024
-
-
 class MemoryLog(NumberedLog):
     """The log `name` among `logs`. See `counterpoise.logs.Log`; positions have no holes."""
 
@@ -397,13 +391,3 @@ def _record_batch(partition: int, position: int, rows: Sequence[_Row]) -> pa.Rec
         [message.value for message in messages],
         [list(message.headers.items()) if message.headers else None for message in messages],
     )
-
-
-# ------------------------------------------------------------------ memory
-# The log in memory: the promises of `counterpoise.logs.port`, in one process, for tests.
-#
-# `MemoryLogs` holds the logs, and is what the service administers; `MemoryLog` is how consumers and
-# publishers of the same process reach one of them. `counterpoise.testing` puts both together.
-
-
-__all__ = ["MemoryLog", "MemoryLogs", "opened"]

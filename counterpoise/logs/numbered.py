@@ -16,6 +16,9 @@ from counterpoise.logs.port import Bounds
 
 if TYPE_CHECKING:
     import pyarrow as pa
+# The first number that is too large for a position: Redis' scripts count exactly up to there, the
+# other logs have signed 64-bit numbers.
+TOO_LARGE: Mapping[Kind, int] = {"builtin": 2**63, "redis": 2**53, "kafka": 2**63}
 
 
 def fair_shares(backlogs: Mapping[int, int], max_messages: int) -> dict[int, int]:
@@ -36,15 +39,6 @@ def fair_shares(backlogs: Mapping[int, int], max_messages: int) -> dict[int, int
         shares[partition] = min(backlogs[partition], left // (len(waiting) - served))
         left -= shares[partition]
     return shares
-
-
-# ------------------------------------------------------------------ numbered
-# Shared by the logs whose positions are decimal numbers: all current ones.
-
-
-# The first number that is too large for a position: Redis' scripts count exactly up to there, the
-# other logs have signed 64-bit numbers.
-TOO_LARGE: Mapping[Kind, int] = {"builtin": 2**63, "redis": 2**53, "kafka": 2**63}
 
 
 def position_number(position: str, too_large: int) -> int | None:

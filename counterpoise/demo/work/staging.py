@@ -47,6 +47,8 @@ SKIPPED_MESSAGES = 3
 REORDERED_BATCHES = 6
 MORE_MESSAGES = 50
 
+READY = "ready"
+
 
 class Damage:
     """Changes the micro-batches of an application."""
@@ -142,17 +144,6 @@ class Repeater(_Further):
         self._held |= {part.partition: part for part in slices if part.messages}
         going = {one.partition for one in self._partitions() if one.state != "finished"}
         return [self._held.pop(number) for number in sorted(self._held.keys() - going)]
-
-
-# ------------------------------------------------------------------ staging
-# What all applications of the demo share: the scenario's cues, and the work on a batch.
-#
-# The scenario controls an application by simple means: the application prints a line when it is
-# ready to join, waits for a line on standard input, and stops in order on SIGTERM. It also stops
-# when standard input ends, which happens when the scenario has died.
-
-
-READY = "ready"
 
 
 class Cues:

@@ -50,6 +50,11 @@ _TRANSIENT_CODES = ("55P03", "25006")
 _CONNECT_SECONDS = 10.0
 _FULL = ("too many connections for role", "too many clients", "remaining connection slots")
 
+# Dimensions, whether there are nulls, type, length, first index.
+_HEAD = struct.Struct("!iiIii")
+_HEAD_BYTES, _EMPTY_BYTES = _HEAD.size, 12
+_INTEGER, _BYTEA, _TEXT = 23, 17, 25
+
 
 class _AsReceived(Loader):
     """Bytes stay in the buffer in which the driver received them, until they have been used."""
@@ -232,20 +237,6 @@ def has_stale_ranges(error: BaseException | None) -> bool:
 def lacks_column(error: BaseException | None) -> bool:
     """Whether the tables are of a release before the one that added a column of the statement."""
     return isinstance(error, psycopg.Error) and error.sqlstate == _UNDEFINED_COLUMN
-
-
-# ------------------------------------------------------------------ arrays
-# Arrays in the binary form of Postgres, read and written without a call for each element.
-#
-# An array of one dimension has a head and, for each element, the number of its bytes (-1: null) and
-# these. All numbers are big-endian.
-
-
-# Dimensions, whether there are nulls, type, length, first index.
-_HEAD = struct.Struct("!iiIii")
-_HEAD_BYTES, _EMPTY_BYTES = _HEAD.size, 12
-
-_INTEGER, _BYTEA, _TEXT = 23, 17, 25
 
 
 @dataclass(frozen=True, slots=True)

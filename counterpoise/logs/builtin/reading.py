@@ -59,6 +59,26 @@ _FITS = """CASE WHEN (
         WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %(log)b)
             AND partition = %(partition)b
     ) THEN %(end)b::bigint - 1"""
+# The first messages of several partitions: one group of each, as far as the bytes go.
+_FIRST = f"""SELECT asked.partition, packed.*
+FROM unnest(%(partitions)b::integer[], %(starts)b::bigint[], %(ends)b::bigint[])
+    AS asked (partition, first, following),
+LATERAL (
+    {_SPARSE}
+    FROM (
+        SELECT position, published_at, value, {_KEY}, headers, sum(octet_length(value)
+            + coalesce(octet_length(key), 0) + coalesce(octet_length(headers::text), 0))
+            OVER (ORDER BY position ROWS UNBOUNDED PRECEDING) AS bytes
+        FROM counterpoise_log.messages
+        WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %(log)b)
+            AND partition = asked.partition AND position >= asked.first
+            AND position < asked.following
+        ORDER BY position
+    ) AS message WHERE bytes <= %(bytes)b
+) AS packed"""
+
+_EPOCH_2000_MICROSECONDS = 946_684_800_000_000
+_EPOCH_2000 = scalar(_EPOCH_2000_MICROSECONDS, pa.int64())
 
 
 def _read(fits: str, group: str) -> str:
@@ -102,24 +122,6 @@ _READ = _read(_FITS, _WHOLE)
 _READ_SPARSE = _read(_FITS, _SPARSE)
 # While the service is of the release before.
 _READ_BEFORE = _read("CASE WHEN false THEN NULL", _SPARSE)
-
-# The first messages of several partitions: one group of each, as far as the bytes go.
-_FIRST = f"""SELECT asked.partition, packed.*
-FROM unnest(%(partitions)b::integer[], %(starts)b::bigint[], %(ends)b::bigint[])
-    AS asked (partition, first, following),
-LATERAL (
-    {_SPARSE}
-    FROM (
-        SELECT position, published_at, value, {_KEY}, headers, sum(octet_length(value)
-            + coalesce(octet_length(key), 0) + coalesce(octet_length(headers::text), 0))
-            OVER (ORDER BY position ROWS UNBOUNDED PRECEDING) AS bytes
-        FROM counterpoise_log.messages
-        WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %(log)b)
-            AND partition = asked.partition AND position >= asked.first
-            AND position < asked.following
-        ORDER BY position
-    ) AS message WHERE bytes <= %(bytes)b
-) AS packed"""
 
 
 class ChunkReader:
@@ -177,14 +179,6 @@ class ChunkReader:
                 following = chunk.start + len(chunk.sizes)
                 found[partition] = chunk.record_batch(partition), following
         return found
-
-
-# ------------------------------------------------------------------ groups
-# Groups of messages, as the built-in log sends them, and the record batches that they make.
-
-
-_EPOCH_2000_MICROSECONDS = 946_684_800_000_000
-_EPOCH_2000 = scalar(_EPOCH_2000_MICROSECONDS, pa.int64())
 
 
 class PackedRows:

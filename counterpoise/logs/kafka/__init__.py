@@ -1,0 +1,6 @@
+"""The log in a Kafka topic."""
+
+from counterpoise.logs.kafka.log import KafkaLog
+from counterpoise.logs.rows import raw_bytes
+
+__all__ = ["KafkaLog", "raw_bytes"]

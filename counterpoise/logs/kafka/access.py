@@ -69,6 +69,40 @@ _ALIASES = {"sasl.mechanism": "sasl.mechanisms"}
 _SECRETS = ("sasl.password", "sasl.oauthbearer.client.secret", "ssl.key.password")
 _DEFAULT_PORT = 9092
 
+librdkafka_logger = logging.getLogger("counterpoise.librdkafka")
+_REFUSED = frozenset(
+    {
+        KafkaError._AUTHENTICATION,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.UNSUPPORTED_SASL_MECHANISM,
+        KafkaError.ILLEGAL_SASL_STATE,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+_MISSING = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError.TOPIC_EXCEPTION,
+    }
+)
+_NOT_TO_BE_HELD = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.INVALID_MSG_SIZE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+    }
+)
+# No connection, or one that was cut.
+_AWAY = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE})
+# librdkafka requires a group; nothing here uses its offsets.
+_NO_MATTER = frozenset({KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._MAX_POLL_EXCEEDED})
+
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -130,53 +164,8 @@ def _with_port(server: str) -> str:
     return server if host and port.isdecimal() else f"{server.rstrip(':')}:{_DEFAULT_PORT}"
 
 
-# ------------------------------------------------------------------ failures
-# Reports of librdkafka as exceptions of a log; and a limit on its log lines.
-#
-# librdkafka tries again by itself and reports errors in events. Most of them are temporary, so they
-# are only stored (`Trouble`), to give the reason when a call runs out of time.
-#
-# Its log lines, one or more for each attempt to connect, go to the logger
-# `counterpoise.librdkafka`, which is silent unless a level is set on it: the exceptions carry the
-# important information.
-
-
-librdkafka_logger = logging.getLogger("counterpoise.librdkafka")
 if librdkafka_logger.level == logging.NOTSET:
     librdkafka_logger.setLevel(logging.CRITICAL + 1)
-
-_REFUSED = frozenset(
-    {
-        KafkaError._AUTHENTICATION,
-        KafkaError.SASL_AUTHENTICATION_FAILED,
-        KafkaError.UNSUPPORTED_SASL_MECHANISM,
-        KafkaError.ILLEGAL_SASL_STATE,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    }
-)
-_MISSING = frozenset(
-    {
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,
-        KafkaError._UNKNOWN_PARTITION,
-        KafkaError.TOPIC_EXCEPTION,
-    }
-)
-_NOT_TO_BE_HELD = frozenset(
-    {
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.INVALID_MSG_SIZE,
-        KafkaError.INVALID_RECORD,
-        KafkaError.INVALID_TIMESTAMP,
-        KafkaError.RECORD_LIST_TOO_LARGE,
-    }
-)
-# No connection, or one that was cut.
-_AWAY = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE})
-# librdkafka requires a group; nothing here uses its offsets.
-_NO_MATTER = frozenset({KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._MAX_POLL_EXCEEDED})
 
 
 class Failures:

@@ -59,6 +59,10 @@ _POLL_SECONDS = 0.1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
+TAIL_RECORDS = 100_000
+LEAST_RECORDS_PER_PARTITION = 1_000
+_EVENTS = 1000
+
 
 @dataclass(slots=True)
 class LandedSequences:
@@ -276,15 +280,6 @@ def _encoded(message: Published) -> _Encoded:
         [(name, raw_bytes(text)) for name, text in headers.items()],
         milliseconds,
     )
-
-
-# ------------------------------------------------------------------ tails
-# Searches the last records of a topic for those of one publisher (see `appender`).
-
-
-TAIL_RECORDS = 100_000
-LEAST_RECORDS_PER_PARTITION = 1_000
-_EVENTS = 1000
 
 
 def tail_starts(starts: Mapping[int, int], ends: Mapping[int, int]) -> dict[int, int]:

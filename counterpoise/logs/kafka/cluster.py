@@ -45,6 +45,17 @@ from counterpoise.logs.kafka.reader import CONSUMER
 IDLE_CONSUMERS = 4
 _GROUP = "counterpoise"
 
+# The time limits for a question that librdkafka accepts.
+_LEAST_SECONDS = 0.1
+_MOST_SECONDS = 3600.0
+# The answer instead of an offset if no message is as late as requested.
+_NONE = -1
+_NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+
+SAMPLED_PARTITIONS = 3
+SAMPLED_MESSAGES = 20
+_SAMPLE_EVERY_SECONDS = 10.0
+
 
 class Clients:
     """The clients of one log. Thread-safe."""
@@ -134,25 +145,6 @@ def leave_alone(*clients: object) -> None:
     for client in clients:
         if client is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
-
-
-# ------------------------------------------------------------------ topic
-# The cluster's answers about a topic: its id, its partitions, their starts and ends.
-#
-# Every question is bounded by a deadline. No question creates a topic, even if the cluster would
-# create one for a question.
-#
-# The answers are not from one instant, because Kafka has no such query. The count is asked first: a
-# topic only grows, so all counted partitions have bounds. Starts and ends are asked at once, and an
-# end is the last stable offset, because records of an open transaction cannot be read yet.
-
-
-# The time limits for a question that librdkafka accepts.
-_LEAST_SECONDS = 0.1
-_MOST_SECONDS = 3600.0
-# The answer instead of an offset if no message is as late as requested.
-_NONE = -1
-_NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,15 +241,6 @@ class Topic:
 
 def _left(deadline: float) -> float:
     return min(_MOST_SECONDS, max(_LEAST_SECONDS, deadline - time.monotonic()))
-
-
-# ------------------------------------------------------------------ sizes
-# The sizes of a topic's messages, estimated from samples, because Kafka does not tell them.
-
-
-SAMPLED_PARTITIONS = 3
-SAMPLED_MESSAGES = 20
-_SAMPLE_EVERY_SECONDS = 10.0
 
 
 class Sizes:

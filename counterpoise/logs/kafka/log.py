@@ -45,9 +45,6 @@ from counterpoise.logs.kafka.cluster import SAMPLED_MESSAGES, Clients, Sizes, To
 from counterpoise.logs.kafka.reader import RangeReader
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog, fair_shares
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
-from counterpoise.logs.rows import raw_bytes
-
-__all__ = ["KafkaLog", "raw_bytes"]
 
 
 class KafkaLog(NumberedLog):

@@ -38,52 +38,21 @@ from counterpoise.logs.redis.connection import RedisConnection, Script
 from counterpoise.logs.rows import headers_of, microseconds_of, texts
 from counterpoise.logs.rows import record_batch as rows_of
 
-
-class RedisKeys(NumberedLog):
-    """The log's keys and connection."""
-
-    kind = "a log in Redis"
-    too_large = TOO_LARGE["redis"]
-
-    def __init__(self, log: str, access: str | None = None, *, timeout_seconds: float = 30.0):
-        """`log` is the queue's, `access` a URL with credentials. Raises LogError for bad ones."""
-        address = parse_log(log)
-        self.name = address.name
-        self._log = log
-        self._redis = RedisConnection(address, access, timeout_seconds)
-        self._prefix = f"counterpoise:{{{address.name}}}:".encode()
-        self._meta = self._prefix + b"meta"
-        self._partitions = self._prefix + b"partitions"
-
-    def __repr__(self) -> str:
-        return f"RedisLog({self._log!r})"
-
-    def _stream(self, partition: int) -> bytes:
-        return self._prefix + b"stream:%d" % partition
-
-    def _publisher(self, publisher: str) -> bytes:
-        return self._prefix + b"publisher:" + publisher.encode()
-
-    def _not_found(self) -> LogNotFound:
-        return LogNotFound(
-            f"there is no log {self._log}: its queue is gone, or the Redis has lost its data, and "
-            "then the service makes the log anew within a minute"
-        )
-
-    def _there(self, answer: Any) -> Any:
-        if answer[0] == b"missing":
-            raise self._not_found()
-        return answer
-
-
-# ------------------------------------------------------------------ rows
-# Messages in the form of a Redis stream, and as Arrow record batches.
-
-
 # An id, and fields and values in turn: t, v, then the optional ones (see `scripts`).
 Entry = tuple[bytes, list[bytes]]
 
 _TIME = re.compile(rb"-?[0-9]{1,30}")
+
+CHUNK_MESSAGES = 4096
+CHUNK_BYTES = 8 * 1024 * 1024
+# A retry after this time would be appended a second time.
+PUBLISHER_SECONDS = 30 * 24 * 3600
+
+_APPEND = Script(scripts.APPEND)
+_NEXT_SEQUENCE = Script(scripts.NEXT_SEQUENCE)
+_PLAN = Script(scripts.PLAN)
+_WEIGH = Script(scripts.WEIGH)
+_FIT = Script(scripts.FIT)
 
 
 def microseconds(time: datetime | None) -> str:
@@ -137,32 +106,6 @@ def _time(text: bytes | None) -> int | None:
     return int(text)
 
 
-# ------------------------------------------------------------------ log
-# A log in Redis Streams: `redis://host:port/DB/NAME`.
-#
-# A partition is a stream, and positions are decimal numbers without holes, which a script assigns
-# inside Redis (`scripts`, where the keys are described too). Redis holds no data of consumers:
-# no consumer groups, no cursors.
-#
-# The promises hold as long as Redis keeps its data. A Redis that evicts keys would lose messages
-# silently, so `ensure` refuses it. A Redis that restarts without its data has no log any more
-# (`LogNotFound`) until the service makes it anew: with another incarnation, and beginning at the
-# positions that consumers had reached, so that a known position never means another message.
-# Reading lost messages raises PositionTrimmed. docs/logs.md describes the configuration.
-
-
-CHUNK_MESSAGES = 4096
-CHUNK_BYTES = 8 * 1024 * 1024
-# A retry after this time would be appended a second time.
-PUBLISHER_SECONDS = 30 * 24 * 3600
-
-_APPEND = Script(scripts.APPEND)
-_NEXT_SEQUENCE = Script(scripts.NEXT_SEQUENCE)
-_PLAN = Script(scripts.PLAN)
-_WEIGH = Script(scripts.WEIGH)
-_FIT = Script(scripts.FIT)
-
-
 class _Chunk(NamedTuple):
     """A partition's state, the end of the next chunk to read, and its first message."""
 
@@ -173,11 +116,26 @@ class _Chunk(NamedTuple):
     there: int
 
 
-class RedisLog(RedisKeys):
+class RedisLog(NumberedLog):
     """See `counterpoise.logs.Log`. Thread-safe; threads do not wait for others."""
 
+    kind = "a log in Redis"
+    too_large = TOO_LARGE["redis"]
     # Redis works on one call at a time.
     appends_in_parallel = False
+
+    def __init__(self, log: str, access: str | None = None, *, timeout_seconds: float = 30.0):
+        """`log` is the queue's, `access` a URL with credentials. Raises LogError for bad ones."""
+        address = parse_log(log)
+        self.name = address.name
+        self._log = log
+        self._redis = RedisConnection(address, access, timeout_seconds)
+        self._prefix = f"counterpoise:{{{address.name}}}:".encode()
+        self._meta = self._prefix + b"meta"
+        self._partitions = self._prefix + b"partitions"
+
+    def __repr__(self) -> str:
+        return f"RedisLog({self._log!r})"
 
     def append(self, batch: AppendBatch) -> AppendResult:
         messages = batch.messages
@@ -358,3 +316,20 @@ class RedisLog(RedisKeys):
             within[partition] += 1
             left -= follow[partition]
         return within
+
+    def _stream(self, partition: int) -> bytes:
+        return self._prefix + b"stream:%d" % partition
+
+    def _publisher(self, publisher: str) -> bytes:
+        return self._prefix + b"publisher:" + publisher.encode()
+
+    def _not_found(self) -> LogNotFound:
+        return LogNotFound(
+            f"there is no log {self._log}: its queue is gone, or the Redis has lost its data, and "
+            "then the service makes the log anew within a minute"
+        )
+
+    def _there(self, answer: Any) -> Any:
+        if answer[0] == b"missing":
+            raise self._not_found()
+        return answer
