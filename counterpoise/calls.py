@@ -136,6 +136,9 @@ def listing(
     return Listing(page, max_items)
 
 
+# ------------------------------------------------------------------ queues
+
+
 def queues(max_items: int | None = None) -> Listing[wire.Queue]:
     """All queues, by name."""
     return listing("/queues", reading.queue, max_items, {})
@@ -245,6 +248,9 @@ def log_access(
     body = {"purpose": purpose, **({"refused": True} if refused else {})}
     read = reading.reading(reading.log_view)
     return Call("POST", queue_path(name, "/log-access"), read, body=body, token=flow_token)
+
+
+# ------------------------------------------------------------------ flows
 
 
 def bind(
@@ -392,6 +398,9 @@ def drain(
 def events_path(name: str) -> str:
     """The path of the queue's event stream."""
     return queue_path(name, "/events")
+
+
+# ------------------------------------------------------------------ lineage
 
 
 def children(

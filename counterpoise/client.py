@@ -29,7 +29,6 @@ from urllib.parse import urlsplit
 import httpx
 
 from counterpoise import calls, tracing, wire
-from counterpoise import calls as lineage_calls
 from counterpoise import conditions as condition_calls
 from counterpoise.calls import Call, Listing, base_url, read_answer
 from counterpoise.errors import BadAnswer, Unreachable
@@ -59,20 +58,20 @@ SERVICES: dict[str, Within] = {}
 """By address, without a path."""
 
 
-def found(url: str) -> Within | None:
+def service_within(url: str) -> Within | None:
     """The service at a root of paths (`http://…/v1`), if it is within this process."""
     return SERVICES.get(url.removesuffix("/v1"))
 
 
-def transport(url: str) -> httpx.BaseTransport | None:
+def transport_within(url: str) -> httpx.BaseTransport | None:
     """For a blocking client of this root; None: the network."""
-    service = found(url)
+    service = service_within(url)
     return None if service is None else service.transport()
 
 
-def async_transport(url: str) -> httpx.AsyncBaseTransport | None:
+def async_transport_within(url: str) -> httpx.AsyncBaseTransport | None:
     """For an asyncio client of this root; None: the network."""
-    service = found(url)
+    service = service_within(url)
     return None if service is None else service.async_transport()
 
 
@@ -121,7 +120,7 @@ class _Settings:
                 "Accept-Encoding": "identity",
             },
             # A proxy from the environment is for other machines, not for this one.
-            "trust_env": (parts.hostname or "") not in _LOOPBACK and not found(self.url),
+            "trust_env": (parts.hostname or "") not in _LOOPBACK and not service_within(self.url),
             # Without TLS there is nothing to verify, and loading the certificates takes time.
             "verify": parts.scheme == "https",
         }
@@ -217,7 +216,7 @@ class Client:
         self, url: str | None = None, *, token: str | None = None, timeout_seconds: float = 10.0
     ) -> None:
         self._settings = _Settings(url, token, timeout_seconds)
-        here = transport(self._settings.url)
+        here = transport_within(self._settings.url)
         self._http = httpx.Client(limits=_LIMITS, transport=here, **self._settings.transport())
 
     @property
@@ -236,11 +235,11 @@ class Client:
     flows = _listing(calls.flows)
     rebalances = _listing(calls.rebalances)
     audit = _listing(calls.audit)
-    lineage = _listing(lineage_calls.graph)
+    lineage = _listing(calls.graph)
     conditions = _listing(condition_calls.conditions)
     set_positions = _method(calls.set_positions)
-    split_partition = _method(lineage_calls.split_partition)
-    merge_partitions = _method(lineage_calls.merge_partitions)
+    split_partition = _method(calls.split_partition)
+    merge_partitions = _method(calls.merge_partitions)
     log_access = _method(calls.log_access)
 
     bind = _method(calls.bind)
@@ -249,7 +248,7 @@ class Client:
     heartbeat = _method(calls.heartbeat)
     commit = _method(calls.commit)
     release = _method(calls.release)
-    children = _method(lineage_calls.children)
+    children = _method(calls.children)
     ready = _method(calls.ready)
     drain = _method(calls.drain)
 
@@ -316,6 +315,9 @@ class Client:
         return f"{type(self).__name__}({self.url!r})"
 
 
+# ------------------------------------------------------------------ asyncio
+
+
 def _async_method(
     build: Callable[P, Call[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
@@ -354,7 +356,7 @@ class AsyncClient:
         self, url: str | None = None, *, token: str | None = None, timeout_seconds: float = 10.0
     ) -> None:
         self._settings = _Settings(url, token, timeout_seconds)
-        here = async_transport(self._settings.url)
+        here = async_transport_within(self._settings.url)
         self._http = httpx.AsyncClient(limits=_LIMITS, transport=here, **self._settings.transport())
 
     @property
@@ -373,11 +375,11 @@ class AsyncClient:
     flows = _async_listing(calls.flows)
     rebalances = _async_listing(calls.rebalances)
     audit = _async_listing(calls.audit)
-    lineage = _async_listing(lineage_calls.graph)
+    lineage = _async_listing(calls.graph)
     conditions = _async_listing(condition_calls.conditions)
     set_positions = _async_method(calls.set_positions)
-    split_partition = _async_method(lineage_calls.split_partition)
-    merge_partitions = _async_method(lineage_calls.merge_partitions)
+    split_partition = _async_method(calls.split_partition)
+    merge_partitions = _async_method(calls.merge_partitions)
     log_access = _async_method(calls.log_access)
 
     bind = _async_method(calls.bind)
@@ -386,7 +388,7 @@ class AsyncClient:
     heartbeat = _async_method(calls.heartbeat)
     commit = _async_method(calls.commit)
     release = _async_method(calls.release)
-    children = _async_method(lineage_calls.children)
+    children = _async_method(calls.children)
     ready = _async_method(calls.ready)
     drain = _async_method(calls.drain)
 

@@ -58,9 +58,9 @@ OnOwned: TypeAlias = Callable[[Owned], Any] | None
 OnRevoking: TypeAlias = Callable[[Owned, float], Any] | None
 OnWarming: TypeAlias = Callable[[Warming, float | None], Any] | None
 OnWarmingEnded: TypeAlias = Callable[[Warming], Any] | None
-MOST_PARTITIONS = 20
+MOST_IN_A_LINE = 20
 logger = logging.getLogger("counterpoise.flow")
-REFUSED_SECONDS = 60.0
+REFUSED_REPORT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class LogLines:
 def _write(queue: str, said: str, partitions: Sequence[Owned]) -> None:
     if not partitions:
         return
-    first = [f"{one.partition} epoch {one.epoch}" for one in partitions[:MOST_PARTITIONS]]
+    first = [f"{one.partition} epoch {one.epoch}" for one in partitions[:MOST_IN_A_LINE]]
     more = len(partitions) - len(first)
     rest = f" and {more} more" if more else ""
     logger.info("queue %s: %s: partition %s%s", queue, said, ", ".join(first), rest)
@@ -151,7 +151,7 @@ class Reports:
 
     def __init__(self) -> None:
         self._seq = 0
-        self._told: tuple[str, tuple[Condition, ...]] = ("", ())
+        self._acknowledged: tuple[str, tuple[Condition, ...]] = ("", ())
         self._not_before = float("-inf")
 
     def report(
@@ -167,8 +167,8 @@ class Reports:
         if core.bound is None or now < self._not_before:
             return
         flow_id = core.bound.flow_id
-        told = self._told[1] if self._told[0] == flow_id else ()
-        if found == told:
+        acknowledged = self._acknowledged[1] if self._acknowledged[0] == flow_id else ()
+        if found == acknowledged:
             return
         self._seq += 1
         call: Call[None] = conditions.report(
@@ -177,7 +177,7 @@ class Reports:
         sent = yield Send(replace(call, timeout_seconds=timeout_seconds))
         match sent.error:
             case None:
-                self._told = (flow_id, found)
+                self._acknowledged = (flow_id, found)
             case ServiceUnavailable():
                 core.call_failed(flow_id, sent.error)
                 raise sent.error
@@ -185,7 +185,7 @@ class Reports:
                 core.call_failed(flow_id, sent.error)
                 core.check()
             case _:
-                self._not_before = sent.now + REFUSED_SECONDS
+                self._not_before = sent.now + REFUSED_REPORT_SECONDS
                 if not is_unknown(sent.error):
                     logger.warning(
                         "flow on %s: a report was refused: %s", core.settings.queue, sent.error

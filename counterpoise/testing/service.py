@@ -102,11 +102,11 @@ class MemoryService:
         return f"<MemoryService at {self.url}>"
 
     def transport(self) -> BlockingTransport:
-        """See `counterpoise.client`."""
+        """See `counterpoise.client.Within`."""
         return BlockingTransport(self._server, self._flows)
 
     def async_transport(self) -> AsyncTransport:
-        """See `counterpoise.client`."""
+        """See `counterpoise.client.Within`."""
         return AsyncTransport(self._server, self._flows)
 
     @property

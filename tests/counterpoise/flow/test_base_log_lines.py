@@ -6,7 +6,7 @@ import pytest
 
 from counterpoise.client import Client
 from counterpoise.flow import Flow
-from counterpoise.flow.base import MOST_PARTITIONS, LogLines
+from counterpoise.flow.base import MOST_IN_A_LINE, LogLines
 from counterpoise.flow.core import FlowCore, FlowSettings
 from counterpoise.flow.view import Granted, Owned
 from tests.counterpoise.leases import LONG_SECONDS, expire
@@ -57,4 +57,4 @@ def test_many_partitions_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
     owned = [Owned(number, 1, "owned", None, "initial") for number in range(1000)]
     LogLines().write(core, [Granted(one) for one in owned])
     (line,) = said(caplog)
-    assert line.endswith(f"{MOST_PARTITIONS - 1} epoch 1 and {1000 - MOST_PARTITIONS} more")
+    assert line.endswith(f"{MOST_IN_A_LINE - 1} epoch 1 and {1000 - MOST_IN_A_LINE} more")

@@ -13,7 +13,7 @@ from counterpoise.errors import (
     Refused,
     ServiceUnavailable,
 )
-from counterpoise.flow.base import REFUSED_SECONDS, Reports
+from counterpoise.flow.base import REFUSED_REPORT_SECONDS, Reports
 from counterpoise.flow.core import FlowCore, FlowSettings
 from counterpoise.flow.programs import Send, Sent
 from tests.counterpoise.flow.answers import bound
@@ -123,7 +123,7 @@ def test_a_service_that_takes_no_reports_is_asked_again_later(
     program.report(AWAY)
     program.report(AWAY)
     assert len(program.bodies) == 1
-    program.now += REFUSED_SECONDS
+    program.now += REFUSED_REPORT_SECONDS
     program.error = None
     program.report(AWAY)
     assert len(program.bodies) == 2
