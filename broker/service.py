@@ -7,8 +7,9 @@ alarms, and its life: start, upkeep, stop.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from secrets import token_hex
 from time import monotonic
-from uuid import uuid4
 
 import structlog
 
@@ -109,7 +110,7 @@ class Broker(Calls):
             connections=settings.log_connections,
         )
         logs = LogsByKind(builtin, ExternalLogs(log_urls), settings.log_keep_messages)
-        replica = Replica(traced(store), alarms, lambda: uuid4().hex)
+        replica = Replica(traced(store), alarms, partial(token_hex, 16))
         if isinstance(store, PostgresStore):
             store.count_round_trips(replica.tally.round_trip.observe)
         self._assemble(settings, replica, alarms, logs)

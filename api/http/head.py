@@ -17,7 +17,17 @@ HEAD = "counterpoise.head"
 class Head:
     """What the fields of a request's head say."""
 
-    __slots__ = ("fields", "has_body", "is_chunked", "length", "network", "path", "token")
+    __slots__ = (
+        "caller",
+        "fields",
+        "has_body",
+        "is_chunked",
+        "is_of_flow",
+        "length",
+        "network",
+        "path",
+        "token",
+    )
 
     def __init__(self, scope: Scope) -> None:
         self.path: str = scope["path"]
@@ -31,11 +41,9 @@ class Head:
         self.has_body = self.is_chunked or self.length > 0
         client = scope.get("client")
         self.network = network_of(client[0] if client else "")
-
-    def field(self, name: bytes) -> str | None:
-        """A field as text, by its name in lower case."""
-        value = self.fields.get(name)
-        return None if value is None else value.decode("latin-1")
+        # Whose request this is, for all limits: the address's, unless `Rates` knows the token.
+        self.caller: object = self.network
+        self.is_of_flow = False
 
 
 @functools.lru_cache(maxsize=10_000)

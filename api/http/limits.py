@@ -156,7 +156,8 @@ class Limits:
                 raise
             await response(scope, receive, answer)
         finally:
-            answer.give_back()
+            if answer.held:
+                answer.give_back()
             self.metrics.count(scope, started, answer.status or 500)
 
     async def _admit(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
@@ -179,12 +180,11 @@ class Limits:
         if media_type != b"application/json":
             message = "Send the body as JSON with 'Content-Type: application/json'."
             raise _Refused(problem("unsupported_media_type", message, headers=_CLOSE))
-        caller = self.rates.caller(head)
         taken = limit if head.is_chunked else head.length
-        if not self.budget.take(caller, taken):
+        if not self.budget.take(head.caller, taken):
             self.rates.refused.labels("bodies").inc()
             raise await self._too_many(headers=_CLOSE)
-        answer.held.append(partial(self.budget.give_back, caller, taken))
+        answer.held.append(partial(self.budget.give_back, head.caller, taken))
         try:
             async with asyncio.timeout(self.body_seconds):
                 body = await _whole(receive, limit)
@@ -192,8 +192,8 @@ class Limits:
             message = f"The body did not arrive within {self.body_seconds:g} s; send it at once."
             raise _Refused(problem("body_timeout", message, headers=_CLOSE)) from None
         if len(body) < taken:
-            self.budget.give_back(caller, taken - len(body))
-            answer.held[-1] = partial(self.budget.give_back, caller, len(body))
+            self.budget.give_back(head.caller, taken - len(body))
+            answer.held[-1] = partial(self.budget.give_back, head.caller, len(body))
         return body
 
     async def _too_many(

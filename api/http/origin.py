@@ -33,7 +33,7 @@ def check_host(head: Head, settings: Settings) -> None:
     """
     if head.path in _PROBES:
         return
-    if not is_own_name(host_name(head.field(b"host") or ""), settings):
+    if not is_own_name(host_name(head.fields.get(b"host", b"").decode("latin-1")), settings):
         raise Forbidden(
             "The Host header does not name this service; call it by its address, or as localhost "
             "on the same machine. Its operator can allow other names with --allowed-hosts."
@@ -43,8 +43,9 @@ def check_host(head: Head, settings: Settings) -> None:
 def check_origin(head: Head, settings: Settings) -> None:
     """Raise unless the origin of a caller without a key makes it an administrator.
 
-    Raises `Unauthorized` if a key is needed, `Forbidden` for another site's page.
+    Raises `Unauthorized` if a key is needed, `Forbidden` for another site's page or name.
     """
+    check_host(head, settings)
     if not settings.insecure:
         if not is_loopback(settings.host):
             raise Unauthorized(
@@ -60,9 +61,9 @@ def check_origin(head: Head, settings: Settings) -> None:
 
 def check_site(head: Head) -> None:
     """Raise `Forbidden` if a browser says that the request comes from another site's page."""
-    site, origin = head.field(b"sec-fetch-site"), head.field(b"origin")
-    if site not in (None, "none", "same-origin") or (
-        origin is not None and origin.partition("://")[2] != head.field(b"host")
+    site, origin = head.fields.get(b"sec-fetch-site", b"none"), head.fields.get(b"origin")
+    if site not in (b"none", b"same-origin") or (
+        origin is not None and origin.partition(b"://")[2] != head.fields.get(b"host")
     ):
         raise Forbidden(
             "This request comes from another site's page; only this service's own page may call."

@@ -104,7 +104,7 @@ class Rates:
         """Bodies above `limit_bytes` are refused unread, so they count as `limit_bytes`."""
         self.flows = Bucket(flow_per_second)
         self.addresses = Bucket(address_per_second)
-        self.at_work = 0
+        self.at_work: set[object] = set()
         self._held = 0
         self._one_big = asyncio.Lock()
         self._big: set[object] = set()
@@ -127,6 +127,7 @@ class Rates:
         now = self._monotonic()
         requests = 1 + min(_size(head), self._limit_bytes) // BYTES_A_REQUEST
         if head.token in self.flows:
+            head.caller, head.is_of_flow = head.token, True
             wait = self.flows.take(head.token, requests, now)
             if wait:
                 self.refused.labels("flow").inc()
@@ -145,15 +146,11 @@ class Rates:
         """
         return token in self.flows and not self.flows.take(token, 1, self._monotonic())
 
-    def caller(self, head: Head) -> object:
-        """Whose request this is: a flow's by its token, else its address's."""
-        return head.token if head.token in self.flows else head.network
-
     def too_much(self, head: Head) -> bool:
         """Whether so much is in progress that this complete request is refused."""
-        if self.at_work < MOST_AT_WORK or head.path in _PROBES:
+        if len(self.at_work) < MOST_AT_WORK or head.path in _PROBES:
             return False
-        if _RENEWALS.fullmatch(head.path) and head.token in self.flows:
+        if _RENEWALS.fullmatch(head.path) and head.is_of_flow:
             return False
         self.refused.labels("service").inc()
         return True
@@ -169,21 +166,18 @@ class Rates:
             return True
         is_big = _size(head) >= BYTES_A_REQUEST
         if is_big:
-            caller = self.caller(head)
-            if caller in self._big:
-                self.refused.labels("flow" if caller in self.flows else "address").inc()
+            if head.caller in self._big:
+                self.refused.labels("flow" if head.is_of_flow else "address").inc()
                 return False
-            self._big.add(caller)
-            held.append(partial(self._big.discard, caller))
-        self.at_work += 1
-        held.append(self._end_work)
+            self._big.add(head.caller)
+            held.append(partial(self._big.discard, head.caller))
+        place = object()
+        self.at_work.add(place)
+        held.append(partial(self.at_work.discard, place))
         if is_big:
             await self._one_big.acquire()
             held.append(self._one_big.release)
         return True
-
-    def _end_work(self) -> None:
-        self.at_work -= 1
 
     async def hold(self) -> None:
         """Delays a refusal, unless too many are held already."""

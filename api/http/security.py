@@ -19,7 +19,6 @@ from starlette.requests import Request
 
 from api.http.head import HEAD, Head
 from api.http.origin import check_host, check_origin, check_site
-from broker.calls.bound_flows import BoundFlow
 from broker.calls.keys import FOR_THIS_FLOW, STALE_SECONDS
 from broker.core.access import RIGHTS, Caller, Right, Role, anybody, flow_caller, key_id_of
 from broker.core.errors import (
@@ -90,13 +89,14 @@ def requirement_of(endpoint: Callable[..., object]) -> Requirement:
 async def authorize(request: Request, requirement: Requirement) -> None:
     """Raise `Unauthorized`, `Forbidden`, `FlowGone` or `FlowNotFound` unless the caller may call.
 
-    Afterwards `caller_of` has who calls, and `flow_of` the flow that does.
+    Afterwards `caller_of` has who calls, and the request's state the `flow` that does.
     """
     broker: Broker = request.app.state.broker
     settings: Settings = request.app.state.settings
     head: Head = request.scope[HEAD]
     is_open = requirement.also is Also.ANYONE
     if settings.allowed_hosts or (is_open and not broker.keys.some_known):
+        # Of others without a key it is checked with the rest of their origin.
         check_host(head, settings)
     if is_open:
         return
@@ -105,7 +105,7 @@ async def authorize(request: Request, requirement: Requirement) -> None:
     flow_id = request.path_params.get("flow")
     for_flows = requirement.also is Also.FLOW
     if for_flows and flow_id is not None and token is not None and key_id_of(token) is None:
-        await _flow(request, str(queue), flow_id, token, requirement)
+        await _flow(request, head, str(queue), flow_id, token, requirement)
     else:
         caller = await _caller(request, head, token, queue, requirement)
         _check(caller, request, queue, requirement)
@@ -135,20 +135,15 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
-def flow_of(request: Request) -> BoundFlow:
-    """The flow in the path that makes an authorized call which only flows may make."""
-    flow: BoundFlow = request.state.flow
-    return flow
-
-
 async def _flow(
-    request: Request, queue: str, flow_id: str, token: str, requirement: Requirement
+    request: Request, head: Head, queue: str, flow_id: str, token: str, requirement: Requirement
 ) -> None:
     """The flow in the path, by its token."""
     broker: Broker = request.app.state.broker
     try:
         request.state.flow = await broker.bound_flows.authenticate(queue, flow_id, token)
-        request.app.state.rates.admit(token)
+        if not head.is_of_flow:
+            request.app.state.rates.admit(token)
     except FlowGone:
         if not requirement.gone_may:
             raise
@@ -173,7 +168,6 @@ async def _caller(
             return await broker.keys.by_key(token, address, stale_may=requirement.stale_may)
         return await broker.keys.by_flow_token(token, queue, address)
     if not await _is_closed(request, requirement.stale_may):
-        check_host(head, settings)
         check_origin(head, settings)
         return anybody(address)
     session = session_of(request)
@@ -218,10 +212,10 @@ def session_of(request: Request) -> str | None:
 
 def bearer_token(head: Head) -> str | None:
     """The token, None without an Authorization header; another scheme is refused."""
-    header = head.field(b"authorization")
+    header = head.fields.get(b"authorization")
     if header is None:
         return None
-    scheme, _, token = header.partition(" ")
+    scheme, _, token = header.decode("latin-1").partition(" ")
     token = token.strip()
     if scheme.lower() != "bearer" or not token or not token.isascii():
         raise Unauthorized(

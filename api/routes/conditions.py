@@ -5,9 +5,9 @@ from starlette.requests import Request
 
 from api.http import problems
 from api.http.routing import Route
-from api.http.security import Also, allow, flow_of
+from api.http.security import Also, allow
 from api.routes.flows import ON_A_FLOW, FlowId
-from api.routes.parameters import Limit, Name, broker_of
+from api.routes.parameters import Limit, Name, broker_of, flow_of
 from api.routes.queues import ON_A_QUEUE
 from api.schemas import conditions as condition_schemas
 from broker.calls import views

@@ -13,9 +13,9 @@ from starlette.requests import Request
 from api.http import problems
 from api.http.large import answer, encoded
 from api.http.routing import LONGEST_WAIT_SECONDS, Route, number, served_by, whole_number
-from api.http.security import Also, allow, caller_of, flow_of
+from api.http.security import Also, allow, caller_of
 from api.http.streams import EventStream, Later, OpenCalls, event
-from api.routes.parameters import Name, broker_of, last_event_id
+from api.routes.parameters import Name, broker_of, flow_of, last_event_id
 from api.schemas import common
 from api.schemas import flows as flow_schemas
 from api.schemas.updates import results_json, update_json

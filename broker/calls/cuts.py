@@ -178,8 +178,8 @@ class CutCalls:
         """The partitions that reach their cuts with these positions, and the resize. An owner may
         know of a resize that this replica does not know yet.
         """
-        queue = coordinator.at_hand
         says = any(one.reached_cut for one in committed)
+        queue = coordinator.at_hand
         if queue is not None and queue.barriers is None and not says:
             return 0, ()
 
