@@ -2,21 +2,21 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from api.connections.crowd import Crowd
-from api.http import problems
-from api.http.limits import Budget, RequestLimits
-from api.http.metrics import CountRequests, Metrics
-from api.http.rates import LimitRates, LimitWork, Rates
+from api.http import patience, problems
+from api.http.limits import Budget, Limits
+from api.http.metrics import Metrics
+from api.http.rates import Rates
 from api.http.streams import LATER, Later, OpenCalls
 from api.routes import access, conditions, flows, lineage, queue_events, queues, scaling, service
 from api.routes.polls import Polls
 from api.tracing import telemetry
-from broker import tracing
 from broker.service import Broker
 from broker.settings import Settings
 
@@ -24,12 +24,10 @@ from broker.settings import Settings
 class Application(FastAPI):
     """FastAPI whose layers end before a call waits (`api.http.streams`), or never begin
     (`api.routes.polls`).
-
-    If requests are traced the layers stay, because the span of a request is one of them.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or tracing.api() is not None:
+        if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
         polls: Polls = self.state.polls
@@ -78,6 +76,8 @@ def create_app(broker: Broker, settings: Settings) -> FastAPI:
     app.router.routes.extend(all_routes())
     app.state.broker = broker
     app.state.settings = settings
+    # Awaits what may call the database.
+    app.state.answered = partial(patience.answered, is_reachable=broker.is_reachable)
     app.state.open_calls = OpenCalls()
     app.state.metrics = Metrics(app.state.open_calls, broker.tally)
     app.state.crowd = Crowd(settings.address_idle_connections, app.state.metrics.registry)
@@ -90,12 +90,13 @@ def create_app(broker: Broker, settings: Settings) -> FastAPI:
     app.state.polls = Polls(app)
     service.share_answers(app)
     problems.add_handlers(app)
-    app.add_middleware(LimitWork, rates=app.state.rates)
     limit_bytes = settings.request_limit_bytes
     app.state.budget = Budget(settings.body_budget_bytes, limit_bytes)
     app.add_middleware(
-        RequestLimits, limit_bytes=limit_bytes, budget=app.state.budget, rates=app.state.rates
+        Limits,
+        limit_bytes=limit_bytes,
+        budget=app.state.budget,
+        rates=app.state.rates,
+        metrics=app.state.metrics,
     )
-    app.add_middleware(LimitRates, rates=app.state.rates)
-    app.add_middleware(CountRequests, metrics=app.state.metrics)
     return app

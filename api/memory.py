@@ -185,7 +185,7 @@ class MemoryServer:
 
         def end_leases() -> None:
             # A renewal that waits for others would come after the end.
-            self._loop.call_soon(self.broker.updates.hurry)
+            self._loop.call_soon(self.broker.replica.renewals.hurry)
             self._loop.run_until(self._loop.now)
             for flow_id in flow_ids:
                 if flow_id in self.database.flows:

@@ -78,6 +78,8 @@ async def pieces(items: Sequence[T], size: int = PIECE) -> AsyncIterator[Sequenc
 
 async def made(make: Callable[[T], U], items: Sequence[T]) -> list[U]:
     """What `make` makes of each item, in pieces."""
+    if len(items) <= PIECE:
+        return [*map(make, items)]
     found: list[U] = []
     async for some in pieces(items):
         found += map(make, some)

@@ -7,15 +7,18 @@ alarms, and its life: start, upkeep, stop.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from secrets import token_hex
 from time import monotonic
-from uuid import uuid4
 
 import structlog
 
-from broker.calls import views
-from broker.calls.access import FlowRows, QueueAccess
+from broker.calls.access import QueueAccess
+from broker.calls.bound_flows import BoundFlows
+from broker.calls.commits import CommitCalls
 from broker.calls.conditions import ConditionCalls
 from broker.calls.cuts import CutCalls
+from broker.calls.flow_views import FlowViews
 from broker.calls.flows import FlowCalls
 from broker.calls.keys import LOOK_SECONDS, KeyCalls
 from broker.calls.lineage import LineageCalls
@@ -24,12 +27,14 @@ from broker.calls.monitoring import MonitoringCalls
 from broker.calls.queues import QueueCalls
 from broker.calls.readers import LogReaders, Trims
 from broker.calls.updates import UpdateCalls
+from broker.calls.views import ReadyCheck
 from broker.core.errors import BrokerError
 from broker.logs.builtin import BuiltinLogs
 from broker.logs.by_kind import LogsByKind
 from broker.logs.database import log_engine
 from broker.logs.external import ExternalLogs
 from broker.logs.ports import Logs
+from broker.logs.positions import Reach
 from broker.logs.roles import WATCH_SECONDS
 from broker.postgres import checks, migrations, restoring
 from broker.postgres.checks import REPORTER
@@ -53,34 +58,33 @@ FIT_SECONDS = 5.0
 
 
 class Calls:
-    """The calls of a replica; see `views` for their arguments and results.
+    """The calls of a replica, by what they are about; see `broker.calls.views` for their results.
 
     Every call raises the errors of `broker.core.errors`: QueueNotFound for a queue that does not
     exist, Unavailable while the database cannot be reached, and those named at the call.
     """
 
     def __init__(self, replica: Replica, logs: Logs) -> None:
-        access = QueueAccess(replica)
+        self.replica = replica
+        access, reach = QueueAccess(replica), Reach(logs)
+        readers, trims = LogReaders(access), Trims(access.store, logs)
+        cuts = CutCalls(access, logs, readers)
+        replica.ask_cuts = cuts.settle
         self.keys = KeyCalls(access)
-        readers = LogReaders(access)
-        rows = FlowRows(access)
-        self.cuts = CutCalls(access, logs, readers)
-        replica.ask_cuts = self.cuts.settle
-        trims = Trims(access.store, logs)
-        self.queues = QueueCalls(access, logs, readers, self.cuts, trims)
-        self.logs = LogCalls(access, logs, readers, self.cuts, trims)
+        self.queues = QueueCalls(access, logs, readers, cuts, trims)
+        self.logs = LogCalls(access, logs, readers, cuts, trims)
         self.monitoring = MonitoringCalls(access, logs)
-        self.conditions = ConditionCalls(access, rows)
         self.lineage = LineageCalls(access, logs, readers)
-        self.updates = UpdateCalls(access, rows)
-        self.flows = FlowCalls(access, logs, rows, self.updates, self.cuts)
+        self.bound_flows = bound = BoundFlows(access)
+        self.flow_views = views = FlowViews(access, bound)
+        self.conditions = ConditionCalls(access, bound)
+        self.updates = UpdateCalls(access, bound, views)
+        self.commits = CommitCalls(access, bound, views, cuts, reach)
+        self.flows = FlowCalls(access, logs, bound, views, cuts, reach)
 
 
-class Broker:
-    """One replica of the service: its calls, by what they are about, and its life.
-
-    See `broker.service.Calls` for what the calls have in common.
-    """
+class Broker(Calls):
+    """One replica of the service: its calls, and its life."""
 
     def __init__(
         self, settings: Settings, store: Store | None = None, alarms: Alarms | None = None
@@ -106,7 +110,7 @@ class Broker:
             connections=settings.log_connections,
         )
         logs = LogsByKind(builtin, ExternalLogs(log_urls), settings.log_keep_messages)
-        replica = Replica(traced(store), alarms, lambda: uuid4().hex)
+        replica = Replica(traced(store), alarms, partial(token_hex, 16))
         if isinstance(store, PostgresStore):
             store.count_round_trips(replica.tally.round_trip.observe)
         self._assemble(settings, replica, alarms, logs)
@@ -116,21 +120,12 @@ class Broker:
         self, settings: Settings, replica: Replica, alarms: Alarms, logs: LogsByKind
     ) -> None:
         """The calls, whatever the parts are (`broker.testing.service` has others)."""
-        self._settings, self._replica, self._alarms = settings, replica, alarms
-        self._logs_by_kind = logs
-        calls = Calls(replica, logs)
-        self.keys = calls.keys
-        self.queues = calls.queues
-        self.flows = calls.flows
-        self.updates = calls.updates
-        self.logs = calls.logs
-        self.monitoring = calls.monitoring
-        self.lineage = calls.lineage
-        self.conditions = calls.conditions
+        super().__init__(replica, logs)
+        self._settings, self._alarms, self._logs_by_kind = settings, alarms, logs
 
     async def start(self) -> None:
         """Begins to serve. Raises StoreUnavailable."""
-        await self._replica.start()
+        await self.replica.start()
         await self.keys.look()
         self._alarms.every("keys", LOOK_SECONDS, self.keys.look)
         self._alarms.every("upkeep", UPKEEP_SECONDS, self.upkeep)
@@ -139,7 +134,7 @@ class Broker:
 
     async def stop(self) -> None:
         """Finishes what is under way and stops."""
-        await self._replica.stop()
+        await self.replica.stop()
         for engine in self._log_engines:
             await engine.dispose()
         self._logs_by_kind.close()
@@ -152,29 +147,29 @@ class Broker:
             await self.logs.maintain()
             await self.logs.end_credentials()
             await self._logs_by_kind.forget(PUBLISHER_SECONDS)
-            now = self._replica.clock.now()
+            now = self.replica.clock.now()
             kept = self._settings.history_days * 86400
             # The history names flows that have left.
-            await self._replica.store.purge(now - max(GONE_SECONDS, kept), now - kept)
-            await self._replica.store.keys.purge(now - self._settings.audit_days * 86400)
+            await self.replica.store.purge(now - max(GONE_SECONDS, kept), now - kept)
+            await self.replica.store.keys.purge(now - self._settings.audit_days * 86400)
         except (BrokerError, StoreUnavailable) as error:
             _log.warning("the upkeep was cut short", error=str(error))
 
     def is_reachable(self) -> bool:
         """Whether the database has answered this replica's look, once a second, lately."""
-        return self._replica.clock.fresh
+        return self.replica.clock.fresh
 
     @property
     def tally(self) -> EventCounters:
         """What this replica has committed, for the metrics."""
-        return self._replica.tally
+        return self.replica.tally
 
-    async def ready_check(self) -> views.ReadyCheck:
+    async def ready_check(self) -> ReadyCheck:
         """Whether the database is reachable and its tables are what this version needs."""
         try:
-            await self._replica.store.pulse()
+            await self.replica.store.pulse()
         except StoreUnavailable:
-            return views.ReadyCheck(False, False, "The database cannot be reached.")
+            return ReadyCheck(False, False, "The database cannot be reached.")
         if self._fit_until < monotonic():
             # Anybody may ask, so no answer says where the database is or what it said.
             try:
@@ -183,13 +178,13 @@ class Broker:
                 await asyncio.to_thread(checks.try_write, self._url)
             except migrations.DatabaseUnreachable as error:
                 REPORTER.report(str(error), None)
-                return views.ReadyCheck(False, False, "The database cannot be reached.")
+                return ReadyCheck(False, False, "The database cannot be reached.")
             except checks.CannotWrite as error:
                 REPORTER.report(str(error), error.code)
-                return views.ReadyCheck(True, False, "The database cannot write.")
+                return ReadyCheck(True, False, "The database cannot write.")
             if unfit:
-                return views.ReadyCheck(True, False, " ".join(each.why for each in unfit))
+                return ReadyCheck(True, False, " ".join(each.why for each in unfit))
             if moved:
-                return views.ReadyCheck(True, False, restoring.NOT_FENCED)
+                return ReadyCheck(True, False, restoring.NOT_FENCED)
             self._fit_until = monotonic() + FIT_SECONDS
-        return views.ReadyCheck(True, True)
+        return ReadyCheck(True, True)

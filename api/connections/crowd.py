@@ -19,7 +19,7 @@ from typing import Protocol
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from api.http.rates import network_of
+from api.http.head import network_of
 
 log = structlog.get_logger("api")
 

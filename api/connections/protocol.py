@@ -229,9 +229,9 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_body = False
+        super().on_message_complete()
         if not self.cycle.response_complete:
             self._crowd.works(self)
-        super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

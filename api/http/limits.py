@@ -1,27 +1,47 @@
-"""Limits of a request body, checked before the call begins: size, media type, time to arrive.
+"""The one layer around every call: it limits, counts, and answers for what goes wrong.
 
-Only calls that name partitions have large bodies; others have at most `SMALL_BYTES`. The limit of
-the size holds for bodies with a declared length and for chunked ones. A body is read completely
-before the call begins, within a limited time: a slow sender keeps only its connection busy.
+A request passes, in this order,
+
+1. the rate of its caller (`api.http.rates`): 429;
+2. the limits of its body: 413, 415, 429, 408;
+3. the limit of requests in progress: 429;
+4. the application. An error that nobody expected is logged once, and answered without its details.
+
+What it takes on its way (bytes of the budget, a place among the requests in progress) it gives back
+when its answer begins.
+
+**Bodies.** Only calls that name partitions have large bodies; others have at most `SMALL_BYTES`.
+The limit of the size holds for bodies with a declared length and for chunked ones. A body is read
+completely before the call begins, within a limited time: a slow sender keeps only its connection
+busy.
 
 All bodies together have a **budget** in bytes (`Budget`), because many callers that each keep their
 rate could fill the memory with bodies that wait for their turn. A body takes its declared length
-before its first byte is read, a chunked one the limit, and gives it back when the answer begins.
-One caller has at most a quarter of the budget. Renewals of leases have no bodies and need none.
+before its first byte is read, a chunked one the limit. One caller has at most a quarter of the
+budget. Renewals of leases have no bodies and need none.
 """
 
 import asyncio
+import math
 import re
+import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.http.bodies import SMALL_BYTES
-from api.http.problems import problem
-from api.http.rates import Rates, refusal
+from api.http.bodies import BODY, SMALL_BYTES
+from api.http.head import HEAD, Head
+from api.http.metrics import Metrics
+from api.http.problems import of_defect, problem
+from api.http.rates import Rates
 
 BODY_SECONDS = 10.0
 SHARE_OF_ONE = 4
+# What is not read whole leaves the connection of no further use.
+_CLOSE = {"Connection": "close"}
 # The calls that name partitions. A queue may have the name of one of them.
 _LARGE = re.compile(
     "/v1/queues/[^/]+/(positions|flows/[^/]+/(commit|release|ready|children|conditions))"
@@ -61,17 +81,43 @@ class Budget:
             del self._by_caller[caller]
 
 
-class _TooLarge(Exception):
-    """The body went past the limit while it was being read."""
+class _Refused(Exception):
+    """The request gets this answer, and is not carried out."""
+
+    def __init__(self, response: Response) -> None:
+        self.response = response
 
 
 class _HungUp(Exception):
     """The caller disconnected before its body was complete."""
 
 
-class RequestLimits:
-    """ASGI middleware: 413 for bodies above `limit_bytes`, 415 for bodies that are not JSON, 429
-    for bodies beyond the budget, and 408 for bodies that have not arrived after `body_seconds`."""
+class _Answer:
+    """Where the answer of a request goes: it gives back what the request holds when it begins."""
+
+    __slots__ = ("_send", "held", "status")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        # 0: it has not begun.
+        self.status = 0
+        # Each gives back something that was taken.
+        self.held: list[Callable[[], object]] = []
+
+    async def __call__(self, message: Message) -> None:
+        if not self.status:
+            self.status = message["status"]
+            self.give_back()
+        await self._send(message)
+
+    def give_back(self) -> None:
+        """The request holds nothing any more; repeating it is harmless."""
+        while self.held:
+            self.held.pop()()
+
+
+class Limits:
+    """ASGI middleware: see this module."""
 
     def __init__(
         self,
@@ -79,124 +125,108 @@ class RequestLimits:
         limit_bytes: int,
         budget: Budget,
         rates: Rates,
+        metrics: Metrics,
         body_seconds: float = BODY_SECONDS,
     ) -> None:
+        """`limit_bytes`: of a large body."""
         self.app = app
         self.limit_bytes = limit_bytes
         self.budget = budget
         self.rates = rates
+        self.metrics = metrics
         self.body_seconds = body_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        length, chunked, media_type = _body_headers(scope)
-        if length == 0 and not chunked:
-            await self.app(scope, receive, send)
-            return
-        is_large = may_be_large(scope["path"])
-        limit = self.limit_bytes if is_large else min(SMALL_BYTES, self.limit_bytes)
-        if length > limit:
-            await self._refuse(limit, scope, receive, send)
-            return
-        if media_type != "application/json":
-            response = problem(
-                "unsupported_media_type",
-                "Send the body as JSON with 'Content-Type: application/json'.",
-                # The body is not read, so the connection cannot be used again.
-                headers={"Connection": "close"},
-            )
-            await response(scope, receive, send)
-            return
-        caller = self.rates.caller(scope)
-        taken = limit if chunked else length
-        if not self.budget.take(caller, taken):
-            self.rates.refused.labels("bodies").inc()
-            response = await refusal(self.rates, 1.0, {"Connection": "close"})
-            await response(scope, receive, send)
-            return
-
-        def give_back(size: int) -> None:
-            nonlocal taken
-            taken -= size
-            if size:
-                self.budget.give_back(caller, size)
-
-        async def answered(message: Message) -> None:
-            give_back(taken)
-            await send(message)
-
+        started = time.perf_counter()
+        answer = _Answer(send)
         try:
-            whole = await self._read(limit, scope, receive, send)
-            if whole is not None:
-                give_back(max(0, taken - len(whole[0]["body"])))
-                await self.app(scope, _replayed(whole, receive), answered)
+            await self._admit(scope, receive, answer)
+            await self.app(scope, receive, answer)
+        except _Refused as refused:
+            await refused.response(scope, receive, answer)
+        except _HungUp:
+            pass
+        except Exception as error:
+            response = of_defect(scope, error)
+            if answer.status:
+                # Too late for another answer; the server cuts the connection.
+                raise
+            await response(scope, receive, answer)
         finally:
-            give_back(taken)
+            if answer.held:
+                answer.give_back()
+            self.metrics.count(scope, started, answer.status or 500)
 
-    async def _read(
-        self, limit: int, scope: Scope, receive: Receive, send: Send
-    ) -> list[Message] | None:
-        """The body as one message, to be taken out; None if it was refused."""
+    async def _admit(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        """Returns when the call may begin; its body is in the scope. Raises _Refused, _HungUp."""
+        head = scope[HEAD] = Head(scope)
+        if wait_seconds := self.rates.wait_seconds(head):
+            raise await self._too_many(wait_seconds, _CLOSE if head.has_body else {})
+        if head.has_body:
+            scope[BODY] = await self._read(head, receive, answer)
+        if not await self.rates.begin(head, answer.held):
+            raise await self._too_many()
+
+    async def _read(self, head: Head, receive: Receive, answer: _Answer) -> bytes:
+        """The whole body, which holds its part of the budget."""
+        is_large = may_be_large(head.path)
+        limit = self.limit_bytes if is_large else min(SMALL_BYTES, self.limit_bytes)
+        if head.length > limit:
+            raise _too_large(limit)
+        media_type = head.fields.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if media_type != b"application/json":
+            message = "Send the body as JSON with 'Content-Type: application/json'."
+            raise _Refused(problem("unsupported_media_type", message, headers=_CLOSE))
+        taken = limit if head.is_chunked else head.length
+        if not self.budget.take(head.caller, taken):
+            self.rates.refused.labels("bodies").inc()
+            raise await self._too_many(headers=_CLOSE)
+        answer.held.append(partial(self.budget.give_back, head.caller, taken))
         try:
             async with asyncio.timeout(self.body_seconds):
-                body = await self._body(receive, limit)
-                return [{"type": "http.request", "body": body, "more_body": False}]
-        except _HungUp:
-            return None
-        except _TooLarge:
-            await self._refuse(limit, scope, receive, send)
+                body = await _whole(receive, limit)
         except TimeoutError:
-            response = problem(
-                "body_timeout",
-                f"The body did not arrive within {self.body_seconds:g} s; send it at once.",
-                headers={"Connection": "close"},
-            )
-            await response(scope, receive, send)
-        return None
+            message = f"The body did not arrive within {self.body_seconds:g} s; send it at once."
+            raise _Refused(problem("body_timeout", message, headers=_CLOSE)) from None
+        if len(body) < taken:
+            self.budget.give_back(head.caller, taken - len(body))
+            answer.held[-1] = partial(self.budget.give_back, head.caller, len(body))
+        return body
 
-    async def _body(self, receive: Receive, limit: int) -> bytes:
-        pieces: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise _HungUp
-            pieces.append(message.get("body", b""))
-            size += len(pieces[-1])
-            if size > limit:
-                raise _TooLarge
-            if not message.get("more_body"):
-                return b"".join(pieces)
-
-    async def _refuse(self, limit: int, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _too_many(
+        self, wait_seconds: float = 1.0, headers: dict[str, str] | None = None
+    ) -> _Refused:
+        """The answer 429, after a delay (`Rates.hold`)."""
+        await self.rates.hold()
+        seconds = max(1, math.ceil(wait_seconds))
         response = problem(
-            "too_large",
-            f"The body of this request may have {limit} bytes; send fewer partitions at once.",
-            # The rest of the body is not read, so the connection cannot be used again.
-            headers={"Connection": "close"},
+            "too_many_requests",
+            f"This caller is over its rate, or the service is at its limit; try again in "
+            f"{seconds} s, and ask for several partitions at once.",
+            headers={**(headers or {}), "Retry-After": str(seconds)},
         )
-        await response(scope, receive, send)
+        return _Refused(response)
 
 
-def _replayed(whole: list[Message], receive: Receive) -> Receive:
-    """Gives the body once. It is not kept here, so that its memory is free when it was parsed."""
+async def _whole(receive: Receive, limit: int) -> bytes:
+    """The body, joined from what arrives of it. Raises _Refused, _HungUp."""
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _HungUp
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        if size > limit:
+            raise _too_large(limit)
+        if not message.get("more_body"):
+            return b"".join(pieces)
 
-    async def replayed() -> Message:
-        return whole.pop() if whole else await receive()
 
-    return replayed
-
-
-def _body_headers(scope: Scope) -> tuple[int, bool, str]:
-    """The declared length (0 if none), whether the body is chunked, and its media type."""
-    length, chunked, media_type = 0, False, ""
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit():
-            length = int(value)
-        elif name == b"transfer-encoding":
-            chunked = True
-        elif name == b"content-type":
-            media_type = value.decode("latin-1").partition(";")[0].strip().lower()
-    return length, chunked, media_type
+def _too_large(limit: int) -> _Refused:
+    message = f"The body of this request may have {limit} bytes; send fewer partitions at once."
+    return _Refused(problem("too_large", message, headers=_CLOSE))

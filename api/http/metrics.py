@@ -9,6 +9,7 @@ without a database, those that match. What has no queue is seen by all.
 import asyncio
 import collections
 import functools
+import operator
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -24,12 +25,13 @@ from prometheus_client import (
 )
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
-from api.http.streams import OpenCalls, call_that_waits
+from api.http.streams import LATER, OpenCalls
 from broker.calls.monitoring import MOST_LAGS
-from broker.calls.views import LagView, QueueView, Result
+from broker.calls.views import LagView, QueueView
 from broker.core.access import matches
+from broker.core.commands import Result
 from broker.replica.events import OTHER, EventCounters
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0, 60.0)
@@ -96,9 +98,20 @@ class Metrics:
         counter.inc()
         seconds.observe(time.perf_counter() - started)
 
+    def count(self, scope: Scope, started: float, status: int) -> None:
+        """The request of this scope is answered, or waits, and is counted when it ends."""
+        path = getattr(scope.get("route"), "path", "other")
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        if calls := scope.get(LATER):
+            calls[0].count = functools.partial(self.count_request, method, path, started)
+        else:
+            self.count_request(method, path, started, status)
+
     def count_results(self, queue: str, call: str, results: Iterable[Result]) -> None:
+        """By outcome, what became of the items of a call."""
+        outcomes = collections.Counter(map(_OUTCOME, results))
         label = self._labels.of(queue)
-        for outcome, count in collections.Counter(result.outcome for result in results).items():
+        for outcome, count in outcomes.items():
             self._results.labels(label, call, outcome).inc(count)
 
     async def exposition(
@@ -202,38 +215,7 @@ def _families(queues: Sequence[QueueView], lags: Mapping[str, LagView]) -> Itera
     yield partitions
 
 
-class CountRequests:
-    """ASGI middleware: counts and times every request under its route's path template."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app = app
-        self.metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        started = time.perf_counter()
-        status = 500
-
-        async def noted(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self.app(scope, receive, noted)
-        finally:
-            path = getattr(scope.get("route"), "path", "other")
-            method = scope["method"] if scope["method"] in _METHODS else "other"
-            call = call_that_waits(scope)
-            if call is None:
-                self.metrics.count_request(method, path, started, status)
-            else:
-                call.count = functools.partial(self.metrics.count_request, method, path, started)
-
-
+_OUTCOME = operator.attrgetter("outcome")
 _METHODS = frozenset(("GET", "POST", "PATCH", "PUT", "DELETE", "HEAD", "OPTIONS"))
 
 

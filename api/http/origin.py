@@ -14,11 +14,8 @@ Nothing but its origin makes a caller without a key an administrator. Three thin
 
 import ipaddress
 import socket
-from collections.abc import Iterable
 
-from starlette.requests import Request
-from starlette.types import Scope
-
+from api.http.head import Head
 from broker.core.errors import Forbidden, Unauthorized
 from broker.exposure import is_loopback
 from broker.settings import Settings
@@ -28,58 +25,54 @@ _PROBES = frozenset(("/healthz", "/readyz"))
 _OF_PROXIES = frozenset((b"forwarded", b"via", b"x-real-ip"))
 
 
-def check_host(request: Request, *, has_key: bool) -> None:
+def check_host(head: Head, settings: Settings) -> None:
     """Raise `Forbidden` if the Host header does not name this service.
 
-    It is checked for every caller if `allowed_hosts` is set, else only for callers without a key:
-    a page whose name was rebound to the service's address has none.
+    To be checked for every caller if `allowed_hosts` is set, else only for callers without a key: a
+    page whose name was rebound to the service's address has none.
     """
-    settings: Settings = request.app.state.settings
-    if request.scope["path"] in _PROBES or (has_key and not settings.allowed_hosts):
+    if head.path in _PROBES:
         return
-    name = host_name(request.headers.get("host", ""))
-    if not is_own_name(name, settings):
+    if not is_own_name(host_name(head.fields.get(b"host", b"").decode("latin-1")), settings):
         raise Forbidden(
             "The Host header does not name this service; call it by its address, or as localhost "
             "on the same machine. Its operator can allow other names with --allowed-hosts."
         )
 
 
-def check_origin(request: Request) -> None:
+def check_origin(head: Head, settings: Settings) -> None:
     """Raise unless the origin of a caller without a key makes it an administrator.
 
-    Raises `Unauthorized` if a key is needed, `Forbidden` for another site's page.
+    Raises `Unauthorized` if a key is needed, `Forbidden` for another site's page or name.
     """
-    settings: Settings = request.app.state.settings
+    check_host(head, settings)
     if not settings.insecure:
         if not is_loopback(settings.host):
             raise Unauthorized(
                 "This service listens beyond its own machine: a call without a key is refused."
             )
-        if came_through_proxy(request.scope):
+        if came_through_proxy(head):
             raise Unauthorized(
                 "This request came through a proxy, so it may come from another machine: it needs "
                 "a key. Call the service directly, on the machine where it runs."
             )
-    check_site(request)
+    check_site(head)
 
 
-def check_site(request: Request) -> None:
+def check_site(head: Head) -> None:
     """Raise `Forbidden` if a browser says that the request comes from another site's page."""
-    site = request.headers.get("sec-fetch-site", "none")
-    origin = request.headers.get("origin")
-    if site not in ("none", "same-origin") or (
-        origin is not None and origin.partition("://")[2] != request.headers.get("host")
+    site, origin = head.fields.get(b"sec-fetch-site", b"none"), head.fields.get(b"origin")
+    if site not in (b"none", b"same-origin") or (
+        origin is not None and origin.partition(b"://")[2] != head.fields.get(b"host")
     ):
         raise Forbidden(
             "This request comes from another site's page; only this service's own page may call."
         )
 
 
-def came_through_proxy(scope: Scope) -> bool:
+def came_through_proxy(head: Head) -> bool:
     """Whether some proxy has left its mark on the request."""
-    names: Iterable[bytes] = (name for name, _ in scope["headers"])
-    return any(name in _OF_PROXIES or name.startswith(b"x-forwarded") for name in names)
+    return any(name in _OF_PROXIES or name.startswith(b"x-forwarded") for name in head.fields)
 
 
 def is_own_name(name: str, settings: Settings) -> bool:

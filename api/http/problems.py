@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from api.schemas.common import FieldProblem, Problem
 from broker.core import errors
@@ -189,7 +189,6 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(errors.BrokerError, _broker_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_middleware(Defects)
 
 
 async def _broker_error(_: Request, error: Exception) -> Response:
@@ -287,33 +286,6 @@ def _methods_at(request: Request) -> list[str]:
         if isinstance(route, StarletteRoute) and route.path_regex.match(request.url.path):
             methods |= set(route.methods or ())
     return sorted(methods)
-
-
-class Defects:
-    """ASGI middleware: an unexpected error is logged once and answered without its details."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        started = False
-
-        async def noted(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await self.app(scope, receive, noted)
-        except Exception as error:
-            response = of_defect(scope, error)
-            if started:
-                # Too late for another answer; the server cuts the connection.
-                raise
-            await response(scope, receive, send)
 
 
 def of_defect(scope: Scope, error: Exception) -> Response:

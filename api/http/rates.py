@@ -24,20 +24,15 @@ the bucket would be full again. A request is accepted if this time is at most a 
 from __future__ import annotations
 
 import asyncio
-import functools
-import ipaddress
-import math
 import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.http.problems import problem
+from api.http.head import Head
 
 BURST_SECONDS = 10.0
 MOST_CALLERS = 100_000
@@ -109,9 +104,9 @@ class Rates:
         """Bodies above `limit_bytes` are refused unread, so they count as `limit_bytes`."""
         self.flows = Bucket(flow_per_second)
         self.addresses = Bucket(address_per_second)
-        self.at_work = 0
-        self.held = 0
-        self.one_big = asyncio.Lock()
+        self.at_work: set[object] = set()
+        self._held = 0
+        self._one_big = asyncio.Lock()
         self._big: set[object] = set()
         self._limit_bytes = limit_bytes
         self._monotonic = monotonic
@@ -127,20 +122,20 @@ class Rates:
         """This token belongs to a flow; the flow has its own rate from now on."""
         self.flows.remember(token.encode("latin-1", "replace"))
 
-    def wait_seconds(self, scope: Scope) -> float:
+    def wait_seconds(self, head: Head) -> float:
         """Counts the request. 0 if its caller may send it now, else seconds until it may."""
         now = self._monotonic()
-        token, length = _token_and_length(scope)
-        requests = 1 + min(length, self._limit_bytes) // BYTES_A_REQUEST
-        if token in self.flows:
-            wait = self.flows.take(token, requests, now)
+        requests = 1 + min(_size(head), self._limit_bytes) // BYTES_A_REQUEST
+        if head.token in self.flows:
+            head.caller, head.is_of_flow = head.token, True
+            wait = self.flows.take(head.token, requests, now)
             if wait:
                 self.refused.labels("flow").inc()
             return wait
         # Counted separately, so that a flood from the same address affects neither probes nor
         # flows whose token this replica does not know yet.
-        kind = "probe" if scope["path"] in _PROBES else "token" if token else "open"
-        wait = self.addresses.take((_network(scope), kind), requests, now)
+        kind = "probe" if head.path in _PROBES else "token" if head.token else "open"
+        wait = self.addresses.take((head.network, kind), requests, now)
         if wait:
             self.refused.labels("address").inc()
         return wait
@@ -151,155 +146,49 @@ class Rates:
         """
         return token in self.flows and not self.flows.take(token, 1, self._monotonic())
 
-    def caller(self, scope: Scope) -> object:
-        """Whose request this is: a flow's by its token, else its address's."""
-        token = _token_and_length(scope)[0]
-        return token if token in self.flows else _network(scope)
-
-    def begin_big(self, scope: Scope) -> object | None:
-        """The sender of this big body, for `end_big`; None if it has another one in progress."""
-        caller = self.caller(scope)
-        if caller in self._big:
-            self.refused.labels("flow" if caller in self.flows else "address").inc()
-            return None
-        self._big.add(caller)
-        return caller
-
-    def end_big(self, caller: object) -> None:
-        """The big body of this caller is processed."""
-        self._big.discard(caller)
-
-    def begin_work(self) -> None:
-        """One more request is in progress."""
-        self.at_work += 1
-
-    def end_work(self) -> None:
-        """A request in progress has ended."""
-        self.at_work -= 1
-
-    def too_much(self, scope: Scope) -> bool:
+    def too_much(self, head: Head) -> bool:
         """Whether so much is in progress that this complete request is refused."""
-        path: str = scope["path"]
-        if self.at_work < MOST_AT_WORK or path in _PROBES:
+        if len(self.at_work) < MOST_AT_WORK or head.path in _PROBES:
             return False
-        if _RENEWALS.fullmatch(path) and _token_and_length(scope)[0] in self.flows:
+        if _RENEWALS.fullmatch(head.path) and head.is_of_flow:
             return False
         self.refused.labels("service").inc()
         return True
 
+    async def begin(self, head: Head, held: list[Callable[[], object]]) -> bool:
+        """A complete request is in progress until all that is put into `held` has been called.
 
-class LimitRates:
-    """ASGI middleware: 429 with `Retry-After` for a caller over its rate."""
+        A big body waits for those before it. False: the request is refused.
+        """
+        if self.too_much(head):
+            return False
+        if _WAITING.fullmatch(head.path) or head.path in _PROBES:
+            return True
+        is_big = _size(head) >= BYTES_A_REQUEST
+        if is_big:
+            if head.caller in self._big:
+                self.refused.labels("flow" if head.is_of_flow else "address").inc()
+                return False
+            self._big.add(head.caller)
+            held.append(partial(self._big.discard, head.caller))
+        place = object()
+        self.at_work.add(place)
+        held.append(partial(self.at_work.discard, place))
+        if is_big:
+            await self._one_big.acquire()
+            held.append(self._one_big.release)
+        return True
 
-    def __init__(self, app: ASGIApp, rates: Rates) -> None:
-        self.app = app
-        self.rates = rates
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        wait_seconds = self.rates.wait_seconds(scope)
-        if wait_seconds:
-            # The body is not read, so the connection cannot be used again.
-            headers = {"Connection": "close"} if _has_body(scope) else {}
-            answer = await refusal(self.rates, wait_seconds, headers)
-            await answer(scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
-
-
-class LimitWork:
-    """ASGI middleware: 429 while the service is at its limit. Runs inside all that waits."""
-
-    def __init__(self, app: ASGIApp, rates: Rates) -> None:
-        self.app = app
-        self.rates = rates
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-        elif self.rates.too_much(scope):
-            answer = await refusal(self.rates, 1.0, {})
-            await answer(scope, receive, send)
-        elif _WAITING.fullmatch(scope["path"]) or scope["path"] in _PROBES:
-            await self.app(scope, receive, send)
-        else:
-            await self._work(scope, receive, send)
-
-    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Holds a place until the answer begins; a big body holds it while it waits, too."""
-        rates = self.rates
-        async with AsyncExitStack() as held:
-            is_big = _token_and_length(scope)[1] >= BYTES_A_REQUEST
-            if is_big:
-                caller = rates.begin_big(scope)
-                if caller is None:
-                    answer = await refusal(rates, 1.0, {})
-                    await answer(scope, receive, send)
-                    return
-                held.callback(rates.end_big, caller)
-            rates.begin_work()
-            held.callback(rates.end_work)
-            if is_big:
-                await held.enter_async_context(rates.one_big)
-
-            async def answered(message: Message) -> None:
-                await held.aclose()
-                await send(message)
-
-            await self.app(scope, receive, answered)
+    async def hold(self) -> None:
+        """Delays a refusal, unless too many are held already."""
+        if self._held < MOST_HELD:
+            self._held += 1
+            try:
+                await asyncio.sleep(HOLD_SECONDS)
+            finally:
+                self._held -= 1
 
 
-async def refusal(rates: Rates, wait_seconds: float, headers: dict[str, str]) -> Response:
-    """The answer 429, after `HOLD_SECONDS`."""
-    if rates.held < MOST_HELD:
-        rates.held += 1
-        try:
-            await asyncio.sleep(HOLD_SECONDS)
-        finally:
-            rates.held -= 1
-    seconds = max(1, math.ceil(wait_seconds))
-    return problem(
-        "too_many_requests",
-        f"This caller is over its rate, or the service is at its limit; try again in "
-        f"{seconds} s, and ask for several partitions at once.",
-        headers={**headers, "Retry-After": str(seconds)},
-    )
-
-
-def _token_and_length(scope: Scope) -> tuple[bytes, int]:
-    """The bearer token (empty without one), and the declared length of the body."""
-    token, length = b"", 0
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            token = value.partition(b" ")[2].strip()
-        elif name == b"content-length" and value.isdigit():
-            length = int(value)
-        elif name == b"transfer-encoding":
-            length = UNKNOWN_BYTES
-    return token, length
-
-
-def _has_body(scope: Scope) -> bool:
-    return any(
-        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
-        for name, value in scope["headers"]
-    )
-
-
-def _network(scope: Scope) -> str:
-    client = scope.get("client")
-    return network_of(client[0] if client else "")
-
-
-@functools.lru_cache(maxsize=10_000)
-def network_of(host: str) -> str:
-    """Whose address this is: of IPv6 its first 64 bits, because a site may use all the others."""
-    try:
-        address = ipaddress.IPv6Address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.IPv6Network((address, 64), strict=False).network_address)
+def _size(head: Head) -> int:
+    """The bytes that are counted for the request's body."""
+    return UNKNOWN_BYTES if head.is_chunked else head.length

@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import request_response
 
-from api.http import bodies, patience
+from api.http import bodies
+from api.http.patience import ANSWER_SECONDS
 from api.http.problems import shown, unknown_name
 from api.http.security import Also, Requirement, authorize, requirement_of
 from api.schemas.common import FLOW_ID_PATTERN, QUEUE_NAME_PATTERN
@@ -92,9 +93,9 @@ class Route(APIRoute):
             if requirement.stale_may or is_open:
                 # Probes and pages have their own limit.
                 return await served(request)
-            return await patience.answered(
-                served(request), request.app.state.broker.is_reachable, _seconds(request)
-            )
+            answered = request.app.state.answered
+            response: Response = await answered(served(request), seconds=_seconds(request))
+            return response
 
         async def served(request: Request) -> Response:
             await authorize(request, self.requirement)
@@ -122,7 +123,7 @@ def _seconds(request: Request) -> float:
     """How long the call may take if the database does not answer; a poll may wait besides."""
     wait = request.query_params.get("wait", "") if request.scope["query_string"] else ""
     waits = float(wait) if _NUMBER.fullmatch(wait) else 0.0
-    return patience.ANSWER_SECONDS + max(0.0, min(waits, LONGEST_WAIT_SECONDS))
+    return ANSWER_SECONDS + max(0.0, min(waits, LONGEST_WAIT_SECONDS))
 
 
 def check_path(request: Request) -> None:

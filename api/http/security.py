@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from starlette.requests import Request
 
+from api.http.head import HEAD, Head
 from api.http.origin import check_host, check_origin, check_site
 from broker.calls.keys import FOR_THIS_FLOW, STALE_SECONDS
 from broker.core.access import RIGHTS, Caller, Right, Role, anybody, flow_caller, key_id_of
@@ -88,23 +89,27 @@ def requirement_of(endpoint: Callable[..., object]) -> Requirement:
 async def authorize(request: Request, requirement: Requirement) -> None:
     """Raise `Unauthorized`, `Forbidden`, `FlowGone` or `FlowNotFound` unless the caller may call.
 
-    Afterwards `caller_of` tells who calls.
+    Afterwards `caller_of` has who calls, and the request's state the `flow` that does.
     """
     broker: Broker = request.app.state.broker
-    if requirement.also is Also.ANYONE:
-        check_host(request, has_key=broker.keys.some_known)
+    settings: Settings = request.app.state.settings
+    head: Head = request.scope[HEAD]
+    is_open = requirement.also is Also.ANYONE
+    if settings.allowed_hosts or (is_open and not broker.keys.some_known):
+        # Of others without a key it is checked with the rest of their origin.
+        check_host(head, settings)
+    if is_open:
         return
-    token = bearer_token(request)
+    token = bearer_token(head)
     queue = request.path_params.get("queue")
     flow_id = request.path_params.get("flow")
     for_flows = requirement.also is Also.FLOW
     if for_flows and flow_id is not None and token is not None and key_id_of(token) is None:
-        check_host(request, has_key=True)
-        caller = await _flow(request, str(queue), flow_id, token, requirement)
+        await _flow(request, head, str(queue), flow_id, token, requirement)
     else:
-        caller = await _caller(request, token, queue, requirement)
+        caller = await _caller(request, head, token, queue, requirement)
         _check(caller, request, queue, requirement)
-    request.state.caller = caller
+        request.state.caller = caller
 
 
 def _check(caller: Caller, request: Request, queue: str | None, requirement: Requirement) -> None:
@@ -131,13 +136,14 @@ def caller_of(request: Request) -> Caller:
 
 
 async def _flow(
-    request: Request, queue: str, flow_id: str, token: str, requirement: Requirement
-) -> Caller:
+    request: Request, head: Head, queue: str, flow_id: str, token: str, requirement: Requirement
+) -> None:
     """The flow in the path, by its token."""
     broker: Broker = request.app.state.broker
     try:
-        await broker.flows.authenticate(queue, flow_id, token)
-        request.app.state.rates.admit(token)
+        request.state.flow = await broker.bound_flows.authenticate(queue, flow_id, token)
+        if not head.is_of_flow:
+            request.app.state.rates.admit(token)
     except FlowGone:
         if not requirement.gone_may:
             raise
@@ -146,24 +152,23 @@ async def _flow(
             raise
         # A stranger may not learn which queues exist.
         raise FlowNotFound(flow_id) from None
-    return flow_caller(flow_id, queue, None, address_of(request))
+    if requirement.rights:
+        request.state.caller = flow_caller(flow_id, queue, None, address_of(request))
 
 
 async def _caller(
-    request: Request, token: str | None, queue: str | None, requirement: Requirement
+    request: Request, head: Head, token: str | None, queue: str | None, requirement: Requirement
 ) -> Caller:
     """Who calls, by whatever credential."""
     broker: Broker = request.app.state.broker
+    settings: Settings = request.app.state.settings
     address = address_of(request)
     if token is not None:
-        check_host(request, has_key=True)
         if key_id_of(token) is not None:
             return await broker.keys.by_key(token, address, stale_may=requirement.stale_may)
         return await broker.keys.by_flow_token(token, queue, address)
-    closed = await _is_closed(request, requirement.stale_may)
-    check_host(request, has_key=closed)
-    if not closed:
-        check_origin(request)
+    if not await _is_closed(request, requirement.stale_may):
+        check_origin(head, settings)
         return anybody(address)
     session = session_of(request)
     if session is None:
@@ -171,7 +176,7 @@ async def _caller(
             "This service needs a key: send 'Authorization: Bearer <key>' (our clients take it "
             "from COUNTERPOISE_TOKEN). 'counterpoise keys create' makes one."
         )
-    check_site(request)
+    check_site(head)
     return await broker.keys.by_session(session, address)
 
 
@@ -205,12 +210,12 @@ def session_of(request: Request) -> str | None:
     return request.cookies.get(session_cookie(request)) or None
 
 
-def bearer_token(request: Request) -> str | None:
+def bearer_token(head: Head) -> str | None:
     """The token, None without an Authorization header; another scheme is refused."""
-    header = request.headers.get("authorization")
+    header = head.fields.get(b"authorization")
     if header is None:
         return None
-    scheme, _, token = header.partition(" ")
+    scheme, _, token = header.decode("latin-1").partition(" ")
     token = token.strip()
     if scheme.lower() != "bearer" or not token or not token.isascii():
         raise Unauthorized(

@@ -26,6 +26,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.http.problems import of_broker_error, of_defect
+from broker import tracing
 from broker.calls.updates import NOT_RENEWED
 from broker.core.errors import BrokerError, Invalid, Unauthorized, Unavailable
 
@@ -102,7 +103,8 @@ class Later(Response):
         self.count: Callable[[int], object] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if LATER in scope:
+        # The span of a traced request is one of the layers, so they stay.
+        if LATER in scope and tracing.api() is None:
             scope[LATER].append(self)
         else:
             await self.run(scope, receive, send)
@@ -124,12 +126,6 @@ class Later(Response):
         finally:
             if self.count is not None:
                 self.count(status)
-
-
-def call_that_waits(scope: Scope) -> Later | None:
-    """The call of this request, if the application lets it wait after its layers."""
-    calls: list[Later] = scope.get(LATER, [])
-    return calls[0] if calls else None
 
 
 def event(name: str, data: bytes, id_: int | Literal[""] | None = None) -> bytes:

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Query, Response
 from starlette.requests import Request
 
 from api.http import problems
+from api.http.head import HEAD
 from api.http.origin import check_site
 from api.http.routing import Route
 from api.http.security import (
@@ -43,7 +44,7 @@ async def log_in(
 
     It lasts 12 hours and ends with the key.
     """
-    check_site(request)
+    check_site(request.scope[HEAD])
     token, caller = await broker_of(request).keys.log_in(body.key.strip(), address_of(request))
     _set_cookie(request, response, token, round(SESSION_SECONDS))
     return _session(caller)
@@ -60,7 +61,7 @@ async def log_in(
 @allow(Also.ANYONE)
 async def log_out(request: Request, response: Response) -> None:
     """End the session of the browser's cookie."""
-    check_site(request)
+    check_site(request.scope[HEAD])
     token = session_of(request)
     if token is not None:
         await broker_of(request).keys.log_out(token)

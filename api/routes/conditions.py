@@ -7,7 +7,7 @@ from api.http import problems
 from api.http.routing import Route
 from api.http.security import Also, allow
 from api.routes.flows import ON_A_FLOW, FlowId
-from api.routes.parameters import Limit, Name, broker_of
+from api.routes.parameters import Limit, Name, broker_of, flow_of
 from api.routes.queues import ON_A_QUEUE
 from api.schemas import conditions as condition_schemas
 from broker.calls import views
@@ -37,7 +37,7 @@ async def report_conditions(
     reported = [
         ReportedCondition(one.kind, one.text, one.partition, one.epoch) for one in body.conditions
     ]
-    await broker_of(request).conditions.report(queue, flow, body.seq, reported)
+    await broker_of(request).conditions.report(flow_of(request), body.seq, reported)
 
 
 @ROUTER.get(

@@ -10,17 +10,19 @@ from fastapi import APIRouter, Path, Query, Response
 from starlette.applications import Starlette
 from starlette.requests import Request
 
-from api.http import patience, problems
+from api.http import problems
 from api.http.large import answer, encoded
 from api.http.routing import LONGEST_WAIT_SECONDS, Route, number, served_by, whole_number
 from api.http.security import Also, allow, caller_of
 from api.http.streams import EventStream, Later, OpenCalls, event
-from api.routes.parameters import Name, broker_of, last_event_id
+from api.routes.parameters import Name, broker_of, flow_of, last_event_id
 from api.schemas import common
 from api.schemas import flows as flow_schemas
 from api.schemas.updates import results_json, update_json
 from broker.calls import views
-from broker.calls.updates import BIG_VIEW
+from broker.calls.bound_flows import BoundFlow
+from broker.calls.flow_views import BIG_VIEW
+from broker.core import commands as c
 from broker.core.access import Right
 from broker.pieces import made
 from broker.service import Broker
@@ -51,8 +53,7 @@ ON_A_FLOW = (*CREDENTIALS, "flow_not_found", "flow_gone")
 
 
 async def _serve_heartbeat(request: Request) -> Response:
-    path = request.path_params
-    view = await broker_of(request).flows.heartbeat(path["queue"], path["flow"])
+    view = await broker_of(request).flows.heartbeat(flow_of(request))
     body = await encoded(flow_schemas.Heartbeat, view)
     return Response(body, media_type="application/json")
 
@@ -74,26 +75,23 @@ async def heartbeat(queue: Name, flow: FlowId) -> None:
 
 
 async def _serve_updates(request: Request) -> Response:
-    queue, flow = request.path_params["queue"], request.path_params["flow"]
-    open_calls: OpenCalls = request.app.state.open_calls
-    broker = broker_of(request)
-    query = request.query_params
+    flow, query = flow_of(request), request.query_params
     after = whole_number(query.get("after", "0"), "after", 0, common.MOST_INT64)
     wait_seconds = number(query.get("wait", "0"), "wait", 0, LONGEST_WAIT_SECONDS)
     resumed = last_event_id(request)
     if "text/event-stream" in request.headers.get("accept", ""):
-        source = broker.updates.watch(queue, flow, after if resumed is None else resumed)
-        return EventStream(source, _update_event, open_calls)
-    return waiting(request.app, queue, flow, after, wait_seconds)
+        after = after if resumed is None else resumed
+        source = broker_of(request).updates.watch(flow, after)
+        return EventStream(source, _update_event, request.app.state.open_calls)
+    return waiting(request.app, flow, after, wait_seconds)
 
 
-def waiting(app: Starlette, queue: str, flow: str, after: int, wait_seconds: float) -> Later:
+def waiting(app: Starlette, flow: BoundFlow, after: int, wait_seconds: float) -> Later:
     """A long poll of a caller who may make it; `api.routes.polls` has a shorter way to it."""
     open_calls: OpenCalls = app.state.open_calls
     broker: Broker = app.state.broker
     # Also the renewal waits without the request's layers: all flows may renew at once.
-    asked = partial(patience.answered, is_reachable=broker.is_reachable)
-    wait = partial(broker.updates.wait, queue, flow, after, wait_seconds, asked=asked)
+    wait = partial(broker.updates.wait, flow, after, wait_seconds, asked=app.state.answered)
     return Later(lambda: open_calls.waiting(wait(), renews=True), _update)
 
 
@@ -255,10 +253,10 @@ async def commit(
     Each item is fenced by its epoch: a stale one changes nothing and does not affect the others.
     """
     items = await made(
-        lambda item: views.CommitItem(item.partition, item.epoch, item.position, item.reached_cut),
+        lambda item: c.CommitItem(item.partition, item.epoch, item.position, item.reached_cut),
         body.partitions,
     )
-    done = await broker_of(request).flows.commit(queue, flow, body.seq, items)
+    done = await broker_of(request).commits.commit(flow_of(request), body.seq, items)
     request.app.state.metrics.count_results(queue, "commit", done.results)
     return await _results(done)
 
@@ -280,12 +278,12 @@ async def release(
     partition of a draining flow.
     """
     items = await made(
-        lambda item: views.ReleaseItem(
+        lambda item: c.ReleaseItem(
             item.partition, item.epoch, item.position, item.finished, item.reached_cut
         ),
         body.partitions,
     )
-    done = await broker_of(request).flows.release(queue, flow, body.seq, items)
+    done = await broker_of(request).flows.release(flow_of(request), body.seq, items)
     request.app.state.metrics.count_results(queue, "release", done.results)
     return await _results(done)
 
@@ -308,19 +306,19 @@ async def children(
     Renews the lease.
     """
     items = await made(
-        lambda item: views.ChildrenItem(
+        lambda item: c.ChildrenItem(
             item.partition,
             item.epoch,
-            item.position,
-            item.finished,
             tuple(
-                views.NewChild(child.key, tuple(child.parents), child.partition, child.position)
+                c.NewChild(child.key, tuple(child.parents), child.partition, child.position)
                 for child in item.children
             ),
+            item.finished,
+            item.position,
         ),
         body.partitions,
     )
-    done = await broker_of(request).flows.children(queue, flow, body.seq, items)
+    done = await broker_of(request).flows.children(flow_of(request), body.seq, items)
     request.app.state.metrics.count_results(queue, "children", done.results)
     return await _results(done)
 
@@ -337,8 +335,8 @@ async def ready(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.ReadyRequest
 ) -> Response:
     """The flow has restored the state that it needs for these partitions. Renews the lease."""
-    items = await made(lambda item: views.ReadyItem(item.partition, item.epoch), body.partitions)
-    done = await broker_of(request).flows.ready(queue, flow, items)
+    items = await made(lambda item: c.ReadyItem(item.partition, item.epoch), body.partitions)
+    done = await broker_of(request).flows.ready(flow_of(request), items)
     request.app.state.metrics.count_results(queue, "ready", done.results)
     return await _results(done)
 
@@ -361,5 +359,8 @@ async def drain(
     drained when it is draining and not active: unbind it then. Cannot be undone.
     """
     timeout_seconds = None if body is None else body.timeout_seconds
-    view = await broker_of(request).flows.drain(queue, flow, timeout_seconds, caller_of(request))
+    broker, caller = broker_of(request), caller_of(request)
+    by_flow = caller.flow_id is not None
+    drained = flow_of(request) if by_flow else await broker.bound_flows.of(queue, flow)
+    view = await broker.flows.drain(drained, timeout_seconds, caller)
     return await _update(view, 202)

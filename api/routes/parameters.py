@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from api.http.routing import whole_number
 from api.schemas import common
+from broker.calls.bound_flows import BoundFlow
 from broker.service import Broker
 
 
@@ -53,6 +54,12 @@ def broker_of(request: Request) -> Broker:
     """The application's broker."""
     broker: Broker = request.app.state.broker
     return broker
+
+
+def flow_of(request: Request) -> BoundFlow:
+    """The flow in the path; of a call that it makes itself."""
+    flow: BoundFlow = request.state.flow
+    return flow
 
 
 def last_event_id(request: Request) -> int | None:

@@ -25,6 +25,7 @@ from api.http.routing import LONGEST_WAIT_SECONDS
 from api.http.streams import Later
 from api.routes import flows
 from api.schemas.common import FLOW_ID_PATTERN, QUEUE_NAME_PATTERN
+from broker import tracing
 from broker.service import Broker
 from broker.settings import Settings
 
@@ -59,11 +60,12 @@ class Polls:
         (queue, flow_id), wait_seconds = place.groups(), float(query[2])
         if (
             wait_seconds > LONGEST_WAIT_SECONDS
-            or not self._broker.updates.knows(queue, flow_id, token.decode())
+            or tracing.api() is not None
+            or (flow := self._broker.bound_flows.known(queue, flow_id, token.decode())) is None
             or not self._rates.renews(token)
         ):
             return None
-        call = flows.waiting(self._app, queue, flow_id, int(query[1]), wait_seconds)
+        call = flows.waiting(self._app, flow, int(query[1]), wait_seconds)
         call.count = partial(
             self._metrics.count_request, "GET", flows.UPDATES_PATH, time.perf_counter()
         )

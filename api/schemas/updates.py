@@ -23,6 +23,7 @@ def results_json(view: Any) -> bytes:
 
 
 def _update_values(view: Any) -> dict[str, Any]:
+    partitions = [_partition_values(one) for one in view.partitions]
     values = {
         "queue": view.queue,
         "flow_id": view.flow_id,
@@ -30,7 +31,7 @@ def _update_values(view: Any) -> dict[str, Any]:
         "active": view.active,
         "draining": view.draining,
         "now": rfc3339(view.now),
-        "partitions": [_partition_values(one) for one in view.partitions],
+        "partitions": partitions,
     }
     if view.resize is not None:
         values["resize"] = view.resize

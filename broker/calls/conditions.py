@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from broker.calls import views
-from broker.calls.access import FlowRows, QueueAccess
+from broker.calls.access import QueueAccess
+from broker.calls.bound_flows import BoundFlow, BoundFlows
 from broker.core.queue import Queue
 from broker.replica.store_calls import store_available
 from broker.store.conditions import Condition
@@ -39,21 +40,21 @@ class ConditionView:
 class ConditionCalls:
     """Reports of consumers, and what administrators see of them."""
 
-    def __init__(self, queues: QueueAccess, rows: FlowRows) -> None:
+    def __init__(self, queues: QueueAccess, bound: BoundFlows) -> None:
         self._queues = queues
-        self._rows = rows
+        self._bound = bound
 
     async def report(
-        self, name: str, flow_id: str, seq: int, reported: Sequence[ReportedCondition]
+        self, flow: BoundFlow, seq: int, reported: Sequence[ReportedCondition]
     ) -> None:
         """Replaces what the flow reports, and renews its lease.
 
         A report with the `seq` of an earlier one or a lower one changes nothing. Raises FlowGone,
         FlowNotFound, QueueNotFound, Unavailable.
         """
-        await self._rows.renew(name, flow_id)
+        await self._bound.renew(flow)
         with store_available():
-            before = await self._queues.store.conditions.of_flow(flow_id)
+            before = await self._queues.store.conditions.of_flow(flow.flow_id)
             since = {(one.kind, one.partition, one.epoch): one.since for one in before}
             now = self._queues.replica.clock.now()
             conditions = [
@@ -66,7 +67,7 @@ class ConditionCalls:
                 )
                 for one in reported
             ]
-            await self._queues.store.conditions.report(flow_id, seq, conditions)
+            await self._queues.store.conditions.report(flow.flow_id, seq, conditions)
 
     async def of_queue(self, name: str, limit: int) -> tuple[ConditionView, ...]:
         """The conditions that hold: of whole flows first, then by partition. Raises QueueNotFound.

@@ -8,8 +8,7 @@ at what other replicas have committed a moment ago.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Sequence
 
 import structlog
 
@@ -31,15 +30,6 @@ from counterpoise.logs.numbered import TOO_LARGE, position_number
 _log = structlog.get_logger()
 # Another replica may be telling the same cuts at the same time.
 MOST_ROUNDS = 3
-
-
-class CommittedPosition(NamedTuple):
-    """A position that an owner has committed; `says`: that it has reached the cut."""
-
-    partition: int
-    epoch: int
-    position: str | None
-    says: bool = False
 
 
 class CutCalls:
@@ -136,10 +126,12 @@ class CutCalls:
     async def _look_at(self, coordinator: Coordinator, numbers: Sequence[int]) -> None:
         with store_available():
             stored = await self._store.positions(coordinator.queue_id, numbers)
-        await self.reached(
-            coordinator,
-            [CommittedPosition(number, epoch, at) for number, (epoch, at) in stored.items()],
-        )
+        committed = [
+            c.CommitItem(number, epoch, at)
+            for number, (epoch, at) in stored.items()
+            if at is not None
+        ]
+        await self.reached(coordinator, committed)
 
     async def cuts_of(
         self, coordinator: Coordinator, log: str, positions: Positions
@@ -161,11 +153,8 @@ class CutCalls:
         )
         return c.TakeCuts(bounds.resize, bounds.resized_from, bounds.partition_count, cuts)
 
-    async def reached(
-        self, coordinator: Coordinator, committed: Sequence[CommittedPosition]
-    ) -> None:
+    async def reached(self, coordinator: Coordinator, committed: Sequence[c.CommitItem]) -> None:
         """Lifts the barriers that waited for these positions, which are committed."""
-
         resize, numbers = await self._reached(coordinator, committed)
         if numbers:
             reached = (one for one in committed if one.partition in numbers)
@@ -173,31 +162,39 @@ class CutCalls:
             await coordinator.submit(Submission(c.ReachCuts(resize, items)))
 
     async def reaching(
-        self, coordinator: Coordinator, releases: Sequence[CommittedPosition]
-    ) -> dict[int, int]:
-        """Of what is to be released, the partitions that reach their cuts, with the resize."""
-
+        self, coordinator: Coordinator, releases: Sequence[c.ReleaseItem]
+    ) -> Sequence[c.ReleaseItem]:
+        """The same, and of those that reach their cuts, which resize made them."""
         resize, numbers = await self._reached(coordinator, releases)
-        return dict.fromkeys(numbers, resize)
+        if not numbers:
+            return releases
+        return [
+            one._replace(reaches=resize) if one.partition in numbers else one for one in releases
+        ]
 
     async def _reached(
-        self, coordinator: Coordinator, committed: Sequence[CommittedPosition]
-    ) -> tuple[int, frozenset[int]]:
+        self, coordinator: Coordinator, committed: Sequence[c.CommitItem | c.ReleaseItem]
+    ) -> tuple[int, Collection[int]]:
         """The partitions that reach their cuts with these positions, and the resize. An owner may
-        know of a resize that this replica has not heard of yet."""
+        know of a resize that this replica does not know yet.
+        """
+        says = any(one.reached_cut for one in committed)
+        queue = coordinator.at_hand
+        if queue is not None and queue.barriers is None and not says:
+            return 0, ()
 
-        def look(queue: Queue) -> tuple[int, frozenset[int]] | None:
+        def look(queue: Queue) -> tuple[int, Collection[int]] | None:
             return None if queue.barriers is None else _reached(queue.barriers, committed)
 
         found = await coordinator.read(look)
-        if found is None and any(one.says for one in committed):
+        if found is None and says:
             found = await coordinator.read(look, fresh=True)
-        return found or (0, frozenset())
+        return found or (0, ())
 
 
 def _reached(
-    barriers: Barriers, committed: Iterable[CommittedPosition]
-) -> tuple[int, frozenset[int]]:
+    barriers: Barriers, committed: Iterable[c.CommitItem | c.ReleaseItem]
+) -> tuple[int, Collection[int]]:
     return barriers.resize, frozenset(
         one.partition
         for one in committed

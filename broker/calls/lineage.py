@@ -14,7 +14,6 @@ from typing import Literal, TypeAlias
 
 from broker.calls import views
 from broker.calls.access import QueueAccess, act_of
-from broker.calls.flows import new_child
 from broker.calls.monitoring import number_of
 from broker.calls.readers import LogReaders, log_owner
 from broker.calls.rendering import children_of, partition_view, queue_view, waits_for
@@ -197,7 +196,7 @@ class LineageCalls:
         return await self._queues.read(name, partial(_page, limit, after))
 
     async def add_children(
-        self, name: str, children: Sequence[views.NewChild], caller: Caller | None = None
+        self, name: str, children: Sequence[c.NewChild], caller: Caller | None = None
     ) -> str:
         """Records partitions that an administrator made in the log. All of them or none.
 
@@ -208,10 +207,8 @@ class LineageCalls:
         outcome = await self._add(name, children, act_of(caller, "add_children", name))
         return outcome.value
 
-    async def _add(
-        self, name: str, children: Sequence[views.NewChild], act: Act | None
-    ) -> c.Outcome:
-        command = c.AddChildren(tuple(map(new_child, children)))
+    async def _add(self, name: str, children: Sequence[c.NewChild], act: Act | None) -> c.Outcome:
+        command = c.AddChildren(tuple(children))
         outcome: c.Outcome = await self._queues.submit(name, lambda: Submission(command, act=act))
         return outcome
 
@@ -256,7 +253,7 @@ class LineageCalls:
         if the service had died before this.
         """
         children = tuple(
-            views.NewChild(one.key, one.parents, one.partition, None) for one in sealing.successors
+            c.NewChild(one.key, one.parents, one.partition) for one in sealing.successors
         )
         view = SealedView(
             tuple(SealedPartition(*one) for one in sorted(sealing.ends.items())),

@@ -15,6 +15,7 @@ from broker.calls.rendering import (
     event_view,
     flow_view,
     partition_view,
+    status_of,
 )
 from broker.calls.views import RebalanceView
 from broker.core.errors import Invalid, QueueNotFound
@@ -46,7 +47,7 @@ class MonitoringCalls:
 
     async def rebalance_status(self, name: str) -> views.RebalanceStatusView:
         """The rebalance status. Raises QueueNotFound."""
-        return await self._queues.status(name)
+        return await self._queues.on(name, status_of)
 
     async def rebalances(
         self, name: str, limit: int, cursor: str | None

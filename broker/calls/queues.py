@@ -14,7 +14,7 @@ from broker.calls.access import QueueAccess, act_of
 from broker.calls.cuts import CutCalls, refuse_unordered
 from broker.calls.lineage import roots_of
 from broker.calls.readers import LogReaders, Trims, log_owner
-from broker.calls.rendering import queue_row_view, queue_view
+from broker.calls.rendering import queue_row_view, queue_view, status_of
 from broker.core import commands as c
 from broker.core import records as r
 from broker.core.access import ALL_QUEUES, Caller, Right
@@ -344,7 +344,7 @@ class QueueCalls:
             return {"status": queue.status.value, "revision": queue.revision}
 
         await self._queues.submit(name, lambda: Submission(c.RebalanceNow(), act=act, shown=shown))
-        return await self._queues.status(name)
+        return await self._queues.on(name, status_of)
 
     async def list(
         self, limit: int, cursor: str | None, patterns: Sequence[str] = ALL_QUEUES

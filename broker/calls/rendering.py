@@ -12,7 +12,8 @@ from broker.core.queue import Queue
 from broker.core.records import Entry
 from broker.core.stored import ShownEntry, shown_values
 from broker.core.transitions import State
-from broker.pieces import pieces
+from broker.pieces import PIECE, pieces
+from broker.replica.coordinator import Coordinator
 from broker.store.ports import Positions, QueueRow
 
 
@@ -51,67 +52,6 @@ def queue_view(queue: Queue) -> views.QueueView:
     return queue_row_view(row)
 
 
-def needed_positions(flow: Flow) -> list[int]:
-    """The partitions whose positions are in the flow's view."""
-    return sorted(flow.owned | flow.incoming)
-
-
-def partitions_in_update(
-    queue: Queue, flow: Flow, numbers: Iterable[int], positions: Positions
-) -> list[views.PartitionInUpdate]:
-    """Those of the partitions that the flow owns or warms up for."""
-    seen: list[views.PartitionInUpdate] = []
-    nodes = {} if queue.lineage is None else queue.lineage.nodes
-    for number in numbers:
-        partition = queue.partitions[number]
-        handoff = queue.handoffs.get(number)
-        _, position = positions.get(number, (0, None))
-        if partition.owner is flow:
-            revoking = partition.state is State.REVOKING
-            state = "revoking" if revoking else "retiring" if partition.retiring else "owned"
-            seen.append(
-                views.PartitionInUpdate(
-                    number,
-                    partition.epoch,
-                    state,
-                    position,
-                    partition.handed_over,
-                    handoff.deadline if revoking and handoff is not None else None,
-                    *_place(nodes.get(number)),
-                    *barrier_of(queue, number),
-                )
-            )
-        elif handoff is not None and handoff.warm:
-            seen.append(
-                views.PartitionInUpdate(
-                    number,
-                    partition.epoch,
-                    "warming",
-                    position,
-                    None,
-                    handoff.deadline,
-                    *_place(nodes.get(number)),
-                )
-            )
-    return seen
-
-
-def update_view(
-    queue: Queue, flow: Flow, partitions: Iterable[views.PartitionInUpdate], now: float
-) -> views.UpdateView:
-    """FlowChangeUpdate (the contract) with these partitions."""
-    return views.UpdateView(
-        queue=queue.name,
-        flow_id=flow.id,
-        revision=flow.view_revision,
-        active=flow.active,
-        draining=flow.draining,
-        now=now,
-        partitions=tuple(partitions),
-        resize=queue.resize_seen if queue.settings.ordered_resize else None,
-    )
-
-
 def barrier_of(queue: Queue, number: int) -> tuple[str, bool, tuple[int, ...]] | tuple[()]:
     """Cut, whether it is reached, and for which partitions this one waits there; nothing if it
     neither waits nor is waited for (the contract, *Ordered resize*)."""
@@ -139,11 +79,6 @@ def resize_view(queue: Queue) -> views.ResizeView | None:
         len(barriers.unreached),
         barriers.waiting(),
     )
-
-
-def _place(node: Node | None) -> tuple[str, tuple[str, ...]] | tuple[None, None]:
-    """The key and the parents of a partition of a dynamic queue."""
-    return (None, None) if node is None else (node.key, node.parents)
 
 
 def children_of(queue: Queue, node: Node) -> tuple[str, ...]:
@@ -198,12 +133,20 @@ def flow_view(flow: Flow, lease_expires_at: float) -> views.FlowSummaryView:
     )
 
 
+async def status_of(coordinator: Coordinator) -> views.RebalanceStatusView:
+    """The rebalance status. Raises QueueNotFound, Unavailable."""
+    handoffs = await coordinator.read(lambda queue: len(queue.handoffs), fresh=True)
+    if handoffs > PIECE:
+        return await coordinator.read_in_pieces(_status_in_pieces)
+    return await coordinator.read(status_view)
+
+
 def status_view(queue: Queue) -> views.RebalanceStatusView:
     """The rebalance status."""
     return _status_view(queue, handoff_views(queue, sorted(queue.handoffs)))
 
 
-async def status_view_in_pieces(queue: Queue) -> views.RebalanceStatusView:
+async def _status_in_pieces(queue: Queue) -> views.RebalanceStatusView:
     """As `status_view`, with pauses."""
     handoffs: list[views.HandoffView] = []
     async for numbers in pieces(sorted(queue.handoffs)):

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from broker.core.commands import Result
 from broker.logs.ports import LogAccess
 
 T = TypeVar("T")
@@ -78,60 +79,6 @@ class HeartbeatView:
 
     lease_expires_at: float
     revision: int
-
-
-class CommitItem(NamedTuple):
-    """`reached_cut`: everything before the partition's cut is processed."""
-
-    partition: int
-    epoch: int
-    position: str
-    reached_cut: bool = False
-
-
-class ReleaseItem(NamedTuple):
-    """`position` None releases at the last committed one."""
-
-    partition: int
-    epoch: int
-    position: str | None = None
-    finished: bool = False
-    reached_cut: bool = False
-
-
-class NewChild(NamedTuple):
-    """A partition that begins where its parents end; `parents` are keys.
-
-    `partition` None: the queue's next number. `position` None: it begins at its first message.
-    """
-
-    key: str
-    parents: tuple[str, ...]
-    partition: int | None = None
-    position: str | None = None
-
-
-class ChildrenItem(NamedTuple):
-    """What comes after a partition; `position` None leaves the last committed one."""
-
-    partition: int
-    epoch: int
-    position: str | None = None
-    finished: bool = False
-    children: tuple[NewChild, ...] = ()
-
-
-class ReadyItem(NamedTuple):
-    partition: int
-    epoch: int
-
-
-class Result(NamedTuple):
-    """`current_epoch` only with `stale_epoch`."""
-
-    partition: int
-    outcome: str
-    current_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,15 +33,31 @@ class Result(NamedTuple):
     current_epoch: int | None = None
 
 
-class ReleaseItem(NamedTuple):
-    """One partition to let go: the owner has finished what was outstanding of it in this epoch.
+class CommitItem(NamedTuple):
+    """The position up to which the owner has processed one partition in this epoch.
 
-    `reaches`: the position that comes with it is at the partition's cut by this resize, or past it.
+    It changes no assignment, so it becomes no command and goes to the store alone. `reached_cut`:
+    the owner says that the position is at the partition's cut or past it.
     """
 
     partition: int
     epoch: int
+    position: str
+    reached_cut: bool = False
+
+
+class ReleaseItem(NamedTuple):
+    """One partition to let go: the owner has finished what was outstanding of it in this epoch.
+
+    `position` is stored with it; None leaves the last committed one. `reached_cut`: as of a
+    `CommitItem`; `reaches` is the resize whose cut the position does reach.
+    """
+
+    partition: int
+    epoch: int
+    position: str | None = None
     finished: bool = False
+    reached_cut: bool = False
     reaches: int | None = None
 
 
@@ -88,12 +104,16 @@ class NewChild(NamedTuple):
 
 
 class ChildrenItem(NamedTuple):
-    """What comes after one partition, and whether its owner has processed it to its end."""
+    """What comes after one partition, and whether its owner has processed it to its end.
+
+    `position` is stored with it; None leaves the last committed one.
+    """
 
     partition: int
     epoch: int
     children: tuple[NewChild, ...] = ()
     finished: bool = False
+    position: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

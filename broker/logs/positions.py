@@ -29,8 +29,9 @@ from __future__ import annotations
 import asyncio
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from broker.core.errors import Invalid
 from broker.logs.ports import Logs
@@ -54,11 +55,6 @@ def number_of(log: str, position: str) -> int | None:
     kind = kind_of(log)
     assert kind is not None, log
     return position_number(position, TOO_LARGE[kind])
-
-
-def surely_valid(position: str) -> bool:
-    """Whether it is a position in a log of any known kind."""
-    return _SURELY.fullmatch(position) is not None
 
 
 def refuse_invalid(log: str, positions: Mapping[str, str]) -> None:
@@ -86,12 +82,36 @@ class _Known:
     silent_until: float = 0.0
 
 
+class Positioned(Protocol):
+    """What names a partition and a position in it; None: no position, or no number yet."""
+
+    @property
+    def partition(self) -> int | None: ...
+    @property
+    def position(self) -> str | None: ...
+
+
 class Reach:
     """The ends of partitions, as far as one replica knows them."""
 
     def __init__(self, logs: Logs) -> None:
         self._logs = logs
         self._known: dict[str, _Known] = {}
+
+    def doubtful(self, queue_id: str, items: Sequence[Positioned]) -> list[int]:
+        """The places of the items whose positions are to be checked one by one: they may be none,
+        or more than FAR above the known end. Usually there is none.
+        """
+        known = self._known.get(queue_id)
+        ends: Mapping[Any, int] = {} if known is None else known.ends
+        return [
+            place
+            for place, item in enumerate(items)
+            if (position := item.position) is not None
+            and (
+                not _SURELY.fullmatch(position) or int(position) > ends.get(item.partition, 0) + FAR
+            )
+        ]
 
     def is_near(self, queue_id: str, partition: int, position: str) -> bool:
         """Whether the position is at most FAR above the known end, or is no number."""

@@ -83,14 +83,17 @@ class Renewals:
         """
         self._under_way[flow_id] += 1
         try:
+            answer = RowLocked.LOCKED if flow_id in self._committing else await ask()
+            if not isinstance(answer, RowLocked):
+                return answer
             for pause in pauses():
                 if (commit := self._committing.get(flow_id)) is not None:
                     await asyncio.wait([commit], timeout=pause)
+                else:
+                    await asyncio.sleep(pause)
                 answer = await ask()
                 if not isinstance(answer, RowLocked):
                     return answer
-                if flow_id not in self._committing:
-                    await asyncio.sleep(pause)
         except StoreUnavailable:
             pass
         finally:

@@ -55,18 +55,16 @@ class LogMoved(Unavailable):
 class Submission:
     """One command in the mailbox and what goes with it into the transaction.
 
-    `token_hash` goes with a bind, `renews` names the flow whose lease begins anew, `seq` and
-    `released` (position by partition) go with a release, `positions` with raised epochs, `begins`
-    (for partitions without a position) with a change of `start` to `latest`. It is refused with
-    LogMoved if `fence` does not hold. `act` is recorded unless the command is refused, with what
-    `shown` shows of the queue before and after.
+    `token_hash` goes with a bind, `renews` names the flow whose lease begins anew, `seq` goes with
+    a release, `positions` with raised epochs, `begins` (for partitions without a position) with a
+    change of `start` to `latest`. It is refused with LogMoved if `fence` does not hold. `act` is
+    recorded unless the command is refused, with what `shown` shows of the queue before and after.
     """
 
     command: c.Command
     token_hash: bytes | None = None
     renews: str | None = None
     seq: int | None = None
-    released: Mapping[int, str | None] = field(default_factory=dict)
     positions: Mapping[int, str | None] = field(default_factory=dict)
     begins: Mapping[int, str] = field(default_factory=dict)
     fence: Fence | None = None
@@ -338,10 +336,7 @@ class Transaction:
         done = {result.partition for result in results if result.outcome is c.Outcome.OK}
         for item in items:
             if item in owned and item.partition in done:
-                position = submission.released.get(item.partition)
-                self._write(
-                    PositionWrite(item.partition, item.epoch, flow_id, position, submission.seq)
-                )
+                self._write(_write_of(item, flow_id, submission.seq))
         answers = iter(results)
         return tuple(known[item] if item in known else next(answers) for item in command.items)
 
@@ -362,13 +357,10 @@ class Transaction:
             result.partition: result for result in self.decide(c.Children(flow_id, items))
         } | {number: c.Result(number, c.Outcome.NOT_OWNER) for number in early}
         for item in items:
-            position = submission.released.get(item.partition)
             late = (item.partition, item.epoch, submission.seq) in superseded
             done = results[item.partition].outcome is c.Outcome.OK and item.partition in owned
-            if done and position is not None and not late:
-                self._write(
-                    PositionWrite(item.partition, item.epoch, flow_id, position, submission.seq)
-                )
+            if done and item.position is not None and not late:
+                self._write(_write_of(item, flow_id, submission.seq))
         return tuple(results[item.partition] for item in command.items)
 
     def _write(self, write: PositionWrite) -> None:
@@ -473,3 +465,8 @@ class Transaction:
     def take_back(self) -> None:
         """Leaves the queue as it was before the transaction."""
         self.queue.journal.undo(self._mark)
+
+
+def _write_of(item: c.ReleaseItem | c.ChildrenItem, flow_id: str, seq: int | None) -> PositionWrite:
+    """The position that an item of a release brings."""
+    return PositionWrite(item.partition, item.epoch, flow_id, item.position, seq)

@@ -274,7 +274,7 @@ class _Play:
             partition = self._queue.partitions[number]
             due = partition.retiring if finished else partition.state is State.REVOKING
             if partition.owner is flow and due:
-                items.append(c.ReleaseItem(number, partition.epoch, finished))
+                items.append(c.ReleaseItem(number, partition.epoch, finished=finished))
         if items:
             self._do(c.Release(owner_id, tuple(items)))
 

@@ -34,7 +34,7 @@ class MemoryBroker(Broker):
 
     async def stop(self) -> None:
         """Finishes what is under way and stops."""
-        await self._replica.stop()
+        await self.replica.stop()
         self._logs_by_kind.close()
 
     async def ready_check(self) -> views.ReadyCheck:

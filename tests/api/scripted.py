@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from broker.calls import views
 from broker.core.access import Caller, anybody, flow_caller
+from broker.core.commands import Outcome, Result
 from broker.core.errors import Forbidden, QueueNotFound, Unauthorized
 from broker.replica.events import EventCounters
 from broker.service import Broker
@@ -64,7 +65,9 @@ class ScriptedBroker:
         self.tally = EventCounters()
         self.keys = Keys(self, "keys")
         self.queues = Part(self, "queues")
-        self.flows = Flows(self, "flows")
+        self.bound_flows = BoundFlows(self, "bound_flows")
+        self.flows = Part(self, "flows")
+        self.commits = Part(self, "commits")
         self.updates = Updates(self, "updates")
         self.logs = Part(self, "logs")
         self.monitoring = Monitoring(self, "monitoring")
@@ -137,26 +140,31 @@ class Keys(Part):
         await asyncio.Event().wait()
 
 
-class Flows(Part):
-    async def authenticate(self, queue: str, flow: str, token: str) -> None:
-        answer = self.broker.answers.get("flows.authenticate")
+class BoundFlows(Part):
+    """A flow and its queue are their names here."""
+
+    async def authenticate(self, queue: str, flow: str, token: str) -> tuple[str, str]:
+        answer = self.broker.answers.get("bound_flows.authenticate")
         if answer is not None:
             await answer(queue, flow, token)
         elif token != TOKEN:
             raise Forbidden("not this flow's token")
+        return queue, flow
+
+    async def of(self, queue: str, flow: str) -> tuple[str, str]:
+        return queue, flow
+
+    def known(self, *_: str) -> None:
+        """Every call goes the usual way, where it is recorded."""
 
 
 class Updates(Part):
-    def knows(self, *_: str) -> bool:
-        """Every call goes the usual way, where it is recorded."""
-        return False
-
     async def wait(self, *arguments: Any, asked: object) -> Any:
         """Recorded without `asked`."""
         return await self.__getattr__("wait")(*arguments)
 
-    async def watch(self, queue: str, flow: str, after: int) -> AsyncIterator[views.UpdateView]:
-        self.broker.calls.append(("updates.watch", (queue, flow, after)))
+    async def watch(self, flow: tuple[str, str], after: int) -> AsyncIterator[views.UpdateView]:
+        self.broker.calls.append(("updates.watch", (flow, after)))
         self.broker.watching += 1
         try:
             yield update(after + 1)
@@ -186,10 +194,10 @@ async def _default(name: str, *arguments: Any) -> Any:
             return views.Page((QUEUE,))
         case "flows.heartbeat":
             return views.HeartbeatView(NOW + 10, 3)
-        case "updates.get" | "flows.drain":
+        case "flows.drain":
             return update(3)
-        case "flows.commit" | "flows.release" | "flows.ready":
-            results = (views.Result(0, "ok"), views.Result(1, "stale_epoch", 5))
+        case "commits.commit" | "flows.release" | "flows.ready":
+            results = (Result(0, Outcome.OK), Result(1, Outcome.STALE_EPOCH, 5))
             return views.ResultsView(results, update(3))
         case "flows.unbind" | "queues.delete":
             return None

@@ -17,6 +17,7 @@ from api.schemas import logs as log_schemas
 from api.schemas import rebalances as rebalance_schemas
 from broker.calls import views
 from broker.calls.views import MoveView, RebalanceView
+from broker.core.commands import Outcome, Result
 from broker.pieces import PIECE
 from broker.testing.loop import virtual
 
@@ -40,7 +41,7 @@ def answers(size: int) -> Iterator[tuple[type[BaseModel], Any]]:
         flow_schemas.Bound,
         views.BoundView("f", "t", "q", 5.0, TEXT, "earliest", None, update(size)),
     )
-    results = tuple(views.Result(n, "stale_epoch", n or None) for n in range(size))
+    results = tuple(Result(n, Outcome.STALE_EPOCH, n or None) for n in range(size))
     yield flow_schemas.Results, views.ResultsView(results, update(3))
     yield flow_schemas.Results, views.ResultsView(results[:2], update(size))
     handoffs = tuple(views.HandoffView(n, "a", None, "warming", 5.5) for n in range(size))

@@ -46,7 +46,7 @@ class Hanging(Served):
         async def never(_: object = None) -> Any:
             await asyncio.Event().wait()
 
-        store: Any = self.broker._replica.store
+        store: Any = self.broker.replica.store
         while not isinstance(store, MemoryStore):  # it is traced
             store = store._store
         store.hook = never

@@ -4,16 +4,20 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.http.limits import Budget, RequestLimits
-from api.http.rates import MOST_AT_WORK, Bucket, LimitWork, Rates
+from api.http.head import Head
+from api.http.limits import Budget, Limits
+from api.http.metrics import Metrics
+from api.http.rates import MOST_AT_WORK, Bucket, Rates
+from api.http.streams import OpenCalls
+from broker.replica.events import EventCounters
 from broker.service import Broker
 from counterpoise.client import Client
 from counterpoise.errors import TooManyRequests
@@ -47,12 +51,31 @@ def request(
     headers = [(b"content-length", str(length).encode())] if length else []
     if token:
         headers.append((b"authorization", f"Bearer {token}".encode()))
-    return {"type": "http", "path": path, "headers": headers, "client": (host, 5000)}
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+    return {**scope, "client": (host, 5000)}
 
 
-def asked(rates: Rates, scope: Scope, times: int) -> int:
+def head(
+    path: str = "/v1/queues", token: str = "", host: str = "192.0.2.1", length: int = 0
+) -> Head:
+    return Head(request(path, token, host, length))
+
+
+def came(rates: Rates, path: str = "/v1/queues", token: str = "", length: int = 0) -> Head:
+    """A request that keeps its caller's rate."""
+    one = head(path, token, length=length)
+    assert not rates.wait_seconds(one)
+    return one
+
+
+def asked(rates: Rates, one: Head, times: int) -> int:
     """The number of these requests that were not refused."""
-    return sum(not rates.wait_seconds(scope) for _ in range(times))
+    return sum(not rates.wait_seconds(one) for _ in range(times))
+
+
+def limits(app: ASGIApp, rates: Rates, body_seconds: float = 60.0) -> Limits:
+    metrics = Metrics(OpenCalls(), EventCounters())
+    return Limits(app, 2**20, Budget(2**22, 2**20), rates, metrics, body_seconds)
 
 
 def test_a_burst_and_then_the_rate() -> None:
@@ -88,59 +111,62 @@ def test_callers_are_forgotten_the_longest_silent_first() -> None:
 def test_flows_at_one_address_do_not_share_a_rate(rates: Rates) -> None:
     for token in ("one", "other"):
         rates.admit(token)
-    assert asked(rates, request(token="one"), 1000) == 100
-    assert asked(rates, request(token="other"), 50) == 50
+    assert asked(rates, head(token="one"), 1000) == 100
+    assert asked(rates, head(token="other"), 50) == 50
 
 
 def test_a_flood_without_a_token_touches_no_flow_at_its_address(rates: Rates) -> None:
     rates.admit("known")
-    assert asked(rates, request(), 5000) == 1000
-    assert asked(rates, request(token="known"), 50) == 50
-    assert asked(rates, request(token="bound elsewhere"), 50) == 50
-    assert asked(rates, request("/readyz"), 50) == 50
-    assert asked(rates, request(host="192.0.2.2"), 50) == 50
+    assert asked(rates, head(), 5000) == 1000
+    assert asked(rates, head(token="known"), 50) == 50
+    assert asked(rates, head(token="bound elsewhere"), 50) == 50
+    assert asked(rates, head("/readyz"), 50) == 50
+    assert asked(rates, head(host="192.0.2.2"), 50) == 50
 
 
 def test_made_up_tokens_share_the_rate_of_their_address(rates: Rates) -> None:
-    assert sum(not rates.wait_seconds(request(token=str(n))) for n in range(5000)) == 1000
+    assert sum(not rates.wait_seconds(head(token=str(n))) for n in range(5000)) == 1000
 
 
 def test_an_ipv6_site_is_one_caller(rates: Rates) -> None:
     hosts = (f"2001:db8:0:1:{n:x}:2:3:4" for n in range(5000))
-    assert sum(not rates.wait_seconds(request(host=host)) for host in hosts) == 1000
-    assert rates.wait_seconds(request(host="2001:db8:0:2:1:2:3:4")) == 0.0
+    assert sum(not rates.wait_seconds(head(host=host)) for host in hosts) == 1000
+    assert rates.wait_seconds(head(host="2001:db8:0:2:1:2:3:4")) == 0.0
 
 
 def test_big_bodies_count_more(rates: Rates) -> None:
     rates.admit("known")
-    assert asked(rates, request(token="known", length=10 * 65536), 100) == 9
+    assert asked(rates, head(token="known", length=10 * 65536), 100) == 9
 
 
 def test_with_too_much_at_work_renewals_go_first(rates: Rates) -> None:
     rates.admit("known")
-    rates.at_work = MOST_AT_WORK
+    rates.at_work |= {*range(MOST_AT_WORK)}
     flow = "/v1/queues/q/flows/f"
-    assert not rates.too_much(request(f"{flow}/heartbeat", "known"))
-    assert not rates.too_much(request(f"{flow}/updates", "known"))
-    assert not rates.too_much(request("/readyz"))
+    assert not rates.too_much(came(rates, f"{flow}/heartbeat", "known"))
+    assert not rates.too_much(came(rates, f"{flow}/updates", "known"))
+    assert not rates.too_much(came(rates, "/readyz"))
     # A queue may be named `updates`.
-    assert rates.too_much(request("/v1/queues/updates", "known"))
-    assert rates.too_much(request(f"{flow}/commit", "known"))
-    assert rates.too_much(request(f"{flow}/heartbeat", "unknown"))
-    assert rates.too_much(request())
+    assert rates.too_much(came(rates, "/v1/queues/updates", "known"))
+    assert rates.too_much(came(rates, f"{flow}/commit", "known"))
+    assert rates.too_much(came(rates, f"{flow}/heartbeat", "unknown"))
+    assert rates.too_much(came(rates))
 
 
-def test_a_caller_has_one_big_body_on_its_way(rates: Rates) -> None:
+async def test_a_caller_has_one_big_body_on_its_way(rates: Rates) -> None:
     rates.admit("known")
-    known = rates.begin_big(request(token="known"))
-    assert known is not None
-    assert rates.begin_big(request(token="known")) is None
-    other = rates.begin_big(request())
-    assert other is not None
-    assert rates.begin_big(request(token="made up")) is None
-    rates.end_big(known)
-    assert rates.begin_big(request(token="known")) is not None
-    assert rates.begin_big(request()) is None
+    held: list[Callable[[], object]] = []
+    assert await rates.begin(came(rates, token="known", length=65536), held)
+    assert not await rates.begin(came(rates, token="known", length=65536), [])
+    assert await rates.begin(came(rates, token="known", length=65535), [])
+    while held:
+        held.pop()()
+    assert await rates.begin(came(rates, token="known", length=65536), held)
+    # All others of the address are one caller; theirs waits for the one on its way.
+    other = asyncio.ensure_future(rates.begin(came(rates, length=65536), []))
+    await asyncio.sleep(0)
+    assert not await rates.begin(came(rates, token="made up", length=65536), [])
+    other.cancel()
 
 
 async def test_big_bodies_are_worked_on_one_at_a_time_and_small_ones_meanwhile(
@@ -159,18 +185,20 @@ async def test_big_bodies_are_worked_on_one_at_a_time_and_small_ones_meanwhile(
             raise RuntimeError("a defect")
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
+    app = limits(work, rates)
+
     async def ask(token: str, length: int) -> None:
-        async def nothing() -> Message:
-            raise AssertionError
+        async def body() -> Message:
+            return {"type": "http.request", "body": b" " * length}
 
         async def send(message: Message) -> None:
-            answered.append(f"{token} {message['status']}")
+            if message["type"] == "http.response.start":
+                answered.append(f"{token} {message['status']}")
 
         rates.admit(token)
-        with contextlib.suppress(RuntimeError):
-            await LimitWork(work, rates)(
-                request("/v1/queues/q", token, length=length), nothing, send
-            )
+        scope = request("/v1/queues/q/positions", token, length=length)
+        scope["headers"].insert(0, (b"content-type", b"application/json"))
+        await app(scope, body, send)
 
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         asked = []
@@ -181,16 +209,16 @@ async def test_big_bodies_are_worked_on_one_at_a_time_and_small_ones_meanwhile(
         may_answer["d"].set()
         await small
         assert (turns, answered) == (["a", "d"], ["d 200"])
-        assert rates.at_work == 3
+        assert len(rates.at_work) == 3
         asked[2].cancel()
         for token in ("a", "b"):
             may_answer[token].set()
         await asyncio.wait(asked)
     assert turns == ["a", "d", "b"]
-    assert rates.at_work == 0
+    assert not rates.at_work
     may_answer["c"].set()
     await ask("c", 65536)
-    assert answered == ["d 200", "a 200", "c 200"]
+    assert answered == ["d 200", "a 200", "b 500", "c 200"]
 
 
 # A service
@@ -263,7 +291,7 @@ def test_slow_bodies_do_not_block_other_callers(service: Service) -> None:
         with Flow("q", url=service.url) as flow:
             eventually(lambda: flow.partitions)
             assert flow.commit({0: "1"}) == {0: "ok"}
-        assert service.app.state.rates.at_work == 0
+        assert not service.app.state.rates.at_work
 
 
 def test_of_a_long_list_the_first_item_that_is_wrong_is_named(service: Service) -> None:
@@ -293,14 +321,13 @@ async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     async def refuse(*_: object) -> None:
         raise AssertionError
 
-    budget, rates = Budget(1000, 1000), Rates(0, 0, CollectorRegistry())
-    limits = RequestLimits(refuse, 1000, budget, rates, body_seconds=0.01)
+    app = limits(refuse, Rates(0, 0, CollectorRegistry()), body_seconds=0.01)
     scope = request(length=10)
     scope["headers"].append((b"content-type", b"application/json"))
-    await limits(scope, never, send)
+    await app(scope, never, send)
     assert said[0]["status"] == 408
     assert json.loads(said[1]["body"])["code"] == "body_timeout"
-    assert budget.taken == 0
+    assert app.budget.taken == 0
 
 
 def test_a_budget_leaves_room_for_others() -> None:

@@ -95,7 +95,7 @@ def test_a_repeated_unbind_is_harmless(http: httpx.Client, broker: ScriptedBroke
     async def gone(*_: object) -> None:
         raise FlowGone("f-1", "unbound")
 
-    broker.answers["flows.authenticate"] = gone
+    broker.answers["bound_flows.authenticate"] = gone
     path = "/queues/flights/flows/f-1"
     assert http.delete(path, headers=AS_FLOW).status_code == 204
     problem(http.post(f"{path}/drain", headers=AS_FLOW), 410, "flow_gone")

@@ -61,14 +61,14 @@ def test_a_long_poll_answers_the_view(http: httpx.Client, broker: ScriptedBroker
             {"partition": 1, "epoch": 4, "state": "warming", "position": None},
         ],
     }
-    assert broker.calls == [("updates.wait", ("flights", "f-1", 8, 30.0))]
+    assert broker.calls == [("updates.wait", (("flights", "f-1"), 8, 30.0))]
 
 
 def test_a_long_poll_with_nothing_new(http: httpx.Client, broker: ScriptedBroker) -> None:
     response = http.get(f"{UPDATES}?after=9&wait=0.05", headers=AS_FLOW)
     assert response.status_code == 204
     assert not response.content
-    assert broker.calls == [("updates.wait", ("flights", "f-1", 9, 0.05))]
+    assert broker.calls == [("updates.wait", (("flights", "f-1"), 9, 0.05))]
 
 
 def test_a_stream_tells_the_view_under_its_revision(
@@ -87,7 +87,7 @@ def test_a_stream_resumes(http: httpx.Client, broker: ScriptedBroker) -> None:
         broker.reset()
         with http.stream("GET", f"{UPDATES}?after=2", headers=headers) as response:
             next(events(response))
-        assert broker.calls == [("updates.watch", ("flights", "f-1", after))]
+        assert broker.calls == [("updates.watch", (("flights", "f-1"), after))]
 
 
 @pytest.mark.parametrize("last", ["", "x", "-1", "1.5", str(2**63)])

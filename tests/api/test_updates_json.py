@@ -9,7 +9,7 @@ from api.schemas.common import rfc3339
 from api.schemas.flows import FlowChangeUpdate, Results
 from api.schemas.updates import results_json, update_json
 from broker.calls import views
-from broker.core.commands import Outcome
+from broker.core.commands import Outcome, Result
 
 TIMES = st.floats(0, 4e9)
 NUMBERS = st.integers(0, 2**31 - 1)
@@ -43,7 +43,7 @@ VIEWS = st.builds(
 )
 RESULTS = st.lists(
     st.builds(
-        views.Result,
+        Result,
         partition=NUMBERS,
         outcome=st.sampled_from([outcome.value for outcome in Outcome]),
         current_epoch=st.none() | EPOCHS,
@@ -60,7 +60,7 @@ def test_a_view_is_written_as_its_model_writes_it(view: views.UpdateView) -> Non
 
 @given(RESULTS, VIEWS)
 def test_results_are_written_as_their_model_writes_them(
-    results: list[views.Result], view: views.UpdateView
+    results: list[Result], view: views.UpdateView
 ) -> None:
     done = views.ResultsView(tuple(results), view)
     model = Results.model_validate(done)

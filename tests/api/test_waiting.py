@@ -15,7 +15,8 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
 from api.app import create_app
-from broker.calls import updates, views
+from broker.calls import flow_views, views
+from broker.core.commands import ReleaseItem
 from broker.replica.renewals import GATHER_SECONDS
 from broker.settings import load
 from broker.testing.database import MemoryDatabase
@@ -86,7 +87,11 @@ class Served:
         return sent[0]["status"], json.loads(body) if body else None
 
     async def revision(self, flow: views.BoundView) -> int:
-        return (await self.broker.updates.get("orders", flow.flow_id)).revision
+        return (await self.view(flow)).revision
+
+    async def view(self, flow: views.BoundView) -> views.UpdateView:
+        bound = await self.broker.bound_flows.of("orders", flow.flow_id)
+        return await self.broker.flow_views.view(bound, fresh=True)
 
     def counted(self, status: int) -> float:
         """How many polls ended so, according to the metrics."""
@@ -108,14 +113,15 @@ async def served(flows: int) -> tuple[Served, list[views.BoundView]]:
     await one.start(flows)
     bound = [await one.bind(number) for number in range(flows)]
     for flow in bound[:-1]:
-        view = await one.broker.updates.get("orders", flow.flow_id)
+        view = await one.view(flow)
         items = [
-            views.ReleaseItem(each.partition, each.epoch)
+            ReleaseItem(each.partition, each.epoch)
             for each in view.partitions
             if each.state == "revoking"
         ]
         if items:
-            await one.broker.flows.release("orders", flow.flow_id, None, items)
+            releasing = await one.broker.bound_flows.of("orders", flow.flow_id)
+            await one.broker.flows.release(releasing, None, items)
     await settle()
     return one, bound
 
@@ -182,7 +188,7 @@ async def test_a_flow_that_renews_its_lease_keeps_no_request(
     async def begin(*_: object) -> None:
         await renewed.wait()
 
-    monkeypatch.setattr(one.broker.updates, "begin", begin)
+    monkeypatch.setattr(one.broker.updates, "_begin", begin)
     before = all_objects()
     poll = one.poll(flows[0], 0)
     await settle()
@@ -198,7 +204,7 @@ async def test_a_flow_that_renews_its_lease_keeps_no_request(
 async def test_a_flow_that_waits_is_told_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     one, flows = await served(2)
     # The commit tells all that the view needs.
-    monkeypatch.delattr(type(one.broker.updates), "of")
+    monkeypatch.delattr(type(one.broker.updates), "_newer")
     poll = one.poll(flows[0], await one.revision(flows[0]))
     await settle()
     assert one.counted(200) == 0
@@ -254,7 +260,7 @@ async def test_a_defect_while_a_flow_waits_is_an_answer(monkeypatch: pytest.Monk
         raise ZeroDivisionError
 
     # The mailbox, in which the view is made, does not notice.
-    monkeypatch.setattr(updates, "needed_positions", defect)
+    monkeypatch.setattr(flow_views, "needed_positions", defect)
     await one.broker.queues.change("orders", {"partition_count": 2}, False)
     status, document = await poll
     assert (status, document["code"]) == (500, "internal")

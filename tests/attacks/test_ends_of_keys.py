@@ -77,5 +77,5 @@ async def test_a_key_ends_everywhere_within_5_s(how: str, moment: float) -> None
         with pytest.raises(Unauthorized):
             await broker.keys.by_key(TOKEN)
         with pytest.raises(FlowGone) as gone:
-            await broker.flows.heartbeat("orders", flow.flow_id)
+            await broker.flows.heartbeat(await broker.bound_flows.of("orders", flow.flow_id))
         assert gone.value.reason == "key_ended"

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from broker.calls import views
+from broker.calls.bound_flows import BoundFlow
 from broker.core.queue import Queue
 from broker.replica.replica import Replica
 from broker.service import Calls
@@ -22,6 +23,9 @@ from broker.testing.process import Process, VirtualAlarms
 from broker.testing.store import Fault
 from tests.world.log import Logs
 from tests.world.store import Database, Store, Way, picture
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Net(Way):
@@ -66,11 +70,13 @@ class Net(Way):
 
 
 class ReplicaCalls:
-    """The calls of a replica by short names, because tests make many."""
+    """The calls of a replica by short names, because tests make many.
+
+    Those of flows find the flow first, by its id and the name of its queue.
+    """
 
     def __init__(self, replica: Replica, logs: Logs) -> None:
-        calls = Calls(replica, logs)
-        self.rows = calls.flows._rows
+        calls = self.calls = Calls(replica, logs)
         self.create_queue = calls.queues.create
         self.queue = calls.queues.get
         self.list_queues = calls.queues.list
@@ -86,19 +92,41 @@ class ReplicaCalls:
         self.log_access = calls.logs.access
         self.keep_logs = calls.logs.maintain
         self.bind = calls.flows.bind
-        self.authenticate = calls.flows.authenticate
-        self.heartbeat = calls.flows.heartbeat
-        self.commit = calls.flows.commit
-        self.release = calls.flows.release
-        self.ready = calls.flows.ready
-        self.children = calls.flows.children
+        self.authenticate = calls.bound_flows.authenticate
         self.lineage = calls.lineage.graph
         self.add_children = calls.lineage.add_children
-        self.drain = calls.flows.drain
         self.unbind = calls.flows.unbind
-        self.update = calls.updates.get
-        self.wait_update = calls.updates.wait
-        self.watch = calls.updates.watch
+
+        flow = calls.bound_flows.of
+        self.heartbeat = _on(flow, calls.flows.heartbeat)
+        self.commit = _on(flow, calls.commits.commit)
+        self.release = _on(flow, calls.flows.release)
+        self.ready = _on(flow, calls.flows.ready)
+        self.children = _on(flow, calls.flows.children)
+        self.drain = _on(flow, calls.flows.drain)
+        self.wait_update = _on(flow, calls.updates.wait)
+
+    async def update(self, name: str, flow_id: str) -> views.UpdateView:
+        """The flow's view, with everything that any replica has committed."""
+        flow = await self.calls.bound_flows.of(name, flow_id)
+        return await self.calls.flow_views.view(flow, fresh=True)
+
+    async def watch(self, name: str, flow_id: str, after: int) -> AsyncIterator[views.UpdateView]:
+        flow = await self.calls.bound_flows.of(name, flow_id)
+        async for view in self.calls.updates.watch(flow, after):
+            yield view
+
+
+def _on(
+    find: Callable[[str, str], Awaitable[BoundFlow]],
+    call: Callable[Concatenate[BoundFlow, P], Awaitable[T]],
+) -> Callable[Concatenate[str, str, P], Coroutine[Any, Any, T]]:
+    """A call of a flow by the name of its queue and its id."""
+
+    async def on(name: str, flow_id: str, /, *args: P.args, **options: P.kwargs) -> T:
+        return await call(await find(name, flow_id), *args, **options)
+
+    return on
 
 
 class Service(ReplicaCalls):

@@ -121,7 +121,7 @@ class _Player:
 
     def _release(self, name: str, *words: str, epoch: str | None = None) -> None:
         items = tuple(
-            c.ReleaseItem(int(word), self._epoch(int(word), epoch), "finished" in words)
+            c.ReleaseItem(int(word), self._epoch(int(word), epoch), finished="finished" in words)
             for word in words
             if word.isdigit()
         )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from broker.core.access import anybody
+from broker.service import Calls
 from tests.simulation.consumers import Consumer
 from tests.simulation.plan import Event
 from tests.simulation.reshaping import Reshaping
@@ -56,7 +58,7 @@ class Happenings(Reshaping):
         if flow_id is None:
             return
         if gently:
-            self._administer(lambda calls: calls.flows.drain(QUEUE, flow_id, None, anybody()))
+            self._administer(partial(_drain, flow_id))
         else:
             self.world.checker.sent("unbind", flow_id)
             self._administer(lambda calls: calls.flows.unbind(QUEUE, flow_id))
@@ -348,3 +350,8 @@ class Happenings(Reshaping):
 
     def _on_deaf(self, chance: float, seconds: float) -> None:
         self._weather(seconds, "notify_lost", chance, 0.0)
+
+
+async def _drain(flow_id: str, calls: Calls) -> None:
+    """As an administrator."""
+    await calls.flows.drain(await calls.bound_flows.of(QUEUE, flow_id), None, anybody())

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from broker.calls import views
+from broker.calls.bound_flows import BoundFlow
+from broker.core import commands as c
 from broker.core.errors import BrokerError, FlowGone
 from broker.service import Calls
 from counterpoise.calls import Call
@@ -68,32 +70,32 @@ def problem(error: BrokerError) -> tuple[int, dict[str, Any]]:
 
 
 async def _work(
-    calls: Calls, verb: str, name: str, flow_id: str, body: dict[str, Any]
+    calls: Calls, verb: str, flow: BoundFlow, body: dict[str, Any]
 ) -> views.ResultsView:
     items, seq = body["partitions"], body.get("seq")
     if verb == "commit":
-        commits = [views.CommitItem(**item) for item in items]
-        return await calls.flows.commit(name, flow_id, seq, commits)
+        commits = [c.CommitItem(**item) for item in items]
+        return await calls.commits.commit(flow, seq, commits)
     if verb == "release":
-        lets = [views.ReleaseItem(**item) for item in items]
-        return await calls.flows.release(name, flow_id, seq, lets)
+        lets = [c.ReleaseItem(**item) for item in items]
+        return await calls.flows.release(flow, seq, lets)
     if verb == "children":
         ends = [
-            views.ChildrenItem(
+            c.ChildrenItem(
                 item["partition"],
                 item["epoch"],
-                item.get("position"),
-                item.get("finished", False),
                 tuple(
-                    views.NewChild(**{**child, "parents": tuple(child["parents"])})
+                    c.NewChild(**{**child, "parents": tuple(child["parents"])})
                     for child in item["children"]
                 ),
+                item.get("finished", False),
+                item.get("position"),
             )
             for item in items
         ]
-        return await calls.flows.children(name, flow_id, seq, ends)
-    warm = [views.ReadyItem(**item) for item in items]
-    return await calls.flows.ready(name, flow_id, warm)
+        return await calls.flows.children(flow, seq, ends)
+    warm = [c.ReadyItem(**item) for item in items]
+    return await calls.flows.ready(flow, warm)
 
 
 async def serve(calls: Calls, call: Call[Any], checker: Checker) -> Any:
@@ -124,24 +126,24 @@ async def serve(calls: Calls, call: Call[Any], checker: Checker) -> Any:
         }
     if call.method == "DELETE":
         with suppress(FlowGone):  # A repeated unbind is no error.
-            await calls.flows.authenticate(name, flow_id, call.token or "")
+            await calls.bound_flows.authenticate(name, flow_id, call.token or "")
         await calls.flows.unbind(name, flow_id)
         checker.unbound(flow_id)
         return None
-    await calls.flows.authenticate(name, flow_id, call.token or "")
+    flow = await calls.bound_flows.authenticate(name, flow_id, call.token or "")
     if verb == "updates":
         after, wait = int(call.query["after"]), float(call.query["wait"])
-        view = await calls.updates.wait(name, flow_id, after, wait)
+        view = await calls.updates.wait(flow, after, wait)
         if view is None:
             return None
         checker.showed(view, began)
         return _update(view)
     if verb == "drain":
-        view = await calls.flows.drain(name, flow_id, body.get("timeout_seconds"))
+        view = await calls.flows.drain(flow, body.get("timeout_seconds"))
         checker.showed(view, began)
         return _update(view)
     items = body["partitions"]
-    done = await _work(calls, verb, name, flow_id, body)
+    done = await _work(calls, verb, flow, body)
     for item, result in zip(items, done.results, strict=True):
         # Children that are reported before the end leave the owner what it is.
         kind = "commit" if verb == "children" and not item.get("finished") else verb

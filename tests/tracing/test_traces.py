@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from broker.calls import views
+from broker.core import commands as c
 from broker.testing.loop import settle, virtual
 from broker.tracing import traced
 from counterpoise import Consumer
@@ -127,7 +127,7 @@ async def test_a_handoff_begun_by_one_replica_and_ended_by_another_is_in_one_tra
     with PROVIDER.get_tracer("test").start_as_current_span("second"):
         second = await one.join("orders", "second")
     with PROVIDER.get_tracer("test").start_as_current_span("release"):
-        await other.release("orders", first, 1, [views.ReleaseItem(1, 1)])
+        await other.release("orders", first, 1, [c.ReleaseItem(1, 1)])
 
     [handoff] = named("handoff", successor=second)
     assert parent_of(parent_of(handoff)).name == "second"

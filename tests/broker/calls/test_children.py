@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from broker.calls import views
+from broker.core.commands import ChildrenItem, CommitItem, NewChild
 from broker.core.errors import Invalid
 from broker.testing.loop import virtual
 from broker.testing.store import Fault
@@ -21,18 +22,16 @@ async def at_work(world: World, *keys: str) -> tuple[Service, str]:
     return one, await one.join("orders", "first", lease=60)
 
 
-def child(key: str, *parents: str, **more: object) -> views.NewChild:
-    return views.NewChild(key, parents, **more)  # type: ignore[arg-type]
+def child(key: str, *parents: str, **more: object) -> NewChild:
+    return NewChild(key, parents, **more)  # type: ignore[arg-type]
 
 
-def item(
-    partition: int, *children: views.NewChild, epoch: int = 1, **more: object
-) -> views.ChildrenItem:
-    return views.ChildrenItem(partition, epoch, children=children, **more)  # type: ignore[arg-type]
+def item(partition: int, *children: NewChild, epoch: int = 1, **more: object) -> ChildrenItem:
+    return ChildrenItem(partition, epoch, children=children, **more)  # type: ignore[arg-type]
 
 
 async def report(
-    one: Service, flow: str, *items: views.ChildrenItem, seq: int | None = None
+    one: Service, flow: str, *items: ChildrenItem, seq: int | None = None
 ) -> list[str]:
     done = await one.children("orders", flow, seq, items)
     return [result.outcome for result in done.results]
@@ -144,7 +143,7 @@ async def test_a_late_report_counts_but_its_position_does_not() -> None:
     """Nothing else says what it says, so a report that a commit has overtaken is no repetition."""
     world = World()
     one, flow = await at_work(world)
-    await one.commit("orders", flow, 5, [views.CommitItem(0, 1, "50")])
+    await one.commit("orders", flow, 5, [CommitItem(0, 1, "50")])
     assert await report(one, flow, item(0, child("b", "a"), position="40"), seq=4) == ["ok"]
     assert await shown(one) == {"a": (0, "owned", "50"), "b": (1, "waiting", None)}
     assert await report(one, flow, item(0, position="60", finished=True), seq=6) == ["ok"]

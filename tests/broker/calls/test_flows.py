@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from broker.calls import views
 from broker.core.access import anybody
+from broker.core.commands import ChildrenItem, CommitItem, ReadyItem, ReleaseItem
 from broker.core.errors import (
     FlowGone,
     FlowNotFound,
@@ -68,14 +68,12 @@ class TestFollowing:
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "heartbeat": lambda: one.heartbeat("orders", flow),
             "poll": lambda: one.wait_update("orders", flow, 0, 0),
-            "commit": lambda: one.commit("orders", flow, None, [views.CommitItem(0, 1, "x")]),
+            "commit": lambda: one.commit("orders", flow, None, [CommitItem(0, 1, "x")]),
             "commit of none": lambda: one.commit("orders", flow, None, []),
-            "commit too late": lambda: one.commit(
-                "orders", flow, None, [views.CommitItem(0, 0, "x")]
-            ),
-            "release": lambda: one.release("orders", flow, None, [views.ReleaseItem(0, 1)]),
-            "ready": lambda: one.ready("orders", flow, [views.ReadyItem(0, 1)]),
-            "children": lambda: one.children("orders", flow, None, [views.ChildrenItem(9, 1)]),
+            "commit too late": lambda: one.commit("orders", flow, None, [CommitItem(0, 0, "x")]),
+            "release": lambda: one.release("orders", flow, None, [ReleaseItem(0, 1)]),
+            "ready": lambda: one.ready("orders", flow, [ReadyItem(0, 1)]),
+            "children": lambda: one.children("orders", flow, None, [ChildrenItem(9, 1)]),
             "drain": lambda: one.drain("orders", flow, None),
             "drain again": lambda: one.drain("orders", flow, None),
         }
@@ -190,7 +188,7 @@ class TestFollowing:
         gate = two.net.hold("positions")
         reading = asyncio.ensure_future(two.update("orders", first))
         await two.net.met("positions")
-        items = [views.ReleaseItem(n, 1, "9") for n in (2, 3)]
+        items = [ReleaseItem(n, 1, "9") for n in (2, 3)]
         await one.release("orders", first, 1, items)
         await one.unbind("orders", second)
         gate.set()
@@ -239,8 +237,8 @@ class TestTokens:
         await one.create_queue(spec())
         bound = await one.bind("orders", "client", None, 10, False)
         for n in range(100_001):
-            one.rows.remember(f"f{n}", "queue", b"")
-        assert len(one.rows._tokens) <= 100_000
+            one.calls.bound_flows.remember(f"f{n}", "queue", b"")
+        assert len(one.calls.bound_flows._tokens) <= 100_000
         await one.authenticate("orders", bound.flow_id, bound.flow_token)
 
 
@@ -254,7 +252,7 @@ class TestWorking:
         one.net.calls.clear()
         await asyncio.gather(
             *(
-                one.commit("orders", flow, seq, [views.CommitItem(seq % 10, 1, str(seq))])
+                one.commit("orders", flow, seq, [CommitItem(seq % 10, 1, str(seq))])
                 for seq in range(1, 41)
             )
         )
@@ -271,8 +269,8 @@ class TestWorking:
         await one.create_queue(spec(max_handoff_time=30.0))
         flow = await one.join("orders", "first", lease=60)
         second = await one.join("orders", "second", lease=60)
-        await one.release("orders", flow, 1, [views.ReleaseItem(3, 1)])
-        items = [views.CommitItem(n, e, "5") for n, e in ((0, 1), (3, 1), (1, 2), (9, 1))]
+        await one.release("orders", flow, 1, [ReleaseItem(3, 1)])
+        items = [CommitItem(n, e, "5") for n, e in ((0, 1), (3, 1), (1, 2), (9, 1))]
         done = await one.commit("orders", flow, 2, items)
         assert [(result.outcome, result.current_epoch) for result in done.results] == [
             ("ok", None),
@@ -281,7 +279,7 @@ class TestWorking:
             ("no_such_partition", None),
         ]
         done = await one.release(
-            "orders", flow, 3, [views.ReleaseItem(0, 1, "7"), views.ReleaseItem(2, 1, "8")]
+            "orders", flow, 3, [ReleaseItem(0, 1, "7"), ReleaseItem(2, 1, "8")]
         )
         assert [result.outcome for result in done.results] == ["not_revoking", "ok"]
         assert {p.partition: p.position for p in done.update.partitions} == {0: "5", 1: None}
@@ -293,7 +291,7 @@ class TestWorking:
         one = await world.replica()
         await one.create_queue(spec())
         flow = await one.join("orders", "first")
-        twice = [views.CommitItem(0, 1, "5")] * 2
+        twice = [CommitItem(0, 1, "5")] * 2
         with pytest.raises(Invalid):
             await one.commit("orders", flow, 1, twice)
 

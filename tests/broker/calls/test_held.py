@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from broker.calls import views
+from broker.core.commands import CommitItem, ReleaseItem
 from broker.core.errors import FlowGone, Unavailable
 from broker.testing.loop import settle, virtual
 from tests.broker.shell import Service, World, spec
@@ -26,7 +27,7 @@ async def test_a_flow_of_another_queue_is_not_affected() -> None:
     for _ in range(8):
         before = world.now
         await one.heartbeat("free", free)
-        done = await one.commit("free", free, None, [views.CommitItem(0, 1, "5")])
+        done = await one.commit("free", free, None, [CommitItem(0, 1, "5")])
         assert [result.outcome for result in done.results] == ["ok"]
         assert world.now == before
         await asyncio.sleep(1)
@@ -57,7 +58,7 @@ async def test_a_commit_is_made_when_its_rows_are_free() -> None:
     world, one, held, _ = await two_queues()
     queue_id, _ = world.stored("held")
     world.database.held_partitions = {(queue_id, 1)}
-    items = [views.CommitItem(0, 1, "5"), views.CommitItem(1, 1, "6"), views.CommitItem(9, 1, "7")]
+    items = [CommitItem(0, 1, "5"), CommitItem(1, 1, "6"), CommitItem(9, 1, "7")]
     committing = asyncio.ensure_future(one.commit("held", held, 1, items))
     await asyncio.sleep(3)
     assert not committing.done()
@@ -72,7 +73,7 @@ async def test_a_commit_is_made_when_its_rows_are_free() -> None:
 async def test_a_release_that_is_repeated_renews_when_it_can() -> None:
     world, one, held, _ = await two_queues()
     await one.drain("held", held, None)
-    items = [views.ReleaseItem(n, 1, "5") for n in (0, 1)]
+    items = [ReleaseItem(n, 1, "5") for n in (0, 1)]
     await one.release("held", held, 1, items)
     world.database.held_flows = {held}
     again = asyncio.ensure_future(one.release("held", held, 1, items))
@@ -90,7 +91,7 @@ async def test_a_blocked_call_ends_with_an_error() -> None:
     before = world.now
     calls = [
         one.heartbeat("held", held),
-        one.commit("held", held, None, [views.CommitItem(0, 1, "5")]),
+        one.commit("held", held, None, [CommitItem(0, 1, "5")]),
     ]
     ends = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(end) for end in ends] == [Unavailable] * 2

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from broker.calls import views
+from broker.core.commands import CommitItem, ReleaseItem
 from broker.core.errors import Invalid, ResizeUnsettled, Unavailable
 from broker.testing.loop import settle, virtual
 from tests.broker.shell import Service, World, dynamic
@@ -42,9 +43,7 @@ async def commit(replica: Service, flow_id: str, **positions: str) -> None:
     update = await replica.update("orders", flow_id)
     assert update is not None
     epochs = {one.partition: one.epoch for one in update.partitions}
-    items = [
-        views.CommitItem(int(name[1:]), epochs[int(name[1:])], at) for name, at in positions.items()
-    ]
+    items = [CommitItem(int(name[1:]), epochs[int(name[1:])], at) for name, at in positions.items()]
     results = await replica.commit("orders", flow_id, None, items)
     assert {one.outcome for one in results.results} == {"ok"}
 
@@ -144,7 +143,7 @@ async def test_shrinking_keeps_partitions_waiting_for_those_that_retire() -> Non
     update = await replica.update("orders", flow)
     assert update is not None
     epoch = {one.partition: one.epoch for one in update.partitions}
-    item = views.ReleaseItem(3, epoch[3], "2", finished=True)
+    item = ReleaseItem(3, epoch[3], "2", finished=True)
     await replica.release("orders", flow, None, [item])
     assert (await seen(replica, flow))[1] == {0: ("0", True, (2,)), 2: ("1", False, ())}
 
@@ -334,7 +333,7 @@ async def test_a_delayed_word_of_the_resize_before_lifts_nothing() -> None:
     publish(replica, 0, 2)
     await replica.change_queue("orders", {"partition_count": 8}, False)
     epoch = (await replica.partitions("orders", 1, None)).items[0].epoch
-    late = views.CommitItem(0, epoch, "3", reached_cut=True)
+    late = CommitItem(0, epoch, "3", reached_cut=True)
     await replica.commit("orders", flow, None, [late])
     assert await seen(replica, flow) == (2, {0: ("5", False, ()), 4: ("0", True, (0,))})
 

@@ -9,6 +9,7 @@ import pytest
 
 from broker.calls import readers, views
 from broker.calls.monitoring import EVENTS_AT_ONCE
+from broker.core.commands import CommitItem, ReleaseItem
 from broker.core.errors import (
     BrokerError,
     Invalid,
@@ -209,10 +210,10 @@ class TestResizing:
         one = await world.replica()
         await one.create_queue(spec())
         flow = await one.join("orders", "first", lease=60)
-        items = [views.CommitItem(n, 1, f"{n}1") for n in range(1, 4)]
-        await one.commit("orders", flow, 1, [views.CommitItem(0, 1, "1"), *items])
+        items = [CommitItem(n, 1, f"{n}1") for n in range(1, 4)]
+        await one.commit("orders", flow, 1, [CommitItem(0, 1, "1"), *items])
         await one.change_queue("orders", {"partition_count": 1}, False)
-        await one.release("orders", flow, 2, [views.ReleaseItem(n, 1, None, True) for n in (1, 2)])
+        await one.release("orders", flow, 2, [ReleaseItem(n, 1, None, True) for n in (1, 2)])
         await one.keep_logs()
         assert one.logs.told[-1] == (
             "maintain",
@@ -319,7 +320,7 @@ class TestStart:
         log = one.logs.the("builtin:orders")
         for number in (0, 0, 1):
             log.append(number)
-        await one.commit("orders", flow, 1, [views.CommitItem(0, 1, "1")])
+        await one.commit("orders", flow, 1, [CommitItem(0, 1, "1")])
         await one.change_queue("orders", {"start": "latest", "partition_count": 4}, False)
         log.append(1)
         assert await positions(one) == ["1", "1", "0", "0"]
@@ -356,7 +357,7 @@ class TestStart:
         one = await world.replica()
         await one.create_queue(spec(partitions=4, start="latest"))
         flow = await one.join("orders", "first", lease=60)
-        await one.commit("orders", flow, 1, [views.CommitItem(2, 1, "7")])
+        await one.commit("orders", flow, 1, [CommitItem(2, 1, "7")])
         await one.change_queue("orders", {"partition_count": 2}, True)
         await one.change_queue("orders", {"partition_count": 4}, False)
         assert await positions(one) == ["0", "0", "7", "0"]
@@ -464,13 +465,13 @@ class TestPositions:
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec())
         flow = await one.join("orders", "first", lease=60)
-        await two.commit("orders", flow, 9, [views.CommitItem(0, 1, "50")])
+        await two.commit("orders", flow, 9, [CommitItem(0, 1, "50")])
         done = await one.set_positions("orders", {0: "10", 2: None})
         assert [(p.partition, p.epoch, p.position) for p in done.partitions] == [
             (0, 2, "10"),
             (2, 2, None),
         ]
-        late = await two.commit("orders", flow, 10, [views.CommitItem(0, 1, "60")])
+        late = await two.commit("orders", flow, 10, [CommitItem(0, 1, "60")])
         assert late.results[0].outcome == "stale_epoch"
         assert late.update.partitions[0].position == "10"
 
@@ -492,7 +493,7 @@ class TestPositions:
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec())
         flow = await one.join("orders", "first", lease=60)
-        await two.commit("orders", flow, 1, [views.CommitItem(3, 1, "50")])
+        await two.commit("orders", flow, 1, [CommitItem(3, 1, "50")])
         gate = one.net.hold("commit")
         setting = asyncio.create_task(one.set_positions("orders", {0: "10", 3: "10"}))
         await one.net.met("commit")

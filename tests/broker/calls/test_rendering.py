@@ -1,11 +1,7 @@
 """The views of a queue for flows and administrators, in the contract's words."""
 
-from broker.calls.rendering import (
-    needed_positions,
-    partition_view,
-    partitions_in_update,
-    status_view,
-)
+from broker.calls.flow_views import needed_positions, partitions_in_view
+from broker.calls.rendering import partition_view, status_view
 from broker.core.queue import Queue
 from tests.broker.core.world import World
 
@@ -13,7 +9,9 @@ from tests.broker.core.world import World
 def told(queue: Queue, flow_id: str) -> dict[int, str]:
     """The state of each partition in the flow's view."""
     flow = queue.flows[flow_id]
-    found = partitions_in_update(queue, flow, needed_positions(flow), {})
+    positions = {number: (one.epoch, None) for number, one in queue.partitions.items()}
+    found = partitions_in_view(queue, flow, needed_positions(flow), positions)
+    assert found is not None
     return {seen.partition: seen.state for seen in found}
 
 

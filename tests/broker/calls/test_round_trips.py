@@ -16,6 +16,7 @@ import asyncpg
 import pytest
 
 from broker.calls import views
+from broker.core.commands import CommitItem, ReleaseItem
 from broker.replica.replica import Replica
 from broker.store.commit import COMMIT
 from broker.store.postgres import NOTIFY, PostgresStore
@@ -87,9 +88,9 @@ async def counted(migrated_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     await one.replica.stop()
 
 
-def items(update: views.UpdateView, state: str) -> list[views.ReleaseItem]:
+def items(update: views.UpdateView, state: str) -> list[ReleaseItem]:
     return [
-        views.ReleaseItem(seen.partition, seen.epoch, "7")
+        ReleaseItem(seen.partition, seen.epoch, "7")
         for seen in update.partitions
         if seen.state == state
     ]
@@ -104,7 +105,7 @@ async def test_each_call_of_a_flow_is_one_statement(counted: Counted) -> None:
         await calls.heartbeat("orders", first.flow_id)
     owned = items(await calls.update("orders", first.flow_id), "owned")
     assert len(owned) == PARTITIONS
-    commits = [views.CommitItem(one.partition, one.epoch, "7") for one in owned[:3]]
+    commits = [CommitItem(one.partition, one.epoch, "7") for one in owned[:3]]
     with counted.counting(most=1):
         done = await calls.commit("orders", first.flow_id, 1, commits)
     assert {seen.position for seen in done.update.partitions[:3]} == {"7"}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from broker.calls import views
+from broker.core.commands import CommitItem
 from broker.core.errors import Unavailable
 from broker.logs.ports import LogOwner
 from broker.testing.loop import settle, virtual
@@ -25,7 +26,7 @@ async def at_work(world: World) -> tuple[Service, Service]:
     for _ in range(5):
         one.logs.the(LOG).append(0)
     flow = await one.join("orders", "first", lease=600)
-    await one.commit("orders", flow, 1, [views.CommitItem(0, 1, "3")])
+    await one.commit("orders", flow, 1, [CommitItem(0, 1, "3")])
     return one, two
 
 

@@ -151,7 +151,7 @@ class Player:
             found = self.world.queue.find(number)
             epoch = (found.epoch if found else 0) + difference
             items = (
-                c.ReleaseItem(number, epoch, finished),
+                c.ReleaseItem(number, epoch, finished=finished),
                 c.ReleaseItem(number + 1, epoch),
                 c.ReleaseItem(number, epoch),
             )
@@ -163,7 +163,7 @@ class Player:
             number = retiring[which % len(retiring)]
             owner = self.world.owner(number)
             assert owner is not None
-            item = c.ReleaseItem(number, self.world.epoch(number), True)
+            item = c.ReleaseItem(number, self.world.epoch(number), finished=True)
             if owner in self.world.queue.flows:
                 self._say(c.Release(owner, (item,)))
 

@@ -155,7 +155,8 @@ class World:
     ) -> list[str]:
         """Releases partitions, by default in their present epochs; returns the outcomes."""
         items = tuple(
-            c.ReleaseItem(n, self._epoch(n) if epoch is None else epoch, finished) for n in numbers
+            c.ReleaseItem(n, self._epoch(n) if epoch is None else epoch, finished=finished)
+            for n in numbers
         )
         return [str(result.outcome) for result in self.do(c.Release(name, items)).answer]
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import cast
 
+from broker.core.commands import CommitItem
 from broker.logs.ports import Logs, Positions, Span
 from broker.logs.positions import FAR, SILENT_SECONDS, Reach
 from broker.testing.loop import virtual
@@ -32,7 +33,7 @@ class Told:
 
 async def refused(reach: Reach, position: int) -> Mapping[int, str]:
     """As a commit of partition 0 does it."""
-    if reach.is_near("q", 0, str(position)):
+    if not reach.doubtful("q", [CommitItem(0, 1, str(position))]):
         return {}
     return await reach.beyond("q", LOG, {0: str(position)})
 

@@ -9,6 +9,7 @@ import asyncio
 import pytest
 
 from broker.calls import views
+from broker.core.commands import ReleaseItem
 from broker.core.draft import SLICE
 from broker.core.queue import Queue
 from broker.replica.bursts import BURST_SECONDS, GATHER_SECONDS, MOMENT_SECONDS
@@ -64,7 +65,7 @@ async def consume(one: Service, who: int, door: Door = TOGETHER) -> None:
         if view is not None:
             revision = view.revision
             items = [
-                views.ReleaseItem(seen.partition, seen.epoch, "1")
+                ReleaseItem(seen.partition, seen.epoch, "1")
                 for seen in view.partitions
                 if seen.state == "revoking"
             ]

@@ -5,7 +5,7 @@ import asyncio
 
 import pytest
 
-from broker.calls import views
+from broker.core.commands import ReleaseItem
 from broker.core.errors import FlowGone
 from broker.testing.loop import pass_time, settle, virtual
 from tests.broker.shell import Service, World, spec
@@ -252,7 +252,7 @@ async def test_live_flows_keep_their_partitions_when_the_clock_is_set(seconds: f
     for flow in (first, second):
         await two.heartbeat("orders", flow)
     # The handoff has its full time, less the size of an unnoticed step.
-    items = [views.ReleaseItem(n, e, "9") for n, (e, s) in view.items() if s == "revoking"]
+    items = [ReleaseItem(n, e, "9") for n, (e, s) in view.items() if s == "revoking"]
     done = await two.release("orders", first, 1, items)
     assert [result.outcome for result in done.results] == ["ok", "ok"]
     await asyncio.sleep(3)

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from broker.calls import views
 from broker.core import commands as c
+from broker.core.commands import CommitItem, ReadyItem, ReleaseItem
 from broker.core.draft import Decision
 from broker.core.errors import (
     FlowGone,
@@ -239,9 +239,7 @@ class TestAnswersFromThePresent:
         await one.join("orders", "second", lease=60)
         view = await one.view("orders", first)
         items = [
-            views.ReleaseItem(n, epoch, "7")
-            for n, (epoch, state) in view.items()
-            if state == "revoking"
+            ReleaseItem(n, epoch, "7") for n, (epoch, state) in view.items() if state == "revoking"
         ]
         done = await two.release("orders", first, 1, items)
         assert [result.outcome for result in done.results] == ["ok", "ok"]
@@ -257,8 +255,8 @@ class TestAnswersFromThePresent:
         flow = await one.join("orders", "first")
         calls = {
             "drain": lambda: two.drain("orders", flow, None),
-            "release": lambda: two.release("orders", flow, 1, [views.ReleaseItem(9, 1)]),
-            "ready": lambda: two.ready("orders", flow, [views.ReadyItem(9, 1)]),
+            "release": lambda: two.release("orders", flow, 1, [ReleaseItem(9, 1)]),
+            "ready": lambda: two.ready("orders", flow, [ReadyItem(9, 1)]),
             "poll": lambda: two.wait_update("orders", flow, 0, 1),
             "update": lambda: two.update("orders", flow),
             "unbind": lambda: two.unbind("orders", flow),
@@ -277,8 +275,8 @@ class TestAnswersFromThePresent:
         await one.unbind("orders", flow)
         for call in (
             two.release("orders", flow, 1, []),
-            two.ready("orders", flow, [views.ReadyItem(0, 1)]),
-            two.commit("orders", flow, 1, [views.CommitItem(0, 1, "5")]),
+            two.ready("orders", flow, [ReadyItem(0, 1)]),
+            two.commit("orders", flow, 1, [CommitItem(0, 1, "5")]),
             two.heartbeat("orders", flow),
             two.wait_update("orders", flow, 0, 5),
             two.drain("orders", flow, None),
@@ -359,8 +357,8 @@ class TestReleases:
         one = await world.replica()
         first, _, epochs = await revoking(one)
         number, epoch = max(epochs.items())
-        await one.commit("orders", first, 7, [views.CommitItem(number, epoch, "70")])
-        late = await one.release("orders", first, 6, [views.ReleaseItem(number, epoch, "60")])
+        await one.commit("orders", first, 7, [CommitItem(number, epoch, "70")])
+        late = await one.release("orders", first, 6, [ReleaseItem(number, epoch, "60")])
         assert [result.outcome for result in late.results] == ["ok"]
         [seen] = [p for p in late.update.partitions if p.partition == number]
         assert (seen.state, seen.position) == ("revoking", "70")
@@ -371,9 +369,9 @@ class TestReleases:
         one = await world.replica()
         first, second, epochs = await revoking(one)
         number, epoch = max(epochs.items())
-        await one.commit("orders", first, 5, [views.CommitItem(number, epoch, "50")])
+        await one.commit("orders", first, 5, [CommitItem(number, epoch, "50")])
         calls = [
-            one.release("orders", first, seq, [views.ReleaseItem(number, epoch, str(seq * 10))])
+            one.release("orders", first, seq, [ReleaseItem(number, epoch, str(seq * 10))])
             for seq in (4, 6)
         ]
         for answer in await asyncio.gather(*calls):
@@ -386,7 +384,7 @@ class TestReleases:
         world = World()
         one, two = await world.replica(), await world.replica()
         first, second, epochs = await revoking(one)
-        items = [views.ReleaseItem(n, epoch, "9") for n, epoch in epochs.items()]
+        items = [ReleaseItem(n, epoch, "9") for n, epoch in epochs.items()]
         await one.release("orders", first, 1, items)
         revision = (await one.queue("orders")).revision
         for service in (one, two):
@@ -447,7 +445,7 @@ class TestLeases:
         one.alarms.on = False
         one.net.fail("due", Fault.LOST, times=100)
         await asyncio.sleep(65)
-        items = [views.ReleaseItem(n, epoch, "9") for n, epoch in epochs.items()]
+        items = [ReleaseItem(n, epoch, "9") for n, epoch in epochs.items()]
         late = await one.release("orders", first, 1, items)
         # It came too late for the handoffs, but the flow is still bound.
         assert {result.outcome for result in late.results} == {"stale_epoch"}

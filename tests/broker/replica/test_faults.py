@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from broker.calls import views
+from broker.core.commands import CommitItem, ReadyItem, ReleaseItem
 from broker.core.errors import BrokerError, QueueExists, QueueNotFound, Unavailable
 from broker.testing.loop import settle, virtual
 from broker.testing.store import Fault
@@ -17,18 +17,18 @@ Call = Callable[[Service, dict[str, str]], Awaitable[object]]
 
 
 async def _release(service: Service, flows: dict[str, str]) -> None:
-    items = [views.ReleaseItem(3, 1, "33")]
+    items = [ReleaseItem(3, 1, "33")]
     answer = await service.release("orders", flows["first"], 1, items)
     assert [result.outcome for result in answer.results] == ["ok"]
 
 
 async def _ready(service: Service, flows: dict[str, str]) -> None:
-    answer = await service.ready("orders", flows["warm"], [views.ReadyItem(1, 1)])
+    answer = await service.ready("orders", flows["warm"], [ReadyItem(1, 1)])
     assert [result.outcome for result in answer.results] == ["ok"]
 
 
 async def _commit(service: Service, flows: dict[str, str]) -> None:
-    items = [views.CommitItem(0, 1, "10")]
+    items = [CommitItem(0, 1, "10")]
     answer = await service.commit("orders", flows["first"], 1, items)
     assert [result.outcome for result in answer.results] == ["ok"]
 
@@ -81,7 +81,7 @@ async def scene(world: World) -> tuple[Service, dict[str, str]]:
     await one.create_queue(spec(partitions=4, max_handoff_time=20.0))
     flows = {"first": await one.join("orders", "first", lease=60)}
     flows["second"] = await one.join("orders", "second", lease=60)
-    done = await one.release("orders", flows["first"], None, [views.ReleaseItem(2, 1)])
+    done = await one.release("orders", flows["first"], None, [ReleaseItem(2, 1)])
     assert done.results[0].outcome == "ok"
     flows["warm"] = await one.join("orders", "warm", lease=60, warmup=True)
     return one, flows

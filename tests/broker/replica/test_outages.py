@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from broker.calls import views
+from broker.core.commands import ReleaseItem
 from broker.core.errors import FlowGone, Unavailable
 from broker.testing.loop import pass_time, settle, virtual
 from tests.broker.shell import Service, World, spec
@@ -58,7 +58,7 @@ async def test_the_first_thing_after_a_freeze_may_be_a_call() -> None:
     view = await one.view("orders", first)
     one.alarms.stop()
     pass_time(600)
-    items = [views.ReleaseItem(n, e, "9") for n, (e, s) in view.items() if s == "revoking"]
+    items = [ReleaseItem(n, e, "9") for n, (e, s) in view.items() if s == "revoking"]
     done = await one.release("orders", first, 1, items)
     assert [result.outcome for result in done.results] == ["ok", "ok"]
     await one.heartbeat("orders", second)
@@ -138,7 +138,7 @@ async def test_a_frozen_replica_decides_nothing_from_old_deadlines() -> None:
     gates = [one.net.hold(method) for method in ("pulse", "entries_after", "expiries", "due")]
     await asyncio.sleep(1)
     view = await two.view("orders", first)
-    items = [views.ReleaseItem(n, e, "9") for n, (e, s) in view.items() if s == "revoking"]
+    items = [ReleaseItem(n, e, "9") for n, (e, s) in view.items() if s == "revoking"]
     await two.release("orders", first, 1, items)
     await asyncio.sleep(20)
     before = await two.view("orders", second)

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from broker.calls import views
+from broker.core.commands import CommitItem, ReleaseItem
 from broker.core.errors import FlowGone, QueueNotFound, Unavailable
 from broker.replica.alarms import SchedulerAlarms
 from broker.replica.replica import Replica
@@ -32,10 +32,10 @@ class Service(ReplicaCalls):
         bound = await self.bind("orders", who, f"i-{who}", lease, False)
         return bound.flow_id
 
-    async def revoking(self, flow_id: str) -> list[views.ReleaseItem]:
+    async def revoking(self, flow_id: str) -> list[ReleaseItem]:
         update = await self.update("orders", flow_id)
         return [
-            views.ReleaseItem(p.partition, p.epoch, "7")
+            ReleaseItem(p.partition, p.epoch, "7")
             for p in update.partitions
             if p.state == "revoking"
         ]
@@ -161,7 +161,7 @@ async def test_connections_that_are_cut_cost_nothing_that_was_acknowledged(
             await asyncio.gather(*cuts)
             cut = asyncio.to_thread(end_other_sessions, migrated_url)
             cuts.append(asyncio.ensure_future(cut))
-        items = [views.CommitItem(seq % 8, 1, str(seq))]
+        items = [CommitItem(seq % 8, 1, str(seq))]
         with suppress(Unavailable):
             done = await services[seq % 2].commit("orders", flow, seq, items)
             assert done.results[0].outcome == "ok"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from broker.calls import views
 from broker.core import records as r
+from broker.core.commands import ReleaseItem
 from broker.core.errors import Unavailable
 from broker.core.queue import Queue
 from broker.replica.coordinator import Coordinator
@@ -351,7 +351,7 @@ async def test_two_slices_of_a_release_are_one_transaction(monkeypatch: pytest.M
     await one.join("orders", "second", lease=60)
     await until_revoking(world, SLICE + 3)
     items = [
-        views.ReleaseItem(number, epoch, "1")
+        ReleaseItem(number, epoch, "1")
         for number, (epoch, state) in (await one.view("orders", first)).items()
         if state == "revoking"
     ]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from broker.calls.flows import FlowCalls
+from broker.calls.commits import CommitCalls
 from broker.calls.updates import UpdateCalls
 from broker.core.queue import Queue
 from broker.core.transitions import Status
@@ -32,8 +32,8 @@ def waiting_flow_is_not_woken() -> Changes:
     """A flow whose view has changed is told only when it asks, and by what its replica knows."""
     real = UpdateCalls._newer
 
-    async def newer(self, coordinator, flow_id, after, at_least=0, fresh=False):
-        return await real(self, coordinator, flow_id, after, 0, fresh)
+    async def newer(self, flow, after, at_least=0, fresh=False):
+        return await real(self, flow, after, 0, fresh)
 
     return [
         (UpdateCalls, "_newer", newer),
@@ -46,18 +46,18 @@ def waiting_flow_is_not_woken() -> Changes:
 
 
 def commits_wait_while(waits: Callable[[Queue, str], bool]) -> Changes:
-    real = FlowCalls.commit
+    real = CommitCalls.commit
 
-    async def commit(self, name, flow_id, seq, items):
+    async def commit(self, flow, seq, items):
         loop: Any = asyncio.get_running_loop()
-        coordinator = await self._queues.replica.coordinator(name)
+        coordinator, flow_id = flow
         while (queue := coordinator.queue) is not None and flow_id in queue.flows:
             if not waits(queue, flow_id):
                 break
             await loop.sleep(0.1)
-        return await real(self, name, flow_id, seq, items)
+        return await real(self, flow, seq, items)
 
-    return [(FlowCalls, "commit", commit)]
+    return [(CommitCalls, "commit", commit)]
 
 
 def commits_wait_for_handoffs() -> Changes:

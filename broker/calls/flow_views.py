@@ -1,0 +1,204 @@
+"""The view of a flow, made from its queue and the positions of its partitions.
+
+The queue is read in memory, the positions come from the store. A position belongs to an epoch, and
+a view is made only if both have the same epoch. A commit brings the positions that its answers
+show; else they are read, in batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import nullcontext
+from functools import partial
+
+from broker.calls.access import QueueAccess
+from broker.calls.bound_flows import BoundFlow, BoundFlows
+from broker.calls.rendering import barrier_of
+from broker.calls.views import PartitionInUpdate, UpdateView
+from broker.core.model import Flow
+from broker.core.queue import Queue
+from broker.core.transitions import State
+from broker.pieces import pieces
+from broker.replica.coordinator import Coordinator
+from broker.replica.store_calls import Batcher, store_available
+from broker.store.ports import Positions
+
+# Views of more partitions are made in pieces, and one view at a time: each keeps the processor busy
+# for long. A partition of a view takes a microsecond or two, less than other items of a piece.
+BIG_VIEW = 1000
+
+
+def needed_positions(flow: Flow) -> list[int]:
+    """The partitions whose positions are in the flow's view."""
+    return sorted(flow.owned | flow.incoming)
+
+
+def shown_positions(flow_id: str, queue: Queue) -> Collection[int]:
+    """As `needed_positions`; none if they are very many, or without the flow."""
+    flow = queue.flows.get(flow_id)
+    numbers = () if flow is None else needed_positions(flow)
+    return numbers if len(numbers) <= BIG_VIEW else ()
+
+
+def partitions_in_view(
+    queue: Queue, flow: Flow, numbers: Iterable[int], positions: Positions
+) -> list[PartitionInUpdate] | None:
+    """Those of the partitions that the flow owns or warms up for; None without a position of the
+    epoch of each.
+    """
+    seen: list[PartitionInUpdate] = []
+    nodes = {} if queue.lineage is None else queue.lineage.nodes
+    for number in numbers:
+        partition, handoff = queue.partitions[number], queue.handoffs.get(number)
+        is_owner = partition.owner is flow
+        if not is_owner and (handoff is None or not handoff.warm):
+            continue
+        epoch, position = positions.get(number, (None, None))
+        if epoch != partition.epoch:
+            return None
+        node = nodes.get(number)
+        place = (None, None) if node is None else (node.key, node.parents)
+        deadline = None if handoff is None else handoff.deadline
+        if not is_owner:
+            warming = (number, epoch, "warming", position, None, deadline, *place)
+            seen.append(PartitionInUpdate(*warming))
+            continue
+        revoking = partition.state is State.REVOKING
+        state = "revoking" if revoking else "retiring" if partition.retiring else "owned"
+        seen.append(
+            PartitionInUpdate(
+                number,
+                partition.epoch,
+                state,
+                position,
+                partition.handed_over,
+                deadline if revoking else None,
+                *place,
+                *(() if queue.barriers is None else barrier_of(queue, number)),
+            )
+        )
+    return seen
+
+
+class FlowViews:
+    """The views of all flows."""
+
+    def __init__(self, queues: QueueAccess, bound: BoundFlows) -> None:
+        self._store = queues.store
+        self._clock = queues.replica.clock
+        self._bound = bound
+        self._one_big_view = asyncio.Lock()
+        self._positions: Batcher[tuple[str, Sequence[int]], Positions] = Batcher(
+            self._read_positions
+        )
+
+    async def view(
+        self, flow: BoundFlow, *, fresh: bool = False, positions: Positions | None = None
+    ) -> UpdateView:
+        """The flow's view. `positions`: those that were just read.
+
+        Raises FlowGone, FlowNotFound, QueueNotFound, Unavailable.
+        """
+        coordinator, flow_id = flow
+        found = await coordinator.read(partial(self.at_once, flow, positions), fresh=fresh)
+        if isinstance(found, UpdateView):
+            return found
+        numbers = found
+        async with self._one_big_view if len(numbers or ()) > BIG_VIEW else nullcontext():
+            while True:
+                if numbers is not None:
+                    some = _at_hand(coordinator, numbers, positions)
+                    if some is None:
+                        some = await self._positions.put((coordinator.queue_id, numbers))
+                    if len(numbers) > BIG_VIEW:
+                        in_pieces = partial(self._in_pieces, flow_id, some)
+                        view = await coordinator.read_in_pieces(in_pieces, fresh=fresh)
+                    else:
+                        made = partial(self._made, flow_id, some)
+                        view = await coordinator.read(made, fresh=fresh)
+                    if view is not None:
+                        return view
+                # Something changed meanwhile, or this replica does not know the change yet.
+                fresh, positions = True, None
+                numbers = await coordinator.read(partial(_needed, flow_id), fresh=True)
+                if numbers is None:
+                    raise await self._bound.missing(coordinator.name, flow_id)
+
+    def at_once(
+        self, flow: BoundFlow, positions: Positions | None, queue: Queue
+    ) -> UpdateView | list[int] | None:
+        """The flow's view, if the positions are at hand and not many; else the partitions whose
+        positions it takes. None without the flow.
+        """
+        numbers = _needed(flow.flow_id, queue)
+        if numbers is None or len(numbers) > BIG_VIEW:
+            return numbers
+        some = _at_hand(flow.coordinator, numbers, positions)
+        view = None if some is None else self._made(flow.flow_id, some, queue)
+        return numbers if view is None else view
+
+    def _made(self, flow_id: str, positions: Positions, queue: Queue) -> UpdateView | None:
+        """The flow's view; None without the flow or a position of the epoch of each partition."""
+        flow = queue.flows.get(flow_id)
+        if flow is None:
+            return None
+        found = partitions_in_view(queue, flow, needed_positions(flow), positions)
+        return None if found is None else self._with(queue, flow, found)
+
+    async def _in_pieces(
+        self, flow_id: str, positions: Positions, queue: Queue
+    ) -> UpdateView | None:
+        """As `_made`, with pauses."""
+        flow = queue.flows.get(flow_id)
+        if flow is None:
+            return None
+        found: list[PartitionInUpdate] = []
+        async for numbers in pieces(needed_positions(flow)):
+            some = partitions_in_view(queue, flow, numbers, positions)
+            if some is None:
+                return None
+            found += some
+        return self._with(queue, flow, found)
+
+    def _with(
+        self, queue: Queue, flow: Flow, partitions: Iterable[PartitionInUpdate]
+    ) -> UpdateView:
+        return UpdateView(
+            queue=queue.name,
+            flow_id=flow.id,
+            revision=flow.view_revision,
+            active=flow.active,
+            draining=flow.draining,
+            now=self._clock.now(),
+            partitions=tuple(partitions),
+            resize=queue.resize_seen if queue.settings.ordered_resize else None,
+        )
+
+    async def _read_positions(
+        self, wanted: Sequence[tuple[str, Sequence[int]]]
+    ) -> Sequence[Positions]:
+        """Those of the partitions of each item, by queue."""
+        numbers_of: dict[str, set[int]] = {}
+        for queue_id, numbers in wanted:
+            numbers_of.setdefault(queue_id, set()).update(numbers)
+        with store_available():
+            found = {
+                queue_id: await self._store.positions(queue_id, sorted(numbers))
+                for queue_id, numbers in numbers_of.items()
+            }
+        return [found[queue_id] for queue_id, _ in wanted]
+
+
+def _needed(flow_id: str, queue: Queue) -> list[int] | None:
+    flow = queue.flows.get(flow_id)
+    return None if flow is None else needed_positions(flow)
+
+
+def _at_hand(
+    coordinator: Coordinator, numbers: Collection[int], positions: Positions | None
+) -> Positions | None:
+    """The positions of these partitions, if it takes no read of the store."""
+    if positions is not None and positions.keys() >= {*numbers}:
+        return positions
+    return coordinator.notifier.of(numbers)
