@@ -144,7 +144,10 @@ class Connections:
         It goes to the driver directly: one round trip, and a fraction of the processor's time of
         the same statement through SQLAlchemy. Raises StoreUnavailable, ConnectionLost.
         """
-        arguments = prepared.arguments(parameters)
+        constants = prepared.constants
+        arguments = [
+            parameters[name] if name in parameters else constants[name] for name in prepared.names
+        ]
         with _unavailable():
             lent: PoolProxiedConnection = await greenlet_spawn(
                 self._engine.sync_engine.pool.connect

@@ -7,7 +7,7 @@ through arrays (`broker.store.bulk`). Locks are taken in one order, see `commit`
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -33,29 +33,23 @@ from broker.core.queue import Queue
 from broker.core.records import Entry
 from broker.core.stored import ShownEntry
 from broker.store.bulk import PreparedStatement, any_of
-from broker.store.commit import insert_queue, record_acts, write_commit
+from broker.store.commit import PostgresCommits
 from broker.store.conditions import PostgresConditions
 from broker.store.connections import Connections
-from broker.store.keys import PostgresKeys, matching
-from broker.store.leases import BOUND, DUE, EXPIRIES, RENEW, STAMP, outage_of, pulse_after_gap
+from broker.store.creation import insert_queue
+from broker.store.keys import PostgresKeys, matching, record_acts
+from broker.store.leases import PostgresLeases
 from broker.store.notifications import Notifications
 from broker.store.ports import (
     Act,
     Commit,
-    Expiry,
     FlowRow,
     FlowsBound,
-    Lease,
-    Outage,
-    PositionCommit,
-    PositionOutcomes,
-    Positions,
-    Pulse,
     QueueGone,
     QueueRow,
     StoreUnavailable,
 )
-from broker.store.positions import commit_positions, positions_of
+from broker.store.positions import PostgresPositions
 from broker.store.reading import NAMES, load, read_history, shown
 from broker.store.rows import (
     decode,
@@ -68,7 +62,7 @@ PURGE_AT_ONCE = 10_000
 ANALYZE_FROM = 10_000
 
 
-class PostgresStore:
+class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases):
     """The store of one replica: at most `pool_size` connections, and one more for LISTEN."""
 
     def __init__(
@@ -114,15 +108,6 @@ class PostgresStore:
         self._notifications.close()
         await self._connections.close()
 
-    # Serving
-
-    async def pulse(self, gap_seconds: float = 3.0) -> Pulse:
-        stamped = await self._fetch(STAMP, {"gap": gap_seconds})
-        if stamped:
-            now, *outage = tuple(stamped[0])
-            return Pulse(now, outage_of(outage))
-        return await self._connections.carry_out(lambda one: pulse_after_gap(one, gap_seconds))
-
     # Queues
 
     async def create(self, commit: Commit) -> None:
@@ -130,9 +115,6 @@ class PostgresStore:
         if len(commit.partitions) >= ANALYZE_FROM:
             # Plans that were made while the table was small would read all of it.
             await self._run(text(f"ANALYZE {partitions.fullname}"))
-
-    async def commit(self, commit: Commit) -> Positions:
-        return await write_commit(self._connections, commit)
 
     async def delete(self, queue_id: str, *, force: bool, act: Act | None = None) -> None:
         lock = select(queues.c.id).where(queues.c.id == queue_id).with_for_update()
@@ -260,51 +242,12 @@ class PostgresStore:
         while len(await self._all(statement)) == PURGE_AT_ONCE:
             pass
 
-    # Leases and positions
-
-    async def expiries(self, queue_id: str) -> Expiry:
-        found = await self._fetch(EXPIRIES, {"queue": queue_id})
-        over = tuple(flow_id for flow_id, _, is_over in found if is_over)
-        return Expiry(over, min((ends for _, ends, is_over in found if not is_over), default=None))
-
-    async def renew(self, flow_ids: Sequence[str]) -> Mapping[str, Lease | None]:
-        asked = set(flow_ids)
-        found = await self._fetch(RENEW, {"flow_ids": sorted(asked)})
-        leases = {flow_id: Lease(*lease) for flow_id, *lease in found}
-        missing = sorted(asked - leases.keys())
-        if not missing:
-            return leases
-        held = await self._fetch(BOUND, {"flow_ids": missing})
-        return leases | dict.fromkeys((flow_id for (flow_id,) in held), None)
-
-    async def commit_positions(
-        self, items: Sequence[PositionCommit], shown: Collection[tuple[str, int]] = ()
-    ) -> PositionOutcomes:
-        return await commit_positions(self._connections, items, shown)
-
-    async def positions(self, queue_id: str, partitions: Sequence[int] | None = None) -> Positions:
-        return await positions_of(self._connections, queue_id, partitions)
-
-    async def leases(self, flow_ids: Sequence[str]) -> Mapping[str, float]:
-        query = select(flows.c.id, flows.c.lease_expires_at).where(
-            any_of(flows.c.id, "flow_ids"), bound
-        )
-        found = await self._all(query, {"flow_ids": [*flow_ids]})
-        return {row.id: row.lease_expires_at for row in found}
-
     async def flow_rows(self, flow_ids: Sequence[str]) -> Mapping[str, FlowRow]:
         query = select(flows.c.id, flows.c.queue_id, flows.c.token_hash, flows.c.reason).where(
             any_of(flows.c.id, "flow_ids")
         )
         found = await self._all(query, {"flow_ids": [*flow_ids]})
         return {row.id: FlowRow(*tuple(row)) for row in found}
-
-    async def outages(self, after: int) -> Sequence[Outage]:
-        query = select(outages).where(outages.c.id > after).order_by(outages.c.id)
-        return [Outage(*tuple(row)) for row in await self._all(query)]
-
-    async def due(self, limit: int) -> Sequence[str]:
-        return [queue_id for (queue_id,) in await self._fetch(DUE, {"limit": limit})]
 
     # Other replicas
 
@@ -314,7 +257,7 @@ class PostgresStore:
             return
         try:
             channel = self._notifications.channel
-            await self._fetch(NOTIFY, {"channel": channel, "payloads": payloads})
+            await self._connections.fetch(NOTIFY, {"channel": channel, "payloads": payloads})
         except StoreUnavailable:
             return  # Best effort: the sweep of the other replicas finds the changes.
 
@@ -324,11 +267,6 @@ class PostgresStore:
     async def _run(self, statement: Executable) -> None:
         async with self._connections.single() as connection:
             await connection.execute(statement)
-
-    async def _fetch(
-        self, prepared: PreparedStatement, parameters: Mapping[str, Any]
-    ) -> Sequence[Any]:
-        return await self._connections.fetch(prepared, parameters)
 
     async def _all(
         self, statement: Executable, parameters: Mapping[str, Any] | None = None
