@@ -25,14 +25,14 @@ less and the database hardly more, because a column in which all rows agree is s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import orjson
 from sqlalchemy import BigInteger, Text, bindparam, select
 
-from broker.store.bulk import PreparedStatement, as_json, common_and_rows
+from broker.store.bulk import PreparedStatement
 from broker.store.connections import ConnectionLost, Connections
 from broker.store.ports import (
     Commit,
@@ -47,6 +47,7 @@ from broker.store.ports import (
 from broker.store.rows import (
     FlowValues,
     PartitionValues,
+    common_and_rows,
     encode,
     first_writes,
     flow_values,
@@ -112,14 +113,26 @@ class PostgresCommits:
 
 def commit_parameters(commit: Commit) -> Mapping[str, Any]:
     """What `sql/commit.sql` takes."""
+    queue, fence = commit.queue, commit.fence
     first, last = commit.valid or (None, None)
-    fence = commit.fence
-    queue, numbers = commit.queue, written_numbers(commit)
-    common_partition, partitions = common_and_rows(
+    numbers = written_numbers(commit)
+    every_partition, partitions = common_and_rows(
         PartitionValues._fields,
         [partition_values(queue, queue.partitions[number]) for number in numbers],
     )
-    common_flow, new_flows = _new_flows(commit)
+    every_new_flow, new_flows = _new_flows(commit)
+    rows = {
+        "queue_row": queue_values(queue, commit.next_deadline),
+        "entries": entry_rows(commit),
+        "flows": _known_flows(commit),
+        "every_new_flow": every_new_flow,
+        "new_flows": new_flows,
+        "every_partition": every_partition,
+        "partitions": partitions,
+        "positions": _position_changes(commit, numbers),
+        "children": child_rows(commit),
+        "acts": [asdict(act) for act in commit.acts],
+    }
     return {
         "queue": queue.id,
         "seen": commit.seen,
@@ -128,19 +141,10 @@ def commit_parameters(commit: Commit) -> Mapping[str, Any]:
         "valid_until": last,
         "fence_log": fence and fence.log,
         "fence_announced": fence and fence.announced,
-        "queue_row": as_json(queue_values(queue, commit.next_deadline)),
-        "entries": as_json(entry_rows(commit)),
-        "flows": as_json(_known_flows(commit)),
-        "every_new_flow": as_json(common_flow),
-        "new_flows": as_json(new_flows),
-        "every_partition": as_json(common_partition),
-        "partitions": as_json(partitions),
-        "positions": as_json([*_position_changes(commit, numbers)]),
-        "children": as_json(child_rows(commit)),
         "removed_numbers": sorted(commit.removed),
         "removed_keys": sorted(commit.removed.values()),
-        "acts": as_json([asdict(act) for act in commit.acts]),
-        "shown": sorted(commit.shown.difference(numbers)),
+        "shown": sorted(commit.shown - {*numbers}),
+        **{name: orjson.dumps(value).decode() for name, value in rows.items()},
     }
 
 
@@ -151,23 +155,23 @@ def written_numbers(commit: Commit) -> Sequence[int]:
     return sorted(numbers.union(commit.positions, commit.first_positions))
 
 
-def _position_changes(commit: Commit, numbers: Sequence[int]) -> Iterator[Mapping[str, Any]]:
-    """For each of the partitions, what is to happen to its position; nothing if none changes."""
+def _position_changes(commit: Commit, numbers: Sequence[int]) -> Sequence[Mapping[str, Any]]:
+    """For each of the partitions, what is to happen to its position; empty if none changes."""
     if not (commit.writes or commit.positions or commit.first_positions):
-        return
-    writes = first_writes(commit.writes)
-    for number in numbers:
-        change: dict[str, Any] = {}
-        if (write := writes.get(number)) is not None:
-            change["release_flow"] = write.flow_id
-            change["release_epoch"] = write.epoch
-            change["release_seq"] = write.seq
-            change["release_position"] = write.position
-        if number in commit.positions:
-            change["is_set"], change["set_position"] = True, commit.positions[number]
-        if number in commit.first_positions:
-            change["first_position"] = commit.first_positions[number]
-        yield change
+        return ()
+    changes: dict[int, dict[str, Any]] = {number: {} for number in numbers}
+    for number, write in first_writes(commit.writes).items():
+        changes[number] = {
+            "release_flow": write.flow_id,
+            "release_epoch": write.epoch,
+            "release_seq": write.seq,
+            "release_position": write.position,
+        }
+    for number, position in commit.positions.items():
+        changes[number] |= {"is_set": True, "set_position": position}
+    for number, position in commit.first_positions.items():
+        changes[number]["first_position"] = position
+    return [*changes.values()]
 
 
 def _known_flows(commit: Commit) -> Sequence[Mapping[str, Any]]:

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import asyncpg
 import orjson
-from sqlalchemy import event
+from sqlalchemy import Executable, Row, event
 from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -135,6 +135,13 @@ class Connections:
         with _unavailable():
             async with self._single.connect() as connection:
                 yield connection
+
+    async def rows(
+        self, statement: Executable, parameters: Mapping[str, Any] | None = None
+    ) -> Sequence[Row[Any]]:
+        """The rows of one statement, which is a transaction of its own. Raises StoreUnavailable."""
+        async with self.single() as connection:
+            return (await connection.execute(statement, parameters)).all()
 
     async def fetch(
         self, prepared: PreparedStatement, parameters: Mapping[str, Any]

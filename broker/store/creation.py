@@ -11,11 +11,10 @@ from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.pieces import pieces
-from broker.store.bulk import common_and_rows
 from broker.store.commit import child_rows, entry_rows, written_numbers
 from broker.store.keys import record_acts
 from broker.store.ports import Commit, LogTrimmed, NameTaken
-from broker.store.rows import PartitionValues, partition_values, queue_values
+from broker.store.rows import PartitionValues, common_and_rows, partition_values, queue_values
 from broker.store.tables import lineage, partitions, queues, records
 from broker.store.trims import PASS_FENCE
 

@@ -25,7 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.store.bulk import NOW, any_of
 from broker.store.connections import Connections
-from broker.store.ports import Act, AuditRow, KeyRow, Keys, SessionRow
+from broker.store.ports import USED_SECONDS, Act, AuditRow, KeyRow, Keys, SessionRow
 from broker.store.tables import audit, bound, flows, keys, sessions
 
 PURGE_AT_ONCE = 10_000
@@ -50,7 +50,6 @@ _KEYLESS = (
     .order_by(flows.c.id)
     .limit(bindparam("most"))
 )
-USED_SECONDS = 60.0
 _USED = (
     update(keys)
     .where(

@@ -97,13 +97,15 @@ class PostgresPositions:
         locked: set[int] = set()
         if missing:
             queue_ids, numbers = zip(*missing, strict=True)
-            given = {"queue_ids": queue_ids, "numbers": numbers}
-            there = await self._connections.fetch(THERE, given)
+            there = await self._connections.fetch(
+                THERE, {"queue_ids": queue_ids, "numbers": numbers}
+            )
             locked.update(missing[row["queue_id"], row["number"]] for row in there)
         if not_renewed:
             # Such a flow is gone, unless its row is locked.
-            given = {"flow_ids": sorted({items[place].flow_id for place in not_renewed})}
-            bound = {row["id"] for row in await self._connections.fetch(BOUND, given)}
+            flow_ids = sorted({items[place].flow_id for place in not_renewed})
+            found = await self._connections.fetch(BOUND, {"flow_ids": flow_ids})
+            bound = {flow_id for (flow_id,) in found}
             locked.update(
                 place
                 for place in not_renewed

@@ -1,8 +1,11 @@
 """The store in Postgres: the tables of `migrations/control` through SQLAlchemy Core and asyncpg.
 
-Frequent operations are one statement and thus one round trip: renewals, commits of positions, the
-pulse, commits of decisions (`broker.store.commit`). The driver gets them directly. Bulk goes
-through arrays (`broker.store.bulk`). Locks are taken in one order, see `commit`.
+Frequent operations are one statement and thus one round trip: commits of decisions, commits of
+positions, renewals, the pulse. The driver gets them directly (`Connections.fetch`), and each stands
+beside its statement: `PostgresStore` inherits them from `commit`, `positions`, `leases` and, for
+what was committed, `history`. The rest is here: queues, and the notifications of other replicas.
+
+Locks are taken in one order (`commit`), and one plan works for any number of rows (`bulk`).
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import (
-    Row,
     Text,
     and_,
     bindparam,
@@ -25,18 +27,16 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection
-from sqlalchemy.sql import Executable
 from sqlalchemy.sql.elements import ColumnElement
 
 from broker.core.access import ALL_QUEUES
 from broker.core.queue import Queue
-from broker.core.records import Entry
-from broker.core.stored import ShownEntry
 from broker.store.bulk import PreparedStatement, any_of
 from broker.store.commit import PostgresCommits
 from broker.store.conditions import PostgresConditions
 from broker.store.connections import Connections
 from broker.store.creation import insert_queue
+from broker.store.history import PostgresHistory
 from broker.store.keys import PostgresKeys, matching, record_acts
 from broker.store.leases import PostgresLeases
 from broker.store.notifications import Notifications
@@ -50,9 +50,8 @@ from broker.store.ports import (
     StoreUnavailable,
 )
 from broker.store.positions import PostgresPositions
-from broker.store.reading import NAMES, load, read_history, shown
+from broker.store.reading import load
 from broker.store.rows import (
-    decode,
     queue_row,
 )
 from broker.store.tables import bound, flows, outages, partitions, queues, records
@@ -62,7 +61,7 @@ PURGE_AT_ONCE = 10_000
 ANALYZE_FROM = 10_000
 
 
-class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases):
+class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases, PostgresHistory):
     """The store of one replica: at most `pool_size` connections, and one more for LISTEN."""
 
     def __init__(
@@ -102,7 +101,7 @@ class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases):
         self._connections.heard = heard
 
     async def start(self) -> None:
-        await self._all(select(literal(1)))
+        await self._connections.rows(select(literal(1)))
 
     async def stop(self) -> None:
         self._notifications.close()
@@ -114,7 +113,8 @@ class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases):
         await self._connections.carry_out(lambda one: insert_queue(one, commit))
         if len(commit.partitions) >= ANALYZE_FROM:
             # Plans that were made while the table was small would read all of it.
-            await self._run(text(f"ANALYZE {partitions.fullname}"))
+            async with self._connections.single() as connection:
+                await connection.execute(text(f"ANALYZE {partitions.fullname}"))
 
     async def delete(self, queue_id: str, *, force: bool, act: Act | None = None) -> None:
         lock = select(queues.c.id).where(queues.c.id == queue_id).with_for_update()
@@ -141,7 +141,7 @@ class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases):
             await connection.execute(select(func.count()).select_from(locked))
 
     async def find(self, name: str) -> str | None:
-        found = await self._all(select(queues.c.id).where(queues.c.name == name))
+        found = await self._connections.rows(select(queues.c.id).where(queues.c.name == name))
         return found[0].id if found else None
 
     async def list(
@@ -166,7 +166,7 @@ class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases):
             query = query.where(matching(queues.c.name, patterns))
         return [
             queue_row(row.id, row._asdict(), row.flow_count, row.active_flow_count)
-            for row in await self._all(query)
+            for row in await self._connections.rows(query)
         ]
 
     async def load(self, queue_id: str) -> Queue:
@@ -175,52 +175,8 @@ class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases):
 
     async def revisions(self, queue_ids: Sequence[str]) -> Mapping[str, int]:
         query = select(queues.c.id, queues.c.revision).where(any_of(queues.c.id, "queue_ids"))
-        found = await self._all(query, {"queue_ids": [*queue_ids]})
+        found = await self._connections.rows(query, {"queue_ids": [*queue_ids]})
         return {row.id: row.revision for row in found}
-
-    # Records
-
-    async def entries_after(
-        self, queue_id: str, revision: int, limit: int | None = None
-    ) -> Sequence[Entry]:
-        return [
-            Entry(row.revision, row.at, decode(row.records), row.rebalance_id, row.commit_id)
-            for row in await self._rows_after(queue_id, revision, limit)
-        ]
-
-    async def changes_after(self, queue_id: str, revision: int, limit: int) -> Sequence[ShownEntry]:
-        return list(map(shown, await self._rows_after(queue_id, revision, limit)))
-
-    async def _rows_after(
-        self, queue_id: str, revision: int, limit: int | None
-    ) -> Sequence[Row[Any]]:
-        missed = and_(records.c.queue_id == queues.c.id, records.c.revision > revision)
-        query = (
-            select(queues.c.revision.label("current"), *_ENTRY)
-            .select_from(queues.outerjoin(records, missed))
-            .where(queues.c.id == queue_id)
-            .order_by(records.c.revision)
-            .limit(limit)
-        )
-        found = await self._all(query)
-        if not found:
-            raise QueueGone(queue_id)
-        kept = [row for row in found if row.revision is not None]
-        missed_count = max(0, found[0].current - revision)
-        if len(kept) != (missed_count if limit is None else min(limit, missed_count)):
-            raise KeyError(revision)
-        # The oldest entries are forgotten first.
-        if kept and kept[0].revision != revision + 1:
-            raise KeyError(revision)
-        return kept
-
-    async def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[ShownEntry]:
-        async with self._connections.single() as connection:
-            return await read_history(connection, queue_id, limit, before)
-
-    async def client_names(self, flow_ids: Sequence[str]) -> Mapping[str, str]:
-        found = await self._all(NAMES, {"flow_ids": [*flow_ids]}) if flow_ids else []
-        return {row.id: row.client_name for row in found}
 
     async def purge(self, flows_before: float, records_before: float) -> None:
         newest = select(queues.c.revision).where(queues.c.id == records.c.queue_id)
@@ -239,14 +195,14 @@ class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases):
         [table] = {column.table for column in key}
         some = select(*key).where(old).limit(PURGE_AT_ONCE)
         statement = delete(table).where(tuple_(*key).in_(some)).returning(literal(1))
-        while len(await self._all(statement)) == PURGE_AT_ONCE:
+        while len(await self._connections.rows(statement)) == PURGE_AT_ONCE:
             pass
 
     async def flow_rows(self, flow_ids: Sequence[str]) -> Mapping[str, FlowRow]:
         query = select(flows.c.id, flows.c.queue_id, flows.c.token_hash, flows.c.reason).where(
             any_of(flows.c.id, "flow_ids")
         )
-        found = await self._all(query, {"flow_ids": [*flow_ids]})
+        found = await self._connections.rows(query, {"flow_ids": [*flow_ids]})
         return {row.id: FlowRow(*tuple(row)) for row in found}
 
     # Other replicas
@@ -264,16 +220,6 @@ class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases):
     def listen(self) -> AsyncIterator[Sequence[str] | None]:
         return self._notifications.listen()
 
-    async def _run(self, statement: Executable) -> None:
-        async with self._connections.single() as connection:
-            await connection.execute(statement)
-
-    async def _all(
-        self, statement: Executable, parameters: Mapping[str, Any] | None = None
-    ) -> Sequence[Row[Any]]:
-        async with self._connections.single() as connection:
-            return (await connection.execute(statement, parameters)).all()
-
 
 NOTIFY = PreparedStatement(
     select(
@@ -282,11 +228,4 @@ NOTIFY = PreparedStatement(
             func.unnest(bindparam("payloads", type_=ARRAY(Text))),
         )
     )
-)
-_ENTRY = (
-    records.c.revision,
-    records.c.at,
-    records.c.records,
-    records.c.rebalance_id,
-    records.c.commit_id,
 )

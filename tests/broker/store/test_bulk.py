@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import orjson
 import pytest
 from sqlalchemy import Table, text
 
 from broker.store import tables
-from broker.store.bulk import PreparedStatement, as_json, common_and_rows
+from broker.store.bulk import PreparedStatement
 from broker.store.commit import COMMIT, commit_parameters
 from broker.store.connections import Connections
 from broker.store.ports import Commit
 from broker.store.positions import COMMIT_POSITIONS
+from broker.store.rows import common_and_rows
 from tests.broker.store.support import Replica
 
 COLUMNS = ("number", "state", "retiring", "deadline")
@@ -41,7 +43,8 @@ async def test_rows_arrive_as_given(migrated_url: str) -> None:
     try:
         for name, given in GIVEN.items():
             common, rows = common_and_rows(COLUMNS, given)
-            parameters = {"common": as_json(common), "rows": as_json(rows)}
+            encoded = {"common": common, "rows": rows}
+            parameters = {name: orjson.dumps(value).decode() for name, value in encoded.items()}
             found = await connections.fetch(PreparedStatement(given_rows), parameters)
             assert [tuple(row) for row in found] == given, name
     finally:
@@ -60,7 +63,9 @@ def names(listed: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "table", [tables.flows, tables.partitions, tables.records, tables.lineage, tables.audit], ids=str
+    "table",
+    [tables.flows, tables.partitions, tables.records, tables.lineage, tables.audit],
+    ids=str,
 )
 def test_the_files_insert_every_column(table: Table) -> None:
     """A column that is missing in a list would be lost without an error."""
