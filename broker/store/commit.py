@@ -185,6 +185,7 @@ def _known_flows(commit: Commit) -> Sequence[Mapping[str, Any]]:
             "active": flow.active,
         }
         for flow in commit.flows
+        if flow.id not in commit.token_hashes
     }
     for flow_id in commit.renewed:
         rows.setdefault(flow_id, {"id": flow_id})["renewed"] = True

@@ -1,16 +1,15 @@
--- Commits what a replica decided on a queue. `broker.store.commit` holds the theory.
+-- Commits what a replica decided on a queue. The theory is in `broker.store.commit`.
 --
--- Four steps. Postgres runs a step when another one reads it, so each reads a count of the step
--- before: `count(*) >= 0` always holds, but only once all of its rows are locked.
+--   1. Locks, in the order that holds for the whole service: queue, flows, partitions, log.
+--   2. Verdict: every fence is compared with the locked rows; then the clock is read.
+--   3. Writes: all of them if every fence holds, otherwise none.
+--   4. Answer: the verdict, and the positions as they are after the commit.
 --
---   1. Locks, in the order of the whole service: the queue, flows, partitions, the log.
---   2. The verdict: every fence is compared with the locked rows, then the clock is read.
---   3. The writes: all of them if every fence holds, otherwise none.
---   4. The answer: the verdict, and positions as they are after the commit.
+-- Postgres runs a part when another part reads it. So a part that must come later reads a count of
+-- the earlier one: `count(*) >= 0` is always true, and is known when all rows there are locked.
 --
--- Rows are given as JSON with the names of the columns; a column that is missing is null. Columns
--- in which all rows agree are given once, in the parameter `every_…`: its record is where each row
--- starts from.
+-- Rows are given as JSON, by the names of their columns; a column that is missing is null. Columns
+-- in which all rows agree are given once, in the record `every_…`.
 
 WITH
 
@@ -29,9 +28,9 @@ served AS (
 -- ------------------------------------------------------------------------------------- 1. Locks
 
 held AS (
-    -- The fence against other replicas: the queue has the revision that this replica has seen. A
-    -- commit under way is waited for. If it moves the revision, there is no such row any more.
-    -- No lock here conflicts with foreign keys that refer to the row.
+    -- The fence against other replicas: the queue still has the revision that this replica has
+    -- seen. This waits for a commit of another replica; after it, the row no longer qualifies.
+    -- NO KEY: the foreign keys of other tables can refer to the row meanwhile.
     SELECT id
     FROM counterpoise.queues
     WHERE id = :queue AND revision = :seen
@@ -39,9 +38,10 @@ held AS (
 ),
 
 locked_flows AS (
-    -- The known flows, as they are to be written. `fits`: the flow is still bound; if it expires,
-    -- its lease is over.
-    -- A row without changes (`draining` is null) only leaves or is renewed.
+    -- The flows that are stored already, as they are to be written. A flow without `draining` has
+    -- no changes of its own: it leaves, or its lease begins anew.
+    -- `fits` is the fence against renewals: a flow that expires has a lease that is over. It also
+    -- leaves out flows that are not bound any more.
     SELECT
         locked.id, locked.queue_id, locked.instance_id, locked.client_name, locked.seat,
         locked.lease_seconds, locked.warmup, locked.bound_at, locked.binder, locked.attempt,
@@ -62,8 +62,10 @@ locked_flows AS (
             locked.id IS NOT NULL AND locked.reason IS NULL
             AND (
                 given.expired IS NOT TRUE
-                OR locked.lease_expires_at <= (SELECT now FROM clock)
-                AND (SELECT without_gap FROM served)
+                OR (
+                    locked.lease_expires_at <= (SELECT now FROM clock)
+                    AND (SELECT without_gap FROM served)
+                )
             )
         ) IS TRUE AS fits
     FROM (
@@ -74,7 +76,7 @@ locked_flows AS (
         )
         ORDER BY id
     ) AS given
-    -- LIMIT leaves the planner one way: it looks each row up by its key.
+    -- LIMIT leaves the planner one way: a look-up by the key, once for each given row.
     LEFT JOIN LATERAL (
         SELECT * FROM counterpoise.flows WHERE id = given.id LIMIT 1 FOR NO KEY UPDATE
     ) AS locked ON true
@@ -82,11 +84,12 @@ locked_flows AS (
 ),
 
 locked_partitions AS (
-    -- The partitions, as they are to be written; those that are new are not there yet. `fits`: the
-    -- flow that releases still owns the partition in that epoch, and no later call of it (by
-    -- `seq`) came first.
-    -- The position is the one that an administrator sets, else that of the release, else the
-    -- stored one, else the first one. `seq` begins anew with each epoch.
+    -- The partitions as they are to be written; a new one is not stored yet.
+    -- `position` is the first of these: what an administrator sets (perhaps null), what a release
+    -- brings, what is stored, where a partition without a position begins. `seq` is null in a new
+    -- epoch.
+    -- `fits` is the fence of a release: its flow still owns the partition in its epoch, and no
+    -- later call of that flow, with a higher `seq`, was committed first.
     SELECT
         given.number, given.state, given.epoch, given.owner, given.retiring,
         given.handed_over, given.let_go, given.released_by, given.unowned_since,
@@ -100,10 +103,13 @@ locked_partitions AS (
         given.cut, given.cut_reached,
         (
             given.release_flow IS NULL
-            OR locked.owner = given.release_flow
-            AND locked.epoch = given.release_epoch
-            AND (
-                given.release_seq IS NULL OR locked.seq IS NULL OR given.release_seq > locked.seq
+            OR (
+                locked.owner = given.release_flow
+                AND locked.epoch = given.release_epoch
+                AND (
+                    given.release_seq IS NULL OR locked.seq IS NULL
+                    OR given.release_seq > locked.seq
+                )
             )
         ) IS TRUE AS fits
     FROM (
@@ -112,7 +118,7 @@ locked_partitions AS (
             json_populate_recordset(
                 json_populate_record(NULL::counterpoise.partitions, :every_partition), :partitions
             ),
-            -- Row by row beside the partitions; none at all if no position changes.
+            -- Row by row the same partitions; empty if no position changes.
             json_to_recordset(:positions) AS (
                 release_flow text, release_epoch bigint, release_seq bigint, release_position text,
                 is_set boolean, set_position text, first_position text
@@ -131,9 +137,10 @@ locked_partitions AS (
 ),
 
 passed_fence AS (
-    -- The fence against trims (`broker.store.trims`): none was announced since the fence was taken.
-    -- The new value of `readers` refuses trims that were decided before this commit. A commit that
-    -- is refused for another reason leaves it too; then a trim is only decided again.
+    -- The fence against trims (`broker.store.trims`): no trim of the log was announced since the
+    -- fence was taken. It leaves a new value in `readers`, which refuses trims that were planned
+    -- without this commit. A commit that is refused for another reason may leave one, too; then a
+    -- trim waits a minute.
     INSERT INTO counterpoise.trims AS trim (log, readers, announced)
     SELECT CAST(:fence_log AS text), :commit, :fence_announced
     WHERE :fence_log IS NOT NULL
@@ -153,7 +160,8 @@ fences AS (
         ARRAY(SELECT given_id FROM locked_flows WHERE expired AND NOT fits) AS renewed,
         ARRAY(SELECT number FROM locked_partitions WHERE NOT fits) AS superseded,
         :fence_log IS NULL OR (SELECT count(*) FROM passed_fence) > 0 AS passed,
-        -- CASE: the clock is read after all waits for locks. Without times nothing is too late.
+        -- CASE keeps the order: the clock is read after all waits for locks. Without times no
+        -- commit is too late.
         CASE
             WHEN (SELECT count(*) FROM locked_partitions) >= 0
                 AND (SELECT count(*) FROM passed_fence) >= 0
@@ -176,7 +184,8 @@ verdict AS (
 -- ------------------------------------------------------------------------------------ 3. Writes
 
 written_queue AS (
-    -- `id`, `name` and `created_at` never change: to set a key would conflict with foreign keys.
+    -- All columns but those that never change. To set a key column, even to the same value, would
+    -- conflict with the locks of foreign keys.
     UPDATE counterpoise.queues
     SET (
         partition_count, access_type, rebalance_delay, max_handoff_time, max_warmup_time,
@@ -204,8 +213,8 @@ written_records AS (
 ),
 
 written_flows AS (
-    -- Known flows and partitions are inserted over their rows: through the unique index of the
-    -- key, without a join that the planner may turn around.
+    -- Stored flows, and below the partitions, are inserted over their rows. So Postgres finds them
+    -- by the unique index of the key; an UPDATE would be a join, which it may plan in other ways.
     INSERT INTO counterpoise.flows (
         id, queue_id, instance_id, client_name, seat, lease_seconds, warmup, bound_at, binder,
         attempt, draining, drain_deadline, view_revision, active, token_hash, lease_expires_at,
@@ -226,8 +235,8 @@ written_flows AS (
 ),
 
 new_flows AS (
-    -- After the flows that left, which free their places in the order of binding and the names of
-    -- their instances. A flow may bind and leave within one commit.
+    -- After the stored flows: those that leave make room for the `seat` and the instance of a new
+    -- one. A flow with a `reason` has bound and left within this commit.
     INSERT INTO counterpoise.flows (
         id, queue_id, instance_id, client_name, seat, lease_seconds, warmup, bound_at, binder,
         attempt, draining, drain_deadline, view_revision, active, token_hash, lease_expires_at,
@@ -274,7 +283,7 @@ removed_partitions AS (
 ),
 
 removed_keys AS (
-    -- The key of a removed partition stays, so that it never comes back; its parents do not.
+    -- The key stays, so that no later partition gets it.
     UPDATE counterpoise.lineage
     SET parents = NULL
     WHERE queue_id = :queue AND key = ANY(:removed_keys) AND (SELECT may FROM verdict)
@@ -300,8 +309,8 @@ audited AS (
 -- ------------------------------------------------------------------------------------ 4. Answer
 
 answer AS (
-    -- The positions as written; and of the other partitions that an answer will show, as they were
-    -- when the statement arrived.
+    -- Of the written partitions; and of others that an answer will show, as they were when the
+    -- statement arrived.
     SELECT
         array_agg(number ORDER BY number) AS numbers,
         array_agg(epoch ORDER BY number) AS epochs,

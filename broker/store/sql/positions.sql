@@ -1,13 +1,15 @@
--- Commits positions of many partitions, each fenced by itself. `broker.store.positions` holds the
--- theory. It waits for no lock: a row that another transaction has locked is left out.
+-- Commits positions of many partitions of many flows, each under a fence of its own. The theory is
+-- in `broker.store.positions`.
 --
--- The items are given as arrays, one for each column. A partition occurs once.
+-- It waits for no lock (SKIP LOCKED): rows that another transaction holds are left out.
+--
+-- The items are given as one array for each column; a partition occurs in one item only.
 
 WITH
 
 renewed AS (
-    -- Flows before partitions, each in the order of their keys, as everywhere. Whoever commits
-    -- lives: the lease begins anew, even if none of the positions is accepted.
+    -- The leases of the flows begin anew, whether their positions are accepted or not. Locks are
+    -- taken in the order of `commit.sql`: flows before partitions, each by their keys.
     UPDATE counterpoise.flows
     SET lease_expires_at =
         CAST(extract(epoch FROM statement_timestamp()) AS double precision) + lease_seconds
@@ -22,9 +24,9 @@ renewed AS (
 ),
 
 locked AS (
-    -- The row of each item, as it is to be written if the flow is `renewed` and `owned` and `fits`
-    -- hold: the flow owns the partition, in this epoch, and no later call of it (by `seq`) came
-    -- first.
+    -- The row of each item, and its fence: the lease of the flow was `renewed`, the partition is
+    -- `owned` by the flow, and it `fits`: it has the epoch, and no later call of the flow, with a
+    -- higher `seq`, was committed first.
     SELECT
         item.place,
         found.*,
@@ -42,7 +44,7 @@ locked AS (
         ) WITH ORDINALITY AS item (queue_id, number, flow_id, epoch, seq, position, place)
         ORDER BY queue_id, number
     ) AS item
-    -- LIMIT leaves the planner one way: it looks each row up by its key.
+    -- LIMIT leaves the planner one way: a look-up by the key, once for each item.
     CROSS JOIN LATERAL (
         SELECT *
         FROM counterpoise.partitions
@@ -50,13 +52,13 @@ locked AS (
         LIMIT 1
         FOR NO KEY UPDATE SKIP LOCKED
     ) AS found
-    -- It always holds, once the flows are locked.
+    -- Always true, and known when the flows are locked.
     WHERE (SELECT count(*) FROM renewed) >= 0
 ),
 
 written AS (
-    -- Inserted over their rows: through the unique index of the key, without a join that the
-    -- planner may turn around. Only two columns change.
+    -- Inserted over their rows, by the unique index of the key (see `commit.sql`). Only two columns
+    -- change.
     INSERT INTO counterpoise.partitions (
         queue_id, number, state, epoch, owner, retiring, handed_over, let_go, released_by,
         unowned_since, successor, deadline, handoff_since, warm, warmed_by, warmed_epoch,
@@ -73,8 +75,8 @@ written AS (
     RETURNING queue_id, number, epoch, position
 )
 
--- The items by their place, as they were found. Then positions, without a place: those that are to
--- be shown as they were when the statement arrived, then those that it has written.
+-- The items as they were found, by their place. Then positions, without a place: first those that
+-- an answer will show, as they were when the statement arrived, then those that were written.
 SELECT
     place, NULL AS queue_id, NULL AS number, epoch, NULL AS position, owned, state, renewed
 FROM locked

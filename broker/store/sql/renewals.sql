@@ -1,5 +1,6 @@
--- Begins the leases of these flows anew (`broker.store.leases`). It waits for no lock: a flow that
--- another transaction has locked is left out.
+-- The leases of these flows begin anew (`broker.store.leases`).
+--
+-- It waits for no lock (SKIP LOCKED): flows that another transaction holds are left out.
 
 UPDATE counterpoise.flows
 SET lease_expires_at =
