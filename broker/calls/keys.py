@@ -31,15 +31,14 @@ from broker.core.access import (
 from broker.core.errors import BrokerError, Forbidden, QueueNotFound, Unauthorized, Unavailable
 from broker.replica.store_calls import UNAVAILABLE, Batcher, store_available
 from broker.replica.transaction import Submission
-from broker.store.ports import KeyRow, StoreUnavailable
+from broker.store.ports import USED_SECONDS, KeyRow, StoreUnavailable
 
 LOOK_SECONDS = 1.0
 TRUSTED_SECONDS = 4.0
 # A call that may go by what is known waits no longer for a store that does not answer.
 STALE_SECONDS = 0.4
-# A key that was not used for so long is forgotten here; its last use is written as often.
+# A key that was not used for so long is forgotten here.
 IDLE_SECONDS = 600.0
-USED_SECONDS = 60.0
 SESSION_SECONDS = 12 * 3600.0
 MOST_SESSIONS = 100
 MOST_ENDED_AT_ONCE = 1000

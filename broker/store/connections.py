@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import asyncpg
 import orjson
-from sqlalchemy import event
+from sqlalchemy import Executable, Row, event
 from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -136,6 +136,13 @@ class Connections:
             async with self._single.connect() as connection:
                 yield connection
 
+    async def rows(
+        self, statement: Executable, parameters: Mapping[str, Any] | None = None
+    ) -> Sequence[Row[Any]]:
+        """The rows of one statement, which is a transaction of its own. Raises StoreUnavailable."""
+        async with self.single() as connection:
+            return (await connection.execute(statement, parameters)).all()
+
     async def fetch(
         self, prepared: PreparedStatement, parameters: Mapping[str, Any]
     ) -> Sequence[asyncpg.Record]:
@@ -144,7 +151,10 @@ class Connections:
         It goes to the driver directly: one round trip, and a fraction of the processor's time of
         the same statement through SQLAlchemy. Raises StoreUnavailable, ConnectionLost.
         """
-        arguments = prepared.arguments(parameters)
+        constants = prepared.constants
+        arguments = [
+            parameters[name] if name in parameters else constants[name] for name in prepared.names
+        ]
         with _unavailable():
             lent: PoolProxiedConnection = await greenlet_spawn(
                 self._engine.sync_engine.pool.connect

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from sqlalchemy import (
@@ -21,11 +21,11 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.store.bulk import NOW, any_of
-from broker.store.commit import record_acts
 from broker.store.connections import Connections
-from broker.store.ports import Act, AuditRow, KeyRow, Keys, SessionRow
+from broker.store.ports import USED_SECONDS, Act, AuditRow, KeyRow, Keys, SessionRow
 from broker.store.tables import audit, bound, flows, keys, sessions
 
 PURGE_AT_ONCE = 10_000
@@ -50,7 +50,6 @@ _KEYLESS = (
     .order_by(flows.c.id)
     .limit(bindparam("most"))
 )
-USED_SECONDS = 60.0
 _USED = (
     update(keys)
     .where(
@@ -160,6 +159,13 @@ class PostgresKeys:
             await one.execute(delete(sessions).where(sessions.c.ends_at <= NOW))
             while len((await one.execute(statement)).all()) == PURGE_AT_ONCE:
                 pass
+
+
+async def record_acts(connection: AsyncConnection, acts: Sequence[Act]) -> None:
+    """Writes the audit, one row for each act, in the transaction of what was done."""
+    if acts:
+        rows = [{"at": NOW, **asdict(act)} for act in acts]
+        await connection.execute(insert(audit).values(rows))
 
 
 def matching(name: ColumnElement[Any], patterns: Sequence[str]) -> ColumnElement[bool]:

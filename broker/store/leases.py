@@ -26,13 +26,12 @@ that knows the new time decides on a queue that has moved (`broker.replica.clock
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
-    ColumnElement,
+    BigInteger,
     Double,
-    FromClause,
     Integer,
     Text,
     and_,
@@ -47,7 +46,8 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.store.bulk import NOW, PreparedStatement, any_of, listed
-from broker.store.ports import Outage, Pulse
+from broker.store.connections import Connections
+from broker.store.ports import Expiry, Lease, Outage, Pulse
 from broker.store.tables import bound, flows, outages, queues, service
 
 # Whether replicas served all the while, so that leases have run.
@@ -56,12 +56,8 @@ SERVED = (
 ).scalar_subquery()
 
 
-def lease_over(row: FromClause) -> ColumnElement[bool]:
-    """Whether the lease of a flow is over; `row` is the table or has its columns."""
-    return and_(row.c.lease_expires_at <= NOW, SERVED)
-
-
-LEASE_OVER = lease_over(flows)
+# The lease of a flow is over.
+LEASE_OVER = and_(flows.c.lease_expires_at <= NOW, SERVED)
 
 # The pulse. Usually it is one statement. If it stamps nothing, no replica served for a while, or
 # the clock was set.
@@ -100,24 +96,13 @@ RENEW_ALIVE = (
 )
 
 # Leases. A renewal never waits for a lock: it covers rows of many queues, and a replica that holds
-# a lock may be frozen. Locked rows are left out, and the caller asks for them again.
+# a lock may be frozen. Locked rows are left out, and the caller sends them again.
 
-_leased = (
-    select(flows.c.id)
-    .where(any_of(flows.c.id, "flow_ids"), bound)
-    .order_by(flows.c.id)
-    .with_for_update(key_share=True, skip_locked=True)
-    .cte("leased")
-)
-RENEWAL = (
-    update(flows)
-    .where(listed(flows.c.id, _leased.c.id))
-    .values(lease_expires_at=NOW + flows.c.lease_seconds)
-)
-RENEW = PreparedStatement(
-    RENEWAL.returning(flows.c.id, flows.c.lease_expires_at, flows.c.view_revision)
-)
+RENEW = PreparedStatement.read("renewals")
 BOUND = PreparedStatement(select(flows.c.id).where(any_of(flows.c.id, "flow_ids"), bound))
+LEASES = PreparedStatement(
+    select(flows.c.id, flows.c.lease_expires_at).where(any_of(flows.c.id, "flow_ids"), bound)
+)
 EXPIRIES = PreparedStatement(
     select(flows.c.id, flows.c.lease_expires_at, LEASE_OVER.label("over"))
     .where(flows.c.queue_id == bindparam("queue", type_=Text), bound)
@@ -131,6 +116,11 @@ _over = (
 )
 _since = func.least(queues.c.next_deadline, _over.c.since)
 _went_back = select(func.max(outages.c.id)).where(outages.c.seconds < 0).scalar_subquery()
+OUTAGES = PreparedStatement(
+    select(outages)
+    .where(outages.c.id > bindparam("after", type_=BigInteger))
+    .order_by(outages.c.id)
+)
 DUE = PreparedStatement(
     select(queues.c.id)
     .select_from(queues.outerjoin(_over, _over.c.queue_id == queues.c.id))
@@ -146,7 +136,42 @@ DUE = PreparedStatement(
 )
 
 
-async def pulse_after_gap(connection: AsyncConnection, gap_seconds: float) -> Pulse:
+class PostgresLeases:
+    """Leases and the pulse in Postgres."""
+
+    _connections: Connections
+
+    async def pulse(self, gap_seconds: float = 3.0) -> Pulse:
+        if stamped := await self._connections.fetch(STAMP, {"gap": gap_seconds}):
+            now, *outage = tuple(stamped[0])
+            return Pulse(now, _outage_of(outage))
+        return await self._connections.carry_out(lambda one: _pulse_after_gap(one, gap_seconds))
+
+    async def expiries(self, queue_id: str) -> Expiry:
+        found = await self._connections.fetch(EXPIRIES, {"queue": queue_id})
+        over = tuple(flow_id for flow_id, _, is_over in found if is_over)
+        return Expiry(over, min((ends for _, ends, is_over in found if not is_over), default=None))
+
+    async def renew(self, flow_ids: Sequence[str]) -> Mapping[str, Lease | None]:
+        found = await self._connections.fetch(RENEW, {"flow_ids": flow_ids})
+        leases: dict[str, Lease | None] = {flow_id: Lease(*lease) for flow_id, *lease in found}
+        if missing := sorted(set(flow_ids).difference(leases)):
+            locked = await self._connections.fetch(BOUND, {"flow_ids": missing})
+            leases |= dict.fromkeys((flow_id for (flow_id,) in locked), None)
+        return leases
+
+    async def leases(self, flow_ids: Sequence[str]) -> Mapping[str, float]:
+        return dict(await self._connections.fetch(LEASES, {"flow_ids": flow_ids}))
+
+    async def outages(self, after: int) -> Sequence[Outage]:
+        found = await self._connections.fetch(OUTAGES, {"after": after})
+        return [Outage(*row) for row in found]
+
+    async def due(self, limit: int) -> Sequence[str]:
+        return [queue_id for (queue_id,) in await self._connections.fetch(DUE, {"limit": limit})]
+
+
+async def _pulse_after_gap(connection: AsyncConnection, gap_seconds: float) -> Pulse:
     """The pulse when `STAMP` stamped nothing: no replica served for a while, or ever, or the clock
     went back.
     """
@@ -159,9 +184,9 @@ async def pulse_after_gap(connection: AsyncConnection, gap_seconds: float) -> Pu
         update(service).where(service.c.id == 1).values(stamped_at=NOW, gap_seconds=gap_seconds)
     )
     outage = (await connection.execute(_LATEST_OUTAGE)).first()
-    return Pulse(now, outage_of(outage))
+    return Pulse(now, _outage_of(outage))
 
 
-def outage_of(values: Sequence[Any] | None) -> Outage | None:
+def _outage_of(values: Sequence[Any] | None) -> Outage | None:
     """The outage in these columns, if any."""
     return Outage(*values) if values and values[0] is not None else None

@@ -452,6 +452,10 @@ class AuditRow:
     act: Act
 
 
+# How exactly the last use of a key is known.
+USED_SECONDS = 60.0
+
+
 class KeyStore(Protocol):
     """Keys, sessions and the audit. Each method raises StoreUnavailable."""
 
@@ -462,7 +466,7 @@ class KeyStore(Protocol):
         """Bound flows whose key has ended, as (id of the queue, id of the flow)."""
 
     async def used(self, key_ids: Sequence[str]) -> None:
-        """These keys were used just now."""
+        """These keys were used just now; written unless that was known to `USED_SECONDS`."""
 
     async def begin_session(self, hash: bytes, key_id: str, seconds: float, most: int) -> float:
         """Begins a session, and ends the key's oldest ones above `most`. Returns when it ends."""

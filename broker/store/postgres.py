@@ -1,18 +1,20 @@
 """The store in Postgres: the tables of `migrations/control` through SQLAlchemy Core and asyncpg.
 
-Frequent operations are one statement and thus one round trip: renewals, commits of positions, the
-pulse, commits of decisions (`broker.store.commit`). The driver gets them directly. Bulk goes
-through arrays (`broker.store.bulk`). Locks are taken in one order, see `commit`.
+Frequent operations are one statement and thus one round trip: commits of decisions, commits of
+positions, renewals, the pulse. The driver gets them directly (`Connections.fetch`), and each stands
+beside its statement: `PostgresStore` inherits them from `commit`, `positions`, `leases` and, for
+what was committed, `history`. The rest is here: queues, and the notifications of other replicas.
+
+Locks are taken in one order (`commit`), and one plan works for any number of rows (`bulk`).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import (
-    Row,
     Text,
     and_,
     bindparam,
@@ -25,40 +27,31 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection
-from sqlalchemy.sql import Executable
 from sqlalchemy.sql.elements import ColumnElement
 
 from broker.core.access import ALL_QUEUES
 from broker.core.queue import Queue
-from broker.core.records import Entry
-from broker.core.stored import ShownEntry
 from broker.store.bulk import PreparedStatement, any_of
-from broker.store.commit import insert_queue, record_acts, write_commit
+from broker.store.commit import PostgresCommits
 from broker.store.conditions import PostgresConditions
 from broker.store.connections import Connections
-from broker.store.keys import PostgresKeys, matching
-from broker.store.leases import BOUND, DUE, EXPIRIES, RENEW, STAMP, outage_of, pulse_after_gap
+from broker.store.creation import insert_queue
+from broker.store.history import PostgresHistory
+from broker.store.keys import PostgresKeys, matching, record_acts
+from broker.store.leases import PostgresLeases
 from broker.store.notifications import Notifications
 from broker.store.ports import (
     Act,
     Commit,
-    Expiry,
     FlowRow,
     FlowsBound,
-    Lease,
-    Outage,
-    PositionCommit,
-    PositionOutcomes,
-    Positions,
-    Pulse,
     QueueGone,
     QueueRow,
     StoreUnavailable,
 )
-from broker.store.positions import commit_positions, positions_of
-from broker.store.reading import NAMES, load, read_history, shown
+from broker.store.positions import PostgresPositions
+from broker.store.reading import load
 from broker.store.rows import (
-    decode,
     queue_row,
 )
 from broker.store.tables import bound, flows, outages, partitions, queues, records
@@ -68,7 +61,7 @@ PURGE_AT_ONCE = 10_000
 ANALYZE_FROM = 10_000
 
 
-class PostgresStore:
+class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases, PostgresHistory):
     """The store of one replica: at most `pool_size` connections, and one more for LISTEN."""
 
     def __init__(
@@ -108,20 +101,11 @@ class PostgresStore:
         self._connections.heard = heard
 
     async def start(self) -> None:
-        await self._all(select(literal(1)))
+        await self._connections.rows(select(literal(1)))
 
     async def stop(self) -> None:
         self._notifications.close()
         await self._connections.close()
-
-    # Serving
-
-    async def pulse(self, gap_seconds: float = 3.0) -> Pulse:
-        stamped = await self._fetch(STAMP, {"gap": gap_seconds})
-        if stamped:
-            now, *outage = tuple(stamped[0])
-            return Pulse(now, outage_of(outage))
-        return await self._connections.carry_out(lambda one: pulse_after_gap(one, gap_seconds))
 
     # Queues
 
@@ -129,10 +113,8 @@ class PostgresStore:
         await self._connections.carry_out(lambda one: insert_queue(one, commit))
         if len(commit.partitions) >= ANALYZE_FROM:
             # Plans that were made while the table was small would read all of it.
-            await self._run(text(f"ANALYZE {partitions.fullname}"))
-
-    async def commit(self, commit: Commit) -> Positions:
-        return await write_commit(self._connections, commit)
+            async with self._connections.single() as connection:
+                await connection.execute(text(f"ANALYZE {partitions.fullname}"))
 
     async def delete(self, queue_id: str, *, force: bool, act: Act | None = None) -> None:
         lock = select(queues.c.id).where(queues.c.id == queue_id).with_for_update()
@@ -159,7 +141,7 @@ class PostgresStore:
             await connection.execute(select(func.count()).select_from(locked))
 
     async def find(self, name: str) -> str | None:
-        found = await self._all(select(queues.c.id).where(queues.c.name == name))
+        found = await self._connections.rows(select(queues.c.id).where(queues.c.name == name))
         return found[0].id if found else None
 
     async def list(
@@ -184,7 +166,7 @@ class PostgresStore:
             query = query.where(matching(queues.c.name, patterns))
         return [
             queue_row(row.id, row._asdict(), row.flow_count, row.active_flow_count)
-            for row in await self._all(query)
+            for row in await self._connections.rows(query)
         ]
 
     async def load(self, queue_id: str) -> Queue:
@@ -193,52 +175,8 @@ class PostgresStore:
 
     async def revisions(self, queue_ids: Sequence[str]) -> Mapping[str, int]:
         query = select(queues.c.id, queues.c.revision).where(any_of(queues.c.id, "queue_ids"))
-        found = await self._all(query, {"queue_ids": [*queue_ids]})
+        found = await self._connections.rows(query, {"queue_ids": [*queue_ids]})
         return {row.id: row.revision for row in found}
-
-    # Records
-
-    async def entries_after(
-        self, queue_id: str, revision: int, limit: int | None = None
-    ) -> Sequence[Entry]:
-        return [
-            Entry(row.revision, row.at, decode(row.records), row.rebalance_id, row.commit_id)
-            for row in await self._rows_after(queue_id, revision, limit)
-        ]
-
-    async def changes_after(self, queue_id: str, revision: int, limit: int) -> Sequence[ShownEntry]:
-        return list(map(shown, await self._rows_after(queue_id, revision, limit)))
-
-    async def _rows_after(
-        self, queue_id: str, revision: int, limit: int | None
-    ) -> Sequence[Row[Any]]:
-        missed = and_(records.c.queue_id == queues.c.id, records.c.revision > revision)
-        query = (
-            select(queues.c.revision.label("current"), *_ENTRY)
-            .select_from(queues.outerjoin(records, missed))
-            .where(queues.c.id == queue_id)
-            .order_by(records.c.revision)
-            .limit(limit)
-        )
-        found = await self._all(query)
-        if not found:
-            raise QueueGone(queue_id)
-        kept = [row for row in found if row.revision is not None]
-        missed_count = max(0, found[0].current - revision)
-        if len(kept) != (missed_count if limit is None else min(limit, missed_count)):
-            raise KeyError(revision)
-        # The oldest entries are forgotten first.
-        if kept and kept[0].revision != revision + 1:
-            raise KeyError(revision)
-        return kept
-
-    async def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[ShownEntry]:
-        async with self._connections.single() as connection:
-            return await read_history(connection, queue_id, limit, before)
-
-    async def client_names(self, flow_ids: Sequence[str]) -> Mapping[str, str]:
-        found = await self._all(NAMES, {"flow_ids": [*flow_ids]}) if flow_ids else []
-        return {row.id: row.client_name for row in found}
 
     async def purge(self, flows_before: float, records_before: float) -> None:
         newest = select(queues.c.revision).where(queues.c.id == records.c.queue_id)
@@ -257,54 +195,15 @@ class PostgresStore:
         [table] = {column.table for column in key}
         some = select(*key).where(old).limit(PURGE_AT_ONCE)
         statement = delete(table).where(tuple_(*key).in_(some)).returning(literal(1))
-        while len(await self._all(statement)) == PURGE_AT_ONCE:
+        while len(await self._connections.rows(statement)) == PURGE_AT_ONCE:
             pass
-
-    # Leases and positions
-
-    async def expiries(self, queue_id: str) -> Expiry:
-        found = await self._fetch(EXPIRIES, {"queue": queue_id})
-        over = tuple(flow_id for flow_id, _, is_over in found if is_over)
-        return Expiry(over, min((ends for _, ends, is_over in found if not is_over), default=None))
-
-    async def renew(self, flow_ids: Sequence[str]) -> Mapping[str, Lease | None]:
-        asked = set(flow_ids)
-        found = await self._fetch(RENEW, {"flow_ids": sorted(asked)})
-        leases = {flow_id: Lease(*lease) for flow_id, *lease in found}
-        missing = sorted(asked - leases.keys())
-        if not missing:
-            return leases
-        held = await self._fetch(BOUND, {"flow_ids": missing})
-        return leases | dict.fromkeys((flow_id for (flow_id,) in held), None)
-
-    async def commit_positions(
-        self, items: Sequence[PositionCommit], shown: Collection[tuple[str, int]] = ()
-    ) -> PositionOutcomes:
-        return await commit_positions(self._connections, items, shown)
-
-    async def positions(self, queue_id: str, partitions: Sequence[int] | None = None) -> Positions:
-        return await positions_of(self._connections, queue_id, partitions)
-
-    async def leases(self, flow_ids: Sequence[str]) -> Mapping[str, float]:
-        query = select(flows.c.id, flows.c.lease_expires_at).where(
-            any_of(flows.c.id, "flow_ids"), bound
-        )
-        found = await self._all(query, {"flow_ids": [*flow_ids]})
-        return {row.id: row.lease_expires_at for row in found}
 
     async def flow_rows(self, flow_ids: Sequence[str]) -> Mapping[str, FlowRow]:
         query = select(flows.c.id, flows.c.queue_id, flows.c.token_hash, flows.c.reason).where(
             any_of(flows.c.id, "flow_ids")
         )
-        found = await self._all(query, {"flow_ids": [*flow_ids]})
+        found = await self._connections.rows(query, {"flow_ids": [*flow_ids]})
         return {row.id: FlowRow(*tuple(row)) for row in found}
-
-    async def outages(self, after: int) -> Sequence[Outage]:
-        query = select(outages).where(outages.c.id > after).order_by(outages.c.id)
-        return [Outage(*tuple(row)) for row in await self._all(query)]
-
-    async def due(self, limit: int) -> Sequence[str]:
-        return [queue_id for (queue_id,) in await self._fetch(DUE, {"limit": limit})]
 
     # Other replicas
 
@@ -314,27 +213,12 @@ class PostgresStore:
             return
         try:
             channel = self._notifications.channel
-            await self._fetch(NOTIFY, {"channel": channel, "payloads": payloads})
+            await self._connections.fetch(NOTIFY, {"channel": channel, "payloads": payloads})
         except StoreUnavailable:
             return  # Best effort: the sweep of the other replicas finds the changes.
 
     def listen(self) -> AsyncIterator[Sequence[str] | None]:
         return self._notifications.listen()
-
-    async def _run(self, statement: Executable) -> None:
-        async with self._connections.single() as connection:
-            await connection.execute(statement)
-
-    async def _fetch(
-        self, prepared: PreparedStatement, parameters: Mapping[str, Any]
-    ) -> Sequence[Any]:
-        return await self._connections.fetch(prepared, parameters)
-
-    async def _all(
-        self, statement: Executable, parameters: Mapping[str, Any] | None = None
-    ) -> Sequence[Row[Any]]:
-        async with self._connections.single() as connection:
-            return (await connection.execute(statement, parameters)).all()
 
 
 NOTIFY = PreparedStatement(
@@ -344,11 +228,4 @@ NOTIFY = PreparedStatement(
             func.unnest(bindparam("payloads", type_=ARRAY(Text))),
         )
     )
-)
-_ENTRY = (
-    records.c.revision,
-    records.c.at,
-    records.c.records,
-    records.c.rebalance_id,
-    records.c.commit_id,
 )

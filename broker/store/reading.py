@@ -1,11 +1,7 @@
-"""Reads what may be large: a queue from its rows (`rows` is the other direction), and its history.
+"""Makes a queue of its rows (`rows` is the other direction).
 
 Flows and partitions enter through the same methods as in `replay`, so that all counts and rankings
-are right. All is done in pieces (`broker.pieces`).
-
-**History.** The entries of a rebalance name it. What led to it (flows that bound or left, settings)
-is in the entries before it that belong to no rebalance: those of its holddown, among others. They
-are read with it, newest first and limited in number, because a queue may see very many of them.
+are right. All is done in pieces (`broker.pieces`), because a queue may be large.
 """
 
 from __future__ import annotations
@@ -14,13 +10,12 @@ from collections.abc import Iterable, Mapping
 from itertools import starmap
 from typing import Any
 
-from sqlalchemy import Select, and_, bindparam, func, select
+from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.core.graph import Lineage
 from broker.core.model import Flow, HandedOver, Handoff, Partition
 from broker.core.queue import Queue
-from broker.core.stored import ShownEntry
 from broker.core.transitions import LifeEvent, PartitionEvent, State
 from broker.pieces import pause, pieces
 from broker.store.bulk import any_of
@@ -29,11 +24,10 @@ from broker.store.rows import (
     FlowValues,
     LineageValues,
     PartitionValues,
-    decode_shown,
     instance_of,
     restore_head,
 )
-from broker.store.tables import bound, flows, lineage, partitions, queues, records
+from broker.store.tables import bound, flows, lineage, partitions, queues
 
 # So many rows of partitions take some milliseconds.
 ROWS_AT_ONCE = 1000
@@ -259,78 +253,3 @@ def _known(queue: Queue, flow_id: str | None) -> str | None:
     """The same id, as the object of the bound flow: so partitions do not each hold a copy."""
     flow = queue.flows.get(flow_id) if flow_id is not None else None
     return flow_id if flow is None else flow.id
-
-
-# The most entries that are read beside those of rebalances.
-MOST_BETWEEN = 5000
-
-# Each has at most a slice, so these take some milliseconds.
-ENTRIES_AT_ONCE = 10
-_ENTRY = (records.c.revision, records.c.at, records.c.records, records.c.rebalance_id)
-SOME_ENTRIES = (
-    select(*_ENTRY)
-    .where(records.c.queue_id == bindparam("queue"), any_of(records.c.revision, "revisions"))
-    .order_by(records.c.revision)
-)
-
-
-async def read_history(
-    connection: AsyncConnection, queue_id: str, limit: int, before: int | None
-) -> list[ShownEntry]:
-    """The entries of the newest `limit` rebalances with an id below `before`, and those between
-    them and up to the rebalance before them; the oldest entry first.
-    """
-    named = and_(records.c.queue_id == queue_id, records.c.rebalance_id.is_not(None))
-    newest = (
-        select(records.c.rebalance_id)
-        .distinct()
-        .where(named)
-        .order_by(records.c.rebalance_id.desc())
-        .limit(limit)
-    )
-    if before is not None:
-        newest = newest.where(records.c.rebalance_id < before)
-    of_rebalances = select(*_ENTRY).where(named, records.c.rebalance_id.in_(newest))
-    found = await _entries(connection, queue_id, of_rebalances.order_by(records.c.revision))
-    if not found:
-        return []
-    revisions = [entry.revision for entry in found]
-    former = (
-        select(func.max(records.c.revision))
-        .where(named, records.c.revision < min(revisions))
-        .scalar_subquery()
-    )
-    between = (
-        select(*_ENTRY)
-        .where(
-            records.c.queue_id == queue_id,
-            records.c.rebalance_id.is_(None),
-            records.c.revision > func.coalesce(former, 0),
-            records.c.revision < max(revisions),
-        )
-        .order_by(records.c.revision.desc())
-        .limit(MOST_BETWEEN)
-    )
-    found += await _entries(connection, queue_id, between)
-    return sorted(found, key=lambda entry: entry.revision)
-
-
-async def _entries(
-    connection: AsyncConnection, queue_id: str, query: Select[Any]
-) -> list[ShownEntry]:
-    """The entries, read in pieces."""
-    found: list[ShownEntry] = []
-    revisions = query.with_only_columns(records.c.revision)
-    asked = (await connection.execute(revisions)).scalars().all()
-    async for some in pieces(asked, ENTRIES_AT_ONCE):
-        rows = await connection.execute(SOME_ENTRIES, {"revisions": [*some], "queue": queue_id})
-        found += map(shown, rows)
-    return found
-
-
-def shown(row: Any) -> ShownEntry:
-    """A stored entry, for showing."""
-    return ShownEntry(row.revision, row.at, decode_shown(row.records), row.rebalance_id)
-
-
-NAMES = select(flows.c.id, flows.c.client_name).where(any_of(flows.c.id, "flow_ids"))

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sqlalchemy import CTE, ColumnElement, Text, bindparam, delete, select, update
+from sqlalchemy import ColumnElement, Text, bindparam, delete, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from broker.store.bulk import PreparedStatement
@@ -99,33 +99,6 @@ class PostgresTrims:
         await self._fetch(_FORGET, {"log": log, "seen": seen})
 
 
-def fenced(may: ColumnElement[bool], fence: ColumnElement[str], name: ColumnElement[str]) -> CTE:
-    """Passes the fence, if it `may`: a row, or none if a trim was announced meanwhile.
-
-    `fence` is the parameter with the log, null without a fence; `name` is random.
-    """
-    given = select(fence, name, _ANNOUNCED).where(fence.is_not(None), may)
-    passed = insert(trims).from_select(["log", "readers", "announced"], given)
-    return (
-        passed.on_conflict_do_update(
-            index_elements=[trims.c.log],
-            set_={"readers": passed.excluded.readers},
-            where=(trims.c.announced == passed.excluded.announced) & trims.c.pending.is_(None),
-        )
-        .returning(trims.c.log)
-        .cte("fenced")
-    )
-
-
-def fence_parameters(fence: Fence | None) -> Mapping[str, str | None]:
-    """The parameters of `FENCE_LOG` and of `fenced`."""
-    if fence is None:
-        return {"fence_log": None, "fence_announced": None}
-    return {"fence_log": fence.log, "fence_announced": fence.announced}
-
-
-FENCE_LOG: ColumnElement[str] = bindparam("fence_log", type_=Text)
-_ANNOUNCED: ColumnElement[str] = bindparam("fence_announced", type_=Text)
 _ROW = (trims.c.readers, trims.c.announced, trims.c.pending)
 _OF_LOG = trims.c.log == bindparam("log", type_=Text)
 _SEEN = trims.c.readers == bindparam("seen", type_=Text)
@@ -152,3 +125,13 @@ _DONE = PreparedStatement(
     update(trims).where(_OF_LOG, trims.c.announced == _NAME).values(pending=None)
 )
 _FORGET = PreparedStatement(delete(trims).where(_OF_LOG, _SEEN, trims.c.pending.is_(None)))
+# A creation passes its fence, as `sql/commit.sql` does: a row, or none if a trim was announced
+# meanwhile.
+_passed = insert(trims).values(
+    log=bindparam("log"), readers=bindparam("commit"), announced=bindparam("announced")
+)
+PASS_FENCE = _passed.on_conflict_do_update(
+    index_elements=[trims.c.log],
+    set_={"readers": _passed.excluded.readers},
+    where=(trims.c.announced == _passed.excluded.announced) & trims.c.pending.is_(None),
+).returning(trims.c.log)

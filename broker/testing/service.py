@@ -10,9 +10,10 @@ from broker.logs.external import ExternalLogs
 from broker.replica.replica import Replica
 from broker.service import Broker
 from broker.settings import Settings
+from broker.testing.database import MemoryDatabase
 from broker.testing.logs import MemoryLogKind
 from broker.testing.process import Process, VirtualAlarms
-from broker.testing.store import MemoryDatabase, MemoryStore
+from broker.testing.store import MemoryStore
 from broker.tracing import traced
 from counterpoise.logs.memory import MemoryLogs
 

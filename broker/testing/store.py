@@ -2,8 +2,7 @@
 
 A `MemoryDatabase` is the database, each `MemoryStore` on it is one replica's store. Replicas share
 nothing but rows and records. With `hook` a simulation can make a call wait or fail. The ports of
-conditions, of keys, sessions and the audit, and of trims each have a class of their own; its `call`
-awaits the hook with the method's name, then does the work.
+conditions, of keys, sessions and the audit, and of trims each have a class of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from collections.abc import (
 )
 from dataclasses import replace
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
 from broker.core.access import ALL_QUEUES, matches
 from broker.core.queue import Queue
@@ -30,6 +29,7 @@ from broker.core.records import Entry
 from broker.core.stored import ShownEntry
 from broker.store.conditions import Condition, counted
 from broker.store.ports import (
+    USED_SECONDS,
     Act,
     AuditRow,
     Commit,
@@ -48,9 +48,7 @@ from broker.store.ports import (
     StoreUnavailable,
 )
 from broker.store.trims import Trimming
-from broker.testing.database import MemoryDatabase, StoredFlow, TrimTable
-
-__all__ = ["Fault", "Hook", "MemoryDatabase", "MemoryStore"]
+from broker.testing.database import MemoryDatabase, StoredFlow
 
 
 class Fault(Enum):
@@ -62,6 +60,12 @@ class Fault(Enum):
 
 T = TypeVar("T")
 Hook = Callable[[str], Awaitable[Fault | None]]
+
+
+class Call(Protocol):
+    """Awaits the hook with the method's name, then does the work."""
+
+    def __call__(self, method: str, work: Callable[[], T], /) -> Awaitable[T]: ...
 
 
 class MemoryStore:
@@ -77,7 +81,7 @@ class MemoryStore:
         self.database = database or MemoryDatabase(clock)
         self.hook = hook
         self.keys = MemoryKeys(self.database, self._call)
-        self.trims = MemoryTrims(self.database.trims, self._call)
+        self.trims = MemoryTrims(self.database, self._call)
         self.conditions = MemoryConditions(self.database, self._call)
         self._listening: list[_Listening] = []
 
@@ -227,17 +231,15 @@ class _Listening:
         return queue_ids
 
 
-# The conditions that flows report
-
-
-Call = Callable[[str, Callable[[], Any]], Awaitable[Any]]
-
-
-class MemoryConditions:
-    """A replica's access to them. `call` awaits a hook with the method's name, then does it."""
+class _Port:
+    """A replica's access to some of the tables."""
 
     def __init__(self, database: MemoryDatabase, call: Call) -> None:
         self._database, self._call = database, call
+
+
+class MemoryConditions(_Port):
+    """The conditions that flows report."""
 
     async def report(self, flow_id: str, seq: int, reported: Sequence[Condition]) -> None:
         def work() -> None:
@@ -254,8 +256,7 @@ class MemoryConditions:
             flow = self._database.flows.get(flow_id)
             return () if flow is None else flow.conditions
 
-        found: Sequence[Condition] = await self._call("conditions_of_flow", work)
-        return found
+        return await self._call("conditions_of_flow", work)
 
     async def of_queue(self, queue_id: str, limit: int) -> Sequence[tuple[str, Condition]]:
         def work() -> Sequence[tuple[str, Condition]]:
@@ -267,8 +268,7 @@ class MemoryConditions:
             ]
             return sorted(found, key=_order)[:limit]
 
-        found: Sequence[tuple[str, Condition]] = await self._call("conditions_of_queue", work)
-        return found
+        return await self._call("conditions_of_queue", work)
 
     async def counts(self, queue_ids: Sequence[str]) -> Mapping[str, Mapping[str, int]]:
         def work() -> Mapping[str, Mapping[str, int]]:
@@ -279,8 +279,7 @@ class MemoryConditions:
                 for one in self._holding(flow_id, flow)
             )
 
-        found: Mapping[str, Mapping[str, int]] = await self._call("condition_counts", work)
-        return found
+        return await self._call("condition_counts", work)
 
     def _holding(self, flow_id: str, flow: StoredFlow) -> Iterator[Condition]:
         partitions = self._database.queues[flow.queue_id].partitions
@@ -298,17 +297,8 @@ def _order(found: tuple[str, Condition]) -> tuple[bool, int, str]:
     return condition.partition is not None, condition.partition or 0, flow_id
 
 
-# Keys, sessions and the audit
-
-
-USED_SECONDS = 60.0
-
-
-class MemoryKeys:
-    """A replica's access to them. `call` awaits a hook with the method's name, then does it."""
-
-    def __init__(self, database: MemoryDatabase, call: Call) -> None:
-        self._database, self._call = database, call
+class MemoryKeys(_Port):
+    """Keys, sessions and the audit."""
 
     async def look(self, key_ids: Sequence[str]) -> Keys:
         def work() -> Keys:
@@ -316,8 +306,7 @@ class MemoryKeys:
             found = {id for id in key_ids if id in tables.keys and tables.counts(id, now)}
             return Keys(bool(tables.keys), {id: tables.keys[id].row for id in found})
 
-        answer: Keys = await self._call("look", work)
-        return answer
+        return await self._call("look", work)
 
     async def keyless(self, limit: int) -> Sequence[tuple[str, str]]:
         def work() -> Sequence[tuple[str, str]]:
@@ -330,8 +319,7 @@ class MemoryKeys:
                 and not tables.counts(flow.values.key_id, now)
             ][:limit]
 
-        answer: Sequence[tuple[str, str]] = await self._call("keyless", work)
-        return answer
+        return await self._call("keyless", work)
 
     async def used(self, key_ids: Sequence[str]) -> None:
         def work() -> None:
@@ -352,16 +340,14 @@ class MemoryKeys:
                 del sessions[surplus]
             return now + seconds
 
-        answer: float = await self._call("begin_session", work)
-        return answer
+        return await self._call("begin_session", work)
 
     async def session(self, hash: bytes) -> SessionRow | None:
         def work() -> SessionRow | None:
             row, _ = self._database.key_tables.sessions.get(hash, (None, 0.0))
             return row if row is not None and row.ends_at > self._database.clock() else None
 
-        answer: SessionRow | None = await self._call("session", work)
-        return answer
+        return await self._call("session", work)
 
     async def end_session(self, hash: bytes) -> None:
         await self._call("end_session", lambda: self._database.key_tables.sessions.pop(hash, None))
@@ -378,8 +364,7 @@ class MemoryKeys:
                 None,
             )
 
-        answer: tuple[str, str, str | None] | None = await self._call("flow_of_token", work)
-        return answer
+        return await self._call("flow_of_token", work)
 
     async def record(self, acts: Sequence[Act]) -> None:
         tables, clock = self._database.key_tables, self._database.clock
@@ -397,8 +382,7 @@ class MemoryKeys:
             rows = [row for row in self._database.key_tables.audit if shown(row.act)]
             return [row for row in reversed(rows) if before is None or row.id < before][:limit]
 
-        answer: Sequence[AuditRow] = await self._call("audit", work)
-        return answer
+        return await self._call("audit", work)
 
     async def purge(self, audit_before: float) -> None:
         def work() -> None:
@@ -413,49 +397,40 @@ class MemoryKeys:
         await self._call("purge_keys", work)
 
 
-# Announced trims
-
-
-class MemoryTrims:
-    """A replica's access to them. `call` awaits a hook with the method's name, then does it."""
-
-    def __init__(self, table: TrimTable, call: Call) -> None:
-        self._table, self._call = table, call
+class MemoryTrims(_Port):
+    """Announced trims."""
 
     async def all(self) -> Mapping[str, Trimming]:
-        rows: Mapping[str, Trimming] = await self._call("trims", lambda: {**self._table.rows})
-        return rows
+        return await self._call("trims", lambda: {**self._database.trims.rows})
 
     async def look(self, log: str) -> Trimming | None:
-        row: Trimming | None = await self._call("trim", lambda: self._table.rows.get(log))
-        return row
+        return await self._call("trim", lambda: self._database.trims.rows.get(log))
 
     async def announce(self, log: str, seen: str | None, name: str, pending: str) -> bool:
         def work() -> bool:
-            row = self._table.rows.get(log)
+            row = self._database.trims.rows.get(log)
             if row is None if seen is not None else row is not None:
                 return False
             if row is not None and (row.readers != seen or row.pending is not None):
                 return False
             readers = name if row is None else row.readers
-            self._table.rows[log] = Trimming(readers, name, pending)
+            self._database.trims.rows[log] = Trimming(readers, name, pending)
             return True
 
-        announced: bool = await self._call("announce_trim", work)
-        return announced
+        return await self._call("announce_trim", work)
 
     async def done(self, log: str, announced: str) -> None:
         def work() -> None:
-            row = self._table.rows.get(log)
+            row = self._database.trims.rows.get(log)
             if row is not None and row.announced == announced:
-                self._table.rows[log] = replace(row, pending=None)
+                self._database.trims.rows[log] = replace(row, pending=None)
 
         await self._call("trim_done", work)
 
     async def forget(self, log: str, seen: str) -> None:
         def work() -> None:
-            row = self._table.rows.get(log)
+            row = self._database.trims.rows.get(log)
             if row is not None and row.readers == seen and row.pending is None:
-                del self._table.rows[log]
+                del self._database.trims.rows[log]
 
         await self._call("forget_trim", work)

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 from broker.core.queue import Queue
 from broker.store.ports import StoreError, StoreUnavailable
 from broker.store.rows import flow_values, partition_values, queue_values
+from broker.testing.database import MemoryDatabase
 from broker.testing.loop import VirtualLoop
 from broker.testing.process import Process
-from broker.testing.store import Fault, MemoryDatabase, MemoryStore
+from broker.testing.store import Fault, MemoryStore
 
 T = TypeVar("T")
 # Unix seconds at the start of a world.

@@ -4,8 +4,9 @@ import asyncio
 
 from broker.replica.clock import FRESH_SECONDS, StoreClock
 from broker.store.ports import Pulse
+from broker.testing.database import MemoryDatabase
 from broker.testing.loop import virtual
-from broker.testing.store import MemoryDatabase, MemoryStore
+from broker.testing.store import MemoryStore
 
 
 class Clocks:

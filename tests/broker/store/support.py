@@ -26,7 +26,8 @@ from broker.core.replay import replay_all
 from broker.store.ports import Commit, PositionCommit, Store, StoreUnavailable
 from broker.store.postgres import PostgresStore
 from broker.store.trims import Fence
-from broker.testing.store import MemoryDatabase, MemoryStore
+from broker.testing.database import MemoryDatabase
+from broker.testing.store import MemoryStore
 
 _numbers = count(1)
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Integer, Text, bindparam, select, update
-from sqlalchemy.dialects.postgresql import asyncpg
+from sqlalchemy import Integer, Text, bindparam, func, select, update
+from sqlalchemy.dialects.postgresql import ARRAY, asyncpg
 
-from broker.store import bulk, commit, connections, leases, positions
+from broker.store import commit, connections, leases, positions
 from broker.store.tables import partitions
 from tests.broker.store.support import PostgresGround, Replica
 
@@ -120,7 +120,13 @@ async def test_rows_are_found_by_their_keys(connection: psycopg.Connection[Any])
 @pytest.mark.parametrize("connection", ["many small queues"], indirect=True)
 def test_a_join_with_the_given_rows_is_detected(connection: psycopg.Connection[Any]) -> None:
     """The statements must not be like this."""
-    rows = bulk.Rows("row", [("number", Integer()), ("position", Text())])
+    rows = (
+        func.unnest(
+            bindparam("numbers", type_=ARRAY(Integer)), bindparam("positions", type_=ARRAY(Text))
+        )
+        .table_valued("number", "position", name="row")
+        .render_derived()
+    )
     locked = (
         select(*rows.c)
         .where(partitions.c.queue_id == bindparam("queue"), partitions.c.number == rows.c.number)

@@ -21,7 +21,8 @@ import psycopg
 from broker.core.queue import Queue
 from broker.store.ports import Commit, StoreError
 from broker.store.postgres import PostgresStore
-from broker.testing.store import MemoryDatabase, MemoryStore
+from broker.testing.database import MemoryDatabase
+from broker.testing.store import MemoryStore
 from tests.broker.store.conftest import EMPTY
 from tests.simulation import world
 from tests.simulation.plan import draw
