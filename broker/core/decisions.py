@@ -14,7 +14,6 @@ from __future__ import annotations
 from broker.core import commands as c
 from broker.core import records as r
 from broker.core import resizing
-from broker.core.assignment import is_balanced
 from broker.core.commands import Outcome, Result
 from broker.core.departing import leave, settle
 from broker.core.draft import Draft
@@ -78,7 +77,7 @@ def bind(command: c.Bind, draft: Draft) -> None:
         take_up(draft)
     elif predecessor is not None:
         rebalance_if_replaced(draft, joined=predecessor.draining)
-    elif before < queue.share_count or (queue.lineage is not None and not is_balanced(queue)):
+    elif before < queue.share_count or (queue.lineage is not None and not queue.is_balanced):
         hold_down(draft, "bind", before)
 
 

@@ -64,11 +64,10 @@ def decide(queue: Queue, command: c.Command, now: float, most: int = SLICE) -> D
 
 def follow(queue: Queue, entries: Iterable[r.Entry]) -> Decision:
     """Applies what another replica has committed, in order. Nothing of it is to be committed."""
-    queue.set("touched", set())
     for entry in entries:
         replay_all(queue, entry.records, entry.revision)
     notices = frozenset(queue.touched)
-    queue.set("touched", set())
+    queue.journal.set(queue, touched=set())
     return Decision((), notices, queue.next_deadline(), unfinished=queue.unfinished_at is not None)
 
 

@@ -46,7 +46,7 @@ def resize(draft: Draft) -> bool:
     count = queue.settings.partition_count
     while queue.configured_count != count or (draft.discarding and queue.retiring):
         if draft.budget <= 0:
-            draft.cut_off()
+            draft.is_cut_off = True
             return False
         configured = queue.configured_count
         if configured < count:

@@ -91,7 +91,7 @@ async def move_deadlines(transaction: Transaction, clock: StoreClock, store: Sto
     if latest is None or latest.id <= queue.outage_seen:
         return
     # Without deadlines it is enough to know the last one.
-    waits = queue.next_deadline() is not None or queue.handoffs or len(queue.leaving)
+    waits = queue.next_deadline() is not None or queue.handoffs or queue.leaving.counts
     outages = await store.outages(queue.outage_seen) if waits else (latest,)
     for outage in outages:
         # One that came since the look has not moved this transaction's time.

@@ -1,6 +1,6 @@
 """Reads what may be large: a queue from its rows (`rows` is the other direction), and its history.
 
-Flows and partitions enter through the same methods as in `replay`, so that all counts and rankings
+Flows and partitions enter through the functions that `replay` uses, so that all counts and rankings
 are right. All is done in pieces (`broker.pieces`).
 
 **History.** The entries of a rebalance name it. What led to it (flows that bound or left, settings)
@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.core.graph import Lineage
 from broker.core.model import Flow, HandedOver, Handoff, Partition
+from broker.core.placement import change_life, enter, leave, place, restore_unassigned, set_draining
 from broker.core.queue import Queue
 from broker.core.stored import ShownEntry
 from broker.core.transitions import LifeEvent, PartitionEvent, State
@@ -117,7 +118,7 @@ class Restoring:
         if queue.lineage is not None:
             _restore_lineage(queue, queue.lineage, self._lineage)
         for flow in self._gone:
-            queue.leave(flow)
+            leave(queue, flow)
         _restore_absent(queue, row)
         queue.next_bind_number = row["next_seat"]
         due = row["next_deadline"]
@@ -193,9 +194,9 @@ def _restore_flow(queue: Queue, values: FlowValues) -> Flow:
         values.key_id,
     )
     flow.view_revision = values.view_revision
-    queue.enter(flow)
+    enter(queue, flow)
     if values.draining:
-        queue.set_draining(flow, values.drain_deadline)
+        set_draining(queue, flow, values.drain_deadline)
     return flow
 
 
@@ -212,23 +213,23 @@ def _restore_partition(queue: Queue, values: PartitionValues) -> None:
     if values.warmed_by is not None and values.warmed_epoch is not None:
         queue.warmed[number] = (values.warmed_by, values.warmed_epoch)
     if state is State.UNASSIGNED:
-        queue.restore_unassigned(number, values.unowned_since)
+        restore_unassigned(queue, number, values.unowned_since)
     elif state in (State.WAITING, State.FINISHED):
         partition.state = state
     elif state is State.REMOVED:
-        queue.place(partition, PartitionEvent.REMOVED)
+        place(queue, partition, PartitionEvent.REMOVED)
     else:
         assert values.owner is not None
         owner = queue.flows[values.owner]
-        queue.place(partition, PartitionEvent.GRANTED, owner=owner)
+        place(queue, partition, PartitionEvent.GRANTED, owner=owner)
         if state is not State.OWNED:
             warming = state is State.WARMING
             event = PartitionEvent.WARMUP_STARTED if warming else PartitionEvent.REVOKED
-            queue.place(partition, event, owner=owner, handoff=_handoff(queue, values))
+            place(queue, partition, event, owner=owner, handoff=_handoff(queue, values))
     if queue.barriers is not None and values.cut is not None:
         queue.barriers.restore(queue.journal, number, values.cut, bool(values.cut_reached))
     if values.retiring:
-        queue.resize(partition, LifeEvent.RETIRED)
+        change_life(queue, partition, LifeEvent.RETIRED)
     elif state not in (State.REMOVED, State.WAITING, State.FINISHED):
         queue.configured_count += 1
 

@@ -18,6 +18,7 @@ from broker.core.commands import Outcome
 from broker.core.draft import SLICE
 from broker.core.graph import Lineage
 from broker.core.loop import rebalance
+from broker.core.queue import Queue
 from broker.core.transitions import Status
 from tests.broker.core.test_lineage_sequences import finish_all, play
 from tests.broker.core.world import World
@@ -121,10 +122,21 @@ def merge_reported_twice_is_two_children() -> Any:
 
 
 def child_goes_to_the_busiest() -> Any:
-    def most_loaded(queue: Any, ranking: Any) -> Any:
-        return queue.by_bind_number[ranking.most()] if ranking.counts else None
+    @contextmanager
+    def in_lineage() -> Iterator[None]:
+        real = broker.core.lineage.end_waits
 
-    return mock.patch.object(broker.core.lineage, "least_loaded", most_loaded)
+        def most_loaded(queue: Any, ranking: Any) -> Any:
+            return queue.by_bind_number[ranking.most()] if ranking.counts else None
+
+        def end_waits(draft: Any) -> None:
+            with mock.patch.object(Queue, "least_loaded", most_loaded):
+                real(draft)
+
+        with mock.patch.object(broker.core.loop, "end_waits", end_waits):
+            yield
+
+    return in_lineage()
 
 
 def finished_parent_is_removed_at_once() -> Any:
@@ -162,7 +174,7 @@ def waits_beyond_a_slice_are_dropped() -> Any:
         cut = draft.is_cut_off
         real(draft)
         if not cut:
-            draft.takes_up()
+            draft.is_cut_off = False
 
     return mock.patch.object(broker.core.loop, "end_waits", end_waits)
 

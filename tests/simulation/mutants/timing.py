@@ -11,7 +11,7 @@ import broker.core.loop
 import broker.core.rebalancer
 from broker.core import commands as c
 from broker.core import records as r
-from broker.core.placement import Deadlines
+from broker.core.queue import Deadlines
 from broker.core.transitions import Status
 from broker.replica import coordinator
 from broker.replica.clock import StoreClock
