@@ -18,12 +18,12 @@ from broker.calls.rendering import queue_row_view, queue_view
 from broker.core import commands as c
 from broker.core import records as r
 from broker.core.access import ALL_QUEUES, Caller, Right
+from broker.core.cuts import FIRST_SECONDS
 from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound, Unavailable
 from broker.core.model import Settings
 from broker.core.queue import Queue
 from broker.core.records import CutsAwaited, Entry
 from broker.core.replay import begin, replay, replay_all
-from broker.core.resizing import FIRST_SECONDS
 from broker.core.transitions import State
 from broker.logs.names import builtin_name, check_log, decides_count, has_owner
 from broker.logs.ports import LogOwner, Logs

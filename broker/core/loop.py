@@ -177,7 +177,8 @@ def _grant_all(draft: Draft, ranking: Ranking) -> None:
     nobody owns; its present owner may be the one to get it.
     """
     queue = draft.queue
-    _grant(draft, unassigned(draft), ranking)
+    if queue.unassigned:
+        _grant(draft, unassigned(draft), ranking)
     if not queue.takers:
         return
     for number in nsmallest(max(0, draft.budget) + 1, queue.without_successor):

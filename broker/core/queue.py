@@ -35,6 +35,7 @@ class Queue:
     `unfinished_at`: when the last decision was cut off for its size (`CutOff`); the rest is due
     since then. `granting`, `changed` and `discarding` are what that record says.
 
+    `partitions` has those of a fixed queue that were removed, too: a number may come again.
     `configured_count`: how many partitions are configured, which are the lowest numbers. It differs
     from the settings' `partition_count` only between the slices of a resize (`is_resizing`).
 
@@ -144,14 +145,9 @@ class Queue:
             + 1
         )
 
-    def find(self, number: int) -> Partition | None:
-        """The partition of this number, removed ones of a fixed queue included; None if there is
-        none."""
-        return self.partitions.get(number)
-
     def exists(self, number: int) -> bool:
         """Whether there is a partition of this number that was not removed."""
-        partition = self.find(number)
+        partition = self.partitions.get(number)
         return partition is not None and partition.state is not State.REMOVED
 
     def existing(self, after: int = -1) -> Iterator[Partition]:
@@ -230,7 +226,8 @@ class Queue:
             if (flow := self.by_bind_number[bind_number]).drain_deadline is not None
             and self.cuts_short(flow)
         ]
-        times = (self.holddown_until, self.cuts_due, self.deadlines.first(), *drains)
+        handoff = self.deadlines.first() if self.handoffs else None
+        times = (self.holddown_until, self.cuts_due, handoff, *drains)
         return min((time for time in times if time is not None), default=None)
 
     def cuts_short(self, flow: Flow) -> bool:

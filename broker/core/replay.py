@@ -72,9 +72,13 @@ def begin(queue: Queue, revision: int) -> None:
     )
 
 
-def _change_status(queue: Queue, event: QueueEvent, at: float, trigger: str | None) -> None:
+def _change_status(
+    queue: Queue, event: QueueEvent, at: float, trigger: str | None = None, **values: Any
+) -> None:
+    """`values` are other attributes of the queue that change with its status."""
     status = QUEUE_TRANSITIONS[queue.status, event]
-    queue.journal.set(queue, status=status, since=at, trigger=trigger, holddown_until=None)
+    values = {"holddown_until": None, **values}
+    queue.journal.set(queue, status=status, since=at, trigger=trigger, **values)
 
 
 def _touch(queue: Queue, flow: Flow | None) -> None:
@@ -154,26 +158,39 @@ def _flow_draining(queue: Queue, record: r.FlowDraining) -> None:
 
 
 def _holddown_started(queue: Queue, record: r.HolddownStarted) -> None:
-    _change_status(queue, QueueEvent.HOLDDOWN_STARTED, record.at, record.trigger)
-    queue.journal.set(queue, holddown_until=record.until, flows_before=record.flows_before)
+    _change_status(
+        queue,
+        QueueEvent.HOLDDOWN_STARTED,
+        record.at,
+        record.trigger,
+        holddown_until=record.until,
+        flows_before=record.flows_before,
+    )
 
 
 def _holddown_settled(queue: Queue, record: r.HolddownSettled) -> None:
-    _change_status(queue, QueueEvent.HOLDDOWN_SETTLED, record.at, None)
+    _change_status(queue, QueueEvent.HOLDDOWN_SETTLED, record.at)
     _forget_absent(queue)
 
 
 def _rebalance_started(queue: Queue, record: r.RebalanceStarted) -> None:
-    _change_status(queue, QueueEvent.REBALANCE_STARTED, record.at, record.trigger)
+    began = Rebalance(record.rebalance_id, record.trigger, record.at)
+    event = QueueEvent.REBALANCE_STARTED
+    _change_status(queue, event, record.at, record.trigger, rebalance=began)
     _forget_absent(queue)
-    queue.journal.set(queue, rebalance=Rebalance(record.rebalance_id, record.trigger, record.at))
 
 
 def _rebalance_finished(queue: Queue, record: r.RebalanceFinished) -> None:
     assert queue.rebalance is not None
-    _change_status(queue, QueueEvent.REBALANCE_FINISHED, record.at, None)
     finished = replace(queue.rebalance, finished_at=record.at)
-    queue.journal.set(queue, last_rebalance=finished, rebalance=None, growing=False)
+    _change_status(
+        queue,
+        QueueEvent.REBALANCE_FINISHED,
+        record.at,
+        last_rebalance=finished,
+        rebalance=None,
+        growing=False,
+    )
 
 
 def _granted_outside(queue: Queue, record: r.GrantedOutside) -> None:
@@ -413,6 +430,8 @@ def _forget_if_back(queue: Queue, flow: Flow) -> None:
 
 def _forget_absent(queue: Queue) -> None:
     """The holddown is over: only instances that came back within it get back what they left."""
+    if not queue.absent:
+        return
     kept = {
         instance: absent
         for instance, absent in queue.absent.items()
@@ -429,7 +448,7 @@ def _forget_absent(queue: Queue) -> None:
 def _partitions_added(queue: Queue, record: r.PartitionsAdded) -> None:
     """Partitions exist (again); those that were retiring are taken back."""
     for number in range(record.first, record.end):
-        partition = queue.find(number)
+        partition = queue.partitions.get(number)
         if partition is None:
             add_partition(queue, Partition(number))
         elif partition.state is State.REMOVED:
@@ -498,7 +517,7 @@ def _reach_cuts(queue: Queue, numbers: Iterable[int]) -> None:
         return
     for number in numbers:
         for changed in barriers.reach(queue.journal, number):
-            partition = queue.find(changed)
+            partition = queue.partitions.get(changed)
             if partition is not None:
                 _touch(queue, partition.owner)
             if partition is not None and changed == number:

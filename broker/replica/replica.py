@@ -314,7 +314,7 @@ class Replica:
 
 
 def _asks_cuts(entry: Entry) -> bool:
-    """Whether cuts are due (`broker.core.resizing`); at first the call that resizes asks itself."""
+    """Whether cuts are due (`broker.core.cuts`); at first the call that resizes asks itself."""
     return any(isinstance(one, CutsAwaited) and one.attempt > 0 for one in entry.records)
 
 

@@ -384,7 +384,7 @@ class Transaction:
         self._writes[key] = write
 
     def _owns(self, flow_id: str, item: c.ReleaseItem | c.ChildrenItem) -> bool:
-        partition = self.queue.find(item.partition)
+        partition = self.queue.partitions.get(item.partition)
         return (
             partition is not None
             and partition.owner is not None

@@ -165,7 +165,7 @@ def _restore_absent(queue: Queue, row: Mapping[str, Any]) -> None:
     for name, (_, held) in (row["departed"] or {}).items():
         absent = queue.absent[instance_of(name)]
         for number, epoch in held:
-            partition = queue.find(number) if isinstance(number, int) else None
+            partition = queue.partitions.get(number) if isinstance(number, int) else None
             if partition is not None and number in queue.unassigned:
                 raised = partition.next_handed_over == HandedOver.FORCED
                 if raised or (

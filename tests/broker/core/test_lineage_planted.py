@@ -10,9 +10,9 @@ from unittest import mock
 
 import pytest
 
-import broker.core.decisions
 import broker.core.lineage
 import broker.core.loop
+import broker.core.reports
 from broker.core import records as r
 from broker.core.commands import Outcome
 from broker.core.draft import SLICE
@@ -73,7 +73,7 @@ def child_granted_one_parent_early() -> Any:
 
 
 def finish_without_its_children() -> Any:
-    return mock.patch.object(broker.core.decisions, "record_children", return_value=Outcome.OK)
+    return mock.patch.object(broker.core.reports, "record_children", return_value=Outcome.OK)
 
 
 def key_is_forgotten_at_removal() -> Any:
@@ -105,7 +105,7 @@ def finish_moves_other_partitions() -> Any:
         if ended and draft.queue.status is Status.READY:
             rebalance(draft, "admin")
 
-    return mock.patch.object(broker.core.decisions, "take_up", take_up)
+    return mock.patch.object(broker.core.reports, "take_up", take_up)
 
 
 def merge_reported_twice_is_two_children() -> Any:
@@ -118,7 +118,7 @@ def merge_reported_twice_is_two_children() -> Any:
         )
         return real(draft, again)
 
-    return mock.patch.object(broker.core.decisions, "record_children", add_children)
+    return mock.patch.object(broker.core.reports, "record_children", add_children)
 
 
 def child_goes_to_the_busiest() -> Any:
@@ -159,12 +159,12 @@ def finished_parent_is_removed_at_once() -> Any:
 
 
 def stale_epoch_finishes() -> Any:
-    real = broker.core.decisions._refuse
+    real = broker.core.reports._refuse
 
     def refuse(partition: Any, flow: Any, epoch: int) -> Any:
         return real(partition, flow, max(epoch, partition.epoch))
 
-    return mock.patch.object(broker.core.decisions, "_refuse", refuse)
+    return mock.patch.object(broker.core.reports, "_refuse", refuse)
 
 
 def waits_beyond_a_slice_are_dropped() -> Any:

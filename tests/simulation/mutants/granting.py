@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import broker.core.assignment
-import broker.core.decisions
 import broker.core.handoff
 import broker.core.loop
-import broker.core.rebalancer
 import broker.core.resizing
 from broker.calls.queues import QueueCalls
 from broker.core import records as r

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import broker.core.assignment
 import broker.core.decisions
-import broker.core.handoff
-import broker.core.loop
 import broker.core.rebalancer
 from broker.core import commands as c
 from broker.core import records as r
