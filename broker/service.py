@@ -39,7 +39,6 @@ from broker.replica.replica import Replica
 from broker.settings import Settings
 from broker.store.ports import Store, StoreUnavailable
 from broker.store.postgres import PostgresStore
-from broker.tracing import traced
 
 _log = structlog.get_logger()
 UPKEEP_SECONDS = 60.0
@@ -106,7 +105,7 @@ class Broker:
             connections=settings.log_connections,
         )
         logs = LogsByKind(builtin, ExternalLogs(log_urls), settings.log_keep_messages)
-        replica = Replica(traced(store), alarms, lambda: uuid4().hex)
+        replica = Replica(store, alarms, lambda: uuid4().hex)
         if isinstance(store, PostgresStore):
             store.count_round_trips(replica.tally.round_trip.observe)
         self._assemble(settings, replica, alarms, logs)

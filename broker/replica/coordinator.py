@@ -53,6 +53,7 @@ from broker.store.ports import (
     Store,
     StoreUnavailable,
 )
+from broker.tracing import Traces
 
 _log = structlog.get_logger()
 
@@ -79,6 +80,7 @@ class Coordinator:
         on_commit: Callable[[Sequence[Entry]], None] = lambda entries: None,
         renewals: Renewals | None = None,
         watched: Callable[[], Container[str]] = tuple,
+        traces: Traces | None = None,
     ) -> None:
         """`on_change(self, flows whose views changed, whether it was this replica)` follows every
         commit; None for the flows: any of them may have. `on_alarm(self, time)` says when to call
@@ -96,6 +98,8 @@ class Coordinator:
         self._on_commit = on_commit
         self._renewals = Renewals(store) if renewals is None else renewals
         self._watched = watched
+        self._traces = traces
+        self._commit = store.commit if traces is None else traces.commit
         self.notifier = ViewNotifier()
         self._burst = BindBurst(watched, lambda: self._advance or bool(self._reads))
         self._delayed_notices = DelayedNotices(lambda flow_ids: on_change(self, flow_ids, False))
@@ -143,6 +147,8 @@ class Coordinator:
 
     def enqueue(self, submission: Submission) -> asyncio.Future[Any]:
         """As `submit`, for several before they are awaited."""
+        if self._traces is not None:
+            submission.trace = self._traces.call()
         self._submissions.append(submission)
         self._burst.comes(submission)
         self._run()
@@ -291,6 +297,8 @@ class Coordinator:
             # They are no longer stored, or say what only a newer version knows.
             self._queue = None
             raise StoreUnavailable("the missed records are of no use") from None
+        if self._traces is not None:
+            self._traces.others(self.queue_id, entries)
         await self._keep_time(max(map(outage_seen, entries), default=0))
         return entries
 
@@ -341,7 +349,7 @@ class Coordinator:
                 if transaction.commit.entries:
                     commit = transaction.finish(within, self._watched(), self._renewals.gathered)
                     with self._renewals.by_commit(commit), self.notifier.committing():
-                        positions = await self._store.commit(commit)
+                        positions = await self._commit(commit)
                 elif (submissions and await self._replay_missed(queue)) or not await write(
                     self._store, transaction.unrecorded
                 ):

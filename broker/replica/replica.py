@@ -36,6 +36,7 @@ from broker.replica.notifier import Watch
 from broker.replica.renewals import Renewals
 from broker.replica.store_calls import Batcher, store_available
 from broker.store.ports import Store, StoreUnavailable
+from broker.tracing import Traces, traces
 
 _log = structlog.get_logger()
 
@@ -71,6 +72,7 @@ class Replica:
         self._coordinators: dict[str, Coordinator] = {}
         self._used: dict[str, float] = {}
         self.renewals = Renewals(store)
+        self._traces: Traces | None = None
         # Those who wait are woken in the order in which they came.
         self._watchers: dict[str, dict[str, tuple[Watch, ...]]] = {}
         self._to_notify: set[str] = set()
@@ -83,6 +85,7 @@ class Replica:
 
     async def start(self) -> None:
         """Begins to serve. Raises StoreUnavailable."""
+        self._traces = traces(self.store)
         await self.store.start()
         self._alarms.start()
         await self._sweep()
@@ -151,6 +154,7 @@ class Replica:
                 lambda entries: self._committed(queue_id, entries),
                 self.renewals,
                 lambda: self._watchers.get(queue_id, ()),
+                self._traces,
             )
         elif name:
             coordinator.name = name

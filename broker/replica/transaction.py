@@ -24,7 +24,7 @@ from broker.core.records import Child, Entry
 from broker.pieces import Pace
 from broker.store.ports import Act, Commit, PositionCommit, PositionWrite
 from broker.store.trims import Fence
-from broker.tracing import TracedCall, traced_call
+from broker.tracing import TracedCall
 
 T = TypeVar("T")
 # The slices of one transaction, which has a cost of its own: more if nobody waits for an answer.
@@ -73,7 +73,7 @@ class Submission:
     moved: bool = False
     act: Act | None = None
     shown: Callable[[Queue], Mapping[str, Any] | None] | None = None
-    trace: TracedCall | None = field(default_factory=traced_call)
+    trace: TracedCall | None = None
     answer: asyncio.Future[Any] = field(default_factory=asyncio.Future)
 
     def joins(self, queue: Queue) -> bool:
