@@ -300,7 +300,7 @@ class QueueCalls:
         def settled(queue: Queue) -> T | None:
             return None if queue.is_resizing else look(queue)
 
-        with self._replica.watching(coordinator.queue_id) as changed:
+        with coordinator.notifier.watching() as changed:
             while (seen := await coordinator.read(settled)) is None:
                 if self._replica.stopping:
                     raise Unavailable("The service stops; send the same change again.")

@@ -78,14 +78,14 @@ class LongPoll:
         self.after = after
 
     def __enter__(self) -> Self:
-        self._watch = self._replica.watch(self.coordinator.queue_id, self.flow_id, self._look)
+        self._watch = self.coordinator.notifier.watch(self.flow_id, self._look)
         # The view may have changed since it was looked at.
         self.coordinator.notifier.begins(self._watch)
         return self
 
     def __exit__(self, *_: object) -> None:
         assert self._watch is not None
-        self._replica.unwatch(self.coordinator.queue_id, self.flow_id, self._watch)
+        self.coordinator.notifier.unwatch(self.flow_id, self._watch)
 
     @property
     def stops(self) -> bool:
@@ -268,7 +268,7 @@ class UpdateCalls:
         if row is None:
             raise await self._rows.missing(name, flow_id)
         coordinator = await self._rows.of_queue(name, flow_id, row.queue_id)
-        with self._queues.replica.watching(coordinator.queue_id, flow_id) as changed:
+        with coordinator.notifier.watching(flow_id) as changed:
             view = await self._newer(coordinator, flow_id, after, fresh=True)
             while not self._queues.replica.stopping:
                 if view is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import broker.calls.cuts
 import broker.core.cuts
+import broker.core.decisions
 import broker.core.lineage
 import broker.core.reports
 import counterpoise.flow.barriers
@@ -144,6 +145,7 @@ def key_forgotten() -> Changes:
 
     return [
         (Lineage, "remove", remove),
+        (broker.core.decisions, "record_children", add_children),
         (broker.core.reports, "record_children", add_children),
         (MemoryDatabase, "_check", unchecked),
     ]
