@@ -44,7 +44,6 @@ from broker.replica.replica import Replica
 from broker.settings import Settings
 from broker.store.ports import Store, StoreUnavailable
 from broker.store.postgres import PostgresStore
-from broker.tracing import traced
 
 _log = structlog.get_logger()
 UPKEEP_SECONDS = 60.0
@@ -110,7 +109,7 @@ class Broker(Calls):
             connections=settings.log_connections,
         )
         logs = LogsByKind(builtin, ExternalLogs(log_urls), settings.log_keep_messages)
-        replica = Replica(traced(store), alarms, partial(token_hex, 16))
+        replica = Replica(store, alarms, partial(token_hex, 16))
         if isinstance(store, PostgresStore):
             store.count_round_trips(replica.tally.round_trip.observe)
         self._assemble(settings, replica, alarms, logs)

@@ -8,8 +8,8 @@ of a handoff has a link to the commit that ended it, which is in the trace of th
 Any replica may commit the next step. So the id of a transaction, which is stored with its records,
 ends with the place of its span in the trace (a W3C `traceparent`). Other replicas read it there.
 
-Without a tracer provider nothing is done. Nothing is loaded: a program that has configured
-OpenTelemetry has loaded it.
+Without a tracer provider nothing is done: a replica has no `Traces`. Whether there is one is known
+when it starts. Nothing is loaded: a program that has configured OpenTelemetry has loaded it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from broker.core import records as r
@@ -42,8 +41,8 @@ _PROVIDER_IS_NAMED = "OTEL_PYTHON_TRACER_PROVIDER" in os.environ
 def api() -> Any:
     """The module `opentelemetry.trace` if the program has configured it."""
     trace = sys.modules.get("opentelemetry.trace")
-    # Without a provider `get_tracer_provider` looks at the environment, which takes longer than
-    # most of what a request needs besides.
+    # Without a provider `get_tracer_provider` reads the environment, which takes longer than most
+    # of what a request needs besides.
     if trace is None or (
         not _PROVIDER_IS_NAMED and getattr(trace, "_TRACER_PROVIDER", trace) is None
     ):
@@ -60,78 +59,46 @@ class TracedCall(NamedTuple):
     at: int
 
 
-def traced_call() -> TracedCall | None:
-    """The present call; None if it is not traced."""
+def traces(store: Store) -> Traces | None:
+    """The traces of a replica on this store; None if the program has no tracer provider."""
     trace = api()
-    if trace is None:
-        return None
-    span = trace.get_current_span().get_span_context()
-    return TracedCall(span, time.time_ns()) if span.is_valid else None
+    return None if trace is None else Traces(trace, store)
 
 
-def traced(store: Store) -> Store:
-    """The store of one replica, with spans of its commits and of the handoffs that they end."""
-    return cast(Store, _TracedStore(store))
+class Traces:
+    """The spans of one replica: of its commits, and of the handoffs that they end."""
 
-
-@dataclass(slots=True)
-class _Spans:
-    """OpenTelemetry, and how spans are made with it."""
-
-    trace: Any
-
-    @property
-    def tracer(self) -> Tracer:
-        return cast("Tracer", self.trace.get_tracer("counterpoise"))
-
-    def under(self, span: SpanContext | None) -> Context:
-        from opentelemetry.context import Context
-
-        if span is None:
-            return Context()
-        context = self.trace.set_span_in_context(self.trace.NonRecordingSpan(span), Context())
-        return cast("Context", context)
-
-    def links(self, spans: Sequence[SpanContext]) -> list[Link]:
-        each = {(span.trace_id, span.span_id): span for span in spans}
-        return [self.trace.Link(span) for span in each.values()][:MOST_LINKS]
-
-
-class _TracedStore:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, trace: Any, store: Store) -> None:
+        self._trace = trace
+        self._tracer: Tracer = trace.get_tracer("counterpoise")
         self._store = store
         # Of queues that are being rebalanced: the span that their handoffs follow.
         self._rebalances: OrderedDict[str, SpanContext] = OrderedDict()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+    def call(self) -> TracedCall | None:
+        """The present call; None if it is not traced."""
+        span = self._trace.get_current_span().get_span_context()
+        return TracedCall(span, time.time_ns()) if span.is_valid else None
 
     async def commit(self, commit: Commit) -> Positions:
-        trace = api()
-        if trace is None:
-            return await self._store.commit(commit)
-        spans = _Spans(trace)
-        with self._committing(spans, commit) as span:
+        """Commits as the store does, in spans."""
+        with self._committing(commit) as span:
             try:
                 positions = await self._store.commit(commit)
             except QueueGone:
                 self._rebalances.pop(commit.queue.id, None)
                 raise
-        self._ended(spans, commit, span)
+        self._ended(commit, span)
         self._follow(commit.queue.id, commit.entries, span)
         return positions
 
-    async def entries_after(
-        self, queue_id: str, revision: int, limit: int | None = None
-    ) -> Sequence[Entry]:
-        entries = await self._store.entries_after(queue_id, revision, limit)
-        if (trace := api()) is not None:
-            for entry in entries:
-                self._follow(queue_id, (entry,), _span_of(trace, entry.commit_id))
-        return entries
+    def others(self, queue_id: str, entries: Sequence[Entry]) -> None:
+        """Other replicas have committed these entries."""
+        for entry in entries:
+            self._follow(queue_id, (entry,), self._span_of(entry.commit_id))
 
     @contextmanager
-    def _committing(self, spans: _Spans, commit: Commit) -> Iterator[SpanContext]:
+    def _committing(self, commit: Commit) -> Iterator[SpanContext]:
         """The spans `decide` (since the first was asked) and `commit`; gives that of the commit."""
         calls = [one for one in commit.asked if isinstance(one, TracedCall)]
         rebalance = self._rebalances.get(commit.queue.id)
@@ -144,30 +111,30 @@ class _TracedStore:
             "counterpoise.revision": commit.queue.revision,
         }
         if calls:
-            decide = spans.tracer.start_span(
+            decide = self._tracer.start_span(
                 "decide",
-                spans.under(parent),
+                self._under(parent),
                 start_time=min(one.at for one in calls),
                 attributes={**about, "counterpoise.calls": len(calls)},
             )
             decide.end()
-        span = spans.tracer.start_span(
+        span = self._tracer.start_span(
             "commit",
-            spans.under(parent),
-            kind=spans.trace.SpanKind.CLIENT,
+            self._under(parent),
+            kind=self._trace.SpanKind.CLIENT,
             attributes={**about, "db.system.name": "postgresql"},
-            links=spans.links(others),
+            links=self._links(others),
         )
         place = span.get_span_context()
         if span.is_recording():
             commit.commit_id += _SEPARATOR + _traceparent(place)
-        with spans.trace.use_span(span, end_on_exit=True):
+        with self._trace.use_span(span, end_on_exit=True):
             yield place
 
-    def _ended(self, spans: _Spans, commit: Commit, span: SpanContext) -> None:
+    def _ended(self, commit: Commit, span: SpanContext) -> None:
         """The spans of the handoffs that ended with this commit."""
         now = time.time_ns()
-        context = spans.under(self._rebalances.get(commit.queue.id))
+        context = self._under(self._rebalances.get(commit.queue.id))
         grants = (
             grant
             for entry in commit.entries
@@ -177,7 +144,7 @@ class _TracedStore:
             if grant.by_handoff and grant.seconds is not None
         )
         for grant in grants:
-            handoff = spans.tracer.start_span(
+            handoff = self._tracer.start_span(
                 "handoff",
                 context,
                 start_time=now - round((grant.seconds or 0.0) * 1e9),
@@ -189,7 +156,7 @@ class _TracedStore:
                     "counterpoise.successor": grant.flow_id,
                     "counterpoise.handed_over": str(grant.handed_over),
                 },
-                links=spans.links([span]),
+                links=self._links([span]),
             )
             handoff.end(now)
 
@@ -204,17 +171,30 @@ class _TracedStore:
                 if len(self._rebalances) > MOST_QUEUES:
                     self._rebalances.popitem(last=False)
 
+    def _span_of(self, commit_id: str) -> SpanContext | None:
+        """The span in which this was committed, by whatever replica; None if it was not traced."""
+        try:
+            _version, trace_id, span_id, flags = commit_id.rpartition(_SEPARATOR)[2].split("-")
+            numbers = int(trace_id, 16), int(span_id, 16), int(flags, 16)
+        except ValueError:
+            return None
+        trace = self._trace
+        span = trace.SpanContext(numbers[0], numbers[1], True, trace.TraceFlags(numbers[2]))
+        return cast("SpanContext", span) if span.is_valid else None
+
+    def _under(self, span: SpanContext | None) -> Context:
+        from opentelemetry.context import Context
+
+        if span is None:
+            return Context()
+        trace = self._trace
+        context = trace.set_span_in_context(trace.NonRecordingSpan(span), Context())
+        return cast("Context", context)
+
+    def _links(self, spans: Sequence[SpanContext]) -> list[Link]:
+        each = {(span.trace_id, span.span_id): span for span in spans}
+        return [self._trace.Link(span) for span in each.values()][:MOST_LINKS]
+
 
 def _traceparent(span: SpanContext) -> str:
     return f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
-
-
-def _span_of(trace: Any, commit_id: str) -> SpanContext | None:
-    """The span in which this was committed, by whatever replica; None if it was not traced."""
-    try:
-        _version, trace_id, span_id, flags = commit_id.rpartition(_SEPARATOR)[2].split("-")
-        numbers = int(trace_id, 16), int(span_id, 16), int(flags, 16)
-    except ValueError:
-        return None
-    span = trace.SpanContext(numbers[0], numbers[1], True, trace.TraceFlags(numbers[2]))
-    return cast("SpanContext", span) if span.is_valid else None

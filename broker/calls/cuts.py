@@ -16,10 +16,10 @@ from broker.calls.access import QueueAccess
 from broker.calls.readers import LogReaders, log_owner
 from broker.core import commands as c
 from broker.core.barriers import Barriers
+from broker.core.cuts import refuse_unsettled
 from broker.core.draft import SLICE
 from broker.core.errors import BrokerError, Invalid
 from broker.core.queue import Queue
-from broker.core.resizing import refuse_unsettled
 from broker.logs.ports import Bounds, Logs, Positions
 from broker.replica.coordinator import Coordinator
 from broker.replica.store_calls import store_available

@@ -178,7 +178,7 @@ class MonitoringCalls:
                 f"This queue is at revision {revision}, so its changes were not followed to "
                 f"{after}; start from now on."
             )
-        with self._queues.replica.watching(queue_id) as changed:
+        with self._queues.replica.coordinator_of(queue_id).notifier.watching() as changed:
             seen = revision if after is None else after
             while not self._queues.replica.stopping:
                 changed.clear()

@@ -18,12 +18,12 @@ from broker.calls.rendering import queue_row_view, queue_view, status_of
 from broker.core import commands as c
 from broker.core import records as r
 from broker.core.access import ALL_QUEUES, Caller, Right
+from broker.core.cuts import FIRST_SECONDS
 from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound, Unavailable
 from broker.core.model import Settings
 from broker.core.queue import Queue
 from broker.core.records import CutsAwaited, Entry
 from broker.core.replay import begin, replay, replay_all
-from broker.core.resizing import FIRST_SECONDS
 from broker.core.transitions import State
 from broker.logs.names import builtin_name, check_log, decides_count, has_owner
 from broker.logs.ports import LogOwner, Logs
@@ -300,7 +300,7 @@ class QueueCalls:
         def settled(queue: Queue) -> T | None:
             return None if queue.is_resizing else look(queue)
 
-        with self._replica.watching(coordinator.queue_id) as changed:
+        with coordinator.notifier.watching() as changed:
             while (seen := await coordinator.read(settled)) is None:
                 if self._replica.stopping:
                     raise Unavailable("The service stops; send the same change again.")

@@ -67,7 +67,7 @@ class LongPoll:
 
     def __enter__(self) -> Self:
         coordinator, flow_id = self._flow
-        self._watch = self._replica.watch(coordinator.queue_id, flow_id, self._changed)
+        self._watch = coordinator.notifier.watch(flow_id, self._changed)
         # The view may have changed since it was read.
         coordinator.notifier.begins(self._watch)
         return self
@@ -75,7 +75,7 @@ class LongPoll:
     def __exit__(self, *_: object) -> None:
         assert self._watch is not None
         coordinator, flow_id = self._flow
-        self._replica.unwatch(coordinator.queue_id, flow_id, self._watch)
+        coordinator.notifier.unwatch(flow_id, self._watch)
 
     @property
     def stops(self) -> bool:
@@ -221,7 +221,7 @@ class UpdateCalls:
         Does not renew. Ends by raising FlowGone or QueueNotFound, and silently when the service
         stops.
         """
-        with self._replica.watching(flow.coordinator.queue_id, flow.flow_id) as changed:
+        with flow.coordinator.notifier.watching(flow.flow_id) as changed:
             view = await self._newer(flow, after, fresh=True)
             while not self._replica.stopping:
                 if view is not None:

@@ -23,42 +23,7 @@ from dataclasses import dataclass, field
 
 from broker.core.model import Flow, Handoff
 from broker.core.queue import Queue
-from broker.core.structures import Ranking
-
-
-def is_balanced(queue: Queue) -> bool:
-    """Whether there is nothing to grant, nothing under way and nothing to hand off."""
-    return _is_placed(queue) and _is_even(queue)
-
-
-def is_settled(queue: Queue) -> bool:
-    """Whether a queue that is Ready may stay so: it is balanced, or only its spread is above 1 and
-    it is dynamic (the contract, *Lineage*)."""
-    return _is_placed(queue) and (queue.lineage is not None or _is_even(queue))
-
-
-def _is_placed(queue: Queue) -> bool:
-    """Whether nothing is under way, and every partition is with a flow that may keep it."""
-    if queue.handoffs or queue.gone or queue.is_resizing:
-        return False
-    leaving = len(queue.leaving) and queue.leaving.high > 0
-    return not queue.takers or not (queue.unassigned or leaving)
-
-
-def _is_even(queue: Queue) -> bool:
-    if not queue.takers:
-        return True
-    if queue.exclusive:
-        first = queue.first_taker()
-        return first is not None and first.load == queue.settings.partition_count
-    return queue.ranking.spread <= 1
-
-
-def least_loaded(queue: Queue, ranking: Ranking) -> Flow | None:
-    """The flow that gets the next partition; None if there is no non-draining flow."""
-    if not ranking.counts:
-        return None
-    return queue.first_taker() if queue.exclusive else queue.by_bind_number[ranking.fewest()]
+from broker.core.structures import Ranking, TentativeCounts
 
 
 def with_their_share(queue: Queue, flow_ids: Iterable[str]) -> frozenset[str]:
@@ -72,25 +37,6 @@ def with_their_share(queue: Queue, flow_ids: Iterable[str]) -> frozenset[str]:
         share += 1
     flows = (queue.flows.get(flow_id) for flow_id in flow_ids)
     return frozenset(flow.id for flow in flows if flow is not None and flow.load >= share)
-
-
-class TentativeCounts:
-    """Changes of a ranking that can be taken back."""
-
-    def __init__(self, ranking: Ranking) -> None:
-        self._ranking = ranking
-        self._changes: dict[int, int] = {}
-
-    def add(self, bind_number: int, difference: int) -> None:
-        """Changes a flow's count by `difference`."""
-        self._ranking.add(bind_number, difference)
-        self._changes[bind_number] = self._changes.get(bind_number, 0) + difference
-
-    def take_back(self) -> None:
-        """The counts are as before."""
-        for bind_number, difference in self._changes.items():
-            self._ranking.add(bind_number, -difference)
-        self._changes.clear()
 
 
 class HandoffPlanner:
@@ -136,12 +82,12 @@ class HandoffPlanner:
         if not queue.takers:
             return None
         if self._rest is None:
-            leaving = len(queue.leaving) and queue.leaving.high > 0
+            leaving = queue.is_drained_from
             if not leaving and (queue.exclusive or queue.ranking.spread <= 1):
                 self._rest = self._to_the_first() if queue.exclusive else iter(())
             else:
                 giver = queue.by_bind_number[(queue.leaving if leaving else queue.ranking).most()]
-                to, number = least_loaded(queue, queue.ranking), self._from(giver)
+                to, number = queue.least_loaded(queue.ranking), self._from(giver)
                 assert to is not None
                 if number is not None:
                     return number, to
@@ -168,7 +114,6 @@ class HandoffPlanner:
     def _to_the_first(self) -> Iterator[tuple[int, Flow]]:
         """What there is to hand off in an exclusive queue."""
         first = self._queue.first_taker()
-        assert first is not None
         counts = dict(self._queue.ranking.counts)
         del counts[first.bind_number]
         for _, number in self._given(counts, self._able(counts, 0)):
@@ -323,7 +268,7 @@ def revise(queue: Queue, ranking: Ranking) -> Revision:
         else:
             misplaced.append(number)
     for number in misplaced:
-        flow = least_loaded(queue, ranking)
+        flow = queue.least_loaded(ranking)
         assert flow is not None
         if number not in queue.retiring:
             ranking.add(flow.bind_number, 1)
@@ -343,7 +288,7 @@ class _Shares:
     def __init__(self, queue: Queue, ranking: Ranking) -> None:
         self._ranking = ranking
         self._first: int | None = ranking.earliest() if queue.exclusive else None
-        self._floor, ceilings = divmod(queue.settings.partition_count, len(ranking))
+        self._floor, ceilings = divmod(queue.settings.partition_count, len(ranking.counts))
         above = sum(count > self._floor for count in ranking.counts.values())
         self._extra = max(0, above - ceilings)
         self._spare = max(0, ceilings - above)

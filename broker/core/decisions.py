@@ -1,26 +1,22 @@
-"""What each command decides: of flows, of administrators, and of the clock.
+"""What each command decides that changes flows or settings, or lets time pass.
 
 - *Flows come and go*: bind, unbind and drain (the contract, *What triggers what*).
-- *Flows report on their partitions*: release, ready and children. Repeating any is harmless, and
-  each item of a call stands for itself (the contract, *HTTP*).
 - *Administrators and the clock*: change settings, rebalance now, set positions, add children,
   advance, resume, move deadlines.
 
-Each function takes a command and the draft of a decision, and emits records.
+What flows report on their partitions is in `reports`, the cuts of a log in `cuts`. Each function
+takes a command and the draft of a decision, and emits records.
 """
 
 from __future__ import annotations
 
 from broker.core import commands as c
+from broker.core import cuts
 from broker.core import records as r
-from broker.core import resizing
-from broker.core.assignment import is_balanced
-from broker.core.commands import Outcome, Result
 from broker.core.departing import leave, settle
 from broker.core.draft import Draft
 from broker.core.errors import Invalid, Overtaken
-from broker.core.handoff import end_warmup
-from broker.core.lineage import finish, lineage_of, record_children
+from broker.core.lineage import record_children
 from broker.core.loop import (
     end_due,
     grant_outside,
@@ -31,9 +27,9 @@ from broker.core.loop import (
     take_up,
     unassigned,
 )
-from broker.core.model import Flow, HandedOver, Partition
+from broker.core.model import Flow
 from broker.core.queue import Queue
-from broker.core.resizing import remove, resize
+from broker.core.resizing import resize
 from broker.core.transitions import State, Status
 
 # Reasons to leave that are triggers of their own: the consumer failed.
@@ -78,7 +74,7 @@ def bind(command: c.Bind, draft: Draft) -> None:
         take_up(draft)
     elif predecessor is not None:
         rebalance_if_replaced(draft, joined=predecessor.draining)
-    elif before < queue.share_count or (queue.lineage is not None and not is_balanced(queue)):
+    elif before < queue.share_count or (queue.lineage is not None and not queue.is_balanced):
         hold_down(draft, "bind", before)
 
 
@@ -136,167 +132,6 @@ def drain(command: c.Drain, draft: Draft) -> None:
         take_up(draft)
 
 
-# What flows report about their partitions
-
-
-def release(command: c.Release, draft: Draft) -> tuple[Result, ...]:
-    """An owner lets partitions go."""
-    flow = draft.flow(command.flow_id)
-    grants = _Grants(draft)
-    results = tuple(_release(draft, flow, item, grants) for item in command.items)
-    grants.make()
-    if draft.records:
-        # The end of a dynamic partition changes P.
-        ended = draft.queue.lineage is not None and any(item.finished for item in command.items)
-        take_up(draft, changed=ended)
-    return results
-
-
-class _Grants:
-    """Grants to successors, made together: one record of many is applied sooner than many records.
-
-    They are made before anything looks at their partitions again, and before any other record.
-    """
-
-    def __init__(self, draft: Draft) -> None:
-        self._draft = draft
-        self._grants: dict[int, r.Grant] = {}
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._grants
-
-    def add(self, partition: Partition, successor: Flow) -> None:
-        """The owner has released the partition."""
-        self._grants[partition.number] = self._draft.drawn_up(
-            partition, successor, HandedOver.GRACEFUL, by_handoff=True
-        )
-
-    def make(self) -> None:
-        """Makes those that wait."""
-        if self._grants:
-            self._draft.emit(r.Granted(tuple(self._grants.values()), self._draft.now))
-            self._grants.clear()
-
-
-def _release(draft: Draft, flow: Flow, item: c.ReleaseItem, grants: _Grants) -> Result:
-    if item.partition in grants:
-        grants.make()
-    queue = draft.queue
-    partition = queue.find(item.partition)
-    if partition is None:
-        return Result(item.partition, Outcome.NO_SUCH_PARTITION)
-    if partition.released_by == flow.id:
-        ended = partition.epoch if partition.owner is None else partition.epoch - 1
-        if item.epoch == ended:
-            return Result(item.partition, Outcome.OK)
-    refusal = _refuse(partition, flow, item.epoch)
-    if refusal is not None:
-        return refusal
-    revoking = partition.state is State.REVOKING
-    if item.finished and queue.lineage is not None:
-        grants.make()
-        finish(draft, partition, flow.id)
-        return Result(item.partition, Outcome.OK)
-    if item.finished and not partition.retiring:
-        return Result(item.partition, Outcome.NOT_REVOKING)
-    if not (item.finished or revoking or flow.draining):
-        return Result(item.partition, Outcome.NOT_REVOKING)
-    if item.reaches is not None:
-        grants.make()
-        resizing.reach(draft, [item.partition], item.reaches)
-    handoff = queue.handoffs.get(item.partition)
-    if not item.finished and handoff is not None and handoff.successor is not None:
-        grants.add(partition, handoff.successor)
-        return Result(item.partition, Outcome.OK)
-    grants.make()
-    if item.finished:
-        remove(draft, (item.partition,), "finished")
-        resizing.ask_at_once(draft)
-    else:
-        if partition.state is State.WARMING:
-            # The successor has left, and no other was named yet.
-            draft.emit(r.HandoffsCalledOff((item.partition,)))
-        draft.emit(r.Released(item.partition, flow.id, draft.now))
-    return Result(item.partition, Outcome.OK)
-
-
-def _refuse(partition: Partition, flow: Flow, epoch: int) -> Result | None:
-    """What forbids the owner's act, if anything does; the first that applies (the contract,
-    *HTTP*)."""
-    if partition.state is State.REMOVED:
-        return Result(partition.number, Outcome.NO_SUCH_PARTITION)
-    if epoch < partition.epoch:
-        return Result(partition.number, Outcome.STALE_EPOCH, partition.epoch)
-    if partition.owner is not flow or epoch > partition.epoch:
-        return Result(partition.number, Outcome.NOT_OWNER)
-    return None
-
-
-def children(command: c.Children, draft: Draft) -> tuple[Result, ...]:
-    """Owners report what comes after their partitions. Raises Invalid for a fixed queue."""
-    flow = draft.flow(command.flow_id)
-    lineage_of(draft.queue)
-    results = tuple(_report(draft, flow, item) for item in command.items)
-    if draft.records or draft.resumes:
-        take_up(draft, changed=any(item.finished for item in command.items))
-    return results
-
-
-def _report(draft: Draft, flow: Flow, item: c.ChildrenItem) -> Result:
-    """One item: its children are recorded and it is finished, or nothing happens.
-
-    The flow that finished the partition in its last epoch may still report what it left out.
-    """
-    queue = draft.queue
-    partition = queue.find(item.partition)
-    if partition is None:
-        return Result(item.partition, Outcome.NO_SUCH_PARTITION)
-    done = partition.state is State.FINISHED and partition.released_by == flow.id
-    if not (done and item.epoch == partition.epoch):
-        refusal = _refuse(partition, flow, item.epoch)
-        if refusal is not None:
-            return refusal
-    key = lineage_of(queue).nodes[item.partition].key
-    if not all(key in child.parents for child in item.children):
-        return Result(item.partition, Outcome.CONFLICTING_CHILD)
-    outcome = record_children(draft, item.children)
-    if outcome is Outcome.OK and item.finished and not done:
-        finish(draft, partition, flow.id)
-    return Result(item.partition, outcome)
-
-
-def ready(command: c.Ready, draft: Draft) -> tuple[Result, ...]:
-    """A successor has restored the state of partitions."""
-    flow = draft.flow(command.flow_id)
-    results: list[Result] = []
-    for item in command.items:
-        outcome = _refuse_ready(draft.queue, flow, item)
-        if outcome is None:
-            owner = draft.queue.partitions[item.partition].owner
-            # From an owner that is gone the next slice takes it, for this successor.
-            if owner is not None and not owner.gone:
-                end_warmup(draft, item.partition, ready=True)
-            outcome = Result(item.partition, Outcome.OK)
-        results.append(outcome)
-    return tuple(results)
-
-
-def _refuse_ready(queue: Queue, flow: Flow, item: c.ReadyItem) -> Result | None:
-    partition = queue.find(item.partition)
-    if partition is None or partition.state is State.REMOVED:
-        return Result(item.partition, Outcome.NO_SUCH_PARTITION)
-    if queue.warmed.get(item.partition) == (flow.id, item.epoch):
-        return Result(item.partition, Outcome.OK)
-    if item.epoch < partition.epoch:
-        return Result(item.partition, Outcome.STALE_EPOCH, partition.epoch)
-    if item.epoch > partition.epoch or partition.owner is None:
-        return Result(item.partition, Outcome.NOT_OWNER)
-    handoff = queue.handoffs.get(item.partition)
-    if handoff is None or handoff.successor is not flow or partition.state is not State.WARMING:
-        return Result(item.partition, Outcome.NOT_WARMING)
-    return None
-
-
 # What administrators and the clock do
 
 
@@ -313,11 +148,11 @@ def change(command: c.Change, draft: Draft) -> None:
         for name, value in command.changes.items()
         if getattr(queue.settings, name) != value
     }
-    awaits = resizing.begins(changes, queue)
+    awaits = cuts.begins(changes, queue)
     if changes:
         draft.emit(r.SettingsChanged(changes))
     if awaits:
-        resizing.await_cuts(draft)
+        cuts.await_cuts(draft)
     if "partition_count" in command.changes:
         draft.discarding = command.discard
     before = len(draft.records)
@@ -339,19 +174,19 @@ def rebalance_now(command: c.RebalanceNow, draft: Draft) -> None:
 
 def is_read(queue: Queue, number: int) -> bool:
     """Whether anybody reads this partition, now or later: only then its position can be set."""
-    partition = queue.find(number)
+    partition = queue.partitions.get(number)
     return partition is not None and partition.state not in (State.REMOVED, State.FINISHED)
 
 
 def raise_epochs(command: c.RaiseEpochs, draft: Draft) -> None:
     """Positions are set: whoever goes on goes on under new epochs. Raises CutsOutdated."""
-    resizing.refuse_outdated(command, draft.queue)
+    cuts.refuse_outdated(command, draft.queue)
     numbers = tuple(
         number for number in dict.fromkeys(command.partitions) if is_read(draft.queue, number)
     )
     if numbers:
         draft.emit(r.EpochsRaised(numbers, draft.now))
-        resizing.positions_set(command, draft)
+        cuts.positions_set(command, draft)
 
 
 def add_children(command: c.AddChildren, draft: Draft) -> c.Outcome:
@@ -370,7 +205,7 @@ def advance(command: c.Advance, draft: Draft) -> None:
     """
     queue, now = draft.queue, draft.now
     if queue.cuts_due is not None and queue.cuts_due <= now:
-        resizing.await_again(draft)
+        cuts.await_again(draft)
     if queue.holddown_until is not None and queue.holddown_until <= now:
         assert queue.trigger is not None
         rebalance(draft, queue.trigger)

@@ -17,7 +17,6 @@ from broker.core.draft import Draft
 from broker.core.handoff import redirect
 from broker.core.model import Absent, Flow, HandedOver, Partition
 from broker.core.queue import Queue
-from broker.core.replay import first_left, first_to_give_back
 from broker.core.resizing import resize
 from broker.core.transitions import State
 
@@ -58,15 +57,15 @@ def take_from_gone(draft: Draft) -> bool:
         # What is taken from one may be the last that another was to get.
         while flow.id in queue.gone:
             if draft.budget <= 0:
-                draft.cut_off()
+                draft.is_cut_off = True
                 return False
-            number = first_left(queue, flow)
+            number = queue.first_left(flow)
             assert number is not None
             _take(draft, flow, number)
     back = [queue.by_instance[i] for i in queue.absent if i in queue.by_instance]
     for flow in sorted(back, key=lambda flow: flow.bind_number):
         if not _give_back(draft, flow, queue.absent[flow.instance]):
-            draft.cut_off()
+            draft.is_cut_off = True
             return False
     if draft.granting == "replaced":
         draft.granted()
@@ -136,7 +135,7 @@ def _pass_on(draft: Draft, flow: Flow, number: int, heir: Flow | None) -> bool:
 def _give_back(draft: Draft, flow: Flow, absent: Absent) -> bool:
     """Whether the instance has all that it left and nobody owned since (rule 12)."""
     queue = draft.queue
-    while not flow.draining and (number := first_to_give_back(queue, absent)) is not None:
+    while not flow.draining and (number := queue.first_to_give_back(absent)) is not None:
         if draft.budget <= 0:
             return False
         draft.outside("replaced")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from itertools import groupby
 from typing import Any
 
 from broker.core import records as r
@@ -11,7 +12,6 @@ from broker.core.assignment import with_their_share
 from broker.core.errors import FlowNotFound
 from broker.core.model import Flow, HandedOver, Handoff, Partition
 from broker.core.queue import Queue
-from broker.core.records import merged, size
 from broker.core.replay import begin, replay
 from broker.core.transitions import State, Status
 
@@ -46,6 +46,27 @@ class Effects:
 NO_EFFECTS = Effects()
 # How many partitions a decision changes at the most (`rebalancer`).
 SLICE = 256
+# The records that may name several partitions, and where.
+_LISTS: dict[type[Any], str] = {
+    r.Orphaned: "partitions",
+    r.Granted: "grants",
+    r.WarmupsStarted: "moves",
+    r.RevokesStarted: "moves",
+    r.WarmupsEnded: "partitions",
+    r.WarmupsReady: "partitions",
+    r.HandoffsRedirected: "redirects",
+    r.HandoffsCalledOff: "partitions",
+    r.CutsTaken: "cuts",
+    r.CutsReached: "partitions",
+    r.ChildrenAdded: "children",
+    r.WaitsEnded: "partitions",
+    r.FinishedRemoved: "partitions",
+}
+# What each of them says of all its partitions.
+_SHARED = {
+    kind: tuple(field.name for field in fields(kind) if field.name != name)
+    for kind, name in _LISTS.items()
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +109,8 @@ class Draft:
     `begins` has the positions at which partitions begin that were reported with one.
 
     `budget` is how many partitions it may still change: it is one slice of what there is to do (see
-    `rebalancer`). `resumes`: the decision before was cut off. `granting` is the trigger of the
+    `rebalancer`). `resumes`: the decision before was cut off. `is_cut_off`: something is left for
+    the next one, of what that left or of what this one does. `granting` is the trigger of the
     grants outside of a rebalance that are being made, also since the decision before;
     `changed`: what that means for warm-ups under way, or for the holddown, is to be looked at.
     `discarding`: what a resize takes away is removed with its messages, and does not retire.
@@ -103,7 +125,7 @@ class Draft:
         self.granting = queue.granting
         self.changed = queue.changed
         self.discarding = queue.discarding
-        self._rest = self.resumes
+        self.is_cut_off = self.resumes
         self._mark = queue.journal.mark()
         self._entries: list[r.Entry] = []
         self._in_history = False
@@ -114,7 +136,6 @@ class Draft:
         self._children: list[r.Child] = []
         self.begins: dict[int, str] = {}
         self._removed: dict[int, str] = {}
-        queue.set("touched", set())
         self._begin_entry()
 
     def emit(self, record: r.Record) -> None:
@@ -129,19 +150,6 @@ class Draft:
         self.records.append(record)
         replay(self.queue, record)
 
-    def takes_up(self) -> None:
-        """What an earlier decision left is done with this one, but for what is `cut_off`."""
-        self._rest = False
-
-    def cut_off(self) -> None:
-        """There is no room for all that there is to do."""
-        self._rest = True
-
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether something is left for the next decision."""
-        return self._rest
-
     def take_back(self) -> None:
         """Leaves the queue as it was."""
         self.queue.journal.undo(self._mark)
@@ -150,27 +158,27 @@ class Draft:
         """The decision; the queue is as before if it changes nothing."""
         queue = self.queue
         # That nothing is left of a decision that was cut off is an entry, if without records.
-        done = self.resumes and not self._rest
+        done = self.resumes and not self.is_cut_off
         if not self.records and not self._entries and not done:
             self.take_back()
             return Decision(
                 (), frozenset(), queue.next_deadline(), unfinished=self.resumes, answer=answer
             )
-        if self._rest:
+        if self.is_cut_off:
             rebalancing = queue.status is Status.REBALANCING
             granting = None if rebalancing else self.granting
             self.emit(r.CutOff(self.now, granting, self.changed, self.discarding))
         self._end_entry()
         notices = frozenset(queue.touched)
-        queue.set("touched", set())
+        queue.journal.set(queue, touched=set())
         return Decision(
             tuple(self._entries),
             notices,
             queue.next_deadline(),
             self._effects(),
-            self._rest,
+            self.is_cut_off,
             answer,
-            with_their_share(queue, notices) if self._rest else frozenset(),
+            with_their_share(queue, notices) if self.is_cut_off else frozenset(),
         )
 
     def _begin_entry(self) -> None:
@@ -272,5 +280,36 @@ class Draft:
 
     def granted(self) -> None:
         """The grants outside of a rebalance are made, unless they were cut off."""
-        if not self._rest:
+        if not self.is_cut_off:
             self.granting = None
+
+
+def size(record: r.Record) -> int:
+    """How many partitions it names."""
+    match record:
+        case r.PartitionsAdded(first, end, _):
+            return end - first
+        case r.PartitionsRetired() | r.PartitionsRemoved() | r.EpochsRaised():
+            return len(record.partitions)
+    name = _LISTS.get(type(record))
+    return 0 if name is None else len(getattr(record, name))
+
+
+def merged(records: Iterable[r.Record]) -> list[r.Record]:
+    """The same records, neighbours that say the same of several partitions made one."""
+    result: list[Any] = []
+    for _, alike in groupby(records, _shared):
+        first, *others = alike
+        if others:
+            name = _LISTS[type(first)]
+            items = tuple(item for record in (first, *others) for item in getattr(record, name))
+            result.append(replace(first, **{name: items}))  # type: ignore[arg-type]
+        else:
+            result.append(first)
+    return result
+
+
+def _shared(record: r.Record) -> object:
+    """What a record says of all its partitions; equal to no other if it is not of several."""
+    names = _SHARED.get(type(record))
+    return object() if names is None else (type(record), *(getattr(record, n) for n in names))

@@ -107,7 +107,7 @@ class Lineage:
         journal.put(self.numbers, key, number)
         journal.add(self.taken, number)
         if number >= self.next_number:
-            journal.set(self, "next_number", number + 1)
+            journal.set(self, next_number=number + 1)
         self._link(node)
         journal.add(self.waiting, number)
         if not node.pending:
@@ -128,11 +128,11 @@ class Lineage:
         for key in node.parents:
             parent = self.node_of(key)
             if parent is not None:
-                journal.set(parent, "open", parent.open - 1)
+                journal.set(parent, open=parent.open - 1)
         for key in node.children:
             child = self.node_of(key)
             if child is not None:
-                journal.set(child, "pending", child.pending - 1)
+                journal.set(child, pending=child.pending - 1)
                 if not child.pending:
                     self._end(child)
 
@@ -158,9 +158,9 @@ class Lineage:
                 continue
             journal.put(parent.children, node.key, None)
             if node.number not in self.finished:
-                journal.set(parent, "open", parent.open + 1)
+                journal.set(parent, open=parent.open + 1)
             if parent.number not in self.finished:
-                journal.set(node, "pending", node.pending + 1)
+                journal.set(node, pending=node.pending + 1)
 
     def _unsort(self, number: int) -> None:
         del self._sorted[bisect_left(self._sorted, number)]

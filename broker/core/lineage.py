@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from broker.core import commands as c
 from broker.core import records as r
-from broker.core.assignment import least_loaded
 from broker.core.commands import Outcome
 from broker.core.draft import Draft
 from broker.core.errors import Invalid
@@ -122,13 +121,11 @@ def end_waits(draft: Draft) -> None:
     """Grants the partitions whose parents are all finished, as far as there is room; in a running
     rebalance the loop grants them. Without a flow that takes they have no owner.
     """
-    queue, lineage = draft.queue, draft.queue.lineage
-    if lineage is None:
-        return
+    queue, lineage = draft.queue, lineage_of(draft.queue)
     rebalancing = queue.status is Status.REBALANCING
     while lineage.over:
         if draft.budget <= 0:
-            draft.cut_off()
+            draft.is_cut_off = True
             return
         # The end of a wait and a grant are two changes.
         numbers = lineage.first_over(draft.budget if rebalancing else max(1, draft.budget // 2))
@@ -137,7 +134,7 @@ def end_waits(draft: Draft) -> None:
             continue
         draft.outside(TRIGGER)
         for number in numbers:
-            flow = least_loaded(queue, queue.ranking)
+            flow = queue.least_loaded(queue.ranking)
             assert flow is not None
             partition = queue.partitions[number]
             draft.grant(partition, flow, partition.next_handed_over)

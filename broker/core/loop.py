@@ -13,10 +13,6 @@ from itertools import groupby
 from broker.core import records as r
 from broker.core.assignment import (
     HandoffPlanner,
-    TentativeCounts,
-    is_balanced,
-    is_settled,
-    least_loaded,
     ranking_without_warmups,
     revise,
 )
@@ -27,7 +23,7 @@ from broker.core.lineage import TRIGGER as LINEAGE
 from broker.core.lineage import end_waits
 from broker.core.model import Flow, Handoff
 from broker.core.queue import Queue
-from broker.core.structures import Ranking
+from broker.core.structures import Ranking, TentativeCounts
 from broker.core.transitions import State, Status
 
 
@@ -62,12 +58,12 @@ def take_up(draft: Draft, *, changed: bool = True, happened: bool = True) -> Non
     if queue.status is Status.REBALANCING:
         loop(draft, changed=changed)
         return
-    draft.takes_up()
+    draft.is_cut_off = False
     draft.changed = draft.changed or happened or draft.granting is not None
     settle(draft)
     if draft.granting not in (None, LINEAGE) and not draft.is_cut_off:
         grant_outside(draft, draft.granting, unassigned(draft))
-    if not draft.is_cut_off:
+    if queue.lineage is not None and not draft.is_cut_off:
         end_waits(draft)
     if draft.is_cut_off:
         return
@@ -78,7 +74,7 @@ def take_up(draft: Draft, *, changed: bool = True, happened: bool = True) -> Non
         assert queue.trigger is not None
         if queue.unassigned:
             grant_outside(draft, queue.trigger, unassigned(draft))
-        if is_balanced(queue):
+        if queue.is_balanced:
             draft.emit(r.HolddownSettled(draft.now))
 
 
@@ -86,7 +82,7 @@ def rebalance_if_replaced(draft: Draft, *, joined: bool) -> None:
     """A flow that was draining may have been replaced by one that is not (rule 12): it has
     `joined`."""
     queue = draft.queue
-    ready = is_balanced(queue) if joined else is_settled(queue)
+    ready = queue.is_balanced if joined else queue.is_settled
     if not draft.is_cut_off and not ready:
         hold_down(draft, "replaced", queue.takers - 1)
 
@@ -112,10 +108,10 @@ def loop(draft: Draft, *, changed: bool) -> None:
     `changed`: flows or settings did, so warm-ups under way may not be what is needed any more.
     """
     queue = draft.queue
-    draft.takes_up()
+    draft.is_cut_off = False
     draft.changed = draft.changed or changed
     settle(draft)
-    if not draft.is_cut_off:
+    if queue.lineage is not None and not draft.is_cut_off:
         end_waits(draft)
     if draft.is_cut_off:
         return
@@ -126,10 +122,10 @@ def loop(draft: Draft, *, changed: bool) -> None:
         draft.changed = draft.changed and draft.is_cut_off
     if draft.resumes and not draft.is_cut_off:
         _end_ready(draft)
-    if not draft.is_cut_off:
-        _start_handoffs(draft)
-    if is_balanced(queue):
+    if queue.is_balanced:
         draft.emit(r.RebalanceFinished(draft.now))
+    elif not draft.is_cut_off:
+        _start_handoffs(draft)
 
 
 def end_due(draft: Draft) -> None:
@@ -181,12 +177,13 @@ def _grant_all(draft: Draft, ranking: Ranking) -> None:
     nobody owns; its present owner may be the one to get it.
     """
     queue = draft.queue
-    _grant(draft, unassigned(draft), ranking)
+    if queue.unassigned:
+        _grant(draft, unassigned(draft), ranking)
     if not queue.takers:
         return
     for number in nsmallest(max(0, draft.budget) + 1, queue.without_successor):
         if draft.budget <= 0:
-            draft.cut_off()
+            draft.is_cut_off = True
             return
         _name_successor(draft, number, ranking)
 
@@ -194,7 +191,7 @@ def _grant_all(draft: Draft, ranking: Ranking) -> None:
 def _name_successor(draft: Draft, number: int, ranking: Ranking) -> None:
     """Gives a partition in `revoking` to the flow with the fewest partitions, if there is one."""
     queue = draft.queue
-    flow = least_loaded(queue, ranking)
+    flow = queue.least_loaded(ranking)
     if flow is None:
         return
     draft.emit(r.HandoffsRedirected((r.Redirect(number, flow.id),), None, draft.now))
@@ -211,7 +208,7 @@ def _grant(draft: Draft, numbers: Sequence[int], ranking: Ranking) -> None:
     grants = list[r.Grant]()
     planned = TentativeCounts(ranking)
     for number in numbers[: max(0, draft.budget)]:
-        flow, partition = least_loaded(queue, ranking), queue.partitions[number]
+        flow, partition = queue.least_loaded(ranking), queue.partitions[number]
         assert flow is not None
         grants.append(draft.drawn_up(partition, flow, partition.next_handed_over))
         if not partition.retiring:
@@ -222,7 +219,7 @@ def _grant(draft: Draft, numbers: Sequence[int], ranking: Ranking) -> None:
     if grants:
         draft.emit(r.Granted(tuple(grants), draft.now))
     if len(numbers) > len(grants):
-        draft.cut_off()
+        draft.is_cut_off = True
 
 
 def _revise(draft: Draft) -> None:
@@ -252,7 +249,7 @@ def _end_ready(draft: Draft) -> None:
     if ready[:room]:
         revoke(draft, tuple(ready[:room]), ready=True)
     if ready[room:]:
-        draft.cut_off()
+        draft.is_cut_off = True
 
 
 def _is_ready(queue: Queue, number: int) -> bool:
@@ -278,7 +275,7 @@ def _start_handoffs(draft: Draft) -> None:
         else:
             draft.emit(r.RevokesStarted(moves, now + settings.max_handoff_time, now))
     if len(planned) > room:
-        draft.cut_off()
+        draft.is_cut_off = True
 
 
 def _is_warm(draft: Draft, planned: tuple[int, Flow, Flow]) -> bool:

@@ -16,7 +16,8 @@ from typing import TypeAlias
 from broker.core.structures import Heap
 from broker.core.transitions import Life, State
 
-# The key of a flow (None: bound without one), and its `instance_id`.
+# The key of a flow (None: bound without one), and its `instance_id`: of two keys, the same name is
+# that of two instances.
 Instance: TypeAlias = tuple[str | None, str]
 
 
@@ -113,6 +114,7 @@ class Flow:
         "draining",
         "id",
         "incoming",
+        "instance",
         "instance_id",
         "key_id",
         "lease_seconds",
@@ -148,6 +150,7 @@ class Flow:
         self.binder = binder
         self.attempt = attempt
         self.key_id = key_id
+        self.instance: Instance = key_id, instance_id
         self.draining = False
         self.drain_deadline: float | None = None
         self.view_revision = 0
@@ -162,11 +165,6 @@ class Flow:
     def gone(self) -> bool:
         """Has left, while not everything has been taken from it."""
         return self.left is not None
-
-    @property
-    def instance(self) -> Instance:
-        """The same name under two keys is two instances."""
-        return self.key_id, self.instance_id
 
     @property
     def active(self) -> bool:
@@ -205,7 +203,7 @@ class Absent:
     still unassigned.
 
     `left` is a heap of the partitions that were taken from it; those that are still its own name it
-    in `released_by` (`departures.first_to_give_back`).
+    in `released_by` (`Queue.first_to_give_back`).
     """
 
     __slots__ = ("bind_number", "flow_id", "left")

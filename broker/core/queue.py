@@ -1,7 +1,7 @@
-"""A queue: its flows, partitions and handoffs, and the counts that the balance works with.
+"""A queue: its flows, partitions and handoffs, and what can be said of them.
 
-Every change goes through the journal (`journal`), and partitions change hands only in
-`Queue.place`, which keeps the counts right (`placement`).
+Only `replay` changes a queue. Every change goes through the journal (`structures`), and partitions
+change hands only in `placement`, which keeps the counts right that the balance works with.
 
 **A flow that leaves** may have so much that one decision cannot take it all (`rebalancer`). Then it
 is out of `flows` and of the counts at once, nobody can act for it, and it is in `gone` for as long
@@ -10,8 +10,7 @@ as it is named by a partition as owner or by a handoff as successor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 from broker.core.barriers import Barriers
 from broker.core.graph import Lineage
@@ -19,34 +18,24 @@ from broker.core.model import (
     Absent,
     AccessType,
     Flow,
+    HandedOver,
     Handoff,
     Instance,
     Partition,
     Rebalance,
     Settings,
 )
-from broker.core.placement import Placement
-from broker.core.structures import Heap, Journal
-from broker.core.transitions import (
-    LIFE_TRANSITIONS,
-    PARTITION_TRANSITIONS,
-    Life,
-    LifeEvent,
-    PartitionEvent,
-    State,
-    Status,
-)
-
-_WITH_OWNER = (State.OWNED, State.WARMING, State.REVOKING)
-_WITH_HANDOFF = (State.WARMING, State.REVOKING)
+from broker.core.structures import Heap, Journal, Ranking
+from broker.core.transitions import State, Status
 
 
 class Queue:
-    """One queue, as far as the rebalancer is concerned. Only `replay` changes it.
+    """One queue, as far as the rebalancer is concerned.
 
     `unfinished_at`: when the last decision was cut off for its size (`CutOff`); the rest is due
     since then. `granting`, `changed` and `discarding` are what that record says.
 
+    `partitions` has those of a fixed queue that were removed, too: a number may come again.
     `configured_count`: how many partitions are configured, which are the lowest numbers. It differs
     from the settings' `partition_count` only between the slices of a resize (`is_resizing`).
 
@@ -55,8 +44,9 @@ class Queue:
     for at that time, after `cuts_attempt` failures (`barriers`).
 
     Beside the partitions stand the few of which something is to be done: `unassigned` (since when,
-    None: never owned), `handoffs`, and of those the `warming` ones and those that are revoking
-    `without_successor`. `warmed` names the flow that said ready in the latest handoff, and for
+    None: never owned; `lowest` has them in order), `handoffs`, and of those the `warming` ones and
+    those that are revoking `without_successor`. `ranking` and `leaving` are the counts of the
+    balance (`placement`). `warmed` names the flow that said ready in the latest handoff, and for
     which epoch. `touched` collects the flows whose views changed. `lineage` is the graph of a
     dynamic queue.
     """
@@ -94,18 +84,18 @@ class Queue:
         self.partitions: dict[int, Partition] = {}
         self.warmed: dict[int, tuple[str, int]] = {}
         self.touched: set[str] = set()
+        self.retiring: set[int] = set()
+        self.unassigned: dict[int, float | None] = {}
+        self.lowest: Heap[int] = Heap()
+        self.handoffs: dict[int, Handoff] = {}
+        self.deadlines = Deadlines(self.handoffs)
+        self.warming: set[int] = set()
+        self.without_successor: set[int] = set()
+        self.ranking = Ranking()
+        self.leaving = Ranking()
         self.journal = Journal()
-        self._placement = placed = Placement(self.journal, self.by_bind_number)
-        self.unassigned, self.handoffs = placed.unassigned, placed.handoffs
-        self.retiring, self.deadlines = placed.retiring, placed.deadlines
-        self.ranking, self.leaving = placed.ranking, placed.leaving
-        self.warming, self.without_successor = placed.warming, placed.without_successor
-        self.lowest_unassigned = placed.lowest_unassigned
-        self.highest_giveable = placed.highest_giveable
         dynamic = settings.partitioning == "dynamic"
         self.lineage: Lineage | None = Lineage(self.journal) if dynamic else None
-
-    # What it looks like
 
     @property
     def exclusive(self) -> bool:
@@ -119,7 +109,7 @@ class Queue:
     @property
     def takers(self) -> int:
         """*F* of the contract's rules: how many non-draining flows are bound."""
-        return len(self.ranking)
+        return len(self.ranking.counts)
 
     @property
     def operational_partition_count(self) -> int:
@@ -155,14 +145,9 @@ class Queue:
             + 1
         )
 
-    def find(self, number: int) -> Partition | None:
-        """The partition of this number, removed ones of a fixed queue included; None if there is
-        none."""
-        return self.partitions.get(number)
-
     def exists(self, number: int) -> bool:
         """Whether there is a partition of this number that was not removed."""
-        partition = self.find(number)
+        partition = self.partitions.get(number)
         return partition is not None and partition.state is not State.REMOVED
 
     def existing(self, after: int = -1) -> Iterator[Partition]:
@@ -173,9 +158,51 @@ class Queue:
         found = (self.partitions[number] for number in numbers)
         return (partition for partition in found if partition.state is not State.REMOVED)
 
-    def first_taker(self) -> Flow | None:
-        """The earliest-bound non-draining flow, which owns an exclusive queue."""
-        return self.by_bind_number[self.ranking.earliest()] if self.ranking.counts else None
+    # The balance (`assignment`)
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether there is nothing to grant, nothing under way and nothing to hand off."""
+        return self._is_placed and self._is_even
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether a queue that is Ready may stay so: it is balanced, or only its spread is above 1
+        and it is dynamic (the contract, *Lineage*)."""
+        return self._is_placed and (self.lineage is not None or self._is_even)
+
+    @property
+    def _is_placed(self) -> bool:
+        """Whether nothing is under way, and every partition is with a flow that may keep it."""
+        if self.handoffs or self.gone or self.is_resizing:
+            return False
+        return not self.takers or not (self.unassigned or self.is_drained_from)
+
+    @property
+    def _is_even(self) -> bool:
+        if not self.takers:
+            return True
+        if self.exclusive:
+            return self.first_taker().load == self.settings.partition_count
+        return self.ranking.spread <= 1
+
+    @property
+    def is_drained_from(self) -> bool:
+        """Whether draining flows have partitions that are not on their way to others."""
+        return bool(self.leaving.counts) and self.leaving.high > 0
+
+    def first_taker(self) -> Flow:
+        """The earliest-bound non-draining flow, if there is any: it owns an exclusive queue."""
+        return self.by_bind_number[self.ranking.earliest()]
+
+    def least_loaded(self, ranking: Ranking) -> Flow | None:
+        """The flow that gets the next partition; None if there is no non-draining flow.
+
+        `ranking` has the counts: those of the queue, or those that are planned.
+        """
+        if not ranking.counts:
+            return None
+        return self.first_taker() if self.exclusive else self.by_bind_number[ranking.fewest()]
 
     def spread(self) -> int:
         """The largest minus the smallest number of partitions that non-draining flows own;
@@ -189,7 +216,7 @@ class Queue:
         return max(numbers) - min(numbers) if numbers else 0
 
     def next_deadline(self) -> float | None:
-        """When the holddown, a warm-up or a handoff ends next, or the log is to be asked.
+        """When the holddown, a warm-up or a handoff ends next, or the log's cuts are due.
 
         The rest of a decision that was cut off is due apart from it, since `unfinished_at`.
         """
@@ -199,140 +226,111 @@ class Queue:
             if (flow := self.by_bind_number[bind_number]).drain_deadline is not None
             and self.cuts_short(flow)
         ]
-        times = (self.holddown_until, self.cuts_due, self.deadlines.first(), *drains)
+        handoff = self.deadlines.first() if self.handoffs else None
+        times = (self.holddown_until, self.cuts_due, handoff, *drains)
         return min((time for time in times if time is not None), default=None)
 
     def cuts_short(self, flow: Flow) -> bool:
         """Whether the end of the flow's drain would end a warm-up."""
         return bool(flow.outgoing) and not flow.owned.isdisjoint(self.warming)
 
-    # How it changes
+    # The next of many
 
-    def set(self, attribute: str, value: Any) -> None:
-        """Sets an attribute of the queue itself."""
-        self.journal.set(self, attribute, value)
+    def lowest_unassigned(self, most: int) -> list[int]:
+        """So many of the unassigned partitions, lowest number first."""
+        return self.lowest.smallest(most, self.unassigned.__contains__)
 
-    def touch(self, flow: Flow | None) -> None:
-        """The flow's view changes with this revision."""
-        if flow is None or flow.left is not None:
-            return
-        if flow.id not in self.touched:
-            self.journal.add(self.touched, flow.id)
-        if flow.view_revision != self.revision:
-            self.journal.set(flow, "view_revision", self.revision)
+    def highest_giveable(self, flow: Flow, but: Container[int] = ()) -> int | None:
+        """The highest partition of the flow that is not on its way; a retiring one only if the flow
+        is draining. None if there is none.
 
-    def touch_successor(self, handoff: Handoff | None) -> None:
-        """The successor's view changes if it sees the handoff: while it warms up."""
-        if handoff is not None and handoff.warm:
-            self.touch(handoff.named)
-
-    def place(
-        self,
-        partition: Partition,
-        event: PartitionEvent,
-        *,
-        owner: Flow | None = None,
-        handoff: Handoff | None = None,
-        at: float | None = None,
-        **marks: Any,
-    ) -> None:
-        """Moves a partition to the state that `event` leads to, with this owner and handoff, and
-        keeps every count.
-
-        `at` is since when nobody owns it, if nobody does; `marks` are attributes of the partition
-        that change with it.
+        `but` are partitions of which handoffs begin with the same decision.
         """
-        number, before = partition.number, partition.owner
-        state = PARTITION_TRANSITIONS[partition.state, event]
-        assert (owner is not None) is (state in _WITH_OWNER)
-        assert (handoff is not None) is (state in _WITH_HANDOFF)
-        known, since = self.handoffs.get(number), self.unassigned.get(number)
-        # Many have none, and there are very many of these calls.
-        marked = {name: getattr(partition, name) for name in marks} if marks else marks
-        move = self._placement.move
-        self.journal.changed(partition, move, partition.state, before, known, since, marked)
-        move(partition, state, owner, handoff, at, marks)
-        if before is not None:
-            self._forget(before)
-        if known is not None and known.named is not None:
-            self._forget(known.named)
 
-    def redirect(self, handoff: Handoff, successor: Flow | None) -> None:
-        """Gives a handoff another successor."""
-        before, partition = handoff.named, self.partitions[handoff.number]
-        self.journal.changed(handoff, self._placement.name, partition, before)
-        self._placement.name(handoff, partition, successor)
-        if before is not None:
-            self._forget(before)
+        def giveable(entry: int) -> bool:
+            return (
+                -entry in flow.owned
+                and -entry not in self.handoffs
+                and -entry not in but
+                and (flow.draining or -entry not in self.retiring)
+            )
 
-    def set_deadline(self, handoff: Handoff, deadline: float) -> None:
-        """Changes the deadline of a handoff."""
-        partition = self.partitions[handoff.number]
-        self.journal.note(partition)
-        self.journal.did(self.deadlines.push, handoff)
-        self.journal.set(handoff, "deadline", deadline)
-        self.deadlines.push(handoff)
+        entry = flow.offers.first(giveable)
+        return None if entry is None else -entry
 
-    def resize(self, partition: Partition, event: LifeEvent) -> None:
-        """Takes a partition out of the balance, or back into it; `place` removes and adds it."""
-        retiring = LIFE_TRANSITIONS[partition.life, event] is Life.RETIRING
-        if retiring is partition.retiring:
-            return
-        self.journal.changed(partition, self._placement.retire, partition.retiring)
-        self._placement.retire(partition, retiring)
+    def first_left(self, flow: Flow) -> int | None:
+        """The lowest partition that a flow that is gone still owns, or is to get."""
+        assert flow.left is not None
+        return self._first(flow.left, lambda n: n in flow.owned or n in flow.incoming)
 
-    def enter(self, flow: Flow) -> None:
-        """Adds a flow. It replaces the flow of its bind number, if there is one, which the rankings
-        forget at once.
+    def first_to_give_back(self, absent: Absent) -> int | None:
+        """The lowest partition that this flow has left and nobody has had since."""
+
+        def still(number: int) -> bool:
+            if number not in self.unassigned:
+                return False
+            partition = self.partitions[number]
+            return partition.released_by == absent.flow_id and partition.next_handed_over in (
+                HandedOver.ORPHANED,
+                HandedOver.FORCED,
+            )
+
+        return self._first(absent.left, still)
+
+    def _first(self, heap: Heap[int], holds: Callable[[int], bool]) -> int | None:
+        def is_there(number: int) -> bool:
+            if holds(number):
+                return True
+            self.journal.did(heap.push, number)
+            return False
+
+        return heap.first(is_there)
+
+
+class Deadlines:
+    """When handoffs are to end, the earliest first."""
+
+    __slots__ = ("_handoffs", "_heap")
+
+    def __init__(self, handoffs: Mapping[int, Handoff]) -> None:
+        """`handoffs`, by partition, are those that there are at any time."""
+        self._handoffs = handoffs
+        self._heap: Heap[tuple[float, int]] = Heap()
+
+    def push(self, handoff: Handoff) -> None:
+        """The handoff has another deadline, or is one again."""
+        self._heap.push((handoff.deadline, handoff.number))
+        self._heap.trim(len(self._handoffs), self._all)
+
+    def first(self) -> float | None:
+        """The earliest deadline; None without handoffs."""
+        entry = self._heap.first(self._holds)
+        return None if entry is None else entry[0]
+
+    def due(self, now: float, most: int, wanted: Callable[[Handoff], bool]) -> list[Handoff]:
+        """The wanted handoffs whose deadline has come, so many at the most, the earliest first,
+        then by partition.
         """
-        predecessor = self.by_bind_number.get(flow.bind_number)
-        if predecessor is not None:
-            self._placement.unrank(predecessor)
-        self.journal.put(self.flows, flow.id, flow)
-        self.journal.put(self.by_instance, flow.instance, flow)
-        self.journal.put(self.by_bind_number, flow.bind_number, flow)
-        if flow.bind_number >= self.next_bind_number:
-            self.set("next_bind_number", flow.bind_number + 1)
-        self._placement.rank(flow)
+        found: dict[int, Handoff] = {}
+        unwanted: dict[int, Handoff] = {}
 
-    def leave(self, flow: Flow) -> None:
-        """Takes out a flow; it is gone until nothing is left that it owns or awaits."""
-        self.journal.drop(self.flows, flow.id)
-        if self.by_instance.get(flow.instance) is flow:
-            self.journal.drop(self.by_instance, flow.instance)
-        self._placement.unrank(flow)
-        if self.by_bind_number.get(flow.bind_number) is flow:
-            self.journal.drop(self.by_bind_number, flow.bind_number)
-        if flow.owned or flow.incoming:
-            self.journal.set(flow, "left", Heap(flow.owned | flow.incoming))
-            self.journal.put(self.gone, flow.id, flow)
+        def is_new(entry: tuple[float, int]) -> bool:
+            return self._holds(entry) and entry[1] not in found and entry[1] not in unwanted
 
-    def _forget(self, flow: Flow) -> None:
-        if flow.left is not None and not flow.owned and not flow.incoming:
-            self.journal.drop(self.gone, flow.id)
+        while len(found) < most:
+            entry = self._heap.first(is_new)
+            if entry is None or entry[0] > now:
+                break
+            handoff = self._handoffs[entry[1]]
+            (found if wanted(handoff) else unwanted)[entry[1]] = handoff
+        for handoff in (*found.values(), *unwanted.values()):
+            self.push(handoff)
+        return list(found.values())
 
-    def set_draining(self, flow: Flow, deadline: float | None) -> None:
-        """Moves the flow from those that take to those that leave."""
-        self._placement.unrank(flow)
-        self.journal.set(flow, "draining", True)
-        self.journal.set(flow, "drain_deadline", deadline)
-        self._placement.rank(flow)
-        for number in flow.owned & self.retiring:
-            self._placement.offer(flow, number)
+    def _holds(self, entry: tuple[float, int]) -> bool:
+        deadline, number = entry
+        handoff = self._handoffs.get(number)
+        return handoff is not None and handoff.deadline == deadline
 
-    def add(self, partition: Partition) -> None:
-        """Adds a partition that never was, without an owner or waiting."""
-        self.journal.put(self.partitions, partition.number, partition)
-        self.journal.note(partition)
-        if partition.state is State.UNASSIGNED:
-            self.journal.did(self.unassigned.pop, partition.number)
-            self._placement.enlist(partition.number, None)
-
-    def forget(self, number: int) -> None:
-        """Drops a partition that was removed for good."""
-        self.journal.drop(self.partitions, number)
-        self.journal.drop(self.warmed, number)
-
-    def restore_unassigned(self, number: int, since: float | None) -> None:
-        """The partition has had no owner since then (None: it never had one)."""
-        self._placement.enlist(number, since)
+    def _all(self) -> Iterable[tuple[float, int]]:
+        return [(handoff.deadline, handoff.number) for handoff in self._handoffs.values()]

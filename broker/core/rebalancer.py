@@ -27,7 +27,7 @@ partitions unassigned or an imbalance left. So every command may come between tw
 taken up as always (rule 10). Each step depends on the queue alone, so the slices together are the
 decision. Of many deadlines that come at once a slice does as many as it has room for, and the loop
 runs after the last of them. Deadlines that come between two slices go before the grants and the
-handoffs of the rest (`administering.advance`): a partition that is being handed off is paused, and
+handoffs of the rest (`decisions.advance`): a partition that is being handed off is paused, and
 a large rest takes seconds. If the replica dies between two slices, the rest is due since the cut,
 as the column of the next deadline says, and the sweep of any replica goes on.
 """
@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from broker.core import commands as c
-from broker.core import decisions, resizing
+from broker.core import cuts, decisions, reports
 from broker.core import records as r
 from broker.core.draft import SLICE, Decision, Draft
 from broker.core.queue import Queue
@@ -64,11 +64,10 @@ def decide(queue: Queue, command: c.Command, now: float, most: int = SLICE) -> D
 
 def follow(queue: Queue, entries: Iterable[r.Entry]) -> Decision:
     """Applies what another replica has committed, in order. Nothing of it is to be committed."""
-    queue.set("touched", set())
     for entry in entries:
         replay_all(queue, entry.records, entry.revision)
     notices = frozenset(queue.touched)
-    queue.set("touched", set())
+    queue.journal.set(queue, touched=set())
     return Decision((), notices, queue.next_deadline(), unfinished=queue.unfinished_at is not None)
 
 
@@ -76,13 +75,13 @@ _DECISIONS: dict[type[c.Command], Callable[[Any, Draft], Any]] = {
     c.Bind: decisions.bind,
     c.Unbind: decisions.unbind,
     c.Drain: decisions.drain,
-    c.Release: decisions.release,
-    c.Ready: decisions.ready,
-    c.Children: decisions.children,
+    c.Release: reports.release,
+    c.Ready: reports.ready,
+    c.Children: reports.children,
     c.AddChildren: decisions.add_children,
     c.Change: decisions.change,
-    c.TakeCuts: resizing.take_cuts,
-    c.ReachCuts: resizing.reach_cuts,
+    c.TakeCuts: cuts.take_cuts,
+    c.ReachCuts: cuts.reach_cuts,
     c.RebalanceNow: decisions.rebalance_now,
     c.RaiseEpochs: decisions.raise_epochs,
     c.Advance: decisions.advance,

@@ -8,13 +8,13 @@ says all that those need. Times are Unix seconds by the database's clock.
 Records come from the rebalance loop and from what flows and administrators do; from partitions of a
 dynamic queue that begin, wait, end and go (the contract, *Lineage*); and from ordered resizes
 (`broker.core.barriers`). Neighbours that say the same of several partitions are stored as one
-record (`merged`).
+record (`draft.merged`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from broker.core.model import HandedOver
@@ -481,73 +481,3 @@ class Entry:
     records: tuple[Record, ...]
     rebalance_id: int | None = None
     commit_id: str = ""
-
-
-# Records that say the same of several partitions: how many, and how several become one
-
-
-# The records that may name several partitions, and where.
-_LISTS: dict[type[Any], str] = {
-    Orphaned: "partitions",
-    Granted: "grants",
-    WarmupsStarted: "moves",
-    RevokesStarted: "moves",
-    WarmupsEnded: "partitions",
-    WarmupsReady: "partitions",
-    HandoffsRedirected: "redirects",
-    HandoffsCalledOff: "partitions",
-    CutsTaken: "cuts",
-    CutsReached: "partitions",
-    ChildrenAdded: "children",
-    WaitsEnded: "partitions",
-    FinishedRemoved: "partitions",
-}
-# What each of them says of all its partitions.
-_SHARED = {
-    kind: tuple(field.name for field in fields(kind) if field.name != name)
-    for kind, name in _LISTS.items()
-}
-
-
-def size(record: Record) -> int:
-    """How many partitions it names."""
-    match record:
-        case PartitionsAdded(first, end, _):
-            return end - first
-        case PartitionsRetired() | PartitionsRemoved() | EpochsRaised():
-            return len(record.partitions)
-    name = _LISTS.get(type(record))
-    return 0 if name is None else len(getattr(record, name))
-
-
-def merged(records: list[Record]) -> list[Record]:
-    """The same records, neighbours that say the same of several partitions made one."""
-    result: list[Record] = []
-    run: list[Record] = []
-
-    def flush() -> None:
-        if not run:
-            return
-        head = run[0]
-        name = _LISTS.get(type(head))
-        if name is None or len(run) == 1:
-            result.extend(run)
-        else:
-            values = {field.name: getattr(head, field.name) for field in fields(head)}
-            values[name] = tuple(item for record in run for item in getattr(record, name))
-            result.append(type(head)(**values))
-        run.clear()
-
-    for record in records:
-        if run and not _alike(run[0], record):
-            flush()
-        run.append(record)
-    flush()
-    return result
-
-
-def _alike(one: Record, other: Record) -> bool:
-    shared = _SHARED.get(type(one))
-    if shared is None or type(one) is not type(other):
-        return False
-    return all(getattr(one, name) == getattr(other, name) for name in shared)

@@ -29,8 +29,18 @@ from broker.core import records as r
 from broker.core.barriers import Barriers
 from broker.core.graph import Lineage
 from broker.core.model import Absent, Flow, HandedOver, Handoff, Partition, Rebalance
+from broker.core.placement import (
+    add_partition,
+    change_life,
+    enter,
+    forget_partition,
+    leave,
+    place,
+    redirect,
+    set_deadline,
+    set_draining,
+)
 from broker.core.queue import Queue
-from broker.core.structures import Heap
 from broker.core.transitions import QUEUE_TRANSITIONS, LifeEvent, PartitionEvent, QueueEvent, State
 
 
@@ -52,18 +62,39 @@ def replay_all(queue: Queue, records: Iterable[r.Record], revision: int) -> None
 
 def begin(queue: Queue, revision: int) -> None:
     """What is replayed next is of this revision. If it leaves something to be done, it says so."""
-    queue.set("revision", revision)
-    queue.set("unfinished_at", None)
-    queue.set("granting", None)
-    queue.set("changed", False)
-    queue.set("discarding", False)
+    queue.journal.set(
+        queue,
+        revision=revision,
+        unfinished_at=None,
+        granting=None,
+        changed=False,
+        discarding=False,
+    )
 
 
-def _change_status(queue: Queue, event: QueueEvent, at: float, trigger: str | None) -> None:
-    queue.set("status", QUEUE_TRANSITIONS[queue.status, event])
-    queue.set("since", at)
-    queue.set("trigger", trigger)
-    queue.set("holddown_until", None)
+def _change_status(
+    queue: Queue, event: QueueEvent, at: float, trigger: str | None = None, **values: Any
+) -> None:
+    """`values` are other attributes of the queue that change with its status."""
+    status = QUEUE_TRANSITIONS[queue.status, event]
+    values = {"holddown_until": None, **values}
+    queue.journal.set(queue, status=status, since=at, trigger=trigger, **values)
+
+
+def _touch(queue: Queue, flow: Flow | None) -> None:
+    """The flow's view changes with this revision."""
+    if flow is None or flow.left is not None:
+        return
+    if flow.id not in queue.touched:
+        queue.journal.add(queue.touched, flow.id)
+    if flow.view_revision != queue.revision:
+        queue.journal.set(flow, view_revision=queue.revision)
+
+
+def _touch_successor(queue: Queue, handoff: Handoff | None) -> None:
+    """The successor's view changes if it sees the handoff: while it warms up."""
+    if handoff is not None and handoff.warm:
+        _touch(queue, handoff.named)
 
 
 def _flow(queue: Queue, flow_id: str | None) -> Flow | None:
@@ -71,8 +102,7 @@ def _flow(queue: Queue, flow_id: str | None) -> Flow | None:
 
 
 def _settings_changed(queue: Queue, record: r.SettingsChanged) -> None:
-    for name, value in record.changes.items():
-        queue.journal.set(queue.settings, name, value)
+    queue.journal.set(queue.settings, **record.changes)
     if "ordered_resize" in record.changes:
         _switch_ordered_resize(queue)
 
@@ -90,9 +120,9 @@ def _flow_bound(queue: Queue, record: r.FlowBound) -> None:
         record.attempt,
         record.key_id,
     )
-    queue.enter(flow)
+    enter(queue, flow)
     _forget_if_back(queue, flow)
-    queue.touch(flow)
+    _touch(queue, flow)
 
 
 def _flow_left(queue: Queue, record: r.FlowLeft) -> None:
@@ -102,7 +132,7 @@ def _flow_left(queue: Queue, record: r.FlowLeft) -> None:
     for number in owned:
         _orphan(queue, flow, number, record.at)
     for number in sorted(flow.incoming):
-        queue.redirect(queue.handoffs[number], None)
+        redirect(queue, queue.handoffs[number], None)
 
 
 def _flow_departed(queue: Queue, record: r.FlowDeparted) -> None:
@@ -118,50 +148,64 @@ def _orphaned(queue: Queue, record: r.Orphaned) -> None:
 def _flow_draining(queue: Queue, record: r.FlowDraining) -> None:
     flow = queue.flows[record.flow_id]
     if flow.draining:
-        queue.journal.set(flow, "drain_deadline", record.deadline)
+        queue.journal.set(flow, drain_deadline=record.deadline)
         return
-    queue.set_draining(flow, record.deadline)
+    set_draining(queue, flow, record.deadline)
     for number in sorted(flow.incoming):
         if queue.partitions[number].state is State.REVOKING:
-            queue.redirect(queue.handoffs[number], None)
-    queue.touch(flow)
+            redirect(queue, queue.handoffs[number], None)
+    _touch(queue, flow)
 
 
 def _holddown_started(queue: Queue, record: r.HolddownStarted) -> None:
-    _change_status(queue, QueueEvent.HOLDDOWN_STARTED, record.at, record.trigger)
-    queue.set("holddown_until", record.until)
-    queue.set("flows_before", record.flows_before)
+    _change_status(
+        queue,
+        QueueEvent.HOLDDOWN_STARTED,
+        record.at,
+        record.trigger,
+        holddown_until=record.until,
+        flows_before=record.flows_before,
+    )
 
 
 def _holddown_settled(queue: Queue, record: r.HolddownSettled) -> None:
-    _change_status(queue, QueueEvent.HOLDDOWN_SETTLED, record.at, None)
+    _change_status(queue, QueueEvent.HOLDDOWN_SETTLED, record.at)
     _forget_absent(queue)
 
 
 def _rebalance_started(queue: Queue, record: r.RebalanceStarted) -> None:
-    _change_status(queue, QueueEvent.REBALANCE_STARTED, record.at, record.trigger)
+    began = Rebalance(record.rebalance_id, record.trigger, record.at)
+    event = QueueEvent.REBALANCE_STARTED
+    _change_status(queue, event, record.at, record.trigger, rebalance=began)
     _forget_absent(queue)
-    queue.set("rebalance", Rebalance(record.rebalance_id, record.trigger, record.at))
 
 
 def _rebalance_finished(queue: Queue, record: r.RebalanceFinished) -> None:
     assert queue.rebalance is not None
-    _change_status(queue, QueueEvent.REBALANCE_FINISHED, record.at, None)
-    queue.set("last_rebalance", replace(queue.rebalance, finished_at=record.at))
-    queue.set("rebalance", None)
-    queue.set("growing", False)
+    finished = replace(queue.rebalance, finished_at=record.at)
+    _change_status(
+        queue,
+        QueueEvent.REBALANCE_FINISHED,
+        record.at,
+        last_rebalance=finished,
+        rebalance=None,
+        growing=False,
+    )
 
 
 def _granted_outside(queue: Queue, record: r.GrantedOutside) -> None:
     entry = Rebalance(record.rebalance_id, record.trigger, record.at, finished_at=record.at)
-    queue.set("last_rebalance", entry)
+    queue.journal.set(queue, last_rebalance=entry)
 
 
 def _cut_off(queue: Queue, record: r.CutOff) -> None:
-    queue.set("unfinished_at", record.at)
-    queue.set("granting", record.granting)
-    queue.set("changed", record.changed)
-    queue.set("discarding", record.discarding)
+    queue.journal.set(
+        queue,
+        unfinished_at=record.at,
+        granting=record.granting,
+        changed=record.changed,
+        discarding=record.discarding,
+    )
 
 
 def _granted(queue: Queue, record: r.Granted) -> None:
@@ -173,16 +217,17 @@ def _granted(queue: Queue, record: r.Granted) -> None:
         released_by = None
         if grant.handed_over == HandedOver.GRACEFUL:
             released_by = partition.released_by if partition.owner is None else grant.previous
-        queue.touch(partition.owner)
-        queue.touch(flow)
-        queue.touch_successor(handoff)
+        _touch(queue, partition.owner)
+        _touch(queue, flow)
+        _touch_successor(queue, handoff)
         replaced = grant.handed_over == HandedOver.REPLACED or partition.state is State.OWNED
         if replaced and partition.owner is not None:
             keeps = handoff if partition.state is State.WARMING else None
             event = PartitionEvent.GRANTED if keeps is None and handoff else PartitionEvent.REPLACED
         else:
             keeps, event = None, PartitionEvent.GRANTED
-        queue.place(
+        place(
+            queue,
             partition,
             event,
             owner=flow,
@@ -201,22 +246,21 @@ def _granted(queue: Queue, record: r.Granted) -> None:
 def _add_to_counts(queue: Queue, handoffs: int, forced: int, granted: int) -> None:
     name = "rebalance" if queue.rebalance is not None else "last_rebalance"
     entry: Rebalance = getattr(queue, name)
-    queue.set(
-        name,
-        replace(
-            entry,
-            handoffs=entry.handoffs + handoffs,
-            forced=entry.forced + forced,
-            granted=entry.granted + granted,
-        ),
+    counted = replace(
+        entry,
+        handoffs=entry.handoffs + handoffs,
+        forced=entry.forced + forced,
+        granted=entry.granted + granted,
     )
+    queue.journal.set(queue, **{name: counted})
 
 
 def _released(queue: Queue, record: r.Released) -> None:
     partition = queue.partitions[record.partition]
-    queue.touch(partition.owner)
-    queue.touch_successor(queue.handoffs.get(record.partition))
-    queue.place(
+    _touch(queue, partition.owner)
+    _touch_successor(queue, queue.handoffs.get(record.partition))
+    place(
+        queue,
         partition,
         PartitionEvent.RELEASED,
         at=record.at,
@@ -230,20 +274,20 @@ def _warmups_started(queue: Queue, record: r.WarmupsStarted) -> None:
         partition = queue.partitions[number]
         successor = queue.flows[successor_id]
         handoff = Handoff(number, successor, record.deadline, record.at, warm=True)
-        queue.place(
-            partition, PartitionEvent.WARMUP_STARTED, owner=partition.owner, handoff=handoff
+        place(
+            queue, partition, PartitionEvent.WARMUP_STARTED, owner=partition.owner, handoff=handoff
         )
         queue.journal.drop(queue.warmed, number)
-        queue.touch(successor)
+        _touch(queue, successor)
 
 
 def _revokes_started(queue: Queue, record: r.RevokesStarted) -> None:
     for number, _owner, successor_id in record.moves:
         partition = queue.partitions[number]
         handoff = Handoff(number, queue.flows[successor_id], record.deadline, record.at, warm=False)
-        queue.place(partition, PartitionEvent.REVOKED, owner=partition.owner, handoff=handoff)
+        place(queue, partition, PartitionEvent.REVOKED, owner=partition.owner, handoff=handoff)
         queue.journal.drop(queue.warmed, number)
-        queue.touch(partition.owner)
+        _touch(queue, partition.owner)
 
 
 def _warmups_ended(queue: Queue, record: r.WarmupsEnded) -> None:
@@ -252,11 +296,11 @@ def _warmups_ended(queue: Queue, record: r.WarmupsEnded) -> None:
         warming = queue.handoffs[number]
         successor = warming.successor
         handoff = Handoff(number, successor, record.deadline, record.at, warm=warming.warm)
-        queue.place(partition, PartitionEvent.REVOKED, owner=partition.owner, handoff=handoff)
+        place(queue, partition, PartitionEvent.REVOKED, owner=partition.owner, handoff=handoff)
         if record.ready and successor is not None:
             queue.journal.put(queue.warmed, number, (successor.id, partition.epoch))
-        queue.touch(partition.owner)
-        queue.touch_successor(handoff)
+        _touch(queue, partition.owner)
+        _touch_successor(queue, handoff)
 
 
 def _warmups_ready(queue: Queue, record: r.WarmupsReady) -> None:
@@ -272,73 +316,76 @@ def _handoffs_redirected(queue: Queue, record: r.HandoffsRedirected) -> None:
     for number, successor_id in record.redirects:
         handoff = queue.handoffs[number]
         successor = _flow(queue, successor_id)
-        queue.touch_successor(handoff)
-        queue.redirect(handoff, successor)
+        _touch_successor(queue, handoff)
+        redirect(queue, handoff, successor)
         warming = queue.partitions[number].state is State.WARMING
         if warming:
             queue.journal.drop(queue.warmed, number)
-        queue.journal.set(handoff, "warm", warming and successor is not None and successor.warmup)
-        queue.touch_successor(handoff)
+        queue.journal.set(handoff, warm=warming and successor is not None and successor.warmup)
+        _touch_successor(queue, handoff)
         if record.deadline is not None:
-            queue.journal.set(handoff, "since", record.at)
-            queue.set_deadline(handoff, record.deadline)
+            queue.journal.set(handoff, since=record.at)
+            set_deadline(queue, handoff, record.deadline)
 
 
 def _handoffs_called_off(queue: Queue, record: r.HandoffsCalledOff) -> None:
     for number in record.partitions:
         partition = queue.partitions[number]
-        queue.touch_successor(queue.handoffs[number])
-        queue.place(partition, PartitionEvent.CALLED_OFF, owner=partition.owner)
+        _touch_successor(queue, queue.handoffs[number])
+        place(queue, partition, PartitionEvent.CALLED_OFF, owner=partition.owner)
 
 
 def _epochs_raised(queue: Queue, record: r.EpochsRaised) -> None:
     for number in record.partitions:
         partition = queue.partitions[number]
-        queue.journal.set(partition, "epoch", partition.epoch + 1)
+        queue.journal.set(partition, epoch=partition.epoch + 1)
         if partition.next_handed_over == HandedOver.GRACEFUL or partition.owner is not None:
-            queue.journal.set(partition, "released_by", None)
+            queue.journal.set(partition, released_by=None)
         if partition.owner is not None:
-            queue.journal.set(partition, "handed_over", record.handed_over)
+            queue.journal.set(partition, handed_over=record.handed_over)
         if partition.owner is None or partition.owner.gone:
-            queue.journal.set(partition, "next_handed_over", HandedOver.FORCED)
+            queue.journal.set(partition, next_handed_over=HandedOver.FORCED)
         else:
-            queue.journal.set(partition, "next_handed_over", HandedOver.INITIAL)
-            queue.touch(partition.owner)
-        queue.touch_successor(queue.handoffs.get(number))
+            queue.journal.set(partition, next_handed_over=HandedOver.INITIAL)
+            _touch(queue, partition.owner)
+        _touch_successor(queue, queue.handoffs.get(number))
 
 
 def _deadlines_moved(queue: Queue, record: r.DeadlinesMoved) -> None:
-    queue.set("outage_seen", record.outage_id)
+    queue.journal.set(queue, outage_seen=record.outage_id)
     ended = record.began + record.seconds
     for handoff in list(queue.handoffs.values()):
         # What began after it lost no time by it.
         if handoff.deadline > record.began and handoff.since < ended:
-            queue.set_deadline(handoff, handoff.deadline + record.seconds)
+            set_deadline(queue, handoff, handoff.deadline + record.seconds)
             _touch_deadline(queue, handoff)
 
 
 def _clock_went_back(queue: Queue, record: r.ClockWentBack) -> None:
-    queue.set("outage_seen", record.outage_id)
+    queue.journal.set(queue, outage_seen=record.outage_id)
     if queue.holddown_until is not None:
-        queue.set("since", queue.since + record.seconds)
-        queue.set("holddown_until", queue.holddown_until + record.seconds)
+        queue.journal.set(
+            queue,
+            since=queue.since + record.seconds,
+            holddown_until=queue.holddown_until + record.seconds,
+        )
     if queue.cuts_due is not None:
-        queue.set("cuts_due", queue.cuts_due + record.seconds)
+        queue.journal.set(queue, cuts_due=queue.cuts_due + record.seconds)
     for bind_number in queue.leaving.counts:
         flow = queue.by_bind_number[bind_number]
         if flow.drain_deadline is not None:
-            queue.journal.set(flow, "drain_deadline", flow.drain_deadline + record.seconds)
+            queue.journal.set(flow, drain_deadline=flow.drain_deadline + record.seconds)
     for handoff in list(queue.handoffs.values()):
-        queue.journal.set(handoff, "since", handoff.since + record.seconds)
-        queue.set_deadline(handoff, handoff.deadline + record.seconds)
+        queue.journal.set(handoff, since=handoff.since + record.seconds)
+        set_deadline(queue, handoff, handoff.deadline + record.seconds)
         _touch_deadline(queue, handoff)
 
 
 def _touch_deadline(queue: Queue, handoff: Handoff) -> None:
     """Who sees the deadline of a handoff sees another."""
     if queue.partitions[handoff.number].state is State.REVOKING:
-        queue.touch(queue.partitions[handoff.number].owner)
-    queue.touch_successor(handoff)
+        _touch(queue, queue.partitions[handoff.number].owner)
+    _touch_successor(queue, handoff)
 
 
 # Flows that leave
@@ -351,8 +398,8 @@ def _depart(queue: Queue, flow: Flow, record: r.FlowLeft | r.FlowDeparted) -> No
         queue.journal.put(queue.absent, flow.instance, absent)
     elif queue.by_instance.get(flow.instance) is flow:
         queue.journal.drop(queue.absent, flow.instance)
-    queue.touch(flow)
-    queue.leave(flow)
+    _touch(queue, flow)
+    leave(queue, flow)
 
 
 def _orphan(queue: Queue, flow: Flow, number: int, at: float) -> None:
@@ -363,8 +410,9 @@ def _orphan(queue: Queue, flow: Flow, number: int, at: float) -> None:
         absent.left.push(number)
     raised = partition.next_handed_over == HandedOver.FORCED
     handoff = queue.handoffs.get(number)
-    queue.touch_successor(handoff)
-    queue.place(
+    _touch_successor(queue, handoff)
+    place(
+        queue,
         partition,
         PartitionEvent.ORPHANED,
         at=at,
@@ -376,51 +424,22 @@ def _orphan(queue: Queue, flow: Flow, number: int, at: float) -> None:
 def _forget_if_back(queue: Queue, flow: Flow) -> None:
     """The instance is bound again and has all that was still to be had of what it left."""
     absent = queue.absent.get(flow.instance)
-    if absent is not None and first_to_give_back(queue, absent) is None:
+    if absent is not None and queue.first_to_give_back(absent) is None:
         queue.journal.drop(queue.absent, flow.instance)
 
 
 def _forget_absent(queue: Queue) -> None:
     """The holddown is over: only instances that came back within it get back what they left."""
+    if not queue.absent:
+        return
     kept = {
         instance: absent
         for instance, absent in queue.absent.items()
         if (flow := queue.by_instance.get(instance)) is not None
         and not flow.draining
-        and first_to_give_back(queue, absent) is not None
+        and queue.first_to_give_back(absent) is not None
     }
-    queue.set("absent", kept)
-
-
-def first_left(queue: Queue, flow: Flow) -> int | None:
-    """The lowest partition that a flow that is gone still owns, or is to get."""
-    assert flow.left is not None
-    return _first(queue, flow.left, lambda n: n in flow.owned or n in flow.incoming)
-
-
-def first_to_give_back(queue: Queue, absent: Absent) -> int | None:
-    """The lowest partition that this flow has left and nobody has had since."""
-
-    def still(number: int) -> bool:
-        if number not in queue.unassigned:
-            return False
-        partition = queue.partitions[number]
-        return partition.released_by == absent.flow_id and partition.next_handed_over in (
-            HandedOver.ORPHANED,
-            HandedOver.FORCED,
-        )
-
-    return _first(queue, absent.left, still)
-
-
-def _first(queue: Queue, heap: Heap[int], holds: Callable[[int], bool]) -> int | None:
-    def is_there(number: int) -> bool:
-        if holds(number):
-            return True
-        queue.journal.did(heap.push, number)
-        return False
-
-    return heap.first(is_there)
+    queue.journal.set(queue, absent=kept)
 
 
 # Resizes
@@ -429,37 +448,37 @@ def _first(queue: Queue, heap: Heap[int], holds: Callable[[int], bool]) -> int |
 def _partitions_added(queue: Queue, record: r.PartitionsAdded) -> None:
     """Partitions exist (again); those that were retiring are taken back."""
     for number in range(record.first, record.end):
-        partition = queue.find(number)
+        partition = queue.partitions.get(number)
         if partition is None:
-            queue.add(Partition(number))
+            add_partition(queue, Partition(number))
         elif partition.state is State.REMOVED:
-            queue.resize(partition, LifeEvent.ADDED)
-            queue.place(partition, PartitionEvent.ADDED)
+            change_life(queue, partition, LifeEvent.ADDED)
+            place(queue, partition, PartitionEvent.ADDED)
         else:
-            queue.resize(partition, LifeEvent.TAKEN_BACK)
+            change_life(queue, partition, LifeEvent.TAKEN_BACK)
             if partition.owner is not None:
-                queue.journal.set(partition, "next_handed_over", HandedOver.REPLACED)
-            queue.touch(partition.owner)
-    queue.set("growing", True)
-    queue.set("configured_count", max(queue.configured_count, record.end))
+                queue.journal.set(partition, next_handed_over=HandedOver.REPLACED)
+            _touch(queue, partition.owner)
+    count = max(queue.configured_count, record.end)
+    queue.journal.set(queue, growing=True, configured_count=count)
 
 
 def _partitions_retired(queue: Queue, record: r.PartitionsRetired) -> None:
     """Partitions are to be drained to their ends."""
     for number in record.partitions:
         partition = queue.partitions[number]
-        queue.resize(partition, LifeEvent.RETIRED)
-        queue.touch(partition.owner)
-    queue.set("growing", False)
-    queue.set("configured_count", min(queue.configured_count, *record.partitions))
+        change_life(queue, partition, LifeEvent.RETIRED)
+        _touch(queue, partition.owner)
+    count = min(queue.configured_count, *record.partitions)
+    queue.journal.set(queue, growing=False, configured_count=count)
 
 
 def _partitions_removed(queue: Queue, record: r.PartitionsRemoved) -> None:
     """Partitions are gone."""
     for number in record.partitions:
         partition, handoff = queue.partitions[number], queue.handoffs.get(number)
-        queue.touch(partition.owner)
-        queue.touch_successor(handoff)
+        _touch(queue, partition.owner)
+        _touch_successor(queue, handoff)
         released_by = (
             partition.owner.id if record.outcome == "finished" and partition.owner else None
         )
@@ -470,14 +489,15 @@ def _partitions_removed(queue: Queue, record: r.PartitionsRemoved) -> None:
             next_handed_over = HandedOver.INITIAL
         elif partition.owner is not None:
             next_handed_over = HandedOver.ORPHANED
-        queue.resize(partition, LifeEvent(record.outcome))
-        queue.place(
+        change_life(queue, partition, LifeEvent(record.outcome))
+        place(
+            queue,
             partition,
             PartitionEvent.REMOVED,
             released_by=released_by,
             next_handed_over=next_handed_over,
         )
-    queue.set("configured_count", min(queue.configured_count, *record.partitions))
+    queue.journal.set(queue, configured_count=min(queue.configured_count, *record.partitions))
     _reach_cuts(queue, record.partitions)
 
 
@@ -486,10 +506,7 @@ def _partitions_removed(queue: Queue, record: r.PartitionsRemoved) -> None:
 
 def _switch_ordered_resize(queue: Queue) -> None:
     """Ordered resizes are switched on or off: nothing is known of cuts, and every view says so."""
-    queue.set("resize_seen", 0)
-    queue.set("barriers", None)
-    queue.set("cuts_due", None)
-    queue.set("cuts_attempt", 0)
+    queue.journal.set(queue, resize_seen=0, barriers=None, cuts_due=None, cuts_attempt=0)
     _touch_all(queue)
 
 
@@ -500,9 +517,9 @@ def _reach_cuts(queue: Queue, numbers: Iterable[int]) -> None:
         return
     for number in numbers:
         for changed in barriers.reach(queue.journal, number):
-            partition = queue.find(changed)
+            partition = queue.partitions.get(changed)
             if partition is not None:
-                queue.touch(partition.owner)
+                _touch(queue, partition.owner)
             if partition is not None and changed == number:
                 queue.journal.note(partition)
     _settle(queue, barriers)
@@ -510,36 +527,33 @@ def _reach_cuts(queue: Queue, numbers: Iterable[int]) -> None:
 
 def _settle(queue: Queue, barriers: Barriers) -> None:
     if barriers.settled:
-        queue.set("barriers", None)
+        queue.journal.set(queue, barriers=None)
 
 
 def _touch_all(queue: Queue) -> None:
     for flow in queue.flows.values():
-        queue.touch(flow)
+        _touch(queue, flow)
 
 
 def _cuts_awaited(queue: Queue, record: r.CutsAwaited) -> None:
     if queue.barriers is not None and not queue.barriers.in_force:
         # What was told so far is told anew: positions may have been set since.
-        queue.set("barriers", None)
-    queue.set("cuts_due", record.due)
-    queue.set("cuts_attempt", record.attempt)
+        queue.journal.set(queue, barriers=None)
+    queue.journal.set(queue, cuts_due=record.due, cuts_attempt=record.attempt)
 
 
 def _cuts_taken(queue: Queue, record: r.CutsTaken) -> None:
     barriers = queue.barriers
     if record.first == 0:
         barriers = Barriers(record.resize, record.resized_from, record.resized_to)
-        queue.set("barriers", barriers)
+        queue.journal.set(queue, barriers=barriers)
     assert barriers is not None
     for number, cut, is_reached in record.cuts:
         barriers.tell(queue.journal, number, cut, is_reached)
         queue.journal.note(queue.partitions[number])
-    queue.journal.set(barriers, "next", record.next)
+    queue.journal.set(barriers, next=record.next)
     if record.next is None:
-        queue.set("resize_seen", record.resize)
-        queue.set("cuts_due", None)
-        queue.set("cuts_attempt", 0)
+        queue.journal.set(queue, resize_seen=record.resize, cuts_due=None, cuts_attempt=0)
         _touch_all(queue)
         _settle(queue, barriers)
 
@@ -558,8 +572,8 @@ def _lineage(queue: Queue) -> Lineage:
 
 def _count(queue: Queue, difference: int) -> None:
     count = queue.settings.partition_count + difference
-    queue.journal.set(queue.settings, "partition_count", count)
-    queue.set("configured_count", count)
+    queue.journal.set(queue.settings, partition_count=count)
+    queue.journal.set(queue, configured_count=count)
 
 
 def _children_added(queue: Queue, record: r.ChildrenAdded) -> None:
@@ -567,7 +581,7 @@ def _children_added(queue: Queue, record: r.ChildrenAdded) -> None:
     for number, key, parents in record.children:
         partition = Partition(number)
         partition.state = State.WAITING
-        queue.add(partition)
+        add_partition(queue, partition)
         lineage.add(number, key, parents)
 
 
@@ -575,16 +589,17 @@ def _waits_ended(queue: Queue, record: r.WaitsEnded) -> None:
     lineage = _lineage(queue)
     for number in record.partitions:
         lineage.end_wait(number)
-        queue.place(queue.partitions[number], PartitionEvent.WAIT_ENDED)
+        place(queue, queue.partitions[number], PartitionEvent.WAIT_ENDED)
     _count(queue, len(record.partitions))
 
 
 def _partition_finished(queue: Queue, record: r.PartitionFinished) -> None:
     number = record.partition
     partition, handoff = queue.partitions[number], queue.handoffs.get(number)
-    queue.touch(partition.owner)
-    queue.touch_successor(handoff)
-    queue.place(
+    _touch(queue, partition.owner)
+    _touch_successor(queue, handoff)
+    place(
+        queue,
         partition,
         PartitionEvent.FINISHED,
         next_handed_over=HandedOver.INITIAL,
@@ -597,8 +612,8 @@ def _partition_finished(queue: Queue, record: r.PartitionFinished) -> None:
 def _finished_removed(queue: Queue, record: r.FinishedRemoved) -> None:
     for number in record.partitions:
         _lineage(queue).remove(number)
-        queue.place(queue.partitions[number], PartitionEvent.REMOVED)
-        queue.forget(number)
+        place(queue, queue.partitions[number], PartitionEvent.REMOVED)
+        forget_partition(queue, number)
 
 
 _CHANGES: dict[type[r.Record], Callable[[Queue, Any], None]] = {

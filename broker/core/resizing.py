@@ -5,37 +5,16 @@ what is added, downwards what is taken away, so that the configured partitions a
 0 up (`Queue.configured_count`). Nothing else of the loop is done before it is complete. A later
 resize may come between two slices; then the rest leads to its count.
 
-**Ordered resizes.** The theory is in `broker.core.barriers`. The log takes the cuts in its own
-transaction, after the queue's. So a resize leaves the queue *awaiting cuts*, which is a deadline:
-the call that resized asks the log at once, and if its replica dies, the sweep of another finds the
-queue due and asks.
+What an ordered resize adds to this is in `cuts`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Mapping
 from heapq import nsmallest
-from operator import attrgetter
-from typing import Any
 
-from broker.core import commands as c
 from broker.core import records as r
-from broker.core.barriers import Barriers
 from broker.core.draft import Draft
-from broker.core.errors import CutsOutdated, ResizeUnsettled
 from broker.core.model import HandedOver
-from broker.core.queue import Queue
-from broker.core.records import Cut, CutsAwaited, CutsReached, CutsTaken
-from broker.core.transitions import State
-
-# When the log is asked again: at first, and at most. It doubles.
-FIRST_SECONDS = 2.0
-MOST_SECONDS = 60.0
-SOON_SECONDS = 0.2
-_MOST_SHOWN = 5
-
-_number = attrgetter("partition")
 
 
 def resize(draft: Draft) -> bool:
@@ -46,7 +25,7 @@ def resize(draft: Draft) -> bool:
     count = queue.settings.partition_count
     while queue.configured_count != count or (draft.discarding and queue.retiring):
         if draft.budget <= 0:
-            draft.cut_off()
+            draft.is_cut_off = True
             return False
         configured = queue.configured_count
         if configured < count:
@@ -100,177 +79,3 @@ def remove(draft: Draft, numbers: tuple[int, ...], outcome: str) -> None:
         and (owner := queue.partitions[number].owner)
     )
     draft.emit(r.PartitionsRemoved(numbers, ended, outcome, draft.now))
-
-
-# Ordered resizes
-
-
-def refuse_unsettled(queue: Queue) -> None:
-    """Raises ResizeUnsettled while a resize of this queue has to settle before the next one."""
-    if queue.cuts_due is not None:
-        raise ResizeUnsettled(queue.name, "the log has not said yet where its last resize cut it")
-    if queue.barriers is not None:
-        left = sorted(queue.barriers.unreached)
-        shown = ", ".join(map(str, left[:_MOST_SHOWN]))
-        more = f" and {len(left) - _MOST_SHOWN} more" if len(left) > _MOST_SHOWN else ""
-        raise ResizeUnsettled(
-            queue.name, f"not processed up to their cuts: partitions {shown}{more}"
-        )
-
-
-def begins(changes: Mapping[str, Any], queue: Queue) -> bool:
-    """Whether cuts are to be awaited with these changes of settings. Raises ResizeUnsettled.
-
-    Of what came before ordered resizes are switched on, the queue knows nothing yet. So it cannot
-    be resized by the same call, and takes the cuts of the log's last resize first.
-    """
-    if changes.get("ordered_resize"):
-        if "partition_count" in changes:
-            raise ResizeUnsettled(queue.name, "switch ordered resizes on first, then resize")
-        return True
-    ordered = queue.settings.ordered_resize and changes.get("ordered_resize", True)
-    if not ordered or "partition_count" not in changes:
-        return False
-    refuse_unsettled(queue)
-    return True
-
-
-def await_cuts(draft: Draft) -> None:
-    """There was a resize, or there may have been one: the log has to be asked for its cuts."""
-    draft.emit(CutsAwaited(draft.now + FIRST_SECONDS))
-
-
-def await_again(draft: Draft) -> None:
-    """The log has not answered in time."""
-    attempt = draft.queue.cuts_attempt + 1
-    seconds = min(FIRST_SECONDS * 2 ** min(attempt, 10), MOST_SECONDS)
-    draft.emit(CutsAwaited(draft.now + seconds, attempt))
-
-
-def take_cuts(command: c.TakeCuts, draft: Draft) -> c.CutsWanted:
-    """Takes over what the log says of its last resize."""
-    queue = draft.queue
-    barriers = queue.barriers
-    if not queue.settings.ordered_resize or command.resize < queue.resize_seen:
-        return c.CutsWanted(None)
-    if command.resized_to != queue.settings.partition_count:
-        # The queue does not follow the log yet, or the log does not follow the queue.
-        return c.CutsWanted(None, later=True)
-    if queue.configured_count != queue.settings.partition_count:
-        # A large resize is made in slices: the cuts come with partitions that are there.
-        if queue.cuts_due is not None and queue.cuts_due > draft.now + SOON_SECONDS:
-            draft.emit(CutsAwaited(draft.now + SOON_SECONDS, queue.cuts_attempt))
-        return c.CutsWanted(None, later=True)
-    if command.resize == queue.resize_seen:
-        if queue.cuts_due is not None and barriers is None:
-            # Nobody has resized the log meanwhile.
-            _take(draft, command, first=0, cuts=(), following=None)
-        return c.CutsWanted(None)
-    if barriers is not None and barriers.in_force:
-        if queue.cuts_due is None:
-            await_cuts(draft)
-        return c.CutsWanted(None, later=True)
-    wanted = 0
-    if barriers is not None and barriers.resize == command.resize:
-        assert barriers.next is not None
-        wanted = barriers.next
-    if command.first not in (0, wanted):
-        return c.CutsWanted(wanted)
-    _take(draft, command, command.first, _known(queue, command.cuts), command.next)
-    return c.CutsWanted(command.next)
-
-
-def _known(queue: Queue, cuts: tuple[c.LogCut, ...]) -> tuple[Cut, ...]:
-    """The cuts of partitions that there are. A position that was set since it was read says nothing
-    of what is processed; then the next owner of the partition says it."""
-    found = []
-    for number, cut, reached, epoch in cuts:
-        partition = queue.find(number)
-        if partition is not None:
-            gone = partition.state is State.REMOVED
-            is_reached = reached and epoch in (None, partition.epoch)
-            found.append(Cut(number, cut, is_reached or gone))
-    return tuple(found)
-
-
-def _take(
-    draft: Draft, command: c.TakeCuts, first: int, cuts: tuple[Cut, ...], following: int | None
-) -> None:
-    draft.emit(
-        CutsTaken(command.resize, command.resized_from, command.resized_to, first, cuts, following)
-    )
-
-
-def reach_cuts(command: c.ReachCuts, draft: Draft) -> None:
-    """Owners have processed partitions up to their cuts."""
-    numbers = [
-        number
-        for number, epoch in command.items
-        if (partition := draft.queue.find(number)) and partition.epoch == epoch
-    ]
-    reach(draft, numbers, command.resize)
-
-
-def reach(draft: Draft, numbers: list[int], resize: int) -> None:
-    """These partitions are processed up to the cuts of this resize, if it is the one that waits."""
-    barriers = draft.queue.barriers
-    if barriers is None or barriers.resize != resize:
-        return
-    new = tuple(number for number in numbers if number in barriers.unreached)
-    if new:
-        draft.emit(CutsReached(new))
-        ask_at_once(draft)
-
-
-def ask_at_once(draft: Draft) -> None:
-    """If the cuts of a further resize are awaited, there is room for them now."""
-    queue = draft.queue
-    if queue.barriers is None and queue.cuts_due is not None:
-        draft.emit(CutsAwaited(draft.now, queue.cuts_attempt))
-
-
-def refuse_outdated(command: c.RaiseEpochs, queue: Queue) -> None:
-    """Raises CutsOutdated if the queue knows of a later resize than the command: then the command
-    does not say which barriers come back.
-    """
-    if command.cuts is not None and command.cuts.resize < queue.resize_seen:
-        raise CutsOutdated
-
-
-def positions_set(command: c.RaiseEpochs, draft: Draft) -> None:
-    """Positions were set: barriers are lifted by it, or come back."""
-    queue, cuts = draft.queue, command.cuts
-    if not queue.settings.ordered_resize:
-        return
-    if queue.cuts_due is not None:
-        # What was told of the cuts so far, with the positions of that time, is told anew.
-        if queue.barriers is not None and not queue.barriers.in_force:
-            draft.emit(CutsAwaited(draft.now, queue.cuts_attempt))
-        return
-    if cuts is None or cuts.resize != queue.resize_seen:
-        return
-    before: Barriers | None = queue.barriers
-    held = set() if before is None else before.unreached
-    named = set(command.partitions)
-    if command.following:
-        own = _known(queue, _of(cuts.cuts, sorted(named)))
-        if not any(not one.reached and one.partition not in held for one in own):
-            reach(draft, [one.partition for one in own if one.reached], cuts.resize)
-            return
-    known = tuple(
-        one
-        if one.partition in named
-        else one._replace(reached=one.partition not in held and (command.following or one.reached))
-        for one in _known(queue, cuts.cuts)
-    )
-    if {one.partition for one in known if not one.reached} != held:
-        _take(draft, cuts, 0, known, None)
-
-
-def _of(cuts: tuple[c.LogCut, ...], numbers: list[int]) -> tuple[c.LogCut, ...]:
-    """The cuts of these partitions; `cuts` are sorted by partition, and may be very many."""
-    found: list[c.LogCut] = []
-    for number in numbers:
-        at = bisect_left(cuts, number, key=_number)
-        found += cuts[at : at + (at < len(cuts) and cuts[at].partition == number)]
-    return tuple(found)

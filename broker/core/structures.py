@@ -33,10 +33,11 @@ class Journal:
         # (owner, attribute, old value), (owner, undo, arguments) or (undo, None, arguments).
         self._entries: list[tuple[Any, str | Callable[..., object] | None, Any]] = []
 
-    def set(self, owner: Any, attribute: str, value: Any) -> None:
-        """Sets an attribute, remembering the old value."""
-        self._entries.append((owner, attribute, getattr(owner, attribute)))
-        setattr(owner, attribute, value)
+    def set(self, owner: Any, /, **values: Any) -> None:
+        """Sets attributes, remembering the old values."""
+        for attribute, value in values.items():
+            self._entries.append((owner, attribute, getattr(owner, attribute)))
+            setattr(owner, attribute, value)
 
     def changed(self, owner: Any, undo: Callable[..., object], *arguments: Any) -> None:
         """Remembers that `owner` was changed otherwise, which `undo(owner, *arguments)` undoes."""
@@ -173,12 +174,6 @@ class Ranking:
         self._low = 0
         self._high = 0
 
-    def __len__(self) -> int:
-        return len(self.counts)
-
-    def __contains__(self, bind_number: int) -> bool:
-        return bind_number in self.counts
-
     def put(self, bind_number: int, count: int) -> None:
         """Enters a flow, or changes its count."""
         old = self.counts.get(bind_number)
@@ -267,3 +262,22 @@ class Ranking:
         for bind_number, count in self.counts.items():
             copy.put(bind_number, count)
         return copy
+
+
+class TentativeCounts:
+    """Changes of a ranking that can be taken back."""
+
+    def __init__(self, ranking: Ranking) -> None:
+        self._ranking = ranking
+        self._changes: dict[int, int] = {}
+
+    def add(self, bind_number: int, difference: int) -> None:
+        """Changes a flow's count by `difference`."""
+        self._ranking.add(bind_number, difference)
+        self._changes[bind_number] = self._changes.get(bind_number, 0) + difference
+
+    def take_back(self) -> None:
+        """The counts are as before."""
+        for bind_number, difference in self._changes.items():
+            self._ranking.add(bind_number, -difference)
+        self._changes.clear()

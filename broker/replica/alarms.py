@@ -5,28 +5,28 @@ the sweep finds what a lost or late job left, so nothing is lost with the proces
 as missed (`misfire_grace_time=None`: with a limit, a stall of the event loop would drop them
 silently) and never pile up (`coalesce`).
 
-APScheduler goes by the host's wall clock, which may be set. Forward, jobs ring early, and whoever
-is called finds nothing due. Back, all of them, the sweep too, would ring late by as much; so once a
-second, by the event loop's time, the wall clock is compared with a monotonic one, and jobs are
-moved with it. There are date jobs alone: an interval job counts every time that it missed, which
-takes for ever if the clock was decades behind.
+**The host's clock may be set.** APScheduler has its jobs' times by that clock: set back, it would
+delay all of them, the sweep too, by as much. But it leaves to its job store which jobs are due, and
+it sleeps by the event loop's clock, which nobody can set. So a store keeps when each job is due by
+that clock (`LoopTimeStore`). There are date jobs alone: APScheduler skips the run of an interval
+job that is due while the last one is under way, and the sweep would come half as often.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
+from bisect import bisect_left, insort
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from itertools import takewhile
+from time import monotonic
 from typing import Any, Protocol
 
-from apscheduler.jobstores.base import JobLookupError
+from apscheduler.job import Job
+from apscheduler.jobstores.base import BaseJobStore, ConflictingIdError, JobLookupError
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
-WATCH_SECONDS = 1.0
-# A smaller step of the wall clock makes no difference.
-STEP_SECONDS = 0.05
 # When the alarms stop, a call under way may take so long to end, and as long again to clean up.
 END_SECONDS = 1.0
 
@@ -63,22 +63,19 @@ class SchedulerAlarms:
     def __init__(self) -> None:
         self._scheduler = AsyncIOScheduler(
             timezone=UTC,
+            jobstores={"default": LoopTimeStore()},
             # A job counts as running for a moment longer than it does, and one that were to begin
             # in that moment would be dropped.
             job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1000},
         )
-        self._watch: asyncio.TimerHandle | None = None
         self._under_way: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Begins to call back."""
         self._scheduler.start()
-        self._watch_the_clock(_wall_less_monotonic())
 
     def stop(self) -> None:
         """Calls nobody back any more."""
-        if self._watch is not None:
-            self._watch.cancel()
         self._scheduler.shutdown(wait=False)
 
     async def finish(self) -> None:
@@ -91,15 +88,6 @@ class SchedulerAlarms:
             for task in self._under_way:
                 task.cancel()
             await asyncio.wait(self._under_way, timeout=END_SECONDS)
-
-    def _watch_the_clock(self, before: float) -> None:
-        difference = _wall_less_monotonic()
-        if difference < before - STEP_SECONDS:
-            back = timedelta(seconds=before - difference)
-            for job in self._scheduler.get_jobs():
-                job.modify(next_run_time=job.next_run_time - back)
-        loop = asyncio.get_running_loop()
-        self._watch = loop.call_later(WATCH_SECONDS, self._watch_the_clock, difference)
 
     def set(self, key: str, delay_seconds: float | None, callback: Callable[[], None]) -> None:
         """Calls back once after the delay, in place of what was set for this key; None: not at
@@ -122,7 +110,7 @@ class SchedulerAlarms:
         """Calls back again and again, never twice at a time."""
 
         async def ring() -> None:
-            began = time.monotonic()
+            began = monotonic()
             task = asyncio.create_task(callback())
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
@@ -131,7 +119,7 @@ class SchedulerAlarms:
                 with suppress(asyncio.CancelledError):
                     await asyncio.shield(task)
             finally:
-                self._set(key, seconds - (time.monotonic() - began), ring)
+                self._set(key, seconds - (monotonic() - began), ring)
 
         self._set(key, seconds, ring)
 
@@ -142,5 +130,67 @@ class SchedulerAlarms:
         self._scheduler.add_job(ring, "date", run_date=when, id=key, replace_existing=True)
 
 
-def _wall_less_monotonic() -> float:
-    return datetime.now(UTC).timestamp() - time.monotonic()
+class LoopTimeStore(BaseJobStore):  # type: ignore[misc]
+    """The jobs of a scheduler, in memory, due by the event loop's clock (`monotonic`).
+
+    Of a job that is added, or gets another time, the host's clock says how long it has still to
+    wait. How that clock is set later makes no difference.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._jobs: dict[str, tuple[float, Job]] = {}
+        # (due, id), the earliest first.
+        self._order: list[tuple[float, str]] = []
+
+    def lookup_job(self, job_id: str) -> Job | None:
+        """The job of this id."""
+        return self._jobs.get(job_id, (0.0, None))[1]
+
+    def get_all_jobs(self) -> list[Job]:
+        """All jobs, the earliest due first."""
+        return [self._jobs[job_id][1] for _, job_id in self._order]
+
+    def get_due_jobs(self, now: datetime) -> list[Job]:
+        """The jobs that are due: their time is `now`, whatever the host's clock has said before."""
+        time = monotonic()
+        due = takewhile(lambda entry: entry[0] <= time, self._order)
+        jobs = [self._jobs[job_id][1] for _, job_id in due]
+        for job in jobs:
+            job.next_run_time = now
+        return jobs
+
+    def get_next_run_time(self) -> datetime | None:
+        """When the next job is due, by the host's clock as it is set now."""
+        if not self._order:
+            return None
+        return datetime.now(UTC) + timedelta(seconds=self._order[0][0] - monotonic())
+
+    def add_job(self, job: Job) -> None:
+        """Adds a job. Raises ConflictingIdError if there is one of its id."""
+        if job.id in self._jobs:
+            raise ConflictingIdError(job.id)
+        due = monotonic() + (job.next_run_time - datetime.now(UTC)).total_seconds()
+        self._jobs[job.id] = due, job
+        insort(self._order, (due, job.id))
+
+    def update_job(self, job: Job) -> None:
+        """Replaces the job of this id. Raises JobLookupError."""
+        self.remove_job(job.id)
+        self.add_job(job)
+
+    def remove_job(self, job_id: str) -> None:
+        """Removes the job of this id. Raises JobLookupError."""
+        if job_id not in self._jobs:
+            raise JobLookupError(job_id)
+        due, _ = self._jobs.pop(job_id)
+        del self._order[bisect_left(self._order, (due, job_id))]
+
+    def remove_all_jobs(self) -> None:
+        """Removes all jobs."""
+        self._jobs.clear()
+        self._order.clear()
+
+    def shutdown(self) -> None:
+        """The scheduler has stopped."""
+        self.remove_all_jobs()

@@ -21,12 +21,11 @@ import asyncio
 from collections.abc import Callable, Container, Iterable, Sequence
 
 from broker.core import commands as c
-from broker.core.draft import Decision
 from broker.replica.transaction import Submission, Transaction
 
-# So many binds, in the mailbox or in the last turn, are a crowd.
+# So many binds, in the mailbox or in the last turn, are a burst.
 SEVERAL = 5
-# Nobody has come: for this time, and for so many turns of the event loop. A call takes several
+# No bind has come: for this time, and for so many turns of the event loop. A call takes several
 # turns until it is in the mailbox, and where many calls are under way a turn takes long.
 MOMENT_SECONDS = 0.003
 TURNS = 8
@@ -38,41 +37,32 @@ NOTIFY_SECONDS = 0.25
 class BindBurst:
     """The flows that bind to one queue."""
 
-    def __init__(
-        self, watched: Callable[[], Container[str]], goes_first: Callable[[], bool]
-    ) -> None:
-        """`watched()` has the flows that wait for their next view. `goes_first()`: whether there is
+    def __init__(self, watched: Container[str], goes_first: Callable[[], bool]) -> None:
+        """`watched` has the flows that wait for their next view. `goes_first()`: whether there is
         something to do that waits for no burst.
         """
         self._watched = watched
         self._goes_first = goes_first
         self.puts_off = False
         """Whether the next turn leaves what it would hand out to a later one."""
-        self._arrived = self._recent = 0
+        self.rests_since: float | None = None
+        """Since when there is nothing to do, if so, by the event loop's time."""
+        self._recent = 0
         # By the last turn.
         self._bound: Sequence[str] = ()
-        self._rests_since: float | None = None
         self._turn_by: float | None = None
         self._ends_at: float | None = None
 
-    def rests(self) -> None:
-        """There is nothing to do until something is asked."""
-        self._rests_since = asyncio.get_running_loop().time()
-
-    def comes(self, submission: Submission) -> None:
-        """Something is asked of the queue."""
-        self._arrived += isinstance(submission.command, c.Bind)
-
     async def gathers(self, submissions: Sequence[Submission]) -> bool:
-        """Waits for more than `submissions`. False: a transaction may take them. True: something
-        goes first; when it is done, this is called again.
+        """Waits for more in the mailbox, which has these `submissions`. False: a transaction may
+        take them. True: something goes first; when it is done, this is called again.
         """
         self.puts_off = False
         clock = asyncio.get_running_loop().time
-        if self._rests_since is not None and clock() - self._rests_since > GATHER_SECONDS:
+        if self.rests_since is not None and clock() - self.rests_since > GATHER_SECONDS:
             self._recent = 0
-        self._rests_since = None
-        began, waiting = self._arrived, len(_binds(submissions))
+        self.rests_since = None
+        waiting = len(_binds(submissions))
         if waiting + self._recent < SEVERAL:
             self._ends_at = self._turn_by = None
             return False
@@ -82,14 +72,15 @@ class BindBurst:
             if self._goes_first():
                 self.puts_off = True
                 return True
-            seen = self._arrived
+            known = len(submissions)
             await asyncio.sleep(MOMENT_SECONDS)
             for _ in range(TURNS):
                 await asyncio.sleep(0)
-            waits = waiting + self._arrived > began
-            is_quiet = self._arrived == seen and (waits or self._are_back)
+            came = len(_binds(submissions[known:]))
+            waiting += came
+            is_quiet = not came and (waiting > 0 or self._are_back)
         self._turn_by = None
-        if waiting + self._arrived == began:
+        if not waiting:
             self._recent = 0
         elif self._recent >= SEVERAL:
             self._ends_at = self._ends_at or clock() + BURST_SECONDS
@@ -101,8 +92,7 @@ class BindBurst:
         """Whether the clients of the flows that were bound last have done with their answers: then
         others that they bind after these are on their way, too.
         """
-        watched = self._watched()
-        return all(flow_id in watched for flow_id in self._bound)
+        return all(flow_id in self._watched for flow_id in self._bound)
 
     def taken(self, submissions: Iterable[Submission]) -> None:
         """The next turn takes these."""
@@ -120,26 +110,24 @@ def _binds(submissions: Iterable[Submission]) -> Sequence[str]:
 
 
 class DelayedNotices:
-    """Flows that are told of their changed views a little later, with what changes meanwhile: those
-    that only get partitions by the rest of a decision. They are told when they have their share,
-    with its last slice, or after `NOTIFY_SECONDS`.
+    """Flows that are notified of their changed views a little later, with what changes meanwhile:
+    those that only get partitions by the rest of a decision. They are notified when they have their
+    share, with its last slice, or after `NOTIFY_SECONDS`.
     """
 
-    def __init__(self, tell: Callable[[frozenset[str]], object]) -> None:
-        self._tell = tell
+    def __init__(self, notify: Callable[[frozenset[str]], object]) -> None:
+        self._notify = notify
         self._flow_ids: frozenset[str] = frozenset()
         self._timer: asyncio.TimerHandle | None = None
 
-    def due(self, decided: Decision | Transaction) -> frozenset[str]:
-        """The flows to tell of what was just committed, with those that have waited for it."""
-        if not isinstance(decided, Transaction):
-            return decided.notices
-        if not decided.unfinished:
-            return decided.told | self._take()
-        self._flow_ids = (self._flow_ids | decided.later) - decided.told
+    def due(self, transaction: Transaction) -> frozenset[str]:
+        """The flows to notify of what was just committed, with those that have waited for it."""
+        if not transaction.unfinished:
+            return transaction.notified | self._take()
+        self._flow_ids = (self._flow_ids | transaction.later) - transaction.notified
         if self._flow_ids and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(NOTIFY_SECONDS, self._ring)
-        return decided.told
+        return transaction.notified
 
     def _take(self) -> frozenset[str]:
         if self._timer is not None:
@@ -149,4 +137,4 @@ class DelayedNotices:
         return flow_ids
 
     def _ring(self) -> None:
-        self._tell(self._take())
+        self._notify(self._take())

@@ -22,10 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.core import commands as c
-from broker.core import records as r
-from broker.core.records import Entry
-from broker.replica.transaction import Transaction
 from broker.store.ports import Outage, Pulse, Store
 
 FRESH_SECONDS = 2.0
@@ -37,27 +33,27 @@ class StoreClock:
     def __init__(self, monotonic: Callable[[], float]) -> None:
         """`monotonic` tells seconds from any point in the past, and never goes back."""
         self._monotonic = monotonic
-        self._asked_at: float | None = None
+        self._read_at: float | None = None
         self._offset = 0.0
         self.outage: Outage | None = None
 
-    async def look(self, store: Store) -> Pulse:
+    async def read(self, store: Store) -> Pulse:
         """Asks the store for the time, which stamps that this replica serves.
 
         Raises StoreUnavailable.
         """
         while True:
             known = self.outage_id
-            # The answer may lie around while this process is frozen, so only the asking has a time.
-            asked_at = self._monotonic()
+            # The answer may lie around while this process is frozen, so only the call has a time.
+            read_at = self._monotonic()
             pulse = await store.pulse()
             told = 0 if pulse.outage is None else pulse.outage.id
             if not known <= told < self.outage_id:
                 break
             # Another look has told meanwhile of what came after this answer.
         # A database that was restored from a backup knows less than it knew.
-        if self._asked_at is None or told != self.outage_id or asked_at >= self._asked_at:
-            self._asked_at, self._offset = asked_at, pulse.now - asked_at
+        if self._read_at is None or told != self.outage_id or read_at >= self._read_at:
+            self._read_at, self._offset = read_at, pulse.now - read_at
             self.outage = pulse.outage
         return pulse
 
@@ -68,32 +64,14 @@ class StoreClock:
 
     @property
     def fresh(self) -> bool:
-        """Whether the store was asked so lately that no outage can have passed unnoticed."""
-        return self._asked_at is not None and self._monotonic() - self._asked_at <= FRESH_SECONDS
+        """Whether the store was read so lately that no outage can have passed unnoticed."""
+        return self._read_at is not None and self._monotonic() - self._read_at <= FRESH_SECONDS
+
+    def fresh_now(self) -> float | None:
+        """The store's time in Unix seconds; None unless it is `fresh`."""
+        return self.now() if self.fresh else None
 
     def now(self) -> float:
         """The store's time in Unix seconds."""
-        assert self._asked_at is not None, "the store has not told its time yet"
+        assert self._read_at is not None, "the store has not told its time yet"
         return self._monotonic() + self._offset
-
-
-def outage_seen(entry: Entry) -> int:
-    """The outage after which the entry moved deadlines; 0: it moved none."""
-    moved = (r.DeadlinesMoved, r.ClockWentBack)
-    return max((one.outage_id for one in entry.records if isinstance(one, moved)), default=0)
-
-
-async def move_deadlines(transaction: Transaction, clock: StoreClock, store: Store) -> None:
-    """Before anything else, the deadlines get back all the time in which nobody served, and follow
-    a clock that went back. Raises StoreUnavailable.
-    """
-    queue, latest = transaction.queue, clock.outage
-    if latest is None or latest.id <= queue.outage_seen:
-        return
-    # Without deadlines it is enough to know the last one.
-    waits = queue.next_deadline() is not None or queue.handoffs or len(queue.leaving)
-    outages = await store.outages(queue.outage_seen) if waits else (latest,)
-    for outage in outages:
-        # One that came since the look has not moved this transaction's time.
-        if outage.id <= latest.id:
-            transaction.decide(c.MoveDeadlines(outage.id, outage.began, outage.seconds))

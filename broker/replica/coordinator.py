@@ -24,20 +24,22 @@ if it dies, a sweep finds the queue due.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import structlog
 
 from broker.core import commands as c
+from broker.core import records as r
 from broker.core.draft import Decision
 from broker.core.errors import QueueNotFound, Unavailable
 from broker.core.queue import Queue
 from broker.core.rebalancer import follow
 from broker.core.records import Entry
 from broker.pieces import pause
+from broker.replica.alarms import Alarms
 from broker.replica.bursts import BindBurst, DelayedNotices
-from broker.replica.clock import StoreClock, move_deadlines, outage_seen
+from broker.replica.clock import StoreClock
 from broker.replica.notifier import PendingRead, ViewNotifier, answer_reads, at_once
 from broker.replica.renewals import Renewals
 from broker.replica.store_calls import UNAVAILABLE, renew, write
@@ -53,6 +55,7 @@ from broker.store.ports import (
     Store,
     StoreUnavailable,
 )
+from broker.tracing import Traces
 
 _log = structlog.get_logger()
 
@@ -73,36 +76,37 @@ class Coordinator:
         name: str,
         store: Store,
         clock: StoreClock,
+        alarms: Alarms,
+        renewals: Renewals,
         new_id: Callable[[], str],
-        on_change: Callable[[Coordinator, frozenset[str] | None, bool], None],
-        on_alarm: Callable[[Coordinator, float | None], None],
-        on_commit: Callable[[Sequence[Entry]], None] = lambda entries: None,
-        renewals: Renewals | None = None,
-        watched: Callable[[], Container[str]] = tuple,
+        on_change: Callable[[Coordinator, bool], None],
+        on_commit: Callable[[Coordinator, Sequence[Entry]], None],
+        traces: Traces | None = None,
     ) -> None:
-        """`on_change(self, flows whose views changed, whether it was this replica)` follows every
-        commit; None for the flows: any of them may have. `on_alarm(self, time)` says when to call
-        `advance` next (Unix seconds of the store, None: not at all). `on_commit(entries)` is told
-        what this replica itself has committed. `watched()` has the flows that await changed views.
+        """`on_change(self, whether it was this replica)` follows every commit, and when the queue
+        was loaded or is gone. `on_commit(self, entries)` gets what this replica itself has
+        committed.
         """
         self.queue_id = queue_id
         self.name = name
         self.gone = False
         self._store = store
         self._clock = clock
+        self._alarms = alarms
+        self._renewals = renewals
         self._new_id = new_id
         self._on_change = on_change
-        self._on_alarm = on_alarm
         self._on_commit = on_commit
-        self._renewals = Renewals(store) if renewals is None else renewals
-        self._watched = watched
+        self._traces = traces
+        self._commit = store.commit if traces is None else traces.commit
         self.notifier = ViewNotifier()
-        self._burst = BindBurst(watched, lambda: self._advance or bool(self._reads))
-        self._delayed_notices = DelayedNotices(lambda flow_ids: on_change(self, flow_ids, False))
+        self._burst = BindBurst(self.notifier.watches, lambda: self._advance or bool(self._reads))
+        self._delayed_notices = DelayedNotices(self.notifier.wake)
         self._alarm: float | None = None
         self._wake_at: float | None = None
         self._rest = self.resumes = self._uncommitted = self._behind = False
-        self._queue: Queue | None = None
+        self.queue: Queue | None = None
+        """The queue as last known; None before the first use."""
         self._submissions: list[Submission] = []
         self._reads: list[PendingRead] = []
         self._advance = True
@@ -110,14 +114,9 @@ class Coordinator:
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def queue(self) -> Queue | None:
-        """The queue as last known; None before the first use."""
-        return self._queue
-
-    @property
     def at_hand(self) -> Queue | None:
-        """The queue as committed, only to be looked at; None if something comes first."""
-        return None if self._behind or self._uncommitted else self._queue
+        """The queue as committed, only to be read; None if something comes first."""
+        return None if self._behind or self._uncommitted else self.queue
 
     @property
     def waits(self) -> bool:
@@ -131,9 +130,9 @@ class Coordinator:
 
     def adopt(self, queue: Queue) -> None:
         """The queue that was just created, so that its first use need not load it."""
-        if self._queue is None and self._task is None:
-            self._queue, self._advance = queue, False
-            self._settled(queue, follow(queue, ()), ours=False)
+        if self.queue is None and self._task is None:
+            self.queue, self._advance = queue, False
+            self._settled(queue, follow(queue, ()))
 
     async def submit(self, submission: Submission) -> Any:
         """The answer of the command, once it is committed. Raises the command's BrokerError,
@@ -143,8 +142,9 @@ class Coordinator:
 
     def enqueue(self, submission: Submission) -> asyncio.Future[Any]:
         """As `submit`, for several before they are awaited."""
+        if self._traces is not None:
+            submission.trace = self._traces.call()
         self._submissions.append(submission)
-        self._burst.comes(submission)
         self._run()
         return submission.answer
 
@@ -198,7 +198,9 @@ class Coordinator:
             submissions: list[Submission] = []
             reads, self._reads = self._reads, []
             try:
-                await answer_reads(await self._current(), reads)
+                queue = await self._current()
+                if reads:
+                    await answer_reads(queue, reads)
                 if not (gathers := await self._burst.gathers(self._submissions)):
                     submissions, self._submissions = (
                         self._submissions[:MOST_AT_ONCE],
@@ -221,47 +223,49 @@ class Coordinator:
                     continue
                 break
         self._task = None
-        self._burst.rests()
+        self._burst.rests_since = asyncio.get_running_loop().time()
 
     def _fail(self, error: Exception, waiting: Iterable[asyncio.Future[Any]]) -> None:
-        """Tells those who wait. What is due is left to the sweep: to try at once meets the same."""
-        told = error
+        """Those who wait get the error. What is due is left to the sweep: to try at once meets the
+        same.
+        """
+        raised = error
         self._advance, self.resumes, self._behind = False, False, True
         if isinstance(error, StoreUnavailable):
-            told = Unavailable(UNAVAILABLE)
+            raised = Unavailable(UNAVAILABLE)
         elif isinstance(error, QueueGone):
-            told = QueueNotFound(self.name)
-            self.gone, self._queue = True, None
+            raised = QueueNotFound(self.name)
+            self.gone, self.queue = True, None
             self._set_alarm(None)
-            self._on_change(self, None, False)
+            self._changed(None)
         else:
             _log.exception("a turn failed; the queue is loaded anew", queue=self.name)
-            self._queue = None
+            self.queue = None
         for future in waiting:
             if not future.done():
-                future.set_exception(told)
+                future.set_exception(raised)
 
     # The queue in memory
 
     async def _current(self) -> Queue:
         """The queue with everything that was committed when this was called, if that matters."""
         behind, self._behind = self._behind, False
-        queue = self._queue
+        queue = self.queue
         if queue is not None and behind:
             try:
                 await self._replay_missed(queue)
             except StoreUnavailable:
-                if self._queue is not None:
+                if self.queue is not None:
                     raise
                 queue = None
         if queue is None:
             queue = await self._store.load(self.queue_id)
             await self._keep_time(queue.outage_seen)
-            self._queue, self.name = queue, queue.name
+            self.queue, self.name = queue, queue.name
             # Not known yet; to advance it is the first thing that is done with it.
             self._wake_at, self._rest, self.resumes = None, False, False
             self._advance = True
-            self._on_change(self, None, False)
+            self._changed(None)
         return queue
 
     async def _replay_missed(self, queue: Queue) -> bool:
@@ -272,7 +276,7 @@ class Coordinator:
                 found = True
                 # The replica that has decided last goes on.
                 self.resumes = False
-                self._settled(queue, follow(queue, entries), ours=False)
+                self._settled(queue, follow(queue, entries))
                 if len(entries) < FOLLOWED_AT_ONCE:
                     break
                 # The queue may be as amid a commit, so nobody reads it meanwhile.
@@ -289,30 +293,42 @@ class Coordinator:
             entries = await self._store.entries_after(self.queue_id, seen, FOLLOWED_AT_ONCE)
         except KeyError:
             # They are no longer stored, or say what only a newer version knows.
-            self._queue = None
+            self.queue = None
             raise StoreUnavailable("the missed records are of no use") from None
-        await self._keep_time(max(map(outage_seen, entries), default=0))
+        if self._traces is not None:
+            self._traces.others(self.queue_id, entries)
+        await self._keep_time(max(map(_outage_seen, entries), default=0))
         return entries
 
     async def _keep_time(self, outage_seen: int) -> None:
-        """Looks at the store's clock if the queue knows more of it than this replica: so nobody
+        """Reads the store's clock if the queue knows more of it than this replica: so nobody
         decides on a queue, or is shown it, by a time from before its deadlines moved."""
         if outage_seen > self._clock.outage_id:
-            await self._clock.look(self._store)
+            await self._clock.read(self._store)
 
-    def _settled(self, queue: Queue, decided: Decision | Transaction, *, ours: bool) -> None:
+    def _settled(self, queue: Queue, decided: Decision | Transaction) -> None:
         """What was decided is committed: it stays, and is obeyed."""
         queue.journal.forget()
         self._wake_at, self._rest = decided.wake_at, decided.unfinished
         # A rest needs no alarm: the replica that left it goes on, or the sweep of another finds it.
         times = [time for time in (decided.wake_at, self._next_lease) if time is not None]
         self._set_alarm(min(times, default=None))
-        self._on_change(self, self._delayed_notices.due(decided), ours)
+        if isinstance(decided, Transaction):
+            ours = bool(decided.commit.entries)
+            self._changed(self._delayed_notices.due(decided), ours=ours)
+        else:
+            self._changed(decided.notices)
+
+    def _changed(self, flow_ids: frozenset[str] | None, *, ours: bool = False) -> None:
+        """The views of these flows have changed; None: those of any may have."""
+        self._on_change(self, ours)
+        self.notifier.wake(flow_ids)
 
     def _set_alarm(self, time: float | None) -> None:
         if time != self._alarm:
             self._alarm = time
-            self._on_alarm(self, time)
+            delay = None if time is None else time - self._clock.now()
+            self._alarms.set(self.queue_id, delay, self.ring)
 
     async def _transact(self, queue: Queue, submissions: list[Submission]) -> None:
         """Decides and commits what is asked and due; what it did not get to waits again."""
@@ -325,23 +341,28 @@ class Coordinator:
         while True:
             advance, self._advance = advance or self._advance, False
             overdue = within > LATE_SECONDS[0]
-            looked = advance or overdue or not self._clock.fresh or self._is_due()
-            now = (await self._clock.look(self._store)).now if looked else self._clock.now()
+            known = None if advance or overdue else self._clock.fresh_now()
+            # What is due goes before the rest of a decision, by a time that was just read.
+            if known is None or (self._wake_at is not None and self._wake_at <= known):
+                due, now = True, (await self._clock.read(self._store)).now
+            else:
+                due, now = False, known
             positions: Positions = {}
             transaction = Transaction(queue, now, self._new_id(), self._wake_at, self._rest)
             self._uncommitted = True
             try:
-                await move_deadlines(transaction, self._clock, self._store)
-                if looked:
+                await self._move_deadlines(transaction)
+                if due:
                     await self._do_what_is_due(transaction, spared)
-                resumes, puts_off = self.resumes and not looked, self._burst.puts_off
+                resumes, puts_off = self.resumes and not due, self._burst.puts_off
                 answers = await transaction.answers(
                     submissions, superseded, resumes=resumes, puts_off=puts_off
                 )
                 if transaction.commit.entries:
-                    commit = transaction.finish(within, self._watched(), self._renewals.gathered)
+                    watched, gathered = self.notifier.watches, self._renewals.gathered
+                    commit = transaction.finish(within, watched, gathered)
                     with self._renewals.by_commit(commit), self.notifier.committing():
-                        positions = await self._store.commit(commit)
+                        positions = await self._commit(commit)
                 elif (submissions and await self._replay_missed(queue)) or not await write(
                     self._store, transaction.unrecorded
                 ):
@@ -354,7 +375,7 @@ class Coordinator:
                 transaction.take_back()
                 if not await self._replay_missed(queue):
                     # It went back in time (docs, *Back up and restore*): no transaction would fit.
-                    self._queue = None
+                    self.queue = None
                     raise StoreUnavailable("the database is behind what it had committed") from None
             except Overdue:
                 transaction.take_back()
@@ -377,26 +398,38 @@ class Coordinator:
                 raise
             finally:
                 self._uncommitted = False
-        self._next_lease = transaction.next_lease(self._next_lease)
         # If a decision was cut off, the next transaction goes on, with what was put in meanwhile.
         self.resumes = transaction.unfinished and (self.resumes or bool(transaction.commit.entries))
         self.notifier.tell(positions, holds=self.resumes)
         self._submissions[:0], submissions[len(answers) :] = submissions[len(answers) :], []
-        # They go before the flows that are told: one that has bound waits for what follows then.
+        # Answers go before notices: a flow that has bound waits for what follows then.
         for submission, answer in zip(submissions, answers, strict=True):
             submission.give(answer)
-        self._settled(queue, transaction, ours=bool(transaction.commit.entries))
+        self._next_lease = transaction.next_lease(self._next_lease)
+        self._settled(queue, transaction)
         self.notifier.forget_soon()
         if transaction.commit.entries:
             # Those who were woken go first.
-            asyncio.get_running_loop().call_soon(self._on_commit, transaction.commit.entries)
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._on_commit, self, transaction.commit.entries)
         if self._submissions or self._reads:
             # Views are made before the next transaction keeps them waiting.
             await asyncio.sleep(0)
 
-    def _is_due(self) -> bool:
-        """Whether time has come for something, which goes before the rest of a decision."""
-        return self._wake_at is not None and self._wake_at <= self._clock.now()
+    async def _move_deadlines(self, transaction: Transaction) -> None:
+        """Before anything else, the deadlines get back all the time in which nobody served, and
+        follow a clock that went back. Raises StoreUnavailable.
+        """
+        queue, latest = transaction.queue, self._clock.outage
+        if latest is None or latest.id <= queue.outage_seen:
+            return
+        # Without deadlines it is enough to know the last one.
+        waits = queue.next_deadline() is not None or queue.handoffs or queue.leaving.counts
+        outages = await self._store.outages(queue.outage_seen) if waits else (latest,)
+        for outage in outages:
+            # One that came since the clock was read has not moved this transaction's time.
+            if outage.id <= latest.id:
+                transaction.decide(c.MoveDeadlines(outage.id, outage.began, outage.seconds))
 
     async def _do_what_is_due(self, transaction: Transaction, spared: frozenset[str]) -> None:
         """Unbinds the flows whose leases are over, and advances the queue. Not those in `spared`,
@@ -412,3 +445,9 @@ class Coordinator:
             if flow_id in queue.flows and flow_id not in spared and flow_id not in self._renewals:
                 transaction.expire(flow_id)
         transaction.decide(c.Advance())
+
+
+def _outage_seen(entry: Entry) -> int:
+    """The outage after which the entry moved deadlines; 0: it moved none."""
+    moved = (r.DeadlinesMoved, r.ClockWentBack)
+    return max((one.outage_id for one in entry.records if isinstance(one, moved)), default=0)

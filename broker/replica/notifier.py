@@ -36,30 +36,23 @@ def at_once(look: Callable[[Queue], T]) -> Callable[[Queue], Awaitable[T]]:
     return looking
 
 
-async def answer_read(
-    queue: Queue, look: Callable[[Queue], Awaitable[T]], future: asyncio.Future[T]
-) -> None:
-    """Gives the look's result, or its error, to the one who waits for it."""
-    if future.done():
-        return
-    try:
-        seen = await look(queue)
-    except Exception as error:
-        if not future.done():
-            future.set_exception(error)
-    else:
-        if not future.done():
-            future.set_result(seen)
-
-
 async def answer_reads(queue: Queue, reads: Collection[PendingRead]) -> None:
-    """As `answer_read`, for all of these; what their callers submit at once is in the mailbox
-    afterwards.
+    """Gives each look's result, or its error, to the one who waits for it.
+
+    What their callers submit at once is in the mailbox afterwards.
     """
     for look, future in reads:
-        await answer_read(queue, look, future)
-    if reads:
-        await asyncio.sleep(0)
+        if future.done():
+            continue
+        try:
+            seen = await look(queue)
+        except Exception as error:
+            if not future.done():
+                future.set_exception(error)
+        else:
+            if not future.done():
+                future.set_result(seen)
+    await asyncio.sleep(0)
 
 
 class Watch:
@@ -127,7 +120,8 @@ class Watch:
 
 
 class ViewNotifier:
-    """What a commit tells: the positions that came back with it, and those who wait are woken.
+    """Those who watch one queue or flows of it, and what a commit brings them: the positions that
+    came back with it, and their wake-up.
 
     Flows that wait make their views at once, and callers in this round of the event loop, without
     reading the positions again. They are forgotten with the round: positions change without any
@@ -135,13 +129,40 @@ class ViewNotifier:
     """
 
     def __init__(self) -> None:
+        # By flow; those of the queue by "". They are woken in the order in which they came.
+        self.watches: dict[str, tuple[Watch, ...]] = {}
         self._positions: Positions = {}
         self._holds = False
         self._held: list[Watch] = []
         self._timer: asyncio.TimerHandle | None = None
         self._came: list[Watch] = []
         self.is_committing = False
-        """Whether the store is at work on a commit, which may tell something."""
+        """Whether the store is at work on a commit, which may change views."""
+
+    @contextmanager
+    def watching(self, flow_id: str = "") -> Iterator[Watch]:
+        """A watch that is set at every change of a flow's view, or of the queue if no flow is
+        named.
+        """
+        watch = self.watch(flow_id)
+        try:
+            yield watch
+        finally:
+            self.unwatch(flow_id, watch)
+
+    def watch(self, flow_id: str, look: Callable[[], Any] | None = None) -> Watch:
+        """As `watching`, until `unwatch`."""
+        watch = Watch(look)
+        self.watches[flow_id] = (*self.watches.get(flow_id, ()), watch)
+        return watch
+
+    def unwatch(self, flow_id: str, watch: Watch) -> None:
+        """Nobody waits with this watch any more."""
+        others = tuple(one for one in self.watches[flow_id] if one is not watch)
+        if others:
+            self.watches[flow_id] = others
+        else:
+            del self.watches[flow_id]
 
     @contextmanager
     def committing(self) -> Iterator[None]:
@@ -193,19 +214,28 @@ class ViewNotifier:
     def _forget(self) -> None:
         self._positions, self._holds = {}, False
 
-    def wake(self, watches: Iterable[Watch]) -> None:
-        """They look, and are woken: if the next commit follows, those who have seen what they need
-        when it is on its way.
+    def wake(self, flow_ids: frozenset[str] | None) -> None:
+        """Those who watch these flows, or the queue, look and are woken; None: all who watch.
+
+        If the next commit follows, those who have seen what they need are woken when it is on its
+        way.
         """
-        for watch in watches:
-            if watch.is_late:
-                continue
-            if watch.look() and self._holds:
-                self._held.append(watch)
-            else:
-                watch.set()
+        for key in list(self.watches) if flow_ids is None else (*sorted(flow_ids), ""):
+            for watch in self.watches.get(key, ()):
+                if watch.is_late:
+                    continue
+                if watch.look() and self._holds:
+                    self._held.append(watch)
+                else:
+                    watch.set()
         if self._held and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._go)
+
+    def end(self) -> None:
+        """The service stops: all are woken."""
+        for watches in self.watches.values():
+            for watch in watches:
+                watch.set()
 
     def _go(self) -> None:
         if self._timer is not None:

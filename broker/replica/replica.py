@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,10 +32,10 @@ from broker.replica.alarms import Alarms
 from broker.replica.clock import StoreClock
 from broker.replica.coordinator import Coordinator
 from broker.replica.events import EventCounters, EventLog
-from broker.replica.notifier import Watch
 from broker.replica.renewals import Renewals
 from broker.replica.store_calls import Batcher, store_available
 from broker.store.ports import Store, StoreUnavailable
+from broker.tracing import Traces, traces
 
 _log = structlog.get_logger()
 
@@ -47,7 +47,7 @@ LARGE = 10_000
 
 
 class Replica:
-    """Coordinators by queue, and those who wait for changes."""
+    """Coordinators by queue."""
 
     def __init__(
         self,
@@ -71,8 +71,7 @@ class Replica:
         self._coordinators: dict[str, Coordinator] = {}
         self._used: dict[str, float] = {}
         self.renewals = Renewals(store)
-        # Those who wait are woken in the order in which they came.
-        self._watchers: dict[str, dict[str, tuple[Watch, ...]]] = {}
+        self._traces: Traces | None = None
         self._to_notify: set[str] = set()
         self._outage_id = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -83,6 +82,7 @@ class Replica:
 
     async def start(self) -> None:
         """Begins to serve. Raises StoreUnavailable."""
+        self._traces = traces(self.store)
         await self.store.start()
         self._alarms.start()
         await self._sweep()
@@ -95,9 +95,8 @@ class Replica:
         What is not done by then is somebody else's, or for the next start.
         """
         self.stopping = True
-        for queue_id in self._watchers:
-            for watch in self._watches(queue_id, None):
-                watch.set()
+        for coordinator in self._coordinators.values():
+            coordinator.notifier.end()
         self._alarms.stop()
         await self._alarms.finish()
         for task in self._tasks:
@@ -127,13 +126,13 @@ class Replica:
         return self._of(queue_id, name)
 
     async def _find(self, names: Sequence[str]) -> Sequence[str | None]:
-        """A crowd that asks for one queue asks the store once."""
+        """Each name once, however many call for its queue together."""
         with store_available():
             found = {name: await self.store.find(name) for name in dict.fromkeys(names)}
         return [found[name] for name in names]
 
     def known(self, name: str) -> Coordinator | None:
-        """As `coordinator`, if nobody has to be asked."""
+        """As `coordinator`, if the name is known here."""
         queue_id = self._ids.get(name)
         return None if queue_id is None else self._of(queue_id, name)
 
@@ -145,24 +144,24 @@ class Replica:
                 name,
                 self.store,
                 self.clock,
+                self._alarms,
+                self.renewals,
                 self._new_id,
                 self._changed,
-                self._alarm,
-                lambda entries: self._committed(queue_id, entries),
-                self.renewals,
-                lambda: self._watchers.get(queue_id, ()),
+                self._committed,
+                self._traces,
             )
         elif name:
             coordinator.name = name
         self._used[queue_id] = self.monotonic()
         return coordinator
 
-    def _committed(self, queue_id: str, entries: Sequence[Entry]) -> None:
-        coordinator = self._coordinators.get(queue_id)
-        self.tally.note((coordinator.name if coordinator else "") or queue_id, entries)
-        if coordinator is not None and any(map(_asks_cuts, entries)) and not self.stopping:
-            self._spawn(self.ask_cuts(coordinator.name))
-        self._event_log.note(coordinator.name if coordinator else queue_id, entries)
+    def _committed(self, coordinator: Coordinator, entries: Sequence[Entry]) -> None:
+        name = coordinator.name or coordinator.queue_id
+        self.tally.note(name, entries)
+        self._event_log.note(name, entries)
+        if any(map(_asks_cuts, entries)) and not self.stopping:
+            self._spawn(self.ask_cuts(name))
 
     def coordinator_of(self, queue_id: str) -> Coordinator:
         """The coordinator of the queue with this id, which may be gone."""
@@ -184,9 +183,7 @@ class Replica:
             del self._ids[name]
         self._alarms.set(queue_id, None, _nothing)
 
-    def _changed(
-        self, coordinator: Coordinator, notices: frozenset[str] | None, ours: bool
-    ) -> None:
+    def _changed(self, coordinator: Coordinator, ours: bool) -> None:
         if coordinator.gone:
             self._drop(coordinator.queue_id)
         elif ours:
@@ -195,48 +192,6 @@ class Replica:
         if queue is not None and len(queue.partitions) >= self._frozen.get(queue, 0) + LARGE:
             self._frozen[queue] = len(queue.partitions)
             gc.freeze()
-        coordinator.notifier.wake(self._watches(coordinator.queue_id, notices))
-
-    def _alarm(self, coordinator: Coordinator, time: float | None) -> None:
-        delay = None if time is None else time - self.clock.now()
-        self._alarms.set(coordinator.queue_id, delay, coordinator.ring)
-
-    # Those who wait
-
-    @contextmanager
-    def watching(self, queue_id: str, flow_id: str = "") -> Iterator[Watch]:
-        """A watch that is set at every change of a flow's view, or of the queue if no flow is
-        named.
-        """
-        watch = self.watch(queue_id, flow_id)
-        try:
-            yield watch
-        finally:
-            self.unwatch(queue_id, flow_id, watch)
-
-    def watch(self, queue_id: str, flow_id: str, look: Callable[[], Any] | None = None) -> Watch:
-        """As `watching`, until `unwatch`."""
-        watch = Watch(look)
-        of_queue = self._watchers.setdefault(queue_id, {})
-        of_queue[flow_id] = (*of_queue.get(flow_id, ()), watch)
-        return watch
-
-    def unwatch(self, queue_id: str, flow_id: str, watch: Watch) -> None:
-        """Nobody waits with this watch any more."""
-        of_queue = self._watchers[queue_id]
-        others = tuple(one for one in of_queue[flow_id] if one is not watch)
-        if others:
-            of_queue[flow_id] = others
-        else:
-            del of_queue[flow_id]
-        if not of_queue:
-            del self._watchers[queue_id]
-
-    def _watches(self, queue_id: str, notices: frozenset[str] | None) -> Iterator[Watch]:
-        """Those of who watch the queue or these flows of it; None: all."""
-        watchers = self._watchers.get(queue_id, {})
-        for key in list(watchers) if notices is None else (*sorted(notices), ""):
-            yield from watchers.get(key, ())
 
     # Other replicas
 
@@ -267,7 +222,7 @@ class Replica:
             REPORTER.report(str(error), error.code)
 
     async def _sweep(self) -> None:
-        pulse = await self.clock.look(self.store)
+        pulse = await self.clock.read(self.store)
         if pulse.outage is not None and pulse.outage.id != self._outage_id:
             self._outage_id = pulse.outage.id
             if pulse.outage.seconds < 0:
@@ -290,7 +245,7 @@ class Replica:
         known = {
             queue_id: -1 if coordinator.queue is None else coordinator.queue.revision
             for queue_id, coordinator in self._coordinators.items()
-            if coordinator.idle and (coordinator.queue is not None or queue_id in self._watchers)
+            if coordinator.idle and (coordinator.queue is not None or coordinator.notifier.watches)
         }
         if not known:
             return
@@ -308,13 +263,13 @@ class Replica:
         horizon = self.monotonic() - IDLE_SECONDS
         for queue_id, used in list(self._used.items()):
             coordinator = self._coordinators[queue_id]
-            watched = queue_id in self._watchers
-            if used < horizon and coordinator.idle and not watched and not coordinator.waits:
+            needed = coordinator.waits or coordinator.notifier.watches
+            if used < horizon and coordinator.idle and not needed:
                 self._drop(queue_id)
 
 
 def _asks_cuts(entry: Entry) -> bool:
-    """Whether cuts are due (`broker.core.resizing`); at first the call that resizes asks itself."""
+    """Whether cuts are due (`broker.core.cuts`); at first the call that resizes asks itself."""
     return any(isinstance(one, CutsAwaited) and one.attempt > 0 for one in entry.records)
 
 

@@ -24,7 +24,7 @@ from broker.core.records import Child, Entry
 from broker.pieces import Pace
 from broker.store.ports import Act, Commit, PositionCommit, PositionWrite
 from broker.store.trims import Fence
-from broker.tracing import TracedCall, traced_call
+from broker.tracing import TracedCall
 
 T = TypeVar("T")
 # The slices of one transaction, which has a cost of its own: more if nobody waits for an answer.
@@ -71,7 +71,7 @@ class Submission:
     moved: bool = False
     act: Act | None = None
     shown: Callable[[Queue], Mapping[str, Any] | None] | None = None
-    trace: TracedCall | None = field(default_factory=traced_call)
+    trace: TracedCall | None = None
     answer: asyncio.Future[Any] = field(default_factory=asyncio.Future)
 
     def joins(self, queue: Queue) -> bool:
@@ -134,6 +134,8 @@ class Transaction:
         self.notices: frozenset[str] = frozenset()
         # Flows that got partitions by the rest of a decision, and may get more.
         self.later: frozenset[str] = frozenset()
+        # Those to notify right after the commit, since `finish`. Others may wait for the rest.
+        self.notified: frozenset[str] = frozenset()
         self.wake_at = wake_at
         self.unfinished = unfinished
         self._most = SLICES_AT_ONCE * SLICE
@@ -151,7 +153,7 @@ class Transaction:
         self._children: list[Child] = []
         self._removed: dict[int, str] = {}
         self._renewed: set[str] = set()
-        self._asking: set[str] = set()
+        self._callers: set[str] = set()
         self._raised: set[int] = set()
         self._acts: list[Act] = []
         self._fenced: list[Submission] = []
@@ -179,11 +181,6 @@ class Transaction:
     def renewed(self) -> Sequence[str]:
         """The flows whose leases begin anew."""
         return sorted(self._renewed)
-
-    @property
-    def told(self) -> frozenset[str]:
-        """The flows to tell right after the commit. Others may wait for the rest."""
-        return self.notices if self.unfinished else self.notices | self.later
 
     def decide(self, command: c.Command, budget: int | None = None) -> Any:
         """Decides a command and takes the decision into the transaction.
@@ -280,7 +277,7 @@ class Transaction:
             self.commit.asked.append(submission.trace)
         flow_id = getattr(command, "flow_id", None)
         if flow_id is not None:
-            self._asking.add(flow_id)
+            self._callers.add(flow_id)
         before = None if submission.shown is None else submission.shown(self.queue)
         earliest = self.queue.settings.start == "earliest"
         if isinstance(command, c.Release):
@@ -376,7 +373,7 @@ class Transaction:
         self._writes[key] = write
 
     def _owns(self, flow_id: str, item: c.ReleaseItem | c.ChildrenItem) -> bool:
-        partition = self.queue.find(item.partition)
+        partition = self.queue.partitions.get(item.partition)
         return (
             partition is not None
             and partition.owner is not None
@@ -407,11 +404,11 @@ class Transaction:
     ) -> Commit:
         """The transaction, with the rows that changed.
 
-        The views of flows that asked, and changed ones of flows in `watched`, are made right after
+        The views of flows that called, and changed ones of flows in `watched`, are made right after
         it; so it returns the positions in them. Flows that are notified and in `gathered` are
         renewed.
 
-        If owners are told to let go, their time runs from when that was decided; so then it must be
+        If owners are to let go, their time runs from when that was decided; so then it must be
         committed within `late_seconds`, or somewhat longer if it is large. How long that takes is
         not known if the clock goes back meanwhile; then it does not hold.
         """
@@ -427,12 +424,13 @@ class Transaction:
         there = queue.flows.keys() | self._hashes.keys()
         commit.flows = [flow for flow in self._flows.values() if flow.id in there]
         commit.expired = frozenset(self._expired)
-        self._renewed |= {flow_id for flow_id in self.told if flow_id in gathered}
+        self.notified = self.notices if self.unfinished else self.notices | self.later
+        self._renewed |= {flow_id for flow_id in self.notified if flow_id in gathered}
         commit.renewed = frozenset(self._renewed & queue.flows.keys())
         # A rest is due since now, for another replica should this one die.
         commit.next_deadline = self.now if self.unfinished else self.wake_at
-        told = [flow_id for flow_id in sorted(self.told) if flow_id in watched]
-        commit.shown = self._positions_in_views((*sorted(self._asking), *told))
+        awaited = [flow_id for flow_id in sorted(self.notified) if flow_id in watched]
+        commit.shown = self._positions_in_views((*sorted(self._callers), *awaited))
         if self._revokes:
             latest = self.now + late_seconds + len(self._partitions) / ROWS_PER_SECOND
             commit.valid = (self.now - EARLY_SECONDS, latest)

@@ -1,6 +1,6 @@
 """Makes a queue of its rows (`rows` is the other direction).
 
-Flows and partitions enter through the same methods as in `replay`, so that all counts and rankings
+Flows and partitions enter through the functions that `replay` uses, so that all counts and rankings
 are right. All is done in pieces (`broker.pieces`), because a queue may be large.
 """
 
@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.core.graph import Lineage
 from broker.core.model import Flow, HandedOver, Handoff, Partition
+from broker.core.placement import change_life, enter, leave, place, restore_unassigned, set_draining
 from broker.core.queue import Queue
 from broker.core.transitions import LifeEvent, PartitionEvent, State
 from broker.pieces import pause, pieces
@@ -111,7 +112,7 @@ class Restoring:
         if queue.lineage is not None:
             _restore_lineage(queue, queue.lineage, self._lineage)
         for flow in self._gone:
-            queue.leave(flow)
+            leave(queue, flow)
         _restore_absent(queue, row)
         queue.next_bind_number = row["next_seat"]
         due = row["next_deadline"]
@@ -158,7 +159,7 @@ def _restore_absent(queue: Queue, row: Mapping[str, Any]) -> None:
     for name, (_, held) in (row["departed"] or {}).items():
         absent = queue.absent[instance_of(name)]
         for number, epoch in held:
-            partition = queue.find(number) if isinstance(number, int) else None
+            partition = queue.partitions.get(number) if isinstance(number, int) else None
             if partition is not None and number in queue.unassigned:
                 raised = partition.next_handed_over == HandedOver.FORCED
                 if raised or (
@@ -187,9 +188,9 @@ def _restore_flow(queue: Queue, values: FlowValues) -> Flow:
         values.key_id,
     )
     flow.view_revision = values.view_revision
-    queue.enter(flow)
+    enter(queue, flow)
     if values.draining:
-        queue.set_draining(flow, values.drain_deadline)
+        set_draining(queue, flow, values.drain_deadline)
     return flow
 
 
@@ -206,23 +207,23 @@ def _restore_partition(queue: Queue, values: PartitionValues) -> None:
     if values.warmed_by is not None and values.warmed_epoch is not None:
         queue.warmed[number] = (values.warmed_by, values.warmed_epoch)
     if state is State.UNASSIGNED:
-        queue.restore_unassigned(number, values.unowned_since)
+        restore_unassigned(queue, number, values.unowned_since)
     elif state in (State.WAITING, State.FINISHED):
         partition.state = state
     elif state is State.REMOVED:
-        queue.place(partition, PartitionEvent.REMOVED)
+        place(queue, partition, PartitionEvent.REMOVED)
     else:
         assert values.owner is not None
         owner = queue.flows[values.owner]
-        queue.place(partition, PartitionEvent.GRANTED, owner=owner)
+        place(queue, partition, PartitionEvent.GRANTED, owner=owner)
         if state is not State.OWNED:
             warming = state is State.WARMING
             event = PartitionEvent.WARMUP_STARTED if warming else PartitionEvent.REVOKED
-            queue.place(partition, event, owner=owner, handoff=_handoff(queue, values))
+            place(queue, partition, event, owner=owner, handoff=_handoff(queue, values))
     if queue.barriers is not None and values.cut is not None:
         queue.barriers.restore(queue.journal, number, values.cut, bool(values.cut_reached))
     if values.retiring:
-        queue.resize(partition, LifeEvent.RETIRED)
+        change_life(queue, partition, LifeEvent.RETIRED)
     elif state not in (State.REMOVED, State.WAITING, State.FINISHED):
         queue.configured_count += 1
 

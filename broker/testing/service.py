@@ -14,7 +14,6 @@ from broker.testing.database import MemoryDatabase
 from broker.testing.logs import MemoryLogKind
 from broker.testing.process import Process, VirtualAlarms
 from broker.testing.store import MemoryStore
-from broker.tracing import traced
 from counterpoise.logs.memory import MemoryLogs
 
 
@@ -28,7 +27,7 @@ class MemoryBroker(Broker):
         self, settings: Settings, database: MemoryDatabase, process: Process, logs: MemoryLogs
     ) -> None:
         alarms, numbers = VirtualAlarms(process), itertools.count(1)
-        store = traced(MemoryStore(database))
+        store = MemoryStore(database)
         replica = Replica(store, alarms, lambda: f"commit-{next(numbers)}", process.now)
         by_kind = LogsByKind(MemoryLogKind(logs), ExternalLogs(), settings.log_keep_messages)
         self._assemble(settings, replica, alarms, by_kind)

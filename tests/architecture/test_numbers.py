@@ -11,7 +11,7 @@ from api.connections import protocol
 from api.http import bodies, patience, routing
 from api.schemas import conditions
 from broker.calls import history, keys
-from broker.core import lineage, resizing
+from broker.core import cuts, lineage
 from broker.logs import by_kind, hash_ranges, positions
 from broker.replica import bursts, renewals, replica
 from broker.service import GONE_SECONDS
@@ -29,8 +29,8 @@ SAID = [
     f"more than {lineage.MOST_PARTITIONS:,} partitions that exist",
     f"a partition more than {lineage.MOST_CHILDREN:,} children",
     f"the keys of the last {hash_ranges.SAMPLE_MESSAGES:,} messages",
-    f"the log is asked again after {resizing.FIRST_SECONDS:g} s",
-    f"then at growing intervals up to {resizing.MOST_SECONDS:g} s",
+    f"the log is asked again after {cuts.FIRST_SECONDS:g} s",
+    f"then at growing intervals up to {cuts.MOST_SECONDS:g} s",
     f"more than {positions.FAR:,} beyond the end",
     f"has at most {conditions.MOST_TEXT_CHARACTERS} characters and no control characters",
     f"A report names at most {conditions.MOST_CONDITIONS:,}.",

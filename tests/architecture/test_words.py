@@ -10,11 +10,7 @@ from tests.architecture.structure import ROOT, modules
 
 PAGE = (ROOT / "docs/glossary.md").read_text("utf-8")
 # Words of programs in general, of Python, SQL, HTTP, Spark and the logs that are served.
-EVERYDAY = frozenset(
-    """
-    @EVERYDAY@
-    """.split()
-)
+EVERYDAY = frozenset(["@EVERYDAY@"])
 
 
 def defined() -> set[str]:

@@ -132,7 +132,7 @@ class _Player:
         self._answer(name, "is ready for", c.Ready(name, items))
 
     def _epoch(self, number: int, given: str | None) -> int:
-        found = self.world.queue.find(number)
+        found = self.world.queue.partitions.get(number)
         return int(given) if given is not None else found.epoch if found else 0
 
     def _answer(self, name: str, verb: str, command: c.Release | c.Ready) -> None:

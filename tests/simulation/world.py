@@ -12,7 +12,7 @@ import broker.calls.cuts
 import broker.calls.flows
 import broker.calls.logs
 import broker.calls.queues
-import broker.core.queue
+import broker.core.placement
 import broker.core.replay
 import broker.postgres.checks
 import broker.replica.bursts
@@ -371,7 +371,7 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
         (broker.calls.cuts, "_log", quiet),
         (broker.replica.replica, "_log", quiet),
         (broker.postgres.checks, "_log", quiet),
-        (broker.core.queue, "PARTITION_TRANSITIONS", tables[0]),
+        (broker.core.placement, "PARTITION_TRANSITIONS", tables[0]),
         (broker.core.replay, "QUEUE_TRANSITIONS", tables[1]),
     ):
         violation = world.run()

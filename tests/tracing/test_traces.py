@@ -13,7 +13,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from broker.core import commands as c
 from broker.testing.loop import settle, virtual
-from broker.tracing import traced
 from counterpoise import Consumer
 from counterpoise.errors import QueueNotFound
 from counterpoise.testing import MemoryService
@@ -138,7 +137,6 @@ async def test_a_handoff_begun_by_one_replica_and_ended_by_another_is_in_one_tra
 
 async def traced_replica(world: World) -> Service:
     service = Service(world)
-    service.replica.store = traced(service.replica.store)
     await service.replica.start()
     await settle()
     return service

@@ -89,7 +89,7 @@ class LineageOracle:
                 followed[parent].add(key)
         apart = 0
         for key, number in self.numbers.items():
-            partition = queue.find(number)
+            partition = queue.partitions.get(number)
             done = key in self.finished
             if partition is None:
                 assert done, f"{key} is gone and was not finished"
@@ -156,7 +156,7 @@ class LineageOracle:
         only = min(held, key=seats.__getitem__) if queue.exclusive and held else None
         for partition in before["partitions"]:
             owner = (partition["owner"] or "").removeprefix("flow ")
-            here = queue.find(partition["number"])
+            here = queue.partitions.get(partition["number"])
             if owner in held and here is not None and here.state != "finished":
                 held[owner] += 1
         for grant in grants:

@@ -29,7 +29,7 @@ IN_HANDOFF = ("warming", "revoking")
 
 # Compared in another form below, or not part of a queue's state.
 _APART = (
-    *("journal", "touched", "deadlines", "lowest_unassigned", "highest_giveable", "_placement"),
+    *("journal", "touched", "deadlines", "lowest"),
     *("flows", "gone", "partitions", "handoffs", "lineage"),
 )
 
@@ -199,7 +199,7 @@ def _check_sets(queue: Queue, now: float) -> None:
     if queue.cuts_due is not None:
         deadlines.append(queue.cuts_due)
     assert queue.next_deadline() == min(deadlines, default=None)
-    assert all(number in queue._placement.lowest for number in queue.unassigned)
+    assert all(number in queue.lowest for number in queue.unassigned)
     for flow in queue.flows.values():
         idle = {
             number

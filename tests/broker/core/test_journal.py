@@ -11,7 +11,7 @@ from broker.core.structures import Journal
 def test_every_kind_of_change_is_taken_back() -> None:
     journal, thing = Journal(), SimpleNamespace(a=1, b=2, map={"x": 1}, members={1})
     mark = journal.mark()
-    journal.set(thing, "a", 10)
+    journal.set(thing, a=10)
     journal.changed(thing, _put, 10, 2)
     _put(thing, 20, 30)
     journal.put(thing.map, "x", 2)
@@ -29,9 +29,9 @@ def test_every_kind_of_change_is_taken_back() -> None:
 
 def test_changes_before_the_mark_stay() -> None:
     journal, thing = Journal(), SimpleNamespace(a=1)
-    journal.set(thing, "a", 2)
+    journal.set(thing, a=2)
     mark = journal.mark()
-    journal.set(thing, "a", 3)
+    journal.set(thing, a=3)
     journal.undo(mark)
     assert thing.a == 2
 
@@ -47,9 +47,9 @@ def test_custom_undo_steps_run_in_reverse_order() -> None:
 def test_it_names_the_changed_objects() -> None:
     journal = Journal()
     things = [SimpleNamespace(a=1) for _ in range(4)]
-    journal.set(things[0], "a", 2)
+    journal.set(things[0], a=2)
     mark = journal.mark()
-    journal.set(things[1], "a", 2)
+    journal.set(things[1], a=2)
     journal.changed(things[2], _put, 1, 2)
     journal.note(things[3])
     journal.add(set(), 1)
@@ -58,7 +58,7 @@ def test_it_names_the_changed_objects() -> None:
 
 def test_forgotten_changes_cannot_be_undone() -> None:
     journal, thing = Journal(), SimpleNamespace(a=1)
-    journal.set(thing, "a", 2)
+    journal.set(thing, a=2)
     journal.forget()
     journal.undo(0)
     assert thing.a == 2

@@ -10,14 +10,15 @@ from unittest import mock
 
 import pytest
 
-import broker.core.decisions
 import broker.core.lineage
 import broker.core.loop
+import broker.core.reports
 from broker.core import records as r
 from broker.core.commands import Outcome
 from broker.core.draft import SLICE
 from broker.core.graph import Lineage
 from broker.core.loop import rebalance
+from broker.core.queue import Queue
 from broker.core.transitions import Status
 from tests.broker.core.test_lineage_sequences import finish_all, play
 from tests.broker.core.world import World
@@ -72,7 +73,7 @@ def child_granted_one_parent_early() -> Any:
 
 
 def finish_without_its_children() -> Any:
-    return mock.patch.object(broker.core.decisions, "record_children", return_value=Outcome.OK)
+    return mock.patch.object(broker.core.reports, "record_children", return_value=Outcome.OK)
 
 
 def key_is_forgotten_at_removal() -> Any:
@@ -104,7 +105,7 @@ def finish_moves_other_partitions() -> Any:
         if ended and draft.queue.status is Status.READY:
             rebalance(draft, "admin")
 
-    return mock.patch.object(broker.core.decisions, "take_up", take_up)
+    return mock.patch.object(broker.core.reports, "take_up", take_up)
 
 
 def merge_reported_twice_is_two_children() -> Any:
@@ -117,14 +118,25 @@ def merge_reported_twice_is_two_children() -> Any:
         )
         return real(draft, again)
 
-    return mock.patch.object(broker.core.decisions, "record_children", add_children)
+    return mock.patch.object(broker.core.reports, "record_children", add_children)
 
 
 def child_goes_to_the_busiest() -> Any:
-    def most_loaded(queue: Any, ranking: Any) -> Any:
-        return queue.by_bind_number[ranking.most()] if ranking.counts else None
+    @contextmanager
+    def in_lineage() -> Iterator[None]:
+        real = broker.core.lineage.end_waits
 
-    return mock.patch.object(broker.core.lineage, "least_loaded", most_loaded)
+        def most_loaded(queue: Any, ranking: Any) -> Any:
+            return queue.by_bind_number[ranking.most()] if ranking.counts else None
+
+        def end_waits(draft: Any) -> None:
+            with mock.patch.object(Queue, "least_loaded", most_loaded):
+                real(draft)
+
+        with mock.patch.object(broker.core.loop, "end_waits", end_waits):
+            yield
+
+    return in_lineage()
 
 
 def finished_parent_is_removed_at_once() -> Any:
@@ -147,12 +159,12 @@ def finished_parent_is_removed_at_once() -> Any:
 
 
 def stale_epoch_finishes() -> Any:
-    real = broker.core.decisions._refuse
+    real = broker.core.reports._refuse
 
     def refuse(partition: Any, flow: Any, epoch: int) -> Any:
         return real(partition, flow, max(epoch, partition.epoch))
 
-    return mock.patch.object(broker.core.decisions, "_refuse", refuse)
+    return mock.patch.object(broker.core.reports, "_refuse", refuse)
 
 
 def waits_beyond_a_slice_are_dropped() -> Any:
@@ -162,7 +174,7 @@ def waits_beyond_a_slice_are_dropped() -> Any:
         cut = draft.is_cut_off
         real(draft)
         if not cut:
-            draft.takes_up()
+            draft.is_cut_off = False
 
     return mock.patch.object(broker.core.loop, "end_waits", end_waits)
 

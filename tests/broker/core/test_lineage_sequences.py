@@ -138,7 +138,7 @@ class Player:
         child = self._new(one[2], two[2])
         self.merges.append(child)
         for flow, number, _ in (one, two):
-            if self.world.owner(number) == flow and self.world.queue.find(number) is not None:
+            if self.world.owner(number) == flow and number in self.world.queue.partitions:
                 epoch = self.world.epoch(number)
                 self._say(flow, c.ChildrenItem(number, epoch, (child,), finished))
 

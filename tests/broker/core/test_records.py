@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from broker.core import records as r
-from broker.core.records import Cut, merged
+from broker.core.draft import merged
+from broker.core.records import Cut
 from broker.core.stored import from_json, shown_from_json, shown_values, to_json, understood
 
 MOVE, GRANT = r.Move(1, "A", "B"), r.Grant(1, "A", "B", 2, "graceful", 0.5, True)

@@ -148,7 +148,7 @@ class Player:
 
     def _release_any(self, which: int, number: int, difference: int, finished: bool) -> None:
         if flow := self._flow(which):
-            found = self.world.queue.find(number)
+            found = self.world.queue.partitions.get(number)
             epoch = (found.epoch if found else 0) + difference
             items = (
                 c.ReleaseItem(number, epoch, finished=finished),
@@ -179,7 +179,7 @@ class Player:
 
     def _ready_any(self, which: int, number: int, difference: int) -> None:
         if flow := self._flow(which):
-            found = self.world.queue.find(number)
+            found = self.world.queue.partitions.get(number)
             epoch = (found.epoch if found else 0) + difference
             self._say(c.Ready(flow, (c.ReadyItem(number, epoch), c.ReadyItem(number + 1, epoch))))
 

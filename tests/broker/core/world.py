@@ -281,7 +281,7 @@ class World:
         return sorted(self.queue.unassigned)
 
     def _epoch(self, number: int) -> int:
-        partition = self.queue.find(number)
+        partition = self.queue.partitions.get(number)
         return partition.epoch if partition else 0
 
 

@@ -71,7 +71,7 @@ def wall(monkeypatch: pytest.MonkeyPatch) -> type[Wall]:
 async def test_alarms_ring_although_the_hosts_clock_was_set(
     wall: type[Wall], alarms: SchedulerAlarms, step: timedelta
 ) -> None:
-    """Late at most by the time until the step is noticed."""
+    """Neither the sweep nor an alarm is delayed by the step."""
     if step > timedelta(days=1):
         # An alarm computed before the process has noticed the step.
         wall.set_by = -step

@@ -29,7 +29,7 @@ async def test_it_follows_the_stores_clock() -> None:
     store = MemoryStore(MemoryDatabase(clocks.there))
     clock = StoreClock(clocks.here)
     assert not clock.fresh
-    await clock.look(store)
+    await clock.read(store)
     clocks.passed += 1
     assert clock.now() == clocks.there()
     assert clock.fresh
@@ -48,7 +48,7 @@ async def test_an_answer_that_lay_around_while_frozen_is_not_news() -> None:
             clocks.passed += 60
             return pulse
 
-    await clock.look(Slow(MemoryDatabase(clocks.there)))
+    await clock.read(Slow(MemoryDatabase(clocks.there)))
     assert not clock.fresh
     assert clock.now() == clocks.there()
 
@@ -58,10 +58,10 @@ async def test_it_remembers_the_latest_outage() -> None:
     clocks = Clocks()
     store = MemoryStore(MemoryDatabase(clocks.there))
     clock = StoreClock(clocks.here)
-    await clock.look(store)
+    await clock.read(store)
     assert clock.outage is None
     clocks.passed += 10
-    await clock.look(store)
+    await clock.read(store)
     assert clock.outage is not None
     assert clock.outage.seconds == 10
 
@@ -86,10 +86,10 @@ async def test_an_answer_from_before_the_clock_was_set_is_asked_for_again() -> N
     store = Post(MemoryDatabase(clocks.there))
     clock = StoreClock(clocks.here)
     first, second, third = store.delivered
-    early = asyncio.ensure_future(clock.look(store))
+    early = asyncio.ensure_future(clock.read(store))
     await asyncio.sleep(0)
     clocks.set_by = -3600.0
-    late = asyncio.ensure_future(clock.look(store))
+    late = asyncio.ensure_future(clock.read(store))
     await asyncio.sleep(0)
     second.set()
     await late
@@ -114,16 +114,16 @@ async def test_an_earlier_question_may_have_the_newer_answer() -> None:
             await go.wait()
             return await super().pulse(gap_seconds)
 
-    early = asyncio.ensure_future(clock.look(Slow(database)))
+    early = asyncio.ensure_future(clock.read(Slow(database)))
     await asked.wait()
     clocks.passed += 1
-    await clock.look(MemoryStore(database))
+    await clock.read(MemoryStore(database))
     clocks.set_by = -3600.0
     go.set()
     await early
     # A second passed between question and answer, so the time may be off by that much.
     assert clock.now() - clocks.there() == 1
-    await clock.look(MemoryStore(database))
+    await clock.read(MemoryStore(database))
     assert clock.now() == clocks.there()
 
 
@@ -132,9 +132,9 @@ async def test_a_database_that_was_restored_knows_less() -> None:
     clocks = Clocks()
     clock = StoreClock(clocks.here)
     store = MemoryStore(MemoryDatabase(clocks.there))
-    await clock.look(store)
+    await clock.read(store)
     clocks.passed += 10
-    await clock.look(store)
+    await clock.read(store)
     assert clock.outage_id == 1
-    await clock.look(MemoryStore(MemoryDatabase(clocks.there)))
+    await clock.read(MemoryStore(MemoryDatabase(clocks.there)))
     assert clock.outage_id == 0

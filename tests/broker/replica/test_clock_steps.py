@@ -179,7 +179,7 @@ async def test_a_turn_follows_no_step_that_came_after_it_asked_for_the_time() ->
     one.alarms.stop()
     two.alarms.stop()
     pass_time(100)
-    await one.replica.clock.look(one.database)
+    await one.replica.clock.read(one.database)
     gate = one.net.hold("outages")
     joining = asyncio.ensure_future(one.join("orders", "third", lease=600, warmup=True))
     await one.net.met("outages")

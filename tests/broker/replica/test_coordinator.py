@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +21,11 @@ from broker.core.errors import (
 from broker.core.queue import Queue
 from broker.core.rebalancer import decide
 from broker.replica.coordinator import Coordinator
+from broker.replica.notifier import ViewNotifier
+from broker.replica.renewals import Renewals
 from broker.replica.transaction import Submission
 from broker.testing.loop import settle, virtual
+from broker.testing.process import VirtualAlarms
 from broker.testing.store import Fault
 from tests.broker.shell import Service, World, spec
 from tests.world.store import picture
@@ -41,6 +45,52 @@ async def revoking(one: Service) -> tuple[str, str, dict[int, int]]:
     second = await one.join("orders", "second", lease=60)
     view = await one.view("orders", first)
     return first, second, {n: epoch for n, (epoch, state) in view.items() if state == "revoking"}
+
+
+class Noted(ViewNotifier):
+    """Notes which flows it wakes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.woken: list[frozenset[str] | None] = []
+
+    def wake(self, flow_ids: frozenset[str] | None) -> None:
+        self.woken.append(flow_ids)
+        super().wake(flow_ids)
+
+
+class NotedAlarms(VirtualAlarms):
+    """Notes for when they are set, by the store's clock."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service.alarms._process)
+        self.times: list[float] = []
+        self._clock = service.replica.clock
+
+    def set(self, key: str, delay_seconds: float | None, callback: Callable[[], None]) -> None:
+        assert delay_seconds is not None
+        self.times.append(self._clock.now() + delay_seconds)
+
+
+class Alone:
+    """A coordinator of `orders` beside that of a replica, and what it does."""
+
+    def __init__(self, service: Service, queue_id: str) -> None:
+        self.ours: list[bool] = []
+        self.alarms = NotedAlarms(service)
+        store = service.replica.store
+        self.coordinator = Coordinator(
+            queue_id,
+            "orders",
+            store,
+            service.replica.clock,
+            self.alarms,
+            Renewals(store),
+            lambda: "commit",
+            lambda _, ours: self.ours.append(ours),
+            lambda _, entries: None,
+        )
+        self.notices = self.coordinator.notifier = Noted()
 
 
 class TestCommit:
@@ -175,29 +225,22 @@ class TestObedience:
         one = await world.replica()
         await one.create_queue(spec())
         queue_id, _ = world.stored("orders")
-        told, alarms = [], []
 
         def decided(queue: Queue, command: c.Command, now: float, most: int) -> Decision:
             decision = decide(queue, command, now, most)
             return replace(decision, notices=frozenset({type(command).__name__}), wake_at=now + 99)
 
         monkeypatch.setattr("broker.replica.transaction.decide", decided)
-        coordinator = Coordinator(
-            queue_id,
-            "orders",
-            one.replica.store,
-            one.replica.clock,
-            lambda: "commit",
-            lambda _, notices, ours: told.append((notices, ours)),
-            lambda _, time: alarms.append(time),
-        )
+        alone = Alone(one, queue_id)
         bind = c.Bind("A", "i-A", "client", 200)
-        await coordinator.submit(Submission(bind, token_hash=b"A"))
+        await alone.coordinator.submit(Submission(bind, token_hash=b"A"))
         # None: the queue was loaded, so all watchers are woken.
-        assert told == [(None, False), (frozenset({"Advance", "Bind"}), True)]
-        assert alarms == [pytest.approx(one.replica.clock.now() + 99, abs=1)]
-        assert world.database.queues[queue_id].row["next_deadline"] == alarms[0]
-        assert coordinator.waits
+        assert alone.notices.woken == [None, frozenset({"Advance", "Bind"})]
+        assert alone.ours == [False, True]
+        deadline = world.database.queues[queue_id].row["next_deadline"]
+        assert deadline == pytest.approx(one.replica.clock.now() + 99, abs=1)
+        assert alone.alarms.times == [pytest.approx(deadline)]
+        assert alone.coordinator.waits
 
     @virtual
     async def test_decisions_of_another_replica_notify_and_set_the_alarm(
@@ -207,22 +250,13 @@ class TestObedience:
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec(rebalance_delay=5.0))
         queue_id, _ = world.stored("orders")
-        told, alarms = [], []
-        coordinator = Coordinator(
-            queue_id,
-            "orders",
-            two.replica.store,
-            two.replica.clock,
-            lambda: "commit",
-            lambda _, notices, ours: told.append((notices, ours)),
-            lambda _, time: alarms.append(time),
-        )
-        await coordinator.read(lambda queue: queue.revision)
+        alone = Alone(two, queue_id)
+        await alone.coordinator.read(lambda queue: queue.revision)
         flow = await one.join("orders", "first", lease=200)
-        coordinator.catch_up()
+        alone.coordinator.catch_up()
         await settle()
-        assert told[-1] == (frozenset({flow}), False)
-        assert alarms == [pytest.approx(two.replica.clock.now() + 5, abs=1)]
+        assert (alone.notices.woken[-1], alone.ours[-1]) == (frozenset({flow}), False)
+        assert alone.alarms.times == [pytest.approx(two.replica.clock.now() + 5, abs=1)]
 
 
 class TestAnswersFromThePresent:

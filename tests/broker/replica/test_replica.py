@@ -215,7 +215,7 @@ class TestMemory:
         assert one.memory(made.id) is not None
         told.cancel()
         await settle()
-        assert not one.replica._watchers
+        assert not one.replica.coordinator_of(made.id).notifier.watches
 
 
 class TestAlarms:

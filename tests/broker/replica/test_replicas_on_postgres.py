@@ -99,7 +99,8 @@ async def test_what_one_replica_answered_the_other_knows(services: Pair) -> None
 
 
 async def is_watching(service: Service, flow_id: str) -> bool:
-    return any(flow_id in of_queue for of_queue in service.replica._watchers.values())
+    known = service.replica._coordinators.values()
+    return any(flow_id in one.notifier.watches for one in known)
 
 
 @pytest.fixture

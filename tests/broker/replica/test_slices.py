@@ -13,7 +13,7 @@ from broker.core.commands import ReleaseItem
 from broker.core.errors import Unavailable
 from broker.core.queue import Queue
 from broker.replica.coordinator import Coordinator
-from broker.replica.notifier import HOLD_SECONDS, ViewNotifier, Watch
+from broker.replica.notifier import HOLD_SECONDS, ViewNotifier
 from broker.replica.replica import SWEEP_SECONDS
 from broker.testing.loop import running, settle, virtual
 from broker.testing.store import Fault
@@ -445,13 +445,13 @@ async def test_a_poll_that_comes_amid_a_commit_is_told_with_it() -> None:
 async def test_who_comes_amid_a_commit_does_not_look_with_its_positions() -> None:
     """Found by the simulation: a flow committed a position, polled, and was told an older one."""
     told = ViewNotifier()
-    watch = Watch(lambda: told.of([0]))
+    watch = told.watch("A", lambda: told.of([0]))
     with told.committing():
         told.begins(watch)
         waiting = asyncio.ensure_future(watch.wait())
         await settle()
     told.tell({0: (1, "7")}, holds=False)
-    told.wake([watch])
+    told.wake(frozenset("A"))
     told.forget_soon()
     assert not watch.is_set()
     await waiting
@@ -482,16 +482,16 @@ async def test_a_poll_that_comes_amid_a_commit_that_fails_waits_on() -> None:
 @virtual
 async def test_flows_that_are_told_do_not_wait_for_a_commit_that_does_not_come() -> None:
     told, view = ViewNotifier(), object()
-    sees, asks = Watch(lambda: view), Watch(lambda: None)
+    sees, asks = told.watch("A", lambda: view), told.watch("B", lambda: None)
     told.tell({}, holds=True)
-    told.wake([sees])
+    told.wake(frozenset("A"))
     # Nobody waits for it yet.
     assert sees.is_set()
     assert sees.seen is None
     sees.clear()
     waiting = asyncio.gather(sees.wait(), asks.wait())
     await settle()
-    told.wake([sees, asks])
+    told.wake(frozenset("AB"))
     assert asks.is_set()
     assert not sees.is_set()
     await running().sleep(HOLD_SECONDS)

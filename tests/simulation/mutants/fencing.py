@@ -5,11 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-import broker.core.assignment
-import broker.core.decisions
-import broker.core.handoff
-import broker.core.loop
-import broker.core.rebalancer
+import broker.core.reports
 from broker.core import commands as c
 from broker.core.draft import Draft
 from broker.core.model import HandedOver
@@ -49,24 +45,24 @@ def epoch_off_by_one() -> Changes:
 
 
 def release_without_epoch() -> Changes:
-    real = broker.core.decisions._refuse
+    real = broker.core.reports._refuse
 
     def refuse(partition, flow, epoch):
         return real(partition, flow, partition.epoch if partition.owner is flow else epoch)
 
-    return [(broker.core.decisions, "_refuse", refuse)]
+    return [(broker.core.reports, "_refuse", refuse)]
 
 
 def ready_from_anybody() -> Changes:
     """Neither the epoch of a ready nor its sender is checked."""
 
     def refuse_ready(queue, flow, item):
-        partition = queue.find(item.partition)
+        partition = queue.partitions.get(item.partition)
         if partition is not None and partition.state is State.WARMING:
             return None
         return c.Outcome.NOT_WARMING and c.Result(item.partition, c.Outcome.NOT_WARMING)
 
-    return [(broker.core.decisions, "_refuse_ready", refuse_ready)]
+    return [(broker.core.reports, "_refuse_ready", refuse_ready)]
 
 
 # Commits

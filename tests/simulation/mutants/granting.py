@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import broker.core.assignment
-import broker.core.decisions
 import broker.core.handoff
 import broker.core.loop
-import broker.core.rebalancer
 import broker.core.resizing
 from broker.calls.queues import QueueCalls
 from broker.core import records as r
 from broker.core.assignment import HandoffPlanner
 from broker.core.draft import Draft
+from broker.core.queue import Queue
 from broker.replica.transaction import Transaction
 from broker.testing.database import MemoryDatabase
 from tests.simulation.mutants.mutant import Changes
@@ -23,7 +21,13 @@ from tests.simulation.mutants.mutant import Changes
 
 def rest_is_dropped() -> Changes:
     """Work that does not fit into a slice is dropped."""
-    return [(Draft, "cut_off", lambda self: setattr(self, "budget", 0))]
+    real = Draft.finish
+
+    def finish(self, answer):
+        self.is_cut_off = False
+        return real(self, answer)
+
+    return [(Draft, "finish", finish)]
 
 
 def cut_is_not_stored() -> Changes:
@@ -74,10 +78,10 @@ def granted_to_the_draining() -> Changes:
 
 def too_many_moves() -> Changes:
     """A handoff is begun although the spread is one."""
-    real = broker.core.loop._start_handoffs
+    real = broker.core.loop._grant_all
 
-    def start_handoffs(draft):
-        real(draft)
+    def grant_all(draft, ranking):
+        real(draft, ranking)
         queue = draft.queue
         if queue.handoffs or queue.exclusive or queue.ranking.spread != 1 or queue.leaving.counts:
             return
@@ -88,11 +92,11 @@ def too_many_moves() -> Changes:
             until = draft.now + queue.settings.max_handoff_time
             draft.emit(r.RevokesStarted(moves, until, draft.now))
 
-    return [(broker.core.loop, "_start_handoffs", start_handoffs)]
+    return [(broker.core.loop, "_grant_all", grant_all)]
 
 
 def unsettled_is_ready() -> Changes:
-    real, next_handoff = broker.core.assignment.is_balanced, HandoffPlanner._next
+    real, next_handoff = vars(Queue)["is_balanced"].fget, HandoffPlanner._next
 
     def nearly(queue):
         return not queue.exclusive and not queue.leaving.counts and queue.ranking.spread <= 2
@@ -105,7 +109,7 @@ def unsettled_is_ready() -> Changes:
         return None if nearly(self._queue) else next_handoff(self)
 
     return [
-        (broker.core.loop, "is_balanced", is_balanced),
+        (Queue, "is_balanced", property(is_balanced)),
         (HandoffPlanner, "_next", next_unless_nearly),
     ]
 

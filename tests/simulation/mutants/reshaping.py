@@ -6,9 +6,10 @@ import asyncio
 from typing import Any
 
 import broker.calls.cuts
+import broker.core.cuts
 import broker.core.decisions
 import broker.core.lineage
-import broker.core.resizing
+import broker.core.reports
 import counterpoise.flow.barriers
 from broker.core.barriers import Barriers
 from broker.core.graph import Lineage
@@ -82,14 +83,14 @@ def next_resize_does_not_wait() -> Changes:
         pass
 
     return [
-        (broker.core.resizing, "refuse_unsettled", refuse_unsettled),
+        (broker.core.cuts, "refuse_unsettled", refuse_unsettled),
         (broker.calls.cuts, "refuse_unsettled", refuse_unsettled),
     ]
 
 
 def no_barriers_after_a_reset() -> Changes:
     """Positions are set to before the cuts, and nothing waits."""
-    return [(broker.core.resizing, "positions_set", lambda command, draft: None)]
+    return [(broker.core.cuts, "positions_set", lambda command, draft: None)]
 
 
 # Partitions that split, merge and end
@@ -116,7 +117,7 @@ def finished_without_children() -> Changes:
     def add_children(draft, children):
         return real(draft, children[:1])
 
-    return [(broker.core.decisions, "record_children", add_children)]
+    return [(broker.core.reports, "record_children", add_children)]
 
 
 def key_forgotten() -> Changes:
@@ -145,6 +146,7 @@ def key_forgotten() -> Changes:
     return [
         (Lineage, "remove", remove),
         (broker.core.decisions, "record_children", add_children),
+        (broker.core.reports, "record_children", add_children),
         (MemoryDatabase, "_check", unchecked),
     ]
 

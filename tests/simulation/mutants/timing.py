@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import broker.core.assignment
 import broker.core.decisions
-import broker.core.handoff
-import broker.core.loop
 import broker.core.rebalancer
 from broker.core import commands as c
 from broker.core import records as r
-from broker.core.placement import Deadlines
+from broker.core.queue import Deadlines
 from broker.core.transitions import Status
-from broker.replica import coordinator
 from broker.replica.clock import StoreClock
 from broker.replica.coordinator import Coordinator
 from broker.replica.replica import Replica
@@ -46,10 +42,10 @@ def leases_run_in_an_outage() -> Changes:
 
 
 def deadlines_run_in_an_outage() -> Changes:
-    async def move_deadlines(turn, clock, store):
+    async def move_deadlines(self, turn):
         return None
 
-    return [(coordinator, "move_deadlines", move_deadlines)]
+    return [(Coordinator, "_move_deadlines", move_deadlines)]
 
 
 def late_commit_is_taken() -> Changes:
@@ -64,12 +60,12 @@ def late_commit_is_taken() -> Changes:
 def only_the_last_outage_counts() -> Changes:
     """Was in the product: of several outages before a commit only the last was given back."""
 
-    async def move_deadlines(turn, clock, store):
-        outage = clock.outage
+    async def move_deadlines(self, turn):
+        outage = self._clock.outage
         if outage is not None and outage.id > turn.queue.outage_seen:
             turn.decide(c.MoveDeadlines(outage.id, outage.began, outage.seconds))
 
-    return [(coordinator, "move_deadlines", move_deadlines)]
+    return [(Coordinator, "_move_deadlines", move_deadlines)]
 
 
 def clock_back_not_noticed() -> Changes:
@@ -107,7 +103,7 @@ def time_from_before_a_step() -> Changes:
 
 def frozen_replica_trusts_its_clock() -> Changes:
     """A frozen replica decides due actions and leases by its old time."""
-    fresh = property(lambda self: self._asked_at is not None)
+    fresh = property(lambda self: self._read_at is not None)
 
     def expiries(self, queue_id):
         now = self.clock()
@@ -116,15 +112,15 @@ def frozen_replica_trusts_its_clock() -> Changes:
         others = (flow.lease_expires_at for flow in bound if flow.lease_expires_at > now)
         return Expiry(over, min(others, default=None))
 
-    async def look(self, store):
-        if self._asked_at is None:
+    async def read(self, store):
+        if self._read_at is None:
             return await real(self, store)
         return Pulse(self.now(), self.outage)
 
-    real = StoreClock.look
+    real = StoreClock.read
     return [
         (StoreClock, "fresh", fresh),
-        (StoreClock, "look", look),
+        (StoreClock, "read", read),
         (MemoryDatabase, "expiries", expiries),
         (MemoryDatabase, "_over", lambda self, flow: flow.lease_expires_at <= self.clock()),
     ]
@@ -163,7 +159,7 @@ def no_sweep() -> Changes:
     """A replica acts only on notifications and its own alarms."""
 
     async def sweep(self):
-        await self.clock.look(self.store)
+        await self.clock.read(self.store)
 
     return [(Replica, "_sweep", sweep)]
 

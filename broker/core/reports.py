@@ -1,0 +1,178 @@
+"""What flows report on their partitions: release, ready and children (the contract, *HTTP*).
+
+Repeating a report is harmless, and each item of a call stands for itself. Each function takes a
+command and the draft of a decision, emits records, and returns the outcome of every item.
+"""
+
+from __future__ import annotations
+
+from broker.core import commands as c
+from broker.core import cuts
+from broker.core import records as r
+from broker.core.commands import Outcome, Result
+from broker.core.draft import Draft
+from broker.core.handoff import end_warmup
+from broker.core.lineage import finish, lineage_of, record_children
+from broker.core.loop import take_up
+from broker.core.model import Flow, HandedOver, Partition
+from broker.core.queue import Queue
+from broker.core.resizing import remove
+from broker.core.transitions import State
+
+
+def release(command: c.Release, draft: Draft) -> tuple[Result, ...]:
+    """An owner lets partitions go."""
+    flow = draft.flow(command.flow_id)
+    grants = _Grants(draft)
+    results = tuple(_release(draft, flow, item, grants) for item in command.items)
+    grants.make()
+    if draft.records:
+        # The end of a dynamic partition changes P.
+        ended = draft.queue.lineage is not None and any(item.finished for item in command.items)
+        take_up(draft, changed=ended)
+    return results
+
+
+class _Grants:
+    """Grants to successors, made together: one record of many is applied sooner than many records.
+
+    They are made before anything reads their partitions again, and before any other record.
+    """
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._grants: dict[int, r.Grant] = {}
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._grants
+
+    def add(self, partition: Partition, successor: Flow) -> None:
+        """The owner has released the partition."""
+        self._grants[partition.number] = self._draft.drawn_up(
+            partition, successor, HandedOver.GRACEFUL, by_handoff=True
+        )
+
+    def make(self) -> None:
+        """Makes those that wait."""
+        if self._grants:
+            self._draft.emit(r.Granted(tuple(self._grants.values()), self._draft.now))
+            self._grants.clear()
+
+
+def _release(draft: Draft, flow: Flow, item: c.ReleaseItem, grants: _Grants) -> Result:
+    if item.partition in grants:
+        grants.make()
+    queue = draft.queue
+    partition = queue.partitions.get(item.partition)
+    if partition is None:
+        return Result(item.partition, Outcome.NO_SUCH_PARTITION)
+    if partition.released_by == flow.id:
+        ended = partition.epoch if partition.owner is None else partition.epoch - 1
+        if item.epoch == ended:
+            return Result(item.partition, Outcome.OK)
+    refusal = _refuse(partition, flow, item.epoch)
+    if refusal is not None:
+        return refusal
+    revoking = partition.state is State.REVOKING
+    if item.finished and queue.lineage is not None:
+        grants.make()
+        finish(draft, partition, flow.id)
+        return Result(item.partition, Outcome.OK)
+    if item.finished and not partition.retiring:
+        return Result(item.partition, Outcome.NOT_REVOKING)
+    if not (item.finished or revoking or flow.draining):
+        return Result(item.partition, Outcome.NOT_REVOKING)
+    if item.reaches is not None:
+        grants.make()
+        cuts.reach(draft, [item.partition], item.reaches)
+    handoff = queue.handoffs.get(item.partition)
+    if not item.finished and handoff is not None and handoff.successor is not None:
+        grants.add(partition, handoff.successor)
+        return Result(item.partition, Outcome.OK)
+    grants.make()
+    if item.finished:
+        remove(draft, (item.partition,), "finished")
+        cuts.due_at_once(draft)
+    else:
+        if partition.state is State.WARMING:
+            # The successor has left, and no other was named yet.
+            draft.emit(r.HandoffsCalledOff((item.partition,)))
+        draft.emit(r.Released(item.partition, flow.id, draft.now))
+    return Result(item.partition, Outcome.OK)
+
+
+def _refuse(partition: Partition, flow: Flow, epoch: int) -> Result | None:
+    """What forbids the owner's act, if anything does; the first that applies (the contract,
+    *HTTP*)."""
+    if partition.state is State.REMOVED:
+        return Result(partition.number, Outcome.NO_SUCH_PARTITION)
+    if epoch < partition.epoch:
+        return Result(partition.number, Outcome.STALE_EPOCH, partition.epoch)
+    if partition.owner is not flow or epoch > partition.epoch:
+        return Result(partition.number, Outcome.NOT_OWNER)
+    return None
+
+
+def children(command: c.Children, draft: Draft) -> tuple[Result, ...]:
+    """Owners report what comes after their partitions. Raises Invalid for a fixed queue."""
+    flow = draft.flow(command.flow_id)
+    lineage_of(draft.queue)
+    results = tuple(_report(draft, flow, item) for item in command.items)
+    if draft.records or draft.resumes:
+        take_up(draft, changed=any(item.finished for item in command.items))
+    return results
+
+
+def _report(draft: Draft, flow: Flow, item: c.ChildrenItem) -> Result:
+    """One item: its children are recorded and it is finished, or nothing happens.
+
+    The flow that finished the partition in its last epoch may still report what it left out.
+    """
+    queue = draft.queue
+    partition = queue.partitions.get(item.partition)
+    if partition is None:
+        return Result(item.partition, Outcome.NO_SUCH_PARTITION)
+    done = partition.state is State.FINISHED and partition.released_by == flow.id
+    if not (done and item.epoch == partition.epoch):
+        refusal = _refuse(partition, flow, item.epoch)
+        if refusal is not None:
+            return refusal
+    key = lineage_of(queue).nodes[item.partition].key
+    if not all(key in child.parents for child in item.children):
+        return Result(item.partition, Outcome.CONFLICTING_CHILD)
+    outcome = record_children(draft, item.children)
+    if outcome is Outcome.OK and item.finished and not done:
+        finish(draft, partition, flow.id)
+    return Result(item.partition, outcome)
+
+
+def ready(command: c.Ready, draft: Draft) -> tuple[Result, ...]:
+    """A successor has restored the state of partitions."""
+    flow = draft.flow(command.flow_id)
+    results: list[Result] = []
+    for item in command.items:
+        outcome = _refuse_ready(draft.queue, flow, item)
+        if outcome is None:
+            owner = draft.queue.partitions[item.partition].owner
+            # From an owner that is gone the next slice takes it, for this successor.
+            if owner is not None and not owner.gone:
+                end_warmup(draft, item.partition, ready=True)
+            outcome = Result(item.partition, Outcome.OK)
+        results.append(outcome)
+    return tuple(results)
+
+
+def _refuse_ready(queue: Queue, flow: Flow, item: c.ReadyItem) -> Result | None:
+    partition = queue.partitions.get(item.partition)
+    if partition is None or partition.state is State.REMOVED:
+        return Result(item.partition, Outcome.NO_SUCH_PARTITION)
+    if queue.warmed.get(item.partition) == (flow.id, item.epoch):
+        return Result(item.partition, Outcome.OK)
+    if item.epoch < partition.epoch:
+        return Result(item.partition, Outcome.STALE_EPOCH, partition.epoch)
+    if item.epoch > partition.epoch or partition.owner is None:
+        return Result(item.partition, Outcome.NOT_OWNER)
+    handoff = queue.handoffs.get(item.partition)
+    if handoff is None or handoff.successor is not flow or partition.state is not State.WARMING:
+        return Result(item.partition, Outcome.NOT_WARMING)
+    return None
