@@ -64,7 +64,7 @@ class Calls:
         readers = LogReaders(access)
         rows = FlowRows(access)
         self.cuts = CutCalls(access, logs, readers)
-        replica.ask_cuts = self.cuts.settle
+        replica.settle_cuts = self.cuts.settle
         trims = Trims(access.store, logs)
         self.queues = QueueCalls(access, logs, readers, self.cuts, trims)
         self.logs = LogCalls(access, logs, readers, self.cuts, trims)

@@ -169,13 +169,13 @@ class Draft:
             granting = None if rebalancing else self.granting
             self.emit(r.CutOff(self.now, granting, self.changed, self.discarding))
         self._end_entry()
-        notices = frozenset(queue.touched)
+        effects, notices = self._effects(), frozenset(queue.touched)
         queue.journal.set(queue, touched=set())
         return Decision(
             tuple(self._entries),
             notices,
             queue.next_deadline(),
-            self._effects(),
+            effects,
             self.is_cut_off,
             answer,
             with_their_share(queue, notices) if self.is_cut_off else frozenset(),

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any, TypeAlias, TypeVar
@@ -55,7 +55,8 @@ class Renewals:
         self._store = store
         self._batcher: Batcher[str, Renewed] = Batcher(self._renew_many)
         self._under_way: Counter[str] = Counter()
-        self._gathered: _Gathered = {}
+        self.gathered: _Gathered = {}
+        """The flows whose renewals wait for others."""
         # The flows whose rows a commit of this replica writes; it ends when the future is done.
         self._committing: dict[str, asyncio.Future[None]] = {}
         self._asked: Awaiter = answered
@@ -65,11 +66,6 @@ class Renewals:
 
     def __contains__(self, flow_id: object) -> bool:
         return flow_id in self._under_way
-
-    @property
-    def gathered(self) -> Container[str]:
-        """The flows whose renewals wait for others."""
-        return self._gathered
 
     async def now(self, flow_id: str) -> Lease | None:
         """Renews the flow's lease; None if it is not bound. Raises Unavailable."""
@@ -105,7 +101,7 @@ class Renewals:
         `asked` awaits the answers of all that goes out together, so all callers name the same.
         """
         self._under_way[flow_id] += 1
-        self._gathered[flow_id] = (*self._gathered.get(flow_id, ()), tell)
+        self.gathered[flow_id] = (*self.gathered.get(flow_id, ()), tell)
         self._asked = asked
         loop = asyncio.get_running_loop()
         due = loop.time() + min(GATHER_SECONDS, GATHER_SHARE * lease_seconds)
@@ -119,7 +115,7 @@ class Renewals:
         if self._timer is not None:
             self._timer.cancel()
             self._due, self._timer = math.inf, None
-            gathered, self._gathered = self._gathered, {}
+            gathered, self.gathered = self.gathered, {}
             self._go_out(gathered)
 
     @contextmanager
@@ -127,7 +123,7 @@ class Renewals:
         """While this commit is under way, which renews what is gathered of those that it renews. If
         it fails, they go out.
         """
-        taken = {id: self._gathered.pop(id) for id in commit.renewed if id in self._gathered}
+        taken = {id: self.gathered.pop(id) for id in commit.renewed if id in self.gathered}
         ended = asyncio.get_running_loop().create_future()
         written = [flow.id for flow in commit.flows] + [*commit.renewed]
         self._committing.update(dict.fromkeys(written, ended))

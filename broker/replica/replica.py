@@ -77,8 +77,8 @@ class Replica:
         self._tasks: set[asyncio.Task[None]] = set()
         self._notifying: asyncio.Task[None] | None = None
         self.stopping = False
-        # Asks the log of a queue, by its name, for the cuts that are due.
-        self.ask_cuts: Callable[[str], Coroutine[Any, Any, None]] = _ask_nobody
+        # Takes the cuts that are due from the log of a queue, by its name.
+        self.settle_cuts: Callable[[str], Coroutine[Any, Any, None]] = _no_logs
 
     async def start(self) -> None:
         """Begins to serve. Raises StoreUnavailable."""
@@ -158,10 +158,10 @@ class Replica:
 
     def _committed(self, coordinator: Coordinator, entries: Sequence[Entry]) -> None:
         name = coordinator.name or coordinator.queue_id
+        if any(map(_awaits_cuts, entries)) and not self.stopping:
+            self._spawn(self.settle_cuts(name))
         self.tally.note(name, entries)
         self._event_log.note(name, entries)
-        if any(map(_asks_cuts, entries)) and not self.stopping:
-            self._spawn(self.ask_cuts(name))
 
     def coordinator_of(self, queue_id: str) -> Coordinator:
         """The coordinator of the queue with this id, which may be gone."""
@@ -268,12 +268,12 @@ class Replica:
                 self._drop(queue_id)
 
 
-def _asks_cuts(entry: Entry) -> bool:
-    """Whether cuts are due (`broker.core.cuts`); at first the call that resizes asks itself."""
+def _awaits_cuts(entry: Entry) -> bool:
+    """Whether cuts are due (`broker.core.cuts`); the call that resizes reads the first itself."""
     return any(isinstance(one, CutsAwaited) and one.attempt > 0 for one in entry.records)
 
 
-async def _ask_nobody(_queue: str) -> None:
+async def _no_logs(_queue: str) -> None:
     """Nobody knows the logs."""
 
 
