@@ -332,7 +332,7 @@ class Coordinator:
             self._alarms.set(self.queue_id, delay, self.ring)
 
     async def _transact(self, queue: Queue, submissions: list[Submission]) -> None:
-        """Decides and commits what is asked and due; what it did not get to waits again."""
+        """Decides and commits what was submitted and is due; what it did not get to waits again."""
         spared = frozenset(
             submission.renews for submission in submissions if submission.renews is not None
         )
@@ -403,7 +403,7 @@ class Coordinator:
                 self._uncommitted = False
         # If a decision was cut off, the next transaction goes on, with what was put in meanwhile.
         self.resumes = transaction.unfinished and (self.resumes or bool(transaction.commit.entries))
-        self.notifier.tell(positions, holds=self.resumes)
+        self.notifier.keep(positions, holds=self.resumes)
         self._submissions[:0], submissions[len(answers) :] = submissions[len(answers) :], []
         # Answers go before notices: a flow that has bound waits for what follows then.
         for submission, answer in zip(submissions, answers, strict=True):

@@ -35,7 +35,7 @@ GATHER_SHARE = 0.01
 
 
 class RowLocked(Enum):
-    """Instead of an answer: another transaction holds the rows, ask again."""
+    """Instead of an answer: another transaction holds the rows, try again."""
 
     LOCKED = "locked"
 
@@ -59,7 +59,7 @@ class Renewals:
         """The flows whose renewals wait for others."""
         # The flows whose rows a commit of this replica writes; it ends when the future is done.
         self._committing: dict[str, asyncio.Future[None]] = {}
-        self._asked: Awaiter = answered
+        self._awaiter: Awaiter = answered
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
         self._tasks: set[asyncio.Task[None]] = set()
@@ -72,8 +72,8 @@ class Renewals:
         self.hurry()
         return await self.until_free(flow_id, lambda: self._batcher.ask(flow_id))
 
-    async def until_free(self, flow_id: str, ask: Callable[[], Awaitable[T | RowLocked]]) -> T:
-        """The answer of `ask`, by which this flow renews its lease, once its rows are free.
+    async def until_free(self, flow_id: str, renew: Callable[[], Awaitable[T | RowLocked]]) -> T:
+        """The answer of `renew`, by which this flow renews its lease, once its rows are free.
 
         Raises Unavailable.
         """
@@ -82,7 +82,7 @@ class Renewals:
             for pause in pauses():
                 if (commit := self._committing.get(flow_id)) is not None:
                     await asyncio.wait([commit], timeout=pause)
-                answer = await ask()
+                answer = await renew()
                 if not isinstance(answer, RowLocked):
                     return answer
                 if flow_id not in self._committing:
@@ -94,15 +94,15 @@ class Renewals:
         raise Unavailable(UNAVAILABLE)
 
     def soon(
-        self, flow_id: str, lease_seconds: float, tell: OnRenewed, asked: Awaiter = answered
+        self, flow_id: str, lease_seconds: float, on_renewed: OnRenewed, awaiter: Awaiter = answered
     ) -> None:
         """Renews the flow's lease within a moment.
 
-        `asked` awaits the answers of all that goes out together, so all callers name the same.
+        `awaiter` awaits the answers of all that goes out together, so all callers name the same.
         """
         self._under_way[flow_id] += 1
-        self.gathered[flow_id] = (*self.gathered.get(flow_id, ()), tell)
-        self._asked = asked
+        self.gathered[flow_id] = (*self.gathered.get(flow_id, ()), on_renewed)
+        self._awaiter = awaiter
         loop = asyncio.get_running_loop()
         due = loop.time() + min(GATHER_SECONDS, GATHER_SHARE * lease_seconds)
         if due < self._due:
@@ -137,44 +137,44 @@ class Renewals:
                 self._committing.pop(flow_id, None)
             if not ended.done():
                 ended.set_result(None)
-        for flow_id, tells in taken.items():
-            self._told(flow_id, tells, 0)
+        for flow_id, waiting in taken.items():
+            self._give(flow_id, waiting, 0)
 
     def _go_out(self, gathered: _Gathered) -> None:
         if gathered:
             futures = [self._batcher.put(flow_id) for flow_id in gathered]
-            self._spawn(self._tell(self._asked(_all(futures)), gathered))
+            self._spawn(self._answer(self._awaiter(_all(futures)), gathered))
 
-    async def _tell(self, answers: Awaitable[Sequence[Renewed]], gathered: _Gathered) -> None:
+    async def _answer(self, answers: Awaitable[Sequence[Renewed]], gathered: _Gathered) -> None:
         try:
             found: Sequence[Renewed | Exception] = await answers
         except Exception as error:
             found = [error] * len(gathered)
-        for (flow_id, tells), renewed in zip(gathered.items(), found, strict=True):
+        for (flow_id, waiting), renewed in zip(gathered.items(), found, strict=True):
             if isinstance(renewed, RowLocked):
-                self._spawn(self._again(flow_id, tells))
+                self._spawn(self._again(flow_id, waiting))
             else:
-                self._told(flow_id, tells, _revision(renewed))
+                self._give(flow_id, waiting, _revision(renewed))
 
-    async def _again(self, flow_id: str, tells: tuple[OnRenewed, ...]) -> None:
+    async def _again(self, flow_id: str, waiting: tuple[OnRenewed, ...]) -> None:
         """Of one whose row was held."""
         renewed: Lease | Exception | None
         try:
-            asking = self.until_free(flow_id, lambda: self._batcher.ask(flow_id))
-            renewed = await self._asked(asking)
+            renewing = self.until_free(flow_id, lambda: self._batcher.ask(flow_id))
+            renewed = await self._awaiter(renewing)
         except Exception as error:
             renewed = error
-        self._told(flow_id, tells, _revision(renewed))
+        self._give(flow_id, waiting, _revision(renewed))
 
-    def _told(
-        self, flow_id: str, tells: tuple[OnRenewed, ...], renewed: int | Exception | None
+    def _give(
+        self, flow_id: str, waiting: tuple[OnRenewed, ...], renewed: int | Exception | None
     ) -> None:
-        for tell in tells:
+        for on_renewed in waiting:
             self._ends(flow_id)
             if isinstance(renewed, StoreUnavailable | Unavailable):
                 # Each caller raises one of its own.
                 renewed = Unavailable(UNAVAILABLE)
-            tell(renewed)
+            on_renewed(renewed)
 
     def _ends(self, flow_id: str) -> None:
         self._under_way[flow_id] -= 1

@@ -56,7 +56,7 @@ class Replica:
         new_id: Callable[[], str],
         monotonic: Callable[[], float] = monotonic,
     ) -> None:
-        """`new_id` makes ids that are never made again; `monotonic` tells seconds."""
+        """`new_id` makes ids that are never made again; `monotonic` gives seconds."""
         self.store = store
         self.clock = StoreClock(monotonic)
         self.tally = EventCounters()
@@ -232,8 +232,8 @@ class Replica:
                 coordinator.ring()
         for queue_id in await self.store.due(MOST_DUE):
             coordinator = self._of(queue_id)
-            # What is due may be in commits of which nobody told this replica. If it is a rest that
-            # this replica goes on with, its next commit meets them.
+            # What is due may be in commits of which no notice came. If it is a rest that this
+            # replica goes on with, its next commit meets them.
             if not coordinator.resumes:
                 coordinator.catch_up()
             coordinator.advance()
