@@ -68,7 +68,7 @@ class Calls:
         access, reach = QueueAccess(replica), Reach(logs)
         readers, trims = LogReaders(access), Trims(access.store, logs)
         cuts = CutCalls(access, logs, readers)
-        replica.ask_cuts = cuts.settle
+        replica.settle_cuts = cuts.settle
         self.keys = KeyCalls(access)
         self.queues = QueueCalls(access, logs, readers, cuts, trims)
         self.logs = LogCalls(access, logs, readers, cuts, trims)

@@ -1,7 +1,7 @@
 """Traces of what is decided and committed, and of handoffs (docs/tracing.md).
 
 **One trace for one rebalance.** It is that of the call which triggered it (a bind, a drain, ...).
-The spans of a commit follow the call that asked for it. What a timer commits (the rebalance after a
+The spans of a commit follow the call that it answers. What a timer commits (the rebalance after a
 holddown, a forced handoff) and every handoff follow the call that triggered the rebalance. The span
 of a handoff has a link to the commit that ended it, which is in the trace of the owner's release.
 
@@ -53,7 +53,7 @@ def api() -> Any:
 
 
 class TracedCall(NamedTuple):
-    """The span in which something was asked, and when (ns since 1970)."""
+    """The span of a call, and when it came (ns since 1970)."""
 
     span: SpanContext
     at: int
@@ -99,7 +99,7 @@ class Traces:
 
     @contextmanager
     def _committing(self, commit: Commit) -> Iterator[SpanContext]:
-        """The spans `decide` (since the first was asked) and `commit`; gives that of the commit."""
+        """The spans `decide` (since the first call) and `commit`; gives that of the commit."""
         calls = [one for one in commit.asked if isinstance(one, TracedCall)]
         rebalance = self._rebalances.get(commit.queue.id)
         parent = calls[0].span if calls else rebalance

@@ -5,7 +5,7 @@ the rights of its role. A flow, known by its token, may see its queue and read i
 do as this flow follows from the token alone and is no right. On a service without keys each caller
 is an administrator of everything.
 
-Names are checked, never queues: whether a queue exists is not asked before the caller may know it.
+Names are checked, never queues: nothing shows whether a queue exists before the caller may know it.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ exactly that number, because a step never gives to a flow above its share or tak
 it. An exclusive queue has a share of everything for the earliest-bound flow and of nothing for the
 others.
 
-A step looks only at the two ends of a ranking (`ranking`), so its cost does not depend on the
+A step needs only the two ends of a ranking (`structures`), so its cost does not depend on the
 number of partitions or flows. Only a change of flows or settings while partitions are still
-*warming* looks at all flows and all handoffs (`revise`): warm-ups are promises that may be taken
+*warming* goes over all flows and all handoffs (`revise`): warm-ups are promises that may be taken
 back, so the minimum is counted anew as if they had not begun, and those that fit into it stay.
 """
 
@@ -188,7 +188,7 @@ class _Receivers:
         self._next = 0
 
     def at(self, step: int) -> int:
-        """The bind number of the flow that receives in this step; steps are asked for in order."""
+        """The bind number of the flow that receives in this step; steps come in order."""
         while not self._members or (self._place < len(self._order) and step >= self._next):
             self._step = self._next
             level = self._counts[self._order[self._place]]

@@ -56,7 +56,7 @@ from broker.core.structures import Journal
 class Barriers:
     """The cuts of the resize number `resize`, until all are reached; see above for the rule.
 
-    `next` is the first partition of which the cut is still to be told, None when all are known. No
+    `next` is the first partition of which the cut is still to be taken, None when all are known. No
     partition waits before that. `cuts` are those of the queue's partitions, `unreached` the old
     partitions that are not processed up to theirs.
     """
@@ -113,7 +113,7 @@ class Barriers:
         """How many partitions wait."""
         return sum(self.waits(number) for number in self.cuts)
 
-    def tell(self, journal: Journal, number: int, cut: str, reached: bool) -> None:
+    def take(self, journal: Journal, number: int, cut: str, reached: bool) -> None:
         """The partition has this cut."""
         journal.put(self.cuts, number, cut)
         if not reached and number < self.resized_from:
@@ -121,10 +121,10 @@ class Barriers:
             self._count(journal, number, 1)
 
     def restore(self, journal: Journal, number: int, cut: str, reached: bool) -> None:
-        """As `tell`, from a store, which may still have the cut of an earlier resize."""
-        told = self.next is None or number < self.next
-        if told and number < max(self.resized_from, self.resized_to):
-            self.tell(journal, number, cut, reached)
+        """As `take`, from a store, which may still have the cut of an earlier resize."""
+        taken = self.next is None or number < self.next
+        if taken and number < max(self.resized_from, self.resized_to):
+            self.take(journal, number, cut, reached)
 
     def reach(self, journal: Journal, number: int) -> list[int]:
         """The partition is processed up to its cut; the partitions for which that changes anything.

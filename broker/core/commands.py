@@ -1,4 +1,4 @@
-"""What can be asked of a queue.
+"""What can be done with a queue.
 
 `decide` answers with records; ids, names and times come from the caller.
 """

@@ -80,7 +80,7 @@ def bind(command: c.Bind, draft: Draft) -> None:
 
 def _is_overtaken(command: c.Bind, bound: Flow) -> bool:
     """Whether the program that is bound sent this before: a bind that was long on its way would
-    take its partitions for a flow that nobody knows of, and tell it to end.
+    take its partitions for a flow that nobody knows of, and end it.
     """
     same = command.binder is not None and command.binder == bound.binder
     return same and command.attempt <= bound.attempt

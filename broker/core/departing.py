@@ -146,8 +146,8 @@ def _give_back(draft: Draft, flow: Flow, absent: Absent) -> bool:
 def _go_on(draft: Draft, partition: Partition, flow: Flow) -> None:
     """The instance that held the partition last gets it, with a flow of its own.
 
-    If positions were set meanwhile (which raises the epoch) it gets the partition too, but is not
-    told that it may go on as if nothing had been (`replaced`).
+    If positions were set meanwhile (which raises the epoch) it gets the partition too, but may not
+    go on as if nothing had been (`replaced`).
     """
     raised = partition.next_handed_over == HandedOver.FORCED
     draft.grant(partition, flow, HandedOver.FORCED if raised else HandedOver.REPLACED)

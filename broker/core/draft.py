@@ -24,7 +24,7 @@ class Effects:
       within the decision is among them.
     - `left`: the flows that left, with the reason.
     - `raised`: the partitions that have a higher epoch.
-    - `revokes`: whether owners are told to let go, for whom a deadline runs from `now` on.
+    - `revokes`: whether owners are to let go, for whom a deadline runs from `now` on.
     - `added`: the partitions that begin (again) with nobody's position: new ones, and those of
       which the number is used again, but not those that were still retiring.
     - `children`: those of the added that have a place in the graph of a dynamic queue; `begins`:
@@ -74,7 +74,7 @@ class Decision:
     """What a command leads to, in the order in which it must happen.
 
     - `entries` are to be committed together, with their `effects`; none: nothing changes.
-    - `notices`: the flows whose views change; they are told after that.
+    - `notices`: the flows whose views change; they are notified after that.
     - `complete`: those of them who have their share although it is `unfinished`: few of them get
       more by it, so they need not wait for it.
     - `wake_at`: when the queue is to be advanced (Unix seconds; None: nothing will be due). It
@@ -112,7 +112,7 @@ class Draft:
     `rebalancer`). `resumes`: the decision before was cut off. `is_cut_off`: something is left for
     the next one, of what that left or of what this one does. `granting` is the trigger of the
     grants outside of a rebalance that are being made, also since the decision before;
-    `changed`: what that means for warm-ups under way, or for the holddown, is to be looked at.
+    `changed`: what that means for warm-ups under way, or for the holddown, is to be decided.
     `discarding`: what a resize takes away is removed with its messages, and does not retire.
     """
 
@@ -169,13 +169,13 @@ class Draft:
             granting = None if rebalancing else self.granting
             self.emit(r.CutOff(self.now, granting, self.changed, self.discarding))
         self._end_entry()
-        notices = frozenset(queue.touched)
+        effects, notices = self._effects(), frozenset(queue.touched)
         queue.journal.set(queue, touched=set())
         return Decision(
             tuple(self._entries),
             notices,
             queue.next_deadline(),
-            self._effects(),
+            effects,
             self.is_cut_off,
             answer,
             with_their_share(queue, notices) if self.is_cut_off else frozenset(),

@@ -163,7 +163,7 @@ class Unavailable(BrokerError):
 
 
 class CutsOutdated(Unavailable):
-    """The log was resized since it was asked for the cuts that this call relies on."""
+    """The log was resized since the cuts that this call relies on were read."""
 
     def __init__(self) -> None:
         super().__init__("The log was resized meanwhile; try again.")

@@ -12,7 +12,7 @@ follows from the graph:
 - A key means the same partition for as long as the queue exists. So a child that is reported again,
   by another parent or after its removal, is recognized.
 
-No step looks at more than the neighbours of one partition, so it costs the same however large the
+No step needs more than the neighbours of one partition, so it costs the same however large the
 graph is, or once was. The order of keys among the parents of a child is that of its report.
 """
 
@@ -59,7 +59,7 @@ class Lineage:
         self._sorted: list[int] = []
         self._journal = journal
 
-    # What it looks like
+    # Queries
 
     @property
     def apart(self) -> int:

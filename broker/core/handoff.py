@@ -36,7 +36,7 @@ def end_warmup(draft: Draft, number: int, *, ready: bool) -> None:
 
 
 def revoke(draft: Draft, numbers: tuple[int, ...], *, ready: bool) -> None:
-    """Ends warm-ups: the owners are told to finish and release."""
+    """Ends warm-ups: the owners are to finish and release."""
     deadline = draft.now + draft.queue.settings.max_handoff_time
     draft.emit(r.WarmupsEnded(numbers, ready, deadline, draft.now))
 

@@ -40,8 +40,8 @@ class Queue:
     from the settings' `partition_count` only between the slices of a resize (`is_resizing`).
 
     `resize_seen` is the number of the log's last resize of which the cuts are known, `barriers`
-    what of it is not settled. While `cuts_due` is not None, cuts of the log are awaited, and asked
-    for at that time, after `cuts_attempt` failures (`barriers`).
+    what of it is not settled. While `cuts_due` is not None, cuts of the log are awaited, and read
+    at that time, after `cuts_attempt` failures (`barriers`).
 
     Beside the partitions stand the few of which something is to be done: `unassigned` (since when,
     None: never owned; `lowest` has them in order), `handoffs`, and of those the `warming` ones and

@@ -1,4 +1,4 @@
-"""The rebalancer: what happens to a queue when somebody asks something of it or time passes.
+"""The rebalancer: what happens to a queue when a command comes or time passes.
 
 A queue is *Ready* until a trigger (the contract, *What triggers what*). Then it waits out the
 **holddown**, so that consumers that come or go together cause one rebalance, and so that one that
@@ -6,8 +6,8 @@ restarts gets back what it had. Then it is *Rebalancing*: the loop grants what n
 partitions from the most to the least loaded flow until the queue is balanced. A change while the
 loop runs is taken up at once.
 
-A handoff leaves the owner in peace while the successor warms up (if it asked for that), then tells
-the owner to finish and release by a deadline, and ends with a grant under the next epoch. Three
+A handoff lets the owner work on while the successor warms up (if it does), then has it finish and
+release by a deadline, and ends with a grant under the next epoch. Three
 things make it safe whoever crashes: the epoch fences everything that an owner does; a revoke is
 never taken back, so a delayed release cannot be mistaken for another; and at its deadline every
 handoff ends, so every rebalance does.

@@ -191,7 +191,7 @@ class CutOff:
 
     `granting` is the trigger of the grants outside of a rebalance that are to go on, if any.
     `changed`: what a change means for warm-ups under way (the loop), or for the holddown (rule 7),
-    was not looked at yet. `discarding`: more partitions are to be discarded.
+    is not decided yet. `discarding`: more partitions are to be discarded.
     """
 
     at: float
@@ -228,7 +228,7 @@ class WarmupsStarted:
 
 @dataclass(frozen=True, slots=True)
 class RevokesStarted:
-    """Handoffs began with the owner being told to finish and release."""
+    """Handoffs began: the owners are to finish and release."""
 
     moves: tuple[Move, ...]
     deadline: float
@@ -237,7 +237,7 @@ class RevokesStarted:
 
 @dataclass(frozen=True, slots=True)
 class WarmupsEnded:
-    """Warm-ups are over, `ready` (the successors said so) or not; the owners are told to finish and
+    """Warm-ups are over, `ready` (the successors said so) or not; the owners are to finish and
     release.
     """
 
@@ -398,7 +398,7 @@ class Cut(NamedTuple):
 class CutsAwaited:
     """There was a resize, or there may have been one, of which the log's cuts are not known yet.
 
-    The log is asked at once, and again at `due`; `attempt` counts how often that came.
+    They are read from the log at once, and again at `due`; `attempt` counts how often that came.
     """
 
     due: float

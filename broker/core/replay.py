@@ -537,7 +537,7 @@ def _touch_all(queue: Queue) -> None:
 
 def _cuts_awaited(queue: Queue, record: r.CutsAwaited) -> None:
     if queue.barriers is not None and not queue.barriers.in_force:
-        # What was told so far is told anew: positions may have been set since.
+        # What was taken so far is taken anew: positions may have been set since.
         queue.journal.set(queue, barriers=None)
     queue.journal.set(queue, cuts_due=record.due, cuts_attempt=record.attempt)
 
@@ -549,7 +549,7 @@ def _cuts_taken(queue: Queue, record: r.CutsTaken) -> None:
         queue.journal.set(queue, barriers=barriers)
     assert barriers is not None
     for number, cut, is_reached in record.cuts:
-        barriers.tell(queue.journal, number, cut, is_reached)
+        barriers.take(queue.journal, number, cut, is_reached)
         queue.journal.note(queue.partitions[number])
     queue.journal.set(barriers, next=record.next)
     if record.next is None:

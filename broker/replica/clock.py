@@ -1,20 +1,20 @@
-"""The store's time, known between two looks at it.
+"""The store's time, known between two reads of it.
 
 Deadlines are compared with the store's clock, never with a replica's (its wall clock may be wrong,
-and replicas differ). Each look (`pulse`) tells the store's time; in between, the time that passed
+and replicas differ). Each read (`pulse`) gives the store's time; in between, the time that passed
 here is added.
 
 A replica may have been frozen, or cut off from the store, and not know it. Then nobody may have
 served meanwhile, and leases and deadlines have to be moved before anything is decided (the
-contract, *Flow*). So what this replica knows counts only while it is `fresh`: a replica that looked
-less than `FRESH_SECONDS` ago cannot have missed an outage, which takes longer.
+contract, *Flow*). So what this replica knows counts only while it is `fresh`: a replica that has
+read the time less than `FRESH_SECONDS` ago cannot have missed an outage, which takes longer.
 
 The store's clock may be set at any time (`broker.store.leases`), and nobody here can know before
-the next look, a second later. What is decided by the old time until then does no harm: it moves
+the next read, a second later. What is decided by the old time until then does no harm: it moves
 with the clock, like all that was decided before, when the queue's next transaction finds the step
 among the outages that it has not seen. But once a queue has moved, the old time must not be used on
-it. So time and outage come from the same look, one without the step never counts after one with it,
-and a queue that has seen an outage of which this replica does not know makes it look
+it. So time and outage come from the same read, one without the step never counts after one with it,
+and if a queue has seen an outage of which this replica does not know, it reads the time again
 (`Coordinator`).
 """
 
@@ -28,17 +28,17 @@ FRESH_SECONDS = 2.0
 
 
 class StoreClock:
-    """The store's time, as far as this replica can tell."""
+    """The store's time, as far as this replica knows it."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
-        """`monotonic` tells seconds from any point in the past, and never goes back."""
+        """`monotonic` gives seconds from any point in the past, and never goes back."""
         self._monotonic = monotonic
         self._read_at: float | None = None
         self._offset = 0.0
         self.outage: Outage | None = None
 
     async def read(self, store: Store) -> Pulse:
-        """Asks the store for the time, which stamps that this replica serves.
+        """Reads the time, which stamps that this replica serves.
 
         Raises StoreUnavailable.
         """
@@ -47,12 +47,12 @@ class StoreClock:
             # The answer may lie around while this process is frozen, so only the call has a time.
             read_at = self._monotonic()
             pulse = await store.pulse()
-            told = 0 if pulse.outage is None else pulse.outage.id
-            if not known <= told < self.outage_id:
+            found = 0 if pulse.outage is None else pulse.outage.id
+            if not known <= found < self.outage_id:
                 break
-            # Another look has told meanwhile of what came after this answer.
+            # Another read has found meanwhile what came after this answer.
         # A database that was restored from a backup knows less than it knew.
-        if self._read_at is None or told != self.outage_id or read_at >= self._read_at:
+        if self._read_at is None or found != self.outage_id or read_at >= self._read_at:
             self._read_at, self._offset = read_at, pulse.now - read_at
             self.outage = pulse.outage
         return pulse
@@ -73,5 +73,5 @@ class StoreClock:
 
     def now(self) -> float:
         """The store's time in Unix seconds."""
-        assert self._read_at is not None, "the store has not told its time yet"
+        assert self._read_at is not None, "the store's time was not read yet"
         return self._monotonic() + self._offset

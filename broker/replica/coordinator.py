@@ -48,6 +48,7 @@ from broker.store.ports import (
     Conflict,
     LeaseRenewed,
     LogTrimmed,
+    Outage,
     Overdue,
     Positions,
     PositionSuperseded,
@@ -331,7 +332,7 @@ class Coordinator:
             self._alarms.set(self.queue_id, delay, self.ring)
 
     async def _transact(self, queue: Queue, submissions: list[Submission]) -> None:
-        """Decides and commits what is asked and due; what it did not get to waits again."""
+        """Decides and commits what was submitted and is due; what it did not get to waits again."""
         spared = frozenset(
             submission.renews for submission in submissions if submission.renews is not None
         )
@@ -351,7 +352,9 @@ class Coordinator:
             transaction = Transaction(queue, now, self._new_id(), self._wake_at, self._rest)
             self._uncommitted = True
             try:
-                await self._move_deadlines(transaction)
+                outage = self._clock.outage
+                if outage is not None and outage.id > queue.outage_seen:
+                    await self._move_deadlines(transaction, outage)
                 if due:
                     await self._do_what_is_due(transaction, spared)
                 resumes, puts_off = self.resumes and not due, self._burst.puts_off
@@ -361,7 +364,7 @@ class Coordinator:
                 if transaction.commit.entries:
                     watched, gathered = self.notifier.watches, self._renewals.gathered
                     commit = transaction.finish(within, watched, gathered)
-                    with self._renewals.by_commit(commit), self.notifier.committing():
+                    with self.notifier.committing(), self._renewals.by_commit(commit):
                         positions = await self._commit(commit)
                 elif (submissions and await self._replay_missed(queue)) or not await write(
                     self._store, transaction.unrecorded
@@ -400,7 +403,7 @@ class Coordinator:
                 self._uncommitted = False
         # If a decision was cut off, the next transaction goes on, with what was put in meanwhile.
         self.resumes = transaction.unfinished and (self.resumes or bool(transaction.commit.entries))
-        self.notifier.tell(positions, holds=self.resumes)
+        self.notifier.keep(positions, holds=self.resumes)
         self._submissions[:0], submissions[len(answers) :] = submissions[len(answers) :], []
         # Answers go before notices: a flow that has bound waits for what follows then.
         for submission, answer in zip(submissions, answers, strict=True):
@@ -416,13 +419,13 @@ class Coordinator:
             # Views are made before the next transaction keeps them waiting.
             await asyncio.sleep(0)
 
-    async def _move_deadlines(self, transaction: Transaction) -> None:
+    async def _move_deadlines(self, transaction: Transaction, latest: Outage) -> None:
         """Before anything else, the deadlines get back all the time in which nobody served, and
         follow a clock that went back. Raises StoreUnavailable.
+
+        `latest` is the latest outage that is known, and that the queue has not seen.
         """
-        queue, latest = transaction.queue, self._clock.outage
-        if latest is None or latest.id <= queue.outage_seen:
-            return
+        queue = transaction.queue
         # Without deadlines it is enough to know the last one.
         waits = queue.next_deadline() is not None or queue.handoffs or queue.leaving.counts
         outages = await self._store.outages(queue.outage_seen) if waits else (latest,)

@@ -45,7 +45,7 @@ _log = structlog.get_logger(LOGGER)
 # In the history and the event stream, and not in the log.
 UNLOGGED = (
     r.CutOff,
-    # Follows a departure that was told.
+    # Follows a departure, which was logged.
     r.Orphaned,
     r.Released,
     r.WarmupsStarted,
@@ -54,16 +54,16 @@ UNLOGGED = (
     r.WarmupsReady,
     r.HandoffsRedirected,
     r.HandoffsCalledOff,
-    # Told once for all queues by the replica that notices it (`broker.replica.clock`).
+    # Logged once for all queues by the replica that notices it (`broker.replica.clock`).
     r.DeadlinesMoved,
     r.ClockWentBack,
-    # The call that resizes was told.
+    # The resize was logged.
     r.CutsAwaited,
     r.CutsTaken,
     r.CutsReached,
-    # The grants that follow are told.
+    # The grants that follow are logged.
     r.WaitsEnded,
-    # Follows the end of the last child, which was told.
+    # Follows the end of the last child, which was logged.
     r.FinishedRemoved,
 )
 
@@ -206,20 +206,20 @@ class EventCounters:
 
 
 class EventLog:
-    """Tells what was committed; nothing unless the log wants messages of the level INFO."""
+    """Logs what was committed; nothing unless the log wants messages of the level INFO."""
 
     def __init__(self) -> None:
         self._names: OrderedDict[str, str] = OrderedDict()
 
     def note(self, queue: str, entries: Sequence[Entry]) -> None:
-        """Tell what was just committed in the queue of this name."""
+        """Log what was just committed in the queue of this name."""
         if not logging.getLogger(LOGGER).isEnabledFor(logging.INFO):
             return
         for entry in entries:
             for record in entry.records:
-                self._tell(record, {"queue": queue, "revision": entry.revision})
+                self._log(record, {"queue": queue, "revision": entry.revision})
 
-    def _tell(self, record: Record, place: dict[str, Any]) -> None:
+    def _log(self, record: Record, place: dict[str, Any]) -> None:
         match record:
             case r.FlowBound():
                 self._remember(record.flow_id, record.client_name)
@@ -243,9 +243,9 @@ class EventLog:
             case r.GrantedOutside():
                 _log.info("granted without a rebalance", **place, reason=record.trigger)
             case r.Granted():
-                self._tell_grants(record, place)
+                self._log_grants(record, place)
             case r.EpochsRaised():
-                # Else they retire again, which was told.
+                # Else they retire again, which was logged.
                 if record.handed_over == HandedOver.FORCED:
                     _log.info("positions set", **place, partitions=len(record.partitions))
             case r.PartitionsAdded():
@@ -265,7 +265,7 @@ class EventLog:
             case _:
                 assert isinstance(record, UNLOGGED), record
 
-    def _tell_grants(self, record: r.Granted, place: dict[str, Any]) -> None:
+    def _log_grants(self, record: r.Granted, place: dict[str, Any]) -> None:
         """How partitions passed to their owners, and each that was taken by force."""
         ways = Counted(grant.handed_over for grant in record.grants)
         _log.info("partitions granted", **place, **ways)

@@ -22,7 +22,7 @@ from broker.core.queue import Queue
 from broker.store.ports import Positions
 
 T = TypeVar("T")
-# If the next commit is not on its way then, those who have looked wait for it no longer.
+# If the next commit is not on its way then, those whose views are made wait for it no longer.
 HOLD_SECONDS = 0.2
 PendingRead = tuple[Callable[[Queue], Awaitable[Any]], asyncio.Future[Any]]
 
@@ -64,7 +64,7 @@ class Watch:
     __slots__ = ("_future", "_is_set", "_look", "is_late", "seen")
 
     def __init__(self, look: Callable[[], Any] | None = None) -> None:
-        """`look` makes of the queue what has changed; None if somebody has to be asked for it."""
+        """`look` makes of the queue what has changed; None if it is to be read from the store."""
         self._is_set = False
         self._look = look
         self.seen: Any = None
@@ -78,9 +78,9 @@ class Watch:
         return self._is_set
 
     def look(self) -> bool:
-        """Looks at what has just changed, if it is awaited; whether it is seen.
+        """Makes `seen` of what has just changed, if it is awaited; whether that was possible.
 
-        A defect is not the mailbox's: the one who waits looks again, and meets it.
+        A defect is not the mailbox's: the one who waits makes it again, and meets it.
         """
         self.seen = None
         if self._look is not None and self._future is not None:
@@ -181,16 +181,16 @@ class ViewNotifier:
 
     @staticmethod
     def _set_late(watches: Iterable[Watch]) -> None:
-        """They look when the positions of the commit have been forgotten."""
+        """Their views are made when the positions of the commit have been forgotten."""
         for watch in watches:
             watch.is_late = False
             watch.set()
 
     def begins(self, watch: Watch) -> None:
-        """Somebody begins to wait. Whether something has changed is to be looked at, but not before
-        the end of the commit that is under way: it may be what that tells. The positions that come
+        """Somebody begins to wait. Whether something has changed is to be found out, but not before
+        the end of the commit that is under way: it may be what that brings. The positions that come
         back with it may be older than the call: the flow may have committed newer ones and polled
-        meanwhile. So it does not look with them.
+        meanwhile. So its view is not made with them.
         """
         if self.is_committing:
             watch.is_late = True
@@ -198,7 +198,7 @@ class ViewNotifier:
         else:
             watch.set()
 
-    def tell(self, positions: Positions, *, holds: bool) -> None:
+    def keep(self, positions: Positions, *, holds: bool) -> None:
         """What the commit has returned. `holds`: the next commit follows."""
         self._positions, self._holds = positions, holds
 
@@ -215,7 +215,7 @@ class ViewNotifier:
         self._positions, self._holds = {}, False
 
     def wake(self, flow_ids: frozenset[str] | None) -> None:
-        """Those who watch these flows, or the queue, look and are woken; None: all who watch.
+        """Makes the views of those who watch these flows, or the queue, and wakes them; None: all.
 
         If the next commit follows, those who have seen what they need are woken when it is on its
         way.

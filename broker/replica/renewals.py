@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any, TypeAlias, TypeVar
@@ -35,7 +35,7 @@ GATHER_SHARE = 0.01
 
 
 class RowLocked(Enum):
-    """Instead of an answer: another transaction holds the rows, ask again."""
+    """Instead of an answer: another transaction holds the rows, try again."""
 
     LOCKED = "locked"
 
@@ -55,10 +55,11 @@ class Renewals:
         self._store = store
         self._batcher: Batcher[str, Renewed] = Batcher(self._renew_many)
         self._under_way: Counter[str] = Counter()
-        self._gathered: _Gathered = {}
+        self.gathered: _Gathered = {}
+        """The flows whose renewals wait for others."""
         # The flows whose rows a commit of this replica writes; it ends when the future is done.
         self._committing: dict[str, asyncio.Future[None]] = {}
-        self._asked: Awaiter = answered
+        self._awaiter: Awaiter = answered
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
         self._tasks: set[asyncio.Task[None]] = set()
@@ -66,18 +67,13 @@ class Renewals:
     def __contains__(self, flow_id: object) -> bool:
         return flow_id in self._under_way
 
-    @property
-    def gathered(self) -> Container[str]:
-        """The flows whose renewals wait for others."""
-        return self._gathered
-
     async def now(self, flow_id: str) -> Lease | None:
         """Renews the flow's lease; None if it is not bound. Raises Unavailable."""
         self.hurry()
         return await self.until_free(flow_id, lambda: self._batcher.ask(flow_id))
 
-    async def until_free(self, flow_id: str, ask: Callable[[], Awaitable[T | RowLocked]]) -> T:
-        """The answer of `ask`, by which this flow renews its lease, once its rows are free.
+    async def until_free(self, flow_id: str, renew: Callable[[], Awaitable[T | RowLocked]]) -> T:
+        """The answer of `renew`, by which this flow renews its lease, once its rows are free.
 
         Raises Unavailable.
         """
@@ -91,7 +87,7 @@ class Renewals:
                     await asyncio.wait([commit], timeout=pause)
                 else:
                     await asyncio.sleep(pause)
-                answer = await ask()
+                answer = await renew()
                 if not isinstance(answer, RowLocked):
                     return answer
         except StoreUnavailable:
@@ -101,15 +97,15 @@ class Renewals:
         raise Unavailable(UNAVAILABLE)
 
     def soon(
-        self, flow_id: str, lease_seconds: float, tell: OnRenewed, asked: Awaiter = answered
+        self, flow_id: str, lease_seconds: float, on_renewed: OnRenewed, awaiter: Awaiter = answered
     ) -> None:
         """Renews the flow's lease within a moment.
 
-        `asked` awaits the answers of all that goes out together, so all callers name the same.
+        `awaiter` awaits the answers of all that goes out together, so all callers name the same.
         """
         self._under_way[flow_id] += 1
-        self._gathered[flow_id] = (*self._gathered.get(flow_id, ()), tell)
-        self._asked = asked
+        self.gathered[flow_id] = (*self.gathered.get(flow_id, ()), on_renewed)
+        self._awaiter = awaiter
         loop = asyncio.get_running_loop()
         due = loop.time() + min(GATHER_SECONDS, GATHER_SHARE * lease_seconds)
         if due < self._due:
@@ -122,7 +118,7 @@ class Renewals:
         if self._timer is not None:
             self._timer.cancel()
             self._due, self._timer = math.inf, None
-            gathered, self._gathered = self._gathered, {}
+            gathered, self.gathered = self.gathered, {}
             self._go_out(gathered)
 
     @contextmanager
@@ -130,7 +126,7 @@ class Renewals:
         """While this commit is under way, which renews what is gathered of those that it renews. If
         it fails, they go out.
         """
-        taken = {id: self._gathered.pop(id) for id in commit.renewed if id in self._gathered}
+        taken = {id: self.gathered.pop(id) for id in commit.renewed if id in self.gathered}
         ended = asyncio.get_running_loop().create_future()
         written = [flow.id for flow in commit.flows] + [*commit.renewed]
         self._committing.update(dict.fromkeys(written, ended))
@@ -144,44 +140,44 @@ class Renewals:
                 self._committing.pop(flow_id, None)
             if not ended.done():
                 ended.set_result(None)
-        for flow_id, tells in taken.items():
-            self._told(flow_id, tells, 0)
+        for flow_id, waiting in taken.items():
+            self._give(flow_id, waiting, 0)
 
     def _go_out(self, gathered: _Gathered) -> None:
         if gathered:
             futures = [self._batcher.put(flow_id) for flow_id in gathered]
-            self._spawn(self._tell(self._asked(_all(futures)), gathered))
+            self._spawn(self._answer(self._awaiter(_all(futures)), gathered))
 
-    async def _tell(self, answers: Awaitable[Sequence[Renewed]], gathered: _Gathered) -> None:
+    async def _answer(self, answers: Awaitable[Sequence[Renewed]], gathered: _Gathered) -> None:
         try:
             found: Sequence[Renewed | Exception] = await answers
         except Exception as error:
             found = [error] * len(gathered)
-        for (flow_id, tells), renewed in zip(gathered.items(), found, strict=True):
+        for (flow_id, waiting), renewed in zip(gathered.items(), found, strict=True):
             if isinstance(renewed, RowLocked):
-                self._spawn(self._again(flow_id, tells))
+                self._spawn(self._again(flow_id, waiting))
             else:
-                self._told(flow_id, tells, _revision(renewed))
+                self._give(flow_id, waiting, _revision(renewed))
 
-    async def _again(self, flow_id: str, tells: tuple[OnRenewed, ...]) -> None:
+    async def _again(self, flow_id: str, waiting: tuple[OnRenewed, ...]) -> None:
         """Of one whose row was held."""
         renewed: Lease | Exception | None
         try:
-            asking = self.until_free(flow_id, lambda: self._batcher.ask(flow_id))
-            renewed = await self._asked(asking)
+            renewing = self.until_free(flow_id, lambda: self._batcher.ask(flow_id))
+            renewed = await self._awaiter(renewing)
         except Exception as error:
             renewed = error
-        self._told(flow_id, tells, _revision(renewed))
+        self._give(flow_id, waiting, _revision(renewed))
 
-    def _told(
-        self, flow_id: str, tells: tuple[OnRenewed, ...], renewed: int | Exception | None
+    def _give(
+        self, flow_id: str, waiting: tuple[OnRenewed, ...], renewed: int | Exception | None
     ) -> None:
-        for tell in tells:
+        for on_renewed in waiting:
             self._ends(flow_id)
             if isinstance(renewed, StoreUnavailable | Unavailable):
                 # Each caller raises one of its own.
                 renewed = Unavailable(UNAVAILABLE)
-            tell(renewed)
+            on_renewed(renewed)
 
     def _ends(self, flow_id: str) -> None:
         self._under_way[flow_id] -= 1

@@ -56,7 +56,7 @@ class Replica:
         new_id: Callable[[], str],
         monotonic: Callable[[], float] = monotonic,
     ) -> None:
-        """`new_id` makes ids that are never made again; `monotonic` tells seconds."""
+        """`new_id` makes ids that are never made again; `monotonic` gives seconds."""
         self.store = store
         self.clock = StoreClock(monotonic)
         self.tally = EventCounters()
@@ -77,8 +77,8 @@ class Replica:
         self._tasks: set[asyncio.Task[None]] = set()
         self._notifying: asyncio.Task[None] | None = None
         self.stopping = False
-        # Asks the log of a queue, by its name, for the cuts that are due.
-        self.ask_cuts: Callable[[str], Coroutine[Any, Any, None]] = _ask_nobody
+        # Takes the cuts that are due from the log of a queue, by its name.
+        self.settle_cuts: Callable[[str], Coroutine[Any, Any, None]] = _no_logs
 
     async def start(self) -> None:
         """Begins to serve. Raises StoreUnavailable."""
@@ -158,10 +158,10 @@ class Replica:
 
     def _committed(self, coordinator: Coordinator, entries: Sequence[Entry]) -> None:
         name = coordinator.name or coordinator.queue_id
+        if any(map(_awaits_cuts, entries)) and not self.stopping:
+            self._spawn(self.settle_cuts(name))
         self.tally.note(name, entries)
         self._event_log.note(name, entries)
-        if any(map(_asks_cuts, entries)) and not self.stopping:
-            self._spawn(self.ask_cuts(name))
 
     def coordinator_of(self, queue_id: str) -> Coordinator:
         """The coordinator of the queue with this id, which may be gone."""
@@ -232,8 +232,8 @@ class Replica:
                 coordinator.ring()
         for queue_id in await self.store.due(MOST_DUE):
             coordinator = self._of(queue_id)
-            # What is due may be in commits of which nobody told this replica. If it is a rest that
-            # this replica goes on with, its next commit meets them.
+            # What is due may be in commits of which no notice came. If it is a rest that this
+            # replica goes on with, its next commit meets them.
             if not coordinator.resumes:
                 coordinator.catch_up()
             coordinator.advance()
@@ -268,12 +268,12 @@ class Replica:
                 self._drop(queue_id)
 
 
-def _asks_cuts(entry: Entry) -> bool:
-    """Whether cuts are due (`broker.core.cuts`); at first the call that resizes asks itself."""
+def _awaits_cuts(entry: Entry) -> bool:
+    """Whether cuts are due (`broker.core.cuts`); the call that resizes reads the first itself."""
     return any(isinstance(one, CutsAwaited) and one.attempt > 0 for one in entry.records)
 
 
-async def _ask_nobody(_queue: str) -> None:
+async def _no_logs(_queue: str) -> None:
     """Nobody knows the logs."""
 
 

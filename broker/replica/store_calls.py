@@ -27,7 +27,7 @@ from counterpoise.backoff import Backoff, Pauses
 T = TypeVar("T")
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-# What callers are told.
+# What callers read.
 UNAVAILABLE = "The service cannot reach its database right now; try again."
 RETRY = Backoff(first_seconds=0.01, longest_seconds=0.2)
 LOCKED_SECONDS = 10.0

@@ -40,7 +40,7 @@ ROWS_PER_SECOND = 10_000
 # Positions that come back with a transaction beside those that it writes.
 MOST_SHOWN = 2000
 # A decision cannot be farther ahead of the store's clock, unless that has gone back since: whoever
-# looked at it less than `broker.replica.clock.FRESH_SECONDS` ago is ahead by less.
+# read it less than `broker.replica.clock.FRESH_SECONDS` ago is ahead by less.
 EARLY_SECONDS = 3.0
 
 
@@ -82,7 +82,7 @@ class Submission:
         return instance not in queue.by_instance and instance not in queue.absent
 
     def give(self, answer: Any) -> None:
-        """The answer to who asked, unless they gave up; a BrokerError is raised there."""
+        """The answer to the caller, unless it gave up; a BrokerError is raised there."""
         if self.answer.done():
             return
         if isinstance(answer, BrokerError):
@@ -324,7 +324,7 @@ class Transaction:
         known: dict[c.ReleaseItem, c.Result] = {}
         for item in owned:
             if item.partition in self._raised:
-                # Nobody was told of this epoch yet, so to who names it, it is too high.
+                # This epoch is not committed yet, so to who names it, it is too high.
                 known[item] = c.Result(item.partition, c.Outcome.NOT_OWNER)
             elif (item.partition, item.epoch, submission.seq) in superseded:
                 known[item] = c.Result(item.partition, c.Outcome.OK)
@@ -347,7 +347,7 @@ class Transaction:
         """
         flow_id = command.flow_id
         owned = {item.partition for item in command.items if self._owns(flow_id, item)}
-        # Nobody was told of this epoch yet.
+        # This epoch is not committed yet.
         early = owned & self._raised
         items = tuple(item for item in command.items if item.partition not in early)
         results = {
@@ -420,7 +420,7 @@ class Transaction:
         commit.writes = [one for one in written if one.partition not in self._removed]
         numbers = sorted(self._partitions - self._removed.keys())
         commit.partitions = [queue.partitions[number] for number in numbers]
-        # A flow that came and went within the transaction is written too: its client will ask.
+        # A flow that came and went within the transaction is written too: its client will call.
         there = queue.flows.keys() | self._hashes.keys()
         commit.flows = [flow for flow in self._flows.values() if flow.id in there]
         commit.expired = frozenset(self._expired)

@@ -450,7 +450,7 @@ async def test_who_comes_amid_a_commit_does_not_look_with_its_positions() -> Non
         told.begins(watch)
         waiting = asyncio.ensure_future(watch.wait())
         await settle()
-    told.tell({0: (1, "7")}, holds=False)
+    told.keep({0: (1, "7")}, holds=False)
     told.wake(frozenset("A"))
     told.forget_soon()
     assert not watch.is_set()
@@ -483,7 +483,7 @@ async def test_a_poll_that_comes_amid_a_commit_that_fails_waits_on() -> None:
 async def test_flows_that_are_told_do_not_wait_for_a_commit_that_does_not_come() -> None:
     told, view = ViewNotifier(), object()
     sees, asks = told.watch("A", lambda: view), told.watch("B", lambda: None)
-    told.tell({}, holds=True)
+    told.keep({}, holds=True)
     told.wake(frozenset("A"))
     # Nobody waits for it yet.
     assert sees.is_set()

@@ -42,7 +42,7 @@ def leases_run_in_an_outage() -> Changes:
 
 
 def deadlines_run_in_an_outage() -> Changes:
-    async def move_deadlines(self, turn):
+    async def move_deadlines(self, transaction, latest):
         return None
 
     return [(Coordinator, "_move_deadlines", move_deadlines)]
@@ -60,10 +60,8 @@ def late_commit_is_taken() -> Changes:
 def only_the_last_outage_counts() -> Changes:
     """Was in the product: of several outages before a commit only the last was given back."""
 
-    async def move_deadlines(self, turn):
-        outage = self._clock.outage
-        if outage is not None and outage.id > turn.queue.outage_seen:
-            turn.decide(c.MoveDeadlines(outage.id, outage.began, outage.seconds))
+    async def move_deadlines(self, transaction, latest):
+        transaction.decide(c.MoveDeadlines(latest.id, latest.began, latest.seconds))
 
     return [(Coordinator, "_move_deadlines", move_deadlines)]
 

@@ -1,0 +1,60 @@
+"""A new queue: its first entry, and the queue that follows from it.
+
+It may have very many partitions, so it is made in pieces, as large as the caller likes: between two
+of them others get on. Nobody else knows the queue yet, so none of it is ever taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.core import records as r
+from broker.core.cuts import FIRST_SECONDS
+from broker.core.model import Settings
+from broker.core.queue import Queue
+from broker.core.replay import begin, replay
+
+
+class Creation:
+    """A queue in the making. `queue` is whole after `finish`."""
+
+    def __init__(
+        self, id: str, name: str, settings: Settings, now: float, *, outage_seen: int = 0
+    ) -> None:
+        """`outage_seen` is the latest outage: earlier ones do not concern the queue."""
+        self.queue = Queue(id, name, settings, now)
+        self.queue.outage_seen = outage_seen
+        self._now = now
+        self._records: list[r.Record] = []
+        begin(self.queue, 1)
+
+    def add(self, numbers: range) -> None:
+        """The next partitions of a fixed queue, the first ones from 0 on."""
+        queue = self.queue
+        assert numbers.start == queue.configured_count, "a piece is missing"
+        replay(queue, r.PartitionsAdded(numbers.start, numbers.stop, self._now))
+        queue.journal.forget()
+
+    def add_roots(self, roots: Sequence[r.Child]) -> None:
+        """The partitions of a dynamic queue that follow none."""
+        self._apply(r.ChildrenAdded(tuple(roots), self._now))
+        self._apply(r.WaitsEnded(tuple(root.partition for root in roots), self._now))
+
+    def finish(self, commit_id: str, *, awaits_cuts: bool = False) -> r.Entry:
+        """The first entry. `awaits_cuts`: the log may have been resized before there was this
+        queue.
+        """
+        queue, now = self.queue, self._now
+        if queue.lineage is None:
+            # However many pieces it was made in.
+            self._records.append(r.PartitionsAdded(0, queue.configured_count, now))
+        if awaits_cuts:
+            self._apply(r.CutsAwaited(now + FIRST_SECONDS))
+        # That is for partitions that are added to others.
+        queue.growing = False
+        queue.journal.forget()
+        return r.Entry(queue.revision, now, tuple(self._records), commit_id=commit_id)
+
+    def _apply(self, record: r.Record) -> None:
+        self._records.append(record)
+        replay(self.queue, record)
