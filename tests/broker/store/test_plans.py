@@ -117,7 +117,9 @@ async def test_rows_are_found_by_their_keys(connection: psycopg.Connection[Any])
     assert not bad
 
 
-def order_of_locks(plan: dict[str, Any], given: Sequence[str] = ()) -> Iterator[Sequence[str]]:
+def order_of_locks(
+    plan: dict[str, Any], given: Sequence[str] | None = None
+) -> Iterator[Sequence[str]]:
     """For each part of the plan that locks rows, by what they are sorted: the `given` rows, for
     each of which it locks one, or else its own rows.
     """
@@ -128,7 +130,7 @@ def order_of_locks(plan: dict[str, Any], given: Sequence[str] = ()) -> Iterator[
             [rows] = part["Plans"]
             by_key = rows.get("Index Name", "").endswith("_pkey")
             own = KEYS.get(rows["Relation Name"], ()) if by_key else rows.get("Sort Key", ())
-            yield [column.rpartition(".")[2] for column in given or own]
+            yield [column.rpartition(".")[2] for column in (own if given is None else given)]
         else:
             yield from order_of_locks(part, given)
 
