@@ -297,7 +297,7 @@ def sqlstate(error: DBAPIError) -> str | None:
 
 
 def _state(error: Exception) -> str | None:
-    """The SQLSTATE of whatever failed, None where the server has said none."""
+    """The SQLSTATE of a failure, None where the server gave none."""
     if isinstance(error, DBAPIError):
         return sqlstate(error)
     state: str | None = getattr(error, "sqlstate", None)
@@ -308,12 +308,12 @@ def _reason(error: Exception) -> str | None:
     """One line that says why the database is unreachable; None: the error means something else."""
     state = _state(error)
     if isinstance(error, DBAPIError):
-        lost, said = error.connection_invalidated, str(error.orig)
+        lost, text = error.connection_invalidated, str(error.orig)
     else:
         lost = isinstance(error, OSError | TimeoutError | PoolTimeoutError | asyncpg.InterfaceError)
         # asyncio's own has no text.
-        said = str(error) or ("no answer in time" if isinstance(error, TimeoutError) else "")
-        said = said or type(error).__name__
+        text = str(error) or ("no answer in time" if isinstance(error, TimeoutError) else "")
+        text = text or type(error).__name__
     if lost or (state is not None and state.startswith(UNAVAILABLE)):
-        return said.strip().splitlines()[0]
+        return text.strip().splitlines()[0]
     return None

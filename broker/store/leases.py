@@ -108,6 +108,11 @@ EXPIRIES = PreparedStatement(
     .where(flows.c.queue_id == bindparam("queue", type_=Text), bound)
     .order_by(flows.c.id)
 )
+OUTAGES = PreparedStatement(
+    select(outages)
+    .where(outages.c.id > bindparam("after", type_=BigInteger))
+    .order_by(outages.c.id)
+)
 _over = (
     select(flows.c.queue_id, func.min(flows.c.lease_expires_at).label("since"))
     .where(bound, LEASE_OVER)
@@ -116,11 +121,6 @@ _over = (
 )
 _since = func.least(queues.c.next_deadline, _over.c.since)
 _went_back = select(func.max(outages.c.id)).where(outages.c.seconds < 0).scalar_subquery()
-OUTAGES = PreparedStatement(
-    select(outages)
-    .where(outages.c.id > bindparam("after", type_=BigInteger))
-    .order_by(outages.c.id)
-)
 DUE = PreparedStatement(
     select(queues.c.id)
     .select_from(queues.outerjoin(_over, _over.c.queue_id == queues.c.id))

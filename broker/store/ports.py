@@ -21,7 +21,7 @@ or may not have been carried out: `entries_after` shows it by the `commit_id`.
 
 **Keys, sessions and the audit** are a port of their own (`KeyStore`). Keys are made and revoked
 elsewhere (`broker.keys`). A key counts while it is neither revoked nor past its end, by the store's
-clock. A replica learns that a key has ended by asking again, so no notification can be lost.
+clock. A replica reads again whether a key has ended, so no notification can be lost.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class StoreError(Exception):
 class StoreUnavailable(StoreError):
     """The store cannot be reached, or did not answer in time.
 
-    `code`: the database's own code for it (SQLSTATE), None if it said nothing.
+    `code`: the database's own code for it (SQLSTATE), None if it gave none.
     """
 
     def __init__(self, reason: str = "", code: str | None = None) -> None:
@@ -125,7 +125,7 @@ class Commit:
       null.
     - `flows`: rows to insert or update; `token_hashes` has the hashes of new flows, whose leases
       begin. A flow that was bound and left within the commit is in `flows` and in `left`, so that
-      its client can be told what happened.
+      its client gets an answer that says so.
     - `left`: flows that are gone, with the reason; their rows stay for a while. The commit requires
       that the leases of `expired`, some of these flows, are over by the store's clock (see
       `expiries`).
@@ -347,7 +347,7 @@ class Store(Protocol):
         answer.
 
         Never waits for a lock. None: another transaction holds the flow (perhaps a frozen
-        replica's); ask again.
+        replica's); call again.
         """
 
     async def commit_positions(
@@ -359,7 +359,7 @@ class Store(Protocol):
 
         Items are fenced by flow and epoch in the statement itself; results as in the contract,
         *HTTP*. Never waits for a lock. None: this item was skipped, because another transaction
-        holds its partition or its flow; ask again.
+        holds its partition or its flow; call again.
         """
 
     async def positions(self, queue_id: str, partitions: Sequence[int] | None = None) -> Positions:
@@ -420,7 +420,7 @@ class SessionRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Whether any key was ever made, and those of the asked keys that count, by id."""
+    """Whether any key was ever made, and those of the given keys that count, by id."""
 
     any_made: bool
     counting: Mapping[str, KeyRow]

@@ -1,15 +1,15 @@
 """Announced trims of logs: nothing is trimmed that a queue begins to need.
 
-Which messages nobody needs is decided from the list of a log's readers and their positions. Then
-the log trims, in a database of its own. Meanwhile a queue may be made that reads this log, or
-positions may be set back. So each log has a row here, in the database of the queues:
+Which messages can go is decided from the list of a log's readers and their positions. Then the log
+trims, in a database of its own. Meanwhile a queue may be made that reads this log, or positions may
+be set back. So each log has a row here, in the database of the queues:
 
 - A trim is **announced** before it is carried out, with all it needs. The announcement is refused
   unless `readers` is what it was before the queues were listed and their positions read.
-- Whoever makes a reader or sets positions does so under a `Fence`, in the same transaction. It
-  changes `readers`, and is refused if a trim was announced since the fence was taken.
-- A fence is taken only while no trim is **pending**. Whoever meets one carries it out first. So a
-  replica that dies holds nothing up, and one that wakes up late trims what is trimmed already.
+- A transaction that makes a reader or sets positions does so under a `Fence`. It changes `readers`,
+  and is refused if a trim was announced since the fence was taken.
+- A fence is taken only while no trim is **pending**. A replica that finds one carries it out first.
+  So a replica that dies holds nothing up, and one that wakes up late trims what is trimmed already.
 
 The row's lock orders the two, so each sees the other. It is taken after all other locks. `readers`
 and `announced` are random, so that they never mean an earlier row of the same log.
@@ -52,7 +52,7 @@ class TrimStore(Protocol):
     """The announced trims, by the canonical address of the log. Raises StoreUnavailable."""
 
     async def all(self) -> Mapping[str, Trimming]:
-        """The rows of all logs; those that nobody has needed yet have none."""
+        """The rows of all logs; a log that was never fenced or trimmed has none."""
 
     async def look(self, log: str) -> Trimming | None:
         """The row of one log."""

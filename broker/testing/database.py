@@ -147,7 +147,7 @@ class Listener(Protocol):
     """A replica that is notified of changes."""
 
     def heard(self, speaker: object, queue_ids: Sequence[str]) -> None:
-        """`speaker` said that these queues changed."""
+        """`speaker` has notified of changes of these queues."""
 
 
 class MemoryDatabase:
@@ -317,19 +317,21 @@ class MemoryDatabase:
         renewed = commit.expired - {id for id, flow in bound.items() if self._over(flow)}
         if renewed:
             raise LeaseRenewed(frozenset(renewed))
-        behind = {
+        superseded = {
             write.partition
             for write in first_writes(commit.writes).values()
             if not self._may_write(stored, write.partition, write.epoch, write.flow_id, write.seq)
         }
-        if behind:
-            raise PositionSuperseded(frozenset(behind))
+        if superseded:
+            raise PositionSuperseded(frozenset(superseded))
         if commit.valid is not None and not commit.valid[0] <= self.clock() <= commit.valid[1]:
             raise Overdue(commit.queue.id)
         self._write(commit, stored)
-        told = {one.number for one in commit.partitions} | {one.partition for one in commit.writes}
-        told |= commit.positions.keys() | commit.first_positions.keys() | commit.shown
-        return self.positions(commit.queue.id, sorted(told))
+        answered = {one.number for one in commit.partitions} | {
+            one.partition for one in commit.writes
+        }
+        answered |= commit.positions.keys() | commit.first_positions.keys() | commit.shown
+        return self.positions(commit.queue.id, sorted(answered))
 
     def _may_write(
         self, stored: StoredQueue, number: int, epoch: int, flow_id: str, seq: int | None

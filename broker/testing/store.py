@@ -62,7 +62,7 @@ T = TypeVar("T")
 Hook = Callable[[str], Awaitable[Fault | None]]
 
 
-class Call(Protocol):
+class HookedCall(Protocol):
     """Awaits the hook with the method's name, then does the work."""
 
     def __call__(self, method: str, work: Callable[[], T], /) -> Awaitable[T]: ...
@@ -234,7 +234,7 @@ class _Listening:
 class _Port:
     """A replica's access to some of the tables."""
 
-    def __init__(self, database: MemoryDatabase, call: Call) -> None:
+    def __init__(self, database: MemoryDatabase, call: HookedCall) -> None:
         self._database, self._call = database, call
 
 

@@ -15,8 +15,8 @@ ROW = ([1, 2], [0.5, None], ["a", None])
 
 
 @pytest.fixture(autouse=True)
-def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "_told", {})
+def nothing_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_read", {})
 
 
 class Server:

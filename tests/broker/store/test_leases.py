@@ -56,6 +56,29 @@ async def test_a_flow_that_left_renews_nothing(store: Store, orders: Replica) ->
     assert (await store.leases(["A", "B"])).keys() == {"B"}
 
 
+async def test_a_flow_that_left_is_not_renewed_by_a_commit(store: Store, orders: Replica) -> None:
+    await orders.bind("A", "B")
+    await orders.do(c.Unbind("A"))
+    before = await store.flow_rows(["A"])
+    await orders.do(bind("C"), renewed=frozenset({"A"}))
+    assert await store.flow_rows(["A"]) == before
+    assert await store.renew(["A"]) == {}
+
+
+async def test_a_renewal_in_a_commit_changes_nothing_else_of_a_flow(
+    store: Store, orders: Replica
+) -> None:
+    await orders.bind("A", "B")
+    await orders.do(c.Drain("A", 600.0))
+    before = orders.queue.flows["A"].drain_deadline
+    assert before is not None
+    commit = orders.commit_of(*orders.decide(bind("C")), renewed=frozenset({"A"}))
+    commit.flows = [orders.queue.flows["C"]]
+    await store.commit(commit)
+    flow = (await store.load(orders.id)).flows["A"]
+    assert (flow.draining, flow.drain_deadline) == (True, before)
+
+
 async def test_expiries_name_expired_flows_and_the_next_expiry(
     ground: Ground, store: Store, orders: Replica
 ) -> None:

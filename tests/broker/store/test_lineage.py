@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from broker.core import commands as c
 from broker.core.queue import Queue
-from broker.store.ports import Store
+from broker.store.ports import Act, Overdue, Store
 from tests.broker.store.support import Replica
 from tests.world.store import picture
 
@@ -57,3 +59,31 @@ async def test_a_child_begins_where_it_was_reported_to(store: Store) -> None:
     split = (c.NewChild("b", ("a",), 3, "5"), c.NewChild("c", ("a",)))
     await orders.do(c.Children("f", (c.ChildrenItem(0, 1, split),)))
     assert await store.positions(orders.id) == {0: (1, None), 3: (0, "5"), 4: (0, None)}
+
+
+async def test_a_refused_commit_leaves_the_keys(store: Store) -> None:
+    """It comes too late, which is found after everything else."""
+    orders = Replica(store)
+    await orders.create_dynamic("a")
+    await orders.bind("f")
+    child = c.NewChild("b", ("a",), 3, "5")
+    added, removed = 0, 0
+    for item in (
+        c.ChildrenItem(0, 1, (child,)),
+        c.ChildrenItem(0, 1, (), True),
+        c.ChildrenItem(3, 1, (), True),
+    ):
+        before = await store.load(orders.id)
+        commit = orders.commit_of(*orders.decide(c.Children("f", (item,))), valid=(0.0, 1.0))
+        commit.acts = [Act("children", orders.queue.name)]
+        with pytest.raises(Overdue):
+            await store.commit(commit)
+        after = await store.load(orders.id)
+        assert picture(after) == picture(before)
+        assert graph(after) == graph(before)
+        assert not await store.keys.audit(9, None, ["*"], None)
+        added, removed = added + len(commit.children), removed + len(commit.removed)
+        orders.take_back()
+        await orders.do(c.Children("f", (item,)))
+        assert graph(await store.load(orders.id)) == graph(orders.queue)
+    assert (added, removed) == (1, 2)

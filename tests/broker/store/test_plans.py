@@ -8,7 +8,7 @@ thousand rows and a large table.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import psycopg
@@ -115,6 +115,36 @@ async def test_rows_are_found_by_their_keys(connection: psycopg.Connection[Any])
     plans = {name: plan_of(connection, statement) for name, statement in STATEMENTS.items()}
     bad = {name: (found, plan) for name, plan in plans.items() if (found := quadratic(plan))}
     assert not bad
+
+
+def order_of_locks(
+    plan: dict[str, Any], given: Sequence[str] | None = None
+) -> Iterator[Sequence[str]]:
+    """For each part of the plan that locks rows, by what they are sorted: the `given` rows, for
+    each of which it locks one, or else its own rows.
+    """
+    for part in plan.get("Plans", ()):
+        if plan["Node Type"] == "Nested Loop" and part["Parent Relationship"] == "Inner":
+            yield from order_of_locks(part, plan["Plans"][0].get("Sort Key", ()))
+        elif part["Node Type"] == "LockRows":
+            [rows] = part["Plans"]
+            by_key = rows.get("Index Name", "").endswith("_pkey")
+            own = KEYS.get(rows["Relation Name"], ()) if by_key else rows.get("Sort Key", ())
+            yield [column.rpartition(".")[2] for column in (own if given is None else given)]
+        else:
+            yield from order_of_locks(part, given)
+
+
+def test_rows_are_locked_in_the_order_of_their_keys(connection: psycopg.Connection[Any]) -> None:
+    """So no two transactions wait for each other."""
+
+    def order(name: str) -> list[Sequence[str]]:
+        return list(order_of_locks(plan_of(connection, STATEMENTS[name])))
+
+    one_queue: list[str] = []
+    assert order("commits") == [one_queue, ["id"], ["number"]]
+    assert order("positions") == [["id"], ["queue_id", "number"]]
+    assert order("renewals") == [["id"]]
 
 
 @pytest.mark.parametrize("connection", ["many small queues"], indirect=True)
