@@ -79,7 +79,7 @@ class Renewals:
         """
         self._under_way[flow_id] += 1
         try:
-            answer = RowLocked.LOCKED if flow_id in self._committing else await ask()
+            answer = RowLocked.LOCKED if flow_id in self._committing else await renew()
             if not isinstance(answer, RowLocked):
                 return answer
             for pause in pauses():
