@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.core import commands as c
+from broker.core.barriers import Barriers
+from broker.core.structures import Journal
 from tests.broker.core.world import World
 
 COUNTS = st.integers(1, 12)
@@ -119,3 +121,62 @@ def test_work_under_an_old_epoch_reaches_nothing():
     assert waiting(world) == {1: {0}}
     world.do(c.ReachCuts(1, ((0, 2),)))
     assert waiting(world) == {}
+
+
+def told(resize: int, before: int, after: int) -> c.TakeCuts:
+    """All cuts of a resize; no partition has reached its own."""
+    return c.TakeCuts(resize, before, after, tuple(c.LogCut(n, "7", False) for n in range(after)))
+
+
+def test_a_queue_that_does_not_follow_its_log_yet_takes_no_cuts():
+    """The partitions that it has not would not wait when they come."""
+    world = World(2, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    assert world.do(told(1, 2, 4)).answer == c.CutsWanted(None)
+    assert world.queue.barriers is None
+    world.resize(4)
+    world.do(told(1, 2, 4))
+    assert waiting(world) == {2: {0}, 3: {1}}
+
+
+def test_amid_the_slices_of_a_resize_no_cuts_are_taken():
+    world = World(2, most=2, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    world.resize(8)
+    assert world.queue.is_resizing
+    while world.queue.is_resizing:
+        assert world.do(told(1, 2, 8)).answer == c.CutsWanted(None)
+        assert world.queue.barriers is None
+        world.do(c.Resume())
+    world.do(told(1, 2, 8))
+    assert waiting(world) == {n: {n % 2} for n in range(2, 8)}
+
+
+def test_the_cuts_of_the_resize_before_are_not_restored_as_those_of_the_next():
+    """A replica that loads the queue amid its cuts is told the rest of them."""
+    journal = Journal()
+    whole, loaded = Barriers(2, 4, 8), Barriers(2, 4, 8)
+    for number in (0, 1):
+        whole.tell(journal, number, "9", False)
+    whole.next = loaded.next = 2
+    for number, cut in enumerate(["9", "9", "5", "5"]):
+        loaded.restore(journal, number, cut, False)
+    assert (loaded.cuts, loaded.unreached) == (whole.cuts, {0, 1})
+    for barriers in (whole, loaded):
+        for number in range(2, 8):
+            barriers.tell(journal, number, "9", False)
+        barriers.next = None
+        for number in range(3):
+            barriers.reach(journal, number)
+        assert [n for n in range(8) if barriers.waits(n)] == [7]
+        barriers.reach(journal, 3)
+        assert not any(map(barriers.waits, range(8)))
+
+
+def test_the_cuts_of_partitions_that_a_later_resize_does_not_concern_are_not_restored():
+    journal = Journal()
+    barriers = Barriers(2, 4, 2)
+    barriers.next = None
+    for number in range(6):
+        barriers.restore(journal, number, "5", False)
+    assert sorted(barriers.cuts) == [0, 1, 2, 3]
