@@ -26,11 +26,14 @@ async def _serve_events(request: Request) -> Response:
     await broker.queues.get(queue)
     after = last_event_id(request)
     encode = partial(_change_event, queue)
+    caller = caller_of(request)
+    # Where keys are optional, who came without one stays.
+    stays = caller.key_id is None and request.app.state.settings.keys_optional
     return EventStream(
         broker.monitoring.events(queue, after),
         encode,
         request.app.state.open_calls,
-        until=partial(broker.keys.until_ended, caller_of(request)),
+        until=None if stays else partial(broker.keys.until_ended, caller),
     )
 
 

@@ -28,8 +28,6 @@ from counterpoise.logs.address import kind_of
 from counterpoise.logs.numbered import TOO_LARGE, position_number
 
 _log = structlog.get_logger()
-# Another replica may be telling the same cuts at the same time.
-MOST_ROUNDS = 3
 
 
 class CutCalls:
@@ -78,19 +76,15 @@ class CutCalls:
         await self._queues.on(name, lambda queue: self._take(queue, log))
 
     async def _take(self, coordinator: Coordinator, log: str) -> None:
-        """Tells the queue the cuts of its log, in pieces of the size of a slice."""
-        for _ in range(MOST_ROUNDS):
-            # Positions first: what is committed after that is found reached when it is committed,
-            # or said by the owner.
-            command = await self.cuts_of(coordinator, log, {})
-            if command is None:
-                return
-            answer = await self._tell(coordinator, command)
-            if answer.first is None:
-                return
+        """Tells the queue the cuts of its log, in pieces of the size of a slice.
 
-    async def _tell(self, coordinator: Coordinator, command: c.TakeCuts) -> c.CutsWanted:
-        """Returns the answer to the last piece."""
+        If another replica is telling the same cuts and is ahead, the rest is left to it.
+        """
+        # Positions first: what is committed after that is found reached when it is committed, or
+        # said by the owner.
+        command = await self.cuts_of(coordinator, log, {})
+        if command is None:
+            return
         cuts, first = command.cuts, 0
         while True:
             end = first + SLICE
@@ -105,7 +99,7 @@ class CutCalls:
             )
             answer: c.CutsWanted = await coordinator.submit(Submission(piece))
             if answer.first is None or answer.first != following:
-                return answer
+                return
             first = end
 
     async def look_again(self, name: str) -> None:

@@ -178,8 +178,10 @@ class KeyCalls:
     async def until_ended(self, caller: Caller) -> None:
         """Returns when the caller's credential is no longer valid.
 
-        Without a credential: when the service has its first key.
+        Without a credential: when the service has a key.
         """
+        if caller.key_id is None and self._any_made:
+            return
         event = asyncio.Event()
         waiting = self._ended.setdefault(caller.key_id, set())
         waiting.add(event)
@@ -202,10 +204,8 @@ class KeyCalls:
         """
         now = self._monotonic()
         horizon = now - IDLE_SECONDS
-        idle = [id for id, known in self._known.items() if known.used_at < horizon]
-        for key_id in idle:
-            if key_id not in self._ended:
-                del self._known[key_id]
+        for idle in [id for id, known in self._known.items() if known.used_at < horizon]:
+            del self._known[idle]
         with suppress(StoreUnavailable):
             await self._look_many([None, *self._known, *(id for id in self._ended if id)])
             await self._note_uses(now)

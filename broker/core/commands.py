@@ -81,13 +81,11 @@ class LogCut(NamedTuple):
 
 
 class CutsWanted(NamedTuple):
-    """What else has to be said of a resize: the cuts from partition `first` on; None: nothing.
-
-    `later`: the queue cannot take the cuts yet.
+    """What else has to be said of a resize: the cuts from partition `first` on; None: nothing, or
+    nothing yet.
     """
 
     first: int | None
-    later: bool = False
 
 
 class NewChild(NamedTuple):

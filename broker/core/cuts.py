@@ -23,7 +23,6 @@ from broker.core.transitions import State
 # When the cuts are read from the log again: at first, and at most. It doubles.
 FIRST_SECONDS = 2.0
 MOST_SECONDS = 60.0
-SOON_SECONDS = 0.2
 _MOST_SHOWN = 5
 
 _number = attrgetter("partition")
@@ -79,12 +78,10 @@ def take_cuts(command: c.TakeCuts, draft: Draft) -> c.CutsWanted:
         return c.CutsWanted(None)
     if command.resized_to != queue.settings.partition_count:
         # The queue does not follow the log yet, or the log does not follow the queue.
-        return c.CutsWanted(None, later=True)
+        return c.CutsWanted(None)
     if queue.configured_count != queue.settings.partition_count:
-        # A large resize is made in slices: the cuts come with partitions that are there.
-        if queue.cuts_due is not None and queue.cuts_due > draft.now + SOON_SECONDS:
-            draft.emit(CutsAwaited(draft.now + SOON_SECONDS, queue.cuts_attempt))
-        return c.CutsWanted(None, later=True)
+        # A large resize is made in slices: a partition that is not there yet would have no cut.
+        return c.CutsWanted(None)
     if command.resize == queue.resize_seen:
         if queue.cuts_due is not None and barriers is None:
             # Nobody has resized the log meanwhile.
@@ -93,7 +90,7 @@ def take_cuts(command: c.TakeCuts, draft: Draft) -> c.CutsWanted:
     if barriers is not None and barriers.in_force:
         if queue.cuts_due is None:
             await_cuts(draft)
-        return c.CutsWanted(None, later=True)
+        return c.CutsWanted(None)
     wanted = 0
     if barriers is not None and barriers.resize == command.resize:
         assert barriers.next is not None

@@ -6,18 +6,21 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from broker.calls import views
-from broker.core.access import Role, digest, key_of
-from broker.core.errors import FlowGone, Unauthorized
+from broker.calls.keys import IDLE_SECONDS, LOOK_SECONDS
+from broker.core.access import Role, anybody, digest, key_of
+from broker.core.errors import FlowGone, Unauthorized, Unavailable
 from broker.settings import load
 from broker.store.ports import KeyRow
 from broker.testing.database import MemoryDatabase, MemoryKey
 from broker.testing.loop import running, settle, virtual
 from broker.testing.process import Process
 from broker.testing.service import MemoryBroker
+from broker.testing.store import Fault
 from counterpoise.logs.memory import MemoryLogs
 
 # The contract, *Who may call what*.
@@ -53,6 +56,22 @@ def end(replicas: Replicas, how: str) -> None:
         replicas.key.row = replicas.key.row._replace(ends_at=replicas.now())
 
 
+def cut_off(broker: MemoryBroker) -> None:
+    """The database answers this replica nothing more."""
+
+    async def lost(_: str) -> Fault:
+        return Fault.LOST
+
+    store: Any = broker.replica.store
+    store.hook = lost
+
+
+async def ends(stream: asyncio.Task[None]) -> bool:
+    """Whether a stream ends in time."""
+    await asyncio.wait([stream], timeout=END_SECONDS)
+    return stream.done()
+
+
 @pytest.mark.parametrize("how", ["revoked", "ends_at"])
 @pytest.mark.parametrize("moment", [0.0, 0.4, 0.9])
 @virtual
@@ -79,3 +98,75 @@ async def test_a_key_ends_everywhere_within_5_s(how: str, moment: float) -> None
         with pytest.raises(FlowGone) as gone:
             await broker.flows.heartbeat(await broker.bound_flows.of("orders", flow.flow_id))
         assert gone.value.reason == "key_ended"
+
+
+@pytest.mark.parametrize("how", ["revoked", "ends_at"])
+@virtual
+async def test_a_stream_that_begins_when_its_key_has_just_ended_ends_too(how: str) -> None:
+    """Its caller was let in, then the replica found out, and then the stream was there."""
+    replicas = Replicas()
+    await replicas.start()
+    broker = replicas.both[0]
+    caller = await broker.keys.by_key(TOKEN)
+    end(replicas, how)
+    await asyncio.sleep(2 * LOOK_SECONDS)
+    assert await ends(asyncio.create_task(broker.keys.until_ended(caller)))
+
+
+@virtual
+async def test_a_stream_of_a_key_that_was_not_used_for_long_ends_with_it() -> None:
+    replicas = Replicas()
+    await replicas.start()
+    broker = replicas.both[0]
+    caller = await broker.keys.by_key(TOKEN)
+    stream = asyncio.create_task(broker.keys.until_ended(caller))
+    await asyncio.sleep(3 * IDLE_SECONDS)
+    assert not stream.done()
+    end(replicas, "revoked")
+    assert await ends(stream)
+
+
+@virtual
+async def test_a_stream_without_a_key_ends_though_it_begins_when_the_first_was_just_made() -> None:
+    replicas = Replicas()
+    made = replicas.database.key_tables.keys.pop(ID)
+    await replicas.start()
+    broker = replicas.both[0]
+    early = asyncio.create_task(broker.keys.until_ended(anybody()))
+    assert not await broker.keys.any_made()
+    assert not await ends(early)
+    replicas.database.key_tables.keys[ID] = made
+    assert await ends(early)
+    assert await ends(asyncio.create_task(broker.keys.until_ended(anybody())))
+
+
+@virtual
+async def test_a_replica_without_its_database_takes_no_key_for_valid_for_longer() -> None:
+    replicas = Replicas()
+    await replicas.start()
+    one, other = replicas.both
+    for broker in replicas.both:
+        await broker.keys.by_key(TOKEN)
+    cut_off(one)
+    end(replicas, "revoked")
+    await one.keys.by_key(TOKEN)
+    await asyncio.sleep(END_SECONDS)
+    with pytest.raises(Unavailable):
+        await one.keys.by_key(TOKEN)
+    with pytest.raises(Unauthorized):
+        await other.keys.by_key(TOKEN)
+
+
+@virtual
+async def test_a_replica_without_its_database_lets_nobody_in_without_a_key_for_longer() -> None:
+    replicas = Replicas()
+    made = replicas.database.key_tables.keys.pop(ID)
+    await replicas.start()
+    one, other = replicas.both
+    cut_off(one)
+    replicas.database.key_tables.keys[ID] = made
+    assert not await one.keys.any_made()
+    await asyncio.sleep(END_SECONDS)
+    with pytest.raises(Unavailable):
+        await one.keys.any_made()
+    assert await other.keys.any_made()

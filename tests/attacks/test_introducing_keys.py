@@ -16,6 +16,7 @@ from counterpoise.errors import Forbidden, Unauthorized
 from counterpoise.flow import Flow
 from counterpoise.publisher import Publisher
 from tests.api.access import Guarded, bearer
+from tests.attacks.keys import rest_of
 from tests.databases import Databases
 from tests.service import eventually, running, settings_for
 
@@ -62,6 +63,10 @@ def test_keys_come_while_clients_run(databases: Databases) -> None:
             assert [queue.name for queue in client.queues()] == ["orders"]
             with pytest.raises(Forbidden):
                 client.delete_queue("orders")
+        events = f"{first.url}/v1/queues/orders/events"
+        with httpx.stream("GET", events, headers={"Last-Event-ID": "1"}, timeout=60) as stream:
+            lines = (line for line in stream.iter_lines() if line[:1] not in ("", ":"))
+            assert [next(lines), next(lines)] == ["retry: 1000", "id: 2"]
 
         # Required: a flow that is bound goes on; all else needs the key.
         def served() -> bool:
@@ -88,7 +93,7 @@ def test_the_first_key_closes_the_service(databases: Databases) -> None:
                 lines = stream.iter_lines()
                 next(lines)
                 key = keys.create(url, Role.VIEWER, ("*",), "first").key
-                assert next(line for line in lines if line) == "event: problem"
+                assert rest_of(lines)[0] == "event: problem"
             eventually(lambda: http.get(address).status_code == 401)
             # For good.
             keys.revoke(url, key.id)

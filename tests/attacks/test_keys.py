@@ -12,7 +12,7 @@ import pytest
 from broker.core.access import key_id_of
 from counterpoise.client import Client
 from tests.api.access import Guarded, bearer
-from tests.attacks.keys import let_end, revoke
+from tests.attacks.keys import let_end, rest_of, revoke
 from tests.service import Service, eventually
 
 pytestmark = pytest.mark.xdist_group("access")
@@ -85,7 +85,7 @@ def test_open_streams_of_a_revoked_key_end(secured: Guarded) -> None:
         lines = stream.iter_lines()
         next(lines)
         revoke(secured, key)
-        rest = [line for line in lines if line]
+        rest = rest_of(lines)
     assert rest[0] == "event: problem"
     assert '"unauthorized"' in rest[1]
 

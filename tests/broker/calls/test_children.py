@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from broker.calls import views
-from broker.core.commands import ChildrenItem, CommitItem, NewChild
+from broker.core.commands import ChildrenItem, CommitItem, NewChild, ReleaseItem
 from broker.core.errors import Invalid
 from broker.testing.loop import virtual
 from broker.testing.store import Fault
@@ -148,6 +148,48 @@ async def test_a_late_report_counts_but_its_position_does_not() -> None:
     assert await shown(one) == {"a": (0, "owned", "50"), "b": (1, "waiting", None)}
     assert await report(one, flow, item(0, position="60", finished=True), seq=6) == ["ok"]
     assert (await shown(one))["a"] == (0, "finished", "60")
+
+
+@pytest.mark.parametrize(
+    ("second", "stored"), [((5, "50"), "60"), ((7, "70"), "70"), ((None, "70"), "70")]
+)
+@virtual
+async def test_of_two_reports_in_one_transaction_the_later_position_counts(
+    second: tuple[int | None, str], stored: str
+) -> None:
+    world = World()
+    one, flow = await at_work(world)
+    before = one.net.calls["commit"]
+    calls = (
+        report(one, flow, item(0, child(key, "a"), position=position), seq=seq)
+        for key, (seq, position) in (("b", (6, "60")), ("c", second))
+    )
+    assert await asyncio.gather(*calls) == [["ok"], ["ok"]]
+    assert one.net.calls["commit"] - before == 1
+    assert await shown(one) == {
+        "a": (0, "owned", stored),
+        "b": (1, "waiting", None),
+        "c": (2, "waiting", None),
+    }
+    # The higher `seq` is stored with it.
+    assert await report(one, flow, item(0, position="40"), seq=6) == ["ok"]
+    assert (await shown(one))["a"] == (0, "owned", stored)
+
+
+@virtual
+async def test_a_release_without_a_position_keeps_that_of_the_report_before_it() -> None:
+    world = World()
+    one, flow = await at_work(world)
+    await one.drain("orders", flow, None)
+    before = one.net.calls["commit"]
+    calls = (
+        one.children("orders", flow, 1, [item(0, child("b", "a"), position="60")]),
+        one.release("orders", flow, 2, [ReleaseItem(0, 1, None)]),
+    )
+    for done in await asyncio.gather(*calls):
+        assert [result.outcome for result in done.results] == ["ok"]
+    assert one.net.calls["commit"] - before == 1
+    assert (await shown(one))["a"] == (0, "unassigned", "60")
 
 
 @virtual

@@ -9,6 +9,7 @@ import pytest
 
 from broker.calls import views
 from broker.core.commands import CommitItem, ReleaseItem
+from broker.core.cuts import FIRST_SECONDS
 from broker.core.errors import Invalid, ResizeUnsettled, Unavailable
 from broker.testing.loop import settle, virtual
 from tests.broker.shell import Service, World, dynamic
@@ -353,3 +354,129 @@ async def test_the_barriers_of_many_partitions_come_in_slices() -> None:
     assert status == views.ResizeView(600, 601, False, unreached=600, waiting=601)
     barriers = (await seen(replica, flow))[1]
     assert barriers[600] == ("0", True, tuple(range(10)))
+
+
+async def two_replicas(world: World, count: int = 2) -> tuple[Service, Service]:
+    """On the same log, both with the queue in memory."""
+    one = await ordered(world, count)
+    two = await world.replica()
+    two.logs.by_name = one.logs.by_name
+    await two.queue("orders")
+    return one, two
+
+
+BARRIERS = {0: ("3", False, ()), 2: ("0", True, (0,))}
+
+
+@pytest.mark.parametrize("says", [False, True])
+@virtual
+async def test_a_cut_that_is_reached_where_nothing_is_known_of_it_yet(says: bool) -> None:
+    """The barrier goes at once if the owner says so; else, as of a consumer that knows no cuts,
+    with the next upkeep."""
+    world = World()
+    one, two = await two_replicas(world)
+    flow = await bound(one)
+    update = await two.update("orders", flow)
+    publish(one, 0, 3)
+    two.database.deaf = True
+    await one.change_queue("orders", {"partition_count": 4}, False)
+    assert await seen(one, flow) == (1, BARRIERS)
+    [epoch] = [each.epoch for each in update.partitions if each.partition == 0]
+    await two.commit("orders", flow, None, [CommitItem(0, epoch, "3", says)])
+    assert (await seen(one, flow) == (1, {})) is says
+    await one.keep_logs()
+    assert await seen(one, flow) == (1, {})
+
+
+@virtual
+async def test_the_upkeep_finds_a_resize_by_a_replica_that_knows_no_cuts() -> None:
+    world = World()
+    one = await ordered(world)
+    flow = await bound(one)
+    publish(one, 0, 3)
+    with pytest.MonkeyPatch.context() as older:
+        older.setattr("broker.core.resizing.await_cuts", lambda draft: None)
+        older.setattr("broker.calls.cuts.CutCalls.settle", _nothing)
+        await one.change_queue("orders", {"partition_count": 4}, False)
+    assert await seen(one, flow) == (0, {})
+    await one.keep_logs()
+    assert await seen(one, flow) == (1, BARRIERS)
+
+
+async def _nothing(*_: object) -> None:
+    """Nothing is asked."""
+
+
+@virtual
+async def test_a_log_keeps_its_count_while_the_slices_outlast_the_alarm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("broker.replica.transaction.SLICE", 1)
+    monkeypatch.setattr("broker.replica.transaction.SLICES_AT_ONCE", 1)
+    monkeypatch.setattr("broker.replica.transaction.SLICES_OF_A_REST", 1)
+    world = World()
+    one = await ordered(world)
+    publish(one, 0, 3)
+
+    async def slowly(method: str) -> None:
+        if method == "commit":
+            await asyncio.sleep(FIRST_SECONDS / 2)
+
+    one.net.before = slowly
+    resizing = asyncio.create_task(one.change_queue("orders", {"partition_count": 8}, False))
+    while not resizing.done() and (queue := world.stored("orders")[1]).configured_count < 8:
+        assert one.logs.the(LOG).count == 2
+        await asyncio.sleep(0.1)
+    # The alarm has come meanwhile.
+    assert queue.cuts_attempt > 0
+    await resizing
+    status = await one.rebalance_status("orders")
+    assert status.resize == views.ResizeView(2, 8, False, unreached=1, waiting=3)
+
+
+@virtual
+async def test_the_readers_follow_where_another_replica_completes_a_resize() -> None:
+    """Before the owner knows the cuts: it could be resized again, and theirs would be lost."""
+    world = World()
+    one, two = await two_replicas(world)
+    await one.create_queue(views.QueueSpec("copy", log=LOG, ordered_resize=True))
+    publish(one, 0, 3)
+
+    async def dies(*_: object) -> None:
+        world.kill(one)
+        await asyncio.Event().wait()
+
+    one.logs.set_partition_count = dies  # type: ignore[assignment, method-assign]
+    resizing = asyncio.create_task(one.change_queue("orders", {"partition_count": 4}, False))
+    await asyncio.sleep(4)
+    resizing.cancel()
+    assert (await two.queue("copy")).partition_count == 4
+    for name in ("orders", "copy"):
+        status = await two.rebalance_status(name)
+        assert status.resize == views.ResizeView(2, 4, False, unreached=1, waiting=1)
+
+
+@virtual
+async def test_a_position_that_is_set_while_the_cuts_are_taken_has_not_reached_its_cut() -> None:
+    world = World()
+    one, two = await two_replicas(world)
+    flow = await bound(one)
+    publish(one, 0, 3)
+    await commit(one, flow, p0="3")
+    met, gate = asyncio.Event(), asyncio.Event()
+    commits = one.net.calls["commit"]
+
+    async def before(method: str) -> None:
+        if method == "commit" and one.net.calls["commit"] == commits + 2:
+            met.set()
+            await gate.wait()
+
+    one.net.before = before
+    resizing = asyncio.create_task(one.change_queue("orders", {"partition_count": 4}, False))
+    # What was committed was read, and the cuts are on their way to the queue.
+    await met.wait()
+    assert world.stored("orders")[1].settings.partition_count == 4
+    await two.set_positions("orders", {0: "1"})
+    gate.set()
+    await resizing
+    assert await seen(one, flow) == (1, BARRIERS)

@@ -9,9 +9,11 @@ import pytest
 
 from broker.calls import readers, views
 from broker.calls.monitoring import EVENTS_AT_ONCE
+from broker.core.access import RIGHTS, Caller, Role
 from broker.core.commands import CommitItem, ReleaseItem
 from broker.core.errors import (
     BrokerError,
+    Forbidden,
     Invalid,
     QueueExists,
     QueueInUse,
@@ -235,6 +237,37 @@ class TestResizing:
         await two.delete_queue("copy", force=False)
         gate.set()
         assert (await resizing).partition_count == 6
+
+
+class TestLogsOfOthers:
+    """A log in Redis belongs to the queue that was created first, whatever its name is."""
+
+    LOG = "redis://host/0/team-a.stream"
+
+    @virtual
+    async def test_a_key_makes_no_queue_on_a_log_that_another_teams_queue_owns(self) -> None:
+        one = await World().replica()
+        await one.create_queue(replace(spec("team-b.orders"), log=self.LOG))
+        await asyncio.sleep(1)
+        with pytest.raises(Forbidden):
+            await one.create_queue(replace(spec("team-a.copy"), log=self.LOG), holder("team-a.*"))
+        await one.create_queue(replace(spec("team-a.copy"), log=self.LOG), holder("*"))
+        with pytest.raises(Forbidden):
+            await one.log_access("team-a.copy", "publish", holder("team-a.*"))
+
+    @virtual
+    async def test_a_key_makes_further_queues_on_a_log_that_another_team_only_reads(self) -> None:
+        one = await World().replica()
+        await one.create_queue(replace(spec("team-a.orders"), log=self.LOG), holder("team-a.*"))
+        await asyncio.sleep(1)
+        await one.create_queue(replace(spec("team-b.copy"), log=self.LOG))
+        await one.create_queue(replace(spec("team-a.copy"), log=self.LOG), holder("team-a.*"))
+        await one.log_access("team-a.copy", "publish", holder("team-a.*"))
+
+
+def holder(*patterns: str) -> Caller:
+    """The holder of an administrator's key for these queues."""
+    return Caller(RIGHTS[Role.ADMIN], patterns, Role.ADMIN, key_id="0123456789ab")
 
 
 class TestStart:

@@ -13,6 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.core import commands as c
+from broker.core import records as r
+from broker.core.barriers import Barriers
+from broker.core.draft import Decision
+from broker.core.structures import Journal
 from tests.broker.core.world import World
 
 COUNTS = st.integers(1, 12)
@@ -105,7 +109,9 @@ def test_positions_set_past_their_cuts_in_slices_lift_barriers_one_by_one():
     cuts = c.TakeCuts(1, 2, 4, tuple(c.LogCut(n, "7", True) for n in range(4)))
     world.do(c.RaiseEpochs((0,), cuts))
     assert waiting(world) == {3: {1}}
-    world.do(c.RaiseEpochs((1,), cuts, following=True))
+    done = world.do(c.RaiseEpochs((1,), cuts, following=True))
+    # A slice does not take the cuts of all partitions again.
+    assert kinds(done) == {r.EpochsRaised, r.CutsReached}
     assert world.queue.barriers is None
 
 
@@ -119,3 +125,161 @@ def test_work_under_an_old_epoch_reaches_nothing():
     assert waiting(world) == {1: {0}}
     world.do(c.ReachCuts(1, ((0, 2),)))
     assert waiting(world) == {}
+
+
+def kinds(decision: Decision) -> set[type[r.Record]]:
+    """The kinds of its records."""
+    return {type(record) for entry in decision.entries for record in entry.records}
+
+
+def told(resize: int, before: int, after: int, reached: bool = False) -> c.TakeCuts:
+    """All cuts of a resize; its old partitions have `reached` theirs, or none has."""
+    old = [c.LogCut(n, "7", reached) for n in range(before)]
+    new = [c.LogCut(n, "0", True) for n in range(before, after)]
+    return c.TakeCuts(resize, before, after, (*old, *new))
+
+
+def resized(before: int, after: int) -> World:
+    """A queue after its first resize, of which the cuts are known."""
+    world = World(before, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    world.resize(after)
+    world.do(told(1, before, after))
+    return world
+
+
+def test_a_queue_that_does_not_follow_its_log_yet_takes_no_cuts():
+    """The partitions that it has not would not wait when they come."""
+    world = World(2, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    assert world.do(told(1, 2, 4)).answer == c.CutsWanted(None)
+    assert world.queue.barriers is None
+    world.resize(4)
+    world.do(told(1, 2, 4))
+    assert waiting(world) == {2: {0}, 3: {1}}
+
+
+def test_amid_the_slices_of_a_resize_no_cuts_are_taken():
+    world = World(2, most=2, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    world.resize(8)
+    assert world.queue.is_resizing
+    while world.queue.is_resizing:
+        assert world.do(told(1, 2, 8)).answer == c.CutsWanted(None)
+        assert world.queue.barriers is None
+        world.do(c.Resume())
+    world.do(told(1, 2, 8))
+    assert waiting(world) == {n: {n % 2} for n in range(2, 8)}
+
+
+def test_the_cuts_of_the_resize_before_are_not_restored_as_those_of_the_next():
+    """A replica that loads the queue amid its cuts is told the rest of them."""
+    journal = Journal()
+    whole, loaded = Barriers(2, 4, 8), Barriers(2, 4, 8)
+    for number in (0, 1):
+        whole.take(journal, number, "9", False)
+    whole.next = loaded.next = 2
+    for number, cut in enumerate(["9", "9", "5", "5"]):
+        loaded.restore(journal, number, cut, False)
+    assert (loaded.cuts, loaded.unreached) == (whole.cuts, {0, 1})
+    for barriers in (whole, loaded):
+        for number in range(2, 8):
+            barriers.take(journal, number, "9", False)
+        barriers.next = None
+        for number in range(3):
+            barriers.reach(journal, number)
+        assert [n for n in range(8) if barriers.waits(n)] == [7]
+        barriers.reach(journal, 3)
+        assert not any(map(barriers.waits, range(8)))
+
+
+def test_the_cuts_of_partitions_that_a_later_resize_does_not_concern_are_not_restored():
+    journal = Journal()
+    barriers = Barriers(2, 4, 2)
+    barriers.next = None
+    for number in range(6):
+        barriers.restore(journal, number, "5", False)
+    assert sorted(barriers.cuts) == [0, 1, 2, 3]
+
+
+def test_a_finished_partition_has_reached_its_cut_before_that_is_known():
+    world = World(4, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    world.resize(2)
+    assert world.release("A", 3, finished=True) == ["ok"]
+    world.do(told(1, 4, 2))
+    assert waiting(world) == {0: {2}}
+
+
+def test_a_piece_that_leaves_cuts_out_is_not_taken():
+    world = World(1, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    world.resize(4)
+    cuts = told(1, 1, 4).cuts
+    assert world.do(c.TakeCuts(1, 1, 4, cuts[:1], 0, 1)).answer == c.CutsWanted(1)
+    assert world.do(c.TakeCuts(1, 1, 4, cuts[2:], 2, None)).answer == c.CutsWanted(1)
+    assert world.do(c.TakeCuts(1, 1, 4, cuts[1:], 1, None)).answer == c.CutsWanted(None)
+    assert waiting(world) == {1: {0}, 2: {0}, 3: {0}}
+
+
+def test_positions_that_are_set_amid_the_pieces_are_looked_at_anew():
+    """What was told of the cuts so far says what was processed before."""
+    world = World(1, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    world.resize(4)
+    world.do(c.TakeCuts(1, 1, 4, told(1, 1, 4, reached=True).cuts[:1], 0, 1))
+    world.do(c.RaiseEpochs((0,), told(1, 1, 4)))
+    assert world.queue.cuts_due == world.now
+    assert world.queue.barriers is None
+    world.do(told(1, 1, 4))
+    assert waiting(world) == {1: {0}, 2: {0}, 3: {0}}
+
+
+def test_positions_say_nothing_of_a_resize_that_the_queue_does_not_follow_yet():
+    world = World(2, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    world.do(c.RaiseEpochs((0,), told(1, 2, 4)))
+    assert world.queue.barriers is None
+    world.resize(4)
+    world.do(told(1, 2, 4))
+    assert waiting(world) == {2: {0}, 3: {1}}
+
+
+def test_positions_that_change_no_barrier_are_no_news_of_cuts():
+    world = resized(2, 4)
+    done = world.do(c.RaiseEpochs((0,), told(1, 2, 4)))
+    assert kinds(done) == {r.EpochsRaised}
+
+
+def test_cuts_of_a_resize_before_the_last_one_are_too_late():
+    world = World(4, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    for resize, (before, after) in enumerate([(4, 8), (8, 4), (4, 8)], 1):
+        world.resize(after)
+        world.do(told(resize, before, after, reached=True))
+        world.release("A", *world.queue.retiring, finished=True)
+    assert world.queue.barriers is None
+    assert not world.do(told(1, 4, 8)).entries
+    assert world.queue.barriers is None
+
+
+def test_cuts_of_a_further_resize_wait_until_those_before_are_reached():
+    """As when a replica that knows no cuts has resized the queue there and back."""
+    world = resized(2, 4)
+    assert world.queue.cuts_due is None
+    assert world.do(told(3, 8, 4)).answer == c.CutsWanted(None)
+    assert world.queue.cuts_due is not None
+    assert waiting(world) == {2: {0}, 3: {1}}
+    # What another replica says late of the first one changes nothing.
+    world.do(told(1, 2, 4))
+    assert waiting(world) == {2: {0}, 3: {1}}
+    assert world.queue.cuts_due is not None
+    # Nor does the word of an owner that means the other.
+    world.do(c.ReachCuts(3, tuple((n, world.epoch(n)) for n in (0, 1))))
+    assert waiting(world) == {2: {0}, 3: {1}}
+    world.do(c.ReachCuts(1, tuple((n, world.epoch(n)) for n in (0, 1))))
+    # Now they are asked for at once.
+    assert world.queue.cuts_due == world.now
+    world.do(told(3, 8, 4))
+    assert world.queue.barriers is not None
+    assert world.queue.barriers.resize == 3

@@ -324,6 +324,20 @@ def test_a_stretch_without_messages_is_passed():
     assert other.position == "9"
 
 
+def test_a_stretch_without_messages_waits_for_those_in_work():
+    """A position past messages in work would be committed, and a kill would lose them."""
+    lanes = make(View(0))
+    (lane,) = lanes.snapshot()
+    lanes.add(lane, "0", [chunk_of(0, 0, 3)], "3", more=True)
+    piece = lanes.take(None, 0)
+    lanes.add(lane, "3", [], "7", more=False)
+    assert lanes.to_commit() == ()
+    lanes.put_back(piece, handle(piece))
+    assert lanes.to_commit() == (CommitItem(0, 1, "3"),)
+    lanes.add(lane, "3", [], "7", more=False)
+    assert lanes.to_commit() == (CommitItem(0, 1, "7"),)
+
+
 def test_nothing_is_begun_while_paused_or_after_the_end():
     lanes = make(View(0))
     fill(lanes)
