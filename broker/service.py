@@ -24,9 +24,11 @@ from broker.calls.keys import LOOK_SECONDS, KeyCalls
 from broker.calls.lineage import LineageCalls
 from broker.calls.logs import LogCalls
 from broker.calls.monitoring import MonitoringCalls
+from broker.calls.positions import PositionCalls
 from broker.calls.queues import QueueCalls
 from broker.calls.readers import LogReaders, Trims
 from broker.calls.updates import UpdateCalls
+from broker.calls.upkeep import Upkeep
 from broker.calls.views import ReadyCheck
 from broker.core.errors import BrokerError
 from broker.logs.builtin import BuiltinLogs
@@ -71,7 +73,9 @@ class Calls:
         replica.settle_cuts = cuts.settle
         self.keys = KeyCalls(access)
         self.queues = QueueCalls(access, logs, readers, cuts, trims)
-        self.logs = LogCalls(access, logs, readers, cuts, trims)
+        self.positions = PositionCalls(access, logs, cuts, trims)
+        self.logs = LogCalls(access, logs, readers)
+        self.log_upkeep = Upkeep(access, logs, readers, cuts, trims)
         self.monitoring = MonitoringCalls(access, logs)
         self.lineage = LineageCalls(access, logs, readers)
         self.bound_flows = bound = BoundFlows(access)
@@ -143,7 +147,7 @@ class Broker(Calls):
         old.
         """
         try:
-            await self.logs.maintain()
+            await self.log_upkeep.maintain()
             await self.logs.end_credentials()
             await self._logs_by_kind.forget(PUBLISHER_SECONDS)
             now = self.replica.clock.now()

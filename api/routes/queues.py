@@ -235,7 +235,7 @@ async def set_positions(
         target = {int(number): position for number, position in body.positions.items()}
     else:
         target = body.to.timestamp() if isinstance(body.to, datetime) else body.to
-    done = await broker_of(request).logs.set_positions(
+    done = await broker_of(request).positions.set(
         queue, target, caller_of(request), dry_run=dry_run
     )
     return await answer(log_schemas.Positions, done)

@@ -28,6 +28,7 @@ from broker.logs.names import builtin_name
 from broker.logs.ports import LogOwner, Logs, RangeLogs, Root, Sealing
 from broker.replica.transaction import Submission
 from broker.store.ports import Act
+from counterpoise.logs import Successor
 from counterpoise.logs.address import kind_of
 from counterpoise.logs.ranges import equal_ranges
 
@@ -163,20 +164,11 @@ class SealedPartition:
 
 
 @dataclass(frozen=True, slots=True)
-class BegunPartition:
-    """A partition that came of it; `parents` are keys."""
-
-    partition: int
-    key: str
-    parents: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class SealedView:
     """What a split or merge sealed, and what came of it."""
 
     sealed: tuple[SealedPartition, ...]
-    children: tuple[BegunPartition, ...]
+    children: tuple[Successor, ...]
 
 
 class LineageCalls:
@@ -257,9 +249,7 @@ class LineageCalls:
         )
         view = SealedView(
             tuple(SealedPartition(*one) for one in sorted(sealing.ends.items())),
-            tuple(
-                BegunPartition(one.partition, one.key, one.parents) for one in sealing.successors
-            ),
+            tuple(sealing.successors),
         )
         if act is not None:
             act = replace(act, after=asdict(view))

@@ -88,9 +88,9 @@ class ReplicaCalls:
         self.partitions = calls.monitoring.partitions
         self.flows = calls.monitoring.flows
         self.events = calls.monitoring.events
-        self.set_positions = calls.logs.set_positions
+        self.set_positions = calls.positions.set
         self.log_access = calls.logs.access
-        self.keep_logs = calls.logs.maintain
+        self.keep_logs = calls.log_upkeep.maintain
         self.bind = calls.flows.bind
         self.authenticate = calls.bound_flows.authenticate
         self.lineage = calls.lineage.graph

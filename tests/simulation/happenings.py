@@ -200,7 +200,7 @@ class Happenings(Reshaping):
             n for n, row in self.world.checker.partitions.items() if row.state != "removed"
         )
         if everywhere:
-            self._administer(lambda calls: calls.logs.set_positions(QUEUE, "earliest"), "positions")
+            self._administer(lambda calls: calls.positions.set(QUEUE, "earliest"), "positions")
             return
         number = existing[who % len(existing)]
         first = self.world.log.firsts.get(number, 0)
@@ -208,7 +208,7 @@ class Happenings(Reshaping):
         back = (first + max(first, last)) // 2
         where = {number: str(back)}
         self._administer(
-            lambda calls: calls.logs.set_positions(QUEUE, where), "positions", {number: back}
+            lambda calls: calls.positions.set(QUEUE, where), "positions", {number: back}
         )
 
     # Replicas

@@ -73,5 +73,5 @@ class Reshaping(Administrator):
         back = max(first, min(last, cut if to_cut else cut - 2))
         where = {number: str(back)}
         self._administer(
-            lambda calls: calls.logs.set_positions(QUEUE, where), "positions", {number: back}
+            lambda calls: calls.positions.set(QUEUE, where), "positions", {number: back}
         )

@@ -251,7 +251,7 @@ class Node(Process):
     async def upkeep(self) -> None:
         """Like `Broker.upkeep`, as far as logs are concerned."""
         with suppress(BrokerError, StoreError):
-            await self.calls.logs.maintain()
+            await self.calls.log_upkeep.maintain()
 
     def crash(self) -> None:
         """The process ends at once."""

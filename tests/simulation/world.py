@@ -10,8 +10,8 @@ from typing import Any
 
 import broker.calls.cuts
 import broker.calls.flows
-import broker.calls.logs
 import broker.calls.queues
+import broker.calls.upkeep
 import broker.core.placement
 import broker.core.replay
 import broker.postgres.checks
@@ -367,7 +367,7 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
         (broker.replica.transaction, "SLICES_AT_ONCE", plan.config.slices_at_once),
         (broker.replica.transaction, "SLICES_OF_A_REST", plan.config.slices_at_once),
         (broker.replica.bursts, "SEVERAL", plan.config.several),
-        (broker.calls.logs, "_log", quiet),
+        (broker.calls.upkeep, "_log", quiet),
         (broker.calls.cuts, "_log", quiet),
         (broker.replica.replica, "_log", quiet),
         (broker.postgres.checks, "_log", quiet),

@@ -47,7 +47,7 @@ def keep(world, **settings):
         broker = Broker(world.service.settings.model_copy(update=settings))
         await broker.start()
         try:
-            await broker.logs.maintain()
+            await broker.log_upkeep.maintain()
         finally:
             await broker.stop()
 

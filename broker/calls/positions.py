@@ -1,0 +1,221 @@
+"""Positions that an administrator sets: from where consumers continue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Any, Literal, TypeAlias
+
+from broker.calls import views
+from broker.calls.access import QueueAccess, act_of
+from broker.calls.cuts import CutCalls
+from broker.calls.readers import Trims
+from broker.calls.rendering import queue_view
+from broker.core import commands as c
+from broker.core.access import Caller
+from broker.core.decisions import is_read
+from broker.core.errors import Invalid, Unavailable
+from broker.core.queue import Queue
+from broker.core.transitions import State
+from broker.logs.ports import Logs
+from broker.logs.positions import refuse_invalid
+from broker.pieces import PIECE, made, mapped, pause, pieces
+from broker.replica.coordinator import Coordinator
+from broker.replica.store_calls import store_available
+from broker.replica.transaction import EARLIEST, Submission, slices
+from broker.store.ports import Store
+from counterpoise.logs.address import kind_of
+
+Where: TypeAlias = Mapping[int, str | None] | Literal["earliest", "latest"] | float
+"""Positions, an end of the log, or a time in Unix seconds."""
+
+# Of a call that sets the positions of many partitions, so many are in the audit.
+MOST_IN_AUDIT = 1000
+
+
+class PositionCalls:
+    """The positions of queues."""
+
+    def __init__(self, queues: QueueAccess, logs: Logs, cuts: CutCalls, trims: Trims) -> None:
+        self._queues = queues
+        self._logs = logs
+        self._cuts = cuts
+        self._trims = trims
+
+    async def set(
+        self, name: str, where: Where, caller: Caller | None = None, *, dry_run: bool = False
+    ) -> views.PositionsView:
+        """Sets positions and raises the epochs. Raises QueueNotFound, Invalid, Unavailable.
+
+        `dry_run`: changes nothing, and says how far each partition would move. Very many are set in
+        slices, lowest numbers first; a call without an answer may have set some, and is repeated.
+        """
+        if dry_run:
+            return await self._preview(name, await self._wanted(name, where))
+        return await self._trims.apart(lambda: self._set(name, where, caller))
+
+    async def _set(self, name: str, where: Where, caller: Caller | None) -> views.PositionsView:
+        fence = await self._trims.fence(await self._queues.read(name, lambda one: one.settings.log))
+        positions = await self._wanted(name, where)
+        act = act_of(caller, "set_positions", name)
+        if act is not None:
+            before = await self._positions(name, sorted(positions)[:MOST_IN_AUDIT])
+            after = {number: positions[number] for number in before}
+            count = len(positions)
+            act = replace(act, before=_shown(before, count), after=_shown(after, count))
+        cuts = await self._queues.on(name, lambda one: self._cuts_with(one, positions))
+        following = False
+        for numbers in slices(sorted(positions)):
+            command = c.RaiseEpochs(numbers, cuts, following)
+            some = {number: positions[number] for number in numbers}
+            await self._queues.submit(
+                name, partial(Submission, command, positions=some, fence=fence, act=act)
+            )
+            act, following = None, True
+
+        async def look(queue: Queue) -> views.PositionsView:
+            def one(number: int) -> views.PositionSet:
+                epoch = queue.partitions[number].epoch
+                return views.PositionSet(number, epoch, positions[number])
+
+            existing: list[int] = []
+            async for some in pieces(sorted(positions)):
+                existing += [number for number in some if is_read(queue, number)]
+            return views.PositionsView(queue.revision, tuple(await made(one, existing)))
+
+        return await self._queues.on(name, lambda queue: queue.read_in_pieces(look))
+
+    async def _cuts_with(
+        self, coordinator: Coordinator, positions: Mapping[int, str | None]
+    ) -> c.TakeCuts | None:
+        """The cuts of the log, and which are reached with these positions; None if nothing is to be
+        kept in order."""
+        ordered, log = await coordinator.read(
+            lambda queue: (queue.settings.ordered_resize, queue.settings.log)
+        )
+        if not ordered:
+            return None
+        cuts = await self._cuts.cuts_of(coordinator, log, positions)
+        if cuts is None:
+            raise Unavailable("The log cannot be asked for its cuts right now; try again.")
+        return cuts
+
+    async def _wanted(self, name: str, where: Where) -> dict[int, str | None]:
+        """The position of each partition that `where` means now."""
+
+        async def look(queue: Queue) -> tuple[str, str, list[int], set[int]]:
+            existing, numbers = queue.existing(), list[int]()
+            while some := list(islice(existing, PIECE)):
+                # A finished partition stays finished, wherever its position is.
+                numbers += [one.number for one in some if one.state is not State.FINISHED]
+                if len(some) == PIECE:
+                    await pause()
+            finished = set() if queue.lineage is None else set(queue.lineage.finished)
+            return queue.settings.log, queue.settings.start, numbers, finished
+
+        log, start, numbers, finished = await self._queues.on(
+            name, lambda one: one.read_in_pieces(look)
+        )
+        if not isinstance(where, Mapping):
+            found = await self._logs.positions(log, where)
+            return await mapped(lambda number: (number, found.get(number, EARLIEST)), numbers)
+        if passed_over := finished.intersection(where):
+            where = dict(where)
+            for number in passed_over:
+                del where[number]
+        unknown = sorted(set(where) - set(numbers))
+        if unknown:
+            raise Invalid(
+                f"This queue has no partition {unknown[0]}.",
+                [("positions", f"names {unknown}, which do not exist")],
+            )
+        if kind_of(log) is not None:
+            given: list[tuple[int, str]] = []
+            async for some in pieces(sorted(where)):
+                new = [(number, at) for number in some if (at := where[number]) is not None]
+                refuse_invalid(log, {f"positions.{number}": at for number, at in new})
+                given += new
+            await _refuse_ahead(given, await self._logs.ends(log, sorted(where)))
+        positions = dict(where)
+        if start == "latest" and None in positions.values() and kind_of(log) is not None:
+            ends = await self._logs.positions(log, "latest")
+            for number in (n for n, position in where.items() if position is None):
+                positions[number] = ends.get(number, EARLIEST)
+        return positions
+
+    async def _preview(self, name: str, positions: Mapping[int, str | None]) -> views.PositionsView:
+        """How many messages would be read again or skipped, by the ends of this moment."""
+
+        async def look(queue: Queue) -> tuple[views.QueueView, dict[int, int]]:
+            epochs: dict[int, int] = {}
+            async for some in pieces(sorted(positions)):
+                existing = (number for number in some if queue.exists(number))
+                epochs.update((number, queue.partitions[number].epoch) for number in existing)
+            return queue_view(queue), epochs
+
+        async def work(coordinator: Coordinator) -> views.PositionsView:
+            queue, epochs = await coordinator.read_in_pieces(look, fresh=True)
+            with store_available():
+                stored = await stored_positions(
+                    self._queues.store, coordinator.queue_id, sorted(epochs)
+                )
+            before: dict[int, str | None] = {**dict.fromkeys(epochs), **stored}
+            spans = await self._logs.spans(queue.log, before)
+
+            def one(number: int) -> views.PositionSet:
+                previous, span = before[number], spans.get(number)
+                again = skipped = None
+                if span is not None:
+                    # In a queue of an older version that starts at the latest position.
+                    is_at_end = previous is None and queue.start == "latest"
+                    left, ahead = 0 if is_at_end else span.lag, span.after(positions[number])
+                    if left is not None and ahead is not None:
+                        again, skipped = max(0, ahead - left), max(0, left - ahead)
+                return views.PositionSet(
+                    number, epochs[number], positions[number], previous, again, skipped
+                )
+
+            return views.PositionsView(queue.revision, tuple(await made(one, [*epochs])))
+
+        return await self._queues.on(name, work)
+
+    async def _positions(self, name: str, numbers: Sequence[int]) -> dict[int, str | None]:
+        queue_id = await self._queues.read(name, lambda queue: queue.id)
+        with store_available():
+            return await stored_positions(self._queues.store, queue_id, numbers)
+
+
+async def stored_positions(
+    store: Store, queue_id: str, numbers: Sequence[int] | None = None
+) -> dict[int, str | None]:
+    """The positions of these partitions, by number; of all without `numbers`, also of removed
+    ones, whose messages are kept no longer than the others'.
+    """
+    rows = await store.positions(queue_id, numbers)
+    return await mapped(lambda number: (number, rows[number][1]), [*rows])
+
+
+def _shown(positions: Mapping[int, str | None], count: int) -> Mapping[str, Any]:
+    """Positions in the audit, the first ones of many."""
+    shown = {str(number): position for number, position in positions.items()}
+    return {"partitions": count, "positions": shown}
+
+
+async def _refuse_ahead(given: Sequence[tuple[int, str]], reached: Mapping[int, str]) -> None:
+    """Refuses a position that a partition has not reached: the next published messages would be
+    below it, and be passed over. `reached`: the ends of partitions, as far as the log knows."""
+    async for some in pieces(given):
+        ahead = [
+            (number, position)
+            for number, position in some
+            if number in reached and int(position) > int(reached[number])
+        ]
+        if ahead:
+            first, position = ahead[0]
+            raise Invalid(
+                f"The log's partition {first} ends at {reached[first]}, and {position} is beyond "
+                "that; send 'latest' for the end.",
+                [(f"positions.{number}", f"is beyond {reached[number]}") for number, _ in ahead],
+            )

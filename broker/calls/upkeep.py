@@ -1,0 +1,160 @@
+"""The regular upkeep of all logs, and of queues that follow one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import structlog
+
+from broker.calls import views
+from broker.calls.access import QueueAccess
+from broker.calls.cuts import CutCalls
+from broker.calls.positions import stored_positions
+from broker.calls.readers import LogReaders, Trims, log_owner, owner_among
+from broker.core.errors import BrokerError, Invalid
+from broker.core.queue import Queue
+from broker.logs.names import canonical, decides_count
+from broker.logs.ports import Logs
+from broker.logs.positions import number_of
+from broker.pieces import pieces
+from broker.store.ports import StoreError
+from broker.store.trims import Trimming
+from counterpoise.logs.address import InvalidLog, kind_of
+
+_log = structlog.get_logger()
+
+
+class Upkeep:
+    """What logs need now and then: their counts, their keys, and trims."""
+
+    def __init__(
+        self, queues: QueueAccess, logs: Logs, readers: LogReaders, cuts: CutCalls, trims: Trims
+    ) -> None:
+        self._queues = queues
+        self._logs = logs
+        self._readers = readers
+        self._cuts = cuts
+        self._trims = trims
+
+    async def maintain(self) -> None:
+        """The regular upkeep of all logs, and of queues that follow one.
+
+        What goes wrong with one log is logged, and the others get theirs. Raises Unavailable.
+        """
+        trims = await self._trims.all()
+        by_log = await self._by_log()
+        for log, readers in by_log.items():
+            with _alone(log):
+                await self._maintain(readers, trims.get(log))
+        await self._trims.forget(trims, by_log)
+
+    async def _maintain(self, readers: Sequence[views.QueueView], seen: Trimming | None) -> None:
+        """`seen`: of before these were listed."""
+        if decides_count(readers[0].log):
+            await self._follow_topic(readers)
+            return
+        owner = owner_among(readers)
+        if owner is None or not await self._is_there(owner):
+            return
+        if owner.scale_status != "Ready":
+            # Between the slices of a resize the log must not have the new count: a message would go
+            # to a partition that the queue has not yet, and perhaps never will.
+            complete = await self._queues.read(owner.name, _complete)
+            if complete is None:
+                return
+            owner = replace(owner, partition_count=complete[0], revision=complete[1])
+        below = await self._logs.maintain(
+            owner.log,
+            owner.partition_count,
+            owner.revision,
+            log_owner(owner),
+            [await self._usable(one) for one in readers],
+            await self._keys(owner),
+        )
+        if not await self._is_there(owner):
+            # The queue was deleted meanwhile, and the upkeep may have made its log again.
+            await self._logs.drop(owner.log, log_owner(owner))
+            return
+        for reader in readers if owner.partitioning == "fixed" else ():
+            if reader.partition_count != owner.partition_count:
+                await self._readers.follow(reader.name, owner.partition_count, discard=False)
+        for reader in readers:
+            if reader.ordered_resize:
+                await self._cuts.look_again(reader.name)
+        # Last, because nobody waits for it.
+        await self._trims.finish(owner.log, seen)
+        if below:
+            await self._trims.trim(owner.log, below, log_owner(owner), seen)
+
+    async def _keys(self, owner: views.QueueView) -> Mapping[int, str] | None:
+        """The keys of a dynamic queue's partitions, by number; None of a fixed queue."""
+        if owner.partitioning == "fixed":
+            return None
+
+        def look(queue: Queue) -> dict[int, str]:
+            nodes = {} if queue.lineage is None else queue.lineage.nodes
+            return {number: node.key for number, node in nodes.items()}
+
+        return await self._queues.read(owner.name, look)
+
+    async def _by_log(self) -> dict[str, list[views.QueueView]]:
+        """The readers of each log of a known kind, in the order of their creation."""
+        readers: dict[str, list[views.QueueView]] = {}
+        async for queue in self._readers.all():
+            with _alone(queue.log):
+                if kind_of(queue.log) is not None:
+                    readers.setdefault(canonical(queue.log), []).append(queue)
+        for reading in readers.values():
+            reading.sort(key=lambda queue: (queue.created_at, queue.name))
+        return readers
+
+    async def _is_there(self, queue: views.QueueView) -> bool:
+        """Whether this very queue still exists, not only another one of its name."""
+        return await self._queues.store.find(queue.name) == queue.id
+
+    async def _follow_topic(self, readers: Sequence[views.QueueView]) -> None:
+        """Queues take the partition count of their topic; a topic only grows."""
+        try:
+            count = await self._logs.partition_count(readers[0].log)
+        except Invalid as error:
+            _log.warning("a topic cannot be asked", log=readers[0].log, error=str(error))
+            return
+        for reader in readers:
+            if reader.partition_count < count:
+                await self._readers.follow(reader.name, count, discard=False)
+
+    async def _usable(self, queue: views.QueueView) -> dict[int, str | None]:
+        """The queue's positions; None for what is no position. An older version stored whatever it
+        was sent; nothing of such a partition is trimmed.
+        """
+        positions = await stored_positions(self._queues.store, queue.id)
+        wrong: list[int] = []
+        async for some in pieces([*positions.items()]):
+            given = ((number, at) for number, at in some if at is not None)
+            wrong += [number for number, at in given if number_of(queue.log, at) is None]
+        if wrong:
+            _log.warning(
+                "these partitions have a position that is none: set it (POST …/positions)",
+                queue=queue.name,
+                partitions=wrong[:10],
+            )
+        positions.update(dict.fromkeys(wrong))
+        return positions
+
+
+def _complete(queue: Queue) -> tuple[int, int] | None:
+    """The partition count and the revision; None between the slices of a resize."""
+    return None if queue.is_resizing else (queue.settings.partition_count, queue.revision)
+
+
+@contextmanager
+def _alone(log: str) -> Iterator[None]:
+    """What goes wrong with one log is logged, and stops nothing else."""
+    try:
+        yield
+    except (BrokerError, StoreError, InvalidLog) as error:
+        _log.warning("the upkeep of a log was cut short", log=log, error=str(error))
+    except Exception:
+        _log.exception("the upkeep of a log failed", log=log)
