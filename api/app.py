@@ -1,30 +1,85 @@
-"""The application: routes, errors, limits and metrics around one broker."""
+"""The application: routes, errors, limits and metrics around one broker.
 
-from collections.abc import AsyncIterator
+FastAPI makes the spans of requests by itself; `telemetry` is its setting. FastAPI's traces need a
+version that the extra `otel` of the server's wheel brings; earlier versions ignore the setting.
+`broker.tracing` has what is traced below a request.
+"""
+
+import os
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib.util import find_spec
+from typing import Any, TypedDict
 
 from fastapi import FastAPI
-from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
-from api.connections.crowd import Crowd
-from api.http import patience, problems
-from api.http.limits import Budget, Limits
-from api.http.metrics import Metrics
-from api.http.rates import Rates
-from api.http.streams import LATER, Later, OpenCalls
-from api.routes import access, conditions, flows, lineage, queue_events, queues, scaling, service
+from api import openapi, problems, routing
+from api.bodies import BodyBudget, Limits
+from api.connections import OpenConnections
+from api.metrics import Metrics
+from api.rates import Rates
+from api.routes import service
 from api.routes.polls import Polls
-from api.tracing import telemetry
+from api.streams import DEFERRED, DeferredCall, OpenCalls
+from broker import tracing
 from broker.service import Broker
 from broker.settings import Settings
 
+# The exporter that the extra brings.
+EXPORTER = "opentelemetry.exporter.otlp.proto.http"
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+
+class Telemetry(TypedDict, total=False):
+    """Of FastAPI's settings the ones that are set here."""
+
+    metrics: bool
+    logs: bool
+    operation_spans: bool
+    auto_configure: bool
+    exclude: Any
+
+
+def telemetry() -> Any:
+    """FastAPI's setting `telemetry`: spans of calls, sent to where the environment says.
+
+    If the process has a tracer provider already (`opentelemetry-instrument` makes one), nothing
+    else is sent anywhere.
+    """
+    wanted = any(os.environ.get(name) for name in ENDPOINTS) and tracing.api() is None
+    if wanted:
+        os.environ.setdefault("OTEL_SERVICE_NAME", "counterpoise")
+    return Telemetry(
+        metrics=False,  # Prometheus asks for them
+        logs=False,
+        operation_spans=False,
+        auto_configure=wanted and _has_exporter(),
+        exclude=_excluded,
+    )
+
+
+def _has_exporter() -> bool:
+    try:
+        return find_spec(EXPORTER) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _excluded(scope: MutableMapping[str, Any]) -> bool:
+    """Probes, metrics and pages."""
+    return not str(scope["path"]).startswith("/v1/")
+
 
 class Application(FastAPI):
-    """FastAPI whose layers end before a call waits (`api.http.streams`), or never begin
+    """FastAPI whose layers end before a call waits (`api.streams`), or never begin
     (`api.routes.polls`).
     """
+
+    def openapi(self) -> dict[str, Any]:
+        """The document that describes every call."""
+        return openapi.document(self.routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -35,17 +90,11 @@ class Application(FastAPI):
         if poll is not None:
             await poll.run(scope, receive, send)
             return
-        calls: list[Later] = []
+        calls: list[DeferredCall] = []
         # In a copy: what the layers add to the scope ends with them.
-        await super().__call__({**scope, LATER: calls}, receive, send)
+        await super().__call__({**scope, DEFERRED: calls}, receive, send)
         for call in calls:
             await call.run(scope, receive, send)
-
-
-def all_routes() -> list[BaseRoute]:
-    """Every route, the most called first, because they are tried in order."""
-    parts = (flows, queues, lineage, conditions, scaling, queue_events, service, access)
-    return [route for part in parts for route in part.ROUTER.routes]
 
 
 def create_app(broker: Broker, settings: Settings) -> FastAPI:
@@ -73,14 +122,16 @@ def create_app(broker: Broker, settings: Settings) -> FastAPI:
         telemetry=telemetry(),
     )
     # Without include_router, which would look every request up twice.
-    app.router.routes.extend(all_routes())
+    app.router.routes.extend(openapi.all_routes())
     app.state.broker = broker
     app.state.settings = settings
     # Awaits what may call the database.
-    app.state.answered = partial(patience.answered, is_reachable=broker.is_reachable)
+    app.state.answered = partial(routing.while_reachable, is_reachable=broker.is_reachable)
     app.state.open_calls = OpenCalls()
     app.state.metrics = Metrics(app.state.open_calls, broker.tally)
-    app.state.crowd = Crowd(settings.address_idle_connections, app.state.metrics.registry)
+    app.state.connections = OpenConnections(
+        settings.address_idle_connections, app.state.metrics.registry
+    )
     app.state.rates = Rates(
         settings.flow_requests_per_second,
         settings.address_requests_per_second,
@@ -91,7 +142,7 @@ def create_app(broker: Broker, settings: Settings) -> FastAPI:
     service.share_answers(app)
     problems.add_handlers(app)
     limit_bytes = settings.request_limit_bytes
-    app.state.budget = Budget(settings.body_budget_bytes, limit_bytes)
+    app.state.budget = BodyBudget(settings.body_budget_bytes, limit_bytes)
     app.add_middleware(
         Limits,
         limit_bytes=limit_bytes,

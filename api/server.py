@@ -11,9 +11,14 @@ import uvicorn
 from starlette.applications import Starlette
 
 from api.app import create_app
-from api.connections.accepting import RESERVED_FILES, Acceptor, raise_file_limit
-from api.connections.crowd import Crowd
-from api.connections.protocol import HEAD_SECONDS, Connection
+from api.connections import (
+    HEAD_SECONDS,
+    RESERVED_FILES,
+    Acceptor,
+    Connection,
+    OpenConnections,
+    raise_file_limit,
+)
 from broker.exposure import Certificate, certificate_of
 from broker.service import Broker
 from broker.settings import Settings
@@ -56,11 +61,11 @@ class Server(uvicorn.Server):
             if threading.current_thread() is threading.main_thread():
                 loop = asyncio.get_running_loop()
                 loop.add_signal_handler(signal.SIGHUP, self._certificate.renew)
-        crowd: Crowd = self._application.state.crowd
+        connections: OpenConnections = self._application.state.connections
         listeners = sockets or ()
         # uvicorn closes them and waits for them, nothing else.
         self.servers = [
-            Acceptor(listener, crowd, self._connection, context, self.head_seconds)  # type: ignore[misc]
+            Acceptor(listener, connections, self._connection, context, self.head_seconds)  # type: ignore[misc]
             for listener in listeners
         ]
         self.started = True
@@ -72,9 +77,14 @@ class Server(uvicorn.Server):
             log.info("serving", address=address)
 
     def _connection(self, host: str) -> Connection:
-        crowd: Crowd = self._application.state.crowd
+        connections: OpenConnections = self._application.state.connections
         return Connection(
-            self.config, self.server_state, self.lifespan.state, crowd, host, self.head_seconds
+            self.config,
+            self.server_state,
+            self.lifespan.state,
+            connections,
+            host,
+            self.head_seconds,
         )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -123,5 +133,5 @@ def run(settings: Settings, listener: socket.socket) -> None:
     app = create_app(Broker(settings), settings)
     files = raise_file_limit()
     reserved = RESERVED_FILES + 2 * settings.database_pool_size
-    app.state.crowd.most = max(files - reserved, files // 2)
+    app.state.connections.most = max(files - reserved, files // 2)
     make_server(app, settings, announce=True, certificate=certificate).run([listener])

@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from api.connections.crowd import Crowd
-from api.http.streams import OpenCalls
+from api.connections import OpenConnections
 from api.server import make_server
+from api.streams import OpenCalls
 from broker.settings import load
 
 
@@ -57,7 +57,7 @@ def serve() -> None:
         ]
     )
     app.state.open_calls = OpenCalls()
-    app.state.crowd = Crowd(settings.address_idle_connections, CollectorRegistry())
+    app.state.connections = OpenConnections(settings.address_idle_connections, CollectorRegistry())
     listener = socket.create_server(("127.0.0.1", 0))
     make_server(app, settings, announce=True).run([listener])
 

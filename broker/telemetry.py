@@ -69,7 +69,7 @@ def configure_logging(level: str, style: Literal["auto", "text", "json"] = "auto
         logger.handlers.clear()
         logger.propagate = True
         logger.setLevel(max(logging.WARNING, root.level) if level != "debug" else logging.DEBUG)
-    # Requests are counted (api.http.metrics), not logged one by one.
+    # Requests are counted (api.metrics), not logged one by one.
     logging.getLogger("uvicorn.access").disabled = True
 
 

@@ -28,7 +28,7 @@ import pytest
 from fastapi import FastAPI
 
 from api.app import create_app
-from api.connections.protocol import HEAD_SECONDS
+from api.connections import HEAD_SECONDS
 from api.server import Server, make_server
 from broker.exposure import Certificate
 from broker.service import Broker

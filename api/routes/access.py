@@ -5,21 +5,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from starlette.requests import Request
 
-from api.http import problems
-from api.http.head import HEAD
-from api.http.origin import check_site
-from api.http.routing import Route
-from api.http.security import (
-    Also,
-    address_of,
-    allow,
-    caller_of,
-    session_cookie,
-    session_of,
-)
-from api.routes.parameters import Cursor, Limit, broker_of
+from api import problems
+from api.head import HEAD
+from api.routing import Cursor, Limit, Route, broker_of
 from api.schemas import access as access_schemas
 from api.schemas.common import QUEUE_NAME_PATTERN
+from api.security import Also, address_of, allow, caller_of, check_site, session_cookie, session_of
 from broker.calls import views
 from broker.calls.keys import SESSION_SECONDS
 from broker.core.access import Caller, Right

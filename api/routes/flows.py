@@ -10,15 +10,23 @@ from fastapi import APIRouter, Path, Query, Response
 from starlette.applications import Starlette
 from starlette.requests import Request
 
-from api.http import problems
-from api.http.large import answer, encoded
-from api.http.routing import LONGEST_WAIT_SECONDS, Route, number, served_by, whole_number
-from api.http.security import Also, allow, caller_of
-from api.http.streams import EventStream, Later, OpenCalls, event
-from api.routes.parameters import Name, broker_of, flow_of, last_event_id
+from api import problems
+from api.answers import answer, encoded, results_json, update_json
+from api.routing import (
+    LONGEST_WAIT_SECONDS,
+    Name,
+    Route,
+    broker_of,
+    flow_of,
+    last_event_id,
+    number,
+    served_by,
+    whole_number,
+)
 from api.schemas import common
 from api.schemas import flows as flow_schemas
-from api.schemas.updates import results_json, update_json
+from api.security import Also, allow, caller_of
+from api.streams import DeferredCall, EventStream, OpenCalls, event
 from broker.calls import views
 from broker.calls.bound_flows import BoundFlow
 from broker.calls.flow_views import BIG_VIEW
@@ -86,13 +94,13 @@ async def _serve_updates(request: Request) -> Response:
     return waiting(request.app, flow, after, wait_seconds)
 
 
-def waiting(app: Starlette, flow: BoundFlow, after: int, wait_seconds: float) -> Later:
+def waiting(app: Starlette, flow: BoundFlow, after: int, wait_seconds: float) -> DeferredCall:
     """A long poll of a caller who may make it; `api.routes.polls` has a shorter way to it."""
     open_calls: OpenCalls = app.state.open_calls
     broker: Broker = app.state.broker
     # Also the renewal waits without the request's layers: all flows may renew at once.
     wait = partial(broker.updates.wait, flow, after, wait_seconds, asked=app.state.answered)
-    return Later(lambda: open_calls.waiting(wait(), renews=True), _update)
+    return DeferredCall(lambda: open_calls.waiting(wait(), renews=True), _update)
 
 
 async def _update(view: views.UpdateView | None, status_code: int = 200) -> Response:

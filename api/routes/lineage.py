@@ -6,13 +6,12 @@ from fastapi import APIRouter, Path, Response
 from pydantic import BeforeValidator
 from starlette.requests import Request
 
-from api.http import problems
-from api.http.routing import Route
-from api.http.security import Also, allow, caller_of
-from api.routes.parameters import Cursor, Limit, Name, broker_of, whole
+from api import problems
 from api.routes.queues import ON_A_QUEUE
+from api.routing import Cursor, Limit, Name, Route, broker_of, whole
 from api.schemas import common
 from api.schemas import lineage as lineage_schemas
+from api.security import Also, allow, caller_of
 from broker.calls.lineage import SealedView
 from broker.core.access import Right
 from counterpoise.plain import dot

@@ -8,7 +8,7 @@ rate. Nothing is asked of the database for that.
 
 **The short way refuses nothing.** Whatever is not certain goes the usual way, which decides, and
 tells the caller. So there is no second place for any refusal. A poll of the short way is counted,
-waits and ends exactly like one of the usual way (`api.http.streams.Later`).
+waits and ends exactly like one of the usual way (`api.streams.DeferredCall`).
 """
 
 import re
@@ -18,13 +18,13 @@ from functools import partial
 from starlette.applications import Starlette
 from starlette.types import Scope
 
-from api.http.metrics import Metrics
-from api.http.origin import host_name, is_own_name
-from api.http.rates import Rates
-from api.http.routing import LONGEST_WAIT_SECONDS
-from api.http.streams import Later
+from api.metrics import Metrics
+from api.rates import Rates
 from api.routes import flows
+from api.routing import LONGEST_WAIT_SECONDS
 from api.schemas.common import FLOW_ID_PATTERN, QUEUE_NAME_PATTERN
+from api.security import host_name, is_own_name
+from api.streams import DeferredCall
 from broker import tracing
 from broker.service import Broker
 from broker.settings import Settings
@@ -48,7 +48,7 @@ class Polls:
         self._metrics: Metrics = app.state.metrics
         self._settings: Settings = app.state.settings
 
-    def begin(self, scope: Scope) -> Later | None:
+    def begin(self, scope: Scope) -> DeferredCall | None:
         """The poll of this request, which is admitted and counted; None: the usual way."""
         path: str = scope["path"]
         if not path.endswith("/updates") or scope["method"] != "GET":

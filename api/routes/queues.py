@@ -7,14 +7,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from starlette.requests import Request
 
-from api.http import problems
-from api.http.large import answer
-from api.http.routing import Route
-from api.http.security import Also, allow, caller_of
-from api.routes.parameters import Cursor, Flag, Limit, Name, broker_of
+from api import problems
+from api.answers import answer
+from api.routing import Cursor, Flag, Limit, Name, Route, broker_of
 from api.schemas import logs as log_schemas
 from api.schemas import queues as queue_schemas
 from api.schemas import rebalances as rebalance_schemas
+from api.security import Also, allow, caller_of
 from broker.calls import views
 from broker.calls.views import RebalanceView
 from broker.core.access import Right

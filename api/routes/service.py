@@ -1,4 +1,7 @@
-"""The calls on the service itself: health, readiness, metrics, the dashboard, the documentation."""
+"""The calls on the service itself: health, readiness, metrics, the dashboard, the documentation.
+
+A costly answer (`Cached`) is computed once and shared among simultaneous callers.
+"""
 
 import asyncio
 import contextlib
@@ -6,33 +9,33 @@ import functools
 import importlib.resources
 import math
 import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
 
 import orjson
 from fastapi import APIRouter, FastAPI, HTTPException, Response
 from starlette.requests import Request
 
-from api.http import patience, problems
-from api.http.cached import Cached
-from api.http.lags import Lags
-from api.http.metrics import Metrics
-from api.http.openapi import document
-from api.http.routing import Route
-from api.http.security import Also, allow, caller_of
+from api import problems
+from api.metrics import Lags, Metrics
+from api.routing import Route, in_time
 from api.schemas import common
+from api.security import Also, allow, caller_of
 from broker.calls.views import QueueView, ReadyCheck
 from broker.core.access import Right
 from broker.core.errors import Unavailable
 from broker.service import Broker
 
-ROUTER = APIRouter(route_class=Route, tags=["Service"])
+T = TypeVar("T")
 
+ROUTER = APIRouter(route_class=Route, tags=["Service"])
 # Beyond this number, queues are not exported one by one.
 MOST_QUEUES_IN_METRICS = 1000
 MOST_EXPOSITIONS = 100
 # These calls are made all the time, and each costs a query of the database.
 METRICS_SECONDS = 1.0
 READY_SECONDS = 0.2
-
 _PAGES = importlib.resources.files("api") / "dashboard"
 _PAGE_HEADERS = {
     "Cache-Control": "no-store",
@@ -50,6 +53,29 @@ _POLICY = (
 )
 
 
+class Cached(Generic[T]):
+    """The result of `make`, at most `seconds` old; only one caller at a time computes it."""
+
+    def __init__(
+        self,
+        make: Callable[[], Awaitable[T]],
+        seconds: float,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._make = make
+        self._seconds = seconds
+        self._monotonic = monotonic
+        self._making = asyncio.Lock()
+        self._cached: tuple[float, T] | None = None
+
+    async def get(self) -> T:
+        """Raises the errors of `make`; an error is not cached."""
+        async with self._making:
+            if self._cached is None or self._monotonic() - self._cached[0] > self._seconds:
+                self._cached = (self._monotonic(), await self._make())
+            return self._cached[1]
+
+
 def share_answers(app: FastAPI) -> None:
     """Share one answer of `/metrics`, `/readyz` and `/openapi.json` among callers."""
     state = app.state
@@ -62,7 +88,7 @@ def share_answers(app: FastAPI) -> None:
         async def exposition() -> bytes:
             queues: tuple[QueueView, ...] | None = None
             with contextlib.suppress(Unavailable, TimeoutError):
-                queues = await patience.in_time(listed())
+                queues = await in_time(listed())
             found = await lags.of([] if queues is None else [queue.name for queue in queues])
             return await metrics.exposition(queues, found, patterns)
 
@@ -79,7 +105,7 @@ def share_answers(app: FastAPI) -> None:
 
     async def readiness() -> ReadyCheck:
         try:
-            return await patience.in_time(broker.ready_check())
+            return await in_time(broker.ready_check())
         except TimeoutError:
             return ReadyCheck(False, False, "The database does not answer.")
 
@@ -87,7 +113,7 @@ def share_answers(app: FastAPI) -> None:
 
     async def description() -> bytes:
         # In a thread: it takes longer than other calls should wait.
-        return await asyncio.to_thread(lambda: orjson.dumps(document(app.routes)))
+        return await asyncio.to_thread(lambda: orjson.dumps(app.openapi()))
 
     state.description = Cached(description, math.inf)
 

@@ -6,7 +6,7 @@ replicas is the truth, and an event is logged once.
 **Counters** have the queue as a label. Their number must not grow with what users create: a replica
 counts so many queues by name, and all others as one, `OTHER`. A name stays taken until the queue is
 known to be gone (`QueueLabels.keep`); who may not see a queue is not shown its counters
-(`api.http.metrics`).
+(`api.metrics`).
 
 **Log lines** answer what an operator asks: why did it rebalance? Who left, and why? Which handoff
 was forced? Each line names queue and revision, and where it applies the flow with its client, the

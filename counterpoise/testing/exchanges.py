@@ -26,7 +26,7 @@ class Killed(SystemExit):
 
 
 class InProcessServer(Protocol):
-    """The service, as the server's wheel has it (`api.memory.MemoryServer`)."""
+    """The service, as the server's wheel has it (`api.testing.MemoryServer`)."""
 
     def exchange(
         self, scope: Mapping[str, Any], body: bytes, sent: Callable[[Sent], object]

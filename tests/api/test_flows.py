@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.routing import LONGEST_WAIT_SECONDS
+from api.routing import LONGEST_WAIT_SECONDS
 from tests.api.consumer import bind, create_queue
 from tests.api.test_problems import problem
 from tests.api.test_streams import events

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.lags import Lags
+from api.metrics import Lags
 from broker.calls.views import LagView
 from broker.core import records as r
 from broker.core.errors import QueueNotFound
@@ -150,7 +150,7 @@ class Logs:
 async def test_lag_is_measured_in_the_background_and_seldom(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("api.http.lags.FIRST_SECONDS", 0.01)
+    monkeypatch.setattr("api.metrics.FIRST_LAG_SECONDS", 0.01)
     clock = [100.0]
     logs: Any = Logs()
     lags = Lags(logs, lambda: clock[0])

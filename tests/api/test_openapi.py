@@ -10,10 +10,9 @@ import yaml
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from openapi_spec_validator import validate
 
-from api.app import all_routes
-from api.http.openapi import document, to_yaml
-from api.http.routing import Route
-from api.http.security import Also
+from api.openapi import all_routes, document, to_yaml
+from api.routing import Route
+from api.security import Also
 from broker.core.access import Role
 
 COMMITTED = Path(__file__).parents[2] / "openapi.yaml"

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from api.http.origin import host_name, is_own_name
+from api.security import host_name, is_own_name
 from broker.settings import load
 from tests.api.conftest import AS_FLOW
 from tests.api.scripted import ScriptedBroker

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.problems import CODES
+from api.problems import CODES
 from broker.core.errors import BrokerError, FlowGone, Unavailable
 from tests.api.conftest import AS_FLOW
 from tests.api.scripted import ScriptedBroker

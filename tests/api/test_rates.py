@@ -12,11 +12,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.http.head import Head
-from api.http.limits import Budget, Limits
-from api.http.metrics import Metrics
-from api.http.rates import MOST_AT_WORK, Bucket, Rates
-from api.http.streams import OpenCalls
+from api.bodies import BodyBudget, Limits
+from api.head import Head
+from api.metrics import Metrics
+from api.rates import MOST_AT_WORK, Bucket, Rates
+from api.streams import OpenCalls
 from broker.replica.events import EventCounters
 from broker.service import Broker
 from counterpoise.client import Client
@@ -75,7 +75,7 @@ def asked(rates: Rates, one: Head, times: int) -> int:
 
 def limits(app: ASGIApp, rates: Rates, body_seconds: float = 60.0) -> Limits:
     metrics = Metrics(OpenCalls(), EventCounters())
-    return Limits(app, 2**20, Budget(2**22, 2**20), rates, metrics, body_seconds)
+    return Limits(app, 2**20, BodyBudget(2**22, 2**20), rates, metrics, body_seconds)
 
 
 def test_a_burst_and_then_the_rate() -> None:
@@ -331,7 +331,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
 
 
 def test_a_budget_leaves_room_for_others() -> None:
-    budget = Budget(total=4000, largest=500)
+    budget = BodyBudget(total=4000, largest=500)
     assert budget.take("greedy", 600)
     assert budget.take("greedy", 400)
     assert not budget.take("greedy", 1)
@@ -346,7 +346,7 @@ def test_a_budget_leaves_room_for_others() -> None:
 
 
 def test_the_largest_body_always_fits_the_budget() -> None:
-    assert Budget(total=10, largest=1000).take("any", 1000)
+    assert BodyBudget(total=10, largest=1000).take("any", 1000)
 
 
 def test_a_slow_reader_gets_only_the_latest_view(service: Service) -> None:

@@ -3,9 +3,10 @@
 import httpx
 import pytest
 
-from api.app import all_routes, create_app
-from api.http.routing import Route
-from api.http.security import Also, Requirement
+from api.app import create_app
+from api.openapi import all_routes
+from api.routing import Route
+from api.security import Also, Requirement
 from broker.core.errors import FlowGone
 from broker.settings import Settings, load
 from tests.api.conftest import AS_FLOW

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.routing import LONGEST_WAIT_SECONDS
-from api.http.streams import EventStream, OpenCalls, event
+from api.routing import LONGEST_WAIT_SECONDS
+from api.streams import EventStream, OpenCalls, event
 from broker.calls import views
 from broker.core.errors import FlowGone, Invalid
 from broker.settings import load

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from api.connections import protocol
-from api.http import bodies, patience, routing
-from api.schemas import conditions
+from api import bodies, connections, routing
+from api.connections import MOST_FIELDS
+from api.schemas import monitoring
 from broker.calls import history, keys
 from broker.core import cuts, lineage
 from broker.logs import by_kind, hash_ranges, positions
@@ -32,8 +32,8 @@ SAID = [
     f"the log is asked again after {cuts.FIRST_SECONDS:g} s",
     f"then at growing intervals up to {cuts.MOST_SECONDS:g} s",
     f"more than {positions.FAR:,} beyond the end",
-    f"has at most {conditions.MOST_TEXT_CHARACTERS} characters and no control characters",
-    f"A report names at most {conditions.MOST_CONDITIONS:,}.",
+    f"has at most {monitoring.MOST_TEXT_CHARACTERS} characters and no control characters",
+    f"A report names at most {monitoring.MOST_CONDITIONS:,}.",
     f"the first {history.MOST_CAUSES} in order",
     f"at least for {GONE_SECONDS / 3600:g} h",
     f"may make the `GET` calls of the key, for {keys.SESSION_SECONDS / 3600:g} h",
@@ -41,8 +41,8 @@ SAID = [
     f"at most {Settings.model_fields['request_limit_bytes'].default / MIB:g} MiB unless",
     f"every other body {bodies.SMALL_BYTES / KIB:g} KiB",
     f"at most {WORDS[bodies.MOST_UNKNOWN]} unknown fields",
-    f"head has at most {protocol.MOST_HEAD_BYTES / KIB:g} KiB and {protocol.MOST_FIELDS} fields",
-    f"arrives within {protocol.HEAD_SECONDS:g} s",
+    f"head has at most {connections.MOST_HEAD_BYTES / KIB:g} KiB and {MOST_FIELDS} fields",
+    f"arrives within {connections.HEAD_SECONDS:g} s",
     f"does not answer within {by_kind.SHOW_SECONDS:g} s",
 ]
 
@@ -59,4 +59,4 @@ def test_what_takes_a_moment_less_than_the_contract_allows() -> None:
     assert "Replicas stamp a row in Postgres every second" in page
     assert replica.SWEEP_SECONDS == 1.0
     [most] = re.findall(r"gets 503 `unavailable` within (\d+) s", page)
-    assert float(most) > patience.ANSWER_SECONDS
+    assert float(most) > routing.ANSWER_SECONDS

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from api.app import all_routes
-from api.http.bodies import SMALL_BYTES
-from api.http.limits import may_be_large
-from api.http.routing import Route
+from api.bodies import SMALL_BYTES, may_be_large
+from api.openapi import all_routes
+from api.routing import Route
 from broker.service import Broker
 from tests.attacks.bystander import Bystander
 from tests.attacks.holding import MOST_YARDSTICKS, as_in_a_process_of_its_own, hold_of

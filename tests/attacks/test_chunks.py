@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from api.connections.protocol import CHUNK_BYTES, MOST_BODY_OVERHEAD_BYTES
+from api.connections import CHUNK_BYTES, MOST_BODY_OVERHEAD_BYTES
 from tests.attacks.bystander import Bystander
 from tests.attacks.holding import MOST_YARDSTICKS, as_in_a_process_of_its_own, hold_of
 from tests.attacks.wire import Answer, Wire

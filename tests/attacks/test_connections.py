@@ -39,7 +39,7 @@ def strict(migrated_url: str) -> Iterator[Service]:
 
 def ended(service: Service, reason: str) -> float:
     """How many connections were ended for it so far."""
-    return service.app.state.crowd.ended.labels(reason)._value.get()
+    return service.app.state.connections.ended.labels(reason)._value.get()
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_some_requests_at_once(target: Service) -> None:
 
 def test_connections_that_wait_are_bounded_for_each_address(strict: Service) -> None:
     """The attacker's own connections end, whatever they wait with: not a neighbour's."""
-    crowd = strict.app.state.crowd
+    crowd = strict.app.state.connections
     with contextlib.ExitStack() as stack:
         strict.server.config.timeout_keep_alive = 75
         strict.server.head_seconds = 60.0
@@ -222,16 +222,16 @@ def test_a_reader_who_does_not_read(strict: Service) -> None:
         unread.connect(("127.0.0.1", int(strict.url.rpartition(":")[2])))
         head = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n"
         unread.sendall((head + b"\r\n") * 14 + head + b"connection: close\r\n\r\n")
-        eventually(lambda: len(strict.app.state.crowd) == 1)
+        eventually(lambda: len(strict.app.state.connections) == 1)
         # Nobody else is connected; a second without any reading, and it is over.
-        eventually(lambda: len(strict.app.state.crowd) == 0)
+        eventually(lambda: len(strict.app.state.connections) == 0)
 
 
 def test_half_a_handshake(migrated_url: str) -> None:
     certificate = Certificate(PAIR / "first.pem", PAIR / "first-key.pem")
     settings = settings_for(migrated_url)
     with running(Broker(settings), settings, certificate, head_seconds=SHORT_SECONDS) as service:
-        crowd = service.app.state.crowd
+        crowd = service.app.state.connections
         with Wire(service.url) as silent, Wire(service.url) as plain:
             plain.send(b"GET / HTTP/1.1\r\n\r\n")
             assert plain.closed_within(LIMIT_SECONDS)

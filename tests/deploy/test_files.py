@@ -12,7 +12,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from api.app import all_routes
+from api.openapi import all_routes
 from broker.settings import PREFIX, Settings
 from counterpoise.cli.app import installed_plugins
 from tests.architecture.test_repository import ROOT, tracked_files

@@ -1,17 +1,27 @@
-"""Metrics for Prometheus: requests, results of flows' calls, commits, queues.
+"""Metrics for Prometheus: requests, results of flows' calls, commits, queues and their lag.
 
 Every application has its own registry, so that two services in one process count separately. Paths
 are route templates, never names. Counters with the label `queue` are bounded in number
-(`broker.replica.events`). Who asks sees the series of the queues that exist and match the key;
-without a database, those that match. What has no queue is seen by all.
+(`broker.mailbox.tally`). A caller sees the series of the queues that exist and match its key;
+without a database, of those that match. What has no queue is seen by all.
+
+**The lag of queues** (`Lags`) is measured in the background, while somebody scrapes. Measuring a
+queue reads the positions of its partitions and fetches their ends from its log, page after page. So
+it costs most for the largest queues. Each queue is measured again after `LAG_SECONDS`, but not
+before `LAG_REST` times as long as its measuring took: the work is bounded, however large the queues
+are and however often somebody scrapes. Callers for whom a queue is due wait a moment, and get the
+last known numbers. Without scrapes nothing is measured.
 """
+
+from __future__ import annotations
 
 import asyncio
 import collections
 import functools
 import operator
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import (
@@ -27,17 +37,80 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from starlette.types import Scope
 
-from api.http.streams import LATER, OpenCalls
+from api.streams import DEFERRED, OpenCalls
 from broker.calls.monitoring import MOST_LAGS
 from broker.calls.views import LagView, QueueView
 from broker.core.access import matches
 from broker.core.commands import Result
+from broker.core.errors import BrokerError
 from broker.replica.events import OTHER, EventCounters
+from broker.service import Broker
 
+LAG_SECONDS = 10.0
+LAG_REST = 20.0
+FIRST_LAG_SECONDS = 1.5
+# A log that does not answer takes a second and a half.
+LAGS_AT_ONCE = 4
+MOST_LAGS_KNOWN = 2000
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0, 60.0)
 STATUSES = ("Ready", "Holddown", "Rebalancing")
 MOST_PARTITIONS = 20_000
 """Beyond these, or `MOST_LAGS` of one queue, the lag is exported by queue and not by partition."""
+_OUTCOME = operator.attrgetter("outcome")
+_METHODS = frozenset(("GET", "POST", "PATCH", "PUT", "DELETE", "HEAD", "OPTIONS"))
+
+
+@dataclass(slots=True)
+class _KnownLag:
+    view: LagView
+    next_at: float
+
+
+class Lags:
+    """The lag of queues, by name."""
+
+    def __init__(self, broker: Broker, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._broker = broker
+        self._monotonic = monotonic
+        self._known: dict[str, _KnownLag] = {}
+        self._measuring: asyncio.Task[None] | None = None
+
+    def _forget_old(self, now: float) -> None:
+        """Queues that nobody asked for lately; they may be gone."""
+        if len(self._known) > MOST_LAGS_KNOWN:
+            self._known = {name: one for name, one in self._known.items() if one.next_at > now}
+
+    async def of(self, names: Iterable[str]) -> Mapping[str, LagView]:
+        """What is known of these queues; measures what is due."""
+        wanted = list(names)
+        now = self._monotonic()
+        self._forget_old(now)
+        due = [
+            name for name in wanted if name not in self._known or self._known[name].next_at <= now
+        ]
+        if due:
+            if self._measuring is None or self._measuring.done():
+                self._measuring = asyncio.create_task(self._measure(due))
+            await asyncio.wait([self._measuring], timeout=FIRST_LAG_SECONDS)
+        return {name: self._known[name].view for name in wanted if name in self._known}
+
+    async def _measure(self, names: list[str]) -> None:
+        waiting = iter(names)
+
+        async def work() -> None:
+            for name in waiting:
+                began = self._monotonic()
+                try:
+                    view = await self._broker.monitoring.lag(name)
+                except (BrokerError, TimeoutError):
+                    self._known.pop(name, None)
+                    continue
+                now = self._monotonic()
+                self._known[name] = _KnownLag(
+                    view, now + max(LAG_SECONDS, LAG_REST * (now - began))
+                )
+
+        await asyncio.gather(*(work() for _ in range(LAGS_AT_ONCE)))
 
 
 class Metrics:
@@ -102,7 +175,7 @@ class Metrics:
         """The request of this scope is answered, or waits, and is counted when it ends."""
         path = getattr(scope.get("route"), "path", "other")
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        if calls := scope.get(LATER):
+        if calls := scope.get(DEFERRED):
             calls[0].count = functools.partial(self.count_request, method, path, started)
         else:
             self.count_request(method, path, started, status)
@@ -213,10 +286,6 @@ def _families(queues: Sequence[QueueView], lags: Mapping[str, LagView]) -> Itera
             for number, messages in found.items():
                 partitions.add_metric((queue.name, str(number)), messages)
     yield partitions
-
-
-_OUTCOME = operator.attrgetter("outcome")
-_METHODS = frozenset(("GET", "POST", "PATCH", "PUT", "DELETE", "HEAD", "OPTIONS"))
 
 
 def _version() -> str:

@@ -11,9 +11,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from api.connections.crowd import Crowd
-from api.connections.protocol import Connection
-from api.http.streams import WHOLE, Later
+from api.connections import Connection, OpenConnections
+from api.streams import WRITE_WHOLE, DeferredCall
 
 
 class Transport(asyncio.Transport):
@@ -58,8 +57,8 @@ class Polls:
         changed = asyncio.Event()
         self.changed.append(changed)
         if self.by_uvicorn:
-            del scope[WHOLE]
-        await Later(changed.wait, self._answer).run(scope, receive, send)
+            del scope[WRITE_WHOLE]
+        await DeferredCall(changed.wait, self._answer).run(scope, receive, send)
 
     async def _answer(self, _: object) -> Response:
         if self.body is None:
@@ -72,7 +71,7 @@ async def answered(app: Polls, *requests: str) -> Transport:
     config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
     config.load()
     connection = Connection(
-        config, ServerState(), {}, Crowd(10, CollectorRegistry()), "127.0.0.1", 10.0
+        config, ServerState(), {}, OpenConnections(10, CollectorRegistry()), "127.0.0.1", 10.0
     )
     transport = Transport()
     connection.connection_made(transport)

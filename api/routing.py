@@ -3,38 +3,121 @@
 Most routes are ordinary FastAPI routes. The most frequent ones (heartbeat, updates, event streams)
 are documented in the same way, but a plain Starlette handler serves them, with about half of the
 processor time per request: `@served_by(handler)` on the documented signature names the handler.
+Parameters that several calls have are at the end, for both kinds of routes.
+
+**A database that does not answer.** A stopped Postgres, or a network that swallows everything,
+neither answers nor refuses. A call that waits for it ends by the limits of the connections, after
+half a minute. The caller gets an answer sooner (`while_reachable`): a call without a result after
+`ANSWER_SECONDS` gets 503 if the database has not answered the replica's own check, once a second,
+either. A call that takes long while the database answers goes on. The call itself is not ended: it
+may be in the middle of a commit. It ends by those limits.
 """
 
+from __future__ import annotations
+
+import asyncio
+import contextlib
 import re
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
+from fastapi import Path, Query
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import request_response
 
-from api.http import bodies
-from api.http.patience import ANSWER_SECONDS
-from api.http.problems import shown, unknown_name
-from api.http.security import Also, Requirement, authorize, requirement_of
-from api.schemas.common import FLOW_ID_PATTERN, QUEUE_NAME_PATTERN
-from broker.core.errors import Invalid
+from api import bodies
+from api.problems import shown, unknown_name
+from api.schemas import common
+from api.security import Also, Requirement, authorize, requirement_of
+from broker.calls.bound_flows import BoundFlow
+from broker.core.errors import Invalid, Unavailable
+from broker.service import Broker
+
+T = TypeVar("T")
+
+ANSWER_SECONDS = 6.5
+CHECK_SECONDS = 0.25
+PROBE_SECONDS = 1.5
 
 Handler = Callable[[Request], Awaitable[Response]]
 Endpoint = TypeVar("Endpoint", bound=Callable[..., object])
-
 # Of a poll.
 LONGEST_WAIT_SECONDS = 60.0
-# What makes bodies large that may be (`limits`): up to 100,000 partitions, or many conditions.
+# What makes bodies large that may be (`api.bodies`): up to 100,000 partitions, or many conditions.
 LARGE_FIELDS = ("partitions", "positions", "conditions")
 _PATH_PARAMETERS = {
-    "queue": (re.compile(QUEUE_NAME_PATTERN), "1 to 200 of the characters A-Z a-z 0-9 . _ -"),
-    "flow": (re.compile(FLOW_ID_PATTERN), "a flow_id as bind answered it"),
+    "queue": (
+        re.compile(common.QUEUE_NAME_PATTERN),
+        "1 to 200 of the characters A-Z a-z 0-9 . _ -",
+    ),
+    "flow": (re.compile(common.FLOW_ID_PATTERN), "a flow_id as bind answered it"),
     "partition": (re.compile(r"[0-9]{1,10}"), "the number of a partition"),
     "module": (re.compile(r"[a-z]{1,40}\.js"), "the name of a module of the dashboard"),
 }
+_WHOLE = re.compile(r"-?[0-9]{1,19}")
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+
+Name = Annotated[
+    str,
+    Path(
+        pattern=common.QUEUE_NAME_PATTERN,
+        description="The name of the queue.",
+        openapi_examples={"flights": {"value": "flights"}},
+    ),
+]
+Cursor = Annotated[
+    str | None,
+    Query(
+        max_length=500,
+        pattern=r"^[\x21-\x7e]+$",
+        description="The `next_cursor` of the previous page.",
+    ),
+]
+
+
+async def while_reachable(
+    call: Coroutine[Any, Any, T], is_reachable: Callable[[], bool], seconds: float = ANSWER_SECONDS
+) -> T:
+    """The result of `call`. Raises its errors, and `Unavailable` if the database is away."""
+    task = asyncio.ensure_future(call)
+    try:
+        done, _ = await asyncio.wait((task,), timeout=seconds)
+        while not done:
+            if not is_reachable():
+                # Its result comes too late for its caller.
+                task.add_done_callback(_ignore_result)
+                raise Unavailable(
+                    "The service's database does not answer; the call may or may not be carried "
+                    "out. Try again in a moment."
+                )
+            done, _ = await asyncio.wait((task,), timeout=CHECK_SECONDS)
+    except asyncio.CancelledError:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        raise
+    return task.result()
+
+
+async def in_time(call: Coroutine[Any, Any, T], seconds: float = PROBE_SECONDS) -> T:
+    """The result of `call`, which is given up after so many seconds. Raises TimeoutError."""
+    task = asyncio.ensure_future(call)
+    done, _ = await asyncio.wait((task,), timeout=seconds)
+    if done:
+        return task.result()
+    # Not awaited: its connection takes its own time to close.
+    task.add_done_callback(_ignore_result)
+    task.cancel()
+    raise TimeoutError
+
+
+def _ignore_result(task: asyncio.Task[Any]) -> None:
+    """A result that comes too late interests nobody, nor does its error."""
+    if not task.cancelled():
+        task.exception()
 
 
 def served_by(handler: Handler) -> Callable[[Endpoint], Endpoint]:
@@ -52,7 +135,7 @@ class Route(APIRoute):
 
     requirement: Requirement
     # The field that is read in pieces.
-    large: bodies.Large | None = None
+    large: bodies.LargeField | None = None
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         self.requirement = requirement_of(endpoint)
@@ -68,10 +151,10 @@ class Route(APIRoute):
         if model is None:
             return self._guarded(handler)
         name = next((name for name in LARGE_FIELDS if name in model.model_fields), None)
-        large = self.large = None if name is None else bodies.Large(model, name)
+        large = self.large = None if name is None else bodies.LargeField(model, name)
 
         async def read(request: Request) -> Response:
-            return await handler(await bodies.read(request, model, large))
+            return await handler(await bodies.read_body(request, model, large))
 
         return self._guarded(read)
 
@@ -134,10 +217,6 @@ def check_path(request: Request) -> None:
             raise Invalid(f"The path's {parameter} is not {expected}.", [(parameter, expected)])
 
 
-_WHOLE = re.compile(r"-?[0-9]{1,19}")
-_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-
-
 def whole_number(text: str, name: str, least: int, most: int) -> int:
     """A parameter of a plain handler as a whole number; raises `Invalid` with its name."""
     if _WHOLE.fullmatch(text) and least <= int(text) <= most:
@@ -154,3 +233,45 @@ def number(text: str, name: str, least: float, most: float) -> float:
 
 def _not_a_number(name: str, message: str) -> Invalid:
     return Invalid(f"{name} {message}.", [(name, message)])
+
+
+def whole(value: object) -> object:
+    """Only digits: pydantic would also accept blanks and underscores."""
+    if isinstance(value, str) and not (value.isascii() and value.isdecimal()):
+        raise ValueError("should be a whole number")
+    return value
+
+
+def _true_or_false(value: object) -> object:
+    """A JSON boolean: pydantic would also accept `on`, `y` and more."""
+    if isinstance(value, str) and value not in ("true", "false"):
+        raise ValueError("should be true or false")
+    return value
+
+
+Flag = Annotated[bool, BeforeValidator(_true_or_false)]
+Limit = Annotated[
+    int,
+    BeforeValidator(whole),
+    Query(ge=1, le=1000, description="The most items to return."),
+]
+
+
+def broker_of(request: Request) -> Broker:
+    """The application's broker."""
+    broker: Broker = request.app.state.broker
+    return broker
+
+
+def flow_of(request: Request) -> BoundFlow:
+    """The flow in the path; of a call that it makes itself."""
+    flow: BoundFlow = request.state.flow
+    return flow
+
+
+def last_event_id(request: Request) -> int | None:
+    """The revision that a stream resumes after, None without the header."""
+    text = request.headers.get("last-event-id")
+    if text is None:
+        return None
+    return whole_number(text, "Last-Event-ID", 0, common.MOST_INT64)

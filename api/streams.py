@@ -2,10 +2,10 @@
 
 A request goes through a dozen layers: limits, metrics, errors, routing, permissions. Together they
 keep some twenty kilobytes for as long as the call is under way. A long poll waits most of its time,
-and thousands of flows wait at once. So its handler returns `Later`: the layers end without an
-answer, and only then the application lets the call wait (`api.app.Application`). What the layers do
-with an answer, `Later` does itself: an error becomes a problem document, and the request is counted
-when it ends.
+and thousands of flows wait at once. So its handler returns a `DeferredCall`: the layers end without
+an answer, and only then the application lets the call wait (`api.app.Application`). What the layers
+do with an answer, the `DeferredCall` does itself: an error becomes a problem document, and the
+request is counted when it ends.
 
 An event stream sends each item of its source immediately. There is no queue per connection, so a
 slow reader gets only the latest state. While there are no events, the stream sends a comment from
@@ -25,7 +25,7 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.http.problems import of_broker_error, of_defect
+from api.problems import of_broker_error, of_defect
 from broker import tracing
 from broker.calls.updates import NOT_RENEWED
 from broker.core.errors import BrokerError, Invalid, Unauthorized, Unavailable
@@ -35,9 +35,9 @@ T = TypeVar("T")
 log = structlog.get_logger("api")
 
 # Where the scope of a request has the call that waits.
-LATER = "counterpoise.later"
+DEFERRED = "counterpoise.later"
 # Where it has what writes a whole answer at once, if it does not leave it to `send`.
-WHOLE = "counterpoise.whole"
+WRITE_WHOLE = "counterpoise.whole"
 KEEP_ALIVE_SECONDS = 15.0
 # A reader that lost its connection tries again after this long.
 RETRY_MILLISECONDS = 1000
@@ -87,7 +87,7 @@ class OpenCalls:
                 task.cancel()
 
 
-class Later(Response):
+class DeferredCall(Response):
     """The answer of a call that waits for it."""
 
     def __init__(
@@ -104,8 +104,8 @@ class Later(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # The span of a traced request is one of the layers, so they stay.
-        if LATER in scope and tracing.api() is None:
-            scope[LATER].append(self)
+        if DEFERRED in scope and tracing.api() is None:
+            scope[DEFERRED].append(self)
         else:
             await self.run(scope, receive, send)
 
@@ -120,7 +120,7 @@ class Later(Response):
             except Exception as error:
                 response = of_defect(scope, error)
             status = response.status_code
-            write = scope.get(WHOLE)
+            write = scope.get(WRITE_WHOLE)
             if write is None or not write(scope, status, response.raw_headers, response.body):
                 await response(scope, receive, send)
         finally:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from api.http.cached import Cached
+from api.routes.service import Cached
 
 
 async def test_concurrent_callers_share_one_result_until_it_is_old() -> None:

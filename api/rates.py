@@ -32,7 +32,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter
 
-from api.http.head import Head
+from api.head import Head
 
 BURST_SECONDS = 10.0
 MOST_CALLERS = 100_000

@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.answers import results_json, update_json
 from api.schemas.common import rfc3339
 from api.schemas.flows import FlowChangeUpdate, Results
-from api.schemas.updates import results_json, update_json
 from broker.calls import views
 from broker.core.commands import Outcome, Result
 

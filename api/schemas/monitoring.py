@@ -1,4 +1,4 @@
-"""The wire models of conditions (`api.schemas` explains the rules they follow)."""
+"""The wire models of conditions, and of the number of consumers for autoscalers."""
 
 from typing import Annotated
 
@@ -12,6 +12,7 @@ from api.schemas.common import (
     Epoch,
     Page,
     PartitionNumber,
+    QueueName,
     RequestModel,
     Time,
     left_out,
@@ -116,3 +117,35 @@ class Condition(AnswerModel):
 
 class ConditionPage(Page[Condition]):
     """Conditions: of whole consumers first, then by partition."""
+
+
+class Scaling(AnswerModel):
+    """How many consumers a queue should have."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "queue": "flights",
+                    "consumers": 5,
+                    "why": "lag",
+                    "present": 4,
+                    "partition_count": 8,
+                    "lag": 4210,
+                }
+            ]
+        }
+    )
+
+    queue: QueueName
+    consumers: int = Field(description="So many; never more than partitions.")
+    why: str = Field(
+        description="`lag` (it demands them), `holding` (the queue is not Ready), `quiet` (it was "
+        "changed not long ago), `shrinking` (one is not needed), `unknown` (the log does not say "
+        "the lag); later versions may add others."
+    )
+    present: int = Field(description="Bound flows that do not drain.")
+    partition_count: int
+    lag: int | None = Field(
+        description="Messages that are not processed yet, at most; some seconds old."
+    )

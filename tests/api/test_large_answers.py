@@ -11,7 +11,7 @@ import pytest
 from fastapi import Response
 from pydantic import BaseModel
 
-from api.http.large import answer, encoded
+from api.answers import answer, encoded
 from api.schemas import flows as flow_schemas
 from api.schemas import logs as log_schemas
 from api.schemas import rebalances as rebalance_schemas

@@ -1,8 +1,15 @@
-"""Answers that name up to 100,000 partitions are written in pieces (`broker.pieces`).
+"""Answers that are written in another way than by FastAPI: frequent ones, and large ones.
 
-An answer is written without the items of its long lists, which leaves `[]` in their places. Then
-each list is written piece by piece and put into its place. In JSON a quote within a text is
-escaped, so `"name":[]` is never part of a text. The bytes are those of the answer written at once.
+The bytes are in both cases those that the wire models make.
+
+**Frequent ones.** One change goes to thousands of flows. A partition of a view or a result costs a
+fraction of what the models take for it when it is written without them (`update_json`,
+`results_json`).
+
+**Large ones.** An answer that names up to 100,000 partitions is written in pieces
+(`broker.pieces`). It is written without the items of its long lists, which leaves `[]` in their
+places. Then each list is written piece by piece and put into its place. In JSON a quote within a
+text is escaped, so `"name":[]` is never part of a text.
 """
 
 from __future__ import annotations
@@ -13,14 +20,70 @@ from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
+import orjson
 from fastapi import Response
 from pydantic import BaseModel, TypeAdapter
 
+from api.schemas.common import rfc3339
 from broker.pieces import PIECE, pause, pieces
+
+_SELDOM = ("cut", "reached_cut", "waits_for", "key", "parents")
 
 View = TypeVar("View")
 # Items of all lists of an answer.
 MOST_AT_ONCE = 4 * PIECE
+
+
+def update_json(view: Any) -> bytes:
+    """A broker's view as FlowChangeUpdate."""
+    return orjson.dumps(_update_values(view))
+
+
+def results_json(view: Any) -> bytes:
+    """Results of a broker and the view afterwards, as Results."""
+    results = [_result_values(one) for one in view.results]
+    return orjson.dumps({"results": results, "update": _update_values(view.update)})
+
+
+def _update_values(view: Any) -> dict[str, Any]:
+    partitions = [_partition_values(one) for one in view.partitions]
+    values = {
+        "queue": view.queue,
+        "flow_id": view.flow_id,
+        "revision": view.revision,
+        "active": view.active,
+        "draining": view.draining,
+        "now": rfc3339(view.now),
+        "partitions": partitions,
+    }
+    if view.resize is not None:
+        values["resize"] = view.resize
+    return values
+
+
+def _result_values(one: Any) -> dict[str, Any]:
+    values = {"partition": one.partition, "outcome": one.outcome}
+    if one.current_epoch is not None:
+        values["current_epoch"] = one.current_epoch
+    return values
+
+
+def _partition_values(one: Any) -> dict[str, Any]:
+    values = {
+        "partition": one.partition,
+        "epoch": one.epoch,
+        "state": one.state,
+        "position": one.position,
+    }
+    if one.handed_over is not None:
+        values["handed_over"] = one.handed_over
+    if one.deadline is not None:
+        values["deadline"] = rfc3339(one.deadline)
+    for name in _SELDOM:
+        value = getattr(one, name)
+        if value is not None:
+            values[name] = value
+    return values
 
 
 class _List(NamedTuple):

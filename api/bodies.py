@@ -1,0 +1,423 @@
+"""Bodies of requests: bounded before the call begins, and read so that none holds the event loop.
+
+**Bounded.** Only calls that name partitions have large bodies; others have at most `SMALL_BYTES`.
+The limit of the size holds for bodies with a declared length and for chunked ones. A body is read
+completely before the call begins, within a limited time: a slow sender keeps only its connection
+busy.
+
+All bodies together have a budget in bytes (`BodyBudget`), because many callers that each keep their
+rate could fill the memory with bodies that wait for their turn. A body takes its declared length
+before its first byte is read, a chunked one the limit, and gives it back when the answer begins.
+One caller has at most a quarter of the budget. Renewals of leases have no bodies and need none.
+
+**Read in pieces.** A call that names partitions may name 100,000 of them. To parse and check them
+at once would hold the loop for a quarter of a second, and a hostile body of the same size for ten.
+So a body above `SMALL_BYTES` is read in pieces of about `PIECE_BYTES`, and other requests have
+their turn between them. What it may hold is known beforehand: plain values, and one large list or
+mapping of plain items. A piece is cut where an item ends, by a pattern that cannot be misled by
+quotes, and parsed and validated by itself.
+
+Reading ends at the first piece with a wrong item. Of that piece only the wrong items are kept, so
+that the answer names them and not all that follows. For the same reason only `MOST_UNKNOWN` unknown
+fields of an object are named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, get_args, get_origin
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.head import HEAD, Head
+from api.metrics import Metrics
+from api.problems import of_defect, problem
+from api.rates import Rates
+from api.schemas.common import MOST_PARTITIONS
+from broker.core.errors import Invalid
+from broker.pieces import pause
+
+BODY_SECONDS = 10.0
+SHARE_OF_ONE = 4
+# What is not read whole leaves the connection of no further use.
+_CLOSE = {"Connection": "close"}
+# The calls that name partitions. A queue may have the name of one of them.
+_LARGE = re.compile(
+    "/v1/queues/[^/]+/(positions|flows/[^/]+/(commit|release|ready|children|conditions))"
+)
+# Where the scope of a request has its body, until it is parsed.
+BODY = "counterpoise.body"
+# What takes at most some milliseconds, whatever it holds.
+SMALL_BYTES = 65536
+PIECE_BYTES = 65536
+MOST_UNKNOWN = 5
+MOST_PLAIN_FIELDS = 20
+
+_STRING = rb'"(?:[^"\\]++|\\.)*+"'
+_PLAIN = rb"(?:" + _STRING + rb"|[-+0-9.eE]{1,100}|true|false|null)"
+_OBJECT = rb'\{(?:[^{}"]++|' + _STRING + rb")*+\}"
+_START = re.compile(rb"\s*\{\s*")
+_NAME = re.compile(rb"\s*(" + _STRING + rb")\s*:\s*")
+_PLAIN_VALUE = re.compile(_PLAIN)
+_NEXT = re.compile(rb"\s*,\s*")
+_END = re.compile(rb"\s*\}\s*\Z")
+_OBJECTS = re.compile(rb"\s*" + _OBJECT + rb"(?:\s*,\s*" + _OBJECT + rb")*+")
+_PAIR = _STRING + rb"\s*:\s*" + _PLAIN
+_PAIRS = re.compile(rb"\s*" + _PAIR + rb"(?:\s*,\s*" + _PAIR + rb")*+")
+_OF_LIST = (_OBJECTS, "objects of plain values", b"]")
+
+
+def may_be_large(path: str) -> bool:
+    """Whether a body of this call may be larger than `SMALL_BYTES`."""
+    return _LARGE.fullmatch(path) is not None
+
+
+class BodyBudget:
+    """The bytes of all bodies that are read or wait for their turn."""
+
+    def __init__(self, total: int, largest: int) -> None:
+        """`largest`: the largest body; one of them always fits."""
+        self.total = max(total, largest)
+        self.share = max(self.total // SHARE_OF_ONE, largest)
+        self.taken = 0
+        self._by_caller: Counter[object] = Counter()
+
+    def take(self, caller: object, size: int) -> bool:
+        """False if so much is not left, for this caller or at all."""
+        if self.taken + size > self.total or self._by_caller[caller] + size > self.share:
+            if not self._by_caller[caller]:
+                del self._by_caller[caller]
+            return False
+        self.taken += size
+        self._by_caller[caller] += size
+        return True
+
+    def give_back(self, caller: object, size: int) -> None:
+        """So much of what the caller has taken is free again."""
+        self.taken -= size
+        self._by_caller[caller] -= size
+        if not self._by_caller[caller]:
+            del self._by_caller[caller]
+
+
+class _Refused(Exception):
+    """The request gets this answer, and is not carried out."""
+
+    def __init__(self, response: Response) -> None:
+        self.response = response
+
+
+class _HungUp(Exception):
+    """The caller disconnected before its body was complete."""
+
+
+class _Answer:
+    """Where the answer of a request goes: it gives back what the request holds when it begins."""
+
+    __slots__ = ("_send", "held", "status")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        # 0: it has not begun.
+        self.status = 0
+        # Each gives back something that was taken.
+        self.held: list[Callable[[], object]] = []
+
+    async def __call__(self, message: Message) -> None:
+        if not self.status:
+            self.status = message["status"]
+            self.give_back()
+        await self._send(message)
+
+    def give_back(self) -> None:
+        """The request holds nothing any more; repeating it is harmless."""
+        while self.held:
+            self.held.pop()()
+
+
+class Limits:
+    """ASGI middleware: see this module."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        limit_bytes: int,
+        budget: BodyBudget,
+        rates: Rates,
+        metrics: Metrics,
+        body_seconds: float = BODY_SECONDS,
+    ) -> None:
+        """`limit_bytes`: of a large body."""
+        self.app = app
+        self.limit_bytes = limit_bytes
+        self.budget = budget
+        self.rates = rates
+        self.metrics = metrics
+        self.body_seconds = body_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        answer = _Answer(send)
+        try:
+            await self._admit(scope, receive, answer)
+            await self.app(scope, receive, answer)
+        except _Refused as refused:
+            await refused.response(scope, receive, answer)
+        except _HungUp:
+            pass
+        except Exception as error:
+            response = of_defect(scope, error)
+            if answer.status:
+                # Too late for another answer; the server cuts the connection.
+                raise
+            await response(scope, receive, answer)
+        finally:
+            if answer.held:
+                answer.give_back()
+            self.metrics.count(scope, started, answer.status or 500)
+
+    async def _admit(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        """Returns when the call may begin; its body is in the scope. Raises _Refused, _HungUp."""
+        head = scope[HEAD] = Head(scope)
+        if wait_seconds := self.rates.wait_seconds(head):
+            raise await self._too_many(wait_seconds, _CLOSE if head.has_body else {})
+        if head.has_body:
+            scope[BODY] = await self._read(head, receive, answer)
+        if not await self.rates.begin(head, answer.held):
+            raise await self._too_many()
+
+    async def _read(self, head: Head, receive: Receive, answer: _Answer) -> bytes:
+        """The whole body, which holds its part of the budget."""
+        is_large = may_be_large(head.path)
+        limit = self.limit_bytes if is_large else min(SMALL_BYTES, self.limit_bytes)
+        if head.length > limit:
+            raise _too_large(limit)
+        media_type = head.fields.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if media_type != b"application/json":
+            message = "Send the body as JSON with 'Content-Type: application/json'."
+            raise _Refused(problem("unsupported_media_type", message, headers=_CLOSE))
+        taken = limit if head.is_chunked else head.length
+        if not self.budget.take(head.caller, taken):
+            self.rates.refused.labels("bodies").inc()
+            raise await self._too_many(headers=_CLOSE)
+        answer.held.append(partial(self.budget.give_back, head.caller, taken))
+        try:
+            async with asyncio.timeout(self.body_seconds):
+                body = await _whole(receive, limit)
+        except TimeoutError:
+            message = f"The body did not arrive within {self.body_seconds:g} s; send it at once."
+            raise _Refused(problem("body_timeout", message, headers=_CLOSE)) from None
+        if len(body) < taken:
+            self.budget.give_back(head.caller, taken - len(body))
+            answer.held[-1] = partial(self.budget.give_back, head.caller, len(body))
+        return body
+
+    async def _too_many(
+        self, wait_seconds: float = 1.0, headers: dict[str, str] | None = None
+    ) -> _Refused:
+        """The answer 429, after a delay (`Rates.hold`)."""
+        await self.rates.hold()
+        seconds = max(1, math.ceil(wait_seconds))
+        response = problem(
+            "too_many_requests",
+            f"This caller is over its rate, or the service is at its limit; try again in "
+            f"{seconds} s, and ask for several partitions at once.",
+            headers={**(headers or {}), "Retry-After": str(seconds)},
+        )
+        return _Refused(response)
+
+
+async def _whole(receive: Receive, limit: int) -> bytes:
+    """The body, joined from what arrives of it. Raises _Refused, _HungUp."""
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _HungUp
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        if size > limit:
+            raise _too_large(limit)
+        if not message.get("more_body"):
+            return b"".join(pieces)
+
+
+def _too_large(limit: int) -> _Refused:
+    message = f"The body of this request may have {limit} bytes; send fewer partitions at once."
+    return _Refused(problem("too_large", message, headers=_CLOSE))
+
+
+class LargeField:
+    """The field of a request that may be large: a list of objects, or a mapping of plain values."""
+
+    def __init__(self, model: type[BaseModel], name: str) -> None:
+        """The field `name` of a request's `model`."""
+        self.name = name
+        field = model.model_fields[name]
+        annotation: Any = field.annotation
+        limits = (getattr(limit, "max_length", None) for limit in field.metadata)
+        self.most: int = next(filter(None, limits), MOST_PARTITIONS)
+        self.mapping = get_origin(annotation) is dict
+        self.item: type[BaseModel] | None = None if self.mapping else get_args(annotation)[0]
+        # In pieces: the limits of the whole are checked with the whole.
+        self._piece: TypeAdapter[Any] = TypeAdapter(
+            annotation if self.item is None else Annotated[annotation, Field(fail_fast=True)],
+            config=ConfigDict(strict=True) if self.mapping else None,
+        )
+
+    def checked(self, piece: Any) -> tuple[Any, bool]:
+        """A piece, validated, and True; if it is wrong, what is needed to say so, and False."""
+        if self.item is not None:
+            piece = [_few_unknown(item, self.item) for item in piece]
+        try:
+            return self._piece.validate_python(piece), True
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_context=False, include_input=False)
+        if self.mapping:
+            names = {item["loc"][0] for item in found[:MOST_UNKNOWN]}
+            return {name: piece[name] for name in names if name in piece}, False
+        # All before the wrong one is right, and the wrong one keeps its index.
+        return piece[: int(found[0]["loc"][0]) + 1], False
+
+
+class ReadRequest(Request):
+    """A request whose body was read and parsed; FastAPI asks it for the result."""
+
+    def __init__(self, request: Request, value: Callable[[], object], body: bytes = b"?") -> None:
+        """`body`: what stands for it; FastAPI looks only at whether it is empty."""
+        super().__init__(request.scope, request.receive)
+        self._value = value
+        self._stand_in = body
+
+    async def body(self) -> bytes:
+        return self._stand_in
+
+    async def json(self) -> object:
+        """Raises `json.JSONDecodeError`."""
+        return self._value()
+
+
+async def read_body(request: Request, model: type[BaseModel], large: LargeField | None) -> Request:
+    """The request with its parsed body, to be validated by `model`. Raises `Invalid`."""
+    # Taken out, so that its memory is free when it is parsed.
+    body: bytes = request.scope.pop(BODY, b"")
+    if not body:
+        return ReadRequest(request, lambda: None, b"")
+    if large is None or len(body) <= SMALL_BYTES:
+        return ReadRequest(request, lambda: _bounded(orjson.loads(body), model, large))
+    value = await _Reader(body, large).read()
+    return ReadRequest(request, lambda: _few_unknown(value, model))
+
+
+class _Reader:
+    """Reads one large body."""
+
+    def __init__(self, body: bytes, large: LargeField) -> None:
+        self._body = body
+        self._large = large
+        self._at = 0
+        self._wrong = False
+
+    async def read(self) -> dict[str, object]:
+        """Its value, the large field validated as far as it is right. Raises `Invalid`."""
+        value: dict[str, object] = {}
+        self._take(_START, "the body is not a JSON object")
+        for _ in range(MOST_PLAIN_FIELDS):
+            name = str(self._parsed(self._take(_NAME, "expected a field's name")[1]))
+            opening = b"{" if self._large.mapping else b"["
+            if name == self._large.name and self._body.startswith(opening, self._at):
+                self._at += 1
+                value[name] = await self._items()
+                if self._wrong:
+                    return value
+            else:
+                plain = self._take(_PLAIN_VALUE, f"{name[:200]} is not a plain value")
+                value[name] = self._parsed(plain[0])
+            if _END.match(self._body, self._at):
+                return value
+            self._take(_NEXT, "expected , or }")
+        raise self._invalid("too many fields")
+
+    async def _items(self) -> object:
+        """The items of the large field up to its end, or up to the first wrong ones."""
+        mapping = self._large.mapping
+        pattern, kind, closing = (_PAIRS, "plain values", b"}") if mapping else _OF_LIST
+        end = re.compile(rb"\s*" + re.escape(closing))
+        pieces: list[Any] = []
+        count = 0
+        found = end.match(self._body, self._at)
+        while not found:
+            piece = pattern.match(self._body, self._at, self._at + PIECE_BYTES)
+            if piece is None:
+                raise self._invalid(f"{self._large.name} should have {kind}, none of them large")
+            self._at = piece.end()
+            text = b"{%s}" % piece[0] if mapping else b"[%s]" % piece[0]
+            checked, right = self._large.checked(self._parsed(text))
+            pieces.append(checked)
+            count += len(checked)
+            # More than there may be are not read; that they are too many is said of the whole.
+            self._wrong = not right or count > self._large.most
+            if self._wrong:
+                break
+            found = end.match(self._body, self._at)
+            if not found:
+                self._take(_NEXT, f"expected , or {closing.decode()}")
+            await pause()
+        self._at = found.end() if found else self._at
+        await pause()
+        if mapping:
+            return {name: value for piece in pieces for name, value in piece.items()}
+        return [item for piece in pieces for item in piece]
+
+    def _parsed(self, text: bytes) -> Any:
+        try:
+            return orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise self._invalid(f"not JSON: {error.msg}") from None
+
+    def _take(self, pattern: re.Pattern[bytes], expected: str) -> re.Match[bytes]:
+        found = pattern.match(self._body, self._at, self._at + PIECE_BYTES)
+        if found is None:
+            raise self._invalid(expected)
+        self._at = found.end()
+        return found
+
+    def _invalid(self, message: str) -> Invalid:
+        message = f"{message}, at byte {self._at}"
+        return Invalid(f"body: {message}", [("body", message)])
+
+
+def _bounded(value: Any, model: type[BaseModel], large: LargeField | None) -> Any:
+    """A small body's value without most of what is wrong with it."""
+    if not isinstance(value, dict):
+        return value
+    value = _few_unknown(value, model)
+    items = value.get(large.name) if large is not None else None
+    if large is not None and isinstance(items, dict if large.mapping else list):
+        value = {**value, large.name: large.checked(items)[0]}
+    return value
+
+
+def _few_unknown(value: Any, model: type[BaseModel]) -> Any:
+    """An object without most of its unknown fields."""
+    known = model.model_fields
+    if not isinstance(value, dict) or len(value) <= len(known) + MOST_UNKNOWN:
+        return value
+    unknown = itertools.islice((name for name in value if name not in known), MOST_UNKNOWN)
+    kept = {name: value[name] for name in known if name in value}
+    return kept | {name: value[name] for name in unknown}

@@ -1,0 +1,206 @@
+"""What watches a queue: conditions, the number of consumers for autoscalers, and events.
+
+Consumers report conditions, what is wrong with their work, and people see them. An event stream has
+a queue's changes as they are committed.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Query, Response
+from pydantic import BeforeValidator
+from starlette.requests import Request
+
+from api import problems
+from api.metrics import Lags
+from api.routes.flows import ON_A_FLOW, FlowId
+from api.routes.queues import ON_A_QUEUE
+from api.routing import Limit, Name, Route, broker_of, flow_of, last_event_id, served_by, whole
+from api.schemas import common
+from api.schemas import monitoring as schemas
+from api.security import Also, allow, caller_of
+from api.streams import EventStream, event
+from broker.calls import views
+from broker.calls.conditions import ConditionView, ReportedCondition
+from broker.core.access import Right
+from broker.scaling import Rule, advise
+
+ROUTER = APIRouter(prefix="/v1/queues/{queue}", route_class=Route)
+
+Whole = Annotated[int, BeforeValidator(whole)]
+
+
+@ROUTER.post(
+    "/flows/{flow}/conditions",
+    status_code=204,
+    response_class=Response,
+    tags=["Flows"],
+    summary="Report conditions",
+    response_description="The report is stored.",
+    responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
+)
+@allow(Also.FLOW)
+async def report_conditions(
+    request: Request, queue: Name, flow: FlowId, body: schemas.ConditionsReport
+) -> None:
+    """Say what is wrong with the flow's work, all of it at once. Renews the lease.
+
+    A condition of a partition holds as long as the flow owns the partition under the named epoch.
+    """
+    reported = [
+        ReportedCondition(one.kind, one.text, one.partition, one.epoch) for one in body.conditions
+    ]
+    await broker_of(request).conditions.report(flow_of(request), body.seq, reported)
+
+
+@ROUTER.get(
+    "/conditions",
+    response_model=schemas.ConditionPage,
+    tags=["Queues"],
+    summary="List conditions",
+    response_description="The conditions that hold.",
+    responses=problems.document(*ON_A_QUEUE),
+)
+@allow(Right.SEE)
+async def conditions(
+    request: Request, queue: Name, limit: Limit = 1000
+) -> views.Page[ConditionView]:
+    """What consumers say is wrong: partitions in quarantine, a log that is away.
+
+    At most `limit`; the queue itself shows how many there are.
+    """
+    return views.Page(await broker_of(request).conditions.of_queue(queue, limit))
+
+
+@ROUTER.get(
+    "/scaling",
+    response_model=schemas.Scaling,
+    tags=["Queues"],
+    summary="How many consumers?",
+    response_description="The number, and why.",
+    responses=problems.document(*ON_A_QUEUE),
+)
+@allow(Right.SEE)
+async def scaling(
+    request: Request,
+    queue: Name,
+    lag_per_consumer: Annotated[
+        Whole,
+        Query(ge=1, le=common.MOST_INT32, description="One consumer for so many messages."),
+    ] = 1000,
+    quiet_seconds: Annotated[
+        Whole,
+        Query(
+            ge=0,
+            le=86400,
+            description="No consumer is taken away until the queue has been Ready for so long.",
+        ),
+    ] = 300,
+    minimum: Annotated[
+        Whole, Query(ge=0, le=common.MOST_PARTITIONS, description="The least answer.")
+    ] = 0,
+    maximum: Annotated[
+        Whole,
+        Query(ge=1, le=common.MOST_PARTITIONS, description="The largest answer."),
+    ] = common.MOST_PARTITIONS,
+) -> dict[str, Any]:
+    """How many consumers the queue should have, for an autoscaler such as KEDA.
+
+    Up as the lag demands, to one for each partition; down by one at a time, only when the queue is
+    Ready and was not changed for a while. So an autoscaler does not answer its own changes.
+    """
+    lags: Lags = request.app.state.lags
+    known = (await lags.of([queue])).get(queue)
+    lag = None if known is None or known.unknown else known.messages
+    load = await broker_of(request).monitoring.load(queue, lag)
+    advice = advise(load, Rule(lag_per_consumer, quiet_seconds, minimum, maximum))
+    return {
+        "queue": queue,
+        "consumers": advice.consumers,
+        "why": advice.why,
+        "present": load.consumers,
+        "partition_count": load.partitions,
+        "lag": lag,
+    }
+
+
+async def _serve_events(request: Request) -> Response:
+    queue = request.path_params["queue"]
+    broker = broker_of(request)
+    await broker.queues.get(queue)
+    after = last_event_id(request)
+    encode = partial(_change_event, queue)
+    caller = caller_of(request)
+    # Where keys are optional, who came without one stays.
+    stays = caller.key_id is None and request.app.state.settings.keys_optional
+    return EventStream(
+        broker.monitoring.events(queue, after),
+        encode,
+        request.app.state.open_calls,
+        until=None if stays else partial(broker.keys.until_ended, caller),
+    )
+
+
+@ROUTER.get(
+    "/events",
+    response_class=Response,
+    tags=["Rebalancing"],
+    summary="Follow a queue's changes",
+    response_description="Server-sent events named `change`, until either side ends it.",
+    responses={
+        **problems.document(*ON_A_QUEUE),
+        200: {
+            "content": {
+                "text/event-stream": {
+                    "schema": {"type": "string"},
+                    "example": "id: 42\nevent: change\n"
+                    'data: {"queue":"flights","revision":42,"at":"2026-11-20T10:00:00.250Z",'
+                    '"changes":[{"type":"…"}]}\n\n',
+                }
+            }
+        },
+    },
+    openapi_extra={
+        "parameters": [
+            {
+                "name": "Last-Event-ID",
+                "in": "header",
+                "required": False,
+                "description": "Resume after this revision; default: only new changes.",
+                "schema": {"type": "integer", "minimum": 0, "maximum": common.MOST_INT64},
+            }
+        ]
+    },
+)
+@allow(Right.SEE)
+@served_by(_serve_events)
+async def events(queue: Name) -> None:
+    """Every change as it is committed, for dashboards: one event for each revision.
+
+    An event's id is its revision; `Last-Event-ID` resumes. An error during the stream is a last
+    event named `problem`.
+    """
+
+
+async def _change_event(queue: str, item: views.EventView) -> bytes:
+    document = {
+        "queue": queue,
+        "revision": item.revision,
+        "at": common.rfc3339(item.at),
+        "changes": [_with_times(change) for change in item.changes],
+    }
+    return event("change", orjson.dumps(document), item.revision)
+
+
+def _with_times(value: object, name: str = "") -> object:
+    """A change in its wire form, with times as text (see `EventView`)."""
+    match value:
+        case Mapping():
+            return {str(key): _with_times(inner, str(key)) for key, inner in value.items()}
+        case float() if name == "deadline" or name.endswith(("_at", "_until")):
+            return common.rfc3339(value)
+        case Sequence() if not isinstance(value, str):
+            return [_with_times(inner) for inner in value]
+    return value
