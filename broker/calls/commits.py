@@ -75,8 +75,12 @@ class CommitCalls:
             async for some in pieces(items):
                 commits = [
                     PositionCommit(
-                        *(coordinator.queue_id, flow_id, seq),
-                        *(one.partition, one.epoch, one.position),
+                        coordinator.queue_id,
+                        flow_id,
+                        seq,
+                        one.partition,
+                        one.epoch,
+                        one.position,
                     )
                     for one in some
                 ]

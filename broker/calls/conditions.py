@@ -83,7 +83,12 @@ class ConditionCalls:
         def look(queue: Queue) -> list[ConditionView]:
             return [
                 ConditionView(
-                    *(one.kind, one.text, one.partition, one.epoch, one.since, flow_id),
+                    one.kind,
+                    one.text,
+                    one.partition,
+                    one.epoch,
+                    one.since,
+                    flow_id,
                     queue.flows[flow_id].client_name,
                 )
                 for flow_id, one in reported

@@ -146,7 +146,11 @@ _holds = or_(
 _OF_QUEUE = PreparedStatement(
     select(
         conditions.c.flow_id,
-        *(_one.c.kind, _one.c.text, _one.c.partition, _one.c.epoch, _one.c.since),
+        _one.c.kind,
+        _one.c.text,
+        _one.c.partition,
+        _one.c.epoch,
+        _one.c.since,
     )
     .select_from(_holding)
     .where(conditions.c.queue_id == _QUEUE, has_conditions, bound, _holds)
