@@ -6,6 +6,10 @@ a slow machine, and what the machine does for others is not part of it.
 
 During the request a callback runs in every turn of the loop. What the thread has worked between two
 of them has kept all other callers waiting.
+
+A virtual machine may count a stall of its host as the thread's processor time. So a request that
+takes too much is sent once more, and counts with the shorter of the two turns: a bug holds the loop
+each time, a stall does not.
 """
 
 from __future__ import annotations
@@ -45,6 +49,17 @@ def hold_of(service: Service, request: Callable[[], object]) -> float:
     finally:
         holding.in_loop(holding.end)
     return holding.longest / holding.yardstick
+
+
+def hold_each_time(service: Service, request: Callable[[], object]) -> float:
+    """As `hold_of`, but a request that exceeds `MOST_YARDSTICKS` is sent again.
+
+    Returns the lesser of the two.
+    """
+    yardsticks = hold_of(service, request)
+    if yardsticks > MOST_YARDSTICKS:
+        yardsticks = min(yardsticks, hold_of(service, request))
+    return yardsticks
 
 
 class _Holding:

@@ -13,7 +13,7 @@ from api.openapi import all_routes
 from api.routing import Route
 from broker.service import Broker
 from tests.attacks.bystander import Bystander
-from tests.attacks.holding import MOST_YARDSTICKS, as_in_a_process_of_its_own, hold_of
+from tests.attacks.holding import MOST_YARDSTICKS, as_in_a_process_of_its_own, hold_each_time
 from tests.attacks.wire import Wire
 from tests.databases import Databases
 from tests.service import Service, eventually, running, settings_for
@@ -145,7 +145,7 @@ def test_no_body_holds_the_loop(
                         assert answer.status_code < 500
                         assert len(answer.content) < 65536 or answer.status_code == 200
 
-                yardsticks = hold_of(unlimited, send)
+                yardsticks = hold_each_time(unlimited, send)
                 if yardsticks > MOST_YARDSTICKS:
                     held.append(f"{yardsticks:.1f}: {method} {path} {size} bytes, {name}")
     assert not held
@@ -169,7 +169,7 @@ def test_no_head_holds_the_loop(unlimited: Service) -> None:
                 assert answer.status_code < 500
                 assert len(answer.content) < 2000
 
-            yardsticks = hold_of(unlimited, send)
+            yardsticks = hold_each_time(unlimited, send)
             if yardsticks > MOST_YARDSTICKS:
                 held.append(f"{yardsticks:.1f}: {path[:40]}")
     assert not held

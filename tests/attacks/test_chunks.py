@@ -8,7 +8,7 @@ import pytest
 
 from api.connections import CHUNK_BYTES, MOST_BODY_OVERHEAD_BYTES
 from tests.attacks.bystander import Bystander
-from tests.attacks.holding import MOST_YARDSTICKS, as_in_a_process_of_its_own, hold_of
+from tests.attacks.holding import MOST_YARDSTICKS, as_in_a_process_of_its_own, hold_each_time
 from tests.attacks.wire import Answer, Wire
 from tests.service import Service
 
@@ -74,7 +74,7 @@ def test_a_body_that_is_mostly_no_body_holds_nobody(target: Service, attack: str
             wire.answer()
 
     with as_in_a_process_of_its_own():
-        assert hold_of(target, request) < MOST_YARDSTICKS
+        assert hold_each_time(target, request) < MOST_YARDSTICKS
 
 
 def answer_of(target: Service, body: bytes) -> Answer:

@@ -1,7 +1,9 @@
 """Calls on very many partitions hold the event loop no longer than others.
 
 Measured with `tests.attacks.holding`; the tests take fewer partitions than a queue may have, and
-allow as much less.
+allow as much less. If a call exceeds its limit, all calls are played again on a fresh queue, and
+only one that exceeds it in both plays fails: a bug holds the loop each time, a stall of the machine
+does not.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class Calls:
     """Calls by name, and those that held the loop for too long."""
 
     def __init__(self, service: Service, most_yardsticks: float) -> None:
-        self.held: list[str] = []
+        self.held: dict[str, float] = {}
         self._service = service
         self._most_yardsticks = most_yardsticks
         self._http = httpx.Client(base_url=f"{service.url}/v1", timeout=120)
@@ -51,7 +53,7 @@ class Calls:
         yardsticks = hold_of(self._service, lambda: answers.append(work()))
         print(f"{name}: {yardsticks:.1f}")
         if yardsticks > self._most_yardsticks:
-            self.held.append(f"{name}: {yardsticks:.1f}")
+            self.held[name] = yardsticks
         return answers[0]
 
     def send(self, method: str, path: str, **options: Any) -> Any:
@@ -79,24 +81,26 @@ class Calls:
 def test_no_call_on_very_many_partitions_holds_the_loop(
     unlimited: Service, partitions: int, most_yardsticks: float
 ) -> None:
-    with contextlib.closing(Calls(unlimited, most_yardsticks)) as call:
-        play(call, partitions)
-    assert not call.held
+    def held(queue: str) -> dict[str, float]:
+        with contextlib.closing(Calls(unlimited, most_yardsticks)) as call:
+            play(call, queue, partitions)
+            return call.held
+
+    if first := held("first"):
+        second = held("second")
+        assert not first.keys() & second.keys(), f"the loop was held: {first}, {second}"
 
 
-def play(call: Calls, partitions: int) -> None:
+def play(call: Calls, queue: str, partitions: int) -> None:
     """Every call that may be on many partitions."""
     spec = {"partition_count": partitions, "rebalance_delay": 0, "max_handoff_time": 600}
-    numbers = iter(range(100))
-    call.measured(
-        "create", lambda: call.send("POST", "/queues", json={"name": f"q{next(numbers)}", **spec})
-    )
+    call("create", "POST", "/queues", json={"name": queue, **spec})
     flow = {"client_name": "a", "instance_id": "a", "lease_seconds": 600}
-    call("bind", "POST", "/queues/q0/flows", json=flow)
-    bound = call.send("POST", "/queues/q0/flows", json=flow)
-    call.until_owned("q0")
+    call("bind", "POST", f"/queues/{queue}/flows", json=flow)
+    bound = call.send("POST", f"/queues/{queue}/flows", json=flow)
+    call.until_owned(queue)
     path, token = (
-        f"/queues/q0/flows/{bound['flow_id']}",
+        f"/queues/{queue}/flows/{bound['flow_id']}",
         {"Authorization": f"Bearer {bound['flow_token']}"},
     )
     view = call("updates", "GET", f"{path}/updates", headers=token)
@@ -111,16 +115,25 @@ def play(call: Calls, partitions: int) -> None:
     ready = [{"partition": one["partition"], "epoch": one["epoch"]} for one in items]
     call("ready", "POST", f"{path}/ready", json={"partitions": ready}, headers=token)
     positions = {str(number): "0" for number in range(partitions)}
-    call("dry run", "POST", "/queues/q0/positions?dry_run=true", json={"positions": positions})
-    call("set positions", "POST", "/queues/q0/positions", json={"to": "earliest"})
-    call("history", "GET", "/queues/q0/rebalances?limit=1000")
+    call(
+        "dry run", "POST", f"/queues/{queue}/positions?dry_run=true", json={"positions": positions}
+    )
+    call("set positions", "POST", f"/queues/{queue}/positions", json={"to": "earliest"})
+    call("history", "GET", f"/queues/{queue}/rebalances?limit=1000")
     resumed = {"Last-Event-ID": "0"}
-    call.measured("events", lambda: call.first_of("/queues/q0/events", 20 * partitions, resumed))
-    call("second flow", "POST", "/queues/q0/flows", json={"client_name": "b", "lease_seconds": 600})
-    status = call("status", "GET", "/queues/q0/rebalance")
+    call.measured(
+        "events", lambda: call.first_of(f"/queues/{queue}/events", 20 * partitions, resumed)
+    )
+    call(
+        "second flow",
+        "POST",
+        f"/queues/{queue}/flows",
+        json={"client_name": "b", "lease_seconds": 600},
+    )
+    status = call("status", "GET", f"/queues/{queue}/rebalance")
     assert status["handoffs"]
     call("drain", "POST", f"{path}/drain", headers=token)
-    call("shrink", "PATCH", "/queues/q0", json={"partition_count": partitions // 2})
-    call("grow", "PATCH", "/queues/q0", json={"partition_count": partitions})
-    call("discard", "PATCH", "/queues/q0?discard=true", json={"partition_count": 1})
-    call("delete", "DELETE", "/queues/q0?force=true")
+    call("shrink", "PATCH", f"/queues/{queue}", json={"partition_count": partitions // 2})
+    call("grow", "PATCH", f"/queues/{queue}", json={"partition_count": partitions})
+    call("discard", "PATCH", f"/queues/{queue}?discard=true", json={"partition_count": 1})
+    call("delete", "DELETE", f"/queues/{queue}?force=true")
