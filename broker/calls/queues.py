@@ -16,14 +16,11 @@ from broker.calls.lineage import roots_of
 from broker.calls.readers import LogReaders, Trims, log_owner
 from broker.calls.rendering import queue_row_view, queue_view, status_of
 from broker.core import commands as c
-from broker.core import records as r
 from broker.core.access import ALL_QUEUES, Caller, Right
-from broker.core.cuts import FIRST_SECONDS
+from broker.core.creation import Creation
 from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound, Unavailable
 from broker.core.model import Settings
 from broker.core.queue import Queue
-from broker.core.records import CutsAwaited, Entry
-from broker.core.replay import begin, replay, replay_all
 from broker.core.transitions import State
 from broker.logs.names import builtin_name, check_log, decides_count, has_owner
 from broker.logs.ports import LogOwner, Logs
@@ -93,28 +90,15 @@ class QueueCalls:
             ordered_resize=spec.ordered_resize,
             partitioning=spec.partitioning,
         )
-        now = self._replica.clock.now()
-        queue = Queue(str(uuid4()), spec.name, settings, now)
-        added: tuple[r.Record, ...] = (r.PartitionsAdded(0, settings.partition_count, now),)
+        clock = self._replica.clock
+        made = Creation(str(uuid4()), spec.name, settings, clock.now(), outage_seen=clock.outage_id)
         if roots:
-            begun = tuple(root.partition for root in roots)
-            added = (r.ChildrenAdded(roots, now), r.WaitsEnded(begun, now))
-            replay_all(queue, added, 1)
+            made.add_roots(roots)
         else:
-            begin(queue, 1)
             async for some in pieces(range(settings.partition_count)):
-                replay(queue, r.PartitionsAdded(some[0], some[-1] + 1, now))
-                queue.journal.forget()
-        # The log may have been resized before there was this queue.
-        awaited = spec.ordered_resize and owner is not None
-        if awaited:
-            cuts = CutsAwaited(now + FIRST_SECONDS)
-            replay(queue, cuts)
-            added = (*added, cuts)
-        queue.growing = False
-        # Earlier outages do not concern it.
-        queue.outage_seen = self._replica.clock.outage_id
-        entry = Entry(1, now, added, commit_id=uuid4().hex)
+                made.add(some)
+        awaits_cuts = spec.ordered_resize and owner is not None
+        entry, queue = made.finish(uuid4().hex, awaits_cuts=awaits_cuts), made.queue
         act = act_of(caller, "create_queue", spec.name)
         acts = () if act is None else (replace(act, after=_shown(queue)),)
         partitions = [*queue.partitions.values()]
@@ -131,19 +115,25 @@ class QueueCalls:
             except LogTrimmed:
                 raise LogMoved from None
         if has_owner(log) and owner is None:
-            try:
-                count, keys = len(queue.partitions), first.keys or None
-                await self._logs.ensure(log, count, log_owner(queue), keys)
-            except BaseException:
-                with suppress(StoreUnavailable, QueueGone):
-                    undone = act_of(caller, "delete_queue", spec.name)
-                    await self._store.delete(queue.id, force=True, act=undone)
-                raise
+            await self._make_log(queue, first.keys or None, caller)
         view = queue_view(queue)
         self._replica.adopt(queue)
-        if awaited:
+        if awaits_cuts:
             await self._cuts.settle(spec.name)
         return view
+
+    async def _make_log(
+        self, queue: Queue, keys: Mapping[int, str] | None, caller: Caller | None
+    ) -> None:
+        """Makes the log of a new queue; without its log, the queue is deleted again."""
+        try:
+            count = len(queue.partitions)
+            await self._logs.ensure(queue.settings.log, count, log_owner(queue), keys)
+        except BaseException:
+            with suppress(StoreUnavailable, QueueGone):
+                undone = act_of(caller, "delete_queue", queue.name)
+                await self._store.delete(queue.id, force=True, act=undone)
+            raise
 
     async def _ends(self, log: str, owner: views.QueueView | None) -> Mapping[int, str]:
         """Where the log ends now, so that a queue begins there (the contract, *Queue*, `start`).

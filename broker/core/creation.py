@@ -28,11 +28,11 @@ class Creation:
         self._records: list[r.Record] = []
         begin(self.queue, 1)
 
-    def add(self, numbers: range) -> None:
-        """The next partitions of a fixed queue, the first ones from 0 on."""
+    def add(self, numbers: Sequence[int]) -> None:
+        """The next partitions of a fixed queue, from 0 on and without a gap."""
         queue = self.queue
-        assert numbers.start == queue.configured_count, "a piece is missing"
-        replay(queue, r.PartitionsAdded(numbers.start, numbers.stop, self._now))
+        assert numbers[0] == queue.configured_count, "a piece is missing"
+        replay(queue, r.PartitionsAdded(numbers[0], numbers[-1] + 1, self._now))
         queue.journal.forget()
 
     def add_roots(self, roots: Sequence[r.Child]) -> None:

@@ -395,7 +395,7 @@ async def test_the_upkeep_finds_a_resize_by_a_replica_that_knows_no_cuts() -> No
     flow = await bound(one)
     publish(one, 0, 3)
     with pytest.MonkeyPatch.context() as older:
-        older.setattr("broker.core.resizing.await_cuts", lambda draft: None)
+        older.setattr("broker.core.cuts.await_cuts", lambda draft: None)
         older.setattr("broker.calls.cuts.CutCalls.settle", _nothing)
         await one.change_queue("orders", {"partition_count": 4}, False)
     assert await seen(one, flow) == (0, {})

@@ -13,6 +13,8 @@ import psycopg
 import pytest
 
 from broker.calls import views
+from broker.calls.bound_flows import BoundFlow
+from broker.calls.commits import CommitCalls
 from broker.calls.flows import FlowCalls
 from counterpoise.logs.ranges import HASHES
 from tests.counterpoise.spark.stage import Stage
@@ -30,14 +32,18 @@ class Told:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.of: dict[int, list[tuple[str, str | None]]] = {}
-        for name in ("commit", "release", "children"):
-            monkeypatch.setattr(FlowCalls, name, self._heard(name, getattr(FlowCalls, name)))
+        for calls, name in (
+            (CommitCalls, "commit"),
+            (FlowCalls, "release"),
+            (FlowCalls, "children"),
+        ):
+            monkeypatch.setattr(calls, name, self._heard(name, getattr(calls, name)))
 
     def _heard(self, name: str, call: Any) -> Any:
         async def heard(
-            calls: FlowCalls, queue: str, flow: str, seq: int | None, items: Sequence[Any]
+            calls: CommitCalls | FlowCalls, flow: BoundFlow, seq: int | None, items: Sequence[Any]
         ) -> views.ResultsView:
-            answer: views.ResultsView = await call(calls, queue, flow, seq, items)
+            answer: views.ResultsView = await call(calls, flow, seq, items)
             for item in items:
                 self.of.setdefault(item.partition, []).append((name, item.position))
             return answer
