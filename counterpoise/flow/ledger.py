@@ -57,7 +57,7 @@ thread that has the partition in flight; `in_flight` is replaced as a whole and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from counterpoise.flow.barriers import is_at
@@ -75,10 +75,16 @@ def continues(epoch: int, owned: Owned) -> bool:
 
 @dataclass(eq=False, slots=True)
 class Grant:
-    """One partition held under one epoch. `done` is None where the queue's `start` decides."""
+    """One partition held under one epoch. `done` is None where the queue's `start` decides.
+
+    `owned` is how it is held now; `key`, (partition, epoch), never changes.
+    """
 
     owned: Owned
     done: str | None
+    partition: int = field(init=False)
+    epoch: int = field(init=False)
+    key: Key = field(init=False)
     # The last commit that the service has confirmed.
     confirmed: str | None = None
     # Where the partition starts and ends in the log, once no message can be appended any more.
@@ -92,20 +98,8 @@ class Grant:
     # Whether messages may be handed out; follows from the fields above and from `owned.state`.
     open: bool = True
 
-    @property
-    def partition(self) -> int:
-        """Its number."""
-        return self.owned.partition
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the grant."""
-        return self.owned.epoch
-
-    @property
-    def key(self) -> Key:
-        """(partition, epoch)."""
-        return self.owned.partition, self.owned.epoch
+    def __post_init__(self) -> None:
+        self.partition, self.epoch = self.key = self.owned.partition, self.owned.epoch
 
     @property
     def committed(self) -> str | None:
@@ -233,6 +227,12 @@ class Ledger:
         """All grants, in the order of partitions."""
         return [self._grants[number] for number in sorted(self._grants)]
 
+    def readable(self) -> list[Grant]:
+        """The grants of which more may be read, in the order of partitions: they are open, and not
+        done up to a final end.
+        """
+        return [grant for grant in self.grants() if grant.open and not grant.at_end]
+
     # ------------------------------------------------------------------ what is done
 
     def begin(self, partitions: Iterable[int]) -> None:
@@ -288,7 +288,10 @@ class Ledger:
         """The ends of sealed partitions that are to be reported, in the order of partitions."""
         due = [
             ChildrenItem(
-                *(one.partition, one.epoch, one.final[1], True),
+                one.partition,
+                one.epoch,
+                one.final[1],
+                True,
                 tuple(Child(s.key, s.parents, s.partition) for s in one.successors),
             )
             for one in self._grants.values()
