@@ -62,7 +62,7 @@ from typing import TypeAlias
 
 from counterpoise.flow.barriers import is_at
 from counterpoise.flow.view import Key, Owned
-from counterpoise.logs.port import Successor
+from counterpoise.logs.port import Bounds, Successor
 from counterpoise.wire import Child, ChildrenItem, CommitItem, ReleaseItem
 
 
@@ -171,16 +171,17 @@ class Ledger:
 
     def __init__(self) -> None:
         self._grants: dict[int, Grant] = {}
-        self._view: Mapping[int, Owned] | None = None
+        # The view that was taken over last.
+        self.view: Mapping[int, Owned] | None = None
         self.in_flight: frozenset[int] = frozenset()
 
     # ------------------------------------------------------------------ what is held
 
     def follow(self, view: Mapping[int, Owned]) -> Changes:
         """Take over what the flow owns now. `view` is a snapshot and never changes."""
-        if view is self._view:
+        if view is self.view:
             return Changes()
-        self._view = view
+        self.view = view
         gone = [one for one in self._grants.values() if not _holds(view, one)]
         for grant in gone:
             del self._grants[grant.partition]
@@ -245,11 +246,16 @@ class Ledger:
             frozenset() if partitions is None else self.in_flight.difference(partitions)
         )
 
-    def done(self, partition: int, epoch: int, position: str) -> None:
-        """What was read under `epoch` is done up to `position`. Ignored if the epoch is over."""
+    def done(self, partition: int, epoch: int, position: str) -> Grant | None:
+        """What was read under `epoch` is done up to `position`.
+
+        Returns the grant for which it counts; None: it was read in vain, because the epoch is over.
+        """
         grant = self._grants.get(partition)
-        if grant is not None and continues(epoch, grant.owned):
-            grant.done = position
+        if grant is None or not continues(epoch, grant.owned):
+            return None
+        grant.done = position
+        return grant
 
     def starts_at(self, partition: int, epoch: int, position: str) -> bool:
         """The log resolved the queue's `start` to `position`. False if the grant has a position."""
@@ -274,6 +280,18 @@ class Ledger:
         if grant is not None:
             grant.final = None if end is None else (start, end)
             grant.successors = successors
+
+    def learn_ends(self, bounds: Bounds, held: Mapping[int, Owned]) -> None:
+        """Take over which partitions end for good; `held` is the view when the log was asked.
+
+        An end is of the epoch of that moment: a retiring partition may be taken back and grow, and
+        retires again under another epoch. End and partition count are of the same instant.
+        """
+        for number, end in bounds.ends.items():
+            grant = self._grants.get(number)
+            if grant is not None and number in held and held[number].epoch == grant.epoch:
+                final = end if bounds.is_final(number) else None
+                self.ends_at(number, bounds.starts[number], final, bounds.sealed.get(number))
 
     # ------------------------------------------------------------------ calls to the service
 
