@@ -379,7 +379,9 @@ class FlowGroup:
                 self._left_out.add(index)
                 logger.warning(
                     "counterpoise: flow %s is over (%s): the query goes on with %d of its flows",
-                    *(flow.instance_id, flow.gone_reason, len(self._flows) - len(self._left_out)),
+                    flow.instance_id,
+                    flow.gone_reason,
+                    len(self._flows) - len(self._left_out),
                 )
         return members
 
