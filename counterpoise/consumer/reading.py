@@ -66,7 +66,7 @@ PREPARED_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Range:
+class LaneRange:
     """What a turn reads into a lane: messages from `start` up to `end` at most."""
 
     lane: Lane
@@ -248,7 +248,7 @@ class Reader:
             filled = self._fill(log, found, first.get(found.lane.partition)) or filled
         return filled
 
-    def _ranges(self, log: Log, bounds: Bounds, lanes: list[Lane]) -> list[Range]:
+    def _ranges(self, log: Log, bounds: Bounds, lanes: list[Lane]) -> list[LaneRange]:
         """What there is to read, lane by lane. The other lanes are at their end, or wait."""
         places: list[tuple[Lane, str]] = []
         for lane in lanes:
@@ -265,7 +265,7 @@ class Reader:
         view = {lane.partition: lane.grant.owned for lane, _ in places}
         # How far an ordered resize lets a lane be read need not be the end of its partition.
         ends = within(bounds, view, {lane.partition: start for lane, start in places}).ends
-        ranges: list[Range] = []
+        ranges: list[LaneRange] = []
         for lane, start in places:
             end = ends[lane.partition]
             try:
@@ -276,7 +276,7 @@ class Reader:
                 self._refused(lane, start, error)
                 continue
             if ahead < 0:
-                ranges.append(Range(lane, start, end))
+                ranges.append(LaneRange(lane, start, end))
                 continue
             lane.ahead_since = None
             if end == bounds.ends[lane.partition]:
@@ -290,7 +290,7 @@ class Reader:
         if ends and bounds.is_final(lane.partition):
             self._lanes.came_to_end(lane, bounds.starts[lane.partition], end, after)
 
-    def _first(self, log: Log, ranges: list[Range]) -> Mapping[int, tuple[pa.RecordBatch, str]]:
+    def _first(self, log: Log, ranges: list[LaneRange]) -> Mapping[int, tuple[pa.RecordBatch, str]]:
         """The first messages of new lanes, by a statement that is prepared already."""
         if not ranges:
             return {}
@@ -303,7 +303,7 @@ class Reader:
         except LogError:
             return {}  # `_fill` finds out of which lane
 
-    def _fill(self, log: Log, found: Range, first: tuple[pa.RecordBatch, str] | None) -> bool:
+    def _fill(self, log: Log, found: LaneRange, first: tuple[pa.RecordBatch, str] | None) -> bool:
         """Read into a lane as much as fits; `first` are the messages that are known already."""
         lane, start, end = found.lane, found.start, found.end
         if not lane.grant.open:

@@ -27,7 +27,7 @@ from counterpoise.spark.channel import Channel, Correspondent, Driver
 from counterpoise.spark.cycles import BatchLimit, Cycles
 from counterpoise.spark.driver import raise_if_refused
 from counterpoise.spark.errors import DRAINED_FROM_OUTSIDE, FlowEnded
-from counterpoise.spark.flows import BoundFlow, ReportingFlow, in_doubt, raise_if_over
+from counterpoise.spark.flows import BoundFlow, in_doubt, raise_if_over
 from counterpoise.spark.leaving import Leaving
 from counterpoise.spark.offset_planner import OffsetPlanner
 from counterpoise.spark.offsets import Json, Place, replay_slices, slices
@@ -377,7 +377,7 @@ class Batches:
         return self._flow.partitions if self._flow.status == "bound" else None
 
 
-def conditions_of(flow: ReportingFlow, probe: LogProbe) -> Iterator[Condition]:
+def conditions_of(flow: BoundFlow, probe: LogProbe) -> Iterator[Condition]:
     """The conditions of the query: its log first, then its partitions by number."""
     yield from log_away(probe.away_for)
     owned = flow.partitions

@@ -20,7 +20,7 @@ from typing import Any
 
 from counterpoise.flow.core import FLOW_GONE
 from counterpoise.flow.view import Key, Warming
-from counterpoise.spark.flows import WarmingFlow
+from counterpoise.spark.flows import BoundFlow
 from counterpoise.spark.history import Restore
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.planning import View
@@ -38,7 +38,7 @@ class WarmupTracker:
     def __init__(
         self,
         options: SourceOptions,
-        flow: WarmingFlow,
+        flow: BoundFlow,
         shared: SharedProgress,
         clock: Callable[[], float],
     ) -> None:
