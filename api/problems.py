@@ -45,6 +45,7 @@ _BROKER_STATUSES: dict[type[errors.BrokerError], int] = {
     errors.Unauthorized: 401,
     errors.Forbidden: 403,
     errors.Unavailable: 503,
+    errors.QueueUnreadable: 500,
 }
 CODES: dict[str, tuple[int, str]] = {
     **{kind.code: (status, kind.title()) for kind, status in _BROKER_STATUSES.items()},
@@ -84,6 +85,9 @@ DETAILS = {
     "the token that bind answered.",
     "forbidden": "This token is another flow's; send the one that bind answered for this flow.",
     "unavailable": "The service cannot reach its database; try again in a moment.",
+    "queue_unreadable": "The stored rows of the queue 'flights' do not fit together: partitions "
+    "and keys differ in [4]. It can only be deleted (DELETE /v1/queues/flights?force=true), or "
+    "restored from a backup of the database.",
     "not_found": "There is nothing at /v1/queue; /docs lists every call.",
     "method_not_allowed": "This path takes GET, POST.",
     "too_many_requests": "This caller is over its rate, or the service is at its limit; "
