@@ -65,6 +65,8 @@ log = structlog.get_logger("api")
 LOG_SECONDS = 10.0
 MOST_HEAD_BYTES = 65536
 MOST_FIELDS = 100
+# Fields that decide who calls: of two, a proxy and the service might each take another one.
+FIELDS_ONCE = frozenset((b"authorization", b"host", b"origin", b"sec-fetch-site"))
 MOST_PIPELINED = 16
 HEAD_SECONDS = 10.0
 # Chunks of fewer bytes than this on average are too small if there are more than so many.
@@ -322,6 +324,10 @@ class Connection(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > MOST_HEAD_BYTES or len(self.headers) > MOST_FIELDS:
             self._refusal = "head_too_large"
+            raise _Refused
+        once = [name for name, _ in self.headers if name in FIELDS_ONCE]
+        if len(once) > len(set(once)):
+            self._refusal = "malformed"
             raise _Refused
         self._head_begun, self._in_body = False, True
         self._received_bytes = self._body_bytes = self._chunks = 0

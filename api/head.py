@@ -1,6 +1,7 @@
 """The head of a request, read once: everything that the service takes from its fields is here.
 
-Of a field that comes several times the first counts, for all who look at it.
+Of a field that comes several times the first counts, for all who look at it. Where that would
+decide who calls, the connection refuses the request (`api.connections`).
 """
 
 from __future__ import annotations

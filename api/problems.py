@@ -45,6 +45,7 @@ _BROKER_STATUSES: dict[type[errors.BrokerError], int] = {
     errors.Unauthorized: 401,
     errors.Forbidden: 403,
     errors.Unavailable: 503,
+    errors.QueueUnreadable: 500,
 }
 CODES: dict[str, tuple[int, str]] = {
     **{kind.code: (status, kind.title()) for kind, status in _BROKER_STATUSES.items()},
@@ -84,11 +85,15 @@ DETAILS = {
     "the token that bind answered.",
     "forbidden": "This token is another flow's; send the one that bind answered for this flow.",
     "unavailable": "The service cannot reach its database; try again in a moment.",
+    "queue_unreadable": "The stored rows of the queue 'flights' do not fit together: partitions "
+    "and keys differ in [4]. It can only be deleted (DELETE /v1/queues/flights?force=true), or "
+    "restored from a backup of the database.",
     "not_found": "There is nothing at /v1/queue; /docs lists every call.",
     "method_not_allowed": "This path takes GET, POST.",
     "too_many_requests": "This caller is over its rate, or the service is at its limit; "
     "try again in 1 s, and ask for several partitions at once.",
-    "malformed": "This is not a request in HTTP/1.1.",
+    "malformed": "This is not a request in HTTP/1.1, or it has a field twice that may come once: "
+    "Authorization, Host, Origin, Sec-Fetch-Site.",
     "head_timeout": "The head did not arrive within 10 s.",
     "head_too_large": "A request's head may have 65536 bytes and 100 fields; send less in the path "
     "and in the headers.",

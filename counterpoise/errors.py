@@ -64,6 +64,12 @@ class ServiceFailed(ServiceUnavailable):
     code = "internal"
 
 
+class QueueUnreadable(ServiceFailed):
+    """The service cannot read this queue, which can be deleted; all others are served."""
+
+    code = "queue_unreadable"
+
+
 class TooManyRequests(ServiceUnavailable):
     """This program is over its rate, or the service is overloaded: wait `retry_after` seconds."""
 
@@ -230,7 +236,7 @@ class _ByCode:
 
 
 _PASSING: Mapping[str, type[ServiceUnavailable]] = {
-    kind.code: kind for kind in (TooManyRequests, Overtaken)
+    kind.code: kind for kind in (TooManyRequests, Overtaken, QueueUnreadable)
 }
 _MOST_MESSAGE_CHARACTERS = 4_000
 _TRANSIENT_STATUSES = frozenset({408, 425, 429})

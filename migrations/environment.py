@@ -6,6 +6,9 @@ that migrate at the same time take turns and the later ones have nothing to do. 
 the version table, which is in the schema itself: clients of the log have no right to it. Only where
 the table is not there yet, and so no client either, it is an advisory lock, which anybody can take.
 
+For other locks a migration waits LOCK_SECONDS, because whoever comes after it waits, too: a reader
+that keeps a lock on a table must not stop the appends. `broker.postgres.migrations` tries again.
+
 Beside the revision, the version table lists the revisions whose code works with the tables
 (`serves`): replicas of the previous release do not know the newest revision and read this list. A
 revision that does not break old code names in `serves_from` the oldest revision whose code still
@@ -21,6 +24,7 @@ from sqlalchemy.pool import NullPool
 
 # A number that no other program uses: "counterp" in ASCII.
 LOCK = 0x636F756E74657270
+LOCK_SECONDS = 2.0
 
 
 def run(schema: str) -> None:
@@ -46,6 +50,7 @@ def run(schema: str) -> None:
 def _migrate(connection: Connection, schema: str) -> None:
     with connection.begin():
         _lock(connection, schema)
+        connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'"))
         # Not IF NOT EXISTS: it requires the right to create schemas even if there is nothing to do.
         found = connection.execute(
             text("SELECT 1 FROM pg_namespace WHERE nspname = :schema"), {"schema": schema}

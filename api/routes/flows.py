@@ -52,7 +52,14 @@ LeavesBecause = Annotated[
     ),
 ]
 
-CREDENTIALS = ("unauthorized", "forbidden", "invalid", "unavailable", "queue_not_found")
+CREDENTIALS = (
+    "unauthorized",
+    "forbidden",
+    "invalid",
+    "unavailable",
+    "queue_not_found",
+    "queue_unreadable",
+)
 UPDATES_PATH = "/v1/queues/{queue}/flows/{flow}/updates"
 ON_A_FLOW = (*CREDENTIALS, "flow_not_found", "flow_gone")
 

@@ -21,7 +21,7 @@ from broker.core.access import Right
 ROUTER = APIRouter(prefix="/v1/queues", route_class=Route)
 
 ADMINISTRATION = ("unauthorized", "forbidden", "invalid", "unavailable")
-ON_A_QUEUE = (*ADMINISTRATION, "queue_not_found")
+ON_A_QUEUE = (*ADMINISTRATION, "queue_not_found", "queue_unreadable")
 
 
 @ROUTER.post(

@@ -23,8 +23,11 @@ T = TypeVar("T")
 
 QUEUE_NAME_PATTERN = r"^[A-Za-z0-9._-]{1,200}$"
 FLOW_ID_PATTERN = r"^[A-Za-z0-9-]{1,64}$"
-# Text that a database can store and a terminal can show.
-TEXT_PATTERN = r"^[^\x00-\x1f\x7f]+$"
+# What no text may contain that is shown to others, on terminals and pages: the characters that
+# `counterpoise.plain` escapes. They are controls, ends of lines, and what turns the direction of
+# writing.
+DECEPTIVE = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
+TEXT_PATTERN = rf"^[^{DECEPTIVE}]+$"
 POSITION_PATTERN = r"^[\x20-\x7e]+$"
 
 MOST_PARTITIONS = 100_000

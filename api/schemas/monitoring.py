@@ -8,6 +8,7 @@ from api.schemas.common import (
     EXAMPLE_FLOW,
     EXAMPLE_TIME,
     MOST_INT64,
+    TEXT_PATTERN,
     AnswerModel,
     Epoch,
     Page,
@@ -32,8 +33,7 @@ Kind = Annotated[
 ]
 Text = Annotated[
     str,
-    # Without control characters, those of one byte in Latin-1 included: a terminal obeys them too.
-    StringConstraints(max_length=MOST_TEXT_CHARACTERS, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$"),
+    StringConstraints(max_length=MOST_TEXT_CHARACTERS, pattern=TEXT_PATTERN),
     Field(
         description="The details in plain words.", examples=["at 1042: ValueError: not a number"]
     ),

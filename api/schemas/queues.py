@@ -12,6 +12,7 @@ from pydantic import (
 
 from api.schemas.common import (
     CUT,
+    DECEPTIVE,
     EXAMPLE_QUEUE_ID,
     MOST_PARTITIONS,
     MOST_ROOTS,
@@ -32,7 +33,9 @@ from api.schemas.common import (
 )
 from counterpoise.logs.address import refuse_credentials
 
-LOG_PATTERN = r"^(builtin:[A-Za-z0-9._-]{1,200}|[a-z][a-z0-9+.-]{1,30}://[^\s\x00-\x1f]{1,1000})$"
+LOG_PATTERN = (
+    rf"^(builtin:[A-Za-z0-9._-]{{1,200}}|[a-z][a-z0-9+.-]{{1,30}}://[^\s{DECEPTIVE}]{{1,1000}})$"
+)
 
 UNREACHABLE_NAMES = (".", "..")
 

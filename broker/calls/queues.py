@@ -299,17 +299,23 @@ class QueueCalls:
 
     async def delete(self, name: str, force: bool, caller: Caller | None = None) -> None:
         """Deletes a queue, and the log it owns. Raises QueueNotFound, QueueInUse."""
-        before = await self.get(name)
+        # By its row alone: a queue that cannot be loaded can be deleted.
+        with store_available():
+            rows = await self._store.list(1, None, [name])
+        # A name that is taken for a pattern matches others.
+        if not rows or rows[0].queue.name != name:
+            raise QueueNotFound(name)
+        before = queue_row_view(rows[0])
         owns = await self._readers.owns(name, before.log)
         followers = await self._readers.followers(name, before.log) if owns else []
         if followers:
             shown = [each for each in followers if caller is None or caller.sees(each)]
             which = f"The queue {shown[0]!r}" if shown else "Another queue"
             raise QueueInUse(f"{which} reads the log of {name!r}; delete that queue first.")
-        coordinator = await self._replica.coordinator(name)
+        coordinator = self._replica.coordinator_of(before.id)
         act = act_of(caller, "delete_queue", name)
         if act is not None:
-            act = replace(act, before=await coordinator.read(_shown))
+            act = replace(act, before=_shown(rows[0].queue))
         try:
             with store_available():
                 await self._store.delete(coordinator.queue_id, force=force, act=act)

@@ -162,6 +162,12 @@ class Unavailable(BrokerError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class QueueUnreadable(BrokerError):
+    """The stored queue cannot be read."""
+
+    code = "queue_unreadable"
+
+
 class CutsOutdated(Unavailable):
     """The log was resized since the cuts that this call relies on were read."""
 

@@ -62,7 +62,12 @@ class BuiltinLogs:
     ) -> LogAccess | None:
         """Short-lived credentials; None if the service may not make roles."""
         with available():
-            return await self._credentials.get(name_of(log), purpose, holder, refused=refused)
+            access = await self._credentials.get(name_of(log), purpose, holder, refused=refused)
+        if surplus := frozenset(self._credentials.surplus):
+            async with within(database.CALL_SECONDS):
+                await self._roles.end(surplus)
+            self._credentials.surplus -= surplus
+        return access
 
     async def holders(self) -> frozenset[str]:
         """The names of all that have had credentials for a while."""

@@ -11,7 +11,8 @@ holder at most: by another password, by taking all connections of the role, by e
 one. A client asks when an hour is left, so each flow has two roles or three. Passwords are kept
 nowhere but in the memory of the replica that made them: replicas need no agreement, and each makes
 roles of its own for the holders that ask there. A holder whose role was refused (its password was
-changed, say) asks for another one, and gets it at once, but not twice in REFUSED_SECONDS.
+changed, say) asks for another one, and gets it at once, but not twice in REFUSED_SECONDS. It never
+has more than MOST_ROLES for one purpose: beyond that, the oldest one is ended (`surplus`).
 
 **At what cost.** Roles are made many at a time, in one statement, so that a thousand binds wait for
 a few of them. A bind does not wait until its role is on disk: the commit of the flow, which comes
@@ -120,6 +121,8 @@ WHERE {_IS_OURS} AND current_setting('temp_file_limit') <> '-1'
 ROTATE_SECONDS = 55 * 60.0
 VALID_SECONDS = 2 * 60 * 60.0
 REFUSED_SECONDS = 5.0
+# Of one holder, log and purpose at a time: as many as rotation makes within the validity.
+MOST_ROLES = 3
 # A bind waits for this: a bind without an answer is sent again, and delays later calls.
 GET_SECONDS = 5.0
 # For each role: connections of executors, of the driver, and some to spare.
@@ -241,6 +244,10 @@ class ClientCredentials:
         self._valid_seconds = valid_seconds
         self._monotonic = monotonic
         self._made: dict[_Wanted, _Made] = {}
+        # When each valid role was made, the oldest first.
+        self._roles: dict[_Wanted, dict[str, float]] = {}
+        self.surplus: set[str] = set()
+        """Roles that a holder has beyond MOST_ROLES, to be ended."""
         self._forbidden_until: float | None = None
         self._closed = False
         # Who gets the lock makes roles for all that wait for it.
@@ -286,13 +293,18 @@ class ClientCredentials:
         """Credentials for this log, of these holders and made with these keys are not given any
         more.
         """
-        self._made = {
-            wanted: made
-            for wanted, made in self._made.items()
-            if wanted.log != log
-            and wanted.holder.name not in holders
-            and wanted.holder.key_id not in keys
-            and self._monotonic() - made.at < self._valid_seconds
+
+        def stays(wanted: _Wanted, made_at: float) -> bool:
+            return (
+                wanted.log != log
+                and wanted.holder.name not in holders
+                and wanted.holder.key_id not in keys
+                and self._monotonic() - made_at < self._valid_seconds
+            )
+
+        self._made = {one: made for one, made in self._made.items() if stays(one, made.at)}
+        self._roles = {
+            one: roles for one, roles in self._roles.items() if stays(one, max(roles.values()))
         }
 
     def _recent(self, wanted: _Wanted) -> LogAccess | None:
@@ -322,13 +334,22 @@ class ClientCredentials:
             self._forbidden_until = asked_at + _FORBIDDEN_SECONDS
             return dict.fromkeys(wanted)
         self._forbidden_until = None
-        self._made |= {
-            one: _Made(asked_at, access) for one, access in zip(wanted, made, strict=True)
-        }
-        return dict(zip(wanted, made, strict=True))
+        for one, (role, access) in zip(wanted, made, strict=True):
+            self._made[one] = _Made(asked_at, access)
+            self._note(one, role, asked_at)
+        return {one: access for one, (_, access) in zip(wanted, made, strict=True)}
 
-    async def _make_roles(self, wanted: Sequence[_Wanted]) -> list[LogAccess] | None:
-        """A role for each; None if this user may not make roles."""
+    def _note(self, wanted: _Wanted, role: str, made_at: float) -> None:
+        roles = self._roles.setdefault(wanted, {})
+        roles[role] = made_at
+        for oldest in [*roles][:-MOST_ROLES]:
+            if made_at - roles.pop(oldest) < self._valid_seconds:
+                self.surplus.add(oldest)
+
+    async def _make_roles(
+        self, wanted: Sequence[_Wanted]
+    ) -> Sequence[tuple[str, LogAccess]] | None:
+        """A role for each, and its address; None if this user may not make roles."""
         roles = [f"counterpoise_log_client_{secrets.token_hex(8)}" for _ in wanted]
         passwords = [secrets.token_urlsafe(24) for _ in wanted]
         expires_at, _ = await fetch_row(
@@ -350,7 +371,8 @@ class ClientCredentials:
             for role, password in zip(roles, passwords, strict=True)
         ]
         ends = expires_at.timestamp()
-        return [LogAccess(url.render_as_string(hide_password=False), ends) for url in urls]
+        addresses = [LogAccess(url.render_as_string(hide_password=False), ends) for url in urls]
+        return list(zip(roles, addresses, strict=True))
 
 
 def scram_verifier(password: str, iterations: int = _ITERATIONS) -> str:

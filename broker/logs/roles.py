@@ -6,6 +6,8 @@
   remove. So is one whose statement takes as long: a procedural block may commit now and then.
   Postgres lets each role change its own time limits, so the service looks (every WATCH_SECONDS).
   Our clients' statements are transactions of their own and end in half a minute.
+* A session whose temporary files are as old is ended: a cursor WITH HOLD keeps its rows there when
+  its transaction is over. To see the files, the service needs the right to list them.
 * Sessions beyond the fair share of their key are ended when connections run short (`share_out`).
 * A role belongs to the whole server: a session in another database is ended, too.
 
@@ -78,6 +80,18 @@ SELECT counterpoise_log.end_sessions(:transaction, :idle) + (
             AND a.query_start < clock_timestamp() - make_interval(secs => :transaction)
     ) AS ended
 )
+"""
+_MAY_LIST_FILES = "SELECT has_function_privilege('pg_ls_tmpdir()', 'EXECUTE')"
+_END_KEEPERS_OF_FILES = """
+SELECT count(*) FROM (
+    SELECT pg_terminate_backend(a.pid)
+    FROM pg_stat_activity AS a JOIN counterpoise_log.clients AS c ON c.role = a.usename
+    WHERE EXISTS (
+        SELECT FROM pg_ls_tmpdir()
+        WHERE starts_with(name, format('pgsql_tmp%s.', a.pid))
+            AND modification <= clock_timestamp() - make_interval(secs => :transaction)
+    )
+) AS ended
 """
 _EMPTY_NOTIFICATIONS = "SELECT pg_notification_queue_usage()"
 _HOLDERS = """
@@ -189,6 +203,8 @@ class ClientRoles:
         limits = {"transaction": TRANSACTION_SECONDS, "idle": IDLE_SECONDS}
         async with self._engine.begin() as connection:
             ended = int(await connection.scalar(text(_WATCH), limits) or 0)
+            if await connection.scalar(text(_MAY_LIST_FILES)):
+                ended += int(await connection.scalar(text(_END_KEEPERS_OF_FILES), limits) or 0)
             # Postgres empties a full queue of notifications when one is sent, which it refuses
             # while the queue is full, or when somebody asks how full it is.
             await connection.execute(text(_EMPTY_NOTIFICATIONS))
@@ -213,6 +229,10 @@ class ClientRoles:
         """End all roles of these holders, and those made with these keys, at once."""
         which = {"holders": sorted(holders), "keys": sorted(keys)}
         await self._end(await self._roles(_OF_HOLDERS, which))
+
+    async def end(self, roles: Collection[str]) -> None:
+        """End these roles, and their sessions, at once."""
+        await self._end(sorted(roles))
 
     async def drop_expired(self) -> None:
         """End the roles that have expired."""

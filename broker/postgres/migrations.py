@@ -16,6 +16,7 @@ removes what no code uses any more. From this follow these rules:
 """
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,9 +35,14 @@ from sqlalchemy.pool import NullPool
 import migrations
 
 CONNECT_SECONDS = 10
-# A change of the log's tables waits for transactions of clients; for longer ones it does not.
-IN_THE_WAY_SECONDS = 5.0
-WATCH_SECONDS = 2.0
+# A change of tables waits for a lock for two seconds (`migrations.environment`): appends come after
+# it. Then they have their turn, and it tries again.
+ATTEMPTS = 60
+PAUSE_SECONDS = 0.5
+LOCK_NOT_AVAILABLE = "55P03"
+# For longer transactions of the log's clients it does not wait.
+IN_THE_WAY_SECONDS = 1.0
+WATCH_SECONDS = 0.5
 
 
 class DatabaseUnreachable(Exception):
@@ -205,8 +211,8 @@ def _upgrade(tree: Tree, url: str, *, contract: bool) -> MigrationStep:
         if before.revision is not None and known:
             target = _target(tree, before.revision, contract=contract)
         try:
-            with _sessions_ended(tree, url):
-                command.upgrade(config, target)
+            with _sessions_ended(tree, url, connection):
+                _run(config, target)
         except CommandError as error:
             raise MigrationFailed(
                 f"the {tree.name} tables are at revision {before.revision}, which this version "
@@ -223,17 +229,34 @@ def _upgrade(tree: Tree, url: str, *, contract: bool) -> MigrationStep:
         return MigrationStep(tree.name, before.revision, after.revision)
 
 
+def _run(config: Config, target: str) -> None:
+    """Migrate, again while somebody else keeps a lock on a table."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            command.upgrade(config, target)
+        except DBAPIError as error:
+            sqlstate = getattr(error.orig, "sqlstate", None)
+            if sqlstate != LOCK_NOT_AVAILABLE or attempt == ATTEMPTS:
+                raise
+            time.sleep(PAUSE_SECONDS)
+        else:
+            return
+
+
 @contextmanager
-def _sessions_ended(tree: Tree, url: str) -> Iterator[None]:
-    """Meanwhile, no client of the log is in the way for long with a transaction that it keeps open.
+def _sessions_ended(tree: Tree, url: str, connection: Connection) -> Iterator[None]:
+    """Meanwhile, no client of the log is in the way of this connection for long, with a transaction
+    that it keeps open.
 
     Replicas look after that, too (`broker.logs.roles`), but perhaps none runs now.
     """
     if tree.name != LOG.name:
         yield
         return
+    with connection.begin():
+        pid = connection.scalar(text("SELECT pg_backend_pid()"))
     over = threading.Event()
-    watch = threading.Thread(target=_end_sessions, args=(url, over), daemon=True)
+    watch = threading.Thread(target=_end_sessions, args=(url, pid, over), daemon=True)
     watch.start()
     try:
         yield
@@ -242,16 +265,23 @@ def _sessions_ended(tree: Tree, url: str) -> Iterator[None]:
         watch.join()
 
 
-def _end_sessions(url: str, over: threading.Event) -> None:
+_END_SESSIONS = """
+SELECT pg_terminate_backend(a.pid)
+FROM pg_stat_activity AS a JOIN counterpoise_log.clients AS c ON c.role = a.usename
+WHERE a.pid = ANY (pg_blocking_pids(:migrates))
+    AND a.xact_start < clock_timestamp() - make_interval(secs => :seconds)
+"""
+
+
+def _end_sessions(url: str, migrates: int, over: threading.Event) -> None:
     while not over.wait(WATCH_SECONDS):
         try:
             with _connected(url) as connection, connection.begin():
                 connection.execute(
-                    text("SELECT counterpoise_log.end_sessions(:seconds, :seconds)"),
-                    {"seconds": IN_THE_WAY_SECONDS},
+                    text(_END_SESSIONS), {"migrates": migrates, "seconds": IN_THE_WAY_SECONDS}
                 )
         except (DBAPIError, DatabaseUnreachable):
-            # The function may not be there yet, or the database be away: the migration says so.
+            # The table may not be there yet, or the database be away: the migration says so.
             continue
 
 

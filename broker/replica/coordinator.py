@@ -32,7 +32,7 @@ import structlog
 from broker.core import commands as c
 from broker.core import records as r
 from broker.core.draft import Decision
-from broker.core.errors import QueueNotFound, Unavailable
+from broker.core.errors import BrokerError, QueueNotFound, QueueUnreadable, Unavailable
 from broker.core.queue import Queue
 from broker.core.rebalancer import follow
 from broker.core.records import Entry
@@ -52,7 +52,9 @@ from broker.store.ports import (
     Overdue,
     Positions,
     PositionSuperseded,
+    QueueDamaged,
     QueueGone,
+    QueueTooNew,
     Store,
     StoreUnavailable,
 )
@@ -112,6 +114,7 @@ class Coordinator:
         self._reads: list[PendingRead] = []
         self._advance = True
         self._next_lease: float | None = None
+        self._refused = ""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -230,7 +233,7 @@ class Coordinator:
         """Those who wait get the error. What is due is left to the sweep: to try at once meets the
         same.
         """
-        raised = error
+        raised: Exception = error
         self._advance, self.resumes, self._behind = False, False, True
         if isinstance(error, StoreUnavailable):
             raised = Unavailable(UNAVAILABLE)
@@ -239,12 +242,22 @@ class Coordinator:
             self.gone, self.queue = True, None
             self._set_alarm(None)
             self._changed(None)
+        elif isinstance(error, QueueTooNew | QueueDamaged):
+            raised = self._unreadable(error)
         else:
             _log.exception("a turn failed; the queue is loaded anew", queue=self.name)
             self.queue = None
         for future in waiting:
             if not future.done():
                 future.set_exception(raised)
+
+    def _unreadable(self, error: QueueTooNew | QueueDamaged) -> BrokerError:
+        """The error for callers. It is logged once, though the sweep may meet it every second."""
+        self.queue, text = None, str(error)
+        if text != self._refused:
+            self._refused = text
+            _log.error("a queue cannot be read", queue=self.name, error=text)
+        return Unavailable(text) if isinstance(error, QueueTooNew) else QueueUnreadable(text)
 
     # The queue in memory
 

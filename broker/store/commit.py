@@ -34,6 +34,7 @@ from sqlalchemy import BigInteger, Text, bindparam, select
 
 from broker.store.bulk import PreparedStatement
 from broker.store.connections import ConnectionLost, Connections
+from broker.store.levels import LEVEL
 from broker.store.ports import (
     Commit,
     Conflict,
@@ -122,7 +123,7 @@ def commit_parameters(commit: Commit) -> Mapping[str, Any]:
     )
     every_new_flow, new_flows = _new_flows(commit)
     rows = {
-        "queue_row": queue_values(queue, commit.next_deadline),
+        "queue_row": {**queue_values(queue, commit.next_deadline), "writer_level": LEVEL},
         "entries": entry_rows(commit),
         "flows": _known_flows(commit),
         "every_new_flow": every_new_flow,

@@ -26,7 +26,8 @@ from sqlalchemy.util import greenlet_spawn
 from broker.postgres.checks import REPORTER
 from broker.postgres.driver import RememberingConnection
 from broker.store.bulk import PreparedStatement
-from broker.store.ports import StoreUnavailable
+from broker.store.levels import TOO_NEW
+from broker.store.ports import QueueTooNew, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -280,6 +281,8 @@ def _unavailable() -> Iterator[None]:
         REPORTER.report(str(error), error.code)
         raise
     except Exception as error:
+        if _state(error) == TOO_NEW:
+            raise QueueTooNew(str(error).splitlines()[0]) from error
         reason = _reason(error)
         if reason is not None:
             unavailable = StoreUnavailable(reason, _state(error))

@@ -66,6 +66,14 @@ class QueueGone(StoreError):
     """The queue was deleted."""
 
 
+class QueueTooNew(StoreError):
+    """The queue uses what only a newer release knows (`broker.store.levels`); the text says it."""
+
+
+class QueueDamaged(StoreError):
+    """The rows of the queue do not fit together; the text names it and says what does not."""
+
+
 class NameTaken(StoreError):
     """A queue of this name exists."""
 

@@ -6,7 +6,8 @@ are right. All is done in pieces (`broker.pieces`), because a queue may be large
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import starmap
 from typing import Any
 
@@ -20,7 +21,8 @@ from broker.core.queue import Queue
 from broker.core.transitions import LifeEvent, PartitionEvent, State
 from broker.pieces import pause, pieces
 from broker.store.bulk import any_of
-from broker.store.ports import QueueGone
+from broker.store.levels import LEVEL
+from broker.store.ports import QueueDamaged, QueueGone, QueueTooNew
 from broker.store.rows import (
     FlowValues,
     LineageValues,
@@ -32,6 +34,8 @@ from broker.store.tables import bound, flows, lineage, partitions, queues
 
 # So many rows of partitions take some milliseconds.
 ROWS_AT_ONCE = 1000
+# Partitions in the message about rows that do not fit.
+MOST_NAMED = 10
 _LINEAGE = select(lineage.c.number, lineage.c.key, lineage.c.parents).where(
     lineage.c.queue_id == bindparam("queue")
 )
@@ -40,7 +44,7 @@ _HANDED_OVER: dict[str | None, HandedOver] = {how.value: how for how in HandedOv
 
 
 async def load(connection: AsyncConnection, queue_id: str) -> Queue:
-    """The queue, from one state of the database. Raises QueueGone."""
+    """The queue, from one state of the database. Raises QueueGone, QueueTooNew, QueueDamaged."""
     head = select(queues).where(queues.c.id == queue_id)
     values = [flows.c[key] for key in FlowValues._fields]
     bound_flows = select(*values).where(flows.c.queue_id == queue_id, bound).order_by(flows.c.seat)
@@ -73,10 +77,31 @@ async def load(connection: AsyncConnection, queue_id: str) -> Queue:
     keys: list[LineageValues] = []
     if row.partitioning == "dynamic":
         keys += starmap(LineageValues, await connection.execute(_LINEAGE, {"queue": queue_id}))
-    restoring = Restoring(queue_id, row._asdict(), found, gone, keys)
-    async for some in pieces(owned):
-        restoring.add(some)
-    return restoring.queue()
+    with _readable(row._asdict()):
+        restoring = Restoring(queue_id, row._asdict(), found, gone, keys)
+        async for some in pieces(owned):
+            restoring.add(some)
+        return restoring.queue()
+
+
+@contextmanager
+def _readable(row: Mapping[str, Any]) -> Iterator[None]:
+    """While a queue is made of its rows. Raises QueueTooNew, QueueDamaged for whatever fails."""
+    name, level = row["name"], row["level"]
+    if level > LEVEL:
+        raise QueueTooNew(
+            f"The queue {name!r} uses what only a newer release knows (level {level}; this "
+            f"replica has level {LEVEL}). Upgrade this replica."
+        )
+    try:
+        yield
+    except Exception as error:
+        why = str(error) if isinstance(error, AssertionError) else repr(error)
+        raise QueueDamaged(
+            f"The stored rows of the queue {name!r} do not fit together: {why}. It can only be "
+            f"deleted (DELETE /v1/queues/{name}?force=true), or restored from a backup of the "
+            "database."
+        ) from error
 
 
 class Restoring:
@@ -135,10 +160,11 @@ def restore(
     gone: Iterable[FlowValues] = (),
     lineage: Iterable[LineageValues] = (),
 ) -> Queue:
-    """The queue from its rows, at once; see `Restoring`."""
-    restoring = Restoring(queue_id, row, flows, gone, lineage)
-    restoring.add(partitions)
-    return restoring.queue()
+    """The queue from its rows, at once; see `Restoring`. Raises QueueTooNew, QueueDamaged."""
+    with _readable(row):
+        restoring = Restoring(queue_id, row, flows, gone, lineage)
+        restoring.add(partitions)
+        return restoring.queue()
 
 
 def missing_flows(flows: Iterable[FlowValues], partitions: Iterable[PartitionValues]) -> set[str]:
@@ -235,7 +261,8 @@ def _restore_lineage(queue: Queue, graph: Lineage, rows: Iterable[LineageValues]
             removed.append((key, number))
         else:
             existing.append((number, key, tuple(parents)))
-    assert {number for number, _, _ in existing} == queue.partitions.keys(), "keys are missing"
+    unlike = {number for number, _, _ in existing} ^ queue.partitions.keys()
+    assert not unlike, f"partitions and keys differ in {sorted(unlike)[:MOST_NAMED]}"
     states = {number: partition.state for number, partition in queue.partitions.items()}
     waiting = (number for number, state in states.items() if state is State.WAITING)
     finished = (number for number, state in states.items() if state is State.FINISHED)

@@ -18,6 +18,7 @@ from broker.core.queue import Queue
 from broker.core.records import Record
 from broker.core.stored import Unknown, from_json, shown_from_json, to_json
 from broker.core.transitions import Status
+from broker.store.levels import level_of
 from broker.store.ports import PositionWrite, QueueRow
 
 # Columns of a queue's row that are attributes of the queue under the same name.
@@ -110,6 +111,7 @@ def queue_values(queue: Queue, next_deadline: float | None) -> dict[str, Any]:
         "waiting_count": len(queue.lineage.waiting) if queue.lineage else 0,
         "finished_count": len(queue.lineage.finished) if queue.lineage else 0,
         "next_deadline": next_deadline,
+        "level": level_of(queue),
     }
 
 

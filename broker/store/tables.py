@@ -73,6 +73,9 @@ queues = Table(
     Column("cuts_attempt", Integer, nullable=False),
     Column("next_seat", BigInteger, nullable=False),
     Column("next_deadline", Double),
+    # See `broker.store.levels`.
+    Column("level", SmallInteger, nullable=False),
+    Column("writer_level", SmallInteger, nullable=False),
     UniqueConstraint("name", name="queues_name_key"),
 )
 

@@ -34,7 +34,7 @@ from counterpoise.cli.output import (
     table,
 )
 from counterpoise.client import Client, package_version
-from counterpoise.errors import CounterpoiseError, Refused, ServiceUnavailable
+from counterpoise.errors import CounterpoiseError, QueueUnreadable, Refused, ServiceUnavailable
 from counterpoise.logs import LogError
 from counterpoise.wire import Queue
 
@@ -226,12 +226,15 @@ def _versions(client: Client) -> Finding:
 
 
 def _queues(client: Client, names: list[str] | None) -> Iterator[Finding]:
+    queues: list[Queue] = []
     try:
-        queues = (
-            client.queues(max_items=MOST_QUEUES + 1)
-            if not names
-            else [client.queue(name) for name in names]
-        )
+        for name in names or ():
+            try:
+                queues.append(client.queue(name))
+            except QueueUnreadable as error:
+                yield _unreadable(name, error)
+        if not names:
+            queues = client.queues(max_items=MOST_QUEUES + 1)
     except Refused as error:
         advice = "'counterpoise queues list' shows the queues"
         if error.status in (401, 403):
@@ -244,13 +247,19 @@ def _queues(client: Client, names: list[str] | None) -> Iterator[Finding]:
     except CounterpoiseError as error:
         yield Finding("queues", "skipped", str(error))
         return
-    if not queues:
+    if not queues and not names:
         yield Finding("queues", "fine", "none yet", "counterpoise queues create NAME -p PARTITIONS")
     for queue in queues[:MOST_QUEUES]:
         yield _log(client, queue)
         yield from _conditions(client, queue)
     if len(queues) > MOST_QUEUES:
         yield Finding("queues", "skipped", "there are more queues", "name them with --queue")
+
+
+def _unreadable(name: str, error: QueueUnreadable) -> Finding:
+    return Finding(
+        f"queue {name}", "wrong", str(error), f"counterpoise queues delete {name} --force"
+    )
 
 
 def _log(client: Client, queue: Queue) -> Finding:
@@ -260,6 +269,8 @@ def _log(client: Client, queue: Queue) -> Finding:
         view, rows = lag_of(client, queue.name)
     except LogError as error:
         return Finding(check, "wrong", str(error), "consumers on this machine cannot read it")
+    except QueueUnreadable as error:
+        return _unreadable(queue.name, error)
     except CounterpoiseError as error:
         return Finding(check, "skipped", str(error))
     beyond = [row.partition for row in rows if row.lag is None]

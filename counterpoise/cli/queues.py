@@ -11,7 +11,7 @@ import typer
 
 from counterpoise.cli.output import AsJson, QueueName, Url, console, counted, print_json, table
 from counterpoise.client import Client
-from counterpoise.errors import CounterpoiseError
+from counterpoise.errors import CounterpoiseError, QueueUnreadable
 from counterpoise.wire import Queue
 
 app = typer.Typer(no_args_is_help=True, help="Queues: list, create, show, change, resize, delete.")
@@ -315,7 +315,10 @@ def delete_queue(
     With --force, consumers that are bound end: each logs one line.
     """
     with Client(url) as client:
-        consumers = client.queue(name).flow_count
+        try:
+            consumers = client.queue(name).flow_count
+        except QueueUnreadable:
+            consumers = 0
         client.delete_queue(name, force)
     if as_json:
         print_json({"queue": name, "consumers_ended": consumers})

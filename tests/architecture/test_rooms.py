@@ -26,7 +26,7 @@ WIRE = """
 """
 ERRORS = """
     FlowGone FlowNotFound Forbidden Invalid Overtaken PartitionEnded QueueExists QueueInUse
-    QueueNotFound ResizeUnsettled Unauthorized
+    QueueNotFound QueueUnreadable ResizeUnsettled Unauthorized
 """
 ANSWERS = "Lineage NewChild PositionSet ReportedCondition Root SealedPartition"
 TWICE = {

@@ -1,6 +1,7 @@
 """Connections that are held, heads without end or halves of them, readers that never read."""
 
 import contextlib
+import json
 import os
 import resource
 import socket
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -131,6 +133,28 @@ def test_what_is_no_http(target: Service, nonsense: bytes) -> None:
         assert answer.status == 400
         assert b"urn:counterpoise:problem:malformed" in answer.body
         assert wire.closed_within(LIMIT_SECONDS)
+
+
+@pytest.mark.parametrize(
+    "name", ["Authorization", "authorization", "Host", "Origin", "Sec-Fetch-Site"]
+)
+def test_a_field_that_decides_who_calls_comes_once(target: Service, name: str) -> None:
+    host = urlsplit(target.url).netloc
+    values = {"host": host, "origin": target.url, "sec-fetch-site": "same-origin"}
+    field = f"{name}: {values.get(name.lower(), 'Bearer cpf_x')}\r\n"
+    others = "" if name == "Host" else f"Host: {host}\r\n"
+    head = f"GET /v1/queues HTTP/1.1\r\n{others}{field}"
+    for more, status in (("", 200), (field, 400), (field.upper().replace("HTTP:", "http:"), 400)):
+        with Wire(target.url) as wire:
+            wire.send(f"{head}{more}\r\n".encode())
+            answer = wire.answer()
+        assert answer is not None
+        if name.lower() == "authorization" and status == 200:
+            status = 401
+        assert answer.status == status
+        if status == 400:
+            assert json.loads(answer.body)["code"] == "malformed"
+            assert "Authorization" in json.loads(answer.body)["detail"]
 
 
 def test_an_upgrade_is_not_taken_and_not_logged(

@@ -310,6 +310,26 @@ def test_who_is_locked_out_by_its_own_role_gets_another(
         publisher.publish(b"2", "key")
 
 
+def test_who_says_refused_again_and_again_has_three_roles(
+    stage: Stage, target: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.logs.credentials.REFUSED_SECONDS", 0.0)
+    with connected(stage.writer) as first:
+        given = [stage.access(stage.mine, "publish", refused=True) for _ in range(7)]
+        database = target.settings.database_url
+        assert database is not None
+        known = rows(
+            database.get_secret_value(),
+            "SELECT rolname FROM pg_roles WHERE rolname = ANY (%s)",
+            [user(url) for url in (stage.writer, *given)],
+        )
+        assert {name for (name,) in known} == {user(url) for url in given[-3:]}
+        with pytest.raises(psycopg.OperationalError):
+            first.execute("SELECT 1")
+    for url in given[-3:]:
+        assert rows(url, "SELECT 1") == [(1,)]
+
+
 def test_a_client_takes_its_own_connections_and_not_those_of_others(
     stage: Stage, bystander: Bystander
 ) -> None:

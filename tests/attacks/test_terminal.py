@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import psycopg
 import pytest
 from typer.testing import CliRunner
 
@@ -17,24 +18,64 @@ from counterpoise.cli.app import app
 from counterpoise.cli.messages import _Output, _PlainFormatter
 from counterpoise.client import Client
 from counterpoise.flow import Flow
-from counterpoise.plain import plain
+from counterpoise.plain import plain, plain_line
 from tests.service import Service, eventually
 
-# What a name may contain for the service: a C1 control; a reversed line; rich's markup and emoji.
+# What a name may contain for older releases: a C1 control; a reversed line; rich's markup.
 NAME = "\x9b31m\u202eetad\u2028[bold red]:smile:[/]"
 # And what a message or another service may: a title, and a cleared screen.
+# All that is escaped, but for surrogates, which cannot be sent.
+UNFIT = [one for one in map(chr, range(0xD800)) if plain_line(one) != one] + ["\ufeff"]
 HOSTILE = f"\x1b]0;pwned\x07\x1b[2J{NAME}"
 
 
 @pytest.fixture
 def attacked(target: Service, name_of_a_queue: Callable[[], str]) -> Iterator[str]:
-    """A queue with a flow of a hostile name."""
-    name = name_of_a_queue()
+    """A queue with a flow of a hostile name, which was bound through an older release."""
+    name, url = name_of_a_queue(), target.settings.database_url
+    assert url is not None
     with Client(target.url) as client:
         client.create_queue(name, 2, rebalance_delay=0)
-        with Flow(name, url=target.url, client_name=NAME) as flow:
+        with Flow(name, url=target.url, client_name="etl") as flow:
             eventually(lambda: len(flow.partitions) == 2)
+            with psycopg.connect(url.get_secret_value()) as database:
+                database.execute(
+                    "UPDATE counterpoise.flows SET client_name = %s WHERE id = %s",
+                    [NAME, flow.flow_id],
+                )
+                # So that the service reads it.
+                database.execute(
+                    "UPDATE counterpoise.queues SET revision = revision + 1 WHERE name = %s", [name]
+                )
             yield name
+
+
+def test_the_service_takes_no_text_that_is_not_shown_as_it_is(
+    target: Service, name_of_a_queue: Callable[[], str]
+) -> None:
+    name = name_of_a_queue()
+    with target.http as http:
+        http.post("/queues", json={"name": name, "partition_count": 1}).raise_for_status()
+        flows = f"/queues/{name}/flows"
+        flow = http.post(flows, json={"client_name": "à la 漢字 עברית 👩‍👩‍👧"}).json()
+        conditions = f"{flows}/{flow['flow_id']}/conditions"
+        token = {"Authorization": f"Bearer {flow['flow_token']}"}
+
+        def report(text: str) -> dict[str, object]:
+            return {"seq": 1, "conditions": [{"kind": "quarantined", "text": text}]}
+
+        answers = [http.post(flows, json={"client_name": f"et{one}l"}) for one in UNFIT]
+        for one in ("\x7f", "\x9b", "\u202e"):
+            text = f"et{one}l"
+            answers += [
+                http.post(flows, json={"client_name": "etl", "instance_id": text}),
+                http.post(flows, json={"client_name": "etl", "binder": text}),
+                http.post(conditions, json=report(text), headers=token),
+                http.post("/queues", json={"name": f"{name}{one}", "partition_count": 1}),
+                http.post("/queues", json={"name": f"{name}2", "log": f"redis://127.0.0.1/{text}"}),
+            ]
+        assert [answer.status_code for answer in answers] == [422] * len(answers)
+        assert http.post(conditions, json=report("עברית"), headers=token).status_code == 204
 
 
 @pytest.mark.parametrize(

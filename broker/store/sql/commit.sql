@@ -192,14 +192,16 @@ written_queue AS (
         max_concurrent_handoffs, log, start, partitioning, ordered_resize, revision, status,
         trigger, since, holddown_until, flows_before, departed, rebalance, last_rebalance,
         growing, discarding, retiring_count, waiting_count, finished_count, outage_seen,
-        resize_seen, barriers, cuts_due, cuts_attempt, next_seat, next_deadline
+        resize_seen, barriers, cuts_due, cuts_attempt, next_seat, next_deadline,
+        level, writer_level
     ) = (
         SELECT
             partition_count, access_type, rebalance_delay, max_handoff_time, max_warmup_time,
             max_concurrent_handoffs, log, start, partitioning, ordered_resize, revision, status,
             trigger, since, holddown_until, flows_before, departed, rebalance, last_rebalance,
             growing, discarding, retiring_count, waiting_count, finished_count, outage_seen,
-            resize_seen, barriers, cuts_due, cuts_attempt, next_seat, next_deadline
+            resize_seen, barriers, cuts_due, cuts_attempt, next_seat, next_deadline,
+            level, writer_level
         FROM json_populate_record(NULL::counterpoise.queues, :queue_row)
     )
     WHERE id = :queue AND revision = :seen AND (SELECT may FROM verdict)

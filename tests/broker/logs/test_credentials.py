@@ -422,6 +422,26 @@ async def test_a_session_that_keeps_a_transaction_open_is_ended(
     lawful.close()
 
 
+async def test_a_cursor_that_keeps_temporary_files_is_ended(
+    engine: AsyncEngine, log_url: str, roles: ClientRoles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WITH HOLD it keeps its rows when its transaction is over."""
+    access = await given(ClientCredentials(engine, log_url), "read")
+    lawful = psycopg.connect(access.url, autocommit=True)
+    keeping = psycopg.connect(access.url, autocommit=True)
+    keeping.execute("SET work_mem = '64kB'")
+    cursor = "DECLARE kept CURSOR WITH HOLD FOR SELECT n FROM generate_series(1, 50000) AS n"
+    keeping.execute(cursor.encode())
+    lawful.execute(cursor.replace("50000", "5").encode())
+    assert await roles.watch() == 0
+    monkeypatch.setattr("broker.logs.roles.TRANSACTION_SECONDS", 0.0)
+    assert await roles.watch() == 1
+    with pytest.raises(psycopg.OperationalError):
+        keeping.execute("SELECT 1")
+    lawful.execute("SELECT 1")
+    lawful.close()
+
+
 # Where roles cannot be made, or their sessions not be ended
 
 

@@ -1,0 +1,28 @@
+"""Which replicas may change a queue: its level and theirs.
+
+A level is the number of a revision of the control tables. A queue has the level of the newest
+feature that it uses, stored in its row by each commit. A replica of a lower level does not load the
+queue, and the database refuses its commits (`migrations/control`, `v0012_levels`). So a replica of
+the release before cannot spoil a queue whose features it does not know.
+
+Whoever adds a feature that older code must not meet gives it the number of its revision here.
+"""
+
+from __future__ import annotations
+
+from broker.core.queue import Queue
+
+# Of this release: the highest that it gives, or more.
+LEVEL = 12
+# The SQLSTATE of a commit that the database refuses. Its class means an error of the system, which
+# older replicas answer with 503.
+TOO_NEW = "58C01"
+_DYNAMIC = 7
+_ORDERED_RESIZES = 9
+
+
+def level_of(queue: Queue) -> int:
+    """The level that the queue needs; 0: every release knows all of it."""
+    if queue.settings.ordered_resize or queue.barriers is not None:
+        return _ORDERED_RESIZES
+    return _DYNAMIC if queue.lineage is not None else 0
