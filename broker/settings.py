@@ -47,8 +47,9 @@ class Settings(BaseSettings):
     )
     log_urls: SecretStr | None = Field(
         default=None,
-        description="How the service reaches logs in Redis and Kafka: URLs with credentials, "
-        "separated by blanks, e.g. redis://user:password@host:6379.",
+        description="Which logs in Redis and Kafka the service connects to, and how: URLs with "
+        "credentials, separated by blanks, e.g. redis://user:password@host:6379 or "
+        "kafka://*.example.com:9092. Without it: those on its own machine.",
     )
     log_keep_messages: int = Field(
         default=0,
