@@ -7,6 +7,7 @@ a queue's changes as they are committed.
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
+from weakref import WeakKeyDictionary
 
 import orjson
 from fastapi import APIRouter, Query, Response
@@ -184,14 +185,22 @@ async def events(queue: Name) -> None:
     """
 
 
+# The events that are on their way: each is written once, for all streams of its queue.
+_written: WeakKeyDictionary[views.EventView, bytes] = WeakKeyDictionary()
+
+
 async def _change_event(queue: str, item: views.EventView) -> bytes:
+    known = _written.get(item)
+    if known is not None:
+        return known
     document = {
         "queue": queue,
         "revision": item.revision,
         "at": common.rfc3339(item.at),
         "changes": [_with_times(change) for change in item.changes],
     }
-    return event("change", orjson.dumps(document), item.revision)
+    written = _written[item] = event("change", orjson.dumps(document), item.revision)
+    return written
 
 
 def _with_times(value: object, name: str = "") -> object:
