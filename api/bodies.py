@@ -114,7 +114,7 @@ class BodyBudget:
             del self._by_caller[caller]
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The request gets this answer, and is not carried out."""
 
     def __init__(self, response: Response) -> None:
@@ -167,7 +167,7 @@ class Body:
         self.content = b""
 
     async def arrive(self) -> None:
-        """Returns when it is whole and the call may begin. Raises Refused, _HungUp."""
+        """Returns when it is whole and the call may begin. Raises RequestRefused, _HungUp."""
         # Who sends slowly is not in progress meanwhile.
         self._answer.give_back()
         self.content = await self._limits.read(self._head, self._receive, self._answer)
@@ -179,7 +179,7 @@ class Body:
 async def arrive(scope: Scope) -> None:
     """Returns when the body of this request, if it has one, has arrived. Its caller must be known.
 
-    Raises Refused.
+    Raises RequestRefused.
     """
     body: Body | None = scope.get(BODY)
     if body is not None:
@@ -215,7 +215,7 @@ class Limits:
         try:
             await self._admit(scope, receive, answer)
             await self.app(scope, receive, answer)
-        except Refused as refused:
+        except RequestRefused as refused:
             await refused.response(scope, receive, answer)
         except _HungUp:
             pass
@@ -231,7 +231,10 @@ class Limits:
             self.metrics.count(scope, started, answer.status or 500)
 
     async def _admit(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
-        """Returns when the caller may be looked at; the body is to be read. Raises Refused."""
+        """Returns when the caller may be looked at; the body is still to come.
+
+        Raises RequestRefused.
+        """
         head = scope[HEAD] = Head(scope)
         if head.has_body:
             scope[BODY] = answer.body = Body(self, head, receive, answer)
@@ -243,20 +246,20 @@ class Limits:
             raise await self.too_many()
 
     def _check(self, head: Head) -> None:
-        """Raise Refused for a body that the head shows to be of no use."""
+        """Raise RequestRefused for a body that the head shows to be of no use."""
         limit = self._most_bytes(head)
         if head.length > limit:
             raise _too_large(limit)
         media_type = head.fields.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if media_type != b"application/json":
             message = "Send the body as JSON with 'Content-Type: application/json'."
-            raise Refused(problem("unsupported_media_type", message))
+            raise RequestRefused(problem("unsupported_media_type", message))
 
     def _most_bytes(self, head: Head) -> int:
         return self.limit_bytes if may_be_large(head.path) else min(SMALL_BYTES, self.limit_bytes)
 
     async def read(self, head: Head, receive: Receive, answer: _Answer) -> bytes:
-        """The whole body, which holds its part of the budget. Raises Refused, _HungUp."""
+        """The whole body, which holds its part of the budget. Raises RequestRefused, _HungUp."""
         limit = self._most_bytes(head)
         taken = limit if head.is_chunked else head.length
         if not self.budget.take(head.caller, taken):
@@ -268,13 +271,13 @@ class Limits:
                 body = await _whole(receive, limit)
         except TimeoutError:
             message = f"The body did not arrive within {self.body_seconds:g} s; send it at once."
-            raise Refused(problem("body_timeout", message)) from None
+            raise RequestRefused(problem("body_timeout", message)) from None
         if len(body) < taken:
             self.budget.give_back(head.caller, taken - len(body))
             answer.held[-1] = partial(self.budget.give_back, head.caller, len(body))
         return body
 
-    async def too_many(self, wait_seconds: float = 1.0) -> Refused:
+    async def too_many(self, wait_seconds: float = 1.0) -> RequestRefused:
         """The answer 429, after a delay (`Rates.hold`)."""
         await self.rates.hold()
         seconds = max(1, math.ceil(wait_seconds))
@@ -284,11 +287,11 @@ class Limits:
             f"{seconds} s, and ask for several partitions at once.",
             headers={"Retry-After": str(seconds)},
         )
-        return Refused(response)
+        return RequestRefused(response)
 
 
 async def _whole(receive: Receive, limit: int) -> bytes:
-    """The body, joined from what arrives of it. Raises Refused, _HungUp."""
+    """The body, joined from what arrives of it. Raises RequestRefused, _HungUp."""
     pieces: list[bytes] = []
     size = 0
     while True:
@@ -303,9 +306,9 @@ async def _whole(receive: Receive, limit: int) -> bytes:
             return b"".join(pieces)
 
 
-def _too_large(limit: int) -> Refused:
+def _too_large(limit: int) -> RequestRefused:
     message = f"The body of this request may have {limit} bytes; send fewer partitions at once."
-    return Refused(problem("too_large", message))
+    return RequestRefused(problem("too_large", message))
 
 
 class LargeField:

@@ -113,7 +113,8 @@ class Rates:
         self.refused = Counter(
             "counterpoise_http_refused",
             "Requests answered 429, by the exceeded limit: the rate of a flow, of an address, the "
-            "limit of the service, or the budget of bodies.",
+            "limit of the service, the budget of bodies, or the event streams of a key, a flow or "
+            "an address.",
             ("limit",),
             registry=registry,
         )

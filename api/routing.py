@@ -181,7 +181,7 @@ class Route(APIRoute):
             await asked(self._admit(request))
             try:
                 await bodies.arrive(request.scope)
-            except bodies.Refused as refused:
+            except bodies.RequestRefused as refused:
                 return refused.response
             # The credential may have ended while the body was on its way.
             return await asked(served(request))

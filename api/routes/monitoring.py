@@ -22,7 +22,7 @@ from api.routing import Limit, Name, Route, broker_of, flow_of, last_event_id, s
 from api.schemas import common
 from api.schemas import monitoring as schemas
 from api.security import Also, allow, caller_of
-from api.streams import EventStream, event
+from api.streams import EventStream, StreamHolder, event
 from broker.calls import views
 from broker.calls.conditions import ConditionView, ReportedCondition
 from broker.core.access import Right
@@ -141,6 +141,9 @@ async def _serve_events(request: Request) -> Response:
         encode,
         request.app.state.open_calls,
         until=None if stays else partial(broker.keys.until_ended, caller),
+        open_streams=request.app.state.open_streams,
+        # Callers without a key have only their address in common.
+        holder=None if caller.key_id is None else StreamHolder("key", caller.key_id),
     )
 
 

@@ -43,7 +43,7 @@ def answer_to_a_head(
     method, template = call.split()
     path = template.format(queue=queue, flow=NOBODYS, partition=0)
     given = {"authorization": f"Bearer {token}", "content_type": "application/json"}
-    wire.request(method, path, **given, **(headers or DECLARED))
+    wire.request(method, path, b"", **given, **(headers or DECLARED))
     answer = wire.answer()
     assert answer is not None
     return answer
@@ -125,7 +125,7 @@ def test_a_key_that_ends_before_its_body_counts_no_more(secured: Guarded) -> Non
     body = b'{"name": "team-a.late", "partition_count": 1}'
     with Wire(secured.service.url) as wire, secured.http as http:
         headers = {"authorization": f"Bearer {key}", "content_type": "application/json"}
-        wire.request("POST", "/v1/queues", content_length=str(len(body)), **headers)
+        wire.request("POST", "/v1/queues", b"", content_length=str(len(body)), **headers)
         eventually(lambda: secured.service.app.state.budget.taken == len(body))
         revoke(secured, key)
         eventually(lambda: http.get("/v1/queues", headers=bearer(key)).status_code == 401)
