@@ -124,28 +124,28 @@ def test_each_caller_may_what_the_contract_says(
 
 
 @pytest.mark.parametrize("call", STREAMS)
-def test_each_caller_may_follow_what_the_contract_says(
-    team: Guarded, http: httpx.Client, call: str
-) -> None:
+def test_each_caller_may_follow_what_the_contract_says(team: Guarded, call: str) -> None:
     """As the call that it is, also with the header that makes it a stream; none leaves one open."""
-    for caller in CALLERS:
-        flow, flow_token = team.bind(OWN, team.keys["consumer"])
-        token = {"without": None, "flow": flow_token, **team.keys}[caller]
-        status, answer = send(http, call, token, flow=flow, accept="text/event-stream")
-        if table()[call][caller]:
-            assert (status, answer) == (200, None), (caller, answer)
-        else:
-            assert status == (401 if caller == "without" else 403), (caller, answer)
-    _, others = team.bind(OWN, team.keys["consumer"])
-    for token in (others, WRONG_KEY, team.root):
-        status, answer = send(http, call, token, flow=flow, accept="text/event-stream")
-        expected = {others: 403, WRONG_KEY: 401, team.root: 403 if call in ON_A_FLOW else 200}
-        assert status == expected[token], answer
-    for queue in (FOREIGN, "team-b.none"):
-        status, answer = send(
-            http, call, team.keys["admin"], queue=queue, flow=flow, accept="text/event-stream"
-        )
-        assert status == 403, answer
+    with team.http as http:
+
+        def status(token: str | None, queue: str = OWN) -> int:
+            found, answer = send(
+                http, call, token, queue=queue, flow=flow, accept="text/event-stream"
+            )
+            assert (found == 200) == (answer is None), answer
+            return found
+
+        for caller in CALLERS:
+            flow, flow_token = team.bind(OWN, team.keys["consumer"])
+            token = {"without": None, "flow": flow_token, **team.keys}[caller]
+            may = 200 if table()[call][caller] else 401 if caller == "without" else 403
+            assert status(token) == may, caller
+        _, others_token = team.bind(OWN, team.keys["consumer"])
+        assert status(others_token) == 403
+        assert status(WRONG_KEY) == 401
+        assert status(team.root) == (403 if call in ON_A_FLOW else 200)
+        for queue in (FOREIGN, "team-b.none"):
+            assert status(team.keys["admin"], queue) == 403
     eventually(lambda: len(team.service.app.state.open_streams) == 0)
 
 
