@@ -119,6 +119,19 @@ class Settings(BaseSettings):
         description="Connections of one address that wait for a request; beyond it the service "
         "ends the longest waiting.",
     )
+    key_streams: int = Field(
+        default=200,
+        ge=1,
+        description="Event streams of one key that may be open, sessions of the key included.",
+    )
+    flow_streams: int = Field(
+        default=10, ge=1, description="Event streams of one flow's view that may be open."
+    )
+    address_streams: int = Field(
+        default=1000,
+        ge=1,
+        description="Event streams of all callers of one address that may be open.",
+    )
     history_days: float = Field(
         default=7.0, gt=0, description="How long the history of rebalances and changes is kept."
     )
