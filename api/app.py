@@ -22,7 +22,7 @@ from api.metrics import Metrics
 from api.rates import Rates
 from api.routes import service
 from api.routes.polls import Polls
-from api.streams import DEFERRED, DeferredCall, OpenCalls
+from api.streams import DEFERRED, DeferredCall, OpenCalls, OpenStreams
 from broker import tracing
 from broker.service import Broker
 from broker.settings import Settings
@@ -129,14 +129,22 @@ def create_app(broker: Broker, settings: Settings) -> FastAPI:
     app.state.answered = partial(routing.while_reachable, is_reachable=broker.is_reachable)
     app.state.open_calls = OpenCalls()
     app.state.metrics = Metrics(app.state.open_calls, broker.tally)
-    app.state.connections = OpenConnections(
-        settings.address_idle_connections, app.state.metrics.registry
-    )
+    registry = app.state.metrics.registry
     app.state.rates = Rates(
         settings.flow_requests_per_second,
         settings.address_requests_per_second,
-        app.state.metrics.registry,
+        registry,
         settings.request_limit_bytes,
+    )
+    app.state.open_streams = OpenStreams(
+        settings.key_streams,
+        settings.flow_streams,
+        settings.address_streams,
+        app.state.rates,
+        registry,
+    )
+    app.state.connections = OpenConnections(
+        settings.address_idle_connections, registry, app.state.open_streams.make_room
     )
     app.state.polls = Polls(app)
     service.share_answers(app)

@@ -1,5 +1,10 @@
 """Bodies of requests: bounded before the call begins, and read so that none holds the event loop.
 
+**Read when the caller is known.** A route finds out who calls, and only then awaits the body
+(`arrive`). Who may not make the call has the answer before its body has come, and takes nothing of
+the budget. An answer before the end of the body closes the connection, so nothing of the body is
+taken for the next request.
+
 **Bounded.** Only calls that name partitions have large bodies; others have at most `SMALL_BYTES`.
 The limit of the size holds for bodies with a declared length and for chunked ones. A body is read
 completely before the call begins, within a limited time: a slow sender keeps only its connection
@@ -50,13 +55,11 @@ from broker.pieces import pause
 
 BODY_SECONDS = 10.0
 SHARE_OF_ONE = 4
-# What is not read whole leaves the connection of no further use.
-_CLOSE = {"Connection": "close"}
 # The calls that name partitions. A queue may have the name of one of them.
 _LARGE = re.compile(
     "/v1/queues/[^/]+/(positions|flows/[^/]+/(commit|release|ready|children|conditions))"
 )
-# Where the scope of a request has its body, until it is parsed.
+# Where the scope of a request has its `Body`, if it has one.
 BODY = "counterpoise.body"
 # What takes at most some milliseconds, whatever it holds.
 SMALL_BYTES = 65536
@@ -111,7 +114,7 @@ class BodyBudget:
             del self._by_caller[caller]
 
 
-class _Refused(Exception):
+class RequestRefused(Exception):
     """The request gets this answer, and is not carried out."""
 
     def __init__(self, response: Response) -> None:
@@ -125,10 +128,11 @@ class _HungUp(Exception):
 class _Answer:
     """Where the answer of a request goes: it gives back what the request holds when it begins."""
 
-    __slots__ = ("_send", "held", "status")
+    __slots__ = ("_send", "body", "held", "status")
 
     def __init__(self, send: Send) -> None:
         self._send = send
+        self.body: Body | None = None
         # 0: it has not begun.
         self.status = 0
         # Each gives back something that was taken.
@@ -138,12 +142,48 @@ class _Answer:
         if not self.status:
             self.status = message["status"]
             self.give_back()
+            if self.body is not None and not self.body.is_whole:
+                # Where the next request begins is not known.
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
         await self._send(message)
 
     def give_back(self) -> None:
         """The request holds nothing any more; repeating it is harmless."""
         while self.held:
             self.held.pop()()
+
+
+class Body:
+    """The body of one request."""
+
+    __slots__ = ("_answer", "_head", "_limits", "_receive", "content", "is_whole")
+
+    def __init__(self, limits: Limits, head: Head, receive: Receive, answer: _Answer) -> None:
+        self._limits = limits
+        self._head = head
+        self._receive = receive
+        self._answer = answer
+        self.is_whole = False
+        self.content = b""
+
+    async def arrive(self) -> None:
+        """Returns when it is whole and the call may begin. Raises RequestRefused, _HungUp."""
+        # Who sends slowly is not in progress meanwhile.
+        self._answer.give_back()
+        self.content = await self._limits.read(self._head, self._receive, self._answer)
+        self.is_whole = True
+        if not await self._limits.rates.begin(self._head, self._answer.held):
+            raise await self._limits.too_many()
+
+
+async def arrive(scope: Scope) -> None:
+    """Returns when the body of this request, if it has one, has arrived. Its caller must be known.
+
+    Raises RequestRefused.
+    """
+    body: Body | None = scope.get(BODY)
+    if body is not None:
+        await body.arrive()
 
 
 class Limits:
@@ -175,7 +215,7 @@ class Limits:
         try:
             await self._admit(scope, receive, answer)
             await self.app(scope, receive, answer)
-        except _Refused as refused:
+        except RequestRefused as refused:
             await refused.response(scope, receive, answer)
         except _HungUp:
             pass
@@ -191,44 +231,53 @@ class Limits:
             self.metrics.count(scope, started, answer.status or 500)
 
     async def _admit(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
-        """Returns when the call may begin; its body is in the scope. Raises _Refused, _HungUp."""
-        head = scope[HEAD] = Head(scope)
-        if wait_seconds := self.rates.wait_seconds(head):
-            raise await self._too_many(wait_seconds, _CLOSE if head.has_body else {})
-        if head.has_body:
-            scope[BODY] = await self._read(head, receive, answer)
-        if not await self.rates.begin(head, answer.held):
-            raise await self._too_many()
+        """Returns when the caller may be looked at; the body is still to come.
 
-    async def _read(self, head: Head, receive: Receive, answer: _Answer) -> bytes:
-        """The whole body, which holds its part of the budget."""
-        is_large = may_be_large(head.path)
-        limit = self.limit_bytes if is_large else min(SMALL_BYTES, self.limit_bytes)
+        Raises RequestRefused.
+        """
+        head = scope[HEAD] = Head(scope)
+        if head.has_body:
+            scope[BODY] = answer.body = Body(self, head, receive, answer)
+        if wait_seconds := self.rates.wait_seconds(head):
+            raise await self.too_many(wait_seconds)
+        if head.has_body:
+            self._check(head)
+        if not self.rates.enter(head, answer.held):
+            raise await self.too_many()
+
+    def _check(self, head: Head) -> None:
+        """Raise RequestRefused for a body that the head shows to be of no use."""
+        limit = self._most_bytes(head)
         if head.length > limit:
             raise _too_large(limit)
         media_type = head.fields.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if media_type != b"application/json":
             message = "Send the body as JSON with 'Content-Type: application/json'."
-            raise _Refused(problem("unsupported_media_type", message, headers=_CLOSE))
+            raise RequestRefused(problem("unsupported_media_type", message))
+
+    def _most_bytes(self, head: Head) -> int:
+        return self.limit_bytes if may_be_large(head.path) else min(SMALL_BYTES, self.limit_bytes)
+
+    async def read(self, head: Head, receive: Receive, answer: _Answer) -> bytes:
+        """The whole body, which holds its part of the budget. Raises RequestRefused, _HungUp."""
+        limit = self._most_bytes(head)
         taken = limit if head.is_chunked else head.length
         if not self.budget.take(head.caller, taken):
             self.rates.refused.labels("bodies").inc()
-            raise await self._too_many(headers=_CLOSE)
+            raise await self.too_many()
         answer.held.append(partial(self.budget.give_back, head.caller, taken))
         try:
             async with asyncio.timeout(self.body_seconds):
                 body = await _whole(receive, limit)
         except TimeoutError:
             message = f"The body did not arrive within {self.body_seconds:g} s; send it at once."
-            raise _Refused(problem("body_timeout", message, headers=_CLOSE)) from None
+            raise RequestRefused(problem("body_timeout", message)) from None
         if len(body) < taken:
             self.budget.give_back(head.caller, taken - len(body))
             answer.held[-1] = partial(self.budget.give_back, head.caller, len(body))
         return body
 
-    async def _too_many(
-        self, wait_seconds: float = 1.0, headers: dict[str, str] | None = None
-    ) -> _Refused:
+    async def too_many(self, wait_seconds: float = 1.0) -> RequestRefused:
         """The answer 429, after a delay (`Rates.hold`)."""
         await self.rates.hold()
         seconds = max(1, math.ceil(wait_seconds))
@@ -236,13 +285,13 @@ class Limits:
             "too_many_requests",
             f"This caller is over its rate, or the service is at its limit; try again in "
             f"{seconds} s, and ask for several partitions at once.",
-            headers={**(headers or {}), "Retry-After": str(seconds)},
+            headers={"Retry-After": str(seconds)},
         )
-        return _Refused(response)
+        return RequestRefused(response)
 
 
 async def _whole(receive: Receive, limit: int) -> bytes:
-    """The body, joined from what arrives of it. Raises _Refused, _HungUp."""
+    """The body, joined from what arrives of it. Raises RequestRefused, _HungUp."""
     pieces: list[bytes] = []
     size = 0
     while True:
@@ -257,9 +306,9 @@ async def _whole(receive: Receive, limit: int) -> bytes:
             return b"".join(pieces)
 
 
-def _too_large(limit: int) -> _Refused:
+def _too_large(limit: int) -> RequestRefused:
     message = f"The body of this request may have {limit} bytes; send fewer partitions at once."
-    return _Refused(problem("too_large", message, headers=_CLOSE))
+    return RequestRefused(problem("too_large", message))
 
 
 class LargeField:
@@ -314,8 +363,11 @@ class ReadRequest(Request):
 
 async def read_body(request: Request, model: type[BaseModel], large: LargeField | None) -> Request:
     """The request with its parsed body, to be validated by `model`. Raises `Invalid`."""
-    # Taken out, so that its memory is free when it is parsed.
-    body: bytes = request.scope.pop(BODY, b"")
+    arrived: Body | None = request.scope.get(BODY)
+    body = b"" if arrived is None else arrived.content
+    if arrived is not None:
+        # So that its memory is free when it is parsed.
+        arrived.content = b""
     if not body:
         return ReadRequest(request, lambda: None, b"")
     if large is None or len(body) <= SMALL_BYTES:

@@ -13,7 +13,8 @@ request has arrived: with its handshake, its head and its body. A stranger can b
 further than this. So the connections that wait are bounded for each address. Beyond the bound the
 connection that waits longest is ended. An honest client hardly notices: it opens another one. All
 connections together are bounded by the files that the process may open. Where no file is left, the
-connection that waits longest, of whatever address, makes room.
+connection that waits longest, of whatever address, makes room; if none waits, an event stream does
+(`api.streams.OpenStreams`).
 
 **One connection** is uvicorn's protocol with limits. A head (request line and fields) has at most
 `MOST_HEAD_BYTES` and `MOST_FIELDS`, and arrives within `HEAD_SECONDS` of its first byte. A new
@@ -58,7 +59,7 @@ from uvicorn.server import ServerState
 
 from api.head import network_of
 from api.problems import CODES, DETAILS, MEDIA_TYPE, problem_body
-from api.streams import WRITE_WHOLE
+from api.streams import ABORT, WRITE_WHOLE
 
 log = structlog.get_logger("api")
 
@@ -87,8 +88,15 @@ _NO_FILES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 class OpenConnections:
     """The connections of one application."""
 
-    def __init__(self, most_waiting_an_address: int, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        most_waiting_an_address: int,
+        registry: CollectorRegistry,
+        end_a_stream: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`end_a_stream` ends one more connection, if it can."""
         self.most_waiting_an_address = most_waiting_an_address
+        self._end_a_stream = end_a_stream
         # All connections together; the server sets it when it knows how many files it may open.
         self.most = 2**31
         self._logged_at = -LOG_SECONDS
@@ -152,17 +160,18 @@ class OpenConnections:
         if now - self._logged_at >= LOG_SECONDS:
             self._logged_at = now
             log.error(
-                "too many files are open: connections that wait for a request make room",
+                "too many files are open: connections that wait for a request, and event streams, "
+                "make room",
                 connections=len(self._open),
                 limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
                 error=error,
             )
 
     def make_room(self) -> bool:
-        """End the connection that waits longest; False if none waits."""
+        """End the connection that waits longest, or a stream's; False without any."""
         longest = next(iter(self._waiting), None)
         if longest is None:
-            return False
+            return self._end_a_stream()
         self._end(longest)
         return True
 
@@ -338,6 +347,7 @@ class Connection(HttpToolsProtocol):
         self.cycle.message_event = _Event()  # type: ignore[assignment]
         # The application begins later, in a task.
         self.scope[WRITE_WHOLE] = self._write_whole  # type: ignore[literal-required]
+        self.scope[ABORT] = self.abort  # type: ignore[literal-required]
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_body:

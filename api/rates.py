@@ -9,8 +9,8 @@ Four measures, each cheap enough to refuse thousands of requests a second:
 - **A limit of requests in progress** (`MOST_AT_WORK`). Callers that each keep their rate can still
   be too many together. Then requests that can wait are refused. Renewals of leases (polls and
   heartbeats of flows that keep their rate) are never refused, so an overload costs no flow a
-  partition. A request is in progress from the moment it is complete until its answer begins, so
-  slow senders and slow readers do not use up the limit.
+  partition. A request is in progress until its answer begins, but for the time in which its body
+  is on its way, so slow senders and slow readers do not use up the limit.
 - **One big body at a time** (`BYTES_A_REQUEST` and more). A body that names thousands of partitions
   keeps the processor busy as long as hundreds of other requests. Between two such bodies all other
   requests have their turn. A caller may not send a second one before the first is answered.
@@ -113,7 +113,8 @@ class Rates:
         self.refused = Counter(
             "counterpoise_http_refused",
             "Requests answered 429, by the exceeded limit: the rate of a flow, of an address, the "
-            "limit of the service, or the budget of bodies.",
+            "limit of the service, the budget of bodies, or the event streams of a key, a flow or "
+            "an address.",
             ("limit",),
             registry=registry,
         )
@@ -155,14 +156,26 @@ class Rates:
         self.refused.labels("service").inc()
         return True
 
-    async def begin(self, head: Head, held: list[Callable[[], object]]) -> bool:
-        """A complete request is in progress until all that is put into `held` has been called.
-
-        A big body waits for those before it. False: the request is refused.
+    def enter(self, head: Head, held: list[Callable[[], object]]) -> bool:
+        """A request, whose body may still have to come, is in progress until all that is put into
+        `held` has been called. False: it is refused.
         """
         if self.too_much(head):
             return False
-        if _WAITING.fullmatch(head.path) or head.path in _PROBES:
+        if not _waits(head):
+            self._take_place(held)
+        return True
+
+    def _take_place(self, held: list[Callable[[], object]]) -> None:
+        place = object()
+        self.at_work.add(place)
+        held.append(partial(self.at_work.discard, place))
+
+    async def begin(self, head: Head, held: list[Callable[[], object]]) -> bool:
+        """As `enter`, of a request whose body is complete: a big one waits for those before it."""
+        if self.too_much(head):
+            return False
+        if _waits(head):
             return True
         is_big = _size(head) >= BYTES_A_REQUEST
         if is_big:
@@ -171,9 +184,7 @@ class Rates:
                 return False
             self._big.add(head.caller)
             held.append(partial(self._big.discard, head.caller))
-        place = object()
-        self.at_work.add(place)
-        held.append(partial(self.at_work.discard, place))
+        self._take_place(held)
         if is_big:
             await self._one_big.acquire()
             held.append(self._one_big.release)
@@ -187,6 +198,11 @@ class Rates:
                 await asyncio.sleep(HOLD_SECONDS)
             finally:
                 self._held -= 1
+
+
+def _waits(head: Head) -> bool:
+    """Whether the request waits for an event or is a probe."""
+    return head.path in _PROBES or _WAITING.fullmatch(head.path) is not None
 
 
 def _size(head: Head) -> int:

@@ -1,4 +1,4 @@
-"""The only kind of route: it checks role and parameters, then calls the endpoint.
+"""The only kind of route: it checks role and parameters, awaits the body, and calls the endpoint.
 
 Most routes are ordinary FastAPI routes. The most frequent ones (heartbeat, updates, event streams)
 are documented in the same way, but a plain Starlette handler serves them, with about half of the
@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Annotated, Any, TypeVar, get_args
 
 from fastapi import Path, Query
@@ -34,6 +35,7 @@ from api.schemas import common
 from api.security import Also, Requirement, authorize, requirement_of
 from broker.calls.bound_flows import BoundFlow
 from broker.core.errors import Invalid, Unavailable
+from broker.replica.store_calls import Awaiter, answered
 from broker.service import Broker
 
 T = TypeVar("T")
@@ -42,7 +44,7 @@ ANSWER_SECONDS = 6.5
 CHECK_SECONDS = 0.25
 PROBE_SECONDS = 1.5
 
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 Endpoint = TypeVar("Endpoint", bound=Callable[..., object])
 # Of a poll.
 LONGEST_WAIT_SECONDS = 60.0
@@ -131,7 +133,9 @@ def served_by(handler: Handler) -> Callable[[Endpoint], Endpoint]:
 
 
 class Route(APIRoute):
-    """Checks the path, then the caller's role, then the query's names; then it serves."""
+    """Checks the path, then the caller's role, then the query's names; then it awaits the body, and
+    serves.
+    """
 
     requirement: Requirement
     # The field that is read in pieces.
@@ -145,7 +149,7 @@ class Route(APIRoute):
         if self.handler is not None:
             self.app = request_response(self._guarded(self.handler))
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def get_route_handler(self) -> Handler:
         handler = super().get_route_handler()
         model = self._body_model()
         if model is None:
@@ -168,24 +172,39 @@ class Route(APIRoute):
             one for one in candidates if isinstance(one, type) and issubclass(one, BaseModel)
         )
 
-    def _guarded(self, handler: Handler) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
             check_path(request)
-            requirement = self.requirement
-            is_open = requirement.also is Also.ANYONE and request.method == "GET"
-            if requirement.stale_may or is_open:
-                # Probes and pages have their own limit.
-                return await served(request)
-            answered = request.app.state.answered
-            response: Response = await answered(served(request), seconds=_seconds(request))
-            return response
+            asked = self._awaiter(request)
+            if bodies.BODY not in request.scope:
+                return await asked(served(request))
+            await asked(self._admit(request))
+            try:
+                await bodies.arrive(request.scope)
+            except bodies.RequestRefused as refused:
+                return refused.response
+            # The credential may have ended while the body was on its way.
+            return await asked(served(request))
 
         async def served(request: Request) -> Response:
-            await authorize(request, self.requirement)
-            self._check_query(request)
+            await self._admit(request)
             return await handler(request)
 
         return guarded
+
+    def _awaiter(self, request: Request) -> Awaiter:
+        """What awaits the parts of the call that may need the database."""
+        requirement = self.requirement
+        is_open = requirement.also is Also.ANYONE and request.method == "GET"
+        if requirement.stale_may or is_open:
+            # Probes and pages have their own limit.
+            return answered
+        return partial(request.app.state.answered, seconds=_seconds(request))
+
+    async def _admit(self, request: Request) -> None:
+        """Returns if the caller may make the call."""
+        await authorize(request, self.requirement)
+        self._check_query(request)
 
     def _check_query(self, request: Request) -> None:
         if not request.scope["query_string"]:

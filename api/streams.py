@@ -11,6 +11,10 @@ An event stream sends each item of its source immediately. There is no queue per
 slow reader gets only the latest state. While there are no events, the stream sends a comment from
 time to time, so that proxies and readers know that the connection is alive.
 
+Each open stream keeps a connection and some ten kilobytes, for as long as its reader likes. So the
+streams of one key, of one flow and of one address are bounded (`OpenStreams`), and where no file is
+left for another connection they make room, after those that wait for a request.
+
 uvicorn waits for open responses when it stops. So the service ends them itself before that:
 `OpenCalls.end` cancels pending calls, and `OpenCalls.waiting` turns this into an ordinary end of
 the call.
@@ -18,14 +22,17 @@ the call.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import structlog
+from prometheus_client import CollectorRegistry, Gauge
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.problems import of_broker_error, of_defect
+from api.head import HEAD, Head
+from api.problems import of_broker_error, of_defect, problem
+from api.rates import Rates
 from broker import tracing
 from broker.calls.updates import NOT_RENEWED
 from broker.core.errors import BrokerError, Invalid, Unauthorized, Unavailable
@@ -38,10 +45,20 @@ log = structlog.get_logger("api")
 DEFERRED = "counterpoise.later"
 # Where it has what writes a whole answer at once, if it does not leave it to `send`.
 WRITE_WHOLE = "counterpoise.whole"
+# Where it has what ends its connection at once.
+ABORT = "counterpoise.abort"
 KEEP_ALIVE_SECONDS = 15.0
 # A reader that lost its connection tries again after this long.
 RETRY_MILLISECONDS = 1000
 STOPS = "The service stops; try again."
+# Who is over a limit of streams may try again after this long; until then it has to close some.
+FULL_SECONDS = 5
+_KIND = Literal["key", "flow", "address"]
+_TO_DO: Mapping[_KIND, str] = {
+    "key": "close some, or give each program a key of its own",
+    "flow": "close those that nobody reads; a flow needs one",
+    "address": "close some; callers behind one proxy share its address",
+}
 
 
 class OpenCalls:
@@ -85,6 +102,104 @@ class OpenCalls:
             self._ended.set()
             for task in self._tasks:
                 task.cancel()
+
+
+class StreamHolder(NamedTuple):
+    """Whose streams are counted together."""
+
+    kind: _KIND
+    id: object
+
+
+class _Full(Exception):
+    """The holder of this kind has as many streams as it may; `most` says how many."""
+
+    def __init__(self, kind: _KIND, most: int) -> None:
+        self.kind = kind
+        self.most = most
+
+
+class OpenStreams:
+    """The event streams of one application, by their holders."""
+
+    def __init__(
+        self,
+        of_a_key: int,
+        of_a_flow: int,
+        of_an_address: int,
+        rates: Rates,
+        registry: CollectorRegistry,
+    ) -> None:
+        """How many streams each may have. `rates` counts and delays refusals."""
+        self._most: Mapping[_KIND, int]
+        self._most = {"key": of_a_key, "flow": of_a_flow, "address": of_an_address}
+        self._rates = rates
+        # What ends each stream's connection, the longest open first.
+        self._by_holder: dict[StreamHolder, dict[object, Callable[[], object]]] = {}
+        self._holders: dict[object, tuple[StreamHolder, ...]] = {}
+        gauge = Gauge(
+            "counterpoise_http_open_streams", "Event streams that are open.", registry=registry
+        )
+        gauge.set_function(lambda: len(self._holders))
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    @contextlib.contextmanager
+    def holding(self, scope: Scope, holder: StreamHolder | None) -> Iterator[None]:
+        """While the stream of this request is open; it counts for `holder` and for its address.
+
+        Raises _Full.
+        """
+        head: Head = scope[HEAD]
+        holders = [StreamHolder("address", head.network), *([] if holder is None else [holder])]
+        for each in reversed(holders):
+            most = self._most[each.kind]
+            if len(self._by_holder.get(each, ())) >= most:
+                raise _Full(each.kind, most)
+        place = object()
+        self._holders[place] = (*holders,)
+        for each in holders:
+            self._by_holder.setdefault(each, {})[place] = scope.get(ABORT, _nothing)
+        try:
+            yield
+        finally:
+            self._forget(place)
+
+    def _forget(self, place: object) -> None:
+        for each in self._holders.pop(place, ()):
+            of_holder = self._by_holder[each]
+            del of_holder[place]
+            if not of_holder:
+                del self._by_holder[each]
+
+    async def refusal(self, full: _Full) -> Response:
+        """The answer for one stream too many, after a delay."""
+        self._rates.refused.labels(f"{full.kind}_streams").inc()
+        await self._rates.hold()
+        return problem(
+            "too_many_requests",
+            f"This {full.kind} has {full.most} event streams open, and may not have more: "
+            f"{_TO_DO[full.kind]}. The setting COUNTERPOISE_{full.kind.upper()}_STREAMS is the "
+            "limit.",
+            headers={"Retry-After": str(FULL_SECONDS)},
+        )
+
+    def make_room(self) -> bool:
+        """End the longest open stream of the address that has the most; False without any."""
+        of_addresses = [
+            places for holder, places in self._by_holder.items() if holder.kind == "address"
+        ]
+        if not of_addresses:
+            return False
+        place, abort = next(iter(max(of_addresses, key=len).items()))
+        self._forget(place)
+        abort()
+        return True
+
+
+def _nothing() -> None:
+    """Ends no connection: there is none."""
 
 
 class DeferredCall(Response):
@@ -150,8 +265,14 @@ class EventStream(Response, Generic[T]):
         open_calls: OpenCalls,
         keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
         until: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        open_streams: OpenStreams | None = None,
+        holder: StreamHolder | None = None,
     ) -> None:
-        """`until` returns when the reader's credential ends, and the stream with it."""
+        """`until` returns when the reader's credential ends, and the stream with it.
+
+        The stream is one of `open_streams`, and counts for its `holder`. Beyond a limit it is
+        refused.
+        """
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
@@ -160,8 +281,20 @@ class EventStream(Response, Generic[T]):
         self._open_calls = open_calls
         self._keep_alive_seconds = keep_alive_seconds
         self._until = until
+        self._open_streams = open_streams
+        self._holder = holder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._open_streams is None:
+            await self._stream(receive, send)
+            return
+        try:
+            with self._open_streams.holding(scope, self._holder):
+                await self._stream(receive, send)
+        except _Full as full:
+            await (await self._open_streams.refusal(full))(scope, receive, send)
+
+    async def _stream(self, receive: Receive, send: Send) -> None:
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )

@@ -47,8 +47,9 @@ class Settings(BaseSettings):
     )
     log_urls: SecretStr | None = Field(
         default=None,
-        description="How the service reaches logs in Redis and Kafka: URLs with credentials, "
-        "separated by blanks, e.g. redis://user:password@host:6379.",
+        description="Which logs in Redis and Kafka the service connects to, and how: URLs with "
+        "credentials, separated by blanks, e.g. redis://user:password@host:6379 or "
+        "kafka://*.example.com:9092. Without it: those on its own machine.",
     )
     log_keep_messages: int = Field(
         default=0,
@@ -117,6 +118,19 @@ class Settings(BaseSettings):
         ge=1,
         description="Connections of one address that wait for a request; beyond it the service "
         "ends the longest waiting.",
+    )
+    key_streams: int = Field(
+        default=200,
+        ge=1,
+        description="Event streams of one key that may be open, sessions of the key included.",
+    )
+    flow_streams: int = Field(
+        default=10, ge=1, description="Event streams of one flow's view that may be open."
+    )
+    address_streams: int = Field(
+        default=1000,
+        ge=1,
+        description="Event streams of all callers of one address that may be open.",
     )
     history_days: float = Field(
         default=7.0, gt=0, description="How long the history of rebalances and changes is kept."

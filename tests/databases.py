@@ -21,6 +21,7 @@ times as long. If a test changed its tables, functions or rights, the database i
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -186,9 +187,15 @@ def _drop(server_url: str, name: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data directory of `postgres_url`."""
+    return tmp_path_factory.mktemp("postgres")
+
+
+@pytest.fixture(scope="session")
+def postgres_url(postgres_directory: Path) -> Iterator[str]:
     """The URL of a running Postgres. Tests must not use the database that the URL names."""
-    with EmbeddedPostgres(tmp_path_factory.mktemp("postgres"), settings=FAST) as url:
+    with EmbeddedPostgres(postgres_directory, settings=FAST) as url:
         # The password was set when the cluster was made, without these settings.
         password = urlsplit(url).password
         _administer(url, f"ALTER ROLE CURRENT_USER PASSWORD '{password}'")

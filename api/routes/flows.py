@@ -26,7 +26,7 @@ from api.routing import (
 from api.schemas import common
 from api.schemas import flows as flow_schemas
 from api.security import Also, allow, caller_of
-from api.streams import DeferredCall, EventStream, OpenCalls, event
+from api.streams import DeferredCall, EventStream, OpenCalls, StreamHolder, event
 from broker.calls import views
 from broker.calls.bound_flows import BoundFlow
 from broker.calls.flow_views import BIG_VIEW
@@ -97,7 +97,13 @@ async def _serve_updates(request: Request) -> Response:
     if "text/event-stream" in request.headers.get("accept", ""):
         after = after if resumed is None else resumed
         source = broker_of(request).updates.watch(flow, after)
-        return EventStream(source, _update_event, request.app.state.open_calls)
+        return EventStream(
+            source,
+            _update_event,
+            request.app.state.open_calls,
+            open_streams=request.app.state.open_streams,
+            holder=StreamHolder("flow", request.path_params["flow"]),
+        )
     return waiting(request.app, flow, after, wait_seconds)
 
 

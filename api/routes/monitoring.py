@@ -7,6 +7,7 @@ a queue's changes as they are committed.
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
+from weakref import WeakKeyDictionary
 
 import orjson
 from fastapi import APIRouter, Query, Response
@@ -21,7 +22,7 @@ from api.routing import Limit, Name, Route, broker_of, flow_of, last_event_id, s
 from api.schemas import common
 from api.schemas import monitoring as schemas
 from api.security import Also, allow, caller_of
-from api.streams import EventStream, event
+from api.streams import EventStream, StreamHolder, event
 from broker.calls import views
 from broker.calls.conditions import ConditionView, ReportedCondition
 from broker.core.access import Right
@@ -140,6 +141,9 @@ async def _serve_events(request: Request) -> Response:
         encode,
         request.app.state.open_calls,
         until=None if stays else partial(broker.keys.until_ended, caller),
+        open_streams=request.app.state.open_streams,
+        # Callers without a key have only their address in common.
+        holder=None if caller.key_id is None else StreamHolder("key", caller.key_id),
     )
 
 
@@ -184,14 +188,22 @@ async def events(queue: Name) -> None:
     """
 
 
+# The events that are on their way: each is written once, for all streams of its queue.
+_written: WeakKeyDictionary[views.EventView, bytes] = WeakKeyDictionary()
+
+
 async def _change_event(queue: str, item: views.EventView) -> bytes:
+    known = _written.get(item)
+    if known is not None:
+        return known
     document = {
         "queue": queue,
         "revision": item.revision,
         "at": common.rfc3339(item.at),
         "changes": [_with_times(change) for change in item.changes],
     }
-    return event("change", orjson.dumps(document), item.revision)
+    written = _written[item] = event("change", orjson.dumps(document), item.revision)
+    return written
 
 
 def _with_times(value: object, name: str = "") -> object:

@@ -1,12 +1,20 @@
-"""The calls that show one queue: status, history, partitions, flows and the stream of changes."""
+"""The calls that show one queue: status, history, partitions, flows and the stream of changes.
+
+**A change is read once for all who follow its queue.** It wakes all of them at the same time. Were
+each to read it, a thousand followers would take the connections of the pool for seconds, and other
+queues' commits would wait. So their reads are gathered (`Batcher`), and those of the same place are
+one. Two connections are the most that all followers take: one for what is new, one for those who
+have missed something, so that many who resume do not delay the others.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import NamedTuple
 
 from broker.calls import views
 from broker.calls.access import QueueAccess
@@ -24,18 +32,26 @@ from broker.core.queue import Queue
 from broker.logs.ports import Logs
 from broker.pieces import pieces
 from broker.replica.coordinator import Coordinator
-from broker.replica.store_calls import store_available
+from broker.replica.store_calls import Batcher, store_available
 from broker.scaling import Load, load_of
 from broker.store.ports import QueueGone, StoreUnavailable
 
 DECIMAL = re.compile("[0-9]{1,18}")
-# The most revisions that are read at once for a reader of events.
-EVENTS_AT_ONCE = 20
+# The most revisions that are read at once for a reader of events, who keeps them until they are
+# sent. Each has at most a slice.
+EVENTS_AT_ONCE = 5
 # Each has at most a slice.
 ENTRIES_AT_ONCE = 5
 # A page of partitions, of which several are asked for one after the other.
 LAG_AT_ONCE = 500
 MOST_LAGS = 1000
+
+
+class _Place(NamedTuple):
+    """Where somebody is who follows a queue."""
+
+    queue_id: str
+    revision: int
 
 
 class MonitoringCalls:
@@ -44,6 +60,10 @@ class MonitoringCalls:
     def __init__(self, queues: QueueAccess, logs: Logs) -> None:
         self._queues = queues
         self._logs = logs
+        self._new: Batcher[_Place, Sequence[views.EventView] | Exception]
+        self._new = Batcher(self._read_changes)
+        self._missed: Batcher[_Place, Sequence[views.EventView] | Exception]
+        self._missed = Batcher(self._read_changes)
 
     async def rebalance_status(self, name: str) -> views.RebalanceStatusView:
         """The rebalance status. Raises QueueNotFound."""
@@ -169,7 +189,8 @@ class MonitoringCalls:
 
         Ends by raising QueueNotFound, Invalid if `after` is above the queue's revision or too old,
         and silently when the service stops. A slow reader reads the missed changes from the store,
-        so this replica stores nothing for it.
+        so this replica stores nothing for it. All followers who are woken by a change get the same
+        views.
         """
         queue_id, revision = await self._queues.read(name, lambda queue: (queue.id, queue.revision))
         if after is not None and after > revision:
@@ -180,24 +201,43 @@ class MonitoringCalls:
             )
         with self._queues.replica.coordinator_of(queue_id).notifier.watching() as changed:
             seen = revision if after is None else after
+            reads = self._missed
             while not self._queues.replica.stopping:
                 changed.clear()
                 try:
-                    entries = await self._queues.store.changes_after(queue_id, seen, EVENTS_AT_ONCE)
-                except QueueGone:
-                    raise QueueNotFound(name) from None
-                except KeyError:
-                    raise Invalid(
-                        f"Changes after revision {seen} are no longer stored; start from now on."
-                    ) from None
+                    found = await reads.ask(_Place(queue_id, seen))
                 except StoreUnavailable:
                     await asyncio.sleep(1)
                     continue
-                for entry in entries:
-                    seen = entry.revision
-                    yield event_view(entry)
-                if not entries:
+                if isinstance(found, QueueGone):
+                    raise QueueNotFound(name)
+                if isinstance(found, Exception):
+                    raise Invalid(
+                        f"Changes after revision {seen} are no longer stored; start from now on."
+                    )
+                for event in found:
+                    seen = event.revision
+                    yield event
+                reads = self._missed
+                if len(found) < EVENTS_AT_ONCE:
                     await changed.wait()
+                    reads = self._new
+
+    async def _read_changes(
+        self, places: Sequence[_Place]
+    ) -> Sequence[Sequence[views.EventView] | Exception]:
+        """The next changes at each place, or why there are none; each place is read once."""
+        found: dict[_Place, Sequence[views.EventView] | Exception] = {}
+        for place in places:
+            if place in found:
+                continue
+            try:
+                entries = await self._queues.store.changes_after(*place, EVENTS_AT_ONCE)
+            except (QueueGone, KeyError) as error:
+                found[place] = error
+            else:
+                found[place] = tuple(map(event_view, entries))
+        return [found[place] for place in places]
 
 
 def number_of(cursor: str) -> int:

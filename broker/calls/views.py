@@ -379,11 +379,12 @@ class LogAccessView:
     access: LogAccess | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class EventView:
     """One committed revision: what changed, each as a mapping with its `type`, JSON-ready.
 
-    Times inside `changes` are Unix seconds, under keys `deadline`, `..._at` and `..._until`.
+    All followers of the queue get the same view, so that it is rendered once. Times inside
+    `changes` are Unix seconds, under keys `deadline`, `..._at` and `..._until`.
     """
 
     revision: int

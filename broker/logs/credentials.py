@@ -39,6 +39,11 @@ make temporary tables and to create in `public`; in a server that it has started
 (`broker.postgres`), also connecting to the other databases, PL/pgSQL, and the functions in
 _FUNCTIONS. In somebody else's server they may be in use by others; docs/security.md says what its
 administrator may do.
+
+**The server's own log is not for clients.** Postgres writes failed statements, their messages and
+parameters into it whole, and `debug_print_plan`, which every role may set, writes more. In the
+service's own server only what ends a session is written for clients, without its statement, details
+and parameters. Only a superuser may set that otherwise.
 """
 
 from __future__ import annotations
@@ -100,6 +105,20 @@ UNION ALL
 -- The server's limit is for clients; an index of a large log needs more.
 SELECT format('ALTER ROLE %I SET temp_file_limit = -1', current_user)
 WHERE {_IS_OURS} AND current_setting('temp_file_limit') <> '-1'
+UNION ALL
+-- First what the service itself writes into the server's log, then nothing more for all others.
+SELECT format('ALTER ROLE %s SET %I = %L', role, name, value)
+FROM (VALUES
+    (quote_ident(current_user), 'log_min_messages', 'warning'),
+    (quote_ident(current_user), 'log_error_verbosity', 'default'),
+    ('ALL', 'log_min_messages', 'fatal'),
+    ('ALL', 'log_error_verbosity', 'terse')
+) AS wanted (role, name, value)
+WHERE {_IS_OURS} AND NOT EXISTS (
+    SELECT FROM pg_db_role_setting
+    WHERE setdatabase = 0 AND setrole = coalesce(to_regrole(role)::oid, 0)
+        AND name || '=' || value = ANY (setconfig)
+)
 """
 ROTATE_SECONDS = 55 * 60.0
 VALID_SECONDS = 2 * 60 * 60.0

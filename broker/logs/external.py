@@ -5,6 +5,11 @@ they are called in threads. The service needs them only for administration: no c
 for them. Credentials are the service's own (the setting `log_urls`), matched to a queue's log as
 consumers match theirs, and they are never shown. Every call is bounded in time, so a log that is
 away only delays administrators, by some seconds.
+
+**The service is nobody's probe.** Whoever may create queues names the addresses of their logs. So
+the service connects only where `log_urls` has an access, or, without that setting, on its own
+machine. And whatever goes wrong on the way to a log has one answer, so that it does not show who
+listens at an address and what they say; the reason is in the service's own log.
 """
 
 from __future__ import annotations
@@ -15,9 +20,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar, cast
 
+import structlog
+
 from broker.logs.ports import Bounds, Holder, LogOwner, Purpose
 from counterpoise.logs import InvalidPosition, LogError, LogNotFound, LogUnavailable
-from counterpoise.logs.address import check_access, fitting, implementation, parse_log
+from counterpoise.logs.address import (
+    check_access,
+    fitting,
+    implementation,
+    is_on_this_machine,
+    parse_log,
+)
 from counterpoise.logs.port import Log
 
 # Each has a class (log, access, *, timeout_seconds), and imports the client of its server.
@@ -34,6 +47,34 @@ AWAY_SECONDS = 15.0
 _FAR_SECONDS = 1e9
 _THREADS = 4
 _MOST_OPEN = 100
+# Of the reason in the service's log.
+_MOST_TOLD = 500
+_log = structlog.get_logger()
+
+
+class LogUnlisted(LogError):
+    """The service connects to no such address."""
+
+    code = "log_unlisted"
+
+    def __init__(self, log: str) -> None:
+        super().__init__(
+            f"the service connects to no address like that of {log}; its operator lists addresses "
+            "in COUNTERPOISE_LOG_URLS (without it: those of the service's own machine)"
+        )
+
+
+class LogUnreachable(LogUnavailable):
+    """Something went wrong on the way to the log."""
+
+    def __init__(self, log: str) -> None:
+        super().__init__(f"the log {log} cannot be reached; the service's own log has the reason")
+
+
+class LogUnfit(LogError):
+    """The log answers, and cannot do this, or cannot keep a log's promises."""
+
+    code = "log_unfit"
 
 
 class LogOwned(LogError):
@@ -93,6 +134,17 @@ class ManagedLog(Log, Protocol):
     def drop(self, owner: LogOwner) -> None:
         """Delete the log with all it holds, if it is this queue's."""
         ...
+
+
+def access_of(log: str, urls: str) -> str | None:
+    """The service's access to a log; None: its own address will do.
+
+    Raises LogUnlisted, and LogError for what is no address.
+    """
+    access = fitting(log, urls)
+    if access is None and (urls.split() or not is_on_this_machine(parse_log(log))):
+        raise LogUnlisted(log)
+    return access
 
 
 def open_managed(log: str, access: str | None, *, timeout_seconds: float) -> ManagedLog:
@@ -178,7 +230,7 @@ class ExternalLogs:
         if seconds is None:
             return await self._ask(log, act, LONG_SECONDS if partitions is None else None)
         if self._away_until.get(log, 0.0) > self._monotonic():
-            raise LogUnavailable(f"the log {log} did not answer a moment ago")
+            raise LogUnreachable(log)
         try:
             return await self._ask(log, act, seconds)
         except LogError:
@@ -208,22 +260,35 @@ class ExternalLogs:
     ) -> T:
         """The result of `act` on the log, within these seconds, by default 2 * CALL_SECONDS."""
 
+        access = access_of(log, self._urls)
+
         def work() -> T:
             opened = self._open.get(log)
             if opened is None:
-                access = fitting(log, self._urls)
                 opened = open_managed(log, access, timeout_seconds=CALL_SECONDS)
                 while len(self._open) >= _MOST_OPEN:
                     self._open.pop(next(iter(self._open))).close()
                 opened = self._open.setdefault(log, opened)
-            return act(opened)
+            try:
+                return act(opened)
+            except _TOLD:
+                raise
+            except Exception as error:
+                # Whoever listens there may answer anything.
+                _log.warning("a log cannot be reached", log=log, error=str(error)[:_MOST_TOLD])
+                raise LogUnreachable(log) from None
 
         seconds = 2 * CALL_SECONDS if seconds is None else seconds
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             return await asyncio.wait_for(running, seconds)
         except TimeoutError:
-            raise LogUnavailable(f"the log {log} did not answer within {seconds:g} s") from None
+            _log.warning("a log cannot be reached", log=log, error=f"no answer in {seconds:g} s")
+            raise LogUnreachable(log) from None
+
+
+# What is known only of a log that answers as one; the texts are the service's own.
+_TOLD = (LogNotFound, LogOwned, LogUnfit, InvalidPosition)
 
 
 def _furthest(log: ManagedLog, committed: Sequence[Mapping[int, str]]) -> Mapping[int, str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from broker.logs.external import LogUnfit
 from broker.logs.ports import LogOwner
-from counterpoise.logs.errors import LogError
 from counterpoise.logs.kafka.log import KafkaLog
 
 
@@ -29,17 +29,17 @@ class KafkaUpkeep(KafkaLog):
     def set_partition_count(
         self, partition_count: int, revision: int, owner: LogOwner | None = None
     ) -> bool:
-        """Raises LogError unless that is what the topic has."""
+        """Raises LogUnfit unless that is what the topic has."""
         if partition_count != self.partition_count():
-            raise LogError(
+            raise LogUnfit(
                 f"the partitions of topic {self.name!r} are Kafka's: add them there, "
                 "and the queue follows"
             )
         return True
 
     def discard(self, partitions: Sequence[int], owner: LogOwner | None = None) -> frozenset[int]:
-        """Raises LogError: a topic never loses partitions."""
-        raise LogError(f"the partitions of topic {self.name!r} are Kafka's; none can be discarded")
+        """Raises LogUnfit: a topic never loses partitions."""
+        raise LogUnfit(f"the partitions of topic {self.name!r} are Kafka's; none can be discarded")
 
     def position_at(self, time: float) -> Mapping[int, str]:
         deadline = self._begin()

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from broker.logs.external import LogOwned
+from broker.logs.external import LogOwned, LogUnfit
 from broker.logs.ports import LogOwner
 from counterpoise.logs.errors import LogError
 from counterpoise.logs.redis.connection import Script
@@ -291,10 +291,10 @@ class RedisUpkeep(RedisLog):
             return
         version = str(info.get("redis_version", "0"))
         if tuple(int(part) for part in version.split(".")[:2]) < _LEAST_VERSION:
-            raise LogError(f"the Redis of {self._log} is version {version}; 6.2 or later is needed")
+            raise LogUnfit(f"the Redis of {self._log} is too old; 6.2 or later is needed")
         policy = str(info.get("maxmemory_policy", "noeviction"))
         if policy != "noeviction" and int(info.get("maxmemory", 0)) > 0:
-            raise LogError(
-                f"the Redis of {self._log} evicts keys when its memory is full (maxmemory-policy "
-                f"{policy}), so messages would vanish: set maxmemory-policy noeviction"
+            raise LogUnfit(
+                f"the Redis of {self._log} evicts keys when its memory is full, so messages would "
+                "vanish: set maxmemory-policy noeviction"
             )

@@ -27,7 +27,7 @@ Guarantees, and their means:
 
 The directory: `service.lock`, `postgres.lock`, `password`, `port` (the last one; taken again when
 it is free, so that consumers which know it can continue after a restart of the service; while the
-service runs its Postgres keeps this port), `postgres.log` (and `.1`, the previous run's),
+service runs its Postgres keeps this port), `postgres.log` (and `.1`, what was in it before),
 `postgres/` (the cluster).
 
 `PostgresKeeper` starts Postgres again if it ends while the service runs. Postgres recovers by
@@ -35,6 +35,9 @@ itself when one of its backends crashes. But it ends when it cannot write the da
 (a full disk), or when it is killed. An operator could start it again only by restarting the
 service. So the keeper starts it until that succeeds: on the same port and with the same password,
 so that clients need no change. Meanwhile the service answers 503, and leases do not run.
+
+The keeper also bounds `postgres.log`: when it has more than LOG_BYTES, the last of them are moved
+to `.1`. Clients can have lines written, if only small ones (`broker.logs.credentials`).
 """
 
 from __future__ import annotations
@@ -98,6 +101,10 @@ SETTINGS: Mapping[str, str] = {
     # Nor does a session that listens and does not read: 64 MB, of 8 kB each. Notifications of the
     # service are hints, and the queue is empty again when such a session has been ended.
     "max_notify_queue_pages": "8192",
+    # Statements and parameters may be as large as a client likes, and are the client's own.
+    "log_min_error_statement": "panic",
+    "log_parameter_max_length": "0",
+    "log_parameter_max_length_on_error": "0",
     # So the service knows that nobody else uses this server.
     "counterpoise.own_server": "on",
     "password_encryption": "scram-sha-256",
@@ -110,6 +117,8 @@ SETTINGS: Mapping[str, str] = {
     "cluster_name": "counterpoise",
 }
 _log = structlog.get_logger("broker.postgres")
+# Of `postgres.log`, and of the one before.
+LOG_BYTES = 16 * 1024 * 1024
 LOOK_SECONDS = 0.25
 PAUSE_SECONDS = 2.0
 STOP_SECONDS = 30.0
@@ -166,6 +175,7 @@ class EmbeddedPostgres:
         stop_seconds: float = 30.0,
     ) -> None:
         self.data_dir = Path(data_dir).absolute()
+        self._log = self.data_dir / "postgres.log"
         self._settings = {**SETTINGS, **(settings or {})}
         self._start_seconds = start_seconds
         self._stop_seconds = stop_seconds
@@ -219,6 +229,11 @@ class EmbeddedPostgres:
         started.
         """
         return None if self._process is None else self._process.poll()
+
+    def bound_log(self) -> None:
+        """Empty `postgres.log` if it has grown beyond LOG_BYTES. Raises OSError."""
+        if self._log.stat().st_size > LOG_BYTES:
+            _set_aside(self._log)
 
     def stop(self) -> None:
         """Shut Postgres down cleanly, disconnect all clients, and release the data directory.
@@ -318,10 +333,9 @@ class EmbeddedPostgres:
         raise PostgresDidNotStart(f"no port stayed free on {HOST} until Postgres listened on it")
 
     def _new_log(self) -> Path:
-        log = self.data_dir / "postgres.log"
-        if log.exists():
-            log.replace(log.with_name("postgres.log.1"))
-        return log
+        if self._log.exists():
+            _set_aside(self._log)
+        return self._log
 
     def _launch(self, cluster: Cluster, port: int, log_file: Path) -> None:
         settings = {**self._settings, "port": str(port)}
@@ -357,6 +371,24 @@ def _write_private(path: Path, text: str) -> None:
     unfinished.replace(path)
 
 
+def _set_aside(log: Path) -> None:
+    """Move the last LOG_BYTES of a log to `.1`, and empty it. Its writers append, and go on.
+
+    What is written in between is lost, and so is what there is no room for.
+    """
+    aside = log.with_name(log.name + ".1")
+    aside.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with (
+        contextlib.suppress(OSError),
+        log.open("rb") as old,
+        open(os.open(aside, flags, 0o600), "wb") as new,
+    ):
+        old.seek(max(0, log.stat().st_size - LOG_BYTES))
+        new.write(old.read(LOG_BYTES))
+    os.truncate(log, 0)
+
+
 def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -384,7 +416,7 @@ def _free_port(wanted: int) -> int:
 
 
 class PostgresKeeper:
-    """Keeps a started Postgres running as long as the block lasts.
+    """Keeps a started Postgres running, and its log small, as long as the block lasts.
 
         url = postgres.start()
         with PostgresKeeper(postgres, url):
@@ -411,6 +443,8 @@ class PostgresKeeper:
 
     def _keep(self) -> None:
         while not self._stopping.wait(LOOK_SECONDS):
+            with contextlib.suppress(OSError):
+                self._postgres.bound_log()
             if self._postgres.poll() is not None:
                 _log.error("Postgres has ended; it is started again", code=self._postgres.poll())
                 while not self._started() and not self._stopping.wait(PAUSE_SECONDS):

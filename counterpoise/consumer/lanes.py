@@ -83,11 +83,15 @@ class Failure:
 class Lane:
     """One grant, and its messages read ahead. Guarded by `Lanes`.
 
-    `grant.done` is the exception: the worker that handles the lane moves it.
+    `grant.done` is the exception: the worker that handles the lane moves it. `partition`, `epoch`
+    and `key` are those of the grant.
     """
 
     grant: Grant
     owned: Ownership
+    partition: int = field(init=False)
+    epoch: int = field(init=False)
+    key: Key = field(init=False)
     read_to: str | None = None
     # Its start was looked up in the log and must be committed before anything is read.
     start_pending: bool = False
@@ -108,17 +112,8 @@ class Lane:
     # Since when the log has ended before the next position to read.
     ahead_since: float | None = None
 
-    @property
-    def partition(self) -> int:
-        return self.grant.partition
-
-    @property
-    def epoch(self) -> int:
-        return self.grant.epoch
-
-    @property
-    def key(self) -> Key:
-        return self.grant.key
+    def __post_init__(self) -> None:
+        self.partition, self.epoch = self.key = self.grant.key
 
     @property
     def supplied(self) -> bool:
@@ -230,15 +225,12 @@ class Lanes:
         """
         with self._changed:
             self.has_new = False
-            lanes = [self._lanes[number] for number in sorted(self._lanes) if self._wants(number)]
-            return sorted(lanes, key=lambda lane: lane.supplied)
+            lanes = [self._lanes[grant.partition] for grant in self._ledger.readable()]
+            return sorted(filter(self._wants, lanes), key=lambda lane: lane.supplied)
 
-    def _wants(self, number: int) -> bool:
-        lane = self._lanes[number]
+    def _wants(self, lane: Lane) -> bool:
         return not (
             self.closed
-            or not lane.grant.open
-            or lane.grant.at_end
             or lane.quarantined
             or lane.start_pending
             or lane.waiting_messages > self._max_messages // 2
@@ -347,7 +339,7 @@ class Lanes:
         self._count(lane, chunk, -1)
         lane.in_hand = chunk.batch.num_rows
         self._ledger.begin([lane.partition])
-        if lane.more and self._wants(lane.partition):
+        if lane.more and self._wants(lane):
             self._wake_reader()
         return Piece(lane, chunk, lane.drops)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -66,21 +66,12 @@ PREPARED_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Read:
-    """Messages from `start` up to `reached`."""
+class LaneRange:
+    """What a turn reads into a lane: messages from `start` up to `end` at most."""
 
+    lane: Lane
     start: str
-    batch: pa.RecordBatch
-    reached: str
-
-    def fits(self, messages: int) -> bool:
-        return bool(self.batch.num_rows <= messages)
-
-
-def end_of(bounds: Bounds, lane: Lane, start: str) -> str:
-    """How far an ordered resize lets the lane be read, which need not be the partition's end."""
-    number = lane.partition
-    return within(bounds, {number: lane.grant.owned}, {number: start}).ends[number]
+    end: str
 
 
 def read_range(
@@ -248,78 +239,97 @@ class Reader:
         log = self._opened()
         bounds = log.bounds([lane.partition for lane in lanes])
         self.incarnation = bounds.incarnation
-        first = self._first(log, bounds, [lane for lane in lanes if lane.is_new])
+        ranges = self._ranges(log, bounds, lanes)
+        first = self._first(log, [found for found in ranges if found.lane.is_new])
         filled = False
-        for lane in lanes:
-            if lane.supplied and self._lanes.has_new:
+        for found in ranges:
+            if found.lane.supplied and self._lanes.has_new:
                 return True
-            filled = self._fill(log, bounds, lane, first.get(lane.partition)) or filled
+            filled = self._fill(log, found, first.get(found.lane.partition)) or filled
         return filled
 
-    def _first(self, log: Log, bounds: Bounds, lanes: list[Lane]) -> dict[int, Read]:
-        """The first messages of new lanes, by a statement that is prepared already."""
-        ranges: dict[int, tuple[str, str]] = {}
-        max_bytes = 0
+    def _ranges(self, log: Log, bounds: Bounds, lanes: list[Lane]) -> list[LaneRange]:
+        """What there is to read, lane by lane. The other lanes are at their end, or wait."""
+        places: list[tuple[Lane, str]] = []
         for lane in lanes:
-            start = lane.read_to
-            if start is None:
-                continue
+            if lane.read_to is None:
+                latest = self._flow.start == "latest"
+                begin = (bounds.ends if latest else bounds.starts)[lane.partition]
+                # A start at the end must not be resolved again, later, by the next owner.
+                self._lanes.begin_at(lane, begin, commit=latest)
+                if latest:
+                    continue
+            # Read once: the lane may be dropped at any time.
+            if (start := lane.read_to) is not None and lane.grant.open:
+                places.append((lane, start))
+        view = {lane.partition: lane.grant.owned for lane, _ in places}
+        # How far an ordered resize lets a lane be read need not be the end of its partition.
+        ends = within(bounds, view, {lane.partition: start for lane, start in places}).ends
+        ranges: list[LaneRange] = []
+        for lane, start in places:
+            end = ends[lane.partition]
             try:
-                end = end_of(bounds, lane, start)
-                if log.compare(start, end) < 0:
-                    ranges[lane.partition] = start, end
-                    max_bytes += self._lanes.room(lane)[1]
-            except InvalidPosition:
-                pass  # `_fill` meets it again
+                ahead = log.compare(start, end)
+                if ahead > 0:
+                    raise PositionAhead(lane.partition, start, end)
+            except LogError as error:
+                self._refused(lane, start, error)
+                continue
+            if ahead < 0:
+                ranges.append(LaneRange(lane, start, end))
+                continue
+            lane.ahead_since = None
+            if end == bounds.ends[lane.partition]:
+                self._at_end(lane, bounds, end)
+        return ranges
+
+    def _at_end(self, lane: Lane, bounds: Bounds, end: str) -> None:
+        """All of the partition has been read, which may be for good."""
+        after = bounds.sealed.get(lane.partition)
+        ends = after is not None or lane.grant.owned.state == "retiring"
+        if ends and bounds.is_final(lane.partition):
+            self._lanes.came_to_end(lane, bounds.starts[lane.partition], end, after)
+
+    def _first(self, log: Log, ranges: list[LaneRange]) -> Mapping[int, tuple[pa.RecordBatch, str]]:
+        """The first messages of new lanes, by a statement that is prepared already."""
         if not ranges:
             return {}
+        places = {found.lane.partition: (found.start, found.end) for found in ranges}
+        max_bytes = sum(self._lanes.room(found.lane)[1] for found in ranges)
         try:
-            found = log.first(ranges, max_messages=FIRST_MESSAGES, max_bytes=max_bytes)
+            return log.first(places, max_messages=FIRST_MESSAGES, max_bytes=max_bytes)
         except LogUnavailable:
             raise
         except LogError:
             return {}  # `_fill` finds out of which lane
-        return {
-            number: Read(ranges[number][0], batch, reached)
-            for number, (batch, reached) in found.items()
-        }
 
-    def _fill(self, log: Log, bounds: Bounds, lane: Lane, first: Read | None = None) -> bool:
-        if lane.read_to is None:
-            latest = self._flow.start == "latest"
-            begin = (bounds.ends if latest else bounds.starts)[lane.partition]
-            # A start at the end must not be resolved again, later, by the next owner.
-            self._lanes.begin_at(lane, begin, commit=latest)
-            if latest:
-                return False
-        start: str | None = lane.read_to
-        if start is None or not lane.grant.open:
+    def _fill(self, log: Log, found: LaneRange, first: tuple[pa.RecordBatch, str] | None) -> bool:
+        """Read into a lane as much as fits; `first` are the messages that are known already."""
+        lane, start, end = found.lane, found.start, found.end
+        if not lane.grant.open:
             return False
-        number = lane.partition
-        end = end_of(bounds, lane, start)
-        is_end = end == bounds.ends[number]
+        messages, size = self._lanes.room(lane)
+        if messages == 0:
+            return False
         try:
-            if log.compare(start, end) > 0:
-                raise PositionAhead(lane.partition, start, end)
-            if log.compare(start, end) == 0:
-                lane.ahead_since = None
-                after = bounds.sealed.get(lane.partition)
-                ends = after is not None or lane.owned.state == "retiring"
-                if ends and is_end and bounds.is_final(lane.partition):
-                    self._lanes.came_to_end(lane, bounds.starts[lane.partition], end, after)
-                return False
-            messages, size = self._lanes.room(lane)
-            if messages == 0:
-                return False
-            with tracing.reading(self._flow.queue, number, start) as span:
-                if first is not None and first.start == start and first.fits(messages):
-                    chunks, reached = [Chunk(first.batch, first.reached)], first.reached
+            with tracing.reading(self._flow.queue, lane.partition, start) as span:
+                if first is not None and first[0].num_rows <= messages:
+                    chunks, reached = [Chunk(*first)], first[1]
                 else:
-                    chunks, reached = read_range(log, number, start, end, messages, size)
+                    chunks, reached = read_range(log, lane.partition, start, end, messages, size)
                 span.found(sum(chunk.batch.num_rows for chunk in chunks), reached)
-        except LogUnavailable:
-            raise
-        except InvalidPosition as error:
+        except LogError as error:
+            self._refused(lane, start, error)
+            return False
+        lane.ahead_since = None
+        self._lanes.add(lane, start, chunks, reached, more=reached != end)
+        return True
+
+    def _refused(self, lane: Lane, start: str, error: LogError) -> None:
+        """The log has nothing to read at `start`. Raises what must end the consumer."""
+        if isinstance(error, LogUnavailable):
+            raise error
+        if isinstance(error, InvalidPosition):
             # The next owner could read no further either, so this must not end the consumer.
             logger.error(
                 "queue %s, partition %d: %s. Nothing of this partition is read until an "
@@ -329,19 +339,13 @@ class Reader:
                 error,
             )
             self._lanes.quarantine(lane)
-            return False
-        except LogError as error:
-            if isinstance(error, PositionAhead) and self._may_pass(lane, error):
-                return False
-            if self._is_ours(lane):
-                error.add_note(
-                    f"queue {self._flow.queue}, partition {lane.partition}, position {start}"
-                )
-                raise
-            return False
-        lane.ahead_since = None
-        self._lanes.add(lane, start, chunks, reached, more=reached != end)
-        return True
+        elif isinstance(error, PositionAhead) and self._may_pass(lane, error):
+            pass
+        elif self._is_ours(lane):
+            error.add_note(
+                f"queue {self._flow.queue}, partition {lane.partition}, position {start}"
+            )
+            raise error
 
     def _may_pass(self, lane: Lane, error: PositionAhead) -> bool:
         now = time.monotonic()

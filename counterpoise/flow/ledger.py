@@ -57,12 +57,12 @@ thread that has the partition in flight; `in_flight` is replaced as a whole and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from counterpoise.flow.barriers import is_at
 from counterpoise.flow.view import Key, Owned
-from counterpoise.logs.port import Successor
+from counterpoise.logs.port import Bounds, Successor
 from counterpoise.wire import Child, ChildrenItem, CommitItem, ReleaseItem
 
 
@@ -75,10 +75,16 @@ def continues(epoch: int, owned: Owned) -> bool:
 
 @dataclass(eq=False, slots=True)
 class Grant:
-    """One partition held under one epoch. `done` is None where the queue's `start` decides."""
+    """One partition held under one epoch. `done` is None where the queue's `start` decides.
+
+    `owned` is how it is held now; `key`, (partition, epoch), never changes.
+    """
 
     owned: Owned
     done: str | None
+    partition: int = field(init=False)
+    epoch: int = field(init=False)
+    key: Key = field(init=False)
     # The last commit that the service has confirmed.
     confirmed: str | None = None
     # Where the partition starts and ends in the log, once no message can be appended any more.
@@ -92,20 +98,8 @@ class Grant:
     # Whether messages may be handed out; follows from the fields above and from `owned.state`.
     open: bool = True
 
-    @property
-    def partition(self) -> int:
-        """Its number."""
-        return self.owned.partition
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the grant."""
-        return self.owned.epoch
-
-    @property
-    def key(self) -> Key:
-        """(partition, epoch)."""
-        return self.owned.partition, self.owned.epoch
+    def __post_init__(self) -> None:
+        self.partition, self.epoch = self.key = self.owned.partition, self.owned.epoch
 
     @property
     def committed(self) -> str | None:
@@ -177,16 +171,17 @@ class Ledger:
 
     def __init__(self) -> None:
         self._grants: dict[int, Grant] = {}
-        self._view: Mapping[int, Owned] | None = None
+        # The view that was taken over last.
+        self.view: Mapping[int, Owned] | None = None
         self.in_flight: frozenset[int] = frozenset()
 
     # ------------------------------------------------------------------ what is held
 
     def follow(self, view: Mapping[int, Owned]) -> Changes:
         """Take over what the flow owns now. `view` is a snapshot and never changes."""
-        if view is self._view:
+        if view is self.view:
             return Changes()
-        self._view = view
+        self.view = view
         gone = [one for one in self._grants.values() if not _holds(view, one)]
         for grant in gone:
             del self._grants[grant.partition]
@@ -233,6 +228,12 @@ class Ledger:
         """All grants, in the order of partitions."""
         return [self._grants[number] for number in sorted(self._grants)]
 
+    def readable(self) -> list[Grant]:
+        """The grants of which more may be read, in the order of partitions: they are open, and not
+        done up to a final end.
+        """
+        return [grant for grant in self.grants() if grant.open and not grant.at_end]
+
     # ------------------------------------------------------------------ what is done
 
     def begin(self, partitions: Iterable[int]) -> None:
@@ -245,11 +246,16 @@ class Ledger:
             frozenset() if partitions is None else self.in_flight.difference(partitions)
         )
 
-    def done(self, partition: int, epoch: int, position: str) -> None:
-        """What was read under `epoch` is done up to `position`. Ignored if the epoch is over."""
+    def done(self, partition: int, epoch: int, position: str) -> Grant | None:
+        """What was read under `epoch` is done up to `position`.
+
+        Returns the grant for which it counts; None: it was read in vain, because the epoch is over.
+        """
         grant = self._grants.get(partition)
-        if grant is not None and continues(epoch, grant.owned):
-            grant.done = position
+        if grant is None or not continues(epoch, grant.owned):
+            return None
+        grant.done = position
+        return grant
 
     def starts_at(self, partition: int, epoch: int, position: str) -> bool:
         """The log resolved the queue's `start` to `position`. False if the grant has a position."""
@@ -275,6 +281,18 @@ class Ledger:
             grant.final = None if end is None else (start, end)
             grant.successors = successors
 
+    def learn_ends(self, bounds: Bounds, held: Mapping[int, Owned]) -> None:
+        """Take over which partitions end for good; `held` is the view when the log was asked.
+
+        An end is of the epoch of that moment: a retiring partition may be taken back and grow, and
+        retires again under another epoch. End and partition count are of the same instant.
+        """
+        for number, end in bounds.ends.items():
+            grant = self._grants.get(number)
+            if grant is not None and number in held and held[number].epoch == grant.epoch:
+                final = end if bounds.is_final(number) else None
+                self.ends_at(number, bounds.starts[number], final, bounds.sealed.get(number))
+
     # ------------------------------------------------------------------ calls to the service
 
     def due(self, *, parting: bool = False) -> Todo:
@@ -288,7 +306,10 @@ class Ledger:
         """The ends of sealed partitions that are to be reported, in the order of partitions."""
         due = [
             ChildrenItem(
-                *(one.partition, one.epoch, one.final[1], True),
+                one.partition,
+                one.epoch,
+                one.final[1],
+                True,
                 tuple(Child(s.key, s.parents, s.partition) for s in one.successors),
             )
             for one in self._grants.values()

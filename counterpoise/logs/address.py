@@ -12,7 +12,8 @@ never shown.
 
 The environment's COUNTERPOISE_LOG_URL (the service's COUNTERPOISE_LOG_URLS) may hold several
 accesses, separated by blanks. The first that matches a log is taken: the same kind, and the same
-host, database and name as far as it names them.
+host, database and name as far as it names them. A host `*.example.com` is every host of that
+domain; then all hosts of the log have to match, and are those that are connected to.
 
 `open_log` chooses the implementation by the kind and the access by these rules. It imports the
 implementation only then, so no program needs the client of a server that it does not use.
@@ -25,6 +26,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
@@ -64,6 +66,8 @@ _ENCODE = "percent-encode special characters of the password (@ is %40, / is %2F
 # Host and port as Postgres's driver reads them; the host may be empty or an address in brackets.
 _HOST = re.compile(r"(?:\[[^][@]+\]|[^][:@]*)(?::[0-9]*)?")
 _SETTING = re.compile(r"[a-z._]+")
+# Hosts with a `*` only for the hosts of a domain.
+_DOMAINS = re.compile(r"(?:\*\.)?[^*,]*(?:,(?:\*\.)?[^*,]*)*")
 # Names of secrets in the query strings of common clients.
 _SECRET = re.compile(r"pass|pwd|secret|token|credential|user|auth|key|sasl", re.IGNORECASE)
 
@@ -203,7 +207,8 @@ def check_access(address: LogAddress, url: str) -> None:
 def fitting(log: str, urls: str) -> str | None:
     """The first of these accesses (separated by blanks) that matches the log; None without one.
 
-    Raises LogError for an access of an unknown kind, because it is a mistake.
+    Raises LogError for an access of an unknown kind or with a `*` elsewhere than before a domain,
+    because it is a mistake.
     """
     address = parse_log(log)
     accesses = urls.split()
@@ -213,8 +218,14 @@ def fitting(log: str, urls: str) -> str | None:
                 f"access {place} of {len(accesses)} to logs has no known scheme: "
                 f"{', '.join(_ACCESS_FORMS.values())}"
             )
+        if not _DOMAINS.fullmatch(_split(url).netloc.rpartition("@")[2]):
+            raise LogError(
+                f"access {place} of {len(accesses)} to logs has a '*' that is not the first part "
+                "of a host, like *.example.com"
+            )
     kind = address.kind
-    return next((u for u in accesses if _access_kind(u) == kind and _fits(address, u)), None)
+    found = (_on_hosts(address, u) for u in accesses if _access_kind(u) == kind)
+    return next((u for u in found if u is not None), None)
 
 
 def guarded(url: str) -> str:
@@ -261,15 +272,42 @@ def _refuse_misread(url: str) -> None:
         )
 
 
-def _fits(address: LogAddress, url: str) -> bool:
+def is_on_this_machine(address: LogAddress) -> bool:
+    """Whether each of its hosts is a loopback address, or `localhost`; no name is looked up."""
+    return all(host == "localhost" or _is_loopback(host) for host, _ in address.hosts)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _on_hosts(address: LogAddress, url: str) -> str | None:
+    """The access, if it fits the log; one to a domain is one to the hosts of the log."""
     if address.kind == "builtin":
-        return True
+        return url
     parts = _split(url)
     database, name = _place(parts, address.kind)
-    return (
-        bool(set(_hosts(parts, address.kind)) & set(address.hosts))
-        and database in (None, address.database)
-        and name in (None, address.name)
+    if database not in (None, address.database) or name not in (None, address.name):
+        return None
+    hosts = _hosts(parts, address.kind)
+    if not any(host.startswith("*.") for host, _ in hosts):
+        return url if set(hosts) & set(address.hosts) else None
+    if not all(any(_is_in(one, host) for host in hosts) for one in address.hosts):
+        return None
+    user, found, _ = parts.netloc.rpartition("@")
+    named = ",".join(
+        f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in address.hosts
+    )
+    return parts._replace(netloc=f"{user}{found}{named}").geturl()
+
+
+def _is_in(one: Host, pattern: Host) -> bool:
+    """Whether a host is this one, or of this domain."""
+    return one == pattern or (
+        pattern[0].startswith("*.") and one[0].endswith(pattern[0][1:]) and one[1] == pattern[1]
     )
 
 

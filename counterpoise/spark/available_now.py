@@ -72,7 +72,9 @@ class AvailableNow:
                 self._granted = frozenset(self.targets)
             logger.info(
                 "counterpoise: queue %s: the query ends by itself when %d partitions are read: %s",
-                *(self._options.queue, len(self.targets), _listed(self.targets, "{} up to {}")),
+                self._options.queue,
+                len(self.targets),
+                _listed(self.targets, "{} up to {}"),
             )
 
     def until_known(self, look: Callable[[], T | None]) -> T:
@@ -142,7 +144,10 @@ class AvailableNow:
         read = {n: f"{position} of {targets.get(n)}" for n, position in positions.items()}
         logger.info(
             "counterpoise: queue %s: the query ends, because %s. It holds %d partitions: %s",
-            *(self._options.queue, why, len(read), _listed(read, "{} at {}")),
+            self._options.queue,
+            why,
+            len(read),
+            _listed(read, "{} at {}"),
         )
 
     def _is_bound(self) -> bool:

@@ -43,23 +43,44 @@ from counterpoise.spark.status import Handoffs
 from counterpoise.wire import ChildrenItem, LogAccess, Position, ReleaseItem
 
 
-class SettledFlow(Protocol):
-    """What the settler needs of a flow: commits, releases and ends."""
+class BoundFlow(AccessSource, Protocol):
+    """What the source needs of a flow: that of a query, or several seen as one (`FlowGroup`)."""
+
+    @property
+    def instance_id(self) -> str: ...
+
+    @property
+    def queue_id(self) -> str | None: ...
+
+    @property
+    def flow_ids(self) -> Sequence[str]: ...
+
+    @property
+    def start(self) -> str | None: ...
 
     @property
     def status(self) -> str: ...
 
     @property
+    def gone_reason(self) -> str | None: ...
+
+    @property
+    def last_error(self) -> CounterpoiseError | None: ...
+
+    @property
+    def lease_expires_at(self) -> float | None: ...
+
+    @property
     def partitions(self) -> Mapping[int, Owned]: ...
+
+    @property
+    def warming(self) -> Mapping[int, Warming]: ...
 
     @property
     def draining(self) -> bool: ...
 
     def commit(
-        self,
-        positions: Iterable[Position],
-        *,
-        timeout_seconds: float | None = None,
+        self, positions: Iterable[Position], *, timeout_seconds: float | None = None
     ) -> dict[int, str]: ...
 
     def release_many(
@@ -70,55 +91,13 @@ class SettledFlow(Protocol):
         self, items: Iterable[ChildrenItem], *, timeout_seconds: float | None = None
     ) -> dict[int, str]: ...
 
-
-class ReportingFlow(Protocol):
-    """What the reports of conditions need of a flow."""
-
-    @property
-    def partitions(self) -> Mapping[int, Owned]: ...
-
-    def report(
-        self, conditions: Iterable[Condition], *, timeout_seconds: float | None = None
-    ) -> None: ...
-
-
-class WarmingFlow(Protocol):
-    """What the warm-up needs of a flow: warming partitions, and reporting them ready."""
-
-    @property
-    def partitions(self) -> Mapping[int, Owned]: ...
-
-    @property
-    def warming(self) -> Mapping[int, Warming]: ...
-
     def ready(self, partition: int, epoch: int | None = None) -> str: ...
 
     def refresh(self, *, timeout_seconds: float | None = None) -> None: ...
 
-
-class BoundFlow(AccessSource, SettledFlow, WarmingFlow, ReportingFlow, Protocol):
-    """What the consumption needs of a flow."""
-
-    @property
-    def instance_id(self) -> str: ...
-
-    @property
-    def queue_id(self) -> str | None: ...
-
-    @property
-    def start(self) -> str | None: ...
-
-    @property
-    def flow_ids(self) -> Sequence[str]: ...
-
-    @property
-    def gone_reason(self) -> str | None: ...
-
-    @property
-    def last_error(self) -> CounterpoiseError | None: ...
-
-    @property
-    def lease_expires_at(self) -> float | None: ...
+    def report(
+        self, conditions: Iterable[Condition], *, timeout_seconds: float | None = None
+    ) -> None: ...
 
     def drain(self, timeout_seconds: float | None = None) -> None: ...
 
@@ -379,7 +358,9 @@ class FlowGroup:
                 self._left_out.add(index)
                 logger.warning(
                     "counterpoise: flow %s is over (%s): the query goes on with %d of its flows",
-                    *(flow.instance_id, flow.gone_reason, len(self._flows) - len(self._left_out)),
+                    flow.instance_id,
+                    flow.gone_reason,
+                    len(self._flows) - len(self._left_out),
                 )
         return members
 

@@ -22,12 +22,12 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
-from counterpoise.flow.view import Owned
+from counterpoise.spark.flows import BoundFlow
 from counterpoise.spark.options import SourceOptions
 
 logger = logging.getLogger("counterpoise.spark")
@@ -47,28 +47,13 @@ class Leaver(Protocol):
     def left(self) -> None: ...
 
 
-class DrainingFlow(Protocol):
-    """The part of a flow that leaving uses."""
-
-    @property
-    def status(self) -> str: ...
-
-    @property
-    def partitions(self) -> Mapping[int, Owned]: ...
-
-    @property
-    def draining(self) -> bool: ...
-
-    def drain(self, timeout_seconds: float | None = None) -> None: ...
-
-
 class Leaving:
     """One thread that performs the steps. `nobody_else` asks the service; it may raise."""
 
     def __init__(
         self,
         leaver: Leaver,
-        flow: DrainingFlow,
+        flow: BoundFlow,
         nobody_else: Callable[[], bool],
         timeout_seconds: float | None,
         clock: Callable[[], float] = time.monotonic,

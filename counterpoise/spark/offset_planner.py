@@ -29,7 +29,8 @@ WAIT_SECONDS = 0.5
 class OffsetPlanner:
     """Answers Spark's question for the next offset.
 
-    `limit`: of a micro-batch, instead of Spark's. `settled`: see `AvailableNow`.
+    `warmup`: None without the option. `limit`: of a micro-batch, instead of Spark's. `settled`: see
+    `AvailableNow`.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class OffsetPlanner:
         flow: BoundFlow,
         shared: SharedProgress,
         probe: LogProbe,
-        warmup: WarmupTracker,
+        warmup: WarmupTracker | None,
         cycles: Cycles,
         *,
         limit: BatchLimit | None,
@@ -57,9 +58,8 @@ class OffsetPlanner:
         self._max_handoff_seconds = max_handoff_seconds
         self._clock = clock
         self._available_now = AvailableNow(
-            *(options, flow, lambda: self._probe.last_error, settled, clock)
+            options, flow, lambda: self._probe.last_error, settled, clock
         )
-        self._parsed: tuple[Json, Offset] | None = None
         self._expected: tuple[Question, View] | None = None
         # The query has run a micro-batch.
         self._warm = warm
@@ -80,10 +80,10 @@ class OffsetPlanner:
         most = ReadBudget(max_messages, self._options.max_bytes_per_trigger)
         if self._limit is not None and max_messages == self._options.max_messages_per_trigger:
             most = self._limit.most
-        self._shared.asked_from(self._parse(start))
+        parsed = self._shared.asked_from(start)
         if not self.ends_by_itself:
             found = self._planned_after(start, most) or start
-            return self._prepared_after(start) if found is start else found
+            return self._prepared_after(start, parsed) if found is start else found
         # "Nothing to read" would be the end of the query.
         return self._available_now.until_known(lambda: self._surely_after(start, most))
 
@@ -125,7 +125,7 @@ class OffsetPlanner:
                 return start
             asked = self._flow.partitions
             positions = progress.wanted(asked)
-            restores = self._warmup.restores(progress, asked)
+            restores = () if self._warmup is None else self._warmup.restores(progress, asked)
         if not (positions or restores):
             return start
         if in_doubt(self._flow, self._clock()):
@@ -148,26 +148,26 @@ class OffsetPlanner:
         with self._shared.locked() as progress:
             if self._shared.is_closing():
                 return start
-            view = self._flow.partitions
-            coming = self._warmup.coming()
-            planned = progress.plan(answer, asked, view, self._flow.instance_id, coming)
+            view, instance = self._flow.partitions, self._flow.instance_id
+            coming = None if self._warmup is None else self._warmup.coming()
+            planned = progress.plan(answer, asked, view, instance, coming)
             document = None if planned is None else self._shared.plan(planned)
-            due = progress.due(view)
-        self._warmup.warn()
-        if due or self._warmup.has_news():
+            due = bool(progress.due(view))
+        if self._warmup is not None:
+            self._warmup.warn()
+            due = due or self._warmup.has_news()
+        if due:
             self._shared.wake.set()
         if document is None:
             return start if self._available_now.is_done(answer) else None
         self._warm = True
-        self._cycles.planned(
-            self._clock(),
-            messages=answer.question.max_messages,
-            left_behind=answer.leaves_messages,
-        )
-        self._look_ahead(answer, view, most)
+        more = answer.leaves_messages
+        self._cycles.planned(self._clock(), messages=answer.question.max_messages, left_behind=more)
+        if more:
+            self._look_ahead(answer, view, most)
         return document
 
-    def _prepared_after(self, start: Json) -> Json:
+    def _prepared_after(self, start: Json, parsed: Offset) -> Json:
         """While the query waits for its first partitions: once, an offset with nothing to read.
 
         Its micro-batch starts Python workers, loads what they import, connects them to the log and
@@ -182,13 +182,12 @@ class OffsetPlanner:
         with self._shared.locked():
             if self._shared.is_closing():
                 return start
-            before, place = self._parse(start), self._shared.place
             return self._shared.plan(
                 replace(
-                    before,
+                    parsed,
                     instance=flow.instance_id,
-                    log=place.incarnation,
-                    prepared=before.prepared + 1,
+                    log=self._shared.place.incarnation,
+                    prepared=parsed.prepared + 1,
                 )
             )
 
@@ -208,9 +207,3 @@ class OffsetPlanner:
         warning = self._cycles.warning(self._options.queue, self._max_handoff_seconds)
         if warning is not None:
             logger.warning("counterpoise: queue %s: %s", self._options.queue, warning)
-
-    def _parse(self, document: Json) -> Offset:
-        """The parsed offset; cached, because an idle query asks often from the same one."""
-        if self._parsed is None or self._parsed[0] != document:
-            self._parsed = (document, self._shared.place.offset(document))
-        return self._parsed[1]

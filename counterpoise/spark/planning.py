@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 
 from counterpoise.flow import barriers
 from counterpoise.flow.ledger import continues
-from counterpoise.flow.view import Key, Owned
+from counterpoise.flow.view import Owned
 from counterpoise.logs import Bounds, InvalidPosition, Log
 from counterpoise.spark.history import FindFloor, Portions, Restore, earliest, portions, stages
 from counterpoise.spark.offsets import Offset, Range, Replay, Slice
@@ -39,16 +39,6 @@ def is_ours(planned: Slice, view: View) -> bool:
     """Whether the partition of this slice is held, and the slice counts for it."""
     held = view.get(planned.partition)
     return held is not None and continues(planned.epoch, held)
-
-
-def done(start: Offset, held: Owned, skipped: Collection[Key] = ()) -> str | None:
-    """The position up to which this query has done the partition; None: the service's position
-    counts.
-    """
-    one = start.ranges.get(held.partition)
-    if one is None or (held.partition, one.epoch) in skipped or not continues(one.epoch, held):
-        return None
-    return one.end
 
 
 @dataclass(frozen=True)
@@ -106,12 +96,10 @@ class Answer:
     beyond: frozenset[int] = frozenset()
 
     def next_question(self) -> Question | None:
-        """What is asked once all of this is read, if nothing changes; None: hard to say, or all of
-        the log is read then.
-        """
+        """What is asked once all of this is read, if nothing changes; None: hard to say."""
         question = self.question
         unresolved = question.latest and None in question.positions.values()
-        if question.restores or unresolved or not self.leaves_messages:
+        if question.restores or unresolved:
             return None
         read = {n: end for n, end in self.ends.items() if self.begins[n] != end}
         return replace(question, positions={**question.positions, **read})

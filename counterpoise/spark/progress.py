@@ -30,10 +30,10 @@ from dataclasses import dataclass, field, replace
 from counterpoise.flow.ledger import Item, Ledger, Todo
 from counterpoise.flow.view import Key, Owned, Warming
 from counterpoise.logs import Bounds
-from counterpoise.spark.flows import SettledFlow
+from counterpoise.spark.flows import BoundFlow
 from counterpoise.spark.history import Portions, Restore, restore_of
 from counterpoise.spark.offsets import Json, Offset, Place, Replay, Slice, replay_slices, slices
-from counterpoise.spark.planning import Answer, View, done, is_ours, plan
+from counterpoise.spark.planning import Answer, View, plan
 from counterpoise.spark.status import Handoffs
 
 
@@ -64,7 +64,8 @@ class Progress:
     aims: dict[Key, str] = field(default_factory=dict)
     near: set[Key] = field(default_factory=set)
     gaps: dict[Key, tuple[str, str]] = field(default_factory=dict)
-    # Complete states by partition, except those of partitions that are in flight.
+    # Complete states by partition, except those of partitions that are in flight: after the query's
+    # own range, or where the present epoch begins.
     here: dict[int, LocalState] = field(default_factory=dict)
 
     @property
@@ -88,17 +89,17 @@ class Progress:
 
         Returns the slices that were read in vain: their partitions were taken over while in flight.
         """
-        lost = [
-            one
-            for one in slices(self.start or start, start)
-            if (one.partition, one.epoch) not in self.skipped and not is_ours(one, view)
-        ]
+        read = slices(self.start or start, start)
         self.start = start
         self.ledger.end()
         self._follow(view)
-        self._count(start.ranges)
+        counted = self._count(start.ranges)
+        lost = [
+            one
+            for one in read
+            if one.partition not in counted and (one.partition, one.epoch) not in self.skipped
+        ]
         self._forget(view)
-        self._remember(view)
         return lost
 
     def skip(self, superseded: Iterable[Slice]) -> None:
@@ -106,16 +107,35 @@ class Progress:
         self.skipped.update((one.partition, one.epoch) for one in superseded)
 
     def _follow(self, view: View) -> None:
+        if view is self.ledger.view:
+            return
         new = self.ledger.follow(view).new
-        self._count([grant.partition for grant in new])
+        counted = self._count([grant.partition for grant in new])
+        for grant in new:
+            known = self.here.get(grant.partition)
+            # It came back, or moved between flows of this query, and nobody has read since.
+            if (
+                known is not None
+                and grant.partition not in counted
+                and grant.epoch - known.epoch in (0, 1)
+                and known.position == grant.owned.position
+            ):
+                self.here[grant.partition] = replace(known, epoch=grant.epoch)
 
-    def _count(self, partitions: Iterable[int]) -> None:
-        """Tell the ledger what is done of these partitions."""
+    def _count(self, partitions: Iterable[int]) -> set[int]:
+        """Tell the ledger what is done of these partitions. Returns those whose range counts."""
         ranges = self.start.ranges if self.start is not None else {}
+        counted: set[int] = set()
         for number in partitions:
             one = ranges.get(number)
-            if one is not None and (number, one.epoch) not in self.skipped:
-                self.ledger.done(number, one.epoch, one.end)
+            if one is None or (number, one.epoch) in self.skipped:
+                continue
+            grant = self.ledger.done(number, one.epoch, one.end)
+            if grant is not None:
+                counted.add(number)
+                if number not in self.in_flight:
+                    self.here[number] = LocalState(grant.epoch, one.end, one.state_of)
+        return counted
 
     # ------------------------------------------------------------------ reading
 
@@ -137,7 +157,6 @@ class Progress:
         assert self.start is not None
         found: list[Restore | None] = []
         self._follow(view)
-        self._remember(view)
         for grant in self.ledger.grants():
             if grant.open and grant.key not in self.anchored and self._here(grant.owned) is None:
                 chain = self.start.replays.get(grant.partition)
@@ -169,7 +188,8 @@ class Progress:
         """
         assert self.start is not None
         self._follow(view)
-        self._see(answer.bounds, asked)
+        self.bounds = answer.bounds
+        self.ledger.learn_ends(answer.bounds, asked)
         begins: dict[int, str] = {}
         for number, begin in answer.begins.items():
             grant = self.ledger.held_open(number, asked[number].epoch)
@@ -197,24 +217,13 @@ class Progress:
         if planned is not None:
             self.aims.update(history.aims)
             # Spark may ask again from the same start. Then the last answer counts.
+            read = [one.partition for one in slices(self.start, planned)]
+            replayed = [one.partition for one in replay_slices(self.start, planned)]
             self.ledger.end()
-            self.ledger.begin(one.partition for one in slices(self.start, planned))
-            for one in (*slices(self.start, planned), *replay_slices(self.start, planned)):
-                self.here.pop(one.partition, None)
+            self.ledger.begin(read)
+            for number in (*read, *replayed):
+                self.here.pop(number, None)
         return planned
-
-    def _see(self, bounds: Bounds, asked: View) -> None:
-        """Take over what the log says. End and partition count are of the same instant
-        (`is_final`). An end is that of the epoch at the question: a retiring partition may be taken
-        back and grow, and retires again under another epoch.
-        """
-        self.bounds = bounds
-        for number, end in bounds.ends.items():
-            grant = self.ledger.held(number)
-            if grant is not None and (number not in asked or asked[number].epoch != grant.epoch):
-                continue
-            final = end if bounds.is_final(number) else None
-            self.ledger.ends_at(number, bounds.starts[number], final, bounds.sealed.get(number))
 
     def _tenures(self, begins: Iterable[int], view: View, history: Portions) -> Mapping[int, int]:
         """The tenures of the rows of these partitions, where the tenure is not the epoch."""
@@ -226,24 +235,9 @@ class Progress:
         return tenures
 
     def _here(self, held: Owned) -> LocalState | None:
-        """The state with which the partition continues, if it is here.
-
-        Either the state after the query's own range, or the state at the position where this epoch
-        begins, kept from the epoch before: the partition came back, or moved between flows of this
-        query.
-        """
-        assert self.start is not None
-        end = done(self.start, held, self.skipped)
-        if end is not None:
-            return LocalState(held.epoch, end, self.start.ranges[held.partition].state_of)
+        """The state with which the partition continues, if it is here."""
         known = self.here.get(held.partition)
-        if known is None or known.position != held.position:
-            return None
-        return replace(known, epoch=held.epoch) if held.epoch - known.epoch in (0, 1) else None
-
-    def _remember(self, view: View) -> None:
-        found = {number: self._here(held) for number, held in view.items()}
-        self.here.update({number: here for number, here in found.items() if here is not None})
+        return known if known is not None and known.epoch == held.epoch else None
 
     def _replays(
         self, answer: Answer, asked: View, view: View, warming: Mapping[int, Warming]
@@ -312,7 +306,7 @@ class SharedProgress:
 
     def __init__(
         self,
-        flow: SettledFlow,
+        flow: BoundFlow,
         place: Place,
         wake: threading.Event,
         handoffs: Handoffs,
@@ -326,6 +320,8 @@ class SharedProgress:
         self.handoffs = handoffs
         # The offset that Spark got last: `done` of an older one is ignored.
         self.planned: Json | None = None
+        # The offset from which Spark asked last, because an idle query asks often from the same.
+        self._parsed: tuple[Json, Offset] | None = None
         self._closing = False
 
     @contextmanager
@@ -355,8 +351,14 @@ class SharedProgress:
 
     # ------------------------------------------------------------------ what is done
 
-    def asked_from(self, offset: Offset) -> None:
-        """Spark asks for the offset after `offset`: all of `offset` is in the sink."""
+    def asked_from(self, start: Json) -> Offset:
+        """Spark asks for the offset after `start`: all of `start` is in the sink.
+
+        Returns `start` parsed. Raises InvalidOffset.
+        """
+        if self._parsed is None or self._parsed[0] != start:
+            self._parsed = start, self.place.offset(start)
+        offset = self._parsed[1]
         lost: Sequence[Slice] = ()
         with self._lock:
             bound = self._flow.status == "bound"
@@ -365,6 +367,7 @@ class SharedProgress:
                 self.wake.set()
         if bound:
             self._report(lost)
+        return offset
 
     def batch_done(self, end: Json) -> bool:
         """The micro-batch up to `end` is in Spark's commit log. It may come late.

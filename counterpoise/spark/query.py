@@ -27,7 +27,7 @@ from counterpoise.spark.channel import Channel, Correspondent, Driver
 from counterpoise.spark.cycles import BatchLimit, Cycles
 from counterpoise.spark.driver import raise_if_refused
 from counterpoise.spark.errors import DRAINED_FROM_OUTSIDE, FlowEnded
-from counterpoise.spark.flows import BoundFlow, ReportingFlow, in_doubt, raise_if_over
+from counterpoise.spark.flows import BoundFlow, in_doubt, raise_if_over
 from counterpoise.spark.leaving import Leaving
 from counterpoise.spark.offset_planner import OffsetPlanner
 from counterpoise.spark.offsets import Json, Place, replay_slices, slices
@@ -106,10 +106,15 @@ class Consumption:
         self._cycles = Cycles(limit)
         self._shared = SharedProgress(flow, place, wake, handoffs or Handoffs())
         self._probe = LogProbe(connection, clock, options.warmup_from)
-        self._warmup = WarmupTracker(options, flow, self._shared, clock)
+        self._warmup = WarmupTracker(options, flow, self._shared, clock) if options.warmup else None
         self._settler = QuerySettler(flow, self._shared, also=self._tell_more)
         self._planner = OffsetPlanner(
-            *(options, flow, self._shared, self._probe, self._warmup, self._cycles),
+            options,
+            flow,
+            self._shared,
+            self._probe,
+            self._warmup,
+            self._cycles,
             limit=limit,
             max_handoff_seconds=self._queue.max_handoff_seconds,
             settled=self._queue.settled,
@@ -163,7 +168,7 @@ class Consumption:
         """Before this offset there are no messages. So what is granted can be released, even before
         Spark asks.
         """
-        self._shared.asked_from(self._shared.place.offset(start))
+        self._shared.asked_from(start)
 
     def available_now(self, ends: Callable[[list[int]], Mapping[int, str]]) -> None:
         """Read the messages that exist now in the partitions of the flow, and no more.
@@ -187,7 +192,7 @@ class Consumption:
 
     def restored(self, document: Json) -> None:
         """The driver has restored the states of these partitions."""
-        if self._warmup.heard(document):
+        if self._warmup is not None and self._warmup.heard(document):
             self._shared.wake.set()
 
     def leave(self, timeout_seconds: float) -> None:
@@ -205,7 +210,8 @@ class Consumption:
 
     def _tell_more(self) -> None:
         """What the settler does after each look."""
-        self._warmup.tell()
+        if self._warmup is not None:
+            self._warmup.tell()
         self._leave_if_drained()
         # Last, because it may fail, and is no reason to stop the work.
         self._flow.report(conditions_of(self._flow, self._probe), timeout_seconds=_REPORT_SECONDS)
@@ -371,7 +377,7 @@ class Batches:
         return self._flow.partitions if self._flow.status == "bound" else None
 
 
-def conditions_of(flow: ReportingFlow, probe: LogProbe) -> Iterator[Condition]:
+def conditions_of(flow: BoundFlow, probe: LogProbe) -> Iterator[Condition]:
     """The conditions of the query: its log first, then its partitions by number."""
     yield from log_away(probe.away_for)
     owned = flow.partitions

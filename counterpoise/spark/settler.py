@@ -18,7 +18,7 @@ from counterpoise.errors import CounterpoiseError
 from counterpoise.flow.core import FLOW_GONE
 from counterpoise.flow.ledger import Item, Todo
 from counterpoise.spark.errors import Unforeseen
-from counterpoise.spark.flows import SettledFlow
+from counterpoise.spark.flows import BoundFlow
 from counterpoise.spark.progress import SharedProgress
 from counterpoise.wire import ReleaseItem
 
@@ -38,7 +38,7 @@ class QuerySettler:
     """
 
     def __init__(
-        self, flow: SettledFlow, shared: SharedProgress, also: Callable[[], None] = lambda: None
+        self, flow: BoundFlow, shared: SharedProgress, also: Callable[[], None] = lambda: None
     ) -> None:
         self._flow = flow
         self._shared = shared

@@ -60,7 +60,8 @@ class Handoffs:
                 "micro-batch outlasted the queue's max_handoff_time. What was not committed is "
                 "delivered to its new owner too. Raise max_handoff_time, or lower "
                 "maxMessagesPerTrigger",
-                *(owned.partition, owned.epoch),
+                owned.partition,
+                owned.epoch,
             )
 
     @property
@@ -102,7 +103,9 @@ class Handoffs:
             "counterpoise: partition %d was taken over while a micro-batch with its messages was "
             "running (epoch %d is over): what was not committed before position %s is delivered "
             "to its new owner too",
-            *(partition, epoch, position),
+            partition,
+            epoch,
+            position,
         )
 
     @property

@@ -20,7 +20,7 @@ from typing import Any
 
 from counterpoise.flow.core import FLOW_GONE
 from counterpoise.flow.view import Key, Warming
-from counterpoise.spark.flows import WarmingFlow
+from counterpoise.spark.flows import BoundFlow
 from counterpoise.spark.history import Restore
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.planning import View
@@ -33,17 +33,16 @@ _CALL_SECONDS = 5.0
 
 
 class WarmupTracker:
-    """Does nothing without the option warmup."""
+    """The warm-ups of one query, which has the option warmup."""
 
     def __init__(
         self,
         options: SourceOptions,
-        flow: WarmingFlow,
+        flow: BoundFlow,
         shared: SharedProgress,
         clock: Callable[[], float],
     ) -> None:
-        self._replays = options.warmup and not options.warmup_from.snapshot
-        self._on = options.warmup
+        self._replays = not options.warmup_from.snapshot
         self._queue = options.queue
         self._flow = flow
         self._shared = shared
@@ -79,7 +78,10 @@ class WarmupTracker:
                 logger.warning(
                     "counterpoise: queue %s: the state of partition %d is restored without "
                     "positions %s to %s, which the log has trimmed",
-                    *(self._queue, key[0], begin, first),
+                    self._queue,
+                    key[0],
+                    begin,
+                    first,
                 )
 
     # ------------------------------------------------------------------ for other threads
@@ -98,7 +100,7 @@ class WarmupTracker:
         """Tell the service which partitions are ready, and ask for the owners' positions. May
         raise.
         """
-        warming = self._warming()
+        warming = self._flow.warming
         live = {(number, one.epoch) for number, one in warming.items()}
         self._told &= live
         if not warming:
@@ -112,9 +114,6 @@ class WarmupTracker:
             self._asked, self._refresh_at = False, now + REFRESH_SECONDS
             self._flow.refresh(timeout_seconds=_CALL_SECONDS)
 
-    def _warming(self) -> Mapping[int, Warming]:
-        return self._flow.warming if self._on else {}
-
     def _near(self) -> frozenset[Key]:
         restored = self._restored
         if self._replays:
@@ -124,10 +123,9 @@ class WarmupTracker:
 
     def _ours(self) -> set[Key]:
         """Warming partitions that another flow of this query owns."""
-        warming = self._warming()
         owned = self._flow.partitions
         return {
             (number, one.epoch)
-            for number, one in warming.items()
+            for number, one in self._flow.warming.items()
             if number in owned and owned[number].epoch == one.epoch
         }

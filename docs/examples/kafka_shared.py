@@ -4,7 +4,8 @@
 
 starts everything on this machine, with a mock of Kafka: two applications share a topic, one of them
 leaves, and at the end each message must have come once, in the order of its partition. With a
-service and a topic of your own, in two terminals:
+service (its COUNTERPOISE_LOG_URLS lists kafka://broker:9092) and a topic of your own, in two
+terminals:
 
     counterpoise queues create orders --log kafka://broker:9092/orders
     python docs/examples/kafka_shared.py --name first

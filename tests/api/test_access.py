@@ -14,6 +14,7 @@ import pytest
 from tests.api.access import CALLERS, Guarded, bearer, guarded, table
 from tests.api.conformance import document
 from tests.databases import Databases
+from tests.service import eventually
 
 pytestmark = pytest.mark.xdist_group("access")
 
@@ -28,6 +29,14 @@ OPERATIONS = sorted(
 )
 ON_A_QUEUE = [call for call in OPERATIONS if "{queue}" in call]
 ON_A_FLOW = [call for call in OPERATIONS if "{flow}" in call]
+# Those that the contract says to answer `text/event-stream`.
+STREAMS = sorted(
+    f"GET {path}"
+    for path, methods in document()["paths"].items()
+    if "get" in methods
+    and "text/event-stream" in methods["get"]["responses"].get("200", {}).get("content", {})
+)
+WRONG_KEY = "cp_000000000000_" + "0" * 64
 BODIES: dict[str, Any] = {
     "POST /v1/queues": {"name": "team-a.new", "partition_count": 1},
     "PATCH /v1/queues/{queue}": {"max_handoff_time": 4.0},
@@ -66,12 +75,16 @@ def send(
     queue: str = OWN,
     flow: str = NOBODYS,
     body: Any = None,
+    accept: str = "*/*",
 ) -> tuple[int, Any]:
     """The status and body of the answer; of a stream only the status."""
     method, path = call.split()
     body = BODIES.get(call) if body is None else body
     request = http.build_request(
-        method, path.format(queue=queue, flow=flow, partition=0), json=body, headers=bearer(token)
+        method,
+        path.format(queue=queue, flow=flow, partition=0),
+        json=body,
+        headers={**bearer(token), "Accept": accept},
     )
     response = http.send(request, stream=True)
     try:
@@ -110,6 +123,32 @@ def test_each_caller_may_what_the_contract_says(
                 assert status == expected, (call, caller, purpose, answer)
 
 
+@pytest.mark.parametrize("call", STREAMS)
+def test_each_caller_may_follow_what_the_contract_says(team: Guarded, call: str) -> None:
+    """As the call that it is, also with the header that makes it a stream; none leaves one open."""
+    with team.http as http:
+
+        def status(token: str | None, queue: str = OWN) -> int:
+            found, answer = send(
+                http, call, token, queue=queue, flow=flow, accept="text/event-stream"
+            )
+            assert (found == 200) == (answer is None), answer
+            return found
+
+        for caller in CALLERS:
+            flow, flow_token = team.bind(OWN, team.keys["consumer"])
+            token = {"without": None, "flow": flow_token, **team.keys}[caller]
+            may = 200 if table()[call][caller] else 401 if caller == "without" else 403
+            assert status(token) == may, caller
+        _, others_token = team.bind(OWN, team.keys["consumer"])
+        assert status(others_token) == 403
+        assert status(WRONG_KEY) == 401
+        assert status(team.root) == (403 if call in ON_A_FLOW else 200)
+        for queue in (FOREIGN, "team-b.none"):
+            assert status(team.keys["admin"], queue) == 403
+    eventually(lambda: len(team.service.app.state.open_streams) == 0)
+
+
 @pytest.mark.parametrize("call", ON_A_QUEUE)
 def test_a_key_of_other_queues_learns_nothing(team: Guarded, http: httpx.Client, call: str) -> None:
     """The answer is the same whether the queue exists or not."""
@@ -141,7 +180,7 @@ def test_a_token_of_another_flow_opens_nothing(
 @pytest.mark.parametrize(
     "token",
     [
-        "cp_000000000000_" + "0" * 64,
+        WRONG_KEY,
         "cp_",
         "invented",
         "x" * 5000,

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.bodies import BodyBudget, Limits
+from api.bodies import BodyBudget, Limits, arrive
 from api.head import Head
 from api.metrics import Metrics
 from api.rates import MOST_AT_WORK, Bucket, Rates
@@ -178,6 +178,7 @@ async def test_big_bodies_are_worked_on_one_at_a_time_and_small_ones_meanwhile(
     answered: list[str] = []
 
     async def work(scope: Scope, _: Receive, send: Send) -> None:
+        await arrive(scope)
         token = scope["headers"][-1][1].decode().removeprefix("Bearer ")
         turns.append(token)
         await may_answer[token].wait()
@@ -318,10 +319,11 @@ async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     async def send(message: Message) -> None:
         said.append(message)
 
-    async def refuse(*_: object) -> None:
+    async def work(scope: Scope, *_: object) -> None:
+        await arrive(scope)
         raise AssertionError
 
-    app = limits(refuse, Rates(0, 0, CollectorRegistry()), body_seconds=0.01)
+    app = limits(work, Rates(0, 0, CollectorRegistry()), body_seconds=0.01)
     scope = request(length=10)
     scope["headers"].append((b"content-type", b"application/json"))
     await app(scope, never, send)

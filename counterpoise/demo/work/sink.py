@@ -131,8 +131,12 @@ class Sink:
         self._connection.execute(
             "INSERT INTO refused VALUES (?, ?, ?, ?, ?, ?)",
             [
-                *(part.partition, part.epoch, len(part.messages)),
-                *(self._application, batch, time.time()),
+                part.partition,
+                part.epoch,
+                len(part.messages),
+                self._application,
+                batch,
+                time.time(),
             ],
         )
 

@@ -207,9 +207,7 @@ class Failures:
         if error.code() in _REFUSED:
             return LogAccessRefused(f"Kafka refuses the access to topic {self._topic!r}: {text}")
         if error.code() in _MISSING:
-            return LogNotFound(
-                f"Kafka has no topic {self._topic!r}, or not this partition of it: {text}"
-            )
+            return LogNotFound(f"Kafka has no topic {self._topic!r}, or not this partition of it")
         if error.code() in _NOT_TO_BE_HELD:
             return InvalidMessage(f"topic {self._topic!r} refuses a message: {text}")
         if self.refused():

@@ -229,13 +229,19 @@ class FencedSink:
             logger.warning(
                 "counterpoise: sink %s: partition %d: positions %s to %s were never written here; "
                 "accepted (on_gap)",
-                *(self.name, one.partition, one.gap_from, one.gap_to),
+                self.name,
+                one.partition,
+                one.gap_from,
+                one.gap_to,
             )
         for partition, epoch in superseded:
             logger.warning(
                 "counterpoise: sink %s: partition %d has a new owner, which has written already: "
                 "its rows of micro-batch %d under epoch %d were dropped, the new owner reads them",
-                *(self.name, partition, batch_id, epoch),
+                self.name,
+                partition,
+                batch_id,
+                epoch,
             )
         held = running.still_held(superseded, self._confirm_seconds)
         if held:

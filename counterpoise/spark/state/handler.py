@@ -296,7 +296,8 @@ class StateKeeper(Generic[S]):
             logger.warning(
                 "counterpoise: %d queries of this application read the queue %r: set the option "
                 "instanceId, so that warm-up can begin before the first micro-batch",
-                *(len(found), options.queue),
+                len(found),
+                options.queue,
             )
         return None
 

@@ -173,7 +173,9 @@ class Restorer(Generic[S]):
             logger.warning(
                 "counterpoise: there is no snapshot for partition %d at %s: its state is built "
                 "from position %s of the log",
-                *(cell.partition, target, begin),
+                cell.partition,
+                target,
+                begin,
             )
         if self._without_snapshot == "replay" and first != "0":
             _warn_of_gap(cell.partition, "0", first)
@@ -225,7 +227,9 @@ def _warn_of_gap(partition: int, begin: str, end: str) -> None:
     logger.warning(
         "counterpoise: the state of partition %d is restored without positions %s to %s, which "
         "the log has trimmed",
-        *(partition, begin, end),
+        partition,
+        begin,
+        end,
     )
 
 
@@ -330,6 +334,7 @@ def say_failed(cell: Cell[Any], error: Exception) -> None:
     foreseen = isinstance(error, OSError | CounterpoiseError)
     logger.warning(
         "counterpoise: the state of partition %d: %s",
-        *(cell.partition, error),
+        cell.partition,
+        error,
         exc_info=None if foreseen else error,
     )

@@ -19,7 +19,7 @@ from broker.core.errors import (
 from broker.replica.renewals import GATHER_SHARE
 from broker.testing.loop import settle, virtual
 from broker.testing.store import Fault
-from tests.broker.shell import World, dynamic, spec
+from tests.broker.shell import Service, World, dynamic, spec
 
 
 class TestFollowing:
@@ -101,6 +101,34 @@ class TestFollowing:
         with pytest.raises(FlowGone, match="expired"):
             await told
         assert len((await one.update("orders", polls)).partitions) == 4
+
+    @virtual
+    async def test_many_streams_of_a_flow_read_its_positions_together(self) -> None:
+        """On the replica that commits, and on another."""
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec())
+        flow = await one.join("orders", "first", lease=60)
+        seen: list[list[int]] = []
+
+        async def follow(service: Service) -> None:
+            got: list[int] = []
+            seen.append(got)
+            async for view in service.watch("orders", flow, 0):
+                got.append(view.revision)
+
+        streams = [asyncio.ensure_future(follow(each)) for each in (one, two) for _ in range(50)]
+        await settle()
+        before = [each.net.calls["positions"] for each in (one, two)]
+        await one.change_queue("orders", {"partition_count": 5}, False)
+        await settle()
+        after = [each.net.calls["positions"] for each in (one, two)]
+        # The views of a change that is still being made may be outdated once.
+        assert all(now - then <= 3 for now, then in zip(after, before, strict=True))
+        revision = (await one.update("orders", flow)).revision
+        assert {got[-1] for got in seen} == {revision}
+        for each in streams:
+            each.cancel()
 
     @virtual
     async def test_an_administrators_drain_renews_no_lease(self) -> None:

@@ -466,6 +466,78 @@ class TestEvents:
             await anext(events)
 
     @virtual
+    async def test_a_change_is_read_once_for_all_who_follow(self) -> None:
+        """On the replica that commits, and on another."""
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec(rebalance_delay=100.0))
+        seen: list[list[views.EventView]] = []
+
+        async def follow(service: Service) -> None:
+            got: list[views.EventView] = []
+            seen.append(got)
+            async for event in service.events("orders", None):
+                got.append(event)
+
+        followers = [asyncio.ensure_future(follow(each)) for each in (one, two) for _ in range(100)]
+        await settle()
+        first = (await one.queue("orders")).revision
+        changes = 5
+        for n in range(changes):
+            before = [each.net.calls["changes_after"] for each in (one, two)]
+            await one.join("orders", str(n), lease=60)
+            await settle()
+            after = [each.net.calls["changes_after"] for each in (one, two)]
+            assert [now - then for now, then in zip(after, before, strict=True)] == [1, 1]
+        expected = list(range(first + 1, first + 1 + changes))
+        assert [[event.revision for event in got] for got in seen] == [expected] * 200
+        # Those of one replica have the very same, to be rendered once.
+        assert len({id(got[0]) for got in seen}) == 2
+        for each in followers:
+            each.cancel()
+
+    @virtual
+    async def test_many_who_have_missed_events_take_one_connection(self) -> None:
+        """And those who have missed nothing do not wait for them."""
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(rebalance_delay=100.0))
+        for n in range(30):
+            await one.join("orders", str(n), lease=60)
+        at_once = most = 0
+        held = asyncio.Event()
+        changes_after = one.database.changes_after
+
+        async def counted(queue_id: str, revision: int, limit: int) -> Any:
+            nonlocal at_once, most
+            at_once += 1
+            most = max(most, at_once)
+            try:
+                if revision < last:
+                    await held.wait()
+                return await changes_after(queue_id, revision, limit)
+            finally:
+                at_once -= 1
+
+        last = (await one.queue("orders")).revision
+        following = asyncio.ensure_future(anext(one.events("orders", None)))
+        await settle()
+        one.database.changes_after = counted  # type: ignore[method-assign]
+        late = [
+            asyncio.ensure_future(anext(one.events("orders", revision)))
+            for revision in range(25)
+            for _ in range(4)
+        ]
+        await settle()
+        assert at_once == 1
+        await one.join("orders", "news", lease=60)
+        assert (await following).revision == last + 1
+        held.set()
+        got = [(await each).revision for each in late]
+        assert got == [revision + 1 for revision in range(25) for _ in range(4)]
+        assert most == 2
+
+    @virtual
     async def test_what_is_not_stored_any_more_is_not_passed_over(self) -> None:
         world = World()
         one = await world.replica()

@@ -31,6 +31,7 @@ from broker.postgres.embedded import (
     EmbeddedPostgres,
     EmbeddedPostgresError,
     PostgresDidNotStart,
+    PostgresKeeper,
     PostgresNotInstalled,
     PostgresNotRunnable,
     default_data_dir,
@@ -435,3 +436,23 @@ def test_every_error_is_one_that_a_caller_can_catch() -> None:
         if isinstance(thing, type) and issubclass(thing, Exception):
             assert issubclass(thing, EmbeddedPostgresError)
             assert thing.__doc__
+
+
+def test_its_log_is_bounded_while_it_runs(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.postgres.embedded.LOG_BYTES", 20_000)
+    log, aside = made / "postgres.log", made / "postgres.log.1"
+    postgres = EmbeddedPostgres(made)
+    url = postgres.start()
+    write = f"DO $$ BEGIN RAISE WARNING '{'x' * 30_000}'; END $$"
+    try:
+        with PostgresKeeper(postgres, url), psycopg.connect(url, autocommit=True) as owner:
+            for _ in range(2):
+                owner.execute(write.encode())
+                eventually(lambda: log.stat().st_size < 20_000)
+                assert aside.stat().st_size == 20_000
+                assert stat.S_IMODE(aside.stat().st_mode) == 0o600
+            owner.execute("DO $$ BEGIN RAISE WARNING 'the last word'; END $$")
+            assert "the last word" in log.read_text()
+    finally:
+        postgres.stop()
+    assert aside.stat().st_size == 20_000

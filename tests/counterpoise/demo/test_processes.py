@@ -82,7 +82,7 @@ def test_a_process_that_does_not_stop_is_killed_after_its_grace(start: Start) ->
         until(lambda child=child: child.said("ignoring"))  # type: ignore[misc]
     began = time.monotonic()
     stop_all(children, 0.3)
-    assert 0.3 <= time.monotonic() - began < 20.0
+    assert time.monotonic() - began >= 0.3
     assert [child.exit_code for child in children] == [-9, -9]
 
 

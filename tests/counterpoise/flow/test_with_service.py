@@ -334,7 +334,7 @@ def test_an_asyncio_flow_finishes_a_partition(service, tokens):
     async def run():
         async with AsyncFlow("tokens", url=service.url) as flow:
             while not flow.partitions:
-                await flow.wait(10)
+                await flow.wait(60)
             assert await flow.children(0, [Child("next")]) == "ok"
             assert await flow.finish(0, "9", [Child("next")], epoch=1) == "ok"
             assert await flow.finish(0, epoch=9) == "not_owner"

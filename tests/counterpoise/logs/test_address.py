@@ -9,6 +9,7 @@ from counterpoise.logs.address import (
     InvalidLog,
     environment_access,
     fitting,
+    is_on_this_machine,
     parse_log,
     refuse_credentials,
 )
@@ -83,6 +84,45 @@ def test_of_several_accesses_the_first_that_fits_is_taken():
     assert fitting("redis://third/0/q", urls) is None
     assert fitting("kafka://a:1,b:1/t", urls) == "kafka://k@b:1"
     assert fitting("redis://host/0/q", "redis://:x@host/0/other") is None
+
+
+def test_an_access_to_a_domain_is_one_to_the_hosts_of_the_log():
+    urls = "redis://*.db.example:6379/0 kafka://u:p@*.example:9092,boss:1?sasl.mechanisms=PLAIN"
+    assert fitting("redis://a.db.example/0/q", urls) == "redis://a.db.example:6379/0"
+    assert fitting("kafka://boss:1,a.example/t", urls) == (
+        "kafka://u:p@boss:1,a.example:9092?sasl.mechanisms=PLAIN"
+    )
+    for other in (
+        "redis://a.db.example/1/q",
+        "redis://a.db.example:6380/0/q",
+        "redis://db.example/0/q",
+        "redis://adb.example/0/q",
+        "redis://a.db.example.com/0/q",
+        "kafka://a.example,elsewhere/t",
+    ):
+        assert fitting(other, urls) is None
+
+
+@pytest.mark.parametrize("host", ["*", "a*.example", "a.*", "*.*.example", "a,*:1", "10.0.*:1"])
+def test_a_domain_is_written_in_one_way(host):
+    with pytest.raises(LogError, match=r"like \*\.example\.com"):
+        fitting("kafka://a/t", f"kafka://u:hunter2*@{host}")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "here"),
+    [
+        ("localhost,127.0.0.1:1,[::1]", True),
+        ("127.7.7.7", True),
+        ("127.0.0.1,192.0.2.1", False),
+        ("0.0.0.0", False),
+        ("127.1", False),
+        ("localhost.example", False),
+        ("[::ffff:192.0.2.1]", False),
+    ],
+)
+def test_what_is_on_this_machine(hosts, here):
+    assert is_on_this_machine(parse_log(f"kafka://{hosts}/t")) is here
 
 
 def test_an_access_of_no_kind_is_an_error_that_does_not_show_it():

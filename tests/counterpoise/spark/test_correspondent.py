@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,21 @@ from tests.log_support import append, log, log_url, until
 __all__ = ["log", "log_url"]
 
 
+PLAIN = SourceOptions("flights")
+
+
 class Talk:
     """A consumption and the driver's end of its channel."""
 
-    def __init__(self, log: PostgresLog, url: str, home: Path) -> None:
+    def __init__(
+        self, log: PostgresLog, url: str, home: Path, options: SourceOptions = PLAIN
+    ) -> None:
         self.flow = FlowDouble(Queue.of(4), threading.Event(), url)
         self.driver = Channel(home, "me")
         self.alone = True
         self.nobody_else: Callable[[], bool] = self._is_alone
         self.consumption = Consumption(
-            SourceOptions("flights"),
+            options,
             self.flow,
             QueueLog(self.flow, url),
             Place("flights", log.bounds([]).incarnation),
@@ -67,6 +73,13 @@ class Talk:
 @pytest.fixture
 def talk(log: PostgresLog, log_url: str, tmp_path: Path) -> Iterator[Talk]:
     talk = Talk(log, log_url, tmp_path)
+    yield talk
+    talk.consumption.stop()
+
+
+@pytest.fixture
+def warming_talk(log: PostgresLog, log_url: str, tmp_path: Path) -> Iterator[Talk]:
+    talk = Talk(log, log_url, tmp_path, replace(PLAIN, warmup=True))
     yield talk
     talk.consumption.stop()
 
@@ -115,7 +128,7 @@ def test_a_query_that_is_stopped_waits_to_hear_what_is_done(talk: Talk, log: Pos
     stopping = threading.Thread(target=talk.consumption.stop)
     stopping.start()
     talk.done(first, ended=True)
-    stopping.join(5)
+    stopping.join(60)
     assert talk.flow.closed
     assert talk.position() == "1"
 
@@ -228,8 +241,9 @@ def test_a_channel_that_cannot_be_used_costs_the_query_nothing(
 
 
 def test_each_way_in_which_the_channel_fails_is_logged_once(
-    talk: Talk, caplog: pytest.LogCaptureFixture
+    warming_talk: Talk, caplog: pytest.LogCaptureFixture
 ) -> None:
+    talk = warming_talk
     talk.driver.put("ready", {"partitions": "none"})
     until(lambda: "'str' object has no attribute 'items'" in caplog.text)
     talk.driver.put("ready", {"partitions": {"0": {}}})

@@ -156,7 +156,7 @@ def test_a_signal_whose_drain_times_out_ends_it_with_1(
     with pytest.raises(SystemExit) as end:
         get_signals(signalled)
     assert end.value.code == 1
-    assert query.stopped.wait(10)
+    assert query.stopped.wait(60)
 
 
 def test_a_second_signal_ends_it_at_once(query: Query, signalled: signal.Signals) -> None:
@@ -164,4 +164,4 @@ def test_a_second_signal_ends_it_at_once(query: Query, signalled: signal.Signals
     with pytest.raises(SystemExit) as end:
         get_signals(signalled, signalled)
     assert end.value.code == 128 + signalled
-    assert query.stopped.wait(10)
+    assert query.stopped.wait(60)

@@ -115,7 +115,7 @@ def test_neither_the_service_nor_the_log_being_away_ends_a_query(
             seen = to_log.refused
 
             def mend() -> None:
-                until(lambda: to_log.refused > seen, "a task has tried in vain", 30)
+                until(lambda: to_log.refused > seen, "a task has tried in vain", 60)
                 to_log.mend()
 
             threading.Thread(target=mend, daemon=True).start()

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from counterpoise.spark.flows import BoundFlow, FlowGroup, SettledFlow
+from counterpoise.spark.flows import BoundFlow, FlowGroup
 from counterpoise.spark.offsets import Offset, Place, Range
 from counterpoise.spark.progress import Progress, SharedProgress
 from counterpoise.spark.settler import QuerySettler
@@ -46,7 +46,7 @@ class NothingLost(Handoffs):
         raise AssertionError(f"partition {partition}, epoch {epoch} was refused")
 
 
-def settler_of(flow: SettledFlow, progress: Progress, also: Callable[[], None]) -> QuerySettler:
+def settler_of(flow: BoundFlow, progress: Progress, also: Callable[[], None]) -> QuerySettler:
     wake = threading.Event()
     wake.set()
     shared = SharedProgress(flow, Place("flights", "log-1"), wake, NothingLost(), progress)

