@@ -25,7 +25,7 @@ create roles gives none; consumers then bring a URL of their own.
 **Where clients connect** (`client_url`). A client gets the service's own address, less what is not
 theirs. The service's URL may hold more than a place. Postgres takes a user and a password from the
 query string too, and the paths of keys and certificates are those of the service's machine. So a
-client gets only the settings that are known to be harmless (_FOR_CLIENTS), never the rest.
+client gets only the settings that are known to be harmless (HARMLESS), never the rest.
 Encryption follows the service's: a service that speaks HTTPS tells clients beyond this machine to
 insist on it (`sslmode=require`) unless its URL says otherwise.
 
@@ -67,25 +67,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from broker.logs.database import LOST, fetch_row
 from broker.logs.ports import Holder, LogAccess, Purpose
+from counterpoise.logs.address import HARMLESS
 
-_FOR_CLIENTS = frozenset(
-    {
-        "host",
-        "port",
-        "sslmode",
-        "sslnegotiation",
-        "ssl_min_protocol_version",
-        "channel_binding",
-        "target_session_attrs",
-        "load_balance_hosts",
-        "connect_timeout",
-        "keepalives",
-        "keepalives_idle",
-        "keepalives_interval",
-        "keepalives_count",
-        "tcp_user_timeout",
-    }
-)
 # Of pg_catalog; names as for LIKE. They write what nobody reads, or keep what others wait for.
 _FUNCTIONS = (
     "lo\\_%",
@@ -170,7 +153,7 @@ def client_url(address: URL, *, tls: bool) -> URL:
 
     `tls`: the service speaks HTTPS; then connections beyond this machine have to be encrypted.
     """
-    query = {name: value for name, value in address.query.items() if name in _FOR_CLIENTS}
+    query = {name: value for name, value in address.query.items() if name in HARMLESS}
     if tls and "sslmode" not in query and not _is_this_machine(address):
         query["sslmode"] = "require"
     # Not URL.set: an empty password or user would leave the old one.

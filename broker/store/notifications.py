@@ -4,6 +4,9 @@ A pooled connection would lose its LISTEN, and an unused connection does not not
 gone. Hence the separate connection and the heartbeat. After every connect there is a None (check
 all queues), for notifications that were missed in between. Payloads only name queues; all else is
 read from tables.
+
+Whoever may connect to the database may LISTEN and NOTIFY on each channel that it knows, also the
+clients of a log in it. So the channel has a random name, which only the tables say.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import orjson
 from broker.store.ports import StoreUnavailable
 from counterpoise.backoff import Backoff, Pauses
 
-CHANNEL = "counterpoise"
+CHANNEL = "SELECT channel FROM counterpoise.service WHERE id = 1"
 # Postgres refuses payloads of 8,000 bytes or more.
 MOST_BYTES = 7900
 CONNECT_AGAIN = Backoff(first_seconds=0.1, longest_seconds=5.0)
@@ -26,8 +29,6 @@ CONNECT_AGAIN = Backoff(first_seconds=0.1, longest_seconds=5.0)
 
 class Notifications:
     """The notifications that one replica sends and receives; it does not receive its own."""
-
-    channel = CHANNEL
 
     def __init__(
         self,
@@ -72,7 +73,8 @@ class Notifications:
                 continue
             hearing = _Hearing(self._replica_id)
             try:
-                await connection.add_listener(CHANNEL, hearing.heard)
+                channel = await connection.fetchval(CHANNEL)
+                await connection.add_listener(channel, hearing.heard)
                 connection.add_termination_listener(hearing.ended)
                 pauses.succeeded()
                 yield None

@@ -54,7 +54,7 @@ from broker.store.reading import load
 from broker.store.rows import (
     queue_row,
 )
-from broker.store.tables import bound, flows, outages, partitions, queues, records
+from broker.store.tables import bound, flows, outages, partitions, queues, records, service
 from broker.store.trims import PostgresTrims
 
 PURGE_AT_ONCE = 10_000
@@ -212,8 +212,7 @@ class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases, Postgres
         if not payloads:
             return
         try:
-            channel = self._notifications.channel
-            await self._connections.fetch(NOTIFY, {"channel": channel, "payloads": payloads})
+            await self._connections.fetch(NOTIFY, {"payloads": payloads})
         except StoreUnavailable:
             return  # Best effort: the sweep of the other replicas finds the changes.
 
@@ -224,8 +223,8 @@ class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases, Postgres
 NOTIFY = PreparedStatement(
     select(
         func.pg_notify(
-            bindparam("channel", type_=Text),
+            service.c.channel,
             func.unnest(bindparam("payloads", type_=ARRAY(Text))),
         )
-    )
+    ).where(service.c.id == 1)
 )

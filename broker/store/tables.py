@@ -206,6 +206,8 @@ service = Table(
     Column("gap_seconds", Double, nullable=False),
     # The place of these tables, to detect a copy (`broker.postgres.restoring.moved`).
     Column("home", Text),
+    # Where replicas wake each other (`broker.store.notifications`).
+    Column("channel", Text, nullable=False),
 )
 
 outages = Table(

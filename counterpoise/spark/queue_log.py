@@ -61,10 +61,12 @@ class ReadAccess:
         return self.view.access
 
 
-OpenLog = Callable[[str, str | None], Log]
+# The user's own access, or one that the service has given (`counterpoise.logs.address.guarded`).
+Access = str | LogAccess | None
+OpenLog = Callable[[str, Access], Log]
 
 
-def open_bounded(log: str, access: str | None) -> Log:
+def open_bounded(log: str, access: Access) -> Log:
     """The log, with the call timeout that the query's process needs."""
     return open_log(log, access, timeout_seconds=CALL_TIMEOUT_SECONDS)
 
@@ -84,7 +86,7 @@ class QueueLog:
         self._opener = opener
         self._log: Log | None = None
         self._name: str | None = None
-        self._access: str | None = None
+        self._access: Access = None
         self._clock = clock
         self._ask_again_at = clock()
 
@@ -100,8 +102,8 @@ class QueueLog:
         return name
 
     @property
-    def access(self) -> str | None:
-        """The URL in use, for executors; a secret. Makes no call."""
+    def access(self) -> Access:
+        """The access in use, for executors; a secret. Makes no call."""
         return self._access
 
     def open(self, *, fresh: bool = False) -> Log:
@@ -118,7 +120,7 @@ class QueueLog:
         if self._log is not None:
             self._log.close()
 
-    def _current_access(self, fresh: bool) -> str | None:
+    def _current_access(self, fresh: bool) -> Access:
         own = self._fixed or environment_access(self.name)
         if own is not None:
             return own
@@ -130,7 +132,7 @@ class QueueLog:
             # The service is unavailable. The present credentials may still work.
             self._ask_again_at = self._clock() + ASK_AGAIN_SECONDS
             return self._access
-        return given.url if given is not None else None
+        return LogAccess(given.url) if given is not None else None
 
 
 T = TypeVar("T")

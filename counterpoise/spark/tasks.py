@@ -40,7 +40,7 @@ from counterpoise.logs.errors import ReadRetries
 from counterpoise.spark.errors import Trimmed
 from counterpoise.spark.offsets import NO_EPOCH, Slice
 from counterpoise.spark.options import SourceOptions
-from counterpoise.spark.queue_log import QueueLog
+from counterpoise.spark.queue_log import Access, QueueLog
 
 logger = logging.getLogger("counterpoise.spark")
 
@@ -63,10 +63,10 @@ ARROW_SCHEMA: pa.Schema = pa.schema(
 
 @dataclass(frozen=True)
 class LogSource:
-    """The log of a task: its public name, and a URL that is a secret."""
+    """The log of a task: its public name, and the access to it, which is a secret."""
 
     log: str
-    access: str | None = field(repr=False)
+    access: Access = field(repr=False)
     on_trimmed: str = "fail"
     timeout_seconds: float = 120.0
 

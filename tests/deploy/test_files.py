@@ -163,6 +163,22 @@ def test_the_image_is_not_root_and_holds_no_secret() -> None:
     assert ignored[1] == "*"
 
 
+def test_the_image_takes_only_what_has_a_hash_in_the_lock() -> None:
+    dockerfile = text("Dockerfile").replace("\\\n", " ")
+    installs = re.findall(r"\bpip install [^&\n]*", dockerfile)
+    assert len(installs) == 3
+    assert all("--require-hashes" in one for one in installs)
+    lock = text("constraints.txt")
+    # As the file does it with sed: a package with its hashes.
+    for pattern in re.findall(
+        r"sed -n -E '/(\^[^/]*)/,/\[\^\\\\\]\$/p' deploy/constraints.txt", dockerfile
+    ):
+        chosen = re.findall(rf"{pattern}\S+(?: \\\n +--hash=sha256:[0-9a-f]{{64}})+$", lock, re.M)
+        assert len(chosen) == len(pattern.split("|"))
+    # Wherever packages come from, the lock names no other.
+    assert not re.search(r"--hash=/d|no-verify-hashes|no-deps", dockerfile)
+
+
 def test_the_image_copies_what_the_wheels_are_built_from() -> None:
     copied = {
         name

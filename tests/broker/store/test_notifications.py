@@ -128,7 +128,7 @@ async def test_foreign_payloads_on_the_channel_are_ignored(postgres: PostgresGro
     listening = Listening(await postgres.store())
     assert await listening.next() is None
     for payload in ("", "hello", "7", "[]", '{"a": 1}', "[7, 8]"):
-        postgres.sql("SELECT pg_notify('counterpoise', %s)", payload)
+        postgres.sql("SELECT pg_notify(channel, %s) FROM counterpoise.service", payload)
     await speaker.notify(["q"])
     assert "q" in await listening.all(1)
     await listening.end()

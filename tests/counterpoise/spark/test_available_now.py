@@ -47,7 +47,7 @@ class World:
         self.flow.grant(0, 1, 2, 3)
         self.settled = 0
 
-        def opener(name: str, access: str | None) -> Log:
+        def opener(name: str, access: object) -> Log:
             return self.log
 
         self.consumption = Consumption(

@@ -55,7 +55,7 @@ def probe(log: SlowLog) -> LogProbe:
 
 
 def probe_of(log: Log, clock: Callable[[], float] = time.monotonic) -> LogProbe:
-    def opener(name: str, access: str | None) -> Log:
+    def opener(name: str, access: object) -> Log:
         return log
 
     probe = LogProbe(QueueLog(Access(), None, opener), clock)

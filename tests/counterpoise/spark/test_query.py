@@ -168,7 +168,7 @@ def consumption(flow: FlowDouble, log: PostgresLog, broken: BrokenLog) -> Iterat
 def running(
     options: SourceOptions, flow: FlowDouble, log: PostgresLog, broken: BrokenLog, **more: Any
 ) -> Iterator[Consumption]:
-    def opener(name: str, access: str | None) -> Log:
+    def opener(name: str, access: object) -> Log:
         return broken
 
     consumption = Consumption(

@@ -48,11 +48,11 @@ def test_a_service_that_is_away_is_not_asked_at_every_question_to_the_log(giver:
     for _ in range(5):
         connection.open()
     assert giver.asked == 2
-    assert connection.access == "postgresql://u1@h/d"
+    assert connection.access == LogAccess("postgresql://u1@h/d")
     # Refused credentials are of no use any more.
     connection.open(fresh=True)
     assert giver.asked == 3
     giver.away = False
     now[0] += ASK_AGAIN_SECONDS
     connection.open()
-    assert connection.access == "postgresql://u4@h/d"
+    assert connection.access == LogAccess("postgresql://u4@h/d")
