@@ -9,12 +9,17 @@ credentials are made, and `LogAccess` is what is given to them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from counterpoise.logs import Bounds, LogError, LogUnavailable, Successor
 
 Purpose = Literal["read", "publish"]
+CALLER: ContextVar[str] = ContextVar("caller", default="")
+"""For whom the service calls a log: the id of a key, FLOWS, ANYONE without keys, else itself."""
+FLOWS = "flows"
+ANYONE = "anyone"
 __all__ = [
     "Bounds",
     "Holder",
