@@ -32,7 +32,7 @@ SAID = [
     f"the log is asked again after {cuts.FIRST_SECONDS:g} s",
     f"then at growing intervals up to {cuts.MOST_SECONDS:g} s",
     f"more than {positions.FAR:,} beyond the end",
-    f"has at most {monitoring.MOST_TEXT_CHARACTERS} characters and no control characters",
+    f"has at most {monitoring.MOST_TEXT_CHARACTERS} characters, none of them one that",
     f"A report names at most {monitoring.MOST_CONDITIONS:,}.",
     f"the first {history.MOST_CAUSES} in order",
     f"at least for {GONE_SECONDS / 3600:g} h",
