@@ -244,9 +244,10 @@ class Logs(Protocol):
         """The ends of these partitions; empty if the log does not answer."""
         ...
 
-    async def bounds(self, log: str) -> Bounds | None:
-        """Starts, ends and cuts of all partitions that the log ever had; None if it cannot be asked
-        now, or is not there.
+    async def bounds(self, log: str, partitions: Sequence[int] | None = None) -> Bounds | None:
+        """Starts, ends and cuts of these partitions, or of all that the log ever had; None if it
+        cannot be asked now, or is not there. A log outside the service is not waited for long if
+        `partitions` are named.
         """
         ...
 
