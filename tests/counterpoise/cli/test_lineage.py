@@ -10,6 +10,7 @@ from counterpoise.cli.partitions import MOST_LINES, MOST_NAMED, draw
 from counterpoise.client import Client
 from counterpoise.plain import dot
 from counterpoise.wire import LineageNode
+from tests.databases import name_clients
 
 
 def node(number, *parents, state="owned", owner="f1", waits_for=(), key=None):
@@ -120,9 +121,10 @@ def test_a_fixed_queue_has_no_graph(run):
     assert "dynamic" in run("lineage", "fixed", code=1).stderr
 
 
-def test_control_characters_do_not_reach_the_terminal(run, client, flights):
-    client.bind(flights, "evil\x9b31m", "i")
+def test_control_characters_do_not_reach_the_terminal(run, client, flights, service):
+    client.bind(flights, "etl", "i")
     client.rebalance_now(flights)
+    name_clients(service.settings.database_url.get_secret_value(), flights, "evil\x9b31m")
     shown = run("lineage", flights).output
     assert "owned by evil\\x9b31m" in shown
     hostile = StringIO()
