@@ -202,6 +202,20 @@ def postgres_url(postgres_directory: Path) -> Iterator[str]:
         yield url
 
 
+def name_clients(url: str, queue: str, client_name: str) -> None:
+    """Give the flows of a queue a name that earlier releases took, and this one does not."""
+    with psycopg.connect(url) as database:
+        database.execute(
+            "UPDATE counterpoise.flows SET client_name = %s WHERE queue_id IN"
+            " (SELECT id FROM counterpoise.queues WHERE name = %s)",
+            [client_name, queue],
+        )
+        # A service that has the queue in memory reads it again.
+        database.execute(
+            "UPDATE counterpoise.queues SET revision = revision + 1 WHERE name = %s", [queue]
+        )
+
+
 @pytest.fixture
 def database_url(postgres_url: str) -> Iterator[str]:
     """The URL of a new, empty database."""

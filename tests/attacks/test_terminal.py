@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import psycopg
 import pytest
 from typer.testing import CliRunner
 
@@ -19,6 +18,7 @@ from counterpoise.cli.messages import _Output, _PlainFormatter
 from counterpoise.client import Client
 from counterpoise.flow import Flow
 from counterpoise.plain import plain, plain_line
+from tests.databases import name_clients
 from tests.service import Service, eventually
 
 # What a name may contain for older releases: a C1 control; a reversed line; rich's markup.
@@ -38,15 +38,7 @@ def attacked(target: Service, name_of_a_queue: Callable[[], str]) -> Iterator[st
         client.create_queue(name, 2, rebalance_delay=0)
         with Flow(name, url=target.url, client_name="etl") as flow:
             eventually(lambda: len(flow.partitions) == 2)
-            with psycopg.connect(url.get_secret_value()) as database:
-                database.execute(
-                    "UPDATE counterpoise.flows SET client_name = %s WHERE id = %s",
-                    [NAME, flow.flow_id],
-                )
-                # So that the service reads it.
-                database.execute(
-                    "UPDATE counterpoise.queues SET revision = revision + 1 WHERE name = %s", [name]
-                )
+            name_clients(url.get_secret_value(), name, NAME)
             yield name
 
 
