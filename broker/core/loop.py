@@ -138,7 +138,7 @@ def end_due(draft: Draft) -> None:
     Warm-ups pause nothing; while others may come to be planned in their place, they end after that.
     """
     queue, now = draft.queue, draft.now
-    planned = not (is_to_be_revised(draft) or queue.gone)
+    planned = not is_to_be_revised(draft)
     ended = [
         number
         for bind_number in queue.leaving.counts

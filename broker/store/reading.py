@@ -144,8 +144,8 @@ class Restoring:
         if due is not None and due != queue.next_deadline():
             # Nothing else in it is due then, so it is the rest of a decision that was cut off.
             queue.unfinished_at, queue.changed = due, True
-        elif queue.is_resizing:
-            # A version that does not slice a resize took the rest for done.
+        elif queue.is_resizing or queue.gone:
+            # A version that makes no slices took the rest for done, or a handoff was due just then.
             queue.unfinished_at, queue.changed = queue.since, True
         queue.touched = set()
         queue.journal.forget()

@@ -332,6 +332,30 @@ async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     assert app.budget.taken == 0
 
 
+async def test_a_body_of_unknown_length_keeps_only_what_it_has() -> None:
+    """While the call is carried out, which may take long; the rest is free for others."""
+    taken = []
+
+    async def body() -> Message:
+        return {"type": "http.request", "body": b'{"a": "b"}'}
+
+    async def drop(_: Message) -> None:
+        """The answer is of no matter here."""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        taken.append(app.budget.taken)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+
+    app = limits(call, Rates(0, 0, CollectorRegistry()))
+    scope = request("/v1/queues/q/positions")
+    scope["headers"] += [
+        (b"content-type", b"application/json"),
+        (b"transfer-encoding", b"chunked"),
+    ]
+    await app(scope, body, drop)
+    assert (taken, app.budget.taken) == ([10], 0)
+
+
 def test_a_budget_leaves_room_for_others() -> None:
     budget = BodyBudget(total=4000, largest=500)
     assert budget.take("greedy", 600)

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
+from pydantic import ValidationError
+from starlette.requests import Request
 
-from api.bodies import SMALL_BYTES, may_be_large
+from api.bodies import BODY, SMALL_BYTES, LargeField, may_be_large, read_body
 from api.openapi import all_routes
 from api.routing import Route
+from api.schemas.monitoring import ConditionsReport
 from broker.service import Broker
 from tests.attacks.bystander import Bystander
 from tests.attacks.holding import MOST_YARDSTICKS, as_in_a_process_of_its_own, hold_each_time
@@ -275,6 +278,18 @@ def test_whatever_may_be_large_is_read_in_pieces() -> None:
     }
     assert large["conditions"] is not None
     assert large["conditions"].most == 1000
+
+
+async def test_of_items_above_the_most_no_more_are_read() -> None:
+    """A body may hold a hundred times as many."""
+    condition = b'{"kind":"quarantined","text":"x"}'
+    body = b'{"seq":1,"conditions":[' + b",".join([condition] * 20_000) + b"]}"
+    large = LargeField(ConditionsReport, "conditions")
+    request = Request({"type": "http", BODY: body})
+    read = await (await read_body(request, ConditionsReport, large)).json()
+    assert large.most < len(read["conditions"]) < 5_000
+    with pytest.raises(ValidationError, match="at most 1000 items"):
+        ConditionsReport.model_validate(read)
 
 
 def test_only_calls_on_partitions_have_large_bodies(target: Service) -> None:

@@ -1,9 +1,10 @@
-"""The site of the documentation: it is built without a warning, and needs no other host."""
+"""The site of the documentation has every document, without a warning, and needs no other host."""
 
 import re
 import socket
 import subprocess
 import sys
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -34,10 +35,28 @@ def answers(port: int) -> bool:
         return caller.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_the_site_asks_no_other_host_for_anything(site: Path) -> None:
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, str]:
+    """The pages by their paths."""
+    return {page.relative_to(site): page.read_text("utf-8") for page in site.rglob("*.html")}
+
+
+def test_every_document_is_a_page(pages: dict[Path, str]) -> None:
+    documents = sorted(ROOT.glob("docs/**/*.md"))
+    assert len(documents) > 20
+    for document in documents:
+        is_index = document.name == "README.md"
+        path = document.with_name("index.html") if is_index else document.with_suffix(".html")
+        heading = re.search(r"^# ([^`:\n]+)", document.read_text("utf-8"), re.M)
+        assert heading is not None, document
+        assert escape(heading[1].strip()) in pages[path.relative_to(ROOT)], document
+
+
+def test_the_site_asks_no_other_host_for_anything(pages: dict[Path, str]) -> None:
     loaded = re.compile(r"<(?:script|link|img)\b[^>]*\b(?:src|href)=\"?(?:https?:)?//[^\s>]*")
-    for page in site.rglob("*.html"):
-        assert not loaded.findall(page.read_text("utf-8")), page
+    assert "index.html" in map(str, pages)
+    for path, page in pages.items():
+        assert loaded.search(page) is None, path
 
 
 def test_the_search_finds_a_word_of_the_contract(site: Path, tmp_path: Path) -> None:

@@ -398,6 +398,45 @@ class TestDeadlines:
         orders.settle()
         assert orders.owners() == {"A": [0, 1, 3, 5], "D": [2, 4, 6]}
 
+    @pytest.mark.parametrize("most", [1, 9])
+    def test_who_is_named_instead_does_not_depend_on_slices(self, most: int) -> None:
+        """Of what was to go from a flow that is gone to one that warms up, the latter has more."""
+        orders = World.owning(
+            {"A": [0, 1, 2, 3, 4], "B": [5, 6], "C": [7, 8, 9]},
+            warmup=True,
+            rebalance_delay=0.0,
+            max_handoff_time=3.0,
+        )
+        orders.bind("D", warmup=True)
+        orders.bind("E")
+        orders.drain("B")
+        orders.bind("F", warmup=True)
+        orders.most, orders.oracle.sliced = most, True
+        orders.unbind("E")
+        orders.unbind("B")
+        orders.wait(3.0)
+        orders.advance()
+        owners = {"A": [0, 1, 3, 4], "C": [7, 8], "D": [2, 6], "F": [5, 9]}
+        assert orders.owners() == owners
+
+    @pytest.mark.parametrize("most", [1, 9])
+    def test_nor_on_those_of_a_flow_that_is_replaced(self, most: int) -> None:
+        orders = World.owning(
+            {"A": [0, 1, 2], "B": [3, 4, 5], "C": [6]},
+            warmup=True,
+            rebalance_delay=0.0,
+            max_handoff_time=3.0,
+        )
+        orders.bind("D", warmup=True)
+        orders.drain("B", 0.0)
+        orders.bind("C2", "i-C")
+        orders.most, orders.oracle.sliced = most, True
+        orders.drain("D", 0.0)
+        orders.bind("C3", "i-C", warmup=True)
+        orders.wait(3.0)
+        orders.advance()
+        assert orders.owners() == {"A": [0, 1, 2, 4], "B": [], "C3": [3, 5, 6], "D": []}
+
     def test_a_warm_up_ends_after_what_may_make_it_needless(self) -> None:
         """It pauses nothing, and the partitions of a flow that left are had without a handoff."""
         orders = World.owning(

@@ -131,6 +131,30 @@ class TestCommit:
         world.check("orders")
 
     @virtual
+    async def test_commands_are_decided_in_the_order_in_which_they_came(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also those that a turn had no time for, before what has come since."""
+        monkeypatch.setattr("broker.replica.transaction.DECIDING_SECONDS", -1)
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(rebalance_delay=1.0))
+        coordinator = await one.replica.coordinator("orders")
+
+        def bind(name: str) -> asyncio.Future[Any]:
+            command = c.Bind(name, f"i-{name}", "client", 60)
+            return coordinator.enqueue(Submission(command, token_hash=name.encode()))
+
+        gate = one.net.hold("commit")
+        early = [bind("A"), bind("B")]
+        await one.net.met("commit")
+        late = bind("C")
+        gate.set()
+        await asyncio.gather(*early, late)
+        flows = (await one.flows("orders", 9, None)).items
+        assert [flow.flow_id for flow in flows] == ["A", "B", "C"]
+
+    @virtual
     async def test_uncommitted_decisions_are_not_visible(self) -> None:
         world = World()
         one = await world.replica()

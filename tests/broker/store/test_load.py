@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from broker.core import commands as c
 from broker.core import records as r
 from broker.core.draft import SLICE
 from broker.core.queue import Queue
@@ -150,3 +151,48 @@ def test_a_row_of_the_version_before_says_who_left() -> None:
     world.bind("A2", "i-A")
     assert [world.handed_over(n) for n in range(3)] == ["replaced", "forced", "orphaned"]
     assert world.status == "Ready"
+
+
+def read_from(world: World, next_deadline: float | None) -> None:
+    """The queue is read from its rows, with this deadline in its own."""
+    queue = world.queue
+    world.queue = restore(
+        "id",
+        queue_values(queue, next_deadline),
+        [flow_values(flow) for flow in queue.flows.values()],
+        [partition_values(queue, partition) for partition in queue.partitions.values()],
+        [flow_values(flow) for flow in queue.gone.values()],
+    )
+    world.checked = False
+
+
+def test_what_is_left_of_a_resize_is_due_where_its_row_does_not_say_so() -> None:
+    """A version that makes no slices writes none, and so does the restore of a backup."""
+    world = World(2, most=2)
+    world.resize(9)
+    assert len(world.queue.partitions) < 9
+    read_from(world, None)
+    world.advance()
+    assert len(world.queue.partitions) == 9
+    assert not world.queue.is_resizing
+
+
+def test_what_is_left_of_a_departure_is_due_where_its_row_does_not_say_so() -> None:
+    """The next deadline may be that of a handoff, at the very time of the cut. A warm-up ends after
+    what may make it needless."""
+    world = World.owning(
+        {"A": [0, 1, 2, 3], "B": [4, 5, 6, 7]}, rebalance_delay=0.0, max_warmup_time=3.0
+    )
+    world.bind("C", warmup=True)
+    world.drain("B")
+    assert world.on_their_way() == dict.fromkeys((4, 5, 6, 7), ("warming", "C"))
+    # As of one of many that bind: what can wait for the others waits.
+    world.most = 0
+    world.bind("B2", "i-B")
+    read_from(world, world.queue.next_deadline())
+    world.most = 1
+    world.wait(3.0)
+    while world.do(c.Advance()).entries:
+        pass
+    assert world.owners() == {"A": [0, 1, 2, 3], "B2": [4, 5, 6, 7], "C": []}
+    assert world.on_their_way() == {3: ("warming", "C"), 7: ("revoking", "C")}
