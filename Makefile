@@ -136,6 +136,10 @@ serve: setup ## run the service on 127.0.0.1:8640
 faults: setup ## kill, freeze and cut off real processes for five minutes (docs/faults.md)
 	@$(BIN)/python -m tests.faults $(ARGS)
 
+.PHONY: soak
+soak: setup ## all attacks at once for an hour, beside honest consumers (ARGS='--seconds 600')
+	@$(BIN)/python -m tests.attacks.soak $(ARGS)
+
 .PHONY: model
 model: setup ## check the model of the handoff with spin (docs/model.md)
 	@$(BIN)/python -m tests.model.checker

@@ -19,11 +19,14 @@ One caller has at most a quarter of the budget. Renewals of leases have no bodie
 at once would hold the loop for a quarter of a second, and a hostile body of the same size for ten.
 So a body above `SMALL_BYTES` is read in pieces of about `PIECE_BYTES`, and other requests have
 their turn between them. What it may hold is known beforehand: plain values, and one large list or
-mapping of plain items. A piece is cut where an item ends, by a pattern that cannot be misled by
-quotes, and parsed and validated by itself.
+mapping. A piece is cut where an item ends, by a pattern that cannot be misled by quotes, and parsed
+and validated by itself. An item may have a large list itself, as the children of a partition have
+their parents. One that is larger than a piece is read like the body: its plain values, and its list
+in pieces.
 
 Reading ends at the first piece with a wrong item. Of that piece only the wrong items are kept, so
-that the answer names them and not all that follows. For the same reason only `MOST_UNKNOWN` unknown
+that the answer names them and not all that follows. In the list of an item, what follows is passed
+over: the rest of the item is still to come. For the same reason only `MOST_UNKNOWN` unknown
 fields of an object are named.
 """
 
@@ -70,15 +73,23 @@ MOST_PLAIN_FIELDS = 20
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 _PLAIN = rb"(?:" + _STRING + rb"|[-+0-9.eE]{1,100}|true|false|null)"
 _OBJECT = rb'\{(?:[^{}"]++|' + _STRING + rb")*+\}"
+_OBJECT_WITH_OBJECTS = rb'\{(?:[^{}"]++|' + _STRING + rb"|" + _OBJECT + rb")*+\}"
 _START = re.compile(rb"\s*\{\s*")
 _NAME = re.compile(rb"\s*(" + _STRING + rb")\s*:\s*")
 _PLAIN_VALUE = re.compile(_PLAIN)
 _NEXT = re.compile(rb"\s*,\s*")
-_END = re.compile(rb"\s*\}\s*\Z")
-_OBJECTS = re.compile(rb"\s*" + _OBJECT + rb"(?:\s*,\s*" + _OBJECT + rb")*+")
+_BRACE = re.compile(rb"\s*\}")
+_REST = re.compile(rb"\s*\Z")
 _PAIR = _STRING + rb"\s*:\s*" + _PLAIN
-_PAIRS = re.compile(rb"\s*" + _PAIR + rb"(?:\s*,\s*" + _PAIR + rb")*+")
-_OF_LIST = (_OBJECTS, "objects of plain values", b"]")
+
+
+def _several(item: bytes) -> re.Pattern[bytes]:
+    """Items with commas between them."""
+    return re.compile(rb"\s*" + item + rb"(?:\s*,\s*" + item + rb")*+")
+
+
+_PAIRS, _VALUES = _several(_PAIR), _several(_PLAIN)
+_OBJECTS, _OBJECTS_WITH_OBJECTS = _several(_OBJECT), _several(_OBJECT_WITH_OBJECTS)
 
 
 def may_be_large(path: str) -> bool:
@@ -312,17 +323,31 @@ def _too_large(limit: int) -> RequestRefused:
 
 
 class LargeField:
-    """The field of a request that may be large: a list of objects, or a mapping of plain values."""
+    """The field of a request, or of an item, that may be large: a list of objects or of plain
+    values, or a mapping of plain values.
+    """
 
     def __init__(self, model: type[BaseModel], name: str) -> None:
-        """The field `name` of a request's `model`."""
+        """The field `name` of a request's `model`, or of an item's."""
         self.name = name
         field = model.model_fields[name]
         annotation: Any = field.annotation
         limits = (getattr(limit, "max_length", None) for limit in field.metadata)
         self.most: int = next(filter(None, limits), MOST_PARTITIONS)
         self.mapping = get_origin(annotation) is dict
-        self.item: type[BaseModel] | None = None if self.mapping else get_args(annotation)[0]
+        kind = None if self.mapping else get_args(annotation)[0]
+        is_object = isinstance(kind, type) and issubclass(kind, BaseModel)
+        self.item: type[BaseModel] | None = kind if is_object else None
+        # The large list of an item.
+        self.inner = None if self.item is None else _list_of(self.item)
+        self.opening, self.closing = (b"{", b"}") if self.mapping else (b"[", b"]")
+        self.pattern, self.kind = _VALUES, "plain values"
+        if self.mapping:
+            self.pattern = _PAIRS
+        elif self.item is not None:
+            nested = self.inner is not None and self.inner.item is not None
+            self.pattern = _OBJECTS_WITH_OBJECTS if nested else _OBJECTS
+            self.kind = "objects of plain values"
         # In pieces: the limits of the whole are checked with the whole.
         self._piece: TypeAdapter[Any] = TypeAdapter(
             annotation if self.item is None else Annotated[annotation, Field(fail_fast=True)],
@@ -342,6 +367,14 @@ class LargeField:
             return {name: piece[name] for name in names if name in piece}, False
         # All before the wrong one is right, and the wrong one keeps its index.
         return piece[: int(found[0]["loc"][0]) + 1], False
+
+
+def _list_of(model: type[BaseModel]) -> LargeField | None:
+    """The list in an item; no item has several."""
+    for name, field in model.model_fields.items():
+        if get_origin(field.annotation) is list:
+            return LargeField(model, name)
+    return None
 
 
 class ReadRequest(Request):
@@ -387,54 +420,69 @@ class _Reader:
 
     async def read(self) -> dict[str, object]:
         """Its value, the large field validated as far as it is right. Raises `Invalid`."""
+        value = await self._object(self._large)
+        if not self._wrong:
+            self._take(_REST, "expected nothing after the object")
+        return value
+
+    async def _object(self, large: LargeField) -> dict[str, object]:
+        """The object here: the body, or a large item."""
         value: dict[str, object] = {}
-        self._take(_START, "the body is not a JSON object")
+        self._take(_START, "expected a JSON object")
         for _ in range(MOST_PLAIN_FIELDS):
             name = str(self._parsed(self._take(_NAME, "expected a field's name")[1]))
-            opening = b"{" if self._large.mapping else b"["
-            if name == self._large.name and self._body.startswith(opening, self._at):
+            if name == large.name and self._body.startswith(large.opening, self._at):
                 self._at += 1
-                value[name] = await self._items()
+                value[name] = await self._items(large)
                 if self._wrong:
                     return value
             else:
                 plain = self._take(_PLAIN_VALUE, f"{name[:200]} is not a plain value")
                 value[name] = self._parsed(plain[0])
-            if _END.match(self._body, self._at):
+            if closed := _BRACE.match(self._body, self._at):
+                self._at = closed.end()
                 return value
             self._take(_NEXT, "expected , or }")
         raise self._invalid("too many fields")
 
-    async def _items(self) -> object:
-        """The items of the large field up to its end, or up to the first wrong ones."""
-        mapping = self._large.mapping
-        pattern, kind, closing = (_PAIRS, "plain values", b"}") if mapping else _OF_LIST
-        end = re.compile(rb"\s*" + re.escape(closing))
+    async def _items(self, large: LargeField) -> object:
+        """The items of the large field up to its end. Of the body's, up to the first wrong ones; of
+        an item's, wrong ones are the last that are kept.
+        """
+        end = re.compile(rb"\s*" + re.escape(large.closing))
         pieces: list[Any] = []
-        count = 0
+        count, wrong = 0, False
         found = end.match(self._body, self._at)
         while not found:
-            piece = pattern.match(self._body, self._at, self._at + PIECE_BYTES)
-            if piece is None:
-                raise self._invalid(f"{self._large.name} should have {kind}, none of them large")
-            self._at = piece.end()
-            text = b"{%s}" % piece[0] if mapping else b"[%s]" % piece[0]
-            checked, right = self._large.checked(self._parsed(text))
-            pieces.append(checked)
-            count += len(checked)
-            # More than there may be are not read; that they are too many is said of the whole.
-            self._wrong = not right or count > self._large.most
-            if self._wrong:
-                break
+            piece = await self._piece(large)
+            if not wrong:
+                checked, right = large.checked(piece)
+                pieces.append(checked)
+                count += len(checked)
+                # More than there may be are not read; that they are too many is said of the whole.
+                wrong = not right or count > large.most
+                self._wrong = wrong and large is self._large
+                if self._wrong:
+                    break
             found = end.match(self._body, self._at)
             if not found:
-                self._take(_NEXT, f"expected , or {closing.decode()}")
+                self._take(_NEXT, f"expected , or {large.closing.decode()}")
             await pause()
         self._at = found.end() if found else self._at
         await pause()
-        if mapping:
+        if large.mapping:
             return {name: value for piece in pieces for name, value in piece.items()}
         return [item for piece in pieces for item in piece]
+
+    async def _piece(self, large: LargeField) -> Any:
+        """As many of the next items as a piece has; one item if that is larger."""
+        found = large.pattern.match(self._body, self._at, self._at + PIECE_BYTES)
+        if found is not None:
+            self._at = found.end()
+            return self._parsed(large.opening + found[0] + large.closing)
+        if large.inner is None:
+            raise self._invalid(f"{large.name} should have {large.kind}, none of them large")
+        return [await self._object(large.inner)]
 
     def _parsed(self, text: bytes) -> Any:
         try:

@@ -259,8 +259,8 @@ def _families(queues: Sequence[QueueView], lags: Mapping[str, LagView]) -> Itera
     status = gauge("queue_rebalance_status", "1 for the current status.", "status")
     conditions = gauge(
         "queue_conditions",
-        "What consumers report, by kind: quarantined or invalid_position (partitions), log_away "
-        "(consumers).",
+        "What consumers report, by kind: quarantined, invalid_position or end_refused "
+        "(partitions), log_away (consumers).",
         "kind",
     )
     lag = gauge("queue_lag_messages", "Messages that are not processed yet, at most; their sum.")

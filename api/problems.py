@@ -39,6 +39,7 @@ _BROKER_STATUSES: dict[type[errors.BrokerError], int] = {
     errors.QueueInUse: 409,
     errors.ResizeUnsettled: 409,
     errors.PartitionEnded: 409,
+    errors.ChildrenRefused: 409,
     errors.FlowNotFound: 404,
     errors.FlowGone: 410,
     errors.Overtaken: 409,
@@ -73,6 +74,8 @@ DETAILS = {
     "queue_in_use": "3 flows are bound to 'flights'; unbind them, or delete it with ?force=true.",
     "partition_ended": "Partition 3 takes no messages any more; after it came 7 and 8. Split or "
     "merge those.",
+    "children_refused": "Nothing was changed: the queue 'flights' has all the partitions that it "
+    "can have (100000 at a time, 1000000 in its life).",
     "resize_unsettled": "The last resize of the queue 'flights' is not settled (partition 3 waits "
     "for 1); try again when its consumers have processed what came before it.",
     "flow_not_found": "No flow 'f-1' is or was bound to this queue; bind with POST …/flows and use "

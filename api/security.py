@@ -43,6 +43,7 @@ from broker.core.errors import (
     Unavailable,
 )
 from broker.exposure import is_loopback
+from broker.logs.ports import ANYONE, CALLER, FLOWS
 from broker.service import Broker
 from broker.settings import Settings
 
@@ -198,10 +199,12 @@ async def authorize(request: Request, requirement: Requirement) -> None:
     for_flows = requirement.also is Also.FLOW
     if for_flows and flow_id is not None and token is not None and key_id_of(token) is None:
         await _flow(request, head, str(queue), flow_id, token, requirement)
+        CALLER.set(FLOWS)
     else:
         caller = await _caller(request, head, token, queue, requirement)
         _check(caller, request, queue, requirement)
         request.state.caller = caller
+        CALLER.set(caller.key_id or ANYONE)
 
 
 def _check(caller: Caller, request: Request, queue: str | None, requirement: Requirement) -> None:

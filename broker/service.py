@@ -18,6 +18,7 @@ from broker.calls.bound_flows import BoundFlows
 from broker.calls.commits import CommitCalls
 from broker.calls.conditions import ConditionCalls
 from broker.calls.cuts import CutCalls
+from broker.calls.ends import LogEnds
 from broker.calls.flow_views import FlowViews
 from broker.calls.flows import FlowCalls
 from broker.calls.keys import LOOK_SECONDS, KeyCalls
@@ -78,12 +79,13 @@ class Calls:
         self.log_upkeep = Upkeep(access, logs, readers, cuts, trims)
         self.monitoring = MonitoringCalls(access, logs)
         self.lineage = LineageCalls(access, logs, readers)
+        ends = LogEnds(access.store, logs)
         self.bound_flows = bound = BoundFlows(access)
         self.flow_views = views = FlowViews(access, bound)
         self.conditions = ConditionCalls(access, bound)
         self.updates = UpdateCalls(access, bound, views)
         self.commits = CommitCalls(access, bound, views, cuts, reach)
-        self.flows = FlowCalls(access, logs, bound, views, cuts, reach)
+        self.flows = FlowCalls(access, logs, bound, views, cuts, ends, reach)
 
 
 class Broker(Calls):

@@ -48,6 +48,7 @@ class Listing(Generic[T]):
 
     page: Callable[[str | None], Call[Page[T]]]
     max_items: int | None = None
+    parts: reading.Parts[T] | None = None
 
 
 def base_url(url: str) -> str:
@@ -121,7 +122,11 @@ def queue_path(name: str, rest: str = "") -> str:
 
 
 def listing(
-    path: str, parse: Callable[[wire.Json], T], max_items: int | None, query: Mapping[str, str]
+    path: str,
+    parse: Callable[[wire.Json], T],
+    max_items: int | None,
+    query: Mapping[str, str],
+    parts: reading.Parts[T] | None = None,
 ) -> Listing[T]:
     """A list of items, page by page."""
     read = reading.page_of(parse)
@@ -133,7 +138,7 @@ def listing(
             asked["cursor"] = cursor
         return Call("GET", path, read, query=asked)
 
-    return Listing(page, max_items)
+    return Listing(page, max_items, parts)
 
 
 # ------------------------------------------------------------------ queues
@@ -198,9 +203,15 @@ def flows(name: str, max_items: int | None = None) -> Listing[wire.FlowSummary]:
     return listing(queue_path(name, "/flows"), reading.flow_summary, max_items, {})
 
 
-def rebalances(name: str, max_items: int | None = 20) -> Listing[wire.Rebalance]:
-    """The last rebalances and grants outside rebalances, newest first."""
-    return listing(queue_path(name, "/rebalances"), reading.rebalance, max_items, {})
+def rebalances(
+    name: str, max_items: int | None = 20, *, moves: bool = True
+) -> Listing[wire.Rebalance]:
+    """The last rebalances and grants outside rebalances, newest first, with their `moves`."""
+    path = queue_path(name, "/rebalances")
+    if not moves:
+        return listing(path, reading.rebalance, max_items, {})
+    parts = reading.Parts[wire.Rebalance](lambda one: one.more_moves > 0, reading.joined)
+    return listing(path, reading.rebalance, max_items, {"moves": "true"}, parts)
 
 
 def audit(queue: str | None = None, max_items: int | None = 100) -> Listing[wire.AuditItem]:

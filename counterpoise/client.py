@@ -197,7 +197,7 @@ def _listing(
     @functools.wraps(build)
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
         listing = build(*args, **kwargs)
-        listed: Listed[T] = Listed(listing.max_items)
+        listed: Listed[T] = Listed(listing.max_items, listing.parts)
         while listed.add(self.send(listing.page(listed.cursor))):
             pass
         return listed.items
@@ -334,7 +334,7 @@ def _async_listing(
     @functools.wraps(build)
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
         listing = build(*args, **kwargs)
-        listed: Listed[T] = Listed(listing.max_items)
+        listed: Listed[T] = Listed(listing.max_items, listing.parts)
         while listed.add(await self.send(listing.page(listed.cursor))):
             pass
         return listed.items

@@ -5,7 +5,7 @@ The calls about them; see `counterpoise.calls`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -26,8 +26,8 @@ AWAY_SECONDS = 2.0
 class Condition:
     """Something that a consumer waits for people to mend, or to pass.
 
-    `kind`: `quarantined`, `log_away` or `invalid_position`. `partition` and its `epoch`: None for a
-    condition of the whole consumer. `text`: the details; longer ones are cut.
+    `kind`: `quarantined`, `log_away`, `invalid_position` or `end_refused`. `partition` and its
+    `epoch`: None for a condition of the whole consumer. `text`: the details; longer ones are cut.
     """
 
     kind: str
@@ -68,6 +68,12 @@ def invalid_position(partition: int, epoch: int, position: str | None) -> Condit
     """That a committed position is none of the log."""
     text = f"the position {position!s:.50} is none of this log"
     return Condition("invalid_position", text, partition, epoch)
+
+
+def end_refused(refused: Mapping[tuple[int, int], str]) -> Iterator[Condition]:
+    """That the service does not take reports of ends; `refused`: why, by partition and epoch."""
+    for (partition, epoch), why in refused.items():
+        yield Condition("end_refused", why, partition, epoch)
 
 
 def is_unknown(error: CounterpoiseError) -> bool:

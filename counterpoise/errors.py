@@ -140,6 +140,12 @@ class PartitionEnded(Refused):
     code = "partition_ended"
 
 
+class ChildrenRefused(Refused):
+    """The queue does not record the partitions of this split or merge."""
+
+    code = "children_refused"
+
+
 class FlowNotFound(Refused):
     """The service knows no such flow: it never existed, or left more than 24 hours ago."""
 
@@ -211,6 +217,14 @@ class NotBound(CounterpoiseError):
     code = "not_bound"
 
 
+class EndRefused(CounterpoiseError):
+    """The service does not take the report that partitions have ended: what comes after them waits
+    until a person acts.
+    """
+
+    code = "end_refused"
+
+
 class UsedInAnotherProcess(CounterpoiseError):
     """A flow belongs to the process that opened it; a forked child has to open its own flow."""
 
@@ -226,6 +240,7 @@ class _ByCode:
             QueueInUse,
             ResizeUnsettled,
             PartitionEnded,
+            ChildrenRefused,
             FlowNotFound,
             FlowGone,
             Unauthorized,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -92,22 +93,35 @@ def json_of(text: str | bytes) -> Any:
     return value
 
 
+@dataclass(frozen=True)
+class Parts(Generic[T]):
+    """Items that may be divided: the last of a page goes on as the first of the next."""
+
+    goes_on: Callable[[T], bool]
+    joined: Callable[[T, T], T]
+
+
 class Listed(Generic[T]):
     """The items of a listing, page by page."""
 
-    def __init__(self, max_items: int | None) -> None:
+    def __init__(self, max_items: int | None, parts: Parts[T] | None = None) -> None:
         self._max_items = max_items
+        self._parts = parts
         self._cursors: set[str] = set()
         self.items: list[T] = []
         self.cursor: str | None = None
 
     def add(self, page: Page[T]) -> bool:
         """Take a page; whether to ask for another, after `cursor`. Raises BadAnswer."""
-        self.items.extend(page.items)
+        items = page.items
+        if self._parts is not None and self._goes_on() and items:
+            self.items[-1], items = self._parts.joined(self.items[-1], items[0]), items[1:]
+        self.items.extend(items)
         self.cursor = page.next_cursor
         if self._max_items is not None and len(self.items) >= self._max_items:
             del self.items[self._max_items :]
-            return False
+            if not self._goes_on():
+                return False
         if self.cursor is None:
             return False
         if self.cursor in self._cursors:
@@ -116,6 +130,10 @@ class Listed(Generic[T]):
         if len(self._cursors) >= MOST_PAGES or len(self.items) > MOST_LISTED:
             raise BadAnswer(f"the listing does not end: {len(self.items)} items so far")
         return True
+
+    def _goes_on(self) -> bool:
+        """Whether the last item has another part."""
+        return self._parts is not None and bool(self.items) and self._parts.goes_on(self.items[-1])
 
 
 def is_token(text: str) -> bool:
@@ -338,7 +356,20 @@ def rebalance(body: Json) -> Rebalance:
         triggered_at=time_of(body.get("triggered_at")),
         why=_text(body.get("why")),
         clients={str(id): str(name) for id, name in (body.get("clients") or {}).items()},
+        more_moves=int(body.get("more_moves", 0)),
         raw=body,
+    )
+
+
+def joined(one: Rebalance, following: Rebalance) -> Rebalance:
+    """An entry of the history with further moves."""
+    moves = [*(one.raw.get("moves") or ()), *(following.raw.get("moves") or ())]
+    clients = {**one.clients, **following.clients}
+    return replace(
+        following,
+        moves=(*one.moves, *following.moves),
+        clients=clients,
+        raw={**following.raw, "moves": moves, "clients": clients},
     )
 
 

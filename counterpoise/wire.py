@@ -133,7 +133,7 @@ class Rebalance:
     """One entry of the rebalance history.
 
     `why` says in plain words what led to it; None from an older service. `clients`: the names of
-    the clients of the flows in `moves`.
+    the clients of the flows in `moves`. `more_moves`: how many moves come after these.
     """
 
     id: int | None
@@ -147,6 +147,7 @@ class Rebalance:
     triggered_at: datetime | None = None
     why: str | None = None
     clients: Mapping[str, str] = field(default_factory=dict)
+    more_moves: int = 0
     raw: Json = field(default_factory=dict, repr=False, compare=False)
 
 

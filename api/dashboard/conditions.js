@@ -5,7 +5,7 @@ import { make, set } from "./dom.js";
 import { clock, number } from "./words.js";
 
 const MOST_SHOWN = 8;
-const KINDS = { quarantined: "quarantined", log_away: "log away", invalid_position: "invalid position" };
+const KINDS = { quarantined: "quarantined", log_away: "log away", invalid_position: "invalid position", end_refused: "end refused" };
 const word = (kind) => KINDS[kind] ?? kind.replaceAll("_", " ");
 
 /** The conditions of the queue of this path. A replica of a version before conditions has none. */

@@ -9,7 +9,7 @@ import { Consumers } from "./consumers.js";
 import { fact, make, set } from "./dom.js";
 import { History, lagOf } from "./measured.js";
 import { Moving } from "./moving.js";
-import { Timeline } from "./timeline.js";
+import { Timeline, withMoves } from "./timeline.js";
 import { clock, duration, letters, number, plural, rate, trigger } from "./words.js";
 
 const MOST_PARTITIONS = 5000;
@@ -57,9 +57,10 @@ export class QueuePage {
   /** Asks the service, and draws. Throws what the calls throw. */
   async refresh() {
     const path = pathOf(this.name);
-    const [queue, status, flows, partitions, history, conditions] = await Promise.all([get(path), get(path + "/rebalance"),
+    const past = `${path}/rebalances?limit=${HISTORY_ENTRIES}`;
+    const [queue, status, flows, partitions, history, moves, conditions] = await Promise.all([get(path), get(path + "/rebalance"),
       all(path + "/flows", 1000), all(path + "/partitions", MOST_PARTITIONS),
-      get(`${path}/rebalances?limit=${HISTORY_ENTRIES}`), conditionsOf(path)]);
+      get(past), get(past + "&moves=true"), conditionsOf(path)]);
     if (this.picture && this.picture.queue.id !== queue.id) {
       // The queue was deleted and made again: its positions are others.
       this.#measured = new History();
@@ -70,7 +71,7 @@ export class QueuePage {
     const held = new Map(flows.map((flow) => [flow.flow_id, []]));
     for (const each of partitions) held.get(each.owner)?.push(each);
     this.picture = {
-      queue, status, flows, partitions, conditions, troubleOf: troubles(conditions), history: history.items, held, measured: this.#measured,
+      queue, status, flows, partitions, conditions, troubleOf: troubles(conditions), history: withMoves(history.items, moves.items), held, measured: this.#measured,
       placeOf: (flow) => places.get(flow) ?? null,
       letterOf: (flow) => places.has(flow) ? letters(places.get(flow)) : "?",
       nameOf: (flow) => flow === null ? "nobody" : this.#names.get(flow) ?? `a consumer that is gone (${flow.slice(0, 8)})`,

@@ -1,4 +1,5 @@
-/** What happened to a queue: one line for each rebalance, newest first. */
+/** What happened to a queue: one line for each rebalance, newest first.
+ *  Moves come in pages of bounded size, so of a large queue only the newest entries have theirs. */
 
 import { keyed, make, set } from "./dom.js";
 import { clock, duration, plural, ranges, trigger } from "./words.js";
@@ -21,7 +22,7 @@ export class Timeline {
       set(said, "text", sentence(entry));
       set(item, "class", entry.forced ? "forced" : entry.finished_at ? "" : "running");
       details.hidden = entry.moves.length === 0;
-      set(details.firstChild, "text", moved(entry.moves));
+      set(details.firstChild, "text", moved(entry));
       const groups = Object.entries(grouped(entry.moves));
       const nameOf = (flow) => flow === null ? "nobody" : entry.clients[flow] ?? `flow ${flow.slice(0, 8)}`;
       keyed(details.lastChild, groups, ([name]) => name, () => make("li"), (line, [, moves]) => {
@@ -31,6 +32,12 @@ export class Timeline {
       });
     });
   }
+}
+
+/** The entries, those that came with moves in their place. */
+export function withMoves(entries, moved) {
+  const byId = new Map(moved.map((entry) => [entry.id, entry]));
+  return entries.map((entry) => byId.get(entry.id) ?? entry);
 }
 
 const REASONS = { not_released: ": not released by its deadline", positions_set: ": an administrator set the position" };
@@ -54,8 +61,8 @@ function sentence(entry) {
   return `${entry.why || trigger(entry.trigger)}: ${parts.join(", ")}`;
 }
 
-function moved(moves) {
+function moved({ moves, more_moves }) {
   const seconds = moves.map((move) => move.seconds).sort((a, b) => a - b);
   const longest = seconds.length ? `; paused ${duration(seconds[Math.floor(seconds.length / 2)])} (median), ${duration(seconds.at(-1))} at most` : "";
-  return plural(moves.length, "partition") + longest;
+  return plural(moves.length, "partition") + longest + (more_moves ? `; ${more_moves} more` : "");
 }

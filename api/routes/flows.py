@@ -32,6 +32,7 @@ from broker.calls.bound_flows import BoundFlow
 from broker.calls.flow_views import BIG_VIEW
 from broker.core import commands as c
 from broker.core.access import Right
+from broker.core.errors import Invalid
 from broker.pieces import made
 from broker.service import Broker
 
@@ -326,6 +327,15 @@ async def children(
     again, also by another parent, is harmless. It waits until all its parents are finished.
     Renews the lease.
     """
+    names = 0
+    for nth, item in enumerate(body.partitions):
+        names += len(item.children) + sum(len(child.parents) for child in item.children)
+        if names > flow_schemas.MOST_NAMES:
+            raise Invalid(
+                f"A call names at most {flow_schemas.MOST_NAMES} children and parents; report "
+                "fewer partitions at once.",
+                [(f"partitions.{nth}.children", "is too much for one call")],
+            )
     items = await made(
         lambda item: c.ChildrenItem(
             item.partition,

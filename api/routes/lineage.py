@@ -20,6 +20,9 @@ ROUTER = APIRouter(prefix="/v1/queues", route_class=Route, tags=["Queues"])
 DOT = "text/vnd.graphviz"
 
 
+REFUSED = ("partition_ended", "children_refused")
+
+
 @ROUTER.get(
     "/{queue}/lineage",
     response_model=lineage_schemas.Lineage,
@@ -63,7 +66,7 @@ Partition = Annotated[
     response_model=lineage_schemas.Sealed,
     summary="Split a partition",
     response_description="What was sealed, and what came of it.",
-    responses=problems.document(*ON_A_QUEUE, "partition_ended", *problems.OF_A_BODY),
+    responses=problems.document(*ON_A_QUEUE, *REFUSED, *problems.OF_A_BODY),
 )
 @allow(Right.ADMINISTER)
 async def split_partition(
@@ -83,7 +86,7 @@ async def split_partition(
     response_model=lineage_schemas.Sealed,
     summary="Merge two partitions",
     response_description="What was sealed, and what came of it.",
-    responses=problems.document(*ON_A_QUEUE, "partition_ended", *problems.OF_A_BODY),
+    responses=problems.document(*ON_A_QUEUE, *REFUSED, *problems.OF_A_BODY),
 )
 @allow(Right.ADMINISTER)
 async def merge_partitions(

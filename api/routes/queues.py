@@ -169,10 +169,18 @@ async def rebalance_now(request: Request, queue: Name) -> views.RebalanceStatusV
 )
 @allow(Right.SEE)
 async def rebalances(
-    request: Request, queue: Name, limit: Limit = 100, cursor: Cursor = None
+    request: Request,
+    queue: Name,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+    moves: Annotated[Flag, Query(description="Whether each item has its moves.")] = False,
 ) -> views.Page[RebalanceView] | Response:
-    """Every rebalance and every grant outside one, with its moves, newest first."""
-    page = await broker_of(request).monitoring.rebalances(queue, limit, cursor)
+    """Every rebalance and every grant outside one, newest first; with `moves=true` what it moved.
+
+    A page has at most 1 MiB, and may have fewer items than `limit`. An item that has `more_moves`
+    is the last of its page; the next page begins with the same item and the moves after these.
+    """
+    page = await broker_of(request).monitoring.rebalances(queue, limit, cursor, moves=moves)
     return await answer(rebalance_schemas.RebalancePage, page)
 
 

@@ -265,6 +265,10 @@ class ReleaseRequest(RequestModel):
     partitions: list[ReleaseItem] = _ITEMS
 
 
+# Of the children of one call and of their parents together: more would hold up other queues.
+MOST_NAMES = 10_000
+
+
 class NewChild(RequestModel):
     """A partition that begins where its parents end."""
 
@@ -356,6 +360,7 @@ class Result(AnswerModel):
         "not_owner",
         "not_revoking",
         "not_warming",
+        "not_ended",
         "unknown_parent",
         "conflicting_child",
         "too_many_partitions",

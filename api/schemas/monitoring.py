@@ -26,8 +26,8 @@ Kind = Annotated[
     str,
     StringConstraints(pattern=r"^[a-z][a-z_]{0,39}$"),
     Field(
-        description="`quarantined`, `log_away` or `invalid_position`; later clients may report "
-        "others.",
+        description="`quarantined`, `log_away`, `invalid_position` or `end_refused`; later clients "
+        "may report others.",
         examples=["quarantined"],
     ),
 ]

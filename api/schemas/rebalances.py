@@ -121,7 +121,11 @@ class Rebalance(RebalanceSummary):
     clients: dict[str, str] = Field(
         description="The client names of the flows in `moves`, as far as they are stored."
     )
-    moves: list[Move]
+    moves: list[Move] = Field(description="Empty without `moves=true`.")
+    more_moves: int = Field(
+        description="How many moves are not in `moves`: all of them without `moves=true`, else "
+        "those on the next pages."
+    )
 
 
 class RebalancePage(Page[Rebalance]):

@@ -14,6 +14,7 @@ from uuid import uuid4
 from broker.calls.access import QueueAccess, act_on_flow, shown_flow
 from broker.calls.bound_flows import BoundFlow, BoundFlows
 from broker.calls.cuts import CutCalls
+from broker.calls.ends import LogEnds
 from broker.calls.flow_views import FlowViews
 from broker.calls.items import refuse_begins, refuse_items, refuse_repetitions
 from broker.calls.views import BoundView, HeartbeatView, ResultsView, UpdateView
@@ -37,6 +38,7 @@ class FlowCalls:
         bound: BoundFlows,
         views: FlowViews,
         cuts: CutCalls,
+        ends: LogEnds,
         reach: Reach,
     ) -> None:
         self._queues = queues
@@ -44,6 +46,7 @@ class FlowCalls:
         self._bound = bound
         self._views = views
         self._cuts = cuts
+        self._ends = ends
         self._reach = reach
 
     async def bind(
@@ -129,7 +132,8 @@ class FlowCalls:
     async def release(
         self, flow: BoundFlow, seq: int | None, items: Sequence[c.ReleaseItem]
     ) -> ResultsView:
-        """Commits positions and releases partitions, of each item both or neither.
+        """Commits positions and releases partitions, of each item both or neither. That one is
+        finished is compared with the log.
 
         Raises FlowGone, FlowNotFound, QueueNotFound, Invalid, Unavailable.
         """
@@ -137,6 +141,7 @@ class FlowCalls:
         async def submissions() -> Iterator[Submission]:
             await refuse_items(flow, self._reach, items)
             released = await self._cuts.reaching(flow.coordinator, items)
+            released = await self._ends.of_releases(flow.coordinator, released)
             return (
                 Submission(c.Release(flow.flow_id, some), renews=flow.flow_id, seq=seq)
                 for some in slices(released)
@@ -147,7 +152,8 @@ class FlowCalls:
     async def children(
         self, flow: BoundFlow, seq: int | None, items: Sequence[c.ChildrenItem]
     ) -> ResultsView:
-        """Reports what comes after partitions and finishes them, of each item all or nothing.
+        """Reports what comes after partitions and finishes them, of each item all or nothing. Both
+        are compared with the log.
 
         Raises FlowGone, FlowNotFound, QueueNotFound, Unavailable, Invalid (also for a fixed queue).
         """
@@ -160,9 +166,10 @@ class FlowCalls:
         async def submissions() -> Iterator[Submission]:
             await refuse_items(flow, self._reach, items)
             await refuse_begins(flow, self._reach, begins)
+            reported = await self._ends.of_reports(flow.coordinator, items)
             return (
                 Submission(c.Children(flow.flow_id, some), renews=flow.flow_id, seq=seq)
-                for some in slices(items)
+                for some in slices(reported)
             )
 
         return await self._work(flow, submissions())

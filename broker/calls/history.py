@@ -19,8 +19,11 @@ have come back.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+import orjson
 
 from broker.calls.views import CauseView, MoveView, RebalanceView
 from broker.core import records as r
@@ -53,6 +56,7 @@ _TRIGGER_WORDS = {
 }
 # The causes of one entry that are shown; the rest is counted.
 MOST_CAUSES = 100
+NONE_PASSED: Mapping[int, int] = {}
 _TRIGGERS = ("partition_count", "access_type")
 
 
@@ -115,8 +119,12 @@ class _Item:
     rebalance: Rebalance
     triggered_at: float
     causes: list[CauseView]
+    # Of its moves those that are shown: after so many, at most so many.
+    passed: int
+    most: int
     moves: list[MoveView] = field(default_factory=list)
-    # The flows that the moves name.
+    more_moves: int = 0
+    # The flows that the shown moves name.
     moved: set[str] = field(default_factory=set)
 
 
@@ -127,7 +135,16 @@ class History:
     more is left out.
     """
 
-    def __init__(self, entries: Iterable[ShownEntry | Entry] = ()) -> None:
+    def __init__(
+        self,
+        entries: Iterable[ShownEntry | Entry] = (),
+        *,
+        most_moves: int = sys.maxsize,
+        passed: Mapping[int, int] = NONE_PASSED,
+    ) -> None:
+        """`most_moves`: so many of each rebalance are kept. `passed`: after so many, by its id."""
+        self._most_moves = most_moves
+        self._passed = passed
         self._items: dict[int, _Item] = {}
         # What has changed since the trigger, or in the present decision of a Ready queue.
         self._causes: list[CauseView] = []
@@ -188,7 +205,10 @@ class History:
 
     def _begin(self, rebalance: Rebalance) -> None:
         at = rebalance.started_at if self._triggered_at is None else self._triggered_at
-        self._items[rebalance.id] = _Item(rebalance, at, list(self._causes))
+        passed = self._passed.get(rebalance.id, 0)
+        self._items[rebalance.id] = _Item(
+            rebalance, at, list(self._causes), passed, self._most_moves
+        )
 
 
 def _cause(record: r.Record, at: float) -> CauseView | None:
@@ -232,6 +252,12 @@ def _tally(item: _Item, record: r.Record) -> None:
 
 def _move(item: _Item, moves: Iterable[MoveView]) -> None:
     for move in moves:
+        if item.passed:
+            item.passed -= 1
+            continue
+        if len(item.moves) >= item.most:
+            item.more_moves += 1
+            continue
         item.moves.append(move)
         item.moved.update(id for id in (move.from_flow, move.to_flow) if id is not None)
 
@@ -272,5 +298,22 @@ def _view(item: _Item, names: Mapping[str, str]) -> RebalanceView:
         why=why(known.trigger, causes),
         causes=tuple(causes[:MOST_CAUSES]),
         more_causes=max(0, len(causes) - MOST_CAUSES),
+        more_moves=item.more_moves,
         clients={id: names[id] for id in sorted(item.moved) if id in names},
     )
+
+
+def within(view: RebalanceView, most_bytes: int) -> tuple[RebalanceView, int]:
+    """The entry with as many of its moves as fit, and its size in bytes of JSON."""
+    size = len(orjson.dumps(view))
+    while size > most_bytes and len(view.moves) > 1:
+        moves = view.moves[: len(view.moves) // 2]
+        flows = {id for move in moves for id in (move.from_flow, move.to_flow)}
+        view = replace(
+            view,
+            moves=moves,
+            more_moves=view.more_moves + len(view.moves) - len(moves),
+            clients={id: name for id, name in view.clients.items() if id in flows},
+        )
+        size = len(orjson.dumps(view))
+    return view, size

@@ -12,6 +12,8 @@ from functools import partial
 from itertools import islice
 from typing import Literal, TypeAlias
 
+import structlog
+
 from broker.calls import views
 from broker.calls.access import QueueAccess, act_of
 from broker.calls.monitoring import number_of
@@ -21,8 +23,8 @@ from broker.calls.views import QueueSpec, QueueView
 from broker.core import commands as c
 from broker.core import records as r
 from broker.core.access import Caller
-from broker.core.errors import Invalid, QueueNotFound
-from broker.core.lineage import lineage_of
+from broker.core.errors import ChildrenRefused, Invalid, QueueNotFound
+from broker.core.lineage import MOST_KEYS, MOST_PARTITIONS, lineage_of, room
 from broker.core.queue import Queue
 from broker.logs.names import builtin_name
 from broker.logs.ports import LogOwner, Logs, RangeLogs, Root, Sealing
@@ -32,6 +34,7 @@ from counterpoise.logs import Successor
 from counterpoise.logs.address import kind_of
 from counterpoise.logs.ranges import equal_ranges
 
+_log = structlog.get_logger()
 At: TypeAlias = Literal["middle", "load"]
 """Where a range is split: in its middle, or in the middle of its observed load."""
 
@@ -209,9 +212,10 @@ class LineageCalls:
     ) -> SealedView:
         """Splits a partition of a dynamic queue in its built-in log.
 
-        Repeating it is harmless. Raises QueueNotFound, Invalid, PartitionEnded, Unavailable.
+        Repeating it is harmless. Raises QueueNotFound, Invalid, PartitionEnded, Unavailable, and
+        ChildrenRefused, before or after the log was changed: its detail says which.
         """
-        log, owner = await self._own_log(name)
+        log, owner = await self._own_log(name, begins=2)
         sealing = await self._logs.ranges.split(log, partition, at, owner)
         return await self._sealed(name, log, sealing, act_of(caller, "split_partition", name))
 
@@ -219,12 +223,18 @@ class LineageCalls:
         self, name: str, partition: int, other: int, caller: Caller | None = None
     ) -> SealedView:
         """Merges two partitions with adjacent ranges; otherwise as `split`."""
-        log, owner = await self._own_log(name)
+        log, owner = await self._own_log(name, begins=1)
         sealing = await self._logs.ranges.merge(log, partition, other, owner)
         return await self._sealed(name, log, sealing, act_of(caller, "merge_partitions", name))
 
-    async def _own_log(self, name: str) -> tuple[str, LogOwner]:
-        queue = await self._queues.read(name, queue_view)
+    async def _own_log(self, name: str, begins: int) -> tuple[str, LogOwner]:
+        """The log that this dynamic queue owns, and the queue as its owner, if it has room for so
+        many partitions."""
+
+        def look(queue: Queue) -> tuple[QueueView, int]:
+            return queue_view(queue), 0 if queue.lineage is None else room(queue.lineage)
+
+        queue, left = await self._queues.read(name, look)
         source = builtin_name(queue.log)
         if queue.partitioning != "dynamic" or source is None:
             raise Invalid(
@@ -236,13 +246,19 @@ class LineageCalls:
                 f"This queue reads the log of {source!r}; split and merge the partitions of that "
                 "queue."
             )
+        if left < begins:
+            raise ChildrenRefused(
+                f"Nothing was changed: the queue {name!r} has all the partitions that it can have "
+                f"({MOST_PARTITIONS} at a time, {MOST_KEYS} in its life)."
+            )
         return queue.log, log_owner(queue)
 
     async def _sealed(self, name: str, log: str, sealing: Sealing, act: Act | None) -> SealedView:
-        """Tells all readers of the log what came, so that it is seen at once.
+        """Records at all readers of the log what came, so that it is seen at once.
 
-        Where a reader does not know a parent yet, the owner of the parent reports it, as it would
-        if the service had died before this.
+        Raises ChildrenRefused if the queue itself did not record it. Where another reader does not
+        know a parent yet, the owner of the parent reports it, as it would if the service had died
+        before this.
         """
         children = tuple(
             c.NewChild(one.key, one.parents, one.partition) for one in sealing.successors
@@ -253,11 +269,40 @@ class LineageCalls:
         )
         if act is not None:
             act = replace(act, after=asdict(view))
-        await self._add(name, children, act)
+        outcome = await self._add(name, children, act)
+        if outcome is c.Outcome.UNKNOWN_PARENT:
+            # The service died after an earlier split, and no owner has come to its end yet.
+            await self._catch_up(name, log)
+            outcome = await self._add(name, children, None)
         for follower in await self._readers.followers(name, log):
             with suppress(QueueNotFound):
                 await self._add(follower, children, None)
+        if outcome is not c.Outcome.OK:
+            _log.error("a queue does not record its log's partitions", queue=name, outcome=outcome)
+            raise ChildrenRefused(
+                f"The log has {' and '.join(one.key for one in children)} now, but the queue "
+                f"{name!r} did not record that: {outcome}. No message is lost: they wait in the "
+                "log. Repeat the call. If that does not help, the queue knows another partition "
+                "with one of these keys or numbers (GET …/lineage), which a consumer has reported "
+                "to an older release; a new queue that reads this log has those of the log."
+            )
         return view
+
+    async def _catch_up(self, name: str, log: str) -> None:
+        """Records what the log has begun and the queue does not know, as far as it knows the
+        parents."""
+        bounds = await self._logs.bounds(log)
+        begun = {} if bounds is None else {one[0].partition: one for one in bounds.sealed.values()}
+
+        def look(queue: Queue) -> list[Sequence[Successor]]:
+            known = lineage_of(queue).numbers
+            # A partition's number is above those of its parents.
+            return [one for _, one in sorted(begun.items()) if any(s.key not in known for s in one)]
+
+        for successors in await self._queues.read(name, look):
+            await self._add(
+                name, [c.NewChild(one.key, one.parents, one.partition) for one in successors], None
+            )
 
 
 def _page(limit: int, after: int, queue: Queue) -> LineagePage:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
 from broker.calls import views
 from broker.calls.access import QueueAccess
-from broker.calls.history import History
+from broker.calls.history import History, within
 from broker.calls.rendering import (
     event_view,
     flow_view,
@@ -42,6 +42,14 @@ DECIMAL = re.compile("[0-9]{1,18}")
 EVENTS_AT_ONCE = 5
 # Each has at most a slice.
 ENTRIES_AT_ONCE = 5
+# Of the rebalances whose entries are read for one another; a single one may have more.
+MOST_ENTRIES = 200
+# A page that has read more ends, however few items it has.
+MOST_READ = 1000
+# Of one entry on a page.
+MOST_MOVES = 3000
+# As JSON an item is a little longer than it is measured here: a page has 1 MiB at most.
+HISTORY_BYTES = 900_000
 # A page of partitions, of which several are asked for one after the other.
 LAG_AT_ONCE = 500
 MOST_LAGS = 1000
@@ -70,22 +78,64 @@ class MonitoringCalls:
         return await self._queues.on(name, status_of)
 
     async def rebalances(
-        self, name: str, limit: int, cursor: str | None
+        self, name: str, limit: int, cursor: str | None, *, moves: bool = False
     ) -> views.Page[RebalanceView]:
-        """The history, newest first; the cursor is the last id of the previous page."""
-        before = None if cursor is None else number_of(cursor)
+        """The history, newest first, at most HISTORY_BYTES of it.
+
+        The cursor is the last id of the previous page. If that page did not have all moves of its
+        last entry, the cursor is this id and how many there were, and the entry comes again with
+        the moves after them.
+        """
+        before, passed = _place(cursor, moves)
         queue_id = await self._queues.read(name, lambda queue: queue.id)
+        items: list[RebalanceView] = []
+        size = read = 0
+        while True:
+            found, before, entries = await self._history(
+                name, queue_id, limit + 1 - len(items), before, passed, moves=moves
+            )
+            for view in found:
+                view, bytes = within(view, HISTORY_BYTES)
+                size += bytes
+                if len(items) == limit or (items and size > HISTORY_BYTES):
+                    return views.Page(tuple(items), str(items[-1].id))
+                items.append(view)
+                if moves and view.more_moves:
+                    place = passed.get(view.id, 0) + len(view.moves)
+                    return views.Page(tuple(items), f"{view.id}.{place}")
+            read += entries
+            if before is None:
+                return views.Page(tuple(items))
+            if read >= MOST_READ:
+                return views.Page(tuple(items), str(before))
+
+    async def _history(
+        self,
+        name: str,
+        queue_id: str,
+        limit: int,
+        before: int | None,
+        passed: Mapping[int, int],
+        *,
+        moves: bool,
+    ) -> tuple[list[RebalanceView], int | None, int]:
+        """At most so many rebalances, the lowest id that was read (None: no more), and how many
+        entries were read.
+        """
+        history = History(most_moves=MOST_MOVES if moves else 0, passed=passed)
+        lowest: int | None = None
         with store_available():
             try:
-                entries = await self._queues.store.history(queue_id, limit + 1, before)
+                revisions = await self._queues.store.history(queue_id, limit, before, MOST_ENTRIES)
+                async for some in pieces(revisions, ENTRIES_AT_ONCE):
+                    entries = await self._queues.store.entries_at(queue_id, some)
+                    history.add(entries)
+                    ids = [one.rebalance_id for one in entries if one.rebalance_id is not None]
+                    lowest = min(ids if lowest is None else [lowest, *ids], default=None)
             except QueueGone:
                 raise QueueNotFound(name) from None
-            history = History()
-            async for some in pieces(entries, ENTRIES_AT_ONCE):
-                history.add(some)
             found = history.views(await self._queues.store.client_names(history.flow_ids))
-        items = tuple(found[:limit])
-        return views.Page(items, str(items[-1].id) if len(found) > limit else None)
+        return found, lowest, len(revisions)
 
     async def partitions(
         self, name: str, limit: int, cursor: str | None
@@ -238,6 +288,16 @@ class MonitoringCalls:
             else:
                 found[place] = tuple(map(event_view, entries))
         return [found[place] for place in places]
+
+
+def _place(cursor: str | None, moves: bool) -> tuple[int | None, Mapping[int, int]]:
+    """The id before which the history continues, and the moves of an entry that were shown."""
+    if cursor is None:
+        return None, {}
+    id, found, passed = cursor.partition(".")
+    if not (found and moves):
+        return number_of(cursor), {}
+    return number_of(id) + 1, {number_of(id): number_of(passed)}
 
 
 def number_of(cursor: str) -> int:

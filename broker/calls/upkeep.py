@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,6 +25,8 @@ from broker.store.trims import Trimming
 from counterpoise.logs.address import InvalidLog, kind_of
 
 _log = structlog.get_logger()
+# Logs outside the service whose upkeep is under way: so many may hang before others wait.
+OUTSIDE_AT_ONCE = 8
 
 
 class Upkeep:
@@ -45,9 +48,17 @@ class Upkeep:
         """
         trims = await self._trims.all()
         by_log = await self._by_log()
-        for log, readers in by_log.items():
-            with _alone(log):
-                await self._maintain(readers, trims.get(log))
+        # Built-in logs have one database; of the others some may hang.
+        builtin, outside = asyncio.Semaphore(1), asyncio.Semaphore(OUTSIDE_AT_ONCE)
+
+        async def maintain(log: str, readers: Sequence[views.QueueView]) -> None:
+            async with builtin if kind_of(log) == "builtin" else outside:
+                with _alone(log):
+                    await self._maintain(readers, trims.get(log))
+
+        async with asyncio.TaskGroup() as tasks:
+            for log, readers in by_log.items():
+                tasks.create_task(maintain(log, readers))
         await self._trims.forget(trims, by_log)
 
     async def _maintain(self, readers: Sequence[views.QueueView], seen: Trimming | None) -> None:

@@ -128,7 +128,7 @@ class RebalanceView:
 
     `triggered_at` is when its holddown began, or it itself. `why` says the causes in plain words;
     of very many causes the last are only counted (`more_causes`). `clients` are the names of the
-    flows in `moves`.
+    flows in `moves`; `more_moves`: how many moves come after these.
     """
 
     id: int
@@ -143,6 +143,7 @@ class RebalanceView:
     why: str = ""
     causes: tuple[CauseView, ...] = ()
     more_causes: int = 0
+    more_moves: int = 0
     clients: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -20,6 +20,7 @@ class Outcome(StrEnum):
     NOT_OWNER = "not_owner"
     NOT_REVOKING = "not_revoking"
     NOT_WARMING = "not_warming"
+    NOT_ENDED = "not_ended"
     UNKNOWN_PARENT = "unknown_parent"
     CONFLICTING_CHILD = "conflicting_child"
     TOO_MANY_PARTITIONS = "too_many_partitions"
@@ -44,21 +45,6 @@ class CommitItem(NamedTuple):
     epoch: int
     position: str
     reached_cut: bool = False
-
-
-class ReleaseItem(NamedTuple):
-    """One partition to let go: the owner has finished what was outstanding of it in this epoch.
-
-    `position` is stored with it; None leaves the last committed one. `reached_cut`: as of a
-    `CommitItem`; `reaches` is the resize whose cut the position does reach.
-    """
-
-    partition: int
-    epoch: int
-    position: str | None = None
-    finished: bool = False
-    reached_cut: bool = False
-    reaches: int | None = None
 
 
 class ReadyItem(NamedTuple):
@@ -101,10 +87,30 @@ class NewChild(NamedTuple):
     position: str | None = None
 
 
+class ReleaseItem(NamedTuple):
+    """One partition to let go: the owner has finished what was outstanding of it in this epoch.
+
+    `position` is stored with it; None leaves the last committed one. `reached_cut`: as of a
+    `CommitItem`; `reaches` is the resize whose cut the position does reach. `children` are what the
+    log says comes after a finished partition. `against`: what the log says against the item; it is
+    the outcome, unless another comes first.
+    """
+
+    partition: int
+    epoch: int
+    position: str | None = None
+    finished: bool = False
+    reached_cut: bool = False
+    reaches: int | None = None
+    children: tuple[NewChild, ...] = ()
+    against: Outcome | None = None
+
+
 class ChildrenItem(NamedTuple):
     """What comes after one partition, and whether its owner has processed it to its end.
 
-    `position` is stored with it; None leaves the last committed one.
+    `position` is stored with it; None leaves the last committed one. `against`: as of a
+    `ReleaseItem`.
     """
 
     partition: int
@@ -112,6 +118,7 @@ class ChildrenItem(NamedTuple):
     children: tuple[NewChild, ...] = ()
     finished: bool = False
     position: str | None = None
+    against: Outcome | None = None
 
 
 @dataclass(frozen=True, slots=True)

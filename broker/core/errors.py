@@ -93,6 +93,12 @@ class PartitionEnded(BrokerError):
         )
 
 
+class ChildrenRefused(BrokerError):
+    """The queue does not record the partitions of this split or merge."""
+
+    code = "children_refused"
+
+
 class FlowNotFound(BrokerError):
     """There is no such flow."""
 

@@ -10,6 +10,9 @@ The rules, and why they hold whoever crashes between two steps:
 - **One child, however often it is reported.** A key is a partition's for as long as the queue
   exists. A report that contradicts what is known (other parents, another number, a number that is
   taken) is refused, because either could be the mistake.
+- **Numbers and names are bounded.** A queue knows at most `MOST_KEYS` keys in its life, those of
+  removed partitions among them. A number that a report names leaves as many free above it as the
+  queue may still get keys. So however far reports jump, the queue always has a next number.
 - **Nothing else moves.** What has nothing to wait for any more is granted to the flow with the
   fewest partitions, at once, whatever the status; this is no trigger. In a running rebalance the
   loop does it.
@@ -38,6 +41,8 @@ MOST_CHILDREN = 10_000
 # Numbers of a log may come out of order, but not from anywhere: so far above the highest.
 FARTHEST = 1_000_000
 MOST_NUMBER = 2**31 - 1
+# In the life of a queue: keys of removed partitions are remembered, too.
+MOST_KEYS = 1_000_000
 
 
 def lineage_of(queue: Queue) -> Lineage:
@@ -63,8 +68,12 @@ def record_children(draft: Draft, children: tuple[c.NewChild, ...]) -> Outcome:
             continue
         if not all(key in lineage.numbers or key in new for key in child.parents):
             return Outcome.UNKNOWN_PARENT
-        number = _number(lineage, numbers) if child.partition is None else child.partition
-        if not _is_free(lineage, number, numbers):
+        number = child.partition
+        if number is None:
+            number = max(lineage.next_number, max(numbers, default=-1) + 1)
+        elif not _may_take(lineage, number, len(new)):
+            return Outcome.CONFLICTING_CHILD
+        if number in lineage.taken or number in numbers or number > MOST_NUMBER:
             return Outcome.CONFLICTING_CHILD
         numbers.add(number)
         # A parent that is named twice is one parent.
@@ -72,7 +81,7 @@ def record_children(draft: Draft, children: tuple[c.NewChild, ...]) -> Outcome:
         new[child.key] = r.Child(number, child.key, parents)
         for key in parents:
             followers[key] = followers.get(key, 0) + 1
-    if len(lineage.nodes) + len(new) > MOST_PARTITIONS:
+    if len(new) > room(lineage):
         return Outcome.TOO_MANY_PARTITIONS
     for key, count in followers.items():
         parent = lineage.node_of(key)
@@ -98,14 +107,15 @@ def _agrees(lineage: Lineage, new: dict[str, r.Child], child: c.NewChild) -> boo
     return child.partition in (None, number) and {*parents} == {*child.parents}
 
 
-def _number(lineage: Lineage, given: set[int]) -> int:
-    return max(lineage.next_number, max(given, default=-1) + 1)
+def room(lineage: Lineage) -> int:
+    """How many partitions can still be added."""
+    return min(MOST_PARTITIONS - len(lineage.nodes), MOST_KEYS - len(lineage.numbers))
 
 
-def _is_free(lineage: Lineage, number: int, given: set[int]) -> bool:
-    if number in lineage.taken or number in given:
-        return False
-    return number < lineage.next_number + FARTHEST and number <= MOST_NUMBER
+def _may_take(lineage: Lineage, number: int, new: int) -> bool:
+    """Whether a report may name this number for a partition after so many new ones."""
+    left = MOST_KEYS - len(lineage.numbers) - new - 1
+    return number < lineage.next_number + FARTHEST and number <= MOST_NUMBER - max(0, left)
 
 
 def finish(draft: Draft, partition: Partition, flow_id: str) -> None:

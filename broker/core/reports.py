@@ -74,12 +74,16 @@ def _release(draft: Draft, flow: Flow, item: c.ReleaseItem, grants: _Grants) -> 
     if refusal is not None:
         return refusal
     revoking = partition.state is State.REVOKING
+    if item.finished and not (partition.retiring or queue.lineage is not None):
+        return Result(item.partition, Outcome.NOT_REVOKING)
+    if item.against is not None:
+        return Result(item.partition, item.against)
     if item.finished and queue.lineage is not None:
         grants.make()
-        finish(draft, partition, flow.id)
-        return Result(item.partition, Outcome.OK)
-    if item.finished and not partition.retiring:
-        return Result(item.partition, Outcome.NOT_REVOKING)
+        outcome = record_children(draft, item.children)
+        if outcome is Outcome.OK:
+            finish(draft, partition, flow.id)
+        return Result(item.partition, outcome)
     if not (item.finished or revoking or flow.draining):
         return Result(item.partition, Outcome.NOT_REVOKING)
     if item.reaches is not None:
@@ -137,6 +141,8 @@ def _report(draft: Draft, flow: Flow, item: c.ChildrenItem) -> Result:
         refusal = _refuse(partition, flow, item.epoch)
         if refusal is not None:
             return refusal
+    if item.against is not None:
+        return Result(item.partition, item.against)
     key = lineage_of(queue).nodes[item.partition].key
     if not all(key in child.parents for child in item.children):
         return Result(item.partition, Outcome.CONFLICTING_CHILD)

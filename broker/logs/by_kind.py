@@ -294,11 +294,15 @@ class LogsByKind:
         except LogError:
             return {}
 
-    async def bounds(self, log: str) -> Bounds | None:
+    async def bounds(self, log: str, partitions: Sequence[int] | None = None) -> Bounds | None:
         """See `Logs`."""
         kind = self._kind(log)
+        is_outside = partitions is not None and kind is self._external
         try:
-            return None if kind is None else await kind.bounds(log)
+            if kind is None:
+                return None
+            seconds = SHOW_SECONDS if is_outside else None
+            return await kind.bounds(log, partitions, seconds=seconds)
         except LogError as error:
             _log.warning("a log does not say where it ends", log=log, error=str(error))
             return None

@@ -6,6 +6,11 @@ for them. Credentials are the service's own (the setting `log_urls`), matched to
 consumers match theirs, and they are never shown. Every call is bounded in time, so a log that is
 away only delays administrators, by some seconds.
 
+**A log that hangs hurts itself alone.** Each call on a log takes a thread, until the log has
+answered or failed, even if its caller has given up. So for each caller (a key) there are PER_LOG
+threads for one log and PER_CALLER for all logs; the service itself, and all flows together, have
+more. Who wants more waits, and holds up nobody else.
+
 **The service is nobody's probe.** Whoever may create queues names the addresses of their logs. So
 the service connects only where `log_urls` has an access, or, without that setting, on its own
 machine. And whatever goes wrong on the way to a log has one answer, so that it does not show who
@@ -16,13 +21,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar, cast
+from contextlib import suppress
+from typing import Generic, Protocol, TypeVar, cast
 
 import structlog
 
-from broker.logs.ports import Bounds, Holder, LogOwner, Purpose
+from broker.logs.ports import CALLER, FLOWS, Bounds, Holder, LogOwner, Purpose
 from counterpoise.logs import InvalidPosition, LogError, LogNotFound, LogUnavailable
 from counterpoise.logs.address import (
     check_access,
@@ -38,6 +45,7 @@ _KINDS: Mapping[str, tuple[str, str]] = {
     "redis": ("broker.logs.redis_upkeep", "RedisUpkeep"),
     "kafka": ("broker.logs.kafka_upkeep", "KafkaUpkeep"),
 }
+K = TypeVar("K")
 T = TypeVar("T")
 CALL_SECONDS = 5.0
 # Trimming and looking up times may take longer.
@@ -45,7 +53,11 @@ LONG_SECONDS = 50.0
 # How long lists do not ask a log for ends after it did not answer.
 AWAY_SECONDS = 15.0
 _FAR_SECONDS = 1e9
-_THREADS = 4
+PER_LOG = 2
+PER_CALLER = 8
+_PER_GROUP = 32
+# Each is made when it is needed; the bounds above come first.
+_THREADS = 1000
 _MOST_OPEN = 100
 # Of the reason in the service's log.
 _MOST_TOLD = 500
@@ -168,6 +180,9 @@ class ExternalLogs:
         self._open: dict[str, ManagedLog] = {}
         self._away_until: dict[str, float] = {}
         self._threads = ThreadPoolExecutor(_THREADS, "external-logs")
+        self._running: Counter[str] = Counter()
+        self._per_log: _Places[tuple[str, str]] = _Places(lambda _: PER_LOG)
+        self._per_caller: _Places[str] = _Places(_places_of)
 
     async def access(
         self, log: str, purpose: Purpose, holder: Holder, *, refused: bool = False
@@ -266,8 +281,12 @@ class ExternalLogs:
             opened = self._open.get(log)
             if opened is None:
                 opened = open_managed(log, access, timeout_seconds=CALL_SECONDS)
-                while len(self._open) >= _MOST_OPEN:
-                    self._open.pop(next(iter(self._open))).close()
+                for other in [*self._open]:
+                    if len(self._open) < _MOST_OPEN:
+                        break
+                    # Closing it would fail the calls on it.
+                    if not self._running[other] and (idle := self._open.pop(other, None)):
+                        idle.close()
                 opened = self._open.setdefault(log, opened)
             try:
                 return act(opened)
@@ -279,16 +298,80 @@ class ExternalLogs:
                 raise LogUnreachable(log) from None
 
         seconds = 2 * CALL_SECONDS if seconds is None else seconds
-        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
-            return await asyncio.wait_for(running, seconds)
+            async with asyncio.timeout(seconds):
+                return await self._in_thread(log, work)
         except TimeoutError:
             _log.warning("a log cannot be reached", log=log, error=f"no answer in {seconds:g} s")
             raise LogUnreachable(log) from None
 
+    async def _in_thread(self, log: str, work: Callable[[], T]) -> T:
+        """The result of `work`, whose thread keeps its places until it ends."""
+        caller = CALLER.get()
+        loop = asyncio.get_running_loop()
+        # In this order: who waits for a hanging log takes no place from the caller's other logs.
+        await self._per_log.take((caller, log))
+        try:
+            await self._per_caller.take(caller)
+        except BaseException:
+            self._per_log.give_back((caller, log))
+            raise
+        self._running[log] += 1
+
+        def end() -> None:
+            self._running -= Counter((log,))
+            self._per_caller.give_back(caller)
+            self._per_log.give_back((caller, log))
+
+        def ended(_: object) -> None:
+            # The loop is closed when the service has stopped.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(end)
+
+        try:
+            running = self._threads.submit(work)
+        except RuntimeError:
+            # The service stops.
+            end()
+            raise LogUnreachable(log) from None
+        running.add_done_callback(ended)
+        return await asyncio.wrap_future(running)
+
 
 # What is known only of a log that answers as one; the texts are the service's own.
 _TOLD = (LogNotFound, LogOwned, LogUnfit, InvalidPosition)
+
+
+class _Places(Generic[K]):
+    """So many places for each name; who finds none waits, in the order of arrival."""
+
+    def __init__(self, most: Callable[[K], int]) -> None:
+        self._most = most
+        self._free: dict[K, asyncio.Semaphore] = {}
+        # Who has a place or waits for one.
+        self._there: Counter[K] = Counter()
+
+    async def take(self, name: K) -> None:
+        free = self._free.setdefault(name, asyncio.Semaphore(self._most(name)))
+        self._there[name] += 1
+        try:
+            await free.acquire()
+        except BaseException:
+            self._leave(name)
+            raise
+
+    def give_back(self, name: K) -> None:
+        self._free[name].release()
+        self._leave(name)
+
+    def _leave(self, name: K) -> None:
+        self._there[name] -= 1
+        if not self._there[name]:
+            del self._there[name], self._free[name]
+
+
+def _places_of(caller: str) -> int:
+    return _PER_GROUP if caller in ("", FLOWS) else PER_CALLER
 
 
 def _furthest(log: ManagedLog, committed: Sequence[Mapping[int, str]]) -> Mapping[int, str]:

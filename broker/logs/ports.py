@@ -9,12 +9,17 @@ credentials are made, and `LogAccess` is what is given to them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from counterpoise.logs import Bounds, LogError, LogUnavailable, Successor
 
 Purpose = Literal["read", "publish"]
+CALLER: ContextVar[str] = ContextVar("caller", default="")
+"""For whom the service calls a log: the id of a key, FLOWS, ANYONE without keys, else itself."""
+FLOWS = "flows"
+ANYONE = "anyone"
 __all__ = [
     "Bounds",
     "Holder",
@@ -239,9 +244,10 @@ class Logs(Protocol):
         """The ends of these partitions; empty if the log does not answer."""
         ...
 
-    async def bounds(self, log: str) -> Bounds | None:
-        """Starts, ends and cuts of all partitions that the log ever had; None if it cannot be asked
-        now, or is not there.
+    async def bounds(self, log: str, partitions: Sequence[int] | None = None) -> Bounds | None:
+        """Starts, ends and cuts of these partitions, or of all that the log ever had; None if it
+        cannot be asked now, or is not there. A log outside the service is not waited for long if
+        `partitions` are named.
         """
         ...
 

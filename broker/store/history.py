@@ -1,8 +1,9 @@
 """The entries of a queue: what was committed, by revision.
 
 The entries of a rebalance name it. What led to it (flows that bound or left, settings) is in the
-entries before it that belong to no rebalance: those of its holddown, among others. `history` reads
-them with it, newest first and limited in number, because a queue may have very many of them.
+entries before it that belong to no rebalance: those of its holddown, among others. `history` names
+them with it, newest first and limited in number, because a queue may have very many of them. They
+are read some at a time (`entries_at`), because together they may be larger than the memory.
 """
 
 from __future__ import annotations
@@ -10,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Row, Select, and_, bindparam, func, select
+from sqlalchemy import Row, and_, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.core.records import Entry
 from broker.core.stored import ShownEntry
-from broker.pieces import pieces
 from broker.store.bulk import any_of
 from broker.store.connections import Connections
 from broker.store.ports import QueueGone
@@ -24,8 +24,6 @@ from broker.store.tables import flows, queues, records
 
 # The most entries that are read beside those of rebalances.
 MOST_BETWEEN = 5000
-# Each has at most a slice, so these take some milliseconds.
-ENTRIES_AT_ONCE = 10
 _ENTRY = (
     records.c.revision,
     records.c.at,
@@ -80,9 +78,15 @@ class PostgresHistory:
             raise KeyError(revision)
         return kept
 
-    async def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[ShownEntry]:
+    async def history(
+        self, queue_id: str, limit: int, before: int | None, most_entries: int
+    ) -> Sequence[int]:
         async with self._connections.single() as connection:
-            return await _history(connection, queue_id, limit, before)
+            return await _history(connection, queue_id, limit, before, most_entries)
+
+    async def entries_at(self, queue_id: str, revisions: Sequence[int]) -> Sequence[ShownEntry]:
+        asked = {"revisions": [*revisions], "queue": queue_id}
+        return [*map(_shown, await self._connections.rows(SOME_ENTRIES, asked))]
 
     async def client_names(self, flow_ids: Sequence[str]) -> Mapping[str, str]:
         if not flow_ids:
@@ -92,31 +96,36 @@ class PostgresHistory:
 
 
 async def _history(
-    connection: AsyncConnection, queue_id: str, limit: int, before: int | None
-) -> list[ShownEntry]:
+    connection: AsyncConnection, queue_id: str, limit: int, before: int | None, most_entries: int
+) -> list[int]:
     """See `Store.history`."""
     named = and_(records.c.queue_id == queue_id, records.c.rebalance_id.is_not(None))
     newest = (
-        select(records.c.rebalance_id)
-        .distinct()
+        select(records.c.rebalance_id, func.count().label("entries"))
         .where(named)
+        .group_by(records.c.rebalance_id)
         .order_by(records.c.rebalance_id.desc())
         .limit(limit)
     )
     if before is not None:
         newest = newest.where(records.c.rebalance_id < before)
-    of_rebalances = select(*_ENTRY).where(named, records.c.rebalance_id.in_(newest))
-    found = await _entries(connection, queue_id, of_rebalances.order_by(records.c.revision))
-    if not found:
+    chosen: list[int] = []
+    for row in await connection.execute(newest):
+        most_entries -= row.entries
+        if chosen and most_entries < 0:
+            break
+        chosen.append(row.rebalance_id)
+    of_rebalances = select(records.c.revision).where(named, records.c.rebalance_id.in_(chosen))
+    revisions = [*(await connection.scalars(of_rebalances))] if chosen else []
+    if not revisions:
         return []
-    revisions = [entry.revision for entry in found]
     former = (
         select(func.max(records.c.revision))
         .where(named, records.c.revision < min(revisions))
         .scalar_subquery()
     )
     between = (
-        select(*_ENTRY)
+        select(records.c.revision)
         .where(
             records.c.queue_id == queue_id,
             records.c.rebalance_id.is_(None),
@@ -126,21 +135,7 @@ async def _history(
         .order_by(records.c.revision.desc())
         .limit(MOST_BETWEEN)
     )
-    found += await _entries(connection, queue_id, between)
-    return sorted(found, key=lambda entry: entry.revision)
-
-
-async def _entries(
-    connection: AsyncConnection, queue_id: str, query: Select[Any]
-) -> list[ShownEntry]:
-    """The entries, read in pieces."""
-    found: list[ShownEntry] = []
-    revisions = query.with_only_columns(records.c.revision)
-    chosen = (await connection.execute(revisions)).scalars().all()
-    async for some in pieces(chosen, ENTRIES_AT_ONCE):
-        rows = await connection.execute(SOME_ENTRIES, {"revisions": [*some], "queue": queue_id})
-        found += map(_shown, rows)
-    return found
+    return sorted([*revisions, *(await connection.scalars(between))])
 
 
 def _shown(row: Any) -> ShownEntry:

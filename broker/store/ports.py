@@ -323,10 +323,18 @@ class Store(Protocol):
         Raises QueueGone; KeyError if an entry is not stored any more.
         """
 
-    async def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[ShownEntry]:
-        """The entries of the newest `limit` rebalances with an id below `before`, and the latest
-        of those without a rebalance between them and up to the rebalance before them; oldest entry
-        first. Records that this version does not know are passed on.
+    async def history(
+        self, queue_id: str, limit: int, before: int | None, most_entries: int
+    ) -> Sequence[int]:
+        """The revisions of the entries of the newest `limit` rebalances with an id below `before`,
+        and of the latest of those without a rebalance between them and up to the rebalance before
+        them; oldest first. Of fewer rebalances if theirs would be more than `most_entries`, but of
+        one at least.
+        """
+
+    async def entries_at(self, queue_id: str, revisions: Sequence[int]) -> Sequence[ShownEntry]:
+        """The entries with these revisions that are stored, in order. Records that this version
+        does not know are passed on.
         """
 
     async def client_names(self, flow_ids: Sequence[str]) -> Mapping[str, str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -281,10 +282,15 @@ class MemoryDatabase:
             raise KeyError(revision)
         return found
 
-    def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[ShownEntry]:
+    def history(
+        self, queue_id: str, limit: int, before: int | None, most_entries: int
+    ) -> Sequence[int]:
         entries = self.queues[queue_id].entries if queue_id in self.queues else []
-        chosen = with_their_causes([entry for entry, _ in entries], limit, before)
-        return [shown_entry(one) for one in entries if one[0].revision in chosen]
+        return with_their_causes([entry for entry, _ in entries], limit, before, most_entries)
+
+    def entries_at(self, queue_id: str, revisions: Sequence[int]) -> Sequence[ShownEntry]:
+        entries = self.queues[queue_id].entries if queue_id in self.queues else []
+        return [shown_entry(one) for one in entries if one[0].revision in revisions]
 
     def client_names(self, flow_ids: Sequence[str]) -> Mapping[str, str]:
         rows = ((id, self.flows.get(id)) for id in flow_ids)
@@ -492,15 +498,20 @@ class MemoryDatabase:
 # The history
 
 
-def with_their_causes(entries: Sequence[Entry], limit: int, before: int | None) -> set[int]:
-    """The revisions of the newest `limit` rebalances with an id below `before`, and of the entries
-    without a rebalance between them and up to the rebalance before them.
-    """
-    ids = {entry.rebalance_id for entry in entries if entry.rebalance_id is not None}
-    newest = sorted((id for id in ids if before is None or id < before), reverse=True)[:limit]
+def with_their_causes(
+    entries: Sequence[Entry], limit: int, before: int | None, most_entries: int
+) -> list[int]:
+    """See `Store.history`."""
+    counts = Counter(entry.rebalance_id for entry in entries if entry.rebalance_id is not None)
+    newest: list[int] = []
+    for id in sorted((id for id in counts if before is None or id < before), reverse=True)[:limit]:
+        most_entries -= counts[id]
+        if newest and most_entries < 0:
+            break
+        newest.append(id)
     revisions = [entry.revision for entry in entries if entry.rebalance_id in newest]
     if not revisions:
-        return set()
+        return []
     former = max(
         (
             entry.revision
@@ -514,7 +525,7 @@ def with_their_causes(entries: Sequence[Entry], limit: int, before: int | None) 
         for entry in entries
         if entry.rebalance_id is None and former < entry.revision < revisions[-1]
     }
-    return between.union(revisions)
+    return sorted(between.union(revisions))
 
 
 def shown_entry(stored: tuple[Entry, bytes]) -> ShownEntry:

@@ -126,8 +126,15 @@ class MemoryStore:
             "changes_after", lambda: self.database.changes_after(queue_id, revision, limit)
         )
 
-    async def history(self, queue_id: str, limit: int, before: int | None) -> Sequence[ShownEntry]:
-        return await self._call("history", lambda: self.database.history(queue_id, limit, before))
+    async def history(
+        self, queue_id: str, limit: int, before: int | None, most_entries: int
+    ) -> Sequence[int]:
+        return await self._call(
+            "history", lambda: self.database.history(queue_id, limit, before, most_entries)
+        )
+
+    async def entries_at(self, queue_id: str, revisions: Sequence[int]) -> Sequence[ShownEntry]:
+        return await self._call("entries_at", lambda: self.database.entries_at(queue_id, revisions))
 
     async def client_names(self, flow_ids: Sequence[str]) -> Mapping[str, str]:
         return await self._call("client_names", lambda: self.database.client_names(flow_ids))

@@ -53,6 +53,8 @@ ADVICE = {
     "'counterpoise positions set {}', and restart the consumer",
     "invalid_position": "set a position of the log: counterpoise positions set {} earliest "
     "--dry-run",
+    "end_refused": "see what the queue knows: counterpoise lineage {}; if it contradicts the log, "
+    "make a new queue that reads this log",
     "log_away": "see whether the log runs, and whether the consumer's machine reaches it",
 }
 _VERSION = re.compile(r'^counterpoise_build_info\{version="([^"]*)"\}', re.MULTILINE)

@@ -19,7 +19,13 @@ from types import FrameType
 from typing import Any, Protocol, Self
 
 from counterpoise.client import Client
-from counterpoise.conditions import Condition, invalid_position, log_away, text_of
+from counterpoise.conditions import (
+    Condition,
+    end_refused,
+    invalid_position,
+    log_away,
+    text_of,
+)
 from counterpoise.consumer.lanes import Failure, Lane, Lanes
 from counterpoise.consumer.message import Message
 from counterpoise.consumer.poison import DeadLetter, Origin, Policy, checked
@@ -132,6 +138,7 @@ def conditions_of(lanes: Lanes, reader: Reader) -> Iterator[Condition]:
     yield from log_away(reader.away_for)
     for lane in lanes.quarantined():
         yield _of_lane(lane)
+    yield from end_refused(lanes.refused())
 
 
 def _of_lane(lane: Lane) -> Condition:
@@ -255,7 +262,8 @@ class Consumer:
         """Work until stopped, or until `until`, called about ten times a second, returns True.
 
         Raises the handler's exception if the policy is to halt, the service's refusal of the flow,
-        and `LogError` if the log cannot be read from the queue's position.
+        `LogError` if the log cannot be read from the queue's position, and at the end `EndRefused`
+        if what comes after a partition could not be reported.
         """
         if self._handle is None and self._each is None:
             raise TypeError("give the consumer handle= or each=, or iterate over it")

@@ -491,6 +491,11 @@ class Lanes:
             elif outcome == "not_revoking":
                 self._wake_reader()
 
+    def refused(self) -> Mapping[Key, str]:
+        """Why the service refuses the ends of partitions, by partition and epoch."""
+        with self._changed:
+            return self._ledger.refused()
+
     def snapshot(self) -> list[Lane]:
         """The present lanes, in the order of partitions, for display."""
         with self._changed:

@@ -23,7 +23,8 @@ from counterpoise.consumer.waking import Waking
 from counterpoise.consumer.watchdog import Watchdog
 from counterpoise.errors import FlowGone, NotBound, ServiceUnavailable
 from counterpoise.flow.blocking import Flow
-from counterpoise.flow.ledger import Item
+from counterpoise.flow.ledger import REFUSALS, Item
+from counterpoise.flow.refusals import Refusals, raise_refused
 from counterpoise.wire import ChildrenItem, ReleaseItem
 
 logger = logging.getLogger("counterpoise.consumer")
@@ -62,6 +63,7 @@ class Settler:
         self._committed_at = time.monotonic()
         self._asked_at = float("-inf")
         self._ends_not_before = float("-inf")
+        self._refusals = Refusals(logger)
         self._last_word = False
         self._drain_until: float | None = None
         self._next_look = 0.0
@@ -71,7 +73,9 @@ class Settler:
         self.abandoning = False
 
     def run(self) -> None:
-        """Run until stopped, then until all is settled. Raises the reason if the flow is gone."""
+        """Run until stopped, then until all is settled. Raises the reason if the flow is gone, and
+        EndRefused if the service has not taken the end of a partition.
+        """
         try:
             while not self._ended():
                 if not self.stopping:
@@ -81,11 +85,14 @@ class Settler:
                 self._waking.wait(self._wait_seconds())
         finally:
             self._lanes.close()
+        # Before the partitions are released: the next owners meet the same.
+        refused = self._lanes.refused()
         if not self._lanes.wait_idle(self._drain_seconds):
             logger.warning("a message is still being handled; leaving without it")
         if self._flow.status != "gone":
             self._lanes.follow()
             self._let_go()
+            raise_refused(self._flow.queue, refused)
 
     def _turn(self) -> None:
         if self._watchdog.stuck:
@@ -163,16 +170,17 @@ class Settler:
         except ServiceUnavailable as error:
             logger.warning("could not report what comes after a partition, trying again: %s", error)
             return
-        if "unknown_parent" in outcomes.values():
+        if not {"unknown_parent", *REFUSALS}.isdisjoint(outcomes.values()):
             self._ends_not_before = time.monotonic() + PARENT_SECONDS
         self._answered(items, outcomes)
 
     def _answered(self, items: Iterable[Item], outcomes: Mapping[int, str]) -> None:
         for item in items:
             outcome = outcomes[item.partition]
-            if outcome not in ("ok", "not_revoking", "unknown_parent"):
+            if outcome not in ("ok", "not_revoking", "unknown_parent", *REFUSALS):
                 logger.info("partition %d epoch %d: %s", item.partition, item.epoch, outcome)
             self._lanes.answered(item, outcome)
+        self._refusals.log(self._flow.queue, self._lanes.refused())
 
     # -------------------------------------------------------------- the end
 

@@ -216,8 +216,8 @@ class AsyncFlow(BaseFlow):
         """Report what comes after several partitions, and finish them, in one call.
 
         Of each item all is carried out or nothing. Returns the outcomes: as for `commit`, or
-        `unknown_parent` (the owner of another parent lags; try again), `conflicting_child`,
-        `too_many_partitions`.
+        `unknown_parent` (the owner of another parent lags; try again), `not_ended`,
+        `conflicting_child`, `too_many_partitions`.
         """
         self._check_process()
         limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds

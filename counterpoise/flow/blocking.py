@@ -198,7 +198,8 @@ class Flow(BaseFlow):
         """Release a partition that is `revoking` or `retiring`, or any while draining.
 
         Commits `position` with it, atomically. `finished`: a retiring partition is drained to its
-        end. Returns the outcome: as for `commit`, or `not_revoking`.
+        end. Returns the outcome: as for `commit`, or `not_revoking`, or `not_ended` (the log says
+        that it goes on).
         """
         item: ReleaseItem | tuple[int, str | None, bool] = (partition, position, finished)
         if epoch is not None:
@@ -271,8 +272,8 @@ class Flow(BaseFlow):
         """Report what comes after several partitions, and finish them, in one call.
 
         Of each item all is carried out or nothing. Returns the outcomes: as for `commit`, or
-        `unknown_parent` (the owner of another parent lags; try again), `conflicting_child`,
-        `too_many_partitions`.
+        `unknown_parent` (the owner of another parent lags; try again), `not_ended`,
+        `conflicting_child`, `too_many_partitions`.
         """
         self._check_process()
         limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds

@@ -41,7 +41,9 @@ Rules
    the sealed end, one call reports the end as its position, that it is finished, and what comes
    after it. Nothing past the end exists, so nothing past it is committed before. A revoked or
    draining partition is released at its end like any other: its next owner finds it sealed, and
-   reports then. So each step may be the last of its owner's life, and no child is lost.
+   reports then. So each step may be the last of its owner's life, and no child is lost. A report
+   that the service refuses (`REFUSALS`) stays due: else what comes after the partition would be
+   passed over in silence.
 6. **A cut that is reached is said.** While the view names the cut of a partition and does not say
    that it is reached, a commit is due as soon as `done` is at the cut or past it, even if the
    position is committed already. How far a partition may be read meanwhile, its caller asks
@@ -64,6 +66,15 @@ from counterpoise.flow.barriers import is_at
 from counterpoise.flow.view import Key, Owned
 from counterpoise.logs.port import Bounds, Successor
 from counterpoise.wire import Child, ChildrenItem, CommitItem, ReleaseItem
+
+# A call of the service names at most 10,000 children and parents; an end usually has two of each.
+MOST_ENDS = 1000
+REFUSALS: Mapping[str, str] = {
+    "not_ended": "the service's log says that it goes on",
+    "conflicting_child": "the queue knows another partition with the key or number of a child",
+    "too_many_partitions": "the queue has no room for what comes after it",
+}
+"""Outcomes of a report that a partition has ended, after which a person has to act, and why."""
 
 
 def continues(epoch: int, owned: Owned) -> bool:
@@ -93,6 +104,8 @@ class Grant:
     successors: tuple[Successor, ...] | None = None
     releasing: bool = False
     over: bool = False
+    # Why the service refuses the report that it has ended (`REFUSALS`).
+    refused: str | None = None
     # The service has confirmed, since the last view, that the cut is reached.
     said: bool = False
     # Whether messages may be handed out; follows from the fields above and from `owned.state`.
@@ -206,7 +219,7 @@ class Ledger:
     def _update(self, grant: Grant, owned: Owned) -> bool:
         """Take over how a known grant is held now. Returns whether it stopped being open."""
         if grant.owned.state == "retiring" and owned.state != "retiring":
-            grant.final = None
+            grant.final = grant.refused = None
         if grant.done is None:
             grant.done = owned.position
         # A position that we committed ourselves makes no view of the service.
@@ -303,7 +316,8 @@ class Ledger:
         return Todo(commits, releases, ends)
 
     def ends(self, *, parting: bool = False) -> tuple[ChildrenItem, ...]:
-        """The ends of sealed partitions that are to be reported, in the order of partitions."""
+        """The ends of sealed partitions that are to be reported, in the order of partitions: as
+        many as one call takes."""
         due = [
             ChildrenItem(
                 one.partition,
@@ -320,7 +334,7 @@ class Ledger:
             and one.final is not None
             and one.successors is not None
         ]
-        return tuple(sorted(due, key=_partition))
+        return tuple(sorted(due, key=_partition)[:MOST_ENDS])
 
     def releases(self, *, parting: bool = False) -> tuple[ReleaseItem, ...]:
         """The releases that are due, in the order of partitions. Pass them to `decide`."""
@@ -364,6 +378,8 @@ class Ledger:
             grant.releasing = False
         elif outcome == "unknown_parent":
             pass  # another parent of a child is reported later, by its own owner; tried again
+        elif outcome in REFUSALS:
+            grant.releasing, grant.refused = False, outcome
         elif outcome != "ok" or not isinstance(item, CommitItem):
             grant.over = True
         else:
@@ -371,6 +387,14 @@ class Ledger:
             grant.said = grant.said or item.reached_cut
         grant.settle()
         return grant
+
+    def refused(self) -> Mapping[Key, str]:
+        """Why the service refuses the ends of grants, in the order of partitions."""
+        return {
+            one.key: f"{one.refused}: {REFUSALS[one.refused]}"
+            for one in self.grants()
+            if one.refused is not None and not one.over
+        }
 
     def _held(self, item: Item) -> Grant | None:
         grant = self._grants.get(item.partition)

@@ -36,7 +36,7 @@ class AvailableNow:
     """The targets of the query, and what is known about having read them.
 
     `settled` waits until the queue has granted its flows their partitions. `log_error`: the present
-    error of the log. For the thread that Spark calls on.
+    error of the log, or the service's refusal of an end. For the thread that Spark calls on.
     """
 
     def __init__(

@@ -9,6 +9,8 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from counterpoise.errors import CounterpoiseError
+from counterpoise.flow.refusals import error_of
 from counterpoise.spark.available_now import AvailableNow
 from counterpoise.spark.cycles import BatchLimit, Cycles, ReadBudget
 from counterpoise.spark.flows import BoundFlow, in_doubt
@@ -57,9 +59,7 @@ class OffsetPlanner:
         self._limit = limit
         self._max_handoff_seconds = max_handoff_seconds
         self._clock = clock
-        self._available_now = AvailableNow(
-            options, flow, lambda: self._probe.last_error, settled, clock
-        )
+        self._available_now = AvailableNow(options, flow, self._why_not, settled, clock)
         self._expected: tuple[Question, View] | None = None
         # The query has run a micro-batch.
         self._warm = warm
@@ -112,6 +112,13 @@ class OffsetPlanner:
         if not (known and self._available_now.is_whole() and self._available_now.is_settled()):
             return None
         return self._ended(start, "everything is read")
+
+    def _why_not(self) -> CounterpoiseError | None:
+        """What keeps the query from finding out that everything is read."""
+        if self._probe.last_error is not None:
+            return self._probe.last_error
+        refused = self._shared.refused()
+        return error_of(self._options.queue, refused) if refused else None
 
     def _ended(self, start: Json, why: str) -> Json:
         with self._shared.locked() as progress:

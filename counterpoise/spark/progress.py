@@ -340,6 +340,11 @@ class SharedProgress:
         self.planned = replace(planned, queue_id=self.place.queue_id).to_json()
         return self.planned
 
+    def refused(self) -> Mapping[tuple[int, int], str]:
+        """Why the service refuses the ends of partitions, by partition and epoch."""
+        with self._lock:
+            return self._progress.ledger.refused()
+
     def take_nothing_new(self) -> None:
         """Plan no micro-batch from now on."""
         with self._lock:

@@ -7,8 +7,8 @@ order when the driver says so. What they share is the progress (`SharedProgress`
 
 `Batches` has the slices that a micro-batch reads, once Spark has written its offsets down. The
 offsets alone determine them. Slices that were superseded since they were planned are left out.
-`conditions_of` is what the query reports to the service, so that people see it where they see the
-queue.
+`conditions_of`, and the ends that the service refuses, are what the query reports to the service,
+so that people see it where they see the queue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from counterpoise.conditions import Condition, invalid_position, log_away
+from counterpoise.conditions import Condition, end_refused, invalid_position, log_away
 from counterpoise.errors import CounterpoiseError
 from counterpoise.spark.channel import Channel, Correspondent, Driver
 from counterpoise.spark.cycles import BatchLimit, Cycles
@@ -214,7 +214,8 @@ class Consumption:
             self._warmup.tell()
         self._leave_if_drained()
         # Last, because it may fail, and is no reason to stop the work.
-        self._flow.report(conditions_of(self._flow, self._probe), timeout_seconds=_REPORT_SECONDS)
+        found = (*conditions_of(self._flow, self._probe), *end_refused(self._shared.refused()))
+        self._flow.report(found, timeout_seconds=_REPORT_SECONDS)
 
     def _leave_if_drained(self) -> None:
         """An administrator may have drained the flow."""

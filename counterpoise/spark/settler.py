@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from counterpoise.backoff import Backoff, Pauses
 from counterpoise.errors import CounterpoiseError
 from counterpoise.flow.core import FLOW_GONE
-from counterpoise.flow.ledger import Item, Todo
+from counterpoise.flow.ledger import REFUSALS, Item, Todo
+from counterpoise.flow.refusals import Refusals
 from counterpoise.spark.errors import Unforeseen
 from counterpoise.spark.flows import BoundFlow
 from counterpoise.spark.progress import SharedProgress
@@ -43,6 +44,7 @@ class QuerySettler:
         self._flow = flow
         self._shared = shared
         self._also = also
+        self._refusals = Refusals(logger)
         self._hand_over_all = False
         self._ends_not_before = float("-inf")
         self._closed = threading.Event()
@@ -123,7 +125,7 @@ class QuerySettler:
         if todo.ends and time.monotonic() >= self._ends_not_before:
             outcomes = self._flow.children_many(todo.ends, timeout_seconds=timeout_seconds)
             self._answered(todo.ends, outcomes)
-            if "unknown_parent" in outcomes.values():
+            if not {"unknown_parent", *REFUSALS}.isdisjoint(outcomes.values()):
                 self._ends_not_before = time.monotonic() + _PARENT_SECONDS
 
     def _answered(self, items: Iterable[Item], outcomes: Mapping[int, str]) -> None:
@@ -135,6 +137,7 @@ class QuerySettler:
                 progress.answered(item, outcome)
             if outcome == "ok" and isinstance(item, ReleaseItem):
                 self._shared.handoffs.released(item)
-            if outcome not in ("ok", "not_revoking", "unknown_parent"):
+            if outcome not in ("ok", "not_revoking", "unknown_parent", *REFUSALS):
                 logger.info("counterpoise: %s was answered %s", item, outcome)
                 self._shared.handoffs.taken_over(item.partition, item.epoch, item.position)
+        self._refusals.log(self._shared.place.queue, self._shared.refused())

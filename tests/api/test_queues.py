@@ -202,6 +202,9 @@ def test_partitions_flows_and_history(api: httpx.Client) -> None:
     ]
     assert "token" not in json.dumps(flows)
     history = api.get("/queues/q/rebalances", params={"limit": 1}).json()
+    assert history["items"][0]["moves"] == []
+    assert history["items"][0]["more_moves"] == 1
+    history = api.get("/queues/q/rebalances", params={"limit": 1, "moves": "true"}).json()
     moves = history["items"][0]["moves"]
     assert [(each["partition"], each["outcome"]) for each in moves] == [(2, "graceful")]
     assert (moves[0]["from"], moves[0]["to"]) == (first.flow_id, second.flow_id)

@@ -9,7 +9,7 @@ import pytest
 
 from api import bodies, connections, routing
 from api.connections import MOST_FIELDS
-from api.schemas import monitoring
+from api.schemas import flows, monitoring
 from broker.calls import history, keys
 from broker.core import cuts, lineage
 from broker.logs import by_kind, hash_ranges, positions
@@ -27,12 +27,14 @@ SAID = [
     f"at the end of the pass, or within {bursts.NOTIFY_SECONDS:g} s",
     f"number that another key has (or one more than {lineage.FARTHEST:,} above the highest)",
     f"more than {lineage.MOST_PARTITIONS:,} partitions that exist",
+    f"more than {lineage.MOST_KEYS:,} keys in its life",
+    f"at most {flows.MOST_NAMES:,} children and parents in all",
     f"a partition more than {lineage.MOST_CHILDREN:,} children",
     f"the keys of the last {hash_ranges.SAMPLE_MESSAGES:,} messages",
     f"the log is asked again after {cuts.FIRST_SECONDS:g} s",
     f"then at growing intervals up to {cuts.MOST_SECONDS:g} s",
     f"more than {positions.FAR:,} beyond the end",
-    f"has at most {monitoring.MOST_TEXT_CHARACTERS} characters and no control characters",
+    f"has at most {monitoring.MOST_TEXT_CHARACTERS} characters, none of them one that",
     f"A report names at most {monitoring.MOST_CONDITIONS:,}.",
     f"the first {history.MOST_CAUSES} in order",
     f"at least for {GONE_SECONDS / 3600:g} h",

@@ -25,8 +25,8 @@ WIRE = """
     Result Results
 """
 ERRORS = """
-    FlowGone FlowNotFound Forbidden Invalid Overtaken PartitionEnded QueueExists QueueInUse
-    QueueNotFound QueueUnreadable ResizeUnsettled Unauthorized
+    ChildrenRefused FlowGone FlowNotFound Forbidden Invalid Overtaken PartitionEnded QueueExists
+    QueueInUse QueueNotFound QueueUnreadable ResizeUnsettled Unauthorized
 """
 ANSWERS = "Lineage NewChild PositionSet ReportedCondition Root SealedPartition"
 TWICE = {

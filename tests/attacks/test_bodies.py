@@ -1,6 +1,7 @@
 """Bodies that cost much: in time of the event loop, and in memory while they wait."""
 
 import contextlib
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -149,6 +150,29 @@ def test_no_body_holds_the_loop(
                 if yardsticks > MOST_YARDSTICKS:
                     held.append(f"{yardsticks:.1f}: {method} {path} {size} bytes, {name}")
     assert not held
+
+
+def test_no_report_of_children_holds_the_loop(unlimited: Service) -> None:
+    """As many names as a call may have: new ones, then known ones, then an unknown one."""
+    keys = [f"{number}".rjust(180, "k") for number in range(9)]
+    roots = [{"key": key} for key in keys]
+    queue = {"name": "d", "partitioning": "dynamic", "partitions": roots, "log": "other://d"}
+    path, headers = bound_to(unlimited, {**queue, "rebalance_delay": 0})
+    sent = itertools.count()
+    with httpx.Client(base_url=unlimited.url, timeout=60, headers=headers) as http:
+
+        def report(name: str, last: str, expected: str) -> None:
+            children = [{"key": f"{name}-{n}", "parents": [*keys[:8], last]} for n in range(999)]
+            item = {"partition": 0, "epoch": 1, "children": children}
+            answer = http.post(f"{path}/children", json={"partitions": [item]})
+            assert answer.raise_for_status().json()["results"][0]["outcome"] == expected
+
+        for send in (
+            lambda: report(f"new {next(sent)}", keys[8], "ok"),
+            lambda: report("new 0", keys[8], "ok"),
+            lambda: report("other", "unknown", "unknown_parent"),
+        ):
+            assert hold_each_time(unlimited, send) < MOST_YARDSTICKS
 
 
 def test_no_head_holds_the_loop(unlimited: Service) -> None:

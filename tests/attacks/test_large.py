@@ -119,7 +119,7 @@ def play(call: Calls, queue: str, partitions: int) -> None:
         "dry run", "POST", f"/queues/{queue}/positions?dry_run=true", json={"positions": positions}
     )
     call("set positions", "POST", f"/queues/{queue}/positions", json={"to": "earliest"})
-    call("history", "GET", f"/queues/{queue}/rebalances?limit=1000")
+    call("history", "GET", f"/queues/{queue}/rebalances?limit=1000&moves=true")
     resumed = {"Last-Event-ID": "0"}
     call.measured(
         "events", lambda: call.first_of(f"/queues/{queue}/events", 20 * partitions, resumed)

@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
-
 import httpx
 import pytest
 import structlog
 
 from tests.api.access import Guarded, bearer
+from tests.attacks.listening import listening
 
 BANNER = b"SSH-2.0-secret\r\n"
-
-
-@contextmanager
-def listening(says: bytes = b"") -> Iterator[int]:
-    """A port at which somebody says this to each caller, and then nothing more."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener, ExitStack() as callers:
-
-        def serve() -> None:
-            with suppress(OSError):
-                while True:
-                    caller, _ = listener.accept()
-                    callers.callback(caller.close)
-                    caller.sendall(says)
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield listener.getsockname()[1]
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join()
 
 
 def refused(secured: Guarded, log: str) -> tuple[int, str]:
@@ -82,7 +59,8 @@ def test_all_that_goes_wrong_there_has_one_answer(
         structlog.testing.capture_logs() as logged,
     ):
         answers = [
-            refused(secured, kind.format(port)) for port in (1, silent, talking, locked, strange)
+            refused(secured, kind.format(port))
+            for port in (1, silent.port, talking.port, locked.port, strange.port)
         ]
     assert len(set(answers)) == 1
     status, text = answers[0]

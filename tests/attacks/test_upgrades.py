@@ -67,7 +67,7 @@ def test_history_and_events_pass_on_what_they_do_not_know(
             "UPDATE counterpoise.queues SET revision = 2, last_rebalance = %s WHERE id = %s",
             [json.dumps(last | figures), queue_id],
         )
-        history = http.get(f"/queues/{queue}/rebalances")
+        history = http.get(f"/queues/{queue}/rebalances?moves=true")
         assert history.status_code == 200, history.text
         (entry,) = history.json()["items"]
         assert (entry["id"], entry["trigger"], entry["granted"]) == (900, "weather", 1)

@@ -93,10 +93,10 @@ class FarLogs(Logs):
             lambda: real(log, partition_count, revision, owner, discard), changes=True
         )
 
-    async def bounds(self, log: str) -> Bounds | None:
+    async def bounds(self, log: str, partitions: Sequence[int] | None = None) -> Bounds | None:
         real = super().bounds
         try:
-            return await self._road.along(lambda: real(log))
+            return await self._road.along(lambda: real(log, partitions))
         except Unavailable:
             return None
 

@@ -218,7 +218,8 @@ class Logs:
             raise self.error
         return self.topics[log] if log in self.topics else self.the(log).count
 
-    async def bounds(self, log: str) -> Bounds | None:
+    async def bounds(self, log: str, partitions: Sequence[int] | None = None) -> Bounds | None:
+        """Those of all partitions, whichever are named."""
         return None if self.error is not None else self.the(log).bounds()
 
     async def spans(self, log: str, positions: Positions) -> Mapping[int, Any]:

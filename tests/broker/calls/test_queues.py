@@ -9,6 +9,7 @@ import pytest
 
 from broker.calls import readers, views
 from broker.calls.monitoring import EVENTS_AT_ONCE
+from broker.calls.upkeep import OUTSIDE_AT_ONCE
 from broker.core.access import RIGHTS, Caller, Role
 from broker.core.commands import CommitItem, ReleaseItem
 from broker.core.errors import (
@@ -59,7 +60,32 @@ class TestDeleting:
         assert dropped == [("drop", "builtin:orders")]
 
     @virtual
-    async def test_a_log_is_not_made_again_for_a_queue_that_is_deleted_meanwhile(self) -> None:
+    async def test_a_log_that_hangs_keeps_no_other_from_its_upkeep(self) -> None:
+        world = World()
+        one = await world.replica()
+        logs = [f"redis://host/0/q{n}" for n in range(OUTSIDE_AT_ONCE)]
+        for n, log in enumerate(logs):
+            await one.create_queue(replace(spec(f"q{n}"), log=log))
+        maintain, others = one.logs.maintain, asyncio.Semaphore(0)
+
+        async def hanging(log: str, *told: Any) -> None:
+            if log == logs[0]:
+                for _ in logs[1:]:
+                    await others.acquire()
+            await maintain(log, *told)
+            others.release()
+
+        one.logs.maintain = hanging  # type: ignore[assignment,method-assign]
+        async with asyncio.timeout(60):
+            await one.keep_logs()
+        maintained = [log for what, log, *_ in one.logs.told if what == "maintain"]
+        assert maintained == [*logs[1:], logs[0]]
+
+    @virtual
+    async def test_a_log_is_not_made_again_for_a_queue_that_is_deleted_meanwhile(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("broker.calls.upkeep.OUTSIDE_AT_ONCE", 1)
         world = World()
         one, two = await world.replica(), await world.replica()
         logs = {name: f"redis://host/0/{name}" for name in ("first", "second", "third")}

@@ -133,6 +133,36 @@ class TestRefusals:
         assert orders.report("A", "a", Child("c", ("a",), 1 + FARTHEST)) == "ok"
         assert orders.report("A", "a", Child("d", ("a",), 1 + 2 * FARTHEST)) == "ok"
 
+    def test_numbers_do_not_run_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whatever numbers are reported, each key that the queue may still get has one above."""
+        monkeypatch.setattr("broker.core.lineage.MOST_KEYS", 8)
+        monkeypatch.setattr("broker.core.lineage.MOST_NUMBER", 1000)
+        orders = at_work("a")
+        # Of the seven keys that are left, six may get their numbers above the first.
+        assert orders.report("A", "a", Child("b", ("a",), 995)) == "conflicting_child"
+        assert orders.report("A", "a", Child("b", ("a",), 994)) == "ok"
+        two = Child("c", ("a",), 995), Child("d", ("a",), 997)
+        assert orders.report("A", "a", *two) == "conflicting_child"
+        for key in "cdefgh":
+            assert orders.report("A", "a", Child(key, ("a",))) == "ok"
+        assert max(orders.queue.partitions) == 1000
+
+    def test_a_queue_remembers_so_many_keys_at_the_most(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Those of removed partitions count: they are remembered as long as the queue exists."""
+        monkeypatch.setattr("broker.core.lineage.MOST_KEYS", 4)
+        orders = at_work("a", "b")
+        assert orders.report("A", "a", Child("c", ("a",)), finished=True) == "ok"
+        assert orders.report("A", "c", finished=True) == "ok"
+        assert orders.state_of("c") == "removed"
+        two = Child("d", ("b",)), Child("e", ("b",))
+        assert orders.report("A", "b", *two, finished=True) == "too_many_partitions"
+        assert orders.state_of("b") == "owned"
+        assert orders.report("A", "b", two[0]) == "ok"
+        assert orders.report("A", "b", two[1]) == "too_many_partitions"
+        assert orders.report("A", "b", two[0], finished=True) == "ok"
+
     def test_two_children_of_one_report_have_two_numbers(self) -> None:
         orders = at_work("a")
         given = Child("b", ("a",), 5), Child("c", ("a",))

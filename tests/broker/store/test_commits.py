@@ -171,7 +171,7 @@ async def test_everything_about_a_deleted_queue_is_gone(store: Store, orders: Re
     assert (await store.flow_rows(["A"])).get("A") is None
     assert await store.renew(["A"]) == {}
     assert await store.positions(orders.id, [0]) == {}
-    assert await store.history(orders.id, 10, None) == []
+    assert await store.history(orders.id, 10, None, 9) == []
     for call in (
         store.load(orders.id),
         store.entries_after(orders.id, 0),

@@ -6,6 +6,7 @@ import pytest
 
 from broker.core import commands as c
 from broker.core.records import Entry
+from broker.core.stored import ShownEntry
 from broker.store.ports import Store
 from tests.broker.core.oracle import snapshot
 from tests.broker.store.support import Replica
@@ -34,20 +35,30 @@ async def test_entries_equal_the_commits(store: Store, orders: Replica) -> None:
     assert await store.entries_after(orders.id, 99) == []
 
 
+async def told(store: Store, queue_id: str, limit: int, before: int | None) -> list[ShownEntry]:
+    revisions = await store.history(queue_id, limit, before, 1000)
+    return [*await store.entries_at(queue_id, revisions)]
+
+
 async def test_the_history_is_read_by_rebalance_newest_first(store: Store, orders: Replica) -> None:
     for n in range(4):
         await orders.bind(f"F{n}")
         orders.now += 10
         await orders.do(c.Advance())
-    everything = await store.history(orders.id, 100, None)
+    everything = await told(store, orders.id, 100, None)
     ids = [entry.rebalance_id for entry in everything if entry.rebalance_id is not None]
     assert ids == sorted(ids)
     assert len(set(ids)) == 4
     assert [entry.revision for entry in everything] == sorted(e.revision for e in everything)
-    newest = await store.history(orders.id, 2, None)
-    older = await store.history(orders.id, 2, 3)
+    newest = await told(store, orders.id, 2, None)
+    older = await told(store, orders.id, 2, 3)
     assert [*older, *newest] == everything
     assert {entry.rebalance_id for entry in newest} - {None} == {3, 4}
+    assert await store.entries_at(orders.id, [0, newest[-1].revision, 99]) == newest[-1:]
+    last, both = ids.count(4), ids.count(4) + ids.count(3)
+    for most, rebalances in ((0, 1), (last, 1), (both - 1, 1), (both, 2)):
+        found = await store.history(orders.id, 3, None, most)
+        assert found == await store.history(orders.id, rebalances, None, 1000)
 
 
 async def test_what_comes_before_a_rebalance_is_read_with_it(store: Store, orders: Replica) -> None:
@@ -62,7 +73,7 @@ async def test_what_comes_before_a_rebalance_is_read_with_it(store: Store, order
     orders.now += 6
     await orders.do(c.Advance())
     await orders.do(c.Change({"rebalance_delay": 7.0}))
-    newest = await store.history(orders.id, 1, None)
+    newest = await told(store, orders.id, 1, None)
     assert [entry.revision for entry in newest] == [first + 1, first + 2, first + 3]
     assert [entry.rebalance_id for entry in newest] == [None, None, 2]
 
@@ -83,8 +94,8 @@ async def test_there_is_no_history_before_the_first_rebalance(
     store: Store, orders: Replica
 ) -> None:
     await orders.bind("A")
-    assert await store.history(orders.id, 2, 1) == []
-    assert await store.history("no queue", 2, None) == []
+    assert await told(store, orders.id, 2, 1) == []
+    assert await told(store, "no queue", 2, None) == []
 
 
 async def test_old_flows_and_records_are_deleted(store: Store, orders: Replica) -> None:

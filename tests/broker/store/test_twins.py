@@ -95,7 +95,10 @@ class Mischief:
         numbers = rng.choices(range(self.partitions), k=rng.randint(0, 4))
         questions: list[Callable[[], Awaitable[Any]]] = [
             lambda: twins.list(rng.randint(1, 4), rng.choice((None, "", *NAMES))),
-            lambda: twins.history(queue_id, rng.randint(1, 3), rng.choice((None, 1, 2, 3, 9))),
+            lambda: twins.history(
+                queue_id, rng.randint(1, 3), rng.choice((None, 1, 2, 3, 9)), rng.randint(0, 9)
+            ),
+            lambda: twins.entries_at(queue_id, rng.sample(range(40), 3)),
             lambda: twins.entries_after(queue_id, revision, rng.choice((None, 1, 3))),
             lambda: twins.positions(queue_id, rng.choice((None, numbers))),
             lambda: twins.leases(self._some(self.flow_ids)),

@@ -44,7 +44,17 @@ CREATE FUNCTION twins.statement_timestamp() RETURNS timestamptz STABLE LANGUAGE 
     AS 'SELECT pg_catalog.to_timestamp(at) FROM twins.clock';
 """
 READS = (
-    *("find", "list", "load", "revisions", "entries_after", "history", "expiries", "positions"),
+    *(
+        "find",
+        "list",
+        "load",
+        "revisions",
+        "entries_after",
+        "history",
+        "entries_at",
+        "expiries",
+        "positions",
+    ),
     *("leases", "flow_rows", "outages", "due"),
 )
 WRITES = ("pulse", "create", "delete", "commit", "renew", "commit_positions", "purge")
@@ -132,7 +142,7 @@ class Twins:
             queue = await self.ask("load", queue_id)
             await self.ask("positions", queue_id)
             await self.ask("expiries", queue_id)
-            await self.ask("history", queue_id, 100, None)
+            await self.ask("history", queue_id, 100, None, 1000)
             for revision in (0, queue.revision - 3, queue.revision):
                 with suppress(KeyError):
                     await self.ask("entries_after", queue_id, revision)

@@ -10,7 +10,6 @@ from counterpoise.cli.partitions import MOST_LINES, MOST_NAMED, draw
 from counterpoise.client import Client
 from counterpoise.plain import dot
 from counterpoise.wire import LineageNode
-from tests.databases import name_clients
 
 
 def node(number, *parents, state="owned", owner="f1", waits_for=(), key=None):
@@ -121,14 +120,12 @@ def test_a_fixed_queue_has_no_graph(run):
     assert "dynamic" in run("lineage", "fixed", code=1).stderr
 
 
-def test_control_characters_do_not_reach_the_terminal(run, client, flights, service):
-    client.bind(flights, "etl", "i")
-    client.rebalance_now(flights)
-    name_clients(service.settings.database_url.get_secret_value(), flights, "evil\x9b31m")
-    shown = run("lineage", flights).output
-    assert "owned by evil\\x9b31m" in shown
+def test_control_characters_do_not_reach_the_terminal():
+    """The service refuses such names now, but may have those of an earlier release."""
     hostile = StringIO()
     console = PlainConsole(file=hostile, force_terminal=True, color_system=None)
-    for line in draw([node(0, key="k\x1b]0;title\x07"), node(1, state="\x9b31m")], {}):
+    nodes = [node(0, key="k\x1b]0;title\x07"), node(1, state="\x9b31m")]
+    for line in draw(nodes, {"f1": "evil\x9b31m"}):
         console.print(line)
-    assert not {"\x1b", "\x9b", "\x07"} & set(shown + hostile.getvalue())
+    assert "owned by evil\\x9b31m" in hostile.getvalue()
+    assert not {"\x1b", "\x9b", "\x07"} & set(hostile.getvalue())

@@ -10,7 +10,7 @@ import pytest
 from counterpoise import Flow
 from counterpoise.calls import Call
 from counterpoise.client import Client
-from counterpoise.errors import Invalid, PartitionEnded
+from counterpoise.errors import ChildrenRefused, EndRefused, Invalid, PartitionEnded
 from counterpoise.logs.ranges import HASHES
 from counterpoise.publisher import Publisher
 from tests.counterpoise.leases import LONG_SECONDS
@@ -189,3 +189,28 @@ def test_a_queue_that_reads_another_s_dynamic_log_follows_its_splits(client, pub
         eventually(lambda: sorted(every.numbers) == list(range(60)))
         eventually(lambda: sorted(new.numbers) == list(range(40, 60)))
         assert all_in_order(every.seen)
+
+
+def test_an_end_that_the_service_refuses_is_an_error_that_people_see(
+    client, publish, running, monkeypatch, caplog
+):
+    """Found from outside: the owner dropped the partition in silence, and the rest was not read."""
+    publish(range(20))
+    with monkeypatch.context() as full:
+        full.setattr("broker.core.lineage.MOST_PARTITIONS", 1)
+        full.setattr("broker.calls.lineage.room", lambda _: 2)
+        with pytest.raises(ChildrenRefused, match="No message is lost"):
+            client.split_partition("flights", 0)
+        publish(range(20, 40))
+        one = running()
+        one.thread.start()
+        eventually(lambda: [held.kind for held in client.conditions("flights")] == ["end_refused"])
+        assert states(client) == {0: "owned"}
+        with pytest.raises(EndRefused, match="partition 0: too_many_partitions"):
+            one.stop()
+    told = [line for line in caplog.records if "have ended" in line.message]
+    assert [line.levelname for line in told] == ["ERROR"]
+    with running() as two:
+        eventually(lambda: sorted(one.numbers + two.numbers) == list(range(40)))
+        eventually(lambda: states(client) == {1: "owned", 2: "owned"})
+    assert all_in_order(one.seen + two.seen)

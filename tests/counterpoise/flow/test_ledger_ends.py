@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterpoise.flow.ledger import Ledger
+from counterpoise.flow.ledger import REFUSALS, Ledger
 from counterpoise.flow.view import Owned
 from counterpoise.logs import Successor
 from counterpoise.wire import Child, ChildrenItem, CommitItem, ReleaseItem
@@ -66,6 +66,31 @@ def test_a_child_with_another_parent_that_is_not_reported_is_tried_again() -> No
     ledger.answered(END, "unknown_parent")
     assert ledger.due().ends == (END,)
     assert ledger.held_open(0, 1) is not None
+
+
+@pytest.mark.parametrize("outcome", REFUSALS)
+def test_an_end_that_the_service_refuses_stays_due_and_is_known(outcome: str) -> None:
+    """Found from outside: the owner dropped the partition, and nobody saw why the rest waits."""
+    ledger = sealed()
+    ledger.answered(END, outcome)
+    assert ledger.due().ends == (END,)
+    assert ledger.refused() == {(0, 1): f"{outcome}: {REFUSALS[outcome]}"}
+    ledger.answered(END, "ok")
+    assert not ledger.due()
+    assert not ledger.refused()
+
+
+def test_a_retiring_partition_that_goes_on_is_reported_again() -> None:
+    ledger = Ledger()
+    ledger.follow(owned(state="retiring"))
+    ledger.ends_at(0, "0", "5")
+    ledger.done(0, 1, "5")
+    item = ReleaseItem(0, 1, "5", finished=True)
+    assert ledger.releases() == (item,)
+    ledger.decide([item])
+    ledger.answered(item, "not_ended")
+    assert ledger.releases() == (item,)
+    assert [*ledger.refused()] == [(0, 1)]
 
 
 @pytest.mark.parametrize("outcome", ["stale_epoch", "not_owner", "no_such_partition"])

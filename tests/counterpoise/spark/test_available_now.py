@@ -302,6 +302,25 @@ def test_what_comes_after_a_split_is_read(world: World) -> None:
     assert world.settled == 2
 
 
+def test_an_end_that_the_service_refuses_is_a_condition_and_ends_the_query_by_an_error(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What comes after partition 3 waits until a person acts: that is no success."""
+    monkeypatch.setattr(world.flow.queue, "children", lambda owner, item: "conflicting_child")
+    world.flow.keys = world.log.keys = {n: f"key-{n}" for n in range(5)}
+    world.log.sealed = {3: (Successor(4, "key-4", ("key-3",)),)}
+    world.aim()
+    first = world.consumption.next_offset(EMPTY, None)
+    assert world.consumption.batch_done(first)
+    until(lambda: world.flow.reported)
+    assert [(one.kind, one.partition) for one in world.flow.reported] == [("end_refused", 3)]
+    with pytest.raises(Unfinished, match="partition 3: conflicting_child"):
+        world.read(first)
+    assert not world.consumption.status().handoffs.taken_over_count
+    (line,) = [line for line in caplog.records if "have ended" in line.message]
+    assert line.levelname == "ERROR"
+
+
 def test_the_end_is_explained(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.aim()
     with caplog.at_level(logging.INFO, "counterpoise.spark"):

@@ -1,0 +1,78 @@
+"""Logs of one team that never answer, and the calls of others."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import httpx
+import pytest
+
+from broker.logs.external import PER_CALLER, PER_LOG, ExternalLogs, LogUnreachable
+from broker.logs.ports import LogOwner
+from tests.api.access import Guarded, bearer
+from tests.attacks.listening import listening
+from tests.redis_server import RedisServer, redis_server
+
+__all__ = ["redis_server"]
+
+CALLS = 40
+# Only a test that fails waits so long.
+WAITS_SECONDS = 60.0
+
+
+def created(secured: Guarded, key: str, queue: str, log: str) -> httpx.Response:
+    body: dict[str, Any] = {"name": queue, "partition_count": 1, "log": log}
+    with secured.http as http:
+        return http.post("/v1/queues", json=body, headers=bearer(key), timeout=2 * WAITS_SECONDS)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call on a log that hangs is under way until the log is gone."""
+    monkeypatch.setattr("broker.logs.external.CALL_SECONDS", 600.0)
+
+
+def test_logs_that_hang_hurt_one_team_alone(secured: Guarded, redis_server: RedisServer) -> None:
+    with ThreadPoolExecutor(CALLS + 2) as threads, listening() as hanging:
+        calls = [
+            threads.submit(
+                created,
+                secured,
+                secured.keys["admin"],
+                f"team-a.hanging-{n}",
+                f"redis://127.0.0.1:{hanging.port}/0/team-a.hanging-{n}",
+            )
+            for n in range(CALLS)
+        ]
+        for _ in range(PER_CALLER):
+            assert hanging.called.acquire(timeout=WAITS_SECONDS)
+        log = redis_server.log("team-b.orders")
+        made = threads.submit(created, secured, secured.root, "team-b.orders", log)
+        assert made.result(WAITS_SECONDS).status_code == 201
+        with secured.http as http:
+            shown = http.get("/v1/queues/team-b.orders/partitions", headers=bearer(secured.root))
+        assert [one["end"] for one in shown.json()["items"]] == ["0"]
+        assert not any(call.done() for call in calls)
+        assert not hanging.called.acquire(blocking=False)
+    assert {call.result().status_code for call in calls} == {422}
+
+
+async def test_a_log_that_hangs_hurts_itself_alone(redis_server: RedisServer) -> None:
+    logs = ExternalLogs()
+    with listening() as hanging:
+        log = f"redis://127.0.0.1:{hanging.port}/0/hanging"
+        calls = [asyncio.create_task(logs.partition_count(log)) for _ in range(CALLS)]
+        for _ in range(PER_LOG):
+            assert await asyncio.to_thread(hanging.called.acquire, timeout=WAITS_SECONDS)
+        other = redis_server.log("of-the-same-team")
+        async with asyncio.timeout(WAITS_SECONDS):
+            await logs.ensure(other, 3, LogOwner("id", "of-the-same-team", 1.0))
+            assert await logs.partition_count(other) == 3
+        assert not any(call.done() for call in calls)
+        assert not hanging.called.acquire(blocking=False)
+    with closing(logs):
+        failed = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(one) for one in failed} == {LogUnreachable}
