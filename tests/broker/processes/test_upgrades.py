@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from counterpoise.client import Client
-from counterpoise.flow import Flow
+from counterpoise.flow import Flow, Owned
 from tests.schema_levels import Release
 from tests.service import ServeProcess, eventually
 
@@ -25,7 +25,7 @@ class Worker:
     """A consumer that commits one position after another in all its partitions."""
 
     def __init__(self, url: str, stack: ExitStack) -> None:
-        self.lost: list[object] = []
+        self.lost: list[Owned] = []
         self.committed = 0
         self.refused: list[object] = []
         self._stop = threading.Event()
@@ -74,7 +74,15 @@ def test_no_flow_loses_a_partition(migrated_url: str, tmp_path: Path) -> None:
         client = stack.enter_context(Client(replicas[0].url, timeout_seconds=15))
         client.create_queue("orders", 8, rebalance_delay=0.2)
         workers = [Worker(replica.url, stack) for replica in replicas for _ in range(2)]
-        eventually(lambda: all(worker.settled for worker in workers))
+        eventually(
+            lambda: (
+                client.rebalance_status("orders").status == "Ready"
+                and all(worker.settled for worker in workers)
+            )
+        )
+        # A commit of the time before may still be under way.
+        for going_on in [worker.goes_on() for worker in workers]:
+            eventually(going_on)
         for worker in workers:
             worker.lost.clear()
             worker.refused.clear()
@@ -115,5 +123,7 @@ def test_no_flow_loses_a_partition(migrated_url: str, tmp_path: Path) -> None:
 
         for worker in workers:
             worker.stop()
-            assert (worker.lost, worker.refused) == ([], [])
+            # Of a handoff before, a program may learn late.
+            lost = [one for one in worker.lost if one.epoch >= before[one.partition][1]]
+            assert (lost, worker.refused) == ([], [])
         assert before == {p.partition: (p.owner, p.epoch) for p in client.partitions("orders")}
