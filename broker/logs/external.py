@@ -323,19 +323,21 @@ class ExternalLogs:
             self._per_caller.give_back(caller)
             self._per_log.give_back((caller, log))
 
-        def ended(_: object) -> None:
-            # The loop is closed when the service has stopped.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(end)
+        def placed() -> T:
+            try:
+                return work()
+            finally:
+                # The loop is closed when the service has stopped.
+                with suppress(RuntimeError):
+                    loop.call_soon_threadsafe(end)
 
         try:
-            running = self._threads.submit(work)
+            running = loop.run_in_executor(self._threads, placed)
         except RuntimeError:
             # The service stops.
             end()
             raise LogUnreachable(log) from None
-        running.add_done_callback(ended)
-        return await asyncio.wrap_future(running)
+        return await running
 
 
 # What is known only of a log that answers as one; the texts are the service's own.

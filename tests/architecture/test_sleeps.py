@@ -17,10 +17,11 @@ APART = ("faults", "simulation", "world")
 
 POLL = "a poll with a limit, of what tells nobody"
 DOUBLE = "stands for something that takes time"
-LASTS = "something is to last: a fault, a stall of the loop, what a crowd does at random times"
+LASTS = "something is to last: a fault, an attack, a stall, what a crowd does at random times"
 SILENCE = "nothing is to happen meanwhile"
 
 ALLOWED = {
+    "attacks/soak.py: run": LASTS,
     "api/scripted.py: _default": DOUBLE,
     "broker/crowd.py: Consumer._call": "the pause of a client that asks again",
     "broker/processes/test_embedded_kill.py: test_flows_keep_their_partitions": LASTS,
