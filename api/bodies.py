@@ -64,6 +64,8 @@ _LARGE = re.compile(
 )
 # Where the scope of a request has its `Body`, if it has one.
 BODY = "counterpoise.body"
+# In the scope of a request whose body has been received.
+COMPLETE = "counterpoise.complete"
 # What takes at most some milliseconds, whatever it holds.
 SMALL_BYTES = 65536
 PIECE_BYTES = 65536
@@ -179,6 +181,8 @@ class Body:
 
     async def arrive(self) -> None:
         """Returns when it is whole and the call may begin. Raises RequestRefused, _HungUp."""
+        if self.is_whole:
+            return
         # Who sends slowly is not in progress meanwhile.
         self._answer.give_back()
         self.content = await self._limits.read(self._head, self._receive, self._answer)
@@ -251,10 +255,10 @@ class Limits:
             scope[BODY] = answer.body = Body(self, head, receive, answer)
         if wait_seconds := self.rates.wait_seconds(head):
             raise await self.too_many(wait_seconds)
-        if head.has_body:
-            self._check(head)
         if not self.rates.enter(head, answer.held):
             raise await self.too_many()
+        if head.has_body:
+            self._check(head)
 
     def _check(self, head: Head) -> None:
         """Raise RequestRefused for a body that the head shows to be of no use."""

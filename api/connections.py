@@ -57,6 +57,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from api.bodies import COMPLETE
 from api.head import network_of
 from api.problems import CODES, DETAILS, MEDIA_TYPE, problem_body
 from api.streams import ABORT, WRITE_WHOLE
@@ -366,6 +367,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_body = False
+        self.scope[COMPLETE] = True  # type: ignore[literal-required]
         super().on_message_complete()
         if not self.cycle.response_complete:
             self._open_connections.works(self)

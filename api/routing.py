@@ -176,18 +176,18 @@ class Route(APIRoute):
         async def guarded(request: Request) -> Response:
             check_path(request)
             asked = self._awaiter(request)
-            if bodies.BODY not in request.scope:
-                return await asked(served(request))
-            await asked(self._admit(request))
             try:
-                await bodies.arrive(request.scope)
+                if bodies.BODY in request.scope and bodies.COMPLETE not in request.scope:
+                    await asked(self._admit(request))
+                    await bodies.arrive(request.scope)
+                # Also again: the credential may have ended while the body was on its way.
+                return await asked(served(request))
             except bodies.RequestRefused as refused:
                 return refused.response
-            # The credential may have ended while the body was on its way.
-            return await asked(served(request))
 
         async def served(request: Request) -> Response:
             await self._admit(request)
+            await bodies.arrive(request.scope)
             return await handler(request)
 
         return guarded

@@ -343,6 +343,7 @@ async def test_a_body_of_unknown_length_keeps_only_what_it_has() -> None:
         """The answer is of no matter here."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        await arrive(scope)
         taken.append(app.budget.taken)
         await send({"type": "http.response.start", "status": 204, "headers": []})
 

@@ -5,6 +5,7 @@ import itertools
 import json
 import random
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -285,7 +286,7 @@ async def test_of_items_above_the_most_no_more_are_read() -> None:
     condition = b'{"kind":"quarantined","text":"x"}'
     body = b'{"seq":1,"conditions":[' + b",".join([condition] * 20_000) + b"]}"
     large = LargeField(ConditionsReport, "conditions")
-    request = Request({"type": "http", BODY: body})
+    request = Request({"type": "http", BODY: SimpleNamespace(content=body)})
     read = await (await read_body(request, ConditionsReport, large)).json()
     assert large.most < len(read["conditions"]) < 5_000
     with pytest.raises(ValidationError, match="at most 1000 items"):
