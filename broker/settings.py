@@ -124,6 +124,9 @@ class Settings(BaseSettings):
         ge=1,
         description="Event streams of one key that may be open, sessions of the key included.",
     )
+    key_flows: int = Field(
+        default=1000, ge=1, description="Flows of one key that may be bound to one queue."
+    )
     flow_streams: int = Field(
         default=10, ge=1, description="Event streams of one flow's view that may be open."
     )

@@ -38,13 +38,16 @@ class FlowCalls:
         views: FlowViews,
         cuts: CutCalls,
         reach: Reach,
+        quota: c.Quota | None,
     ) -> None:
+        """`quota` is what each key may do in a queue; None: whatever it likes."""
         self._queues = queues
         self._access = BindAccess(logs)
         self._bound = bound
         self._views = views
         self._cuts = cuts
         self._reach = reach
+        self._quota = quota
 
     async def bind(
         self,
@@ -59,8 +62,8 @@ class FlowCalls:
     ) -> BoundView:
         """Binds a flow, with the key of this id.
 
-        Raises QueueNotFound, Unavailable, Overtaken, and FlowGone if the same instance was bound
-        again at the same time.
+        Raises QueueNotFound, Unavailable, Overtaken, TooManyFlows, and FlowGone if the same
+        instance was bound again at the same time.
         """
         command = c.Bind(
             str(uuid4()),
@@ -71,6 +74,7 @@ class FlowCalls:
             binder,
             attempt,
             key_id,
+            self._quota,
         )
         coordinator = await self._queues.replica.coordinator(name)
         try:

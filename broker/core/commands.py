@@ -11,6 +11,12 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 
+class Quota(NamedTuple):
+    """How much one key may do in one queue: `flows` may be bound at a time."""
+
+    flows: int
+
+
 class Outcome(StrEnum):
     """What became of one item of a call (the contract, *HTTP*); only `ok` changes anything."""
 
@@ -120,8 +126,9 @@ class Bind:
 
     `flow_id` is new; an instance that is bound already is replaced, but not by a bind that the same
     program (`binder`) sent before the one that it is bound by: `attempt` is one higher with each.
-    An instance belongs to the key that bound it (None: bound without one).
-    Answer: None. Raises Overtaken.
+    An instance belongs to the key that bound it (None: bound without one). `quota` limits what
+    belongs to the key; None, and without a key: nothing does.
+    Answer: None. Raises Overtaken, TooManyFlows.
     """
 
     flow_id: str
@@ -132,6 +139,7 @@ class Bind:
     binder: str | None = None
     attempt: int = 0
     key_id: str | None = None
+    quota: Quota | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from broker.core import cuts
 from broker.core import records as r
 from broker.core.departing import leave, settle
 from broker.core.draft import Draft
-from broker.core.errors import Invalid, Overtaken
+from broker.core.errors import Invalid, Overtaken, TooManyFlows
 from broker.core.lineage import record_children
 from broker.core.loop import (
     end_due,
@@ -37,13 +37,15 @@ FAILURES = ("lease_expired", "driver_lost")
 
 
 def bind(command: c.Bind, draft: Draft) -> None:
-    """A consumer joins (rules 1, 2 and 12). Raises Overtaken."""
+    """A consumer joins (rules 1, 2 and 12). Raises Overtaken, TooManyFlows."""
     queue = draft.queue
     before = queue.takers
     instance = (command.key_id, command.instance_id)
     predecessor = queue.by_instance.get(instance)
     if predecessor is not None and _is_overtaken(command, predecessor):
         raise Overtaken(command.instance_id)
+    if predecessor is None:
+        _refuse_beyond_quota(command, queue)
     absent = queue.absent.get(instance)
     bind_number = (
         predecessor.bind_number
@@ -84,6 +86,15 @@ def _is_overtaken(command: c.Bind, bound: Flow) -> bool:
     """
     same = command.binder is not None and command.binder == bound.binder
     return same and command.attempt <= bound.attempt
+
+
+def _refuse_beyond_quota(command: c.Bind, queue: Queue) -> None:
+    """Raises TooManyFlows if the key may not have one more flow."""
+    key_id, quota = command.key_id, command.quota
+    if key_id is None or quota is None:
+        return
+    if queue.flows_of_key.get(key_id, 0) >= quota.flows:
+        raise TooManyFlows(quota.flows)
 
 
 def unbind(command: c.Unbind, draft: Draft) -> None:

@@ -193,6 +193,7 @@ def enter(queue: Queue, flow: Flow) -> None:
     journal.put(queue.by_bind_number, flow.bind_number, flow)
     if flow.bind_number >= queue.next_bind_number:
         journal.set(queue, next_bind_number=flow.bind_number + 1)
+    _count_of_key(queue, flow, 1)
     _rank(queue, flow)
 
 
@@ -200,6 +201,7 @@ def leave(queue: Queue, flow: Flow) -> None:
     """Takes out a flow; it is gone until nothing is left that it owns or awaits."""
     journal = queue.journal
     journal.drop(queue.flows, flow.id)
+    _count_of_key(queue, flow, -1)
     if queue.by_instance.get(flow.instance) is flow:
         journal.drop(queue.by_instance, flow.instance)
     _unrank(queue, flow)
@@ -208,6 +210,17 @@ def leave(queue: Queue, flow: Flow) -> None:
     if flow.owned or flow.incoming:
         journal.set(flow, left=Heap(flow.owned | flow.incoming))
         journal.put(queue.gone, flow.id, flow)
+
+
+def _count_of_key(queue: Queue, flow: Flow, difference: int) -> None:
+    """The flow's key has one more flow, or one fewer."""
+    if flow.key_id is None:
+        return
+    count = queue.flows_of_key.get(flow.key_id, 0) + difference
+    if count:
+        queue.journal.put(queue.flows_of_key, flow.key_id, count)
+    else:
+        queue.journal.drop(queue.flows_of_key, flow.key_id)
 
 
 def _forget(queue: Queue, flow: Flow) -> None:

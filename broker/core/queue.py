@@ -46,9 +46,9 @@ class Queue:
     Beside the partitions stand the few of which something is to be done: `unassigned` (since when,
     None: never owned; `lowest` has them in order), `handoffs`, and of those the `warming` ones and
     those that are revoking `without_successor`. `ranking` and `leaving` are the counts of the
-    balance (`placement`). `warmed` names the flow that said ready in the latest handoff, and for
-    which epoch. `touched` collects the flows whose views changed. `lineage` is the graph of a
-    dynamic queue.
+    balance (`placement`), `flows_of_key` counts the bound flows of each key. `warmed` names the
+    flow that said ready in the latest handoff, and for which epoch. `touched` collects the flows
+    whose views changed. `lineage` is the graph of a dynamic queue.
     """
 
     def __init__(self, id: str, name: str, settings: Settings, created_at: float) -> None:
@@ -81,6 +81,7 @@ class Queue:
         self.gone: dict[str, Flow] = {}
         self.by_instance: dict[Instance, Flow] = {}
         self.by_bind_number: dict[int, Flow] = {}
+        self.flows_of_key: dict[str, int] = {}
         self.partitions: dict[int, Partition] = {}
         self.warmed: dict[int, tuple[str, int]] = {}
         self.touched: set[str] = set()
