@@ -125,7 +125,7 @@ class Broker(Calls):
         self, settings: Settings, replica: Replica, alarms: Alarms, logs: LogsByKind
     ) -> None:
         """The calls, whatever the parts are (`broker.testing.service` has others)."""
-        super().__init__(replica, logs, Quota(settings.key_flows))
+        super().__init__(replica, logs, Quota(settings.key_flows, settings.key_moves))
         self._settings, self._alarms, self._logs_by_kind = settings, alarms, logs
 
     async def start(self) -> None:

@@ -12,9 +12,15 @@ from typing import Any, NamedTuple
 
 
 class Quota(NamedTuple):
-    """How much one key may do in one queue: `flows` may be bound at a time."""
+    """How much one key may do in one queue.
+
+    So many `flows` may be bound at a time. In an hour they may take so many `moves`, times the
+    number of partitions, from flows of other keys (`budget`), and `least_moves` of a small queue.
+    """
 
     flows: int
+    moves: int
+    least_moves: int = 100
 
 
 class Outcome(StrEnum):
