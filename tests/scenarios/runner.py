@@ -259,6 +259,8 @@ class _Teller:
                 return [f"{name} is now {value}" for name, value in record.changes.items()]
             case r.FlowBound():
                 return [f"{record.flow_id} bound{' with warm-up' if record.warmup else ''}"]
+            case r.FlowsAdmitted():
+                return [f"{flow_id} joins" for flow_id in record.flow_ids]
             case r.FlowLeft():
                 alone = [n for n, owner in self._owners.items() if owner == record.flow_id]
                 for number in alone:
