@@ -158,7 +158,7 @@ class Waiting(AnswerModel):
     waits_for: list[PartitionNumber] = Field(description="Its parents that are not finished.")
 
 
-class HeldBack(AnswerModel):
+class HeldFlows(AnswerModel):
     """Flows that get no partitions yet: their keys have moved as much as they may in an hour."""
 
     flows: int = Field(description="How many.")
@@ -191,6 +191,6 @@ class RebalanceStatus(AnswerModel):
     waiting: list[Waiting] = Field(
         default_factory=list, description="In a dynamic queue: which partition waits for which."
     )
-    held_back: HeldBack | None = Field(
+    held_back: HeldFlows | None = Field(
         default=None, exclude_if=absent, description="The flows that are held back, if any."
     )
