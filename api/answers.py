@@ -58,6 +58,8 @@ def _update_values(view: Any) -> dict[str, Any]:
     }
     if view.resize is not None:
         values["resize"] = view.resize
+    if view.held_until is not None:
+        values["held_until"] = rfc3339(view.held_until)
     return values
 
 

@@ -43,6 +43,7 @@ _BROKER_STATUSES: dict[type[errors.BrokerError], int] = {
     errors.FlowNotFound: 404,
     errors.FlowGone: 410,
     errors.Overtaken: 409,
+    errors.TooManyFlows: 429,
     errors.Unauthorized: 401,
     errors.Forbidden: 403,
     errors.Unavailable: 503,
@@ -52,7 +53,6 @@ CODES: dict[str, tuple[int, str]] = {
     **{kind.code: (status, kind.title()) for kind, status in _BROKER_STATUSES.items()},
     "not_found": (404, "There is nothing at this path."),
     "method_not_allowed": (405, "This path does not take this method."),
-    "too_many_requests": (429, "The caller is over its rate."),
     "malformed": (400, "This is not HTTP."),
     "head_timeout": (408, "The head of the request did not arrive in time."),
     "head_too_large": (431, "The head of the request is too large."),
@@ -144,7 +144,7 @@ def of_broker_error(error: errors.BrokerError) -> Response:
             members["reason"] = error.reason
         case errors.Unauthorized():
             headers["WWW-Authenticate"] = "Bearer"
-        case errors.Unavailable():
+        case errors.Unavailable() | errors.TooManyFlows():
             headers["Retry-After"] = str(error.retry_after_seconds)
     return problem(error.code, error.detail, headers=headers, **members)
 

@@ -113,8 +113,8 @@ class Rates:
         self.refused = Counter(
             "counterpoise_http_refused",
             "Requests answered 429, by the exceeded limit: the rate of a flow, of an address, the "
-            "limit of the service, the budget of bodies, or the event streams of a key, a flow or "
-            "an address.",
+            "limit of the service, the budget of bodies, the event streams of a key, a flow or "
+            "an address, or the flows of a key.",
             ("limit",),
             registry=registry,
         )

@@ -31,6 +31,7 @@ from broker.calls.readers import LogReaders, Trims
 from broker.calls.updates import UpdateCalls
 from broker.calls.upkeep import Upkeep
 from broker.calls.views import ReadyCheck
+from broker.core.commands import Quota
 from broker.core.errors import BrokerError
 from broker.logs.builtin import BuiltinLogs
 from broker.logs.by_kind import LogsByKind
@@ -66,7 +67,8 @@ class Calls:
     exist, Unavailable while the database cannot be reached, and those named at the call.
     """
 
-    def __init__(self, replica: Replica, logs: Logs) -> None:
+    def __init__(self, replica: Replica, logs: Logs, quota: Quota | None = None) -> None:
+        """`quota` is what each key may do in a queue; None: whatever it likes."""
         self.replica = replica
         access, reach = QueueAccess(replica), Reach(logs)
         readers, trims = LogReaders(access), Trims(access.store, logs)
@@ -85,7 +87,7 @@ class Calls:
         self.conditions = ConditionCalls(access, bound)
         self.updates = UpdateCalls(access, bound, views)
         self.commits = CommitCalls(access, bound, views, cuts, reach)
-        self.flows = FlowCalls(access, logs, bound, views, cuts, ends, reach)
+        self.flows = FlowCalls(access, logs, bound, views, cuts, ends, reach, quota)
 
 
 class Broker(Calls):
@@ -125,7 +127,7 @@ class Broker(Calls):
         self, settings: Settings, replica: Replica, alarms: Alarms, logs: LogsByKind
     ) -> None:
         """The calls, whatever the parts are (`broker.testing.service` has others)."""
-        super().__init__(replica, logs)
+        super().__init__(replica, logs, Quota(settings.key_flows, settings.key_moves))
         self._settings, self._alarms, self._logs_by_kind = settings, alarms, logs
 
     async def start(self) -> None:

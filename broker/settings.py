@@ -124,6 +124,16 @@ class Settings(BaseSettings):
         ge=1,
         description="Event streams of one key that may be open, sessions of the key included.",
     )
+    key_flows: int = Field(
+        default=1000, ge=1, description="Flows of one key that may be bound to one queue."
+    )
+    key_moves: int = Field(
+        default=12,
+        ge=1,
+        description="How often the flows of one key may take a partition of a queue from flows of "
+        "other keys, in an hour, times the number of partitions; 100 in all at least. Beyond it, "
+        "new flows wait.",
+    )
     flow_streams: int = Field(
         default=10, ge=1, description="Event streams of one flow's view that may be open."
     )

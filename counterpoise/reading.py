@@ -25,6 +25,7 @@ from counterpoise.wire import (
     FlowSummary,
     Handoff,
     Heartbeat,
+    HeldBack,
     Json,
     LineageNode,
     LogAccess,
@@ -318,6 +319,7 @@ def flow_summary(body: Json) -> FlowSummary:
         bound_at=time_of(body.get("bound_at")),
         lease_expires_at=time_of(body.get("lease_expires_at")),
         raw=dict(body),
+        held_until=time_of(body.get("held_until")),
     )
 
 
@@ -390,7 +392,7 @@ def audit_item(body: Json) -> AuditItem:
 
 
 def rebalance_status(body: Json) -> RebalanceStatus:
-    last = body.get("last_rebalance")
+    last, held = body.get("last_rebalance"), body.get("held_back")
     return RebalanceStatus(
         queue=str(body["queue"]),
         status=str(body["status"]),
@@ -403,6 +405,7 @@ def rebalance_status(body: Json) -> RebalanceStatus:
         spread=int(body.get("spread") or 0),
         last_rebalance=rebalance(last) if last is not None else None,
         raw=dict(body),
+        held_back=HeldBack(int(held["flows"]), time_of(held.get("until"))) if held else None,
     )
 
 
@@ -432,6 +435,7 @@ def update(body: Json) -> Update:
         now=_needed_time(body["now"]),
         partitions=tuple(_update_partition(item) for item in body["partitions"]),
         resize=int(body["resize"]) if body.get("resize") is not None else None,
+        held_until=time_of(body.get("held_until")),
     )
 
 

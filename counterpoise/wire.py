@@ -102,6 +102,16 @@ class FlowSummary:
     bound_at: datetime | None
     lease_expires_at: datetime | None
     raw: Json = field(repr=False, compare=False)
+    held_until: datetime | None = None
+
+    @property
+    def state(self) -> str:
+        """`draining`, `active`, `held back` (until `held_until`) or `standby`, for people."""
+        if self.draining:
+            return "draining"
+        if self.active:
+            return "active"
+        return "standby" if self.held_until is None else "held back"
 
 
 @dataclass(frozen=True)
@@ -169,6 +179,16 @@ class AuditItem:
 
 
 @dataclass(frozen=True)
+class HeldBack:
+    """So many flows get no partitions yet, the first of them until then: their keys have moved as
+    much of the queue as they may in an hour.
+    """
+
+    flows: int
+    until: datetime | None
+
+
+@dataclass(frozen=True)
 class RebalanceStatus:
     """The status of a queue (`Ready`, `Holddown` or `Rebalancing`) and its trigger."""
 
@@ -183,6 +203,7 @@ class RebalanceStatus:
     spread: int
     last_rebalance: Rebalance | None
     raw: Json = field(repr=False, compare=False)
+    held_back: HeldBack | None = None
 
 
 @dataclass(frozen=True)
@@ -226,6 +247,7 @@ class Update:
     now: datetime
     partitions: tuple[UpdatePartition, ...]
     resize: int | None = None
+    held_until: datetime | None = None
 
 
 @dataclass(frozen=True)

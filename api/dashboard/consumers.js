@@ -51,7 +51,7 @@ export class Consumers {
       row.act.hidden = !mayChange || flow.draining;
       set(row.act, "aria-label", `Drain ${flow.client_name}`);
       cells(row, COLUMNS, [row.name, number(flow.partitions), ranges(mine.map((each) => each.partition), MOST_RANGES) || "–",
-        number(lagOf(mine)), flow.draining ? "draining" : flow.active ? "active" : "standby",
+        number(lagOf(mine)), flow.draining ? "draining" : flow.active ? "active" : flow.held_until ? "held back" : "standby",
         commit ? `${duration((Date.now() - commit) / 1000)} ago` : "–", clock(flow.bound_at), row.lease, row.act]);
     });
   }

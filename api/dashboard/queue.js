@@ -146,6 +146,6 @@ function matcher(text, picture) {
     partition: (each) => every([String(each.partition), each.state, each.key ?? "",
       each.owner ? letterOf(each.owner) : "nobody", nameOf(each.owner), picture.troubleOf(each)], each.lag),
     flow: (flow) => words.length === 0 || words.some((word) => /^(lag|\d)/.test(word)) ||
-      every([letterOf(flow.flow_id), flow.client_name, flow.draining ? "draining" : flow.active ? "active" : "standby"], null),
+      every([letterOf(flow.flow_id), flow.client_name, flow.draining ? "draining" : flow.active ? "active" : flow.held_until ? "held back" : "standby"], null),
   };
 }

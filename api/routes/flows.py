@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from api import problems
 from api.answers import answer, encoded, results_json, update_json
+from api.rates import Rates
 from api.routing import (
     LONGEST_WAIT_SECONDS,
     Name,
@@ -32,7 +33,7 @@ from broker.calls.bound_flows import BoundFlow
 from broker.calls.flow_views import BIG_VIEW
 from broker.core import commands as c
 from broker.core.access import Right
-from broker.core.errors import Invalid
+from broker.core.errors import Invalid, TooManyFlows
 from broker.pieces import made
 from broker.service import Broker
 
@@ -227,17 +228,23 @@ async def bind(
     and the partitions of the old one at once, with new epochs, and the old flow is gone
     (`replaced`).
     """
-    bound = await broker_of(request).flows.bind(
-        queue,
-        body.client_name,
-        body.instance_id,
-        body.lease_seconds,
-        body.warmup,
-        body.binder,
-        body.attempt,
-        caller_of(request).key_id,
-    )
-    request.app.state.rates.admit(bound.flow_token)
+    rates: Rates = request.app.state.rates
+    try:
+        bound = await broker_of(request).flows.bind(
+            queue,
+            body.client_name,
+            body.instance_id,
+            body.lease_seconds,
+            body.warmup,
+            body.binder,
+            body.attempt,
+            caller_of(request).key_id,
+        )
+    except TooManyFlows:
+        rates.refused.labels("key_flows").inc()
+        await rates.hold()
+        raise
+    rates.admit(bound.flow_token)
     return await answer(flow_schemas.Bound, bound, 201)
 
 

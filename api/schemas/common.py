@@ -137,6 +137,10 @@ class Problem(AnswerModel):
     )
 
 
+HELD_UNTIL = (
+    "Until then the flow is held back and gets no partitions, because its key has moved as much of "
+    "the queue as it may in an hour; left out if it is not."
+)
 CUT = (
     "Where an ordered resize that is not settled has cut the partition; left out if the partition "
     "neither waits nor is waited for."

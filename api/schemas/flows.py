@@ -9,6 +9,7 @@ from api.schemas.common import (
     EXAMPLE_FLOW,
     EXAMPLE_QUEUE_ID,
     EXAMPLE_TIME,
+    HELD_UNTIL,
     MOST_INT64,
     MOST_PARTITIONS,
     REACHED_CUT,
@@ -129,6 +130,7 @@ class FlowChangeUpdate(AnswerModel):
         description="Of a queue with ordered resizes: the number of the log's last resize of which "
         "this view knows the cuts. If the log names a later one, stop at its cuts.",
     )
+    held_until: Time | None = Field(default=None, exclude_if=absent, description=HELD_UNTIL)
 
 
 class BindRequest(RequestModel):

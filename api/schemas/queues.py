@@ -14,6 +14,7 @@ from api.schemas.common import (
     CUT,
     DECEPTIVE,
     EXAMPLE_QUEUE_ID,
+    HELD_UNTIL,
     MOST_PARTITIONS,
     MOST_ROOTS,
     REACHED_CUT,
@@ -302,6 +303,7 @@ class FlowSummary(AnswerModel):
     )
     bound_at: Time
     lease_expires_at: Time
+    held_until: Time | None = Field(default=None, exclude_if=absent, description=HELD_UNTIL)
 
 
 class FlowPage(Page[FlowSummary]):

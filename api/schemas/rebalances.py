@@ -85,7 +85,9 @@ class Cause(AnswerModel):
 
     at: Time
     type: str = Field(
-        description="`bound`, `left`, `draining` or `changed` (settings).", examples=["bound"]
+        description="`bound`, `admitted` (after it was held back), `left`, `draining` or `changed` "
+        "(settings).",
+        examples=["bound"],
     )
     flow_id: str | None
     client_name: str | None
@@ -160,6 +162,13 @@ class Waiting(AnswerModel):
     waits_for: list[PartitionNumber] = Field(description="Its parents that are not finished.")
 
 
+class HeldFlows(AnswerModel):
+    """Flows that get no partitions yet: their keys have moved as much as they may in an hour."""
+
+    flows: int = Field(description="How many.")
+    until: Time = Field(description="When the first of them joins.")
+
+
 class RebalanceStatus(AnswerModel):
     """The state of the rebalancer for a queue, and its trigger."""
 
@@ -174,8 +183,8 @@ class RebalanceStatus(AnswerModel):
     handoffs: list[Handoff]
     unassigned: list[PartitionNumber]
     spread: int = Field(
-        description="The largest minus the smallest number of partitions over bound, non-draining "
-        "flows."
+        description="The largest minus the smallest number of partitions over bound flows that "
+        "neither drain nor are held back."
     )
     last_rebalance: RebalanceSummary | None
     resize: UnsettledResize | None = Field(
@@ -185,4 +194,7 @@ class RebalanceStatus(AnswerModel):
     )
     waiting: list[Waiting] = Field(
         default_factory=list, description="In a dynamic queue: which partition waits for which."
+    )
+    held_back: HeldFlows | None = Field(
+        default=None, exclude_if=absent, description="The flows that are held back, if any."
     )

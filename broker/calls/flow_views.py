@@ -173,6 +173,7 @@ class FlowViews:
             now=self._clock.now(),
             partitions=tuple(partitions),
             resize=queue.resize_seen if queue.settings.ordered_resize else None,
+            held_until=flow.held_until,
         )
 
     async def _read_positions(

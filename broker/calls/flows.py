@@ -40,7 +40,9 @@ class FlowCalls:
         cuts: CutCalls,
         ends: LogEnds,
         reach: Reach,
+        quota: c.Quota | None,
     ) -> None:
+        """`quota` is what each key may do in a queue; None: whatever it likes."""
         self._queues = queues
         self._access = BindAccess(logs)
         self._bound = bound
@@ -48,6 +50,7 @@ class FlowCalls:
         self._cuts = cuts
         self._ends = ends
         self._reach = reach
+        self._quota = quota
 
     async def bind(
         self,
@@ -62,8 +65,8 @@ class FlowCalls:
     ) -> BoundView:
         """Binds a flow, with the key of this id.
 
-        Raises QueueNotFound, Unavailable, Overtaken, and FlowGone if the same instance was bound
-        again at the same time.
+        Raises QueueNotFound, Unavailable, Overtaken, TooManyFlows, and FlowGone if the same
+        instance was bound again at the same time.
         """
         command = c.Bind(
             str(uuid4()),
@@ -74,6 +77,7 @@ class FlowCalls:
             binder,
             attempt,
             key_id,
+            self._quota,
         )
         coordinator = await self._queues.replica.coordinator(name)
         try:

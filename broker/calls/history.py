@@ -87,6 +87,8 @@ def _events(causes: Sequence[CauseView]) -> Iterable[tuple[str, str]]:
                 yield _LEFT.get(cause.reason or "", f"left ({cause.reason})"), client
             case "draining":
                 yield "began to drain", client
+            case "admitted":
+                yield "joined, after it was held back", client
             case "changed":
                 for name, value in (cause.settings or {}).items():
                     yield _changed(name, value), ""
@@ -179,13 +181,13 @@ class History:
         for record in map(understood, entry.records):
             if record is None:
                 continue
-            cause = _cause(record, entry.at)
-            if cause is not None:
-                self._causes.append(cause)
+            causes = _causes(record, entry.at)
+            if causes:
+                self._causes += causes
                 # A flow that is replaced leaves after the grants to its successor.
                 item = self._items.get(entry.rebalance_id or self._rebalancing or 0)
                 if item is not None:
-                    item.causes.append(cause)
+                    item.causes += causes
                 continue
             match record:
                 case r.HolddownStarted():
@@ -211,19 +213,21 @@ class History:
         )
 
 
-def _cause(record: r.Record, at: float) -> CauseView | None:
-    """The change as a cause; None for records of what follows from changes."""
+def _causes(record: r.Record, at: float) -> Sequence[CauseView]:
+    """The change as causes; none for records of what follows from changes."""
     match record:
-        case r.FlowBound():
-            return CauseView(at, "bound", record.flow_id, record.client_name)
+        case r.FlowBound(held_until=None):
+            return (CauseView(at, "bound", record.flow_id, record.client_name),)
+        case r.FlowsAdmitted():
+            return [CauseView(at, "admitted", flow_id) for flow_id in record.flow_ids]
         case r.FlowLeft() | r.FlowDeparted():
-            return CauseView(at, "left", record.flow_id, reason=record.reason)
+            return (CauseView(at, "left", record.flow_id, reason=record.reason),)
         case r.FlowDraining():
-            return CauseView(at, "draining", record.flow_id)
+            return (CauseView(at, "draining", record.flow_id),)
         case r.SettingsChanged():
             shown = {name: value for name, value in record.changes.items() if name in _TRIGGERS}
-            return CauseView(at, "changed", settings=shown) if shown else None
-    return None
+            return (CauseView(at, "changed", settings=shown),) if shown else ()
+    return ()
 
 
 def _tally(item: _Item, record: r.Record) -> None:

@@ -130,6 +130,7 @@ def flow_view(flow: Flow, lease_expires_at: float) -> views.FlowSummaryView:
         partitions=len(flow.owned),
         bound_at=flow.bound_at,
         lease_expires_at=lease_expires_at,
+        held_until=flow.held_until,
     )
 
 
@@ -186,7 +187,14 @@ def _status_view(queue: Queue, handoffs: Iterable[views.HandoffView]) -> views.R
         last_rebalance=rebalance_view(queue.last_rebalance) if queue.last_rebalance else None,
         resize=resize_view(queue),
         waiting=_waiting(queue.lineage) if queue.lineage else (),
+        held_back=_held_back(queue),
     )
+
+
+def _held_back(queue: Queue) -> views.HeldBackView | None:
+    """How many flows are held back, if any."""
+    times = [flow.held_until for flow in queue.held.values() if flow.held_until is not None]
+    return views.HeldBackView(len(times), min(times)) if times else None
 
 
 def _left_behind(queue: Queue) -> set[int]:

@@ -79,8 +79,9 @@ class LongPoll:
 
     @property
     def stops(self) -> bool:
-        """Whether the service stops: then no call waits any more."""
-        return self._replica.stopping
+        """Whether it waits no more: the service stops, or newer polls of the flow wait."""
+        assert self._watch is not None
+        return self._replica.stopping or self._watch.is_over
 
     @property
     def at_least(self) -> int:

@@ -46,7 +46,7 @@ class UpdateView:
     """FlowChangeUpdate: a flow's whole current view, at `revision`, read at `now`.
 
     `resize` is the number of the log's last resize that the barriers speak of; None: the queue has
-    no ordered resizes.
+    no ordered resizes. `held_until`: until then the flow is held back.
     """
 
     queue: str
@@ -57,6 +57,7 @@ class UpdateView:
     now: float
     partitions: tuple[PartitionInUpdate, ...]
     resize: int | None = None
+    held_until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,8 @@ class MoveView:
 class CauseView:
     """A change that led to a rebalance.
 
-    `type`: `bound`, `left` (with the `reason`), `draining`, or `changed` (with new `settings`).
+    `type`: `bound`, `admitted` (after it was held back), `left` (with the `reason`), `draining`, or
+    `changed` (with new `settings`).
     """
 
     at: float
@@ -266,7 +268,9 @@ class LagView:
 
 @dataclass(frozen=True, slots=True)
 class FlowSummaryView:
-    """A bound flow as administrators see it. `partitions` is the number that it owns."""
+    """A bound flow as administrators see it. `partitions` is the number that it owns; `held_until`:
+    until then it is held back.
+    """
 
     flow_id: str
     client_name: str
@@ -277,6 +281,7 @@ class FlowSummaryView:
     partitions: int
     bound_at: float
     lease_expires_at: float
+    held_until: float | None = None
 
 
 # Rebalances
@@ -303,6 +308,14 @@ class WaitingView:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldBackView:
+    """So many flows are held back, the first of them until then."""
+
+    flows: int
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
 class RebalanceStatusView:
     """The rebalance status of a queue (the contract, *HTTP*, rebalance status)."""
 
@@ -318,6 +331,7 @@ class RebalanceStatusView:
     last_rebalance: RebalanceView | None
     resize: ResizeView | None = None
     waiting: tuple[WaitingView, ...] = ()
+    held_back: HeldBackView | None = None
 
 
 # The audit

@@ -11,6 +11,18 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 
+class Quota(NamedTuple):
+    """How much one key may do in one queue.
+
+    So many `flows` may be bound at a time. In an hour they may take so many `moves`, times the
+    number of partitions, from flows of other keys (`budget`), and `least_moves` of a small queue.
+    """
+
+    flows: int
+    moves: int
+    least_moves: int = 100
+
+
 class Outcome(StrEnum):
     """What became of one item of a call (the contract, *HTTP*); only `ok` changes anything."""
 
@@ -127,8 +139,9 @@ class Bind:
 
     `flow_id` is new; an instance that is bound already is replaced, but not by a bind that the same
     program (`binder`) sent before the one that it is bound by: `attempt` is one higher with each.
-    An instance belongs to the key that bound it (None: bound without one).
-    Answer: None. Raises Overtaken.
+    An instance belongs to the key that bound it (None: bound without one). `quota` limits what
+    belongs to the key; None, and without a key: nothing does.
+    Answer: None. Raises Overtaken, TooManyFlows.
     """
 
     flow_id: str
@@ -139,6 +152,7 @@ class Bind:
     binder: str | None = None
     attempt: int = 0
     key_id: str | None = None
+    quota: Quota | None = None
 
 
 @dataclass(frozen=True, slots=True)

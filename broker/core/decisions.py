@@ -10,12 +10,15 @@ takes a command and the draft of a decision, and emits records.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from broker.core import commands as c
 from broker.core import cuts
 from broker.core import records as r
+from broker.core.budget import held_until
 from broker.core.departing import leave, settle
 from broker.core.draft import Draft
-from broker.core.errors import Invalid, Overtaken
+from broker.core.errors import Invalid, Overtaken, TooManyFlows
 from broker.core.lineage import record_children
 from broker.core.loop import (
     end_due,
@@ -37,14 +40,21 @@ FAILURES = ("lease_expired", "driver_lost")
 
 
 def bind(command: c.Bind, draft: Draft) -> None:
-    """A consumer joins (rules 1, 2 and 12). Raises Overtaken."""
+    """A consumer joins (rules 1, 2 and 12). Raises Overtaken, TooManyFlows."""
     queue = draft.queue
     before = queue.takers
     instance = (command.key_id, command.instance_id)
     predecessor = queue.by_instance.get(instance)
     if predecessor is not None and _is_overtaken(command, predecessor):
         raise Overtaken(command.instance_id)
+    if predecessor is None:
+        _refuse_beyond_quota(command, queue)
     absent = queue.absent.get(instance)
+    moved, held = _moved(command, draft), None
+    if predecessor is not None:
+        held = predecessor.held_until
+    elif absent is None and moved:
+        held = _held_until(command, draft, moved)
     bind_number = (
         predecessor.bind_number
         if predecessor
@@ -64,18 +74,60 @@ def bind(command: c.Bind, draft: Draft) -> None:
             command.binder,
             command.attempt,
             command.key_id,
+            held,
+            moved,
         )
     )
     flow = queue.flows[command.flow_id]
     if predecessor is not None:
         leave(draft, predecessor, "replaced", heir=flow)
     settle(draft)
+    if held is not None:
+        resume(c.Resume(), draft)
+    elif predecessor is not None and queue.status is Status.READY:
+        rebalance_if_replaced(draft, joined=predecessor.draining)
+    else:
+        _join(draft, before)
+
+
+def _join(draft: Draft, before: int) -> None:
+    """Flows have joined the balance, in which there were so many `before` (rules 1, 2, 7, 10)."""
+    queue = draft.queue
     if queue.status is not Status.READY:
         take_up(draft)
-    elif predecessor is not None:
-        rebalance_if_replaced(draft, joined=predecessor.draining)
     elif before < queue.share_count or (queue.lineage is not None and not queue.is_balanced):
         hold_down(draft, "bind", before)
+
+
+def _moved(command: c.Bind, draft: Draft) -> float | None:
+    """What counts of the moves of the key (`budget`); None if nothing is known of any."""
+    moves, most = draft.queue.moved.get(command.key_id or ""), _most_moves(command, draft.queue)
+    return None if moves is None or most is None else moves.leaked(most, draft.now)
+
+
+def _most_moves(command: c.Bind, queue: Queue) -> int | None:
+    """How much the key may take in an hour; None: as much as it likes."""
+    quota = command.quota
+    if command.key_id is None or quota is None:
+        return None
+    return max(quota.least_moves, quota.moves * queue.settings.partition_count)
+
+
+def _held_until(command: c.Bind, draft: Draft, moved: float) -> float | None:
+    """Until when the new flow is held back; None: it is not."""
+    queue, most = draft.queue, _most_moves(command, draft.queue)
+    assert most is not None
+    share = -(-queue.share_count // (queue.takers + 1))
+    waiting = sum(flow.key_id == command.key_id for flow in queue.held.values())
+    return held_until(moved, most, share, waiting, draft.now)
+
+
+def admit(draft: Draft, flows: Iterable[Flow]) -> None:
+    """Flows that were held back join the balance."""
+    before = draft.queue.takers
+    draft.emit(r.FlowsAdmitted(tuple(sorted(flow.id for flow in flows)), draft.now))
+    settle(draft)
+    _join(draft, before)
 
 
 def _is_overtaken(command: c.Bind, bound: Flow) -> bool:
@@ -86,18 +138,29 @@ def _is_overtaken(command: c.Bind, bound: Flow) -> bool:
     return same and command.attempt <= bound.attempt
 
 
+def _refuse_beyond_quota(command: c.Bind, queue: Queue) -> None:
+    """Raises TooManyFlows if the key may not have one more flow."""
+    key_id, quota = command.key_id, command.quota
+    if key_id is None or quota is None:
+        return
+    if queue.flows_of_key.get(key_id, 0) >= quota.flows:
+        raise TooManyFlows(quota.flows)
+
+
 def unbind(command: c.Unbind, draft: Draft) -> None:
     """A flow leaves (rules 3 to 5)."""
     queue = draft.queue
     flow = draft.flow(command.flow_id)
     trigger = command.reason if command.reason in FAILURES else "unbind"
     before = queue.takers
-    excess = before - (not flow.draining) >= queue.share_count
+    excess = before - flow.takes >= queue.share_count
     owned = bool(flow.owned)
     # A drained flow is missed by nobody: F and the assignment are what they were without it.
     missed = queue.status is Status.READY and owned and not excess
     holddown = queue.status is Status.HOLDDOWN or (missed and queue.settings.rebalance_delay > 0)
-    left = leave(draft, flow, command.reason, remember=holddown)
+    # Who was held back comes back as a new one.
+    remember = holddown and flow.held_until is None
+    left = leave(draft, flow, command.reason, remember=remember)
     if excess and owned and queue.status is not Status.REBALANCING:
         draft.outside(trigger)
         settle(draft)
@@ -124,9 +187,11 @@ def drain(command: c.Drain, draft: Draft) -> None:
             return
         draft.emit(r.FlowDraining(flow.id, deadline))
         return
-    before = queue.takers
+    before, held = queue.takers, flow.held_until is not None
     draft.emit(r.FlowDraining(flow.id, deadline))
-    if queue.status is Status.READY:
+    if held:
+        resume(c.Resume(), draft)
+    elif queue.status is Status.READY:
         hold_down(draft, "drain", before)
     else:
         take_up(draft)
@@ -198,14 +263,16 @@ def add_children(command: c.AddChildren, draft: Draft) -> c.Outcome:
 
 
 def advance(command: c.Advance, draft: Draft) -> None:
-    """Ends the holddown, warm-ups and handoffs that are due, then does the rest of a decision that
-    was cut off.
+    """Ends the holddown, warm-ups and handoffs that are due, admits flows, then does the rest of a
+    decision that was cut off.
 
     What is due does not wait for the rest, which may take many slices.
     """
     queue, now = draft.queue, draft.now
     if queue.cuts_due is not None and queue.cuts_due <= now:
         cuts.await_again(draft)
+    if due := [flow for flow in queue.held.values() if (flow.held_until or 0.0) <= now]:
+        admit(draft, due)
     if queue.holddown_until is not None and queue.holddown_until <= now:
         assert queue.trigger is not None
         rebalance(draft, queue.trigger)

@@ -146,6 +146,21 @@ class Overtaken(BrokerError):
         )
 
 
+class TooManyFlows(BrokerError):
+    """The caller is over its rate, or over a limit."""
+
+    code = "too_many_requests"
+    # Until then some have to leave.
+    retry_after_seconds: ClassVar[int] = 5
+
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"This key has {most} flows bound to this queue, and may not have more: unbind those "
+            "that nobody uses, or give each program a key of its own. The setting "
+            "COUNTERPOISE_KEY_FLOWS is the limit."
+        )
+
+
 class Unauthorized(BrokerError):
     """Credentials are missing."""
 

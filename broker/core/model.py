@@ -100,6 +100,8 @@ class Flow:
     `owned` and `incoming` hold partition numbers; `incoming` are on their way to it. `offers` is a
     heap of what it can give, as negative numbers (`Queue.highest_giveable`).
 
+    `held_until`: until then the flow is held back (`budget`), and takes no part in the balance.
+
     `left` is None while the flow is bound. Of a flow that is gone it is a heap of the partitions
     that are still to be taken from it (`Queue.gone`).
     """
@@ -112,6 +114,7 @@ class Flow:
         "client_name",
         "drain_deadline",
         "draining",
+        "held_until",
         "id",
         "incoming",
         "instance",
@@ -139,6 +142,7 @@ class Flow:
         binder: str | None = None,
         attempt: int = 0,
         key_id: str | None = None,
+        held_until: float | None = None,
     ) -> None:
         self.id = id
         self.instance_id = instance_id
@@ -153,6 +157,7 @@ class Flow:
         self.instance: Instance = key_id, instance_id
         self.draining = False
         self.drain_deadline: float | None = None
+        self.held_until = held_until
         self.view_revision = 0
         self.owned: set[int] = set()
         self.incoming: set[int] = set()
@@ -165,6 +170,11 @@ class Flow:
     def gone(self) -> bool:
         """Has left, while not everything has been taken from it."""
         return self.left is not None
+
+    @property
+    def takes(self) -> bool:
+        """Takes part in the balance, while it is bound."""
+        return not self.draining and self.held_until is None
 
     @property
     def active(self) -> bool:

@@ -4,7 +4,8 @@
   do not count.
 - `Queue.ranking` orders the bound, non-draining flows by what counts for them; `Queue.leaving`
   orders the draining ones by what can still be taken from them, retiring partitions included.
-- A flow that is gone is in neither. What counted for it counts for no one.
+- A flow that is gone is in neither. What counted for it counts for no one. One that is held back
+  has nothing, and is in neither as long.
 
 Partitions change hands in `_move`, `_name` and `_retire` alone. Each is undone by the same change
 back, so what follows from it (counts, heaps, deadlines, the sets of flows) is never remembered, but
@@ -193,6 +194,9 @@ def enter(queue: Queue, flow: Flow) -> None:
     journal.put(queue.by_bind_number, flow.bind_number, flow)
     if flow.bind_number >= queue.next_bind_number:
         journal.set(queue, next_bind_number=flow.bind_number + 1)
+    _count_of_key(queue, flow, 1)
+    if flow.held_until is not None:
+        journal.put(queue.held, flow.id, flow)
     _rank(queue, flow)
 
 
@@ -200,6 +204,8 @@ def leave(queue: Queue, flow: Flow) -> None:
     """Takes out a flow; it is gone until nothing is left that it owns or awaits."""
     journal = queue.journal
     journal.drop(queue.flows, flow.id)
+    _count_of_key(queue, flow, -1)
+    journal.drop(queue.held, flow.id)
     if queue.by_instance.get(flow.instance) is flow:
         journal.drop(queue.by_instance, flow.instance)
     _unrank(queue, flow)
@@ -210,13 +216,33 @@ def leave(queue: Queue, flow: Flow) -> None:
         journal.put(queue.gone, flow.id, flow)
 
 
+def _count_of_key(queue: Queue, flow: Flow, difference: int) -> None:
+    """The flow's key has one more flow, or one fewer."""
+    if flow.key_id is None:
+        return
+    count = queue.flows_of_key.get(flow.key_id, 0) + difference
+    if count:
+        queue.journal.put(queue.flows_of_key, flow.key_id, count)
+    else:
+        queue.journal.drop(queue.flows_of_key, flow.key_id)
+
+
 def _forget(queue: Queue, flow: Flow) -> None:
     if flow.left is not None and not flow.owned and not flow.incoming:
         queue.journal.drop(queue.gone, flow.id)
 
 
+def admit(queue: Queue, flow: Flow) -> None:
+    """The flow is held back no longer."""
+    queue.journal.drop(queue.held, flow.id)
+    queue.journal.set(flow, held_until=None)
+    _rank(queue, flow)
+
+
 def set_draining(queue: Queue, flow: Flow, deadline: float | None) -> None:
     """Moves the flow from those that take to those that leave."""
+    if flow.held_until is not None:
+        admit(queue, flow)
     _unrank(queue, flow)
     queue.journal.set(flow, draining=True, drain_deadline=deadline)
     _rank(queue, flow)
@@ -228,7 +254,9 @@ def set_draining(queue: Queue, flow: Flow, deadline: float | None) -> None:
 
 
 def _rank(queue: Queue, flow: Flow) -> None:
-    """Enters the flow in its ranking."""
+    """Enters the flow in its ranking, if it has one."""
+    if flow.held_until is not None:
+        return
     ranking, count = queue.ranking, flow.load
     if flow.draining:
         ranking, count = queue.leaving, len(flow.owned) - flow.outgoing
@@ -237,9 +265,9 @@ def _rank(queue: Queue, flow: Flow) -> None:
 
 
 def _unrank(queue: Queue, flow: Flow) -> None:
-    """Takes the flow out of its ranking."""
+    """Takes the flow out of its ranking, if it has one."""
     ranking = queue.leaving if flow.draining else queue.ranking
-    if queue.by_bind_number.get(flow.bind_number) is flow:
+    if flow.held_until is None and queue.by_bind_number.get(flow.bind_number) is flow:
         queue.journal.did(ranking.put, flow.bind_number, ranking.counts[flow.bind_number])
         ranking.remove(flow.bind_number)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 from broker.core.barriers import Barriers
+from broker.core.budget import Moves
 from broker.core.graph import Lineage
 from broker.core.model import (
     Absent,
@@ -46,9 +47,10 @@ class Queue:
     Beside the partitions stand the few of which something is to be done: `unassigned` (since when,
     None: never owned; `lowest` has them in order), `handoffs`, and of those the `warming` ones and
     those that are revoking `without_successor`. `ranking` and `leaving` are the counts of the
-    balance (`placement`). `warmed` names the flow that said ready in the latest handoff, and for
-    which epoch. `touched` collects the flows whose views changed. `lineage` is the graph of a
-    dynamic queue.
+    balance (`placement`), `flows_of_key` counts the bound flows of each key. `held` are the flows
+    that are held back, `moved` is what keys have taken from others (`budget`). `warmed` names the
+    flow that said ready in the latest handoff, and for which epoch. `touched` collects the flows
+    whose views changed. `lineage` is the graph of a dynamic queue.
     """
 
     def __init__(self, id: str, name: str, settings: Settings, created_at: float) -> None:
@@ -81,6 +83,9 @@ class Queue:
         self.gone: dict[str, Flow] = {}
         self.by_instance: dict[Instance, Flow] = {}
         self.by_bind_number: dict[int, Flow] = {}
+        self.flows_of_key: dict[str, int] = {}
+        self.held: dict[str, Flow] = {}
+        self.moved: dict[str, Moves] = {}
         self.partitions: dict[int, Partition] = {}
         self.warmed: dict[int, tuple[str, int]] = {}
         self.touched: set[str] = set()
@@ -108,7 +113,7 @@ class Queue:
 
     @property
     def takers(self) -> int:
-        """*F* of the contract's rules: how many non-draining flows are bound."""
+        """*F* of the contract's rules: how many non-draining flows are bound and not held back."""
         return len(self.ranking.counts)
 
     @property
@@ -191,6 +196,15 @@ class Queue:
         """Whether draining flows have partitions that are not on their way to others."""
         return bool(self.leaving.counts) and self.leaving.high > 0
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is something to take, and nobody who takes it but flows held back."""
+        return bool(
+            self.held
+            and not self.takers
+            and (self.unassigned or self.without_successor or self.is_drained_from)
+        )
+
     def first_taker(self) -> Flow:
         """The earliest-bound non-draining flow, if there is any: it owns an exclusive queue."""
         return self.by_bind_number[self.ranking.earliest()]
@@ -205,18 +219,19 @@ class Queue:
         return self.first_taker() if self.exclusive else self.by_bind_number[ranking.fewest()]
 
     def spread(self) -> int:
-        """The largest minus the smallest number of partitions that non-draining flows own;
-        O(flows).
+        """The largest minus the smallest number of partitions that flows own which take part in the
+        balance; O(flows).
         """
         numbers = [
             len(flow.owned) - len(flow.owned & self.retiring)
             for flow in self.flows.values()
-            if not flow.draining
+            if flow.takes
         ]
         return max(numbers) - min(numbers) if numbers else 0
 
     def next_deadline(self) -> float | None:
-        """When the holddown, a warm-up or a handoff ends next, or the log's cuts are due.
+        """When the holddown, a warm-up, a handoff or a flow's wait for the budget ends next, or the
+        log's cuts are due.
 
         The rest of a decision that was cut off is due apart from it, since `unfinished_at`.
         """
@@ -227,7 +242,8 @@ class Queue:
             and self.cuts_short(flow)
         ]
         handoff = self.deadlines.first() if self.handoffs else None
-        times = (self.holddown_until, self.cuts_due, handoff, *drains)
+        held = [flow.held_until for flow in self.held.values()]
+        times = (self.holddown_until, self.cuts_due, handoff, *drains, *held)
         return min((time for time in times if time is not None), default=None)
 
     def cuts_short(self, flow: Flow) -> bool:

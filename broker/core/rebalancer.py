@@ -56,6 +56,8 @@ def decide(queue: Queue, command: c.Command, now: float, most: int = SLICE) -> D
     draft = Draft(queue, now, most)
     try:
         answer = _DECISIONS[type(command)](command, draft)
+        if queue.is_idle:
+            decisions.admit(draft, queue.held.values())
     except BaseException:
         draft.take_back()
         raise

@@ -80,6 +80,8 @@ class FlowBound:
     """A flow was bound.
 
     `bind_number` is its place in the order of binding; a replacement has that of its predecessor.
+    `held_until`: until then it is held back. `moved`: what counts of the moves of its key, None: as
+    much as before (`budget`).
     """
 
     flow_id: str
@@ -92,6 +94,16 @@ class FlowBound:
     binder: str | None = None
     attempt: int = 0
     key_id: str | None = None
+    held_until: float | None = None
+    moved: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FlowsAdmitted:
+    """Flows that were held back take part in the balance from now on."""
+
+    flow_ids: tuple[str, ...]
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,6 +446,7 @@ class CutsReached:
 Record = (
     SettingsChanged
     | FlowBound
+    | FlowsAdmitted
     | FlowLeft
     | FlowDeparted
     | Orphaned

@@ -21,16 +21,19 @@ the balance: it follows from the records (the contract, *Lineage*).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from broker.core import records as r
 from broker.core.barriers import Barriers
+from broker.core.budget import Moves, counted
 from broker.core.graph import Lineage
 from broker.core.model import Absent, Flow, HandedOver, Handoff, Partition, Rebalance
 from broker.core.placement import (
     add_partition,
+    admit,
     change_life,
     enter,
     forget_partition,
@@ -119,10 +122,22 @@ def _flow_bound(queue: Queue, record: r.FlowBound) -> None:
         record.binder,
         record.attempt,
         record.key_id,
+        record.held_until,
     )
     enter(queue, flow)
     _forget_if_back(queue, flow)
     _touch(queue, flow)
+    if record.moved:
+        queue.journal.put(queue.moved, record.key_id, Moves(record.moved, record.at))
+    elif record.moved is not None:
+        queue.journal.drop(queue.moved, record.key_id)
+
+
+def _flows_admitted(queue: Queue, record: r.FlowsAdmitted) -> None:
+    for flow_id in record.flow_ids:
+        flow = queue.flows[flow_id]
+        admit(queue, flow)
+        _touch(queue, flow)
 
 
 def _flow_left(queue: Queue, record: r.FlowLeft) -> None:
@@ -269,7 +284,20 @@ def _released(queue: Queue, record: r.Released) -> None:
     )
 
 
+def _count_moves(queue: Queue, moves: Iterable[r.Move], at: float) -> None:
+    """Handoffs begin: what keys take from others (`budget`)."""
+    taken = Counter[str]()
+    for number, _owner, successor_id in moves:
+        owner, key_id = queue.partitions[number].owner, queue.flows[successor_id].key_id
+        assert owner is not None
+        if key_id is not None and owner.key_id != key_id and not owner.draining:
+            taken[key_id] += 1
+    if taken:
+        queue.journal.set(queue, moved=counted(queue.moved, taken, at))
+
+
 def _warmups_started(queue: Queue, record: r.WarmupsStarted) -> None:
+    _count_moves(queue, record.moves, record.at)
     for number, _owner, successor_id in record.moves:
         partition = queue.partitions[number]
         successor = queue.flows[successor_id]
@@ -282,6 +310,7 @@ def _warmups_started(queue: Queue, record: r.WarmupsStarted) -> None:
 
 
 def _revokes_started(queue: Queue, record: r.RevokesStarted) -> None:
+    _count_moves(queue, record.moves, record.at)
     for number, _owner, successor_id in record.moves:
         partition = queue.partitions[number]
         handoff = Handoff(number, queue.flows[successor_id], record.deadline, record.at, warm=False)
@@ -371,6 +400,15 @@ def _clock_went_back(queue: Queue, record: r.ClockWentBack) -> None:
         )
     if queue.cuts_due is not None:
         queue.journal.set(queue, cuts_due=queue.cuts_due + record.seconds)
+    if queue.moved:
+        moved = {
+            key: moves._replace(at=moves.at + record.seconds) for key, moves in queue.moved.items()
+        }
+        queue.journal.set(queue, moved=moved)
+    for flow in queue.held.values():
+        assert flow.held_until is not None
+        queue.journal.set(flow, held_until=flow.held_until + record.seconds)
+        _touch(queue, flow)
     for bind_number in queue.leaving.counts:
         flow = queue.by_bind_number[bind_number]
         if flow.drain_deadline is not None:
@@ -619,6 +657,7 @@ def _finished_removed(queue: Queue, record: r.FinishedRemoved) -> None:
 _CHANGES: dict[type[r.Record], Callable[[Queue, Any], None]] = {
     r.SettingsChanged: _settings_changed,
     r.FlowBound: _flow_bound,
+    r.FlowsAdmitted: _flows_admitted,
     r.FlowLeft: _flow_left,
     r.FlowDeparted: _flow_departed,
     r.Orphaned: _orphaned,

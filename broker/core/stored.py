@@ -19,7 +19,13 @@ KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Record.__args__}
 FIELDS = {kind: frozenset(field.name for field in fields(kind)) for kind in KINDS.values()}
 # Fields that replicas of the release before do not know are left out where they say what that
 # release takes for granted (docs, *Upgrade*).
-_LEFT_OUT = {"key_id": None, "handed_over": HandedOver.FORCED, "discarding": False}
+_LEFT_OUT = {
+    "key_id": None,
+    "handed_over": HandedOver.FORCED,
+    "discarding": False,
+    "held_until": None,
+    "moved": None,
+}
 ITEMS: dict[str, type[Any]] = {
     "grants": Grant,
     "moves": Move,
@@ -65,8 +71,9 @@ def from_json(values: Mapping[str, Any]) -> Record:
         if "children" in arguments:
             children = arguments["children"]
             arguments["children"] = tuple(c._replace(parents=tuple(c.parents)) for c in children)
-        if "partitions" in arguments:
-            arguments["partitions"] = tuple(arguments["partitions"])
+        for name in ("partitions", "flow_ids"):
+            if name in arguments:
+                arguments[name] = tuple(arguments[name])
         record: Record = kind(**arguments)
     except TypeError as error:  # more or less than this version knows
         raise KeyError(str(error)) from None

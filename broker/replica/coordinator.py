@@ -439,8 +439,9 @@ class Coordinator:
         `latest` is the latest outage that is known, and that the queue has not seen.
         """
         queue = transaction.queue
-        # Without deadlines it is enough to know the last one.
-        waits = queue.next_deadline() is not None or queue.handoffs or queue.leaving.counts
+        # Without times it is enough to know the last one.
+        times = queue.handoffs or queue.leaving.counts or queue.moved
+        waits = queue.next_deadline() is not None or bool(times)
         outages = await self._store.outages(queue.outage_seen) if waits else (latest,)
         for outage in outages:
             # One that came since the clock was read has not moved this transaction's time.

@@ -135,6 +135,12 @@ class EventCounters:
             registry=None,
         )
         self._bound = Counter("counterpoise_flows_bound", "Flows bound.", ("queue",), registry=None)
+        self._held = Counter(
+            "counterpoise_flows_held_back",
+            "Flows bound that wait, because their key has moved as much as it may in an hour.",
+            ("queue",),
+            registry=None,
+        )
         self._left = Counter(
             "counterpoise_flows_left",
             "Flows that left, by reason; lease_expired: they went silent.",
@@ -168,6 +174,7 @@ class EventCounters:
             self._grants,
             self._warmups,
             self._bound,
+            self._held,
             self._left,
         )
 
@@ -187,6 +194,8 @@ class EventCounters:
                     self._handoffs.labels(queue, "called_off").inc(len(record.partitions))
                 case r.FlowBound():
                     self._bound.labels(queue).inc()
+                    if record.held_until is not None:
+                        self._held.labels(queue).inc()
                 case r.FlowLeft() | r.FlowDeparted():
                     self._left.labels(queue, record.reason).inc()
 
@@ -223,7 +232,12 @@ class EventLog:
         match record:
             case r.FlowBound():
                 self._remember(record.flow_id, record.client_name)
-                _log.info("flow bound", **place, **self._flow("flow", record.flow_id))
+                held = record.held_until
+                more = {} if held is None else {"held_seconds": round(held - record.at, 3)}
+                _log.info("flow bound", **place, **self._flow("flow", record.flow_id), **more)
+            case r.FlowsAdmitted():
+                for flow_id in record.flow_ids:
+                    _log.info("flow admitted", **place, **self._flow("flow", flow_id))
             case r.FlowLeft() | r.FlowDeparted():
                 event = "lease expired" if record.reason == "lease_expired" else "flow left"
                 flow = self._flow("flow", record.flow_id)

@@ -24,6 +24,8 @@ from broker.store.ports import Positions
 T = TypeVar("T")
 # If the next commit is not on its way then, those whose views are made wait for it no longer.
 HOLD_SECONDS = 0.2
+# A flow needs one. A client whose connection broke polls again, and its last poll still waits.
+MOST_POLLS = 2
 PendingRead = tuple[Callable[[Queue], Awaitable[Any]], asyncio.Future[Any]]
 
 
@@ -61,7 +63,7 @@ class Watch:
     Thousands of flows wait at once, and an event of asyncio takes three quarters of a kilobyte.
     """
 
-    __slots__ = ("_future", "_is_set", "_look", "is_late", "seen")
+    __slots__ = ("_future", "_is_set", "_look", "is_late", "is_over", "seen")
 
     def __init__(self, look: Callable[[], Any] | None = None) -> None:
         """`look` makes of the queue what has changed; None if it is to be read from the store."""
@@ -71,7 +73,14 @@ class Watch:
         """What `look` has made at the last change."""
         self.is_late = False
         """Whether it began amid the commit that is under way."""
+        self.is_over = False
+        """Whether the one who waits is to end, because too many do."""
         self._future: asyncio.Future[None] | None = None
+
+    @property
+    def makes_views(self) -> bool:
+        """Whether it is that of a poll, not of a stream."""
+        return self._look is not None
 
     def is_set(self) -> bool:
         """Whether something has changed that is not known yet."""
@@ -151,9 +160,15 @@ class ViewNotifier:
             self.unwatch(flow_id, watch)
 
     def watch(self, flow_id: str, look: Callable[[], Any] | None = None) -> Watch:
-        """As `watching`, until `unwatch`."""
+        """As `watching`, until `unwatch`. With a `look` it is that of a poll, of which a flow has
+        `MOST_POLLS`: beyond it the one that has waited longest is over.
+        """
         watch = Watch(look)
-        self.watches[flow_id] = (*self.watches.get(flow_id, ()), watch)
+        self.watches[flow_id] = watches = (*self.watches.get(flow_id, ()), watch)
+        if look is not None and len(watches) > MOST_POLLS:
+            for one in [one for one in watches if one.makes_views][:-MOST_POLLS]:
+                one.is_over = True
+                one.set()
         return watch
 
     def unwatch(self, flow_id: str, watch: Watch) -> None:

@@ -182,6 +182,7 @@ def _known_flows(commit: Commit) -> Sequence[Mapping[str, Any]]:
             "id": flow.id,
             "draining": flow.draining,
             "drain_deadline": flow.drain_deadline,
+            "held_until": flow.held_until,
             "view_revision": flow.view_revision,
             "active": flow.active,
         }

@@ -13,16 +13,19 @@ from __future__ import annotations
 from broker.core.queue import Queue
 
 # Of this release: the highest that it gives, or more.
-LEVEL = 12
+LEVEL = 14
 # The SQLSTATE of a commit that the database refuses. Its class means an error of the system, which
 # older replicas answer with 503.
 TOO_NEW = "58C01"
 _DYNAMIC = 7
 _ORDERED_RESIZES = 9
+_HELD_FLOWS = 14
 
 
 def level_of(queue: Queue) -> int:
     """The level that the queue needs; 0: every release knows all of it."""
+    if queue.held:
+        return _HELD_FLOWS
     if queue.settings.ordered_resize or queue.barriers is not None:
         return _ORDERED_RESIZES
     return _DYNAMIC if queue.lineage is not None else 0

@@ -212,6 +212,7 @@ def _restore_flow(queue: Queue, values: FlowValues) -> Flow:
         values.binder,
         values.attempt,
         values.key_id,
+        values.held_until,
     )
     flow.view_revision = values.view_revision
     enter(queue, flow)

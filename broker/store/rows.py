@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from broker.core.barriers import Barriers
+from broker.core.budget import Moves
 from broker.core.model import Absent, Flow, Instance, Partition, Rebalance, Settings
 from broker.core.queue import Queue
 from broker.core.records import Record
@@ -53,6 +54,7 @@ class FlowValues(NamedTuple):
     attempt: int
     draining: bool
     drain_deadline: float | None
+    held_until: float | None
     view_revision: int
     active: bool
     key_id: str | None
@@ -104,6 +106,7 @@ def queue_values(queue: Queue, next_deadline: float | None) -> dict[str, Any]:
         **{name: getattr(queue, name) for name in PLAIN},
         "next_seat": queue.next_bind_number,
         "departed": _absent_values(queue),
+        "moved": {key: [*moves] for key, moves in queue.moved.items()},
         "barriers": _barriers_values(queue.barriers),
         "rebalance": queue.rebalance and asdict(queue.rebalance),
         "last_rebalance": queue.last_rebalance and asdict(queue.last_rebalance),
@@ -129,6 +132,7 @@ def flow_values(flow: Flow) -> FlowValues:
         flow.attempt,
         flow.draining,
         flow.drain_deadline,
+        flow.held_until,
         flow.view_revision,
         flow.active,
         flow.key_id,
@@ -177,6 +181,7 @@ def restore_head(queue_id: str, row: Mapping[str, Any]) -> Queue:
         instance_of(name): Absent(number, str(dict(held).get("flow", f"left by {name}")))
         for name, (number, held) in (row["departed"] or {}).items()
     }
+    queue.moved = {key: Moves(*values) for key, values in row["moved"].items()}
     queue.rebalance = _rebalance(row["rebalance"])
     queue.last_rebalance = _rebalance(row["last_rebalance"])
     queue.barriers = _restore_barriers(row["barriers"])

@@ -29,6 +29,7 @@ from counterpoise.cli.output import (
     Url,
     console,
     counted,
+    held_back_text,
     held_conditions,
     print_json,
     table,
@@ -57,6 +58,7 @@ ADVICE = {
     "make a new queue that reads this log",
     "log_away": "see whether the log runs, and whether the consumer's machine reaches it",
 }
+_REFUSED = re.compile(r'^counterpoise_http_refused_total\{limit="([^"]*)"\} (\S+)', re.MULTILINE)
 _VERSION = re.compile(r'^counterpoise_build_info\{version="([^"]*)"\}', re.MULTILINE)
 
 
@@ -173,7 +175,13 @@ def _service(client: Client) -> Iterator[Finding]:
             "look at the log of the service; consumers keep working on their partitions meanwhile",
         )
     yield _clocks(ready.date, asked_at, answered_at)
-    yield _versions(client)
+    try:
+        metrics = client.probe("/metrics").text
+    except ServiceUnavailable as error:
+        yield Finding("versions", "skipped", str(error))
+        return
+    yield _versions(metrics)
+    yield from _refusals(metrics)
 
 
 def _json_of(text: str) -> dict[str, object]:
@@ -206,12 +214,8 @@ def _clocks(date: str | None, asked_at: float, answered_at: float) -> Finding:
     )
 
 
-def _versions(client: Client) -> Finding:
-    ours = package_version()
-    try:
-        found = _VERSION.search(client.probe("/metrics").text)
-    except ServiceUnavailable as error:
-        return Finding("versions", "skipped", str(error))
+def _versions(metrics: str) -> Finding:
+    ours, found = package_version(), _VERSION.search(metrics)
     if found is None:
         return Finding("versions", "skipped", "the service does not tell its version")
     if found[1] == ours:
@@ -222,6 +226,19 @@ def _versions(client: Client) -> Finding:
         f"the service is {found[1]}, this program is {ours}",
         "they work together while an upgrade is under way; upgrade the older one",
     )
+
+
+def _refusals(metrics: str) -> Iterator[Finding]:
+    """Which limits the replica that answers has refused requests for, since its start."""
+    counts = {limit: round(float(count)) for limit, count in _REFUSED.findall(metrics)}
+    told = ", ".join(f"{limit} {count:,}" for limit, count in sorted(counts.items()) if count)
+    if told:
+        yield Finding(
+            "limits",
+            "warning",
+            f"requests refused since the service started, by limit: {told}",
+            "docs/operations.md, Overload, says what each limit is for and which setting raises it",
+        )
 
 
 # ------------------------------------------------------------------ queues and their logs
@@ -254,6 +271,7 @@ def _queues(client: Client, names: list[str] | None) -> Iterator[Finding]:
     for queue in queues[:MOST_QUEUES]:
         yield _log(client, queue)
         yield from _conditions(client, queue)
+        yield from _held_back(client, queue)
     if len(queues) > MOST_QUEUES:
         yield Finding("queues", "skipped", "there are more queues", "name them with --queue")
 
@@ -307,6 +325,21 @@ def _conditions(client: Client, queue: Queue) -> Iterator[Finding]:
             "wrong",
             f"{where}{first.client_name}: {first.text}{more}",
             ADVICE.get(kind, f"'counterpoise status {queue.name}' shows all").format(queue.name),
+        )
+
+
+def _held_back(client: Client, queue: Queue) -> Iterator[Finding]:
+    """Whether flows of a queue wait, because their keys have moved much of it."""
+    try:
+        held = client.rebalance_status(queue.name).held_back
+    except CounterpoiseError:
+        return
+    if held is not None:
+        yield Finding(
+            f"flows of {queue.name}",
+            "warning",
+            held_back_text(held),
+            "find out why consumers of the key come and go; COUNTERPOISE_KEY_MOVES is the limit",
         )
 
 

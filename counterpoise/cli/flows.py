@@ -68,7 +68,7 @@ def list_flows(queue: QueueName, url: Url = None, as_json: AsJson = False) -> No
         shown.add_row(
             flow.flow_id,
             Text(flow.client_name),
-            "draining" if flow.draining else "active" if flow.active else "standby",
+            flow.state,
             str(flow.partitions),
             "" if bound is None else f"{duration(-bound)} ago",
             "" if lease is None else duration(lease),

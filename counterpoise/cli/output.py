@@ -25,6 +25,7 @@ from counterpoise.client import Client
 from counterpoise.conditions import HeldCondition, is_unknown
 from counterpoise.errors import Refused
 from counterpoise.plain import plain, plain_json
+from counterpoise.wire import HeldBack
 
 QueueName = Annotated[
     str, typer.Argument(metavar="QUEUE", help="The queue's name.", show_default=False)
@@ -112,6 +113,15 @@ def duration(seconds: float) -> str:
         if seconds < limit:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds / 86400:.0f} d"
+
+
+def held_back_text(held: HeldBack) -> str:
+    """What is said of flows that are held back."""
+    until = "" if held.until is None else f" until {held.until.astimezone():%H:%M}"
+    if held.flows == 1:
+        return f"1 flow waits{until}: its key has moved as much as it may in an hour"
+    first = f", the first{until}" if until else ""
+    return f"{held.flows} flows wait{first}: their keys have moved as much as they may in an hour"
 
 
 def held_conditions(client: Client, name: str) -> tuple[HeldCondition, ...]:

@@ -26,6 +26,7 @@ from counterpoise.cli.output import (
     conditions_text,
     console,
     duration,
+    held_back_text,
     held_conditions,
     print_json,
     ranges,
@@ -50,6 +51,8 @@ from counterpoise.wire import (
 # the flow.
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 STATUS_STYLES = {"Ready": "bold green", "Holddown": "bold yellow", "Rebalancing": "bold magenta"}
+
+FLOW_STYLES = {"draining": "yellow", "held back": "yellow", "standby": "dim"}
 
 MARKS = {
     "revoking": "> being handed off",
@@ -113,6 +116,8 @@ def render(snapshot: QueueSnapshot, away: str | None = None) -> RenderableType:
     if snapshot.status.raw.get("waiting"):
         parts += [Text(), _parents(snapshot.status.raw["waiting"])]
     parts += [Text(), _flows(snapshot, numbers)]
+    if snapshot.status.held_back is not None:
+        parts += [Text(), Text(held_back_text(snapshot.status.held_back), style="yellow")]
     if snapshot.status.handoffs:
         parts += [Text(), _handoffs(snapshot, numbers)]
     if snapshot.status.unassigned:
@@ -204,11 +209,10 @@ def _flows(snapshot: QueueSnapshot, numbers: Mapping[str, int]) -> RenderableTyp
     for flow in snapshot.flows[:MOST_FLOWS]:
         style = _style(flow.flow_id, numbers)
         lease = seconds_until(flow.lease_expires_at)
-        state = "draining" if flow.draining else "active" if flow.active else "standby"
         shown.add_row(
             Text(f"{numbers[flow.flow_id]:>2} ", style=f"{style} reverse"),
             Text(flow.client_name),
-            Text(state, style={"draining": "yellow", "standby": "dim"}.get(state, "")),
+            Text(flow.state, style=FLOW_STYLES.get(flow.state, "")),
             str(flow.partitions),
             Text(ranges(owned.get(flow.flow_id, ()))),
             Text("" if lease is None else duration(lease), style="dim"),

@@ -41,6 +41,8 @@ def test_every_setting_is_a_variable_of_the_environment(monkeypatch: pytest.Monk
         "address_requests_per_second": "20.5",
         "address_idle_connections": "9",
         "key_streams": "9",
+        "key_flows": "9",
+        "key_moves": "9",
         "flow_streams": "9",
         "address_streams": "9",
         "history_days": "0.5",

@@ -6,8 +6,9 @@ comments.
     start S1=0,1 S2=2 S3= warmup max_handoff_time=3
                                     a queue that is Ready, with flows in the order of binding
     start partitions=8              a queue without flows
-    bind NAME [instance=NAME] [warmup]
-                                    the instance is the flow's name unless given
+    bind NAME [instance=NAME] [warmup] [key=KEY moves=COUNT]
+                                    the instance is the flow's name unless given; how much its key
+                                    may take from others in an hour
     unbind NAME | expire NAME
     drain NAME [timeout=SECONDS]
     release NAME PARTITION... [epoch=N] [finished]
@@ -107,8 +108,18 @@ class _Player:
         self._teller = _Teller(self.world)
         self._status()
 
-    def _bind(self, name: str, *flags: str, instance: str | None = None) -> None:
-        self._do(c.Bind(name, f"i-{instance or name}", "test", 10.0, "warmup" in flags))
+    def _bind(
+        self,
+        name: str,
+        *flags: str,
+        instance: str | None = None,
+        key: str | None = None,
+        moves: str | None = None,
+    ) -> None:
+        """`moves`: how many the key may take in an hour."""
+        quota = None if moves is None else c.Quota(1000, 0, int(moves))
+        instance, warmup = f"i-{instance or name}", "warmup" in flags
+        self._do(c.Bind(name, instance, "test", 10.0, warmup, key_id=key, quota=quota))
 
     def _unbind(self, name: str) -> None:
         self._do(c.Unbind(name))
@@ -210,9 +221,10 @@ class _Player:
         if seen is None:
             self._say(f"{name} is gone")
             return
-        partitions, draining = seen
+        partitions, draining, held_until = seen
         active = "active" if self.world.queue.flows[name].active else "inactive"
-        self._say(f"{name} sees: {active}{', draining' if draining else ''}")
+        held = "" if held_until is None else f", held back until {_seconds(held_until)}"
+        self._say(f"{name} sees: {active}{', draining' if draining else ''}{held}")
         for number, (state, epoch, handed_over, deadline) in partitions.items():
             words = [f"  p{number} epoch {epoch} {state}"]
             if handed_over:
@@ -258,7 +270,11 @@ class _Teller:
             case r.SettingsChanged():
                 return [f"{name} is now {value}" for name, value in record.changes.items()]
             case r.FlowBound():
-                return [f"{record.flow_id} bound{' with warm-up' if record.warmup else ''}"]
+                held = record.held_until
+                waits = "" if held is None else f", held back until {_seconds(held)}"
+                return [f"{record.flow_id} bound{' with warm-up' if record.warmup else ''}{waits}"]
+            case r.FlowsAdmitted():
+                return [f"{flow_id} joins" for flow_id in record.flow_ids]
             case r.FlowLeft():
                 alone = [n for n, owner in self._owners.items() if owner == record.flow_id]
                 for number in alone:

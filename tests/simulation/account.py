@@ -116,15 +116,22 @@ class Account:
     def dynamic(self) -> bool:
         return bool(self.queue["partitioning"] == "dynamic")
 
+    def to_follow(self) -> bool:
+        """Whether something is due in a queue that is not rebalancing beside its holddown and the
+        ends of waits for the budget: the rest of a decision, if it is Ready.
+        """
+        held = [row.held_until for row in self.flows.values() if row.held_until is not None]
+        return self.queue["next_deadline"] not in (None, min(held, default=None))
+
     def owned(self) -> bool:
         """Whether each partition that takes part has an owner that takes."""
-        takers = [id for id, row in self.flows.items() if not row.draining]
+        takers = [id for id, row in self.flows.items() if takes(row)]
         rows = (row for row in self.partitions.values() if row.state not in APART)
         return not takers or all(row.owner in takers for row in rows)
 
     def balanced(self) -> bool:
         """*Balance*, counted from the rows."""
-        takers = {id: 0 for id, row in self.flows.items() if not row.draining}
+        takers = {id: 0 for id, row in self.flows.items() if takes(row)}
         if not takers:
             return True
         for row in self.partitions.values():
@@ -146,7 +153,7 @@ class Account:
         `begun`: earlier rows of the partitions whose handoffs this transaction began; they count as
         if it had not.
         """
-        takers = {id: 0 for id, row in self.flows.items() if not row.draining}
+        takers = {id: 0 for id, row in self.flows.items() if takes(row)}
         if not takers:
             return 0
         undone = {row.number: row for row in begun}
@@ -164,6 +171,11 @@ class Account:
             if not after.retiring and holder in takers:
                 takers[holder] += 1
         return leaving + balance.fewest_handoffs(takers, total, only=self.only(takers))
+
+
+def takes(row: Any) -> bool:
+    """Whether a bound flow takes part in the balance."""
+    return not row.draining and row.held_until is None
 
 
 def back(outages: Iterable[tuple[float, float]]) -> float:

@@ -330,7 +330,7 @@ class Checker(Ending):
         view = self.views.get((flow, revision))
         if view is None:
             raise Violation(7, f"{flow} was told of revision {revision}, which is not committed")
-        told: list[Any] = [update.draining, update.resize]
+        told: list[Any] = [update.draining, update.held_until, update.resize]
         for seen in update.partitions:
             number, epoch = seen.partition, seen.epoch
             barrier = (seen.cut, bool(seen.reached_cut), bool(seen.waits_for))

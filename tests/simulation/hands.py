@@ -93,6 +93,9 @@ def _check_grant(
     taker = old_flows.get(new.owner)
     if taker is not None and taker.draining and new.owner != old.owner:
         raise Violation(6, f"p{number} was granted to {new.owner}, which is draining")
+    owner = known.flows.get(new.owner)
+    if owner is not None and owner.held_until is not None:
+        raise Violation(6, f"p{number} was granted to {new.owner}, which is held back")
     # If the partition retires again, or its position is set, the owner continues under a new epoch.
     again = new.retiring and not old.retiring
     again = again or (len(tx.revisions) > 1 and known.asked.resize())

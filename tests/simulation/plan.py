@@ -36,7 +36,8 @@ class Config:
     messages, (least, most). `sticky`: a client stays with a replica until it fails; else each call
     may meet another. `slice`: how many partitions one slice of a decision may change;
     `slices_at_once`: of how many slices a transaction may consist. `several`: so many flows that
-    bind together are a crowd.
+    bind together are a crowd. `moves`: how much each key may take from others in `HOUR_SECONDS`;
+    None: as much as they like.
     """
 
     replicas: int = 2
@@ -48,6 +49,7 @@ class Config:
     slice: int = SLICE
     slices_at_once: int = 1
     several: int = 5
+    moves: int | None = None
 
     @property
     def reshapes(self) -> bool:
@@ -94,6 +96,9 @@ SLICES = (3, SLICE, 2, SLICE, 4, SLICE)
 SLICES_AT_ONCE = (1, 2, 1, 4, 1)
 # How many flows that bind together are a crowd.
 SEVERAL = (5, 5, 2, 5, 1, 5, 5)
+# The keys of consumers, in turn, and how soon what they have taken counts no more.
+KEYS = ("one", "two", None)
+HOUR_SECONDS = 12.0
 # The log of the queue: its own, or a topic that existed before, has messages and grows.
 BUILTIN, TOPIC = "builtin:orders", "kafka://broker:9092/orders"
 LEASES = (2.0, 3.0, 4.0, 6.0)
@@ -147,6 +152,7 @@ def draw(seed: int) -> Plan:
     apart = random.Random(f"start of {seed}")
     if apart.random() < 0.25:
         settings |= {"start": "latest", "log": apart.choice((BUILTIN, TOPIC))}
+    keys = random.Random(f"keys of {seed}")
     config = Config(
         rng.choice((1, 2, 2, 2, 3)),
         settings,
@@ -156,6 +162,7 @@ def draw(seed: int) -> Plan:
         slice=SLICES[seed % len(SLICES)],
         slices_at_once=SLICES_AT_ONCE[seed % len(SLICES_AT_ONCE)],
         several=SEVERAL[seed % len(SEVERAL)],
+        moves=keys.choice((1, 2)) if keys.random() < 0.5 else None,
     )
     kinds = [kind for kinds in ACTIONS.values() if rng.random() < 0.6 for kind in kinds]
     kinds += [kind for kinds in FAULTS.values() if rng.random() < 0.5 for kind in kinds]

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.judge.violation import Violation
 from tests.simulation import order
-from tests.simulation.account import OVER, Account, Transaction
+from tests.simulation.account import OVER, Account, Transaction, takes
 from tests.simulation.deadlines import ACCURACY
 
 # On a slow connection, another replica may learn the database's time so much later.
@@ -19,7 +19,7 @@ APART_SECONDS = 1.0
 
 def check_owners(known: Account, tx: Transaction, old_partitions: Mapping[int, Any]) -> None:
     """A flow that left owns nothing, but for what the slices of its departure are still to take."""
-    to_follow = known.queue["next_deadline"] is not None
+    to_follow = known.to_follow()
     for row in tx.partitions:
         if row.owner is None or row.owner in known.flows:
             continue
@@ -39,11 +39,16 @@ def check_resize(known: Account, old: Mapping[str, Any]) -> None:
 def check_status(known: Account, tx: Transaction, old: Mapping[str, Any]) -> None:
     queue = known.queue
     # That something is due in a queue that is Ready can be only the rest of a decision.
-    to_follow = queue["next_deadline"] is not None
+    to_follow = known.to_follow()
     # The end of a partition triggers nothing, so a dynamic queue may be Ready with any spread.
     settled = known.owned() if known.dynamic else known.balanced()
     if queue["status"] == "Ready" and not settled and not to_follow:
         raise Violation(9, "the queue is Ready, but not balanced")
+    if not any(map(takes, known.flows.values())) and not to_follow:
+        held = [id for id, row in known.flows.items() if row.held_until is not None]
+        idle = [row.number for row in known.partitions.values() if row.state == "unassigned"]
+        if held and idle:
+            raise Violation(9, f"{held} are held back, and nobody else takes {idle}")
     if queue["status"] != "Rebalancing":
         for row in known.partitions.values():
             if row.state in ("warming", "revoking"):
@@ -148,15 +153,17 @@ def _changed_between(known: Account) -> bool:
 
 
 def _flows_differ(known: Account, old_flows: Mapping[str, Any]) -> bool:
-    return {(id, row.draining) for id, row in known.flows.items()} != {
-        (id, row.draining) for id, row in old_flows.items()
+    return {(id, row.draining, row.held_until) for id, row in known.flows.items()} != {
+        (id, row.draining, row.held_until) for id, row in old_flows.items()
     }
 
 
 def check_views(known: Account) -> None:
     """A flow whose view changes is told so under a new revision."""
     resize = known.queue["resize_seen"] if known.queue["ordered_resize"] else None
-    views: dict[str, list[Any]] = {id: [row.draining, resize] for id, row in known.flows.items()}
+    views: dict[str, list[Any]] = {
+        id: [row.draining, row.held_until, resize] for id, row in known.flows.items()
+    }
     for number in sorted(known.partitions):
         row = known.partitions[number]
         if row.owner in views:

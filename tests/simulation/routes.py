@@ -15,6 +15,7 @@ from broker.core.errors import BrokerError, FlowGone
 from broker.service import Calls
 from counterpoise.calls import Call
 from tests.simulation.checker import Checker
+from tests.simulation.plan import KEYS
 
 
 def _time(seconds: float) -> str:
@@ -113,6 +114,7 @@ async def serve(calls: Calls, call: Call[Any], checker: Checker) -> Any:
             body["warmup"],
             body["binder"],
             body["attempt"],
+            KEYS[int(body["instance_id"][1:]) % len(KEYS)],
         )
         checker.bound(bound.flow_id)
         checker.showed(bound.update, began)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from broker.core.commands import Quota
 from broker.core.errors import BrokerError
 from broker.core.records import CutOff, Record, RevokesStarted, WarmupsEnded
 from broker.replica.replica import Replica
@@ -234,7 +235,9 @@ class Node(Process):
         self.alarms = VirtualAlarms(self)
         self.replica = Replica(self.store, self.alarms, new_id, self.now)
         logs = {config.settings.get("log", BUILTIN): log}
-        self.calls = Calls(self.replica, FarLogs(logs, self) if config.reshapes else Logs(logs))
+        quota = None if config.moves is None else Quota(1000, 0, config.moves)
+        shown = FarLogs(logs, self) if config.reshapes else Logs(logs)
+        self.calls = Calls(self.replica, shown, quota)
         loop.create_task(self._begin())
 
     async def _begin(self) -> None:

@@ -12,6 +12,7 @@ import broker.calls.cuts
 import broker.calls.flows
 import broker.calls.queues
 import broker.calls.upkeep
+import broker.core.budget
 import broker.core.placement
 import broker.core.replay
 import broker.postgres.checks
@@ -28,7 +29,7 @@ from tests.simulation.checker import Checker
 from tests.simulation.consumers import AT_ONCE, PATIENCE_SECONDS, Consumer
 from tests.simulation.happenings import RECOVER_SECONDS, Happenings
 from tests.simulation.network import Network
-from tests.simulation.plan import Plan
+from tests.simulation.plan import HOUR_SECONDS, Plan
 from tests.simulation.publishers import Publisher
 from tests.simulation.service import QUEUE, Node, Observed, Weather
 from tests.simulation.stand_ins import Counting, Id, Quiet, replaced
@@ -367,6 +368,7 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
         (broker.replica.transaction, "SLICES_AT_ONCE", plan.config.slices_at_once),
         (broker.replica.transaction, "SLICES_OF_A_REST", plan.config.slices_at_once),
         (broker.replica.bursts, "SEVERAL", plan.config.several),
+        (broker.core.budget, "HOUR", HOUR_SECONDS),
         (broker.calls.upkeep, "_log", quiet),
         (broker.calls.cuts, "_log", quiet),
         (broker.replica.replica, "_log", quiet),

@@ -48,6 +48,8 @@ locked_flows AS (
         coalesce(given.draining, locked.draining) AS draining,
         CASE WHEN given.draining IS NULL THEN locked.drain_deadline ELSE given.drain_deadline END
             AS drain_deadline,
+        CASE WHEN given.draining IS NULL THEN locked.held_until ELSE given.held_until END
+            AS held_until,
         coalesce(given.view_revision, locked.view_revision) AS view_revision,
         coalesce(given.active, locked.active) AS active,
         locked.token_hash,
@@ -71,8 +73,9 @@ locked_flows AS (
     FROM (
         SELECT *
         FROM json_to_recordset(:flows) AS flow (
-            id text, draining boolean, drain_deadline double precision, view_revision bigint,
-            active boolean, renewed boolean, expired boolean, reason text
+            id text, draining boolean, drain_deadline double precision,
+            held_until double precision, view_revision bigint, active boolean,
+            renewed boolean, expired boolean, reason text
         )
         ORDER BY id
     ) AS given
@@ -190,7 +193,7 @@ written_queue AS (
     SET (
         partition_count, access_type, rebalance_delay, max_handoff_time, max_warmup_time,
         max_concurrent_handoffs, log, start, partitioning, ordered_resize, revision, status,
-        trigger, since, holddown_until, flows_before, departed, rebalance, last_rebalance,
+        trigger, since, holddown_until, flows_before, departed, moved, rebalance, last_rebalance,
         growing, discarding, retiring_count, waiting_count, finished_count, outage_seen,
         resize_seen, barriers, cuts_due, cuts_attempt, next_seat, next_deadline,
         level, writer_level
@@ -198,7 +201,7 @@ written_queue AS (
         SELECT
             partition_count, access_type, rebalance_delay, max_handoff_time, max_warmup_time,
             max_concurrent_handoffs, log, start, partitioning, ordered_resize, revision, status,
-            trigger, since, holddown_until, flows_before, departed, rebalance, last_rebalance,
+            trigger, since, holddown_until, flows_before, departed, moved, rebalance, last_rebalance,
             growing, discarding, retiring_count, waiting_count, finished_count, outage_seen,
             resize_seen, barriers, cuts_due, cuts_attempt, next_seat, next_deadline,
             level, writer_level
@@ -219,17 +222,18 @@ written_flows AS (
     -- by the unique index of the key; an UPDATE would be a join, which it may plan in other ways.
     INSERT INTO counterpoise.flows (
         id, queue_id, instance_id, client_name, seat, lease_seconds, warmup, bound_at, binder,
-        attempt, draining, drain_deadline, view_revision, active, token_hash, lease_expires_at,
-        reason, left_at, key_id
+        attempt, draining, drain_deadline, held_until, view_revision, active, token_hash,
+        lease_expires_at, reason, left_at, key_id
     )
     SELECT
         id, queue_id, instance_id, client_name, seat, lease_seconds, warmup, bound_at, binder,
-        attempt, draining, drain_deadline, view_revision, active, token_hash, lease_expires_at,
-        reason, left_at, key_id
+        attempt, draining, drain_deadline, held_until, view_revision, active, token_hash,
+        lease_expires_at, reason, left_at, key_id
     FROM locked_flows
     WHERE fits AND (SELECT may FROM verdict)
     ON CONFLICT (id) DO UPDATE SET
         draining = excluded.draining, drain_deadline = excluded.drain_deadline,
+        held_until = excluded.held_until,
         view_revision = excluded.view_revision, active = excluded.active,
         lease_expires_at = excluded.lease_expires_at,
         reason = excluded.reason, left_at = excluded.left_at
@@ -241,12 +245,12 @@ new_flows AS (
     -- one. A flow with a `reason` has bound and left within this commit.
     INSERT INTO counterpoise.flows (
         id, queue_id, instance_id, client_name, seat, lease_seconds, warmup, bound_at, binder,
-        attempt, draining, drain_deadline, view_revision, active, token_hash, lease_expires_at,
-        reason, left_at, key_id
+        attempt, draining, drain_deadline, held_until, view_revision, active, token_hash,
+        lease_expires_at, reason, left_at, key_id
     )
     SELECT
         id, :queue, instance_id, client_name, seat, lease_seconds, warmup, bound_at, binder,
-        attempt, draining, drain_deadline, view_revision, active, token_hash,
+        attempt, draining, drain_deadline, held_until, view_revision, active, token_hash,
         (SELECT now FROM clock) + lease_seconds,
         reason, CASE WHEN reason IS NOT NULL THEN (SELECT now FROM clock) END, key_id
     FROM json_populate_recordset(

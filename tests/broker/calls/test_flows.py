@@ -49,6 +49,29 @@ class TestFollowing:
         assert world.now - began == pytest.approx(5.5)
 
     @virtual
+    async def test_a_third_poll_ends_the_first(self) -> None:
+        """Its lease is renewed all the same. The others, and streams, go on."""
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        flow = await one.join("orders", "first", lease=8)
+        stream = aiter(one.watch("orders", flow, 0))
+        assert await anext(stream) is not None
+        following = asyncio.ensure_future(anext(stream))
+        await settle()
+        polls = []
+        for _ in range(3):
+            polls.append(asyncio.ensure_future(one.wait_update("orders", flow, 1000, 60)))
+            await settle()
+        began = world.now
+        assert await polls[0] is None
+        assert world.now - began < 1
+        assert not any(each.done() for each in (*polls[1:], following))
+        assert await asyncio.gather(*polls[1:]) == [None, None]
+        assert world.now - began == pytest.approx(4)
+        following.cancel()
+
+    @virtual
     async def test_also_where_the_queue_is_not_known_yet(self) -> None:
         world = World()
         one = await world.replica()

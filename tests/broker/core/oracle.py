@@ -100,7 +100,7 @@ _BESIDE = ("removed", "waiting", "finished")
 
 def is_balanced(queue: Queue, *, any_spread: bool = False) -> bool:
     """*Balance*, computed from the partitions alone; `any_spread`: whatever the numbers are."""
-    takers = [flow for flow in queue.flows.values() if not flow.draining]
+    takers = [flow for flow in queue.flows.values() if _takes(flow)]
     if not takers:
         return True
     existing = [p for p in queue.partitions.values() if p.state not in _BESIDE]
@@ -115,6 +115,11 @@ def is_balanced(queue: Queue, *, any_spread: bool = False) -> bool:
 
 
 # One state
+
+
+def _takes(flow: Flow) -> bool:
+    """Whether a bound flow takes part in the balance."""
+    return not flow.draining and flow.held_until is None
 
 
 def check_state(queue: Queue, now: float, *, advanced: bool = False) -> None:
@@ -175,8 +180,9 @@ def _check_sets(queue: Queue, now: float) -> None:
         if handoff.successor is not None:
             assert queue.flows.get(handoff.successor.id) is handoff.successor
             assert not handoff.successor.draining, "a draining flow is to be given a partition"
+            assert _takes(handoff.successor), "a flow that is held back is to be given a partition"
         elif states[number] == "revoking" and not _is_pending(queue, now):
-            assert not any(not f.draining for f in queue.flows.values()), "no successor was named"
+            assert not any(map(_takes, queue.flows.values())), "no successor was named"
         if states[number] == "warming" and not _is_pending(queue, now):
             assert handoff.successor is not None
             assert handoff.successor.warmup
@@ -198,6 +204,11 @@ def _check_sets(queue: Queue, now: float) -> None:
     ]
     if queue.cuts_due is not None:
         deadlines.append(queue.cuts_due)
+    held = {f.id: f for f in queue.flows.values() if f.held_until is not None}
+    assert queue.held == held
+    deadlines += [f.held_until for f in held.values() if f.held_until is not None]
+    assert queue.flows_of_key == Counter(f.key_id for f in queue.flows.values() if f.key_id)
+    assert all(moves.level > 0 for moves in queue.moved.values())
     assert queue.next_deadline() == min(deadlines, default=None)
     assert all(number in queue.lowest for number in queue.unassigned)
     for flow in queue.flows.values():
@@ -236,7 +247,10 @@ def _check_counts(queue: Queue) -> None:
         assert flow.incoming == incoming[flow.id]
         assert flow.load == load[flow.id]
         assert flow.outgoing == outgoing
-        if flow.draining:
+        if flow.held_until is not None:
+            assert not flow.draining
+            assert not flow.owned | flow.incoming
+        elif flow.draining:
             leaving[flow.bind_number] = len(owned[flow.id]) - outgoing
         else:
             ranked[flow.bind_number] = load[flow.id]
@@ -253,6 +267,10 @@ def _check_status(queue: Queue, now: float) -> None:
     assert (queue.holddown_until is not None) == (queue.status == "Holddown")
     assert (queue.trigger is None) == (queue.status == "Ready")
     assert (queue.rebalance is not None) == (queue.status == "Rebalancing")
+    if queue.held and not any(map(_takes, queue.flows.values())):
+        drained = [flow for flow in queue.flows.values() if flow.draining and flow.owned]
+        assert not queue.unassigned, "partitions are idle, and flows are held back"
+        assert not drained, "flows that drain wait, and flows are held back"
     if queue.status == "Ready":
         # A dynamic queue keeps its spread until the next trigger.
         ready = is_balanced(queue, any_spread=queue.lineage is not None)
@@ -268,11 +286,11 @@ def _check_status(queue: Queue, now: float) -> None:
     most = queue.settings.max_concurrent_handoffs
     if most is None or len(queue.handoffs) < most:
         _check_nothing_more_can_begin(queue)
-    assert not queue.unassigned or not any(not f.draining for f in queue.flows.values())
+    assert not queue.unassigned or not any(map(_takes, queue.flows.values()))
 
 
 def _check_nothing_more_can_begin(queue: Queue) -> None:
-    takers = {f.id: f.load for f in queue.flows.values() if not f.draining}
+    takers = {f.id: f.load for f in queue.flows.values() if _takes(f)}
     if not takers:
         return
     idle = {
@@ -285,9 +303,7 @@ def _check_nothing_more_can_begin(queue: Queue) -> None:
     }
     assert not any(f.draining and idle[f.id] for f in queue.flows.values())
     if queue.settings.access_type == "exclusive":
-        first = min(
-            (f for f in queue.flows.values() if not f.draining), key=lambda f: f.bind_number
-        )
+        first = min((f for f in queue.flows.values() if _takes(f)), key=lambda f: f.bind_number)
         assert not any(numbers for flow_id, numbers in idle.items() if flow_id != first.id)
     elif max(takers.values()) - min(takers.values()) > 1:
         # The flow with the most partitions has no more to give before others arrive.
@@ -413,6 +429,7 @@ class Oracle:
             and after["status"] == "Ready"
             and before["unfinished_at"] is None
             and not isinstance(command, c.Bind | c.Unbind | c.RaiseEpochs | c.Change | c.Drain)
+            and not _admits(decision)
         ):
             ready = [(p["owner"], p["epoch"], p["state"]) for p in before["partitions"]]
             released = isinstance(command, c.Release)
@@ -510,6 +527,7 @@ class Oracle:
             or unplanned
             or settling
             or isinstance(command, c.Bind | c.Unbind | c.Drain | c.Change)
+            or _admits(decision)
         ):
             self.fewest = self._fewest_from(before, queue, command, decision)
             self.revokes_since_change.clear()
@@ -540,7 +558,7 @@ class Oracle:
     ) -> int:
         """Computed from the state after the change, as if no warm-up and no direct grant had been
         made."""
-        takers = {f.id: 0 for f in queue.flows.values() if not f.draining}
+        takers = {f.id: 0 for f in queue.flows.values() if _takes(f)}
         if not takers:
             return 0
         free = {
@@ -598,6 +616,11 @@ class Oracle:
         return leaving + balance.fewest_handoffs(takers, queue.settings.partition_count, only=only)
 
 
+def _admits(decision: Decision) -> bool:
+    """Whether flows that were held back join."""
+    return any(isinstance(record, r.FlowsAdmitted) for record in decision.records)
+
+
 def _bound(queue: Queue, flow_id: str) -> Flow | None:
     return queue.flows.get(flow_id) or queue.gone.get(flow_id)
 
@@ -638,7 +661,7 @@ def view(state: dict[str, Any], flow_id: str) -> Any:
             seen[number] = (label, partition["epoch"], partition["handed_over"], deadline)
         elif handoff is not None and handoff["successor"] == me and handoff["warm"]:
             seen[number] = ("warming", partition["epoch"], None, handoff["deadline"])
-    return seen, flow["draining"]
+    return seen, flow["draining"], flow["held_until"]
 
 
 def _check_successors_of_the_leaver_own(

@@ -20,6 +20,8 @@ EVERY: list[r.Record] = [
         {"partition_count": 3, "access_type": "exclusive", "max_concurrent_handoffs": None}
     ),
     r.FlowBound("A", "i", "etl", 0, 10.0, True, 1.0),
+    r.FlowBound("A", "i", "etl", 0, 10.0, True, 1.0, "b", 2, "key", 61.0, 7.5),
+    r.FlowsAdmitted(("A", "B"), 61.0),
     r.FlowLeft("A", "unbound", True, 1.0),
     r.FlowDeparted("A", "lease_expired", False, 1.0),
     r.Orphaned("A", (1, 2), 1.0),

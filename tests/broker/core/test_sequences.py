@@ -7,6 +7,7 @@ COUNTERPOISE_TEST_EXAMPLES=20000 pytest tests/broker/core/test_sequences.py     
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import HealthCheck, given, note, settings
@@ -37,6 +38,9 @@ SETTINGS = st.fixed_dictionaries(
     }
 )
 
+KEYS = ("one", "two", None)
+# With these few moves are many.
+QUOTAS = st.builds(c.Quota, st.just(1000), st.just(0), st.integers(0, 6))
 WHICH = st.integers(0, 7)
 STEPS = st.one_of(
     st.tuples(st.just("nothing")),  # the other commands shrink to it
@@ -88,8 +92,9 @@ STEPS = st.one_of(
 class Player:
     """Plays steps on a world; numbers choose among the present flows and partitions."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, quota: c.Quota | None = None) -> None:
         self.world = world
+        self.quota = quota
         self.bound = 0
         self.instances: list[str] = []
         self.said: list[c.Release | c.Ready] = []
@@ -111,7 +116,8 @@ class Player:
         instance = instance or f"i{self.bound}"
         if instance not in self.instances:
             self.instances.append(instance)
-        self.world.bind(f"f{self.bound}", instance, warmup=warmup)
+        key = None if self.quota is None else KEYS[int(instance[1:]) % len(KEYS)]
+        self.world.bind(f"f{self.bound}", instance, warmup=warmup, key_id=key, quota=self.quota)
 
     def _bind_again(self, which: int, warmup: bool) -> None:
         if self.instances:
@@ -239,18 +245,50 @@ def test_any_sequence_keeps_the_invariants_and_ends_balanced(
     bound: list[bool],
     steps: list[tuple[Any, ...]],
 ) -> None:
-    world = World(partitions, **chosen)
-    player = Player(world)
+    _plays(World(partitions, **chosen), bound, steps)
+
+
+@PROFILE
+@given(
+    st.integers(1, 9),
+    SETTINGS,
+    QUOTAS,
+    st.sampled_from([0.0, 1800.0]),
+    st.lists(STEPS, min_size=15, max_size=50),
+)
+def test_so_it_does_where_keys_have_a_small_budget(
+    partitions: int,
+    chosen: dict[str, Any],
+    quota: c.Quota,
+    pause: float,
+    steps: list[tuple[Any, ...]],
+) -> None:
+    """`pause`: some time passes between two steps in the middle."""
+    half = len(steps) // 2
+    paused = (*steps[:half], ("advance", pause), *steps[half:])
+    _plays(World(partitions, **chosen), [True, False], paused, quota)
+
+
+def _plays(
+    world: World,
+    bound: Sequence[bool],
+    steps: Sequence[tuple[Any, ...]],
+    quota: c.Quota | None = None,
+) -> None:
+    """Binds flows, plays the steps, and checks that it ends."""
+    player = Player(world, quota)
     for warmup in bound:
         player.play(("bind", warmup))
     world.settle()
     for step in steps:
         player.play(step)
     queue, began = world.queue, world.now
+    held = len(queue.held)
     existing = queue.operational_partition_count
     # Each partition may be on its way already, to a flow that must pass it on.
     times = world.settle()
     assert world.status == "Ready"
-    assert times <= 1 + 4 * existing
+    assert not queue.held
+    assert times <= (1 + 4 * existing) * (1 + held)
     longest = queue.settings.max_warmup_time + queue.settings.max_handoff_time + 80
-    assert world.now - began <= 5 + 2 * existing * longest
+    assert world.now - began <= 3600 * (held > 0) + (5 + 2 * existing * longest) * (1 + held)

@@ -311,7 +311,7 @@ def _check_changes_are_known(before: dict[str, Any], queue: Queue, decision: Dec
         ]
         if old != partition or kept[:3] != kept[3:]:
             assert number in decision.effects.partitions, f"partition {number} is not named"
-    stored = ("draining", "drain_deadline", "view_revision", "bind_number", "warmup")
+    stored = ("draining", "drain_deadline", "held_until", "view_revision", "bind_number", "warmup")
     for flow_id, flow in after["flows"].items():
         old = before["flows"].get(flow_id)
         if old is None or any(old[name] != flow[name] for name in stored):

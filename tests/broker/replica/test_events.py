@@ -89,7 +89,7 @@ def test_thousands_of_forced_handoffs_are_counted() -> None:
 
 def test_every_kind_of_record_is_told_or_left_out_on_purpose() -> None:
     tells = {
-        r.FlowBound, r.FlowLeft, r.FlowDeparted, r.FlowDraining,
+        r.FlowBound, r.FlowsAdmitted, r.FlowLeft, r.FlowDeparted, r.FlowDraining,
         r.HolddownStarted, r.HolddownSettled, r.RebalanceStarted, r.RebalanceFinished,
         r.GrantedOutside, r.Granted, r.EpochsRaised,
         r.PartitionsAdded, r.PartitionsRetired, r.PartitionsRemoved, r.SettingsChanged,

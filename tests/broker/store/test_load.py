@@ -15,7 +15,7 @@ from broker.store.ports import Store
 from broker.store.reading import restore
 from broker.store.rows import flow_values, partition_values, queue_values
 from tests.broker.core.oracle import snapshot
-from tests.broker.core.test_sequences import SETTINGS, STEPS, Player
+from tests.broker.core.test_sequences import QUOTAS, SETTINGS, STEPS, Player
 from tests.broker.core.world import World
 from tests.broker.store.support import Replica
 
@@ -34,6 +34,7 @@ from tests.broker.store.support import Replica
     st.lists(STEPS, min_size=10, max_size=40),
     st.lists(st.integers(1, 4), min_size=1, max_size=5),
     st.sampled_from([SLICE, 1, 2, 3]),
+    st.none() | QUOTAS,
 )
 async def test_loading_equals_replaying(
     store: Store,
@@ -42,13 +43,14 @@ async def test_loading_equals_replaying(
     steps: list[tuple[Any, ...]],
     sizes: list[int],
     most: int,
+    quota: c.Quota | None,
 ) -> None:
     """Several decisions go into one commit, as in the mailbox; `sizes` are their numbers.
 
     With slices of `most` partitions, commits fall between the slices of one decision too.
     """
     world = World(partitions, checked=False, most=most, **chosen)
-    player = Player(world)
+    player = Player(world, quota)
     for step in [("bind", True), ("bind", False), *steps]:
         player.play(step)
     orders = Replica(store, now=0.0)

@@ -1,0 +1,111 @@
+"""One key against the others of its queue: very many flows of it, and flows that come and go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.api.access import Guarded, bearer, guarded
+from tests.counterpoise.cli.conftest import run_at
+from tests.databases import Databases
+
+FLOWS = 3
+
+
+@pytest.fixture(scope="module")
+def strict(databases: Databases) -> Iterator[Guarded]:
+    """A service with keys on which few flows, and few moves, are many."""
+    with databases.lend() as url, guarded(url, key_flows=FLOWS, key_moves=1) as strict:
+        yield strict
+
+
+def bind(strict: Guarded, queue: str, key: str, instance: str) -> httpx.Response:
+    body = {"client_name": "etl", "lease_seconds": 60, "instance_id": instance}
+    with strict.http as http:
+        return http.post(f"/v1/queues/{queue}/flows", json=body, headers=bearer(key))
+
+
+def test_the_flows_of_a_key_on_a_queue_are_bounded(strict: Guarded) -> None:
+    """Each queue counts for itself, and each key; who binds again is not refused."""
+    strict.create("team-a.orders")
+    strict.create("team-a.other")
+    greedy, honest = strict.key("consumer", "team-a.*"), strict.key("consumer", "team-a.*")
+    for number in range(FLOWS):
+        assert bind(strict, "team-a.orders", greedy, f"i-{number}").status_code == 201
+    refused = bind(strict, "team-a.orders", greedy, "one more")
+    assert refused.status_code == 429
+    assert refused.json()["code"] == "too_many_requests"
+    assert "COUNTERPOISE_KEY_FLOWS" in refused.json()["detail"]
+    assert f" {FLOWS} flows" in refused.json()["detail"]
+    assert int(refused.headers["retry-after"]) >= 1
+    assert bind(strict, "team-a.orders", greedy, "i-0").status_code == 201
+    assert bind(strict, "team-a.other", greedy, "i-0").status_code == 201
+    assert bind(strict, "team-a.orders", honest, "i-0").status_code == 201
+    with strict.http as http:
+        queue = http.get("/v1/queues/team-a.orders", headers=bearer(strict.root)).json()
+        metrics = http.get("/metrics", headers=bearer(strict.root)).text
+    assert queue["flow_count"] == FLOWS + 1
+    assert 'counterpoise_http_refused_total{limit="key_flows"} 1.0' in metrics
+
+
+def test_who_has_moved_too_much_binds_and_waits(strict: Guarded) -> None:
+    """It is told so, as is everybody who sees the queue; others bind as ever."""
+    queue = "team-a.moving"
+    path = f"/v1/queues/{queue}"
+    strict.create(queue, partition_count=200, max_handoff_time=0)
+    greedy, honest = strict.key("consumer", "team-a.*"), strict.key("consumer", "team-a.*")
+    viewer = bearer(strict.keys["viewer"])
+    bind(strict, queue, honest, "honest")
+    # It takes half of 200 partitions, and leaves: twice is what it may move.
+    for _ in range(2):
+        came = bind(strict, queue, greedy, "comes and goes").json()
+        assert "held_until" not in came["update"]
+        with strict.http as http:
+            left = http.delete(
+                f"{path}/flows/{came['flow_id']}", headers=bearer(came["flow_token"])
+            )
+        assert left.status_code == 204
+    bound = bind(strict, queue, greedy, "comes and goes")
+    assert bound.status_code == 201
+    update = bound.json()["update"]
+    assert (update["active"], update["partitions"]) == (False, [])
+    with strict.http as http:
+        status = http.get(f"{path}/rebalance", headers=viewer).json()
+        flows = http.get(f"{path}/flows", headers=viewer).json()["items"]
+        metrics = http.get("/metrics", headers=viewer).text
+    assert status["status"] == "Ready"
+    assert status["held_back"] == {"flows": 1, "until": update["held_until"]}
+    assert [flow.get("held_until") for flow in flows] == [None, update["held_until"]]
+    assert f'counterpoise_flows_held_back_total{{queue="{queue}"}} 1.0' in metrics
+    assert "held_until" not in bind(strict, queue, honest, "another").json()["update"]
+
+    environment = {"COUNTERPOISE_TOKEN": strict.keys["viewer"]}
+
+    def said(*arguments: str) -> str:
+        result = run_at(strict.service.url, *arguments, environment=environment)
+        return " ".join(result.output.split())
+
+    waits = "1 flow waits until"
+    reason = "its key has moved as much as it may in an hour"
+    shown = said("status", queue)
+    assert waits in shown
+    assert reason in shown
+    assert "held back" in said("flows", "list", queue)
+
+
+def test_doctor_names_flows_that_wait_and_refusals(strict: Guarded) -> None:
+    queue = "team-a.moving"
+    environment = {"COUNTERPOISE_TOKEN": strict.keys["admin"]}
+    result = run_at(
+        strict.service.url, "doctor", "--json", "--queue", queue, environment=environment
+    )
+    found = {one["check"]: one for one in json.loads(result.stdout)}
+    waits = found[f"flows of {queue}"]
+    assert waits["state"] == "warning"
+    assert "1 flow waits until" in waits["found"]
+    assert "COUNTERPOISE_KEY_MOVES" in waits["advice"]
+    assert found["limits"]["state"] == "warning"
+    assert "key_flows 1" in found["limits"]["found"]
