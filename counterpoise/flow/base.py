@@ -23,6 +23,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
@@ -114,6 +115,7 @@ class LogLines:
 
     def __init__(self) -> None:
         self._flow_id: str | None = None
+        self._held_until: datetime | None = None
 
     def write(self, core: FlowCore, notices: Sequence[Notice]) -> None:
         """What has changed since the last call."""
@@ -129,6 +131,11 @@ class LogLines:
                 logger.info("queue %s: bound as %s (flow %s)", queue, client, flow_id)
             else:
                 logger.info("queue %s: not bound (%s)", queue, core.gone_reason or core.last_error)
+        if core.view.held_until != self._held_until:
+            self._held_until = held_until = core.view.held_until
+            if held_until is not None:
+                why = "its key has moved as much of the queue as it may in an hour"
+                logger.warning("queue %s: waits until %s: %s", queue, held_until, why)
         granted = [one.owned for one in notices if isinstance(one, Granted)]
         for how in dict.fromkeys(owned.handed_over for owned in granted):
             together = [owned for owned in granted if owned.handed_over == how]

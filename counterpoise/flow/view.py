@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -81,6 +82,8 @@ class View:
     draining: bool
     partitions: Mapping[int, Owned]
     warming: Mapping[int, Warming]
+    # By the service's clock; only shown.
+    held_until: datetime | None = None
 
 
 NOTHING = View(-1, False, False, MappingProxyType({}), MappingProxyType({}))
@@ -172,6 +175,7 @@ def view_of(update: Update, now: float, known: Mapping[Key, str]) -> View:
         update.draining,
         MappingProxyType(partitions),
         MappingProxyType(warming),
+        update.held_until,
     )
 
 

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from broker.core import commands as c
+from broker.core import records as r
 from tests.api.access import Guarded, bearer, guarded
+from tests.broker.core.world import World
 from tests.counterpoise.cli.conftest import run_at
 from tests.databases import Databases
 
@@ -109,3 +112,57 @@ def test_doctor_names_flows_that_wait_and_refusals(strict: Guarded) -> None:
     assert "COUNTERPOISE_KEY_MOVES" in waits["advice"]
     assert found["limits"]["state"] == "warning"
     assert "key_flows 1" in found["limits"]["found"]
+
+
+class TestWhoComesAndGoesForEver:
+    """Twelve flows of a key against four, for two hours of virtual time."""
+
+    PARTITIONS = 16
+    HOUR = 3600.0
+
+    def attacked(self, quota: c.Quota | None) -> tuple[World, float]:
+        """The queue afterwards, and which part of partition time the four owned."""
+        orders = World(partitions=self.PARTITIONS, checked=False)
+        four = [f"A{number}" for number in range(4)]
+        for name in four:
+            orders.bind(name, key_id="honest", quota=quota)
+        orders.settle()
+        began, owned, rounds = orders.now, 0, 0
+        while orders.now < began + 2 * self.HOUR:
+            rounds += 1
+            twelve = [f"X{rounds}-{number}" for number in range(12)]
+            for name in twelve:
+                orders.bind(name, key_id="greedy", quota=quota)
+            for second in range(17):
+                if second == 10:
+                    for name in twelve:
+                        orders.unbind(name)
+                orders.advance(1)
+                owned += sum(len(orders.owned(name)) for name in four)
+        return orders, owned / (self.PARTITIONS * (orders.now - began))
+
+    def moves(self, orders: World) -> list[float]:
+        """When the twelve took a partition from the four, in order."""
+        return [
+            record.at
+            for record in orders.records
+            if isinstance(record, r.RevokesStarted)
+            for move in record.moves
+            if move.successor.startswith("X") and move.owner.startswith("A")
+        ]
+
+    def test_what_they_take_is_bounded_and_the_others_go_on(self) -> None:
+        orders, share = self.attacked(c.Quota(flows=1000, moves=12))
+        moves, budget = self.moves(orders), 12 * self.PARTITIONS
+        first = [at for at in moves if at < moves[0] + self.HOUR]
+        later = [at for at in moves if at >= moves[0] + self.HOUR]
+        # A full bucket, and what leaks from it; those that bind together join together.
+        assert budget <= len(first) <= 2 * budget + self.PARTITIONS
+        assert len(later) <= budget + self.PARTITIONS
+        assert share > 0.85, share
+
+    def test_without_a_budget_they_take_most_of_it(self) -> None:
+        """So the test above can fail."""
+        orders, share = self.attacked(None)
+        assert len(self.moves(orders)) > 10 * 12 * self.PARTITIONS
+        assert share < 0.7, share

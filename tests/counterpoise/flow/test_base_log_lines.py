@@ -1,6 +1,8 @@
 """What a program's log says of its flow, without callbacks."""
 
 import logging
+from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -58,3 +60,15 @@ def test_many_partitions_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
     LogLines().write(core, [Granted(one) for one in owned])
     (line,) = said(caplog)
     assert line.endswith(f"{MOST_IN_A_LINE - 1} epoch 1 and {1000 - MOST_IN_A_LINE} more")
+
+
+def test_a_flow_that_is_held_back_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    core, lines = FlowCore(FlowSettings("flights", "me", "i")), LogLines()
+    until = datetime(2026, 11, 20, 10, 20, tzinfo=UTC)
+    for held_until in (None, until, until, None):
+        core.view = replace(core.view, held_until=held_until)
+        lines.write(core, [])
+    (line,) = said(caplog)
+    assert "waits until 2026-11-20 10:20:00" in line
+    assert "as much of the queue as it may in an hour" in line
