@@ -106,11 +106,11 @@ def _moved(command: c.Bind, draft: Draft) -> float | None:
 
 
 def _most_moves(command: c.Bind, queue: Queue) -> int | None:
-    """How much the key may take in an hour; None: as much as it likes."""
+    """How much the key may take in an hour, at least 1; None: as much as it likes."""
     quota = command.quota
     if command.key_id is None or quota is None:
         return None
-    return max(quota.least_moves, quota.moves * queue.settings.partition_count)
+    return max(1, quota.least_moves, quota.moves * queue.settings.partition_count)
 
 
 def _held_until(command: c.Bind, draft: Draft, moved: float) -> float | None:
