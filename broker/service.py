@@ -21,7 +21,7 @@ from broker.calls.cuts import CutCalls
 from broker.calls.ends import LogEnds
 from broker.calls.flow_views import FlowViews
 from broker.calls.flows import FlowCalls
-from broker.calls.keys import LOOK_SECONDS, KeyCalls
+from broker.calls.keys import REFRESH_SECONDS, KeyCalls
 from broker.calls.lineage import LineageCalls
 from broker.calls.logs import LogCalls
 from broker.calls.monitoring import MonitoringCalls
@@ -133,8 +133,8 @@ class Broker(Calls):
     async def start(self) -> None:
         """Begins to serve. Raises StoreUnavailable."""
         await self.replica.start()
-        await self.keys.look()
-        self._alarms.every("keys", LOOK_SECONDS, self.keys.look)
+        await self.keys.refresh()
+        self._alarms.every("keys", REFRESH_SECONDS, self.keys.refresh)
         self._alarms.every("upkeep", UPKEEP_SECONDS, self.upkeep)
         self._alarms.every("log sessions", WATCH_SECONDS, self._logs_by_kind.watch)
         self._alarms.every("log credentials", ENDED_KEYS_SECONDS, self.logs.end_credentials_of_keys)

@@ -100,7 +100,7 @@ class Traces:
     @contextmanager
     def _committing(self, commit: Commit) -> Iterator[SpanContext]:
         """The spans `decide` (since the first call) and `commit`; gives that of the commit."""
-        calls = [one for one in commit.asked if isinstance(one, TracedCall)]
+        calls = [one for one in commit.calls if isinstance(one, TracedCall)]
         rebalance = self._rebalances.get(commit.queue.id)
         parent = calls[0].span if calls else rebalance
         others = [one.span for one in calls[1:]]

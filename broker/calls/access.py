@@ -48,12 +48,12 @@ class QueueAccess:
             again = await self.again(coordinator)
         return await work(again)
 
-    async def read(self, name: str, look: Callable[[Queue], T], *, fresh: bool = True) -> T:
-        """The result of `look` on the queue.
+    async def read(self, name: str, extract: Callable[[Queue], T], *, fresh: bool = True) -> T:
+        """The result of `extract` on the queue.
 
-        Raises QueueNotFound, Unavailable, and the errors of `look`.
+        Raises QueueNotFound, Unavailable, and the errors of `extract`.
         """
-        return await self.on(name, lambda coordinator: coordinator.read(look, fresh=fresh))
+        return await self.on(name, lambda coordinator: coordinator.read(extract, fresh=fresh))
 
     async def submit(self, name: str, make: Callable[[], Submission]) -> Any:
         """The answer of a command on a queue; `make` makes the command anew for each attempt.

@@ -80,7 +80,7 @@ class ConditionCalls:
         if not reported:
             return ()
 
-        def look(queue: Queue) -> list[ConditionView]:
+        def extract(queue: Queue) -> list[ConditionView]:
             return [
                 ConditionView(
                     one.kind,
@@ -96,7 +96,7 @@ class ConditionCalls:
                 if flow_id in queue.flows and _holds(queue, flow_id, one)
             ]
 
-        return tuple(await self._queues.read(name, look))
+        return tuple(await self._queues.read(name, extract))
 
     async def with_counts(self, found: Sequence[views.QueueView]) -> tuple[views.QueueView, ...]:
         """The queues, each with the number of its conditions by kind."""

@@ -106,11 +106,11 @@ class CutCalls:
         """Finds what was missed: a resize by a replica that knows no cuts, and positions of
         consumers that know none."""
 
-        def look(queue: Queue) -> tuple[str, int, frozenset[int]]:
+        def extract(queue: Queue) -> tuple[str, int, frozenset[int]]:
             unreached = frozenset() if queue.barriers is None else queue.barriers.unreached
             return queue.settings.log, queue.resize_seen, frozenset(unreached)
 
-        log, seen, unreached = await self._queues.read(name, look)
+        log, seen, unreached = await self._queues.read(name, extract)
         bounds = await self._logs.bounds(log)
         if bounds is not None and bounds.resize > seen:
             await self.settle(name)
@@ -131,7 +131,7 @@ class CutCalls:
         self, coordinator: Coordinator, log: str, positions: Positions
     ) -> c.TakeCuts | None:
         """The cuts of the log's last resize, and which of them this queue has reached; None while
-        the log cannot be asked.
+        the log does not answer.
 
         `positions` count instead of the committed ones.
         """
@@ -177,12 +177,12 @@ class CutCalls:
         if queue is not None and queue.barriers is None and not says:
             return 0, ()
 
-        def look(queue: Queue) -> tuple[int, Collection[int]] | None:
+        def extract(queue: Queue) -> tuple[int, Collection[int]] | None:
             return None if queue.barriers is None else _reached(queue.barriers, committed)
 
-        found = await coordinator.read(look)
+        found = await coordinator.read(extract)
         if found is None and says:
-            found = await coordinator.read(look, fresh=True)
+            found = await coordinator.read(extract, fresh=True)
         return found or (0, ())
 
 

@@ -92,10 +92,10 @@ class LogEnds:
         if not items:
             return None
 
-        def look(queue: Queue) -> tuple[str, bool]:
+        def extract(queue: Queue) -> tuple[str, bool]:
             return queue.settings.log, queue.lineage is not None
 
-        log, is_dynamic = await coordinator.read(look)
+        log, is_dynamic = await coordinator.read(extract)
         kind = kind_of(log)
         if kind is None:
             return None

@@ -33,7 +33,7 @@ from broker.replica.store_calls import UNAVAILABLE, Batcher, store_available
 from broker.replica.transaction import Submission
 from broker.store.ports import USED_SECONDS, KeyRow, StoreUnavailable
 
-LOOK_SECONDS = 1.0
+REFRESH_SECONDS = 1.0
 TRUSTED_SECONDS = 4.0
 # A call that may go by what is known waits no longer for a store that does not answer.
 STALE_SECONDS = 0.4
@@ -66,7 +66,7 @@ class KeyCalls:
         self._any_made = False
         self._looked_at = float("-inf")
         self._ended: dict[str | None, set[asyncio.Event]] = {}
-        self._looks: Batcher[str | None, KeyRow | None] = Batcher(self._look_many)
+        self._reads: Batcher[str | None, KeyRow | None] = Batcher(self._read_many)
 
     # Who calls
 
@@ -79,7 +79,7 @@ class KeyCalls:
         """Whether the service has ever had a key. Raises Unavailable."""
         if not self._any_made and self._monotonic() - self._looked_at > TRUSTED_SECONDS:
             with store_available():
-                await self._looks.ask(None)
+                await self._reads.put(None)
         return self._any_made
 
     async def by_key(
@@ -133,7 +133,7 @@ class KeyCalls:
         try:
             with store_available():
                 async with asyncio.timeout(STALE_SECONDS if stale_may else None):
-                    return await self._looks.ask(key_id)
+                    return await self._reads.put(key_id)
         except (Unavailable, TimeoutError):
             if stale_may and known is not None:
                 return known.row
@@ -197,7 +197,7 @@ class KeyCalls:
             if not waiting:
                 self._ended.pop(caller.key_id, None)
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Reads again the keys that are in use; called once a second.
 
         Without the store nothing happens; the sweep reports that.
@@ -207,15 +207,15 @@ class KeyCalls:
         for idle in [id for id, known in self._known.items() if known.used_at < horizon]:
             del self._known[idle]
         with suppress(StoreUnavailable):
-            await self._look_many([None, *self._known, *(id for id in self._ended if id)])
+            await self._read_many([None, *self._known, *(id for id in self._ended if id)])
             await self._note_uses(now)
             if self._any_made:
                 await self._end_flows()
 
-    async def _look_many(self, key_ids: Sequence[str | None]) -> Sequence[KeyRow | None]:
+    async def _read_many(self, key_ids: Sequence[str | None]) -> Sequence[KeyRow | None]:
         began = self._monotonic()
         ids = sorted({key_id for key_id in key_ids if key_id is not None})
-        found = await self._keys.look(ids)
+        found = await self._keys.read(ids)
         self._looked_at = began
         if found.any_made and not self._any_made:
             self._any_made = True

@@ -231,10 +231,10 @@ class LineageCalls:
         """The log that this dynamic queue owns, and the queue as its owner, if it has room for so
         many partitions."""
 
-        def look(queue: Queue) -> tuple[QueueView, int]:
+        def extract(queue: Queue) -> tuple[QueueView, int]:
             return queue_view(queue), 0 if queue.lineage is None else room(queue.lineage)
 
-        queue, left = await self._queues.read(name, look)
+        queue, left = await self._queues.read(name, extract)
         source = builtin_name(queue.log)
         if queue.partitioning != "dynamic" or source is None:
             raise Invalid(
@@ -294,12 +294,12 @@ class LineageCalls:
         bounds = await self._logs.bounds(log)
         begun = {} if bounds is None else {one[0].partition: one for one in bounds.sealed.values()}
 
-        def look(queue: Queue) -> list[Sequence[Successor]]:
+        def extract(queue: Queue) -> list[Sequence[Successor]]:
             known = lineage_of(queue).numbers
             # A partition's number is above those of its parents.
             return [one for _, one in sorted(begun.items()) if any(s.key not in known for s in one)]
 
-        for successors in await self._queues.read(name, look):
+        for successors in await self._queues.read(name, extract):
             await self._add(
                 name, [c.NewChild(one.key, one.parents, one.partition) for one in successors], None
             )

@@ -65,6 +65,6 @@ class LogCalls:
             if not keys:
                 return
             with store_available():
-                valid = (await self._queues.store.keys.look(sorted(keys))).counting
+                valid = (await self._queues.store.keys.read(sorted(keys))).counting
             if ended := keys - set(valid):
                 await self._logs.revoke(keys=ended)

@@ -154,7 +154,7 @@ class MonitoringCalls:
             with store_available():
                 positions = await self._queues.store.positions(coordinator.queue_id, wanted[:limit])
 
-            def look(queue: Queue) -> tuple[Settings, tuple[views.PartitionView, ...]]:
+            def extract(queue: Queue) -> tuple[Settings, tuple[views.PartitionView, ...]]:
                 # Some may have been removed since.
                 return queue.settings, tuple(
                     partition_view(queue, queue.partitions[number], positions)
@@ -162,7 +162,7 @@ class MonitoringCalls:
                     if queue.exists(number)
                 )
 
-            settings, items = await coordinator.read(look)
+            settings, items = await coordinator.read(extract)
             items = await self._with_spans(settings, items)
             return views.Page(items, str(wanted[limit - 1]) if len(wanted) > limit else None)
 
@@ -215,7 +215,7 @@ class MonitoringCalls:
         """Bound flows in the order of binding; the cursor is the bind number before."""
         after = -1 if cursor is None else number_of(cursor)
 
-        def look(queue: Queue) -> list[tuple[int, views.FlowSummaryView]]:
+        def extract(queue: Queue) -> list[tuple[int, views.FlowSummaryView]]:
             bind_numbers = sorted(
                 bind_number for bind_number in queue.by_bind_number if bind_number > after
             )[: limit + 1]
@@ -224,7 +224,7 @@ class MonitoringCalls:
                 for bind_number in bind_numbers
             ]
 
-        found = await self._queues.read(name, look)
+        found = await self._queues.read(name, extract)
         with store_available():
             leases = await self._queues.store.leases([flow.flow_id for _, flow in found[:limit]])
         items = tuple(
@@ -255,7 +255,7 @@ class MonitoringCalls:
             while not self._queues.replica.stopping:
                 changed.clear()
                 try:
-                    found = await reads.ask(_Place(queue_id, seen))
+                    found = await reads.put(_Place(queue_id, seen))
                 except StoreUnavailable:
                     await asyncio.sleep(1)
                     continue

@@ -75,7 +75,7 @@ class PositionCalls:
             )
             act, following = None, True
 
-        async def look(queue: Queue) -> views.PositionsView:
+        async def extract(queue: Queue) -> views.PositionsView:
             def one(number: int) -> views.PositionSet:
                 epoch = queue.partitions[number].epoch
                 return views.PositionSet(number, epoch, positions[number])
@@ -85,7 +85,7 @@ class PositionCalls:
                 existing += [number for number in some if is_read(queue, number)]
             return views.PositionsView(queue.revision, tuple(await made(one, existing)))
 
-        return await self._queues.on(name, lambda queue: queue.read_in_pieces(look))
+        return await self._queues.on(name, lambda queue: queue.read_in_pieces(extract))
 
     async def _cuts_with(
         self, coordinator: Coordinator, positions: Mapping[int, str | None]
@@ -99,13 +99,13 @@ class PositionCalls:
             return None
         cuts = await self._cuts.cuts_of(coordinator, log, positions)
         if cuts is None:
-            raise Unavailable("The log cannot be asked for its cuts right now; try again.")
+            raise Unavailable("The log does not say its cuts right now; try again.")
         return cuts
 
     async def _wanted(self, name: str, where: Where) -> dict[int, str | None]:
         """The position of each partition that `where` means now."""
 
-        async def look(queue: Queue) -> tuple[str, str, list[int], set[int]]:
+        async def extract(queue: Queue) -> tuple[str, str, list[int], set[int]]:
             existing, numbers = queue.existing(), list[int]()
             while some := list(islice(existing, PIECE)):
                 # A finished partition stays finished, wherever its position is.
@@ -116,7 +116,7 @@ class PositionCalls:
             return queue.settings.log, queue.settings.start, numbers, finished
 
         log, start, numbers, finished = await self._queues.on(
-            name, lambda one: one.read_in_pieces(look)
+            name, lambda one: one.read_in_pieces(extract)
         )
         if not isinstance(where, Mapping):
             found = await self._logs.positions(log, where)
@@ -148,7 +148,7 @@ class PositionCalls:
     async def _preview(self, name: str, positions: Mapping[int, str | None]) -> views.PositionsView:
         """How many messages would be read again or skipped, by the ends of this moment."""
 
-        async def look(queue: Queue) -> tuple[views.QueueView, dict[int, int]]:
+        async def extract(queue: Queue) -> tuple[views.QueueView, dict[int, int]]:
             epochs: dict[int, int] = {}
             async for some in pieces(sorted(positions)):
                 existing = (number for number in some if queue.exists(number))
@@ -156,7 +156,7 @@ class PositionCalls:
             return queue_view(queue), epochs
 
         async def work(coordinator: Coordinator) -> views.PositionsView:
-            queue, epochs = await coordinator.read_in_pieces(look, fresh=True)
+            queue, epochs = await coordinator.read_in_pieces(extract, fresh=True)
             with store_available():
                 stored = await stored_positions(
                     self._queues.store, coordinator.queue_id, sorted(epochs)

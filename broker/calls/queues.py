@@ -140,13 +140,13 @@ class QueueCalls:
 
         It is asked before the queue is stored or changed, so a message that is published after the
         answer to the administrator is read. A log that is made for the queue is empty. Raises
-        Unavailable; Invalid for a log that the service cannot ask.
+        Unavailable; Invalid for a log of a kind that the service does not know.
         """
         if has_owner(log) and owner is None:
             return {}
         if kind_of(log) is None:
             raise Invalid(
-                "The service does not know this kind of log and cannot ask for its end: leave "
+                "The service does not know this kind of log, nor where it ends: leave "
                 "start out, and set the positions of the queue that is there.",
                 [("start", "cannot be 'latest' for a log of an unknown kind")],
             )
@@ -257,7 +257,7 @@ class QueueCalls:
         repeating an interrupted one completes it. `begins`: see `Submission`.
         """
 
-        def look(queue: Queue) -> tuple[LogOwner, str, int, int, list[int]]:
+        def extract(queue: Queue) -> tuple[LogOwner, str, int, int, list[int]]:
             removed = [p.number for p in queue.partitions.values() if p.state is State.REMOVED]
             of = log_owner(queue)
             return of, queue.settings.log, queue.settings.partition_count, queue.revision, removed
@@ -268,7 +268,7 @@ class QueueCalls:
         )
         if "partition_count" not in changes:
             return
-        settled = await self._queues.on(name, partial(self._when_resized, look=look))
+        settled = await self._queues.on(name, partial(self._when_resized, extract=extract))
         owner, log, count, revision, removed = settled
         if not await self._readers.owns(name, log):
             return
@@ -280,15 +280,15 @@ class QueueCalls:
             await self._readers.follow(follower, count, discard, act)
             await self._cuts.settle(follower)
 
-    async def _when_resized(self, coordinator: Coordinator, look: Callable[[Queue], T]) -> T:
-        """What `look` sees after the last slice of a large resize, whichever replica commits it.
+    async def _when_resized(self, coordinator: Coordinator, extract: Callable[[Queue], T]) -> T:
+        """What `extract` gives after the last slice of a large resize, whoever commits it.
 
         It is seen at one moment: the next resize may begin at once, and amid that one the log must
         not get its count.
         """
 
         def settled(queue: Queue) -> T | None:
-            return None if queue.is_resizing else look(queue)
+            return None if queue.is_resizing else extract(queue)
 
         with coordinator.notifier.watching() as changed:
             while (seen := await coordinator.read(settled)) is None:

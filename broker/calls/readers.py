@@ -167,7 +167,7 @@ class Trims:
         name = canonical(log)
         for _ in range(ATTEMPTS):
             with store_available():
-                row = await self._store.trims.look(name)
+                row = await self._store.trims.read(name)
             if row is None:
                 return Fence(name, NEVER)
             if row.pending is None:

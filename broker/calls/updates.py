@@ -255,11 +255,11 @@ class UpdateCalls:
             raise await self._bound.missing(coordinator.name, flow_id) from None
 
     async def _lease_seconds(self, flow: BoundFlow) -> float:
-        def look(queue: Queue) -> float | None:
+        def extract(queue: Queue) -> float | None:
             known = queue.flows.get(flow.flow_id)
             return None if known is None else known.lease_seconds
 
-        found = await flow.coordinator.read(look)
+        found = await flow.coordinator.read(extract)
         if found is None:
             raise await self._bound.missing(flow.coordinator.name, flow.flow_id)
         return found

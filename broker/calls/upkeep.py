@@ -104,11 +104,11 @@ class Upkeep:
         if owner.partitioning == "fixed":
             return None
 
-        def look(queue: Queue) -> dict[int, str]:
+        def extract(queue: Queue) -> dict[int, str]:
             nodes = {} if queue.lineage is None else queue.lineage.nodes
             return {number: node.key for number, node in nodes.items()}
 
-        return await self._queues.read(owner.name, look)
+        return await self._queues.read(owner.name, extract)
 
     async def _by_log(self) -> dict[str, list[views.QueueView]]:
         """The readers of each log of a known kind, in the order of their creation."""
@@ -130,7 +130,7 @@ class Upkeep:
         try:
             count = await self._logs.partition_count(readers[0].log)
         except Invalid as error:
-            _log.warning("a topic cannot be asked", log=readers[0].log, error=str(error))
+            _log.warning("a topic does not answer", log=readers[0].log, error=str(error))
             return
         for reader in readers:
             if reader.partition_count < count:

@@ -423,8 +423,8 @@ def _cannot_be_asked(error: LogError) -> BrokerError:
     if isinstance(error, LogDatabaseUnavailable):
         return Unavailable(DATABASE_AWAY)
     if isinstance(error, LogUnavailable):
-        return Unavailable(f"The log cannot be asked right now: {error}.")
-    return Invalid(f"The log cannot be asked: {error}; send positions.")
+        return Unavailable(f"The log does not answer right now: {error}.")
+    return Invalid(f"The log does not answer: {error}; send positions.")
 
 
 def _left(floor: Mapping[int, int], bounds: Bounds) -> dict[int, str]:

@@ -246,7 +246,7 @@ class Logs(Protocol):
 
     async def bounds(self, log: str, partitions: Sequence[int] | None = None) -> Bounds | None:
         """Starts, ends and cuts of these partitions, or of all that the log ever had; None if it
-        cannot be asked now, or is not there. A log outside the service is not waited for long if
+        does not answer now, or is not there. A log outside the service is not waited for long if
         `partitions` are named.
         """
         ...

@@ -36,13 +36,13 @@ class PostgresDidNotStart(EmbeddedPostgresError):
 
 
 class Cluster:
-    """The cluster at `path`, run with `binaries`. `patience` bounds each program, in seconds."""
+    """The cluster at `path`, run with `binaries`. `limit_seconds` bounds each program."""
 
-    def __init__(self, path: Path, binaries: Binaries, lock_fd: int, patience: float) -> None:
+    def __init__(self, path: Path, binaries: Binaries, lock_fd: int, limit_seconds: float) -> None:
         self.path = path
         self._binaries = binaries
         self._lock_fd = lock_fd
-        self._patience = patience
+        self._limit_seconds = limit_seconds
 
     def exists(self) -> bool:
         return self.path.exists()
@@ -59,7 +59,7 @@ class Cluster:
             self.path.with_name(self.path.name + ".new"),
             self._binaries,
             self._lock_fd,
-            self._patience,
+            self._limit_seconds,
         )
         if unfinished.exists():
             shutil.rmtree(unfinished.path)
@@ -137,9 +137,9 @@ class Cluster:
         with tempfile.TemporaryFile() as log:
             process = self._spawn(program, arguments, stdin.fileno(), log)
             try:
-                code = process.wait(self._patience)
+                code = process.wait(self._limit_seconds)
             except subprocess.TimeoutExpired:
-                raise PostgresDidNotStart(f"{program} took over {self._patience} s") from None
+                raise PostgresDidNotStart(f"{program} took over {self._limit_seconds} s") from None
             finally:
                 end(process)
             if code != 0:
@@ -163,9 +163,9 @@ class Cluster:
         )
 
 
-def end(process: subprocess.Popen[bytes], patience: float = 30.0) -> None:
-    """End a child: cleanly, after `patience` s without a checkpoint, and then by force."""
-    for request, seconds in ((signal.SIGINT, patience), (signal.SIGQUIT, 10.0)):
+def end(process: subprocess.Popen[bytes], limit_seconds: float = 30.0) -> None:
+    """End a child: cleanly, after `limit_seconds` s without a checkpoint, and then by force."""
+    for request, seconds in ((signal.SIGINT, limit_seconds), (signal.SIGQUIT, 10.0)):
         if process.poll() is not None:
             return
         process.send_signal(request)

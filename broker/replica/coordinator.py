@@ -152,23 +152,23 @@ class Coordinator:
         self._run()
         return submission.answer
 
-    async def read(self, look: Callable[[Queue], T], *, fresh: bool = False) -> T:
-        """What `look` makes of the queue as committed; `look` must not keep or change any of it.
+    async def read(self, extract: Callable[[Queue], T], *, fresh: bool = False) -> T:
+        """What `extract` makes of the queue as committed, of which it must not keep or change any.
 
         `fresh`: with everything that any replica committed before this call; else as this replica
-        knows it, which may be a moment behind the others. Raises as `submit`, and what `look`
+        knows it, which may be a moment behind the others. Raises as `submit`, and what `extract`
         raises.
         """
         if (queue := None if fresh else self.at_hand) is not None:
-            return look(queue)
-        return await self.read_in_pieces(at_once(look), fresh=fresh)
+            return extract(queue)
+        return await self.read_in_pieces(at_once(extract), fresh=fresh)
 
     async def read_in_pieces(
-        self, look: Callable[[Queue], Awaitable[T]], *, fresh: bool = False
+        self, extract: Callable[[Queue], Awaitable[T]], *, fresh: bool = False
     ) -> T:
-        """As `read`, for a `look` that pauses (`broker.pieces`)."""
+        """As `read`, for an `extract` that pauses (`broker.pieces`)."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._reads.append((look, future))
+        self._reads.append((extract, future))
         self._behind = self._behind or fresh
         self._run()
         return await future

@@ -7,8 +7,8 @@ positions; a commit returns some of them.
 **Views are made when flows are notified, and answered a little later.** A large decision is
 committed slice after slice. While the store works on one slice, the queue in memory runs ahead, so
 nobody may read it. So the view of a flow that waits is made right after the commit that changes it
-(`Watch.look`). All that follows, to write the answer and to send it, takes several times as long,
-and is done while the store carries out the next commit (`ViewNotifier`).
+(`Watch.refresh`). All that follows, to write the answer and to send it, takes several times as
+long, and is done while the store carries out the next commit (`ViewNotifier`).
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ MOST_POLLS = 2
 PendingRead = tuple[Callable[[Queue], Awaitable[Any]], asyncio.Future[Any]]
 
 
-def at_once(look: Callable[[Queue], T]) -> Callable[[Queue], Awaitable[T]]:
-    """A look that needs no pieces, as one that could be made in pieces."""
+def at_once(extract: Callable[[Queue], T]) -> Callable[[Queue], Awaitable[T]]:
+    """An `extract` that needs no pieces, as one that could be made in pieces."""
 
     async def looking(queue: Queue) -> T:
-        return look(queue)
+        return extract(queue)
 
     return looking
 
 
 async def answer_reads(queue: Queue, reads: Collection[PendingRead]) -> None:
-    """Gives each look's result, or its error, to the one who waits for it.
+    """Gives each `extract`'s result, or its error, to the one who waits for it.
 
     What their callers submit at once is in the mailbox afterwards.
     """
-    for look, future in reads:
+    for extract, future in reads:
         if future.done():
             continue
         try:
-            seen = await look(queue)
+            seen = await extract(queue)
         except Exception as error:
             if not future.done():
                 future.set_exception(error)
@@ -63,14 +63,14 @@ class Watch:
     Thousands of flows wait at once, and an event of asyncio takes three quarters of a kilobyte.
     """
 
-    __slots__ = ("_future", "_is_set", "_look", "is_late", "is_over", "seen")
+    __slots__ = ("_extract", "_future", "_is_set", "is_late", "is_over", "seen")
 
-    def __init__(self, look: Callable[[], Any] | None = None) -> None:
-        """`look` makes of the queue what has changed; None if it is to be read from the store."""
+    def __init__(self, extract: Callable[[], Any] | None = None) -> None:
+        """`extract` makes of the queue what has changed; None: it is to be read from the store."""
         self._is_set = False
-        self._look = look
+        self._extract = extract
         self.seen: Any = None
-        """What `look` has made at the last change."""
+        """What `extract` has made at the last change."""
         self.is_late = False
         """Whether it began amid the commit that is under way."""
         self.is_over = False
@@ -80,21 +80,21 @@ class Watch:
     @property
     def makes_views(self) -> bool:
         """Whether it is that of a poll, not of a stream."""
-        return self._look is not None
+        return self._extract is not None
 
     def is_set(self) -> bool:
         """Whether something has changed that is not known yet."""
         return self._is_set
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Makes `seen` of what has just changed, if it is awaited; whether that was possible.
 
         A defect is not the mailbox's: the one who waits makes it again, and meets it.
         """
         self.seen = None
-        if self._look is not None and self._future is not None:
+        if self._extract is not None and self._future is not None:
             with suppress(Exception):
-                self.seen = self._look()
+                self.seen = self._extract()
         return self.seen is not None
 
     def set(self) -> None:
@@ -159,13 +159,13 @@ class ViewNotifier:
         finally:
             self.unwatch(flow_id, watch)
 
-    def watch(self, flow_id: str, look: Callable[[], Any] | None = None) -> Watch:
-        """As `watching`, until `unwatch`. With a `look` it is that of a poll, of which a flow has
-        `MOST_POLLS`: beyond it the one that has waited longest is over.
+    def watch(self, flow_id: str, extract: Callable[[], Any] | None = None) -> Watch:
+        """As `watching`, until `unwatch`. With an `extract` it is that of a poll, of which a flow
+        has `MOST_POLLS`: beyond it the one that has waited longest is over.
         """
-        watch = Watch(look)
+        watch = Watch(extract)
         self.watches[flow_id] = watches = (*self.watches.get(flow_id, ()), watch)
-        if look is not None and len(watches) > MOST_POLLS:
+        if extract is not None and len(watches) > MOST_POLLS:
             for one in [one for one in watches if one.makes_views][:-MOST_POLLS]:
                 one.is_over = True
                 one.set()
@@ -239,7 +239,7 @@ class ViewNotifier:
             for watch in self.watches.get(key, ()):
                 if watch.is_late:
                     continue
-                if watch.look() and self._holds:
+                if watch.refresh() and self._holds:
                     self._held.append(watch)
                 else:
                     watch.set()

@@ -70,7 +70,7 @@ class Renewals:
     async def now(self, flow_id: str) -> Lease | None:
         """Renews the flow's lease; None if it is not bound. Raises Unavailable."""
         self.hurry()
-        return await self.until_free(flow_id, lambda: self._batcher.ask(flow_id))
+        return await self.until_free(flow_id, lambda: self._batcher.put(flow_id))
 
     async def until_free(self, flow_id: str, renew: Callable[[], Awaitable[T | RowLocked]]) -> T:
         """The answer of `renew`, by which this flow renews its lease, once its rows are free.
@@ -163,7 +163,7 @@ class Renewals:
         """Of one whose row was held."""
         renewed: Lease | Exception | None
         try:
-            renewing = self.until_free(flow_id, lambda: self._batcher.ask(flow_id))
+            renewing = self.until_free(flow_id, lambda: self._batcher.put(flow_id))
             renewed = await self._awaiter(renewing)
         except Exception as error:
             renewed = error

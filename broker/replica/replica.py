@@ -119,7 +119,7 @@ class Replica:
         """The coordinator of the queue of this name. Raises QueueNotFound, Unavailable."""
         queue_id = self._ids.get(name)
         if queue_id is None:
-            found = await self._finds.ask(name)
+            found = await self._finds.put(name)
             if found is None:
                 raise QueueNotFound(name)
             queue_id = self._ids[name] = found
@@ -237,10 +237,10 @@ class Replica:
             if not coordinator.resumes:
                 coordinator.catch_up()
             coordinator.advance()
-        await self._look_for_missed()
+        await self._find_missed()
         self._evict()
 
-    async def _look_for_missed(self) -> None:
+    async def _find_missed(self) -> None:
         """Queues that were committed to elsewhere, and watched ones that are to be loaded anew."""
         known = {
             queue_id: -1 if coordinator.queue is None else coordinator.queue.revision

@@ -57,12 +57,8 @@ class Batcher(Generic[Item, Answer]):
         self._waiting: list[tuple[Item, asyncio.Future[Answer]]] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def ask(self, item: Item) -> Answer:
-        """The answer for `item`; raises what the call raised."""
-        return await self.put(item)
-
     def put(self, item: Item) -> asyncio.Future[Answer]:
-        """As `ask`, for several before they are awaited."""
+        """The answer for `item`; raises what the call raised."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         if self._task is None:

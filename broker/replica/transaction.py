@@ -274,7 +274,7 @@ class Transaction:
             self.commit.fence = submission.fence
             self._fenced.append(submission)
         if submission.trace is not None:
-            self.commit.asked.append(submission.trace)
+            self.commit.calls.append(submission.trace)
         flow_id = getattr(command, "flow_id", None)
         if flow_id is not None:
             self._callers.add(flow_id)

@@ -86,7 +86,7 @@ class PostgresKeys:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
 
-    async def look(self, key_ids: Sequence[str]) -> Keys:
+    async def read(self, key_ids: Sequence[str]) -> Keys:
         async with self._connections.single() as one:
             counting = (await one.execute(_KEYS, {"ids": [*key_ids]})).all()
             any_made = bool((await one.execute(_ANY)).scalar_one())

@@ -147,7 +147,7 @@ class Commit:
     - `removed`: the partitions of a dynamic queue that are gone, by number; of each its key is
       remembered and nothing else. They are not in `partitions`.
     - `acts`: administrative calls that were carried out, for the audit.
-    - `asked`: the calls that are answered with it, as traces know them (`broker.tracing`).
+    - `calls`: the calls that are answered with it, as traces know them (`broker.tracing`).
     - `shown`: partitions whose positions an answer will show, beside those in the commit.
     - `fence`: of a commit that makes a reader of a log or sets positions (`broker.store.trims`).
     - `next_deadline`: when the queue must be advanced, for the sweep.
@@ -171,7 +171,7 @@ class Commit:
     children: Sequence[Child] = ()
     removed: Mapping[int, str] = field(default_factory=dict)
     acts: Sequence[Act] = ()
-    asked: list[object] = field(default_factory=list)
+    calls: list[object] = field(default_factory=list)
     shown: Set[int] = frozenset()
     fence: Fence | None = None
     next_deadline: float | None = None
@@ -475,7 +475,7 @@ USED_SECONDS = 60.0
 class KeyStore(Protocol):
     """Keys, sessions and the audit. Each method raises StoreUnavailable."""
 
-    async def look(self, key_ids: Sequence[str]) -> Keys:
+    async def read(self, key_ids: Sequence[str]) -> Keys:
         """Those of these keys that count."""
 
     async def keyless(self, limit: int) -> Sequence[tuple[str, str]]:

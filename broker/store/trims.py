@@ -54,7 +54,7 @@ class TrimStore(Protocol):
     async def all(self) -> Mapping[str, Trimming]:
         """The rows of all logs; a log that was never fenced or trimmed has none."""
 
-    async def look(self, log: str) -> Trimming | None:
+    async def read(self, log: str) -> Trimming | None:
         """The row of one log."""
 
     async def announce(self, log: str, seen: str | None, name: str, pending: str) -> bool:
@@ -82,7 +82,7 @@ class PostgresTrims:
     async def all(self) -> Mapping[str, Trimming]:
         return {log: Trimming(*row) for log, *row in await self._fetch(_ALL, {})}
 
-    async def look(self, log: str) -> Trimming | None:
+    async def read(self, log: str) -> Trimming | None:
         found = await self._fetch(_LOOK, {"log": log})
         return Trimming(*found[0]) if found else None
 

@@ -307,13 +307,13 @@ def _order(found: tuple[str, Condition]) -> tuple[bool, int, str]:
 class MemoryKeys(_Port):
     """Keys, sessions and the audit."""
 
-    async def look(self, key_ids: Sequence[str]) -> Keys:
+    async def read(self, key_ids: Sequence[str]) -> Keys:
         def work() -> Keys:
             tables, now = self._database.key_tables, self._database.clock()
             found = {id for id in key_ids if id in tables.keys and tables.counts(id, now)}
             return Keys(bool(tables.keys), {id: tables.keys[id].row for id in found})
 
-        return await self._call("look", work)
+        return await self._call("read", work)
 
     async def keyless(self, limit: int) -> Sequence[tuple[str, str]]:
         def work() -> Sequence[tuple[str, str]]:
@@ -410,7 +410,7 @@ class MemoryTrims(_Port):
     async def all(self) -> Mapping[str, Trimming]:
         return await self._call("trims", lambda: {**self._database.trims.rows})
 
-    async def look(self, log: str) -> Trimming | None:
+    async def read(self, log: str) -> Trimming | None:
         return await self._call("trim", lambda: self._database.trims.rows.get(log))
 
     async def announce(self, log: str, seen: str | None, name: str, pending: str) -> bool:

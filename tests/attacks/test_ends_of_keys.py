@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from broker.calls import views
-from broker.calls.keys import IDLE_SECONDS, LOOK_SECONDS
+from broker.calls.keys import IDLE_SECONDS, REFRESH_SECONDS
 from broker.core.access import Role, anybody, digest, key_of
 from broker.core.errors import FlowGone, Unauthorized, Unavailable
 from broker.settings import load
@@ -109,7 +109,7 @@ async def test_a_stream_that_begins_when_its_key_has_just_ended_ends_too(how: st
     broker = replicas.both[0]
     caller = await broker.keys.by_key(TOKEN)
     end(replicas, how)
-    await asyncio.sleep(2 * LOOK_SECONDS)
+    await asyncio.sleep(2 * REFRESH_SECONDS)
     assert await ends(asyncio.create_task(broker.keys.until_ended(caller)))
 
 

@@ -17,7 +17,7 @@ import httpx
 import psycopg
 import pytest
 
-from broker.calls.keys import LOOK_SECONDS
+from broker.calls.keys import REFRESH_SECONDS
 from broker.core.access import key_id_of
 from broker.service import ENDED_KEYS_SECONDS
 from tests.api.access import Guarded, bearer
@@ -100,7 +100,7 @@ def sessions() -> Iterator[Any]:
 
 def test_the_service_looks_often_enough() -> None:
     """A replica may make a role with the key up to its own next look."""
-    assert LOOK_SECONDS + ENDED_KEYS_SECONDS < END_SECONDS - 1
+    assert REFRESH_SECONDS + ENDED_KEYS_SECONDS < END_SECONDS - 1
 
 
 @pytest.mark.parametrize("end", ["revoked", "ends_at"])

@@ -332,8 +332,8 @@ class TestStart:
         await one.create_queue(spec(partitions=3))
         late = views.QueueSpec("late", log="builtin:orders", start="latest")
         for log in ("builtin:orders", "kafka://broker:9092/orders"):
-            one.logs.error = Unavailable("The log cannot be asked right now.")
-            with pytest.raises(Unavailable, match="cannot be asked"):
+            one.logs.error = Unavailable("The log does not answer right now.")
+            with pytest.raises(Unavailable, match="does not answer"):
                 await one.create_queue(replace(late, log=log))
             with pytest.raises(QueueNotFound):
                 await one.queue("late")

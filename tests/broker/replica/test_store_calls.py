@@ -19,9 +19,9 @@ async def test_requests_that_arrive_during_a_call_share_the_next() -> None:
         return [2 * item for item in items]
 
     batcher = Batcher(double, most=4)
-    first = asyncio.ensure_future(batcher.ask(0))
+    first = batcher.put(0)
     await asyncio.sleep(0.5)
-    rest = [asyncio.ensure_future(batcher.ask(n)) for n in range(1, 8)]
+    rest = [batcher.put(n) for n in range(1, 8)]
     assert await asyncio.gather(first, *rest) == [2 * n for n in range(8)]
     assert calls == [[0], [1, 2, 3, 4], [5, 6, 7]]
 
@@ -33,11 +33,11 @@ async def test_a_caller_that_gave_up_does_not_affect_the_others() -> None:
         return items
 
     batcher = Batcher(slow)
-    asks = [asyncio.ensure_future(batcher.ask(n)) for n in range(3)]
+    answers = [batcher.put(n) for n in range(3)]
     await settle()
-    asks[1].cancel()
-    assert await asks[0] == 0
-    assert await asks[2] == 2
+    answers[1].cancel()
+    assert await answers[0] == 0
+    assert await answers[2] == 2
 
 
 @virtual
@@ -50,5 +50,5 @@ async def test_a_failure_is_told_to_its_batch_alone() -> None:
 
     batcher = Batcher(picky)
     with pytest.raises(ValueError, match="13"):
-        await batcher.ask(13)
-    assert await batcher.ask(14) == 14
+        await batcher.put(13)
+    assert await batcher.put(14) == 14

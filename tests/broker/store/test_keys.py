@@ -56,23 +56,23 @@ async def bound(
 
 
 async def test_keys_count_until_they_are_revoked_or_end(ground: Ground, store: Store) -> None:
-    looked = await store.keys.look(IDS)
+    looked = await store.keys.read(IDS)
     assert (looked.any_made, looked.counting) == (False, {})
     await make(ground, IDS[0], queues=("a*", "b"))
     await make(ground, IDS[1], ends_in=3600)
     await make(ground, IDS[2], ends_in=-1)
     await make(ground, IDS[3], revoked=True)
-    looked = await store.keys.look(IDS)
+    looked = await store.keys.read(IDS)
     assert looked.any_made
     assert sorted(looked.counting) == IDS[:2]
     row = looked.counting[IDS[0]]
     assert (row.hash, row.role, list(row.queues)) == (digest(IDS[0]), "viewer", ["a*", "b"])
-    assert (await store.keys.look([])).any_made
+    assert (await store.keys.read([])).any_made
 
 
 async def test_a_revoked_key_was_made_too(ground: Ground, store: Store) -> None:
     await make(ground, IDS[0], revoked=True)
-    assert (await store.keys.look([])).any_made
+    assert (await store.keys.read([])).any_made
 
 
 async def test_bound_flows_of_ended_keys(ground: Ground, store: Store, orders: Replica) -> None:

@@ -16,20 +16,20 @@ LOG = "builtin:orders"
 
 
 async def readers(store: Store) -> str:
-    row = await store.trims.look(LOG)
+    row = await store.trims.read(LOG)
     assert row is not None
     return row.readers
 
 
 async def test_a_trim_is_announced_once_at_a_time(store: Store) -> None:
     trims = store.trims
-    assert await trims.look(LOG) is None
+    assert await trims.read(LOG) is None
     assert await trims.all() == {}
     assert not await trims.announce(LOG, "no row", "first", "{}")
     assert await trims.announce(LOG, None, "first", "{}")
     assert not await trims.announce(LOG, None, "second", "{}")
     seen = await readers(store)
-    assert await trims.look(LOG) == Trimming(seen, "first", "{}")
+    assert await trims.read(LOG) == Trimming(seen, "first", "{}")
     assert not await trims.announce(LOG, seen, "second", "{}")
     await trims.done(LOG, "another")
     assert not await trims.announce(LOG, seen, "second", "{}")
