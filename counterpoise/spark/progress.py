@@ -32,7 +32,7 @@ from counterpoise.flow.view import Key, Owned, Warming
 from counterpoise.logs import Bounds
 from counterpoise.spark.flows import SettledFlow
 from counterpoise.spark.history import Portions, Restore, restore_of
-from counterpoise.spark.offsets import Json, Offset, Place, Replay, Slice, replay_slices, slices
+from counterpoise.spark.offsets import Json, Offset, Place, Replay, Slice, slices
 from counterpoise.spark.planning import Answer, View, done, is_ours, plan
 from counterpoise.spark.status import Handoffs
 
@@ -199,7 +199,7 @@ class Progress:
             # Spark may ask again from the same start. Then the last answer counts.
             self.ledger.end()
             self.ledger.begin(one.partition for one in slices(self.start, planned))
-            for one in (*slices(self.start, planned), *replay_slices(self.start, planned)):
+            for one in slices(self.start, planned):
                 self.here.pop(one.partition, None)
         return planned
 
@@ -300,11 +300,9 @@ class Progress:
 
     def _forget(self, view: View) -> None:
         """Drop the memory of epochs that are over."""
-        live = {(number, held.epoch) for number, held in view.items()}
-        ranges = self.start.ranges if self.start is not None else {}
-        kept = live | {(number, one.epoch) for number, one in ranges.items()}
-        self.skipped &= kept
-        self.anchored &= live
+        assert self.start is not None
+        self.skipped &= {(number, one.epoch) for number, one in self.start.ranges.items()}
+        self.anchored &= {(number, held.epoch) for number, held in view.items()}
 
 
 class SharedProgress:
