@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from counterpoise.flow.view import Owned, Warming
-from counterpoise.spark.history import Restore, stage
+from counterpoise.spark.history import Restore, earliest, portions, stage, stages
 from counterpoise.spark.offsets import Offset, Range, Replay, replay_slices, slices
 from counterpoise.spark.planning import Answer, Question, answer_to
 from counterpoise.spark.progress import Progress
@@ -195,8 +195,50 @@ def test_trimmed_history_is_passed_over_and_told(log: NumberLog) -> None:
     assert planned is not None
     assert planned.replays == {0: Replay(3, "30", "40")}
     assert progress.gaps == {(0, 3): ("10", "30")}
-    first = stage(Restore(0, 2, "50", False), log, log.bounds([0]))
+    one = Restore(0, 2, "50", False)
+    first = stage(one, log, log.bounds([0]))
     assert (first.begin, first.gap) == ("30", ("0", "30"))
+    # Not if the state needs no more: all is there, or its floor is higher, or it is complete.
+    needed = stage(one, log, log.bounds([0]), lambda *_: "35")
+    assert (needed.begin, needed.gap) == ("35", None)
+    log.starts[0] = 0
+    assert stage(one, log, log.bounds([0])).gap is None
+    log.starts[0] = 70
+    complete = Restore(0, 2, "50", False, Replay(3, "0", "50"))
+    assert stage(complete, log, log.bounds([0])).gap is None
+
+
+def test_where_nothing_is_left_to_replay_it_is_near_at_once(log: NumberLog) -> None:
+    log.starts[0] = 50
+    assert stage(Restore(0, 2, "50", False), log, log.bounds([0])).near
+    assert not stage(Restore(0, 2, "51", False), log, log.bounds([0])).near
+
+
+def test_near_is_the_lower_of_where_the_owner_was_and_is(log: NumberLog) -> None:
+    """An older position of the same owner may be seen later."""
+    chain = Replay(3, "0", "15")
+    assert stage(Restore(0, 2, "15", False, chain, aim="20"), log, log.bounds([0])).near
+
+
+def test_a_chain_that_is_ahead_of_another_owner_begins_anew(log: NumberLog) -> None:
+    one = Restore(0, 5, "20", False, Replay(3, "0", "50"))
+    anew = stage(one, log, log.bounds([0]))
+    assert (anew.tenure, anew.begin) == (6, "0")
+
+
+@pytest.mark.parametrize("granted", [True, False])
+def test_a_state_is_complete_where_a_grant_has_all_its_history(
+    log: NumberLog, granted: bool
+) -> None:
+    for begin, complete in (("50", True), ("40", False)):
+        one = Restore(0, 2, "50", granted, Replay(3, "0", begin))
+        found = stages([one], log, log.bounds([0]), earliest)
+        # Nothing is replayed: it is not needed, or there is no room for it.
+        told = portions([one], found, {}, log)
+        assert told.replays == {}
+        assert told.tenures == ({0: 3} if granted and complete else {})
+        # Only what warms up is reported ready.
+        assert told.near == ({(0, 2)} if complete and not granted else set())
 
 
 def test_partitions_that_changed_during_the_question_are_left_out(log: NumberLog) -> None:

@@ -6,17 +6,22 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from counterpoise.flow.core import FLOW_GONE
 from counterpoise.flow.view import Owned, Warming
 from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.spark.channel import Channel
+from counterpoise.spark.flows import BoundFlow
 from counterpoise.spark.offsets import Offset, Place
 from counterpoise.spark.options import Floor, SourceOptions
+from counterpoise.spark.progress import Progress, SharedProgress
 from counterpoise.spark.query import Consumption
 from counterpoise.spark.queue_log import QueueLog
+from counterpoise.spark.status import Handoffs
+from counterpoise.spark.warmup_tracker import WarmupTracker
 from tests.counterpoise.spark.doubles import Queue
 from tests.counterpoise.spark.test_query import FlowDouble, ends, next_offset
 from tests.log_support import append, log, log_url, until
@@ -24,6 +29,93 @@ from tests.log_support import append, log, log_url, until
 __all__ = ["log", "log_url"]
 
 EMPTY = Offset("flights").to_json()
+
+
+class Warm:
+    """A flow as the tracker sees it, of which partition 0 warms up under epoch 1."""
+
+    def __init__(self) -> None:
+        self.warming = {0: Warming(0, 1, "4")}
+        self.partitions: dict[int, Owned] = {}
+        self.outcome = "ok"
+        self.told: list[tuple[int, int | None]] = []
+        self.refreshed = 0
+
+    def ready(self, partition: int, epoch: int | None = None) -> str:
+        self.told.append((partition, epoch))
+        return self.outcome
+
+    def refresh(self, *, timeout_seconds: float | None = None) -> None:
+        self.refreshed += 1
+
+
+class Tracked:
+    """A tracker alone, with a clock."""
+
+    def __init__(self, **options: Any) -> None:
+        self.flow, self.now = Warm(), 100.0
+        self.progress = Progress(start=Offset("flights"))
+        flow = cast(BoundFlow, self.flow)
+        place = Place("flights", "log-1")
+        shared = SharedProgress(flow, place, threading.Event(), Handoffs(), self.progress)
+        chosen = SourceOptions("flights", **options)
+        self.tracker = WarmupTracker(chosen, flow, shared, lambda: self.now)
+
+    def asked(self) -> None:
+        """Spark asks for an offset."""
+        with self.tracker._shared.locked() as progress:
+            self.tracker.restores(progress, {})
+
+
+def test_a_ready_partition_is_told_once_in_each_warm_up() -> None:
+    one = Tracked(warmup=True)
+    assert not one.tracker.has_news()
+    one.progress.near.add((0, 1))
+    assert one.tracker.has_news()
+    for _ in range(2):
+        one.tracker.tell()
+        assert one.flow.told == [(0, 1)]
+        assert not one.tracker.has_news()
+    # Its warm-up is called off, and begins again under the same owner.
+    warming, one.flow.warming = one.flow.warming, {}
+    one.tracker.tell()
+    one.flow.warming = warming
+    one.tracker.tell()
+    assert one.flow.told == [(0, 1), (0, 1)]
+
+
+def test_what_a_flow_that_binds_again_was_to_tell_is_told_later() -> None:
+    one = Tracked(warmup=True)
+    one.progress.near.add((0, 1))
+    one.flow.outcome = FLOW_GONE
+    one.tracker.tell()
+    assert one.tracker.has_news()
+    one.flow.outcome = "ok"
+    one.tracker.tell()
+    assert not one.tracker.has_news()
+
+
+def test_positions_are_refreshed_once_for_a_question_and_not_too_often() -> None:
+    one = Tracked(warmup=True)
+    seen = []
+    for asks, seconds in ((False, 9.0), (True, 0.0), (False, 9.0), (True, 0.0), (True, 0.4)):
+        one.now += seconds
+        if asks:
+            one.asked()
+        one.tracker.tell()
+        seen.append(one.flow.refreshed)
+    assert seen == [0, 1, 1, 2, 2]
+    one.now += 0.2
+    one.tracker.tell()
+    assert one.flow.refreshed == 3
+
+
+def test_what_the_driver_has_restored_is_news_once() -> None:
+    one = Tracked(warmup=True, warmup_from=Floor(snapshot=True))
+    document = {"partitions": {"0": {"epoch": 1}}}
+    assert one.tracker.heard(document)
+    assert not one.tracker.heard(document)
+    assert one.tracker.heard({"partitions": {"0": {"epoch": 2}}})
 
 
 @pytest.fixture

@@ -105,13 +105,35 @@ def test_limits_that_the_sizes_seen_do_not_reach_take_sums_alone(
     assert asked == [admission._ADMIT]
 
 
-def test_messages_trimmed_since_the_bounds_were_asked_stay_planned(filled: PostgresLog) -> None:
+@pytest.mark.parametrize("knows_sizes", [False, True])
+def test_messages_trimmed_since_the_bounds_were_asked_stay_planned(
+    filled: PostgresLog, monkeypatch: pytest.MonkeyPatch, knows_sizes: bool
+) -> None:
     """Reading them raises the loss; leaving them out would block the query for ever."""
+    monkeypatch.setattr(filled._connection, "_knows_sizes", knows_sizes)
     bounds = filled.bounds([0, 1])
     filled.trim({1: "10"})
     assert filled.limit({1: "0"}, 1000, bounds, max_bytes=1000) == {1: "30"}
     filled.trim({1: "30"})
     assert filled.limit({0: "0", 1: "0"}, 1000, bounds, max_bytes=4)[1] == "30"
+
+
+def test_how_large_messages_are_at_most_is_a_first_guess_of_their_size(
+    filled: PostgresLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was added up before is a better one."""
+    monkeypatch.setattr(admission, "FIRST_MESSAGES", 2)
+    bounds, asked = filled.bounds([1]), asked_of(filled, monkeypatch)
+    for rounds in (3, 1):
+        assert filled.limit({1: "0"}, 1000, bounds, max_bytes=1000) == {1: "30"}
+        assert asked == [admission._MOST] * rounds
+        asked.clear()
+    monkeypatch.setattr(filled._admission, "_bytes_per_message", 0.5)
+    filled.limit({1: "0"}, 1000, bounds, max_bytes=1000)
+    assert filled._admission._bytes_per_message == 0.5
+    monkeypatch.setattr(filled._connection, "_knows_sizes", False)
+    filled.limit({1: "0"}, 1000, bounds, max_bytes=1000)
+    assert filled._admission._bytes_per_message == 1.0
 
 
 def test_no_more_is_looked_at_than_the_sizes_seen_suggest(

@@ -160,11 +160,12 @@ def test_a_limit_that_the_largest_do_not_reach_looks_at_no_message(
     assert log.limit(starts, 99, bounds, max_bytes=500) == {0: "20", 1: "10"}
     assert asked[0] == admission._MOST
     assert len(asked) > 1
-    # Where it is not known of one partition, all are looked at.
-    told(log_url, "sized_from = 1 WHERE partition = 1")
-    asked.clear()
-    assert log.limit(starts, 99, bounds, max_bytes=5000) == {0: "20", 1: "10"}
-    assert len(asked) > 1
+    # Where it is not known of all messages of one partition, all are looked at.
+    for change in ("sized_from = 1", "sized_from = 0, sized_to = 9"):
+        told(log_url, f"{change} WHERE partition = 1")
+        asked.clear()
+        assert log.limit(starts, 99, bounds, max_bytes=5000) == {0: "20", 1: "10"}
+        assert len(asked) > 1
 
 
 @pytest.fixture
