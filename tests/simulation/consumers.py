@@ -79,12 +79,10 @@ class Consumer(FlowShell):
         network: Network,
         log: Log,
         checker: Checker,
-        queue: str,
         config: Config,
         trace: Callable[[str], None] | None,
     ) -> None:
-        drift = config.drift
-        super().__init__(name, instance, lease, warmup, rng, loop, network, checker, queue, drift)
+        super().__init__(name, instance, lease, warmup, rng, loop, network, checker, config.drift)
         self.log, self.config, self.trace = log, config, trace
         # How much longer than usual its next messages take, and its next warm-ups.
         self.stubborn = self.cold = 0.0

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.xdist_group("computing")
 ALL_SEEDS = 10_000
 # The limit is in callbacks of the event loop, which do not depend on the machine, not in CPU or
 # wall time.
-MOST_STEPS_A_SEED = 2500
+MOST_STEPS_A_SEED = 2350
 STANDARD = sys.stdlib_module_names
 
 

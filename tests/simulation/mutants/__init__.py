@@ -85,8 +85,6 @@ MUTANTS = {
         Mutant("a barrier is lifted one message early", reshaping.barrier_lifted_one_early),
         Mutant("a cut that the service does not know is passed", reshaping.newer_cut_passed),
         Mutant("the next resize does not wait", reshaping.next_resize_does_not_wait),
-        Mutant("what the owner of a log reaches counts for all", reshaping.reached_by_the_owner),
-        Mutant("cuts are taken amid slices", reshaping.cuts_taken_amid_slices),
         Mutant("no barriers after a reset", reshaping.no_barriers_after_a_reset),
         Mutant("a child is granted one parent early", reshaping.granted_one_parent_early),
         Mutant("a finish is committed without its children", reshaping.finished_without_children),
