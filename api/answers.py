@@ -24,7 +24,10 @@ import orjson
 from fastapi import Response
 from pydantic import BaseModel, TypeAdapter
 
+from api.schemas import flows as flow_schemas
 from api.schemas.common import rfc3339
+from broker.calls.flow_views import BIG_VIEW
+from broker.calls.views import ResultsView, UpdateView
 from broker.pieces import PIECE, pause, pieces
 
 _SELDOM = ("cut", "reached_cut", "waits_for", "key", "parents")
@@ -43,6 +46,22 @@ def results_json(view: Any) -> bytes:
     """Results of a broker and the view afterwards, as Results."""
     results = [_result_values(one) for one in view.results]
     return orjson.dumps({"results": results, "update": _update_values(view.update)})
+
+
+async def written_update(view: UpdateView) -> bytes:
+    """The view as JSON, written in pieces if it is large."""
+    if len(view.partitions) <= BIG_VIEW:
+        return update_json(view)
+    return await encoded(flow_schemas.FlowChangeUpdate, view)
+
+
+async def results_answer(view: ResultsView) -> Response:
+    """The results of a call, and the view afterwards, as an answer."""
+    if len(view.results) + len(view.update.partitions) <= BIG_VIEW:
+        body = results_json(view)
+    else:
+        body = await encoded(flow_schemas.Results, view)
+    return Response(body, media_type="application/json")
 
 
 def _update_values(view: Any) -> dict[str, Any]:

@@ -243,6 +243,8 @@ class Limits:
         finally:
             if answer.held:
                 answer.give_back()
+            # They refer to each other.
+            answer.body = None
             self.metrics.count(scope, started, answer.status or 500)
 
     async def _admit(self, scope: Scope, receive: Receive, answer: _Answer) -> None:

@@ -54,7 +54,11 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from starlette.types import Scope
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState
 
 from api.bodies import COMPLETE
@@ -241,6 +245,7 @@ class Connection(HttpToolsProtocol):
         "_open_connections",
         "_received_bytes",
         "_refusal",
+        "_running",
         "_unread",
         "host",
         "opening",
@@ -273,6 +278,8 @@ class Connection(HttpToolsProtocol):
         # What the peer had not read when an idle time began.
         self._unread = 0
         self.opening: asyncio.Task[None] | None = None
+        # The request that the application serves, or has served last: pipelined ones come after it.
+        self._running: RequestResponseCycle | None = None
 
     def abort(self) -> None:
         """End the connection at once, also amid its handshake."""
@@ -294,6 +301,23 @@ class Connection(HttpToolsProtocol):
         self._forget_head()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
+        self._leave_requests()
+
+    def _leave_requests(self) -> None:
+        """The request that is served is told that its peer is gone: of pipelined ones uvicorn tells
+        only the last. After that the connection refers to no request: the scope of each refers to
+        the connection, and what is in a reference cycle may stay for ever (`broker.replica.replica`
+        says why).
+        """
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        self.pipeline.clear()
+        self._running = self.cycle = self.scope = None  # type: ignore[assignment]
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def shutdown(self) -> None:
         self._forget_head()
@@ -388,9 +412,10 @@ class Connection(HttpToolsProtocol):
         """Answers the request of this scope; `headers` say how long the body is. False: it is a
         rare case, which is left to uvicorn.
         """
-        cycle = self.cycle
+        cycle = self._running
         if (
-            cycle.scope is not scope
+            cycle is None  # the connection is lost
+            or cycle.scope is not scope
             or cycle.response_started
             or cycle.disconnected
             or cycle.flow.write_paused

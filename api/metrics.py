@@ -128,7 +128,7 @@ class Metrics:
             "1; the label says which version of the service this is.",
             ("version",),
             registry=self.registry,
-        ).labels(_version()).set(1)
+        ).labels(installed_version()).set(1)
         self._requests = Counter(
             "counterpoise_http_requests",
             "Requests answered.",
@@ -260,10 +260,15 @@ def _families(queues: Sequence[QueueView], lags: Mapping[str, LagView]) -> Itera
     conditions = gauge(
         "queue_conditions",
         "What consumers report, by kind: quarantined, invalid_position or end_refused "
-        "(partitions), log_away (consumers).",
+        "(partitions), log_away or rows_dropped (consumers); of the service: mirror_failed.",
         "kind",
     )
     lag = gauge("queue_lag_messages", "Messages that are not processed yet, at most; their sum.")
+    seconds = gauge(
+        "queue_lag_seconds",
+        "How long ago the oldest message that is not processed yet was published; 0: there is "
+        "none. Left out while the log does not say it.",
+    )
     unknown = gauge("queue_lag_unknown_partitions", "Partitions whose lag the log does not say.")
     for queue in queues:
         for one in STATUSES:
@@ -271,9 +276,12 @@ def _families(queues: Sequence[QueueView], lags: Mapping[str, LagView]) -> Itera
         for kind, count in (queue.conditions or {}).items():
             conditions.add_metric((queue.name, kind), count)
         if queue.name in lags:
-            lag.add_metric((queue.name,), lags[queue.name].messages)
-            unknown.add_metric((queue.name,), lags[queue.name].unknown)
-    yield from (status, conditions, lag, unknown)
+            found = lags[queue.name]
+            lag.add_metric((queue.name,), found.messages)
+            unknown.add_metric((queue.name,), found.unknown)
+            if found.seconds is not None:
+                seconds.add_metric((queue.name,), found.seconds)
+    yield from (status, conditions, lag, seconds, unknown)
     partitions = gauge(
         "partition_lag_messages",
         "Messages of a partition that are not processed yet, at most. Left out for queues with "
@@ -281,14 +289,14 @@ def _families(queues: Sequence[QueueView], lags: Mapping[str, LagView]) -> Itera
         "partition",
     )
     for queue in queues:
-        found = lags[queue.name].partitions if queue.name in lags else {}
-        if len(found) + len(partitions.samples) <= MOST_PARTITIONS:
-            for number, messages in found.items():
+        behind = lags[queue.name].partitions if queue.name in lags else {}
+        if len(behind) + len(partitions.samples) <= MOST_PARTITIONS:
+            for number, messages in behind.items():
                 partitions.add_metric((queue.name, str(number)), messages)
     yield partitions
 
 
-def _version() -> str:
+def installed_version() -> str:
     """The installed version of the service."""
     try:
         return version("counterpoise-server")

@@ -14,7 +14,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.routing import BaseRoute
 
 from api import problems
-from api.routes import access, flows, lineage, monitoring, queues, service
+from api.routes import access, flows, lineage, messages, monitoring, queues, service
 from api.routing import Route
 from api.schemas.common import AnswerModel, RequestModel
 from api.security import Also
@@ -51,7 +51,7 @@ TAGS = [
 
 def all_routes() -> list[BaseRoute]:
     """Every route, the most called first, because they are tried in order."""
-    parts = (flows, queues, lineage, monitoring, service, access)
+    parts = (flows, queues, lineage, messages, monitoring, service, access)
     return [route for part in parts for route in part.ROUTER.routes]
 
 

@@ -35,6 +35,7 @@ TYPE_PREFIX = "urn:counterpoise:problem:"
 _BROKER_STATUSES: dict[type[errors.BrokerError], int] = {
     errors.Invalid: 422,
     errors.QueueNotFound: 404,
+    errors.KeyNotFound: 404,
     errors.QueueExists: 409,
     errors.QueueInUse: 409,
     errors.ResizeUnsettled: 409,
@@ -66,9 +67,11 @@ CODES: dict[str, tuple[int, str]] = {
 OF_A_BODY = ("body_timeout", "too_large", "unsupported_media_type")
 
 DETAILS = {
-    "invalid": "partition_count: Input should be greater than or equal to 1",
+    "invalid": "partition_count: should be greater than or equal to 1",
     "queue_not_found": "No queue is named 'flights'; GET /v1/queues lists the queues, "
     "POST /v1/queues creates one.",
+    "key_not_found": "No key that you may see has the id '3f9a0c51d7e2'; GET /v1/keys lists the "
+    "keys.",
     "queue_exists": "A queue named 'flights' exists already; PATCH /v1/queues/flights changes its "
     "settings.",
     "queue_in_use": "3 flows are bound to 'flights'; unbind them, or delete it with ?force=true.",
@@ -244,7 +247,7 @@ def _field_problem(item: Mapping[str, Any], body_model: object) -> FieldProblem:
         message = "required" if path else "a JSON object is required as the body"
     elif kind == "value_error":
         message = message.removeprefix("Value error, ")
-    return FieldProblem(field=field, message=message)
+    return FieldProblem(field=field, message=message.removeprefix("Input "))
 
 
 def shown(name: str) -> str:

@@ -57,6 +57,7 @@ _PATH_PARAMETERS = {
     ),
     "flow": (re.compile(common.FLOW_ID_PATTERN), "a flow_id as bind answered it"),
     "partition": (re.compile(r"[0-9]{1,10}"), "the number of a partition"),
+    "key": (re.compile(r"[0-9a-f]{12}"), "the id of a key, 12 hexadecimal digits"),
     "module": (re.compile(r"[a-z]{1,40}\.js"), "the name of a module of the dashboard"),
 }
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
@@ -175,13 +176,13 @@ class Route(APIRoute):
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
             check_path(request)
-            asked = self._awaiter(request)
+            awaiter = self._awaiter(request)
             try:
                 if bodies.BODY in request.scope and bodies.COMPLETE not in request.scope:
-                    await asked(self._admit(request))
+                    await awaiter(self._admit(request))
                     await bodies.arrive(request.scope)
                 # Also again: the credential may have ended while the body was on its way.
-                return await asked(served(request))
+                return await awaiter(served(request))
             except bodies.RequestRefused as refused:
                 return refused.response
 

@@ -343,6 +343,8 @@ class EventStream(Response, Generic[T]):
             if upcoming is not None and not upcoming.done():
                 upcoming.cancel()
                 await asyncio.wait((upcoming,))
+            # The traceback of its error refers to this frame: a cycle.
+            del upcoming
             aclose = getattr(self._source, "aclose", None)
             if aclose is not None:
                 await aclose()

@@ -1,17 +1,29 @@
 """`counterpoise keys`: who may call the service.
 
-The commands work on the database, like `migrate`; the service's own Postgres may be in use by a
-running service. A command that fails says why in one line.
+The commands work through the service that answers at `--url`, with the rights of our key
+(`COUNTERPOISE_TOKEN`), or on the database, like `migrate`; the service's own Postgres may be in use
+by a running service. The database is for who names one, and for who has no key: of the first key of
+a service beyond loopback, and of a lost one. Each command names the service or the database, and
+refuses another database than that of the service that answers. A command that fails says why in one
+line.
 """
+
+from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from broker.cli import AsJson, DatabaseUrl, DataDir
+
+if TYPE_CHECKING:
+    from broker.key_access import KeysOf
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,6 +31,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Keys: who may call the service, and what for.",
 )
+
+ServiceUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        help="The service; it makes the keys unless a database is given. \\[env: COUNTERPOISE_URL]",
+        show_default="http://127.0.0.1:8640",
+    ),
+]
 
 _DURATION = re.compile(r"([0-9]{1,6})(m|h|d)")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
@@ -63,20 +84,22 @@ def create(
     as_json: AsJson = False,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
+    url: ServiceUrl = None,
 ) -> None:
     """Make a key, and print it. It is not shown again.
 
-    Brings the database up to date first, as the service does at its start. The first key closes the
-    service for callers without one.
+    Through the service, with an administrator's key: no stronger than that one. On the database:
+    any key; that brings the database up to date first, as the service does at its start. The first
+    key closes the service for callers without one.
     """
-    from broker import keys, launch
     from broker.core.access import Role
 
     if role not in set(Role):
         raise typer.BadParameter(f"should be one of {', '.join(Role)}", param_hint="--role")
     ends_at = None if ends is None else _end(ends)
-    with launch.reached(migrates=True, data_dir=data_dir, database_url=database_url) as url:
-        made = keys.create(url, Role(role), queue or ["*"], name, ends_at)
+    with _reached(url, data_dir, database_url, migrates=True) as keys:
+        made = keys.create(Role(role), queue or ["*"], name, ends_at)
+    typer.echo(keys.said, err=True)
     if as_json:
         _print({**_document(made.key), "key": made.text})
     else:
@@ -84,7 +107,11 @@ def create(
     if made.key.ends_at is not None:
         typer.echo(f"It ends at {_time(made.key.ends_at)}.", err=True)
     if made.is_first:
-        typer.echo("This is the first key: from now on every caller needs one.", err=True)
+        typer.echo(
+            "This is the first key: from now on every caller of a service on this database "
+            "needs one.",
+            err=True,
+        )
 
 
 @app.command("list")
@@ -95,12 +122,12 @@ def list_keys(
     as_json: AsJson = False,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
+    url: ServiceUrl = None,
 ) -> None:
     """List the keys, without their secrets."""
-    from broker import keys, launch
-
-    with launch.reached(data_dir=data_dir, database_url=database_url) as url:
-        found = [key for key in keys.every(url) if everything or key.state == "valid"]
+    with _reached(url, data_dir, database_url) as keys:
+        found = [key for key in keys.every() if everything or key.state == "valid"]
+    typer.echo(keys.said, err=True)
     if as_json:
         _print([_document(key) for key in found])
         return
@@ -131,16 +158,39 @@ def revoke(
     as_json: AsJson = False,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
+    url: ServiceUrl = None,
 ) -> None:
     """Revoke a key, for good. Within 5 s it is refused everywhere, and its flows end."""
-    from broker import keys, launch
-
-    with launch.reached(data_dir=data_dir, database_url=database_url) as url:
-        key = keys.revoke(url, key_id)
+    with _reached(url, data_dir, database_url) as keys:
+        key = keys.revoke(key_id)
+    typer.echo(keys.said, err=True)
     if as_json:
         _print(_document(key))
     else:
         typer.echo(f"{key.id} is revoked")
+
+
+@contextmanager
+def _reached(
+    url: str | None, data_dir: Path | None, database_url: str | None, *, migrates: bool = False
+) -> Iterator[KeysOf]:
+    """The keys of the service that answers and takes our key; else those of the database."""
+    from broker import launch
+    from broker.key_access import RefusedByService, keys_in, keys_of_service
+    from broker.keys import NoSuchKey
+
+    if not launch.names_database(data_dir=data_dir, database_url=database_url):
+        try:
+            with keys_of_service(url) as keys:
+                if keys is not None:
+                    yield keys
+                    return
+        except (RefusedByService, NoSuchKey) as error:
+            launch.fail(launch.Exit.KEY, str(error))
+    with launch.reached(
+        migrates=migrates, service_url=url, data_dir=data_dir, database_url=database_url
+    ) as database:
+        yield keys_in(database)
 
 
 def _time(unix_seconds: float | None) -> str | None:

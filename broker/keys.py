@@ -1,57 +1,48 @@
 """Makes, lists and revokes keys, on the database itself (docs, *Security*).
 
 The first administrator needs no service for this, and nobody does it without access to the
-database. Services learn of it by asking again (`broker.calls.keys`). Each function is one
-transaction, with its row in the audit, and blocks. Raises `DatabaseUnreachable`.
+database. With a service, administrators do it there (`broker.calls.key_administration`). Services
+learn of a key by asking again (`broker.calls.keys`). Each function is one transaction, with its row
+in the audit, and blocks. Raises `DatabaseUnreachable`.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import psycopg
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
-from broker.core.access import Role, check_patterns, digest, key_of
+from broker.core.access import Role, check_key_name, check_patterns, digest, key_of
 from broker.core.errors import Invalid
 from broker.postgres.migrations import CONNECT_SECONDS, DatabaseUnreachable
+from broker.store.ports import KeySummary
 
 Connection: TypeAlias = psycopg.Connection[Any]
 
 _COLUMNS = "id, name, role, queues, created_at, ends_at, revoked_at, last_used_at"
 _NOW = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
-MOST_NAME = 200
-
-
-class Key(NamedTuple):
-    """A key without its secret. Times are Unix seconds of the database, None for never."""
-
-    id: str
-    name: str
-    role: str
-    queues: Sequence[str]
-    created_at: float
-    ends_at: float | None
-    revoked_at: float | None
-    last_used_at: float | None
-    state: str  # valid, ended, revoked
 
 
 class Created(NamedTuple):
     """A new key, with its text, which is stored nowhere. `is_first`: there was none before."""
 
-    key: Key
+    key: KeySummary
     text: str
     is_first: bool
 
 
 class NoSuchKey(Exception):
     """No key has this id."""
+
+    @classmethod
+    def of(cls, key_id: str) -> Self:
+        return cls(f"no key has the id {key_id!r}; 'counterpoise keys list' shows the keys")
 
 
 def create(
@@ -63,8 +54,7 @@ def create(
 ) -> Created:
     """Make a key for the queues that match one of the patterns. Raises Invalid."""
     check_patterns(tuple(queues))
-    if len(name) > MOST_NAME or not name.isprintable():
-        raise Invalid(f"A key's name is text in one line of at most {MOST_NAME} characters.")
+    check_key_name(name)
     if ends_at is not None and ends_at <= datetime.now(UTC):
         raise Invalid("The end of the key has passed already.")
     id, ends = secrets.token_hex(6), None if ends_at is None else ends_at.timestamp()
@@ -77,20 +67,20 @@ def create(
             (id, digest(text), name, role.value, list(dict.fromkeys(queues)), ends),
         )
         key = _key(connection, id)
-        _record(connection, "create_key", None, _shown(key))
+        _record(connection, "create_key", None, key.audited)
     return Created(key, text, is_first)
 
 
-def every(database_url: str) -> list[Key]:
+def every(database_url: str) -> list[KeySummary]:
     """All keys there ever were, in the order in which they were made."""
     with (
         _connected(database_url) as connection,
-        connection.cursor(row_factory=class_row(Key)) as one,
+        connection.cursor(row_factory=class_row(KeySummary)) as one,
     ):
         return one.execute(f"{_SELECT} ORDER BY created_at, id").fetchall()
 
 
-def revoke(database_url: str, id: str) -> Key:
+def revoke(database_url: str, id: str) -> KeySummary:
     """Revoke a key, for good. Harmless when repeated. Raises NoSuchKey."""
     with _connected(database_url) as connection:
         before = _key(connection, id, "FOR UPDATE")
@@ -98,7 +88,7 @@ def revoke(database_url: str, id: str) -> Key:
             connection.execute(
                 f"UPDATE counterpoise.keys SET revoked_at = {_NOW} WHERE id = %s", (id,)
             )
-            _record(connection, "revoke_key", _shown(before), _shown(_key(connection, id)))
+            _record(connection, "revoke_key", before.audited, _key(connection, id).audited)
         return _key(connection, id)
 
 
@@ -120,26 +110,23 @@ def _any(connection: Connection) -> bool:
     return found is not None and bool(found[0])
 
 
-def _key(connection: Connection, id: str, lock: str = "") -> Key:
-    cursor = connection.cursor(row_factory=class_row(Key))
+def _key(connection: Connection, id: str, lock: str = "") -> KeySummary:
+    cursor = connection.cursor(row_factory=class_row(KeySummary))
     key = cursor.execute(f"{_SELECT} WHERE id = %s {lock}".encode(), (id,)).fetchone()
     if key is None:
-        raise NoSuchKey(f"no key has the id {id!r}; 'counterpoise keys list' shows the keys")
+        raise NoSuchKey.of(id)
     return key
 
 
-def _record(connection: Connection, call: str, before: object, after: dict[str, Any]) -> None:
+def _record(
+    connection: Connection, call: str, before: Mapping[str, Any] | None, after: Mapping[str, Any]
+) -> None:
     """A row of the audit; the database's user stands for the caller's key."""
     connection.execute(
         "INSERT INTO counterpoise.audit (at, call, before, after)"
         f" VALUES ({_NOW}, %s, %s, %s || jsonb_build_object('database_user', session_user))",
         (call, None if before is None else Jsonb(before), Jsonb(after)),
     )
-
-
-def _shown(key: Key) -> dict[str, Any]:
-    shown = ("id", "name", "role", "queues", "ends_at", "revoked_at")
-    return {name: getattr(key, name) for name in shown}
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from enum import IntEnum
 from types import FrameType
 from typing import NamedTuple, NoReturn
+from urllib.parse import urlsplit
 
 import structlog
 from pydantic import SecretStr
@@ -21,6 +22,7 @@ from pydantic import SecretStr
 from broker import exposure, keys
 from broker.core.errors import Invalid
 from broker.exposure import TlsError, certificate_of
+from broker.key_database import NoAddress, Served, service_at
 from broker.postgres import checks, migrations, restoring
 from broker.postgres.embedded import (
     DataDirectoryInUse,
@@ -53,6 +55,7 @@ class Exit(IntEnum):
     NOT_FENCED = 8
     EXPOSED = 9
     KEY = 10
+    ANOTHER_DATABASE = 11
 
 
 def serve(**given: object) -> None:
@@ -91,27 +94,88 @@ def migrate(
             yield from _fenced(settings, restored)
 
 
+class Reached(NamedTuple):
+    """The database of a command on keys: its URL, and a sentence for people that names it."""
+
+    url: str
+    said: str
+
+
+def names_database(**given: object) -> bool:
+    """Whether the settings name a database, or a directory for one: by an option or a variable."""
+    settings = _settings(**given)
+    return settings.database_url is not None or settings.data_dir is not None
+
+
 @contextlib.contextmanager
-def reached(*, migrates: bool = False, **given: object) -> Iterator[str]:
-    """The URL of the control tables for a command on keys, within the block.
+def reached(
+    *, migrates: bool = False, service_url: str | None = None, **given: object
+) -> Iterator[Reached]:
+    """The control tables for a command on keys, within the block.
 
     The service's own Postgres may be running for a service. What goes wrong is one line on stderr,
-    in the block too. `migrates`: as at the start of the service.
+    in the block too: also if the service at `service_url` answers and uses another database.
+    `migrates`: as at the start of the service.
     """
     settings = _settings(**given)
     configure_logging("warning", settings.log_format)
+    try:
+        service = service_at(service_url)
+    except NoAddress as error:
+        fail(Exit.SETTINGS, str(error))
+    name = _name_of_database(settings)
+    if isinstance(service, Served) and settings.database_url is None and not _is_running(settings):
+        # The Postgres of a service runs. Another one must not be made.
+        _refuse_other_database(service, name)
     with _ends_on_signals(), _database(settings, running_may=True) as settings:
         url, log_url = _urls(settings)
         try:
+            used = f"no service answers at {service}"
+            if isinstance(service, Served):
+                used = f"the service at {service.url} uses it"
+                if service.database is None:
+                    used = f"whether the service at {service.url} uses it is unknown"
+                elif service.database != restoring.identity(url):
+                    _refuse_other_database(service, name)
             if migrates and settings.auto_migrate:
                 _migrated(settings)
             if unfit := migrations.unfit(url, log_url):
-                _fail(Exit.MIGRATION, " ".join(each.why for each in unfit))
-            yield url
+                fail(Exit.MIGRATION, " ".join(each.why for each in unfit))
+            yield Reached(url, f"Database: {name}; {used}.")
         except migrations.DatabaseUnreachable as error:
-            _fail(Exit.DATABASE, f"cannot reach the database: {error}")
+            fail(Exit.DATABASE, f"cannot reach the database: {error}")
         except (keys.NoSuchKey, Invalid) as error:
-            _fail(Exit.KEY, str(error))
+            fail(Exit.KEY, str(error))
+
+
+def _refuse_other_database(service: Served, name: str) -> NoReturn:
+    fail(
+        Exit.ANOTHER_DATABASE,
+        f"the service at {service.url} uses another database than {name}; set COUNTERPOISE_TOKEN "
+        "to an administrator's key, so that the service does it, or give the --data-dir or "
+        "--database-url that the service was started with, or the --url of the service that uses "
+        "this database",
+    )
+
+
+def _name_of_database(settings: Settings) -> str:
+    """The database for people, without a password."""
+    if settings.database_url is None:
+        return f"the service's own Postgres in {settings.data_dir or default_data_dir()}"
+    parts = urlsplit(settings.database_url.get_secret_value())
+    return f"{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _is_running(settings: Settings) -> bool:
+    """Whether the Postgres of the data directory accepts connections."""
+    url = url_of_running(settings.data_dir or default_data_dir())
+    if url is None:
+        return False
+    try:
+        restoring.identity(url)
+    except migrations.DatabaseUnreachable:
+        return False
+    return True
 
 
 def _fenced(settings: Settings, restored: Restored) -> Iterator[str]:
@@ -120,9 +184,9 @@ def _fenced(settings: Settings, restored: Restored) -> Iterator[str]:
             *_urls(settings), above=restored.epochs_above, log_restored=restored.log_restored
         )
     except restoring.StillServed as error:
-        _fail(Exit.SERVED, str(error))
+        fail(Exit.SERVED, str(error))
     except migrations.DatabaseUnreachable as error:
-        _fail(Exit.DATABASE, f"cannot reach the database: {error}")
+        fail(Exit.DATABASE, f"cannot reach the database: {error}")
     yield (
         f"fenced: {done.queues} queues; the epochs of {done.partitions} partitions are above "
         f"{done.epochs_above}; {done.flows} flows ended"
@@ -131,7 +195,7 @@ def _fenced(settings: Settings, restored: Restored) -> Iterator[str]:
     for queue, count in done.ahead:
         yield (
             f"{queue}: {count} positions are beyond the end of its log, whose backup is older; set "
-            f"them with POST /v1/queues/{queue}/positions before consumers connect"
+            f"them with 'counterpoise positions set {queue}' before consumers connect"
         )
 
 
@@ -139,14 +203,14 @@ def _settings(**given: object) -> Settings:
     try:
         return load(**given)
     except SettingsError as error:
-        _fail(Exit.SETTINGS, str(error))
+        fail(Exit.SETTINGS, str(error))
 
 
 def _check_certificate(settings: Settings) -> None:
     try:
         certificate_of(settings)
     except TlsError as error:
-        _fail(Exit.SETTINGS, str(error))
+        fail(Exit.SETTINGS, str(error))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -168,7 +232,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         where = f"{host}:{port}"
         why = error.strerror or error
-        _fail(Exit.ADDRESS, f"cannot listen on {where}: {why}; give another --host or --port")
+        fail(Exit.ADDRESS, f"cannot listen on {where}: {why}; give another --host or --port")
     return listener
 
 
@@ -188,13 +252,13 @@ def _database(settings: Settings, *, running_may: bool = False) -> Iterator[Sett
     except DataDirectoryInUse as error:
         running = url_of_running(directory) if running_may else None
         if running is None:
-            _fail(Exit.DATA_DIRECTORY, str(error))
+            fail(Exit.DATA_DIRECTORY, str(error))
         yield settings.model_copy(update={"database_url": SecretStr(running)})
         return
     except (DataDirectoryUnwritable, DataDirectoryOfAnotherVersion) as error:
-        _fail(Exit.DATA_DIRECTORY, str(error))
+        fail(Exit.DATA_DIRECTORY, str(error))
     except EmbeddedPostgresError as error:
-        _fail(Exit.DATABASE, str(error))
+        fail(Exit.DATABASE, str(error))
     try:
         with PostgresKeeper(postgres, url):
             yield settings.model_copy(update={"database_url": SecretStr(url)})
@@ -210,19 +274,19 @@ def _prepare(settings: Settings) -> None:
             if url is not None:
                 checks.refuse_pooling(url)
     except migrations.DatabaseUnreachable as error:
-        _fail(Exit.DATABASE, f"cannot reach the database: {error}")
+        fail(Exit.DATABASE, f"cannot reach the database: {error}")
     except checks.Pooled as error:
-        _fail(Exit.DATABASE, str(error))
+        fail(Exit.DATABASE, str(error))
     if settings.auto_migrate:
         _migrated(settings)
     try:
         unfit = [] if settings.auto_migrate else migrations.unfit(*_urls(settings))
         if unfit:
-            _fail(Exit.MIGRATION, " ".join(each.why for each in unfit))
+            fail(Exit.MIGRATION, " ".join(each.why for each in unfit))
         if restoring.moved(_urls(settings)[0]):
-            _fail(Exit.NOT_FENCED, restoring.NOT_FENCED)
+            fail(Exit.NOT_FENCED, restoring.NOT_FENCED)
     except migrations.DatabaseUnreachable as error:
-        _fail(Exit.DATABASE, f"cannot reach the database: {error}")
+        fail(Exit.DATABASE, f"cannot reach the database: {error}")
 
 
 def _refuse_exposure(settings: Settings) -> None:
@@ -230,10 +294,10 @@ def _refuse_exposure(settings: Settings) -> None:
     try:
         has_keys = keys.any_made(_urls(settings)[0])
     except migrations.DatabaseUnreachable as error:
-        _fail(Exit.DATABASE, f"cannot reach the database: {error}")
+        fail(Exit.DATABASE, f"cannot reach the database: {error}")
     refusal = exposure.refusal(settings, has_keys=has_keys)
     if refusal is not None:
-        _fail(Exit.EXPOSED, refusal)
+        fail(Exit.EXPOSED, refusal)
     warning = exposure.warning(settings, has_keys=has_keys)
     if warning is not None:
         log.warning(warning, host=settings.host)
@@ -243,9 +307,9 @@ def _migrated(settings: Settings, *, contract: bool = False) -> list[migrations.
     try:
         return migrations.upgrade(*_urls(settings), contract=contract)
     except migrations.DatabaseUnreachable as error:
-        _fail(Exit.DATABASE, f"cannot reach the database: {error}")
+        fail(Exit.DATABASE, f"cannot reach the database: {error}")
     except migrations.MigrationFailed as error:
-        _fail(Exit.MIGRATION, str(error))
+        fail(Exit.MIGRATION, str(error))
 
 
 def _urls(settings: Settings) -> tuple[str, str | None]:
@@ -278,7 +342,7 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _fail(code: Exit, message: str) -> NoReturn:
+def fail(code: Exit, message: str) -> NoReturn:
     line = " ".join(message.split())
     sys.stderr.write(f"counterpoise: {line}\n")
     raise SystemExit(int(code))

@@ -12,6 +12,10 @@ an autoscaler that follows the lag alone would answer its own changes for ever. 
 3. **Never down while anything moves.** In a holddown the consumers that were there before it count:
    one that is restarted comes back, and what runs must not be stopped in its place.
 4. **Unknown is no change.** While the log does not say the lag, the present number stays.
+5. **Up by age**, if there is a `max_lag_seconds`: half as many more while the oldest message that
+   is not processed waits longer, but only when the queue has been Ready and left alone for as long.
+   So what waited because of a change does not count: it was there before, or the consumers that
+   there are now had the whole time for it. And none is taken away until the age is below half.
 
 So two steps down are at least `quiet_seconds` apart, and a step down comes at least `quiet_seconds`
 after any change. Nothing is remembered for it: the queue's own history says when it was changed.
@@ -31,7 +35,8 @@ from broker.core.transitions import Status
 class Load:
     """What is known of a queue at one moment.
 
-    `lag`: messages that are not processed yet, None if unknown. `consumers`: bound flows that do
+    `lag`: messages that are not processed yet, None if unknown, and `lag_seconds` the age of the
+    oldest, 0 if there is none. `consumers`: bound flows that do
     not drain; `consumers_before`: as many as before the trigger of a holddown or rebalance that
     is under way. `quiet_for`: seconds since it was last changed, 0 unless Ready.
     """
@@ -42,21 +47,25 @@ class Load:
     consumers_before: int
     is_ready: bool
     quiet_for: float
+    lag_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`minimum`: the least answer, 0 or more. `maximum`: the most, None: one for each partition."""
+    """`minimum`: the least answer, 0 or more. `maximum`: the most, None: one for each partition.
+    `max_lag_seconds`: how long a message may wait, None: that does not count.
+    """
 
     lag_per_consumer: int
     quiet_seconds: float = 300.0
     minimum: int = 0
     maximum: int | None = None
+    max_lag_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """So many consumers, and why: `lag`, `holding`, `quiet`, `shrinking`, `unknown`."""
+    """So many consumers, and why: `lag`, `age`, `holding`, `quiet`, `shrinking`, `unknown`."""
 
     consumers: int
     why: str
@@ -78,14 +87,21 @@ def _unbounded(load: Load, rule: Rule, most: int) -> Advice:
         return Advice(demanded, "lag")
     if not load.is_ready:
         return Advice(present, "holding")
+    age, limit = load.lag_seconds, rule.max_lag_seconds
+    if limit is not None and age is not None and age > limit and load.quiet_for > limit:
+        return Advice(present + math.ceil(present / 2), "age")
     if load.quiet_for < rule.quiet_seconds:
         return Advice(present, "quiet")
+    if limit is not None and age is None:
+        return Advice(present, "unknown")
+    if limit is not None and age is not None and age * 2 > limit:
+        return Advice(present, "age")
     if load.lag * 2 < rule.lag_per_consumer * (present - 1) or load.lag == 0:
         return Advice(present - 1, "shrinking")
     return Advice(present, "lag")
 
 
-def load_of(queue: Queue, lag: int | None, now: float) -> Load:
+def load_of(queue: Queue, lag: int | None, now: float, *, lag_seconds: float | None = None) -> Load:
     """The load of a queue of the core."""
     is_ready = queue.status is Status.READY
     return Load(
@@ -95,4 +111,5 @@ def load_of(queue: Queue, lag: int | None, now: float) -> Load:
         consumers_before=queue.flows_before,
         is_ready=is_ready,
         quiet_for=max(0.0, now - queue.since) if is_ready else 0.0,
+        lag_seconds=lag_seconds,
     )

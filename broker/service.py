@@ -7,6 +7,7 @@ alarms, and its life: start, upkeep, stop.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 from secrets import token_hex
 from time import monotonic
@@ -21,9 +22,14 @@ from broker.calls.cuts import CutCalls
 from broker.calls.ends import LogEnds
 from broker.calls.flow_views import FlowViews
 from broker.calls.flows import FlowCalls
+from broker.calls.key_administration import KeyAdministration
 from broker.calls.keys import REFRESH_SECONDS, KeyCalls
 from broker.calls.lineage import LineageCalls
 from broker.calls.logs import LogCalls
+from broker.calls.measurements import MeasurementCalls
+from broker.calls.messages import MessageCalls
+from broker.calls.mirrors import ROUND_SECONDS as MIRROR_SECONDS
+from broker.calls.mirrors import Mirrors
 from broker.calls.monitoring import MonitoringCalls
 from broker.calls.positions import PositionCalls
 from broker.calls.queues import QueueCalls
@@ -40,12 +46,13 @@ from broker.logs.external import ExternalLogs
 from broker.logs.ports import Logs
 from broker.logs.positions import Reach
 from broker.logs.roles import WATCH_SECONDS
-from broker.postgres import checks, migrations, restoring
+from broker.postgres import checks, migrations, pools, restoring
 from broker.postgres.checks import REPORTER
 from broker.replica.alarms import Alarms, SchedulerAlarms
 from broker.replica.events import EventCounters
 from broker.replica.replica import Replica
 from broker.settings import Settings
+from broker.store.measurements import ROUND_SECONDS
 from broker.store.ports import Store, StoreUnavailable
 from broker.store.postgres import PostgresStore
 
@@ -75,11 +82,15 @@ class Calls:
         cuts = CutCalls(access, logs, readers)
         replica.settle_cuts = cuts.settle
         self.keys = KeyCalls(access)
+        self.key_administration = KeyAdministration(access)
         self.queues = QueueCalls(access, logs, readers, cuts, trims)
         self.positions = PositionCalls(access, logs, cuts, trims)
         self.logs = LogCalls(access, logs, readers)
         self.log_upkeep = Upkeep(access, logs, readers, cuts, trims)
         self.monitoring = MonitoringCalls(access, logs)
+        self.messages = MessageCalls(access, logs)
+        self.measurements = MeasurementCalls(access, self.monitoring)
+        self.mirrors = Mirrors(access, logs)
         self.lineage = LineageCalls(access, logs, readers)
         ends = LogEnds(access.store, logs)
         self.bound_flows = bound = BoundFlows(access)
@@ -122,6 +133,7 @@ class Broker(Calls):
             store.count_round_trips(replica.tally.round_trip.observe)
         self._assemble(settings, replica, alarms, logs)
         self._fit_until = 0.0
+        self._identity: str | None = None
 
     def _assemble(
         self, settings: Settings, replica: Replica, alarms: Alarms, logs: LogsByKind
@@ -136,14 +148,17 @@ class Broker(Calls):
         await self.keys.refresh()
         self._alarms.every("keys", REFRESH_SECONDS, self.keys.refresh)
         self._alarms.every("upkeep", UPKEEP_SECONDS, self.upkeep)
+        self._alarms.every("measurements", ROUND_SECONDS, self.measure)
+        self._alarms.every("mirrors", MIRROR_SECONDS, self.mirror)
         self._alarms.every("log sessions", WATCH_SECONDS, self._logs_by_kind.watch)
         self._alarms.every("log credentials", ENDED_KEYS_SECONDS, self.logs.end_credentials_of_keys)
 
     async def stop(self) -> None:
         """Finishes what is under way and stops."""
+        await self.mirrors.stop()
         await self.replica.stop()
         for engine in self._log_engines:
-            await engine.dispose()
+            await pools.close(engine)
         self._logs_by_kind.close()
 
     async def upkeep(self) -> None:
@@ -161,6 +176,19 @@ class Broker(Calls):
             await self.replica.store.keys.purge(now - self._settings.audit_days * 86400)
         except (BrokerError, StoreUnavailable) as error:
             _log.warning("the upkeep was cut short", error=str(error))
+
+    async def measure(self) -> None:
+        """Takes a round of measurements, if it is this replica's."""
+        try:
+            await self.measurements.take()
+        except StoreUnavailable as error:
+            _log.warning("a round of measurements was cut short", error=str(error))
+
+    async def mirror(self) -> None:
+        """Takes a round of the mirrors, if they are this replica's."""
+        # The sweep says that the database is away.
+        with suppress(StoreUnavailable):
+            await self.mirrors.round()
 
     def is_reachable(self) -> bool:
         """Whether the database has answered this replica's look, once a second, lately."""
@@ -183,6 +211,8 @@ class Broker(Calls):
                 unfit = await asyncio.to_thread(migrations.unfit, self._url, self._log_url)
                 moved = not unfit and await asyncio.to_thread(restoring.moved, self._url)
                 await asyncio.to_thread(checks.try_write, self._url)
+                if not unfit:
+                    self._identity = await asyncio.to_thread(restoring.identity, self._url)
             except migrations.DatabaseUnreachable as error:
                 REPORTER.report(str(error), None)
                 return ReadyCheck(False, False, "The database cannot be reached.")
@@ -194,4 +224,4 @@ class Broker(Calls):
             if moved:
                 return ReadyCheck(True, False, restoring.NOT_FENCED)
             self._fit_until = monotonic() + FIT_SECONDS
-        return ReadyCheck(True, True)
+        return ReadyCheck(True, True, identity=self._identity)

@@ -12,20 +12,29 @@ import { number, plural } from "./words.js";
 /** A dialog that asks for values, shows a preview of them, and makes the call.
  *
  *  `fields`: inputs, by name. `preview(values)` answers lines of text, at once or later; a line that
- *  begins with "!" is a warning. `act(values, key)` makes the call. */
-function ask({ title, button, fields = {}, preview, act, needsKey }) {
+ *  begins with "!" is a warning. What has nothing to do answers `NOTHING(…)`. `act(values, key)`
+ *  makes the call; the button is on after a preview of something to do, and, with `name`, once this
+ *  name is typed. */
+export function ask({ title, button, fields = {}, name = null, preview, act, needsKey }) {
   const foreseen = make("ul", { class: "preview" });
   const problem = make("p", { class: "problem", role: "alert" });
   const key = make("input", { type: "password", autocomplete: "current-password", id: "act-key", required: "" });
-  const go = make("button", { class: "danger" }, button);
+  const typed = make("input", { id: "act-name", autocomplete: "off", oninput: () => permit() });
+  const go = make("button", { class: "danger", disabled: "" }, button);
+  let foreseeable = false;
+  const permit = () => { go.disabled = !foreseeable || (name !== null && typed.value !== name); };
   const values = () => Object.fromEntries(Object.entries(fields).map(([name, input]) => [name,
     input.type === "number" ? input.valueAsNumber : input.type === "checkbox" ? input.checked : input.value]));
   let asked = 0;
   const foresee = async () => {
     const mine = asked += 1;
+    foreseeable = false;
+    permit();
     try {
       const lines = await preview(values(), key.value);
       if (mine !== asked) return;
+      foreseeable = !lines.nothing;
+      permit();
       foreseen.replaceChildren(...lines.map((line) => line.startsWith("!")
         ? make("li", { class: "warning" }, line.slice(1)) : make("li", {}, line)));
     } catch (error) {
@@ -34,6 +43,7 @@ function ask({ title, button, fields = {}, preview, act, needsKey }) {
   };
   const form = make("form", { method: "dialog", onsubmit: async (submitted) => {
     submitted.preventDefault();
+    if (go.disabled) return;
     problem.textContent = "";
     go.disabled = true;
     try {
@@ -42,7 +52,7 @@ function ask({ title, button, fields = {}, preview, act, needsKey }) {
     } catch (error) {
       problem.textContent = error.code ? error.message : "The service does not answer; nothing is known of what it did.";
     }
-    go.disabled = false;
+    permit();
   } },
   make("h2", { id: "act-title" }, title),
   ...Object.entries(fields).map(([name, input]) => {
@@ -51,6 +61,7 @@ function ask({ title, button, fields = {}, preview, act, needsKey }) {
     return make("p", { class: "field" }, make("label", { for: input.id }, input.label), input);
   }),
   make("div", { role: "status" }, foreseen),
+  name === null ? null : make("p", { class: "field" }, make("label", { for: "act-name" }, `Type the name ${name} to confirm`), typed),
   needsKey ? make("p", { class: "field" }, make("label", { for: "act-key" }, "Key of an administrator"), key) : null,
   problem,
   make("p", { class: "buttons" }, make("button", { type: "button", onclick: () => dialog.close() }, "Cancel"), go));
@@ -61,7 +72,11 @@ function ask({ title, button, fields = {}, preview, act, needsKey }) {
   foresee();
 }
 
-function labelled(label, attributes) {
+/** The lines of a preview after which there is nothing to do. */
+export const NOTHING = (...lines) => Object.assign(lines, { nothing: true });
+
+/** An input, or a select with `options`, and its label: a field of `ask`. */
+export function labelled(label, attributes) {
   return Object.assign(make(attributes.options ? "select" : "input",
     Object.fromEntries(Object.entries(attributes).filter(([name]) => name !== "options")),
     ...(attributes.options ?? []).map(([value, text]) => make("option", { value }, text))), { label });
@@ -76,8 +91,8 @@ export function resize(picture, needsKey) {
     fields: { count: labelled("Partitions", { type: "number", min: 1, max: 100000, value: queue.partition_count, required: "" }) },
     preview: ({ count }) => {
       const before = queue.partition_count;
-      if (!Number.isInteger(count) || count < 1) return ["!Give a whole number from 1 on."];
-      if (count === before) return ["Nothing changes."];
+      if (!Number.isInteger(count) || count < 1) return NOTHING("!Give a whole number from 1 on.");
+      if (count === before) return NOTHING("Nothing changes.");
       const lines = [];
       if (count > before) {
         const { counts, draining } = held(flows, partitions);
@@ -87,7 +102,8 @@ export function resize(picture, needsKey) {
       } else {
         const { counts, draining } = held(flows, partitions, (each) => each.partition >= count);
         lines.push(`Partitions ${count}–${before - 1} retire: their owners read them to the end, then they are removed. No message is lost.`);
-        if (complete) lines.push(`${plural(handoffs(counts, draining), "handoff")} of the partitions that stay.`);
+        const moves = handoffs(counts, draining);
+        if (complete) lines.push(moves ? `${plural(moves, "handoff")} of the partitions that stay.` : "No partition that stays moves.");
       }
       lines.push(queue.ordered_resize
         ? "The order of each key is kept: a partition waits until the older messages of its keys are processed."
@@ -106,9 +122,13 @@ export function rebalance({ queue, flows, partitions }, needsKey) {
       const { counts, draining } = held(flows, partitions);
       const moves = handoffs(counts, draining);
       const free = partitions.filter((each) => each.state === "unassigned").length;
-      return [queue.rebalance_status === "Holddown" ? "The holddown ends at once." : "No holddown is running.",
+      if (!counts.length) return NOTHING("No consumer is there to take a partition.");
+      const complete = partitions.length >= queue.operational_partition_count;
+      const inHolddown = queue.rebalance_status === "Holddown";
+      const lines = [inHolddown ? "The holddown ends at once." : "No holddown is running.",
         ...(free ? [`${plural(free, "partition")} without an owner ${free === 1 ? "is" : "are"} granted.`] : []),
         moves ? `${plural(moves, "handoff")}, each within ${number(queue.max_handoff_time)} s.` : "The queue is balanced: no partition moves."];
+      return complete && !inHolddown && !free && !moves ? NOTHING(...lines) : lines;
     },
     act: (_, key) => call("POST", pathOf(queue.name) + "/rebalance", { key }),
   });
@@ -130,26 +150,32 @@ export function drain({ queue, flows, held: heldBy }, flow, needsKey) {
   });
 }
 
+/** How many messages would be read again, in words; null: not known. */
+export const readAgain = (count) => count === null ? "The log does not say how many messages that concerns."
+  : count ? `At most ${plural(count, "message")} would be read again.` : "No message would be read again.";
+
 /** Sets the positions from which consumers continue. */
 export function positions({ queue }, needsKey) {
   const path = pathOf(queue.name) + "/positions";
   const to = ({ where, time }) => ({ to: where === "time" ? new Date(time).toISOString() : where });
-  const time = labelled("Time (for the last choice)", { type: "datetime-local", step: 1 });
+  const time = labelled("Time", { type: "datetime-local", step: 1 });
   ask({
-    title: `Set positions of ${queue.name}`, button: "Set positions", needsKey,
+    title: `Set positions of ${queue.name}`, button: "Set positions", needsKey, name: queue.name,
     fields: {
-      where: labelled("Continue from", { options: [["latest", "the end of the log"], ["earliest", "the first message"], ["time", "a time"]] }),
+      where: labelled("Continue from", { options: [["", "choose a place"], ["latest", "the end of the log"], ["earliest", "the first message"], ["time", "a time"]] }),
       time,
     },
     preview: async (values, key) => {
-      if (needsKey && !key) return ["Give the key to see what would be read again or skipped."];
-      if (values.where === "time" && !values.time) return ["Choose a time."];
+      time.parentElement.hidden = values.where !== "time";
+      if (!values.where) return NOTHING("Choose where consumers continue.");
+      if (values.where === "time" && !values.time) return NOTHING("Choose a time.");
+      if (needsKey && !key) return NOTHING("Give the key to see what would be read again or skipped.");
       const would = await call("POST", path + "?dry_run=true", { content: to(values), key });
       const sum = (name) => would.partitions.every((each) => each[name] === null) ? null
         : would.partitions.reduce((total, each) => total + (each[name] ?? 0), 0);
       const again = sum("read_again"), skipped = sum("skipped");
       return [`${plural(would.partitions.length, "partition")}: their owners continue under new epochs.`,
-        again === null ? "The log does not say how many messages that concerns." : `At most ${plural(again, "message")} would be read again.`,
+        readAgain(again),
         ...(skipped ? [`!At most ${plural(skipped, "message")} would never be read.`] : [])];
     },
     act: (values, key) => call("POST", path, { content: to(values), key }),

@@ -2,57 +2,80 @@
  *
  *  A cell has its owner's letter and colour, stronger with more lag. While it moves it has the letter
  *  of its next owner too, and a bar that runs out at the deadline. The cells are a listbox: arrow
- *  keys move between them, and the chosen one is told in full beside it.
+ *  keys move between them, and the chosen one is shown in full below (`partition.js`).
  */
 
-import { secondsUntil } from "./calls.js";
-import { plain, shaded, shadeOf } from "./colours.js";
-import { fact, keyed, make, set } from "./dom.js";
-import { duration, number, state } from "./words.js";
+import { pathOf, secondsUntil } from "./calls.js";
+import { lagScale, plain, shaded, shadeOf } from "./colours.js";
+import { keyed, make, set } from "./dom.js";
+import { inFull, waits } from "./partition.js";
+import { number, short, state } from "./words.js";
 
-/** Up to so many partitions, cells have room for their number. */
+/** Up to so many partitions, cells have room for names and lags; */
+const WIDE = 32;
+/** and up to so many, for their number. */
 const ROOMY = 130;
-
-/** What a partition waits for, in words; empty if for nothing. */
-export function waits(each) {
-  if (each.waits_for?.length) return `at ${each.cut} for partition ${each.waits_for.join(", ")}`;
-  return each.state === "waiting" ? `for ${each.parents.join(", ")}` : "";
-}
+/** What the marks on a cell mean; small cells have other ones. */
+const MARKS = "letter, colour: owner · ›B: moving to B · striped: no owner · ‖ waits · ! reported";
+const SMALL_MARKS = "letter, colour: owner · edge: next owner · striped: no owner · ◥ waits · ◣ reported";
 
 export class Cells {
   chosen = null;
 
-  constructor() {
+  /** `tools`: what administrators do to a partition, by the title of its button. Each is called with
+   *  the partition; `fits` says for which partitions there is a button. `messages` shows those of the
+   *  chosen one (`messages.js`). */
+  constructor(tools, messages) {
+    this.tools = tools;
+    this.messages = messages;
     this.list = make("div", {
       class: "cells", role: "listbox", tabindex: "0", "aria-label": "Partitions",
       onkeydown: (event) => this.#key(event), onclick: (event) => this.#click(event),
     });
-    this.detail = make("section", { class: "detail", "aria-label": "The chosen partition", hidden: "" });
-    this.element = make("div", {}, this.list, this.detail);
+    this.shown = make("div");
+    this.buttons = tools.map(({ title, act }) => make("button", { class: "small", onclick: () => act(this.#partition()) }, title));
+    this.detail = make("section", { class: "detail", "aria-label": "The chosen partition", hidden: "" },
+      this.shown, make("div", { class: "actions" }, this.buttons, make("button", { class: "small", onclick: () => this.#choose(null) }, "Close")),
+      messages.element);
+    this.scale = make("span", { class: "scale" });
+    this.marks = make("span");
+    this.legend = make("p", { class: "legend soft" }, make("span", {}, "lag"), this.scale, this.marks);
+    this.element = make("div", { hidden: "" }, this.legend, this.list, this.detail);
   }
 
   /** Shows a picture of the queue (`queue.js`), of which only what `matches` stands out. */
   show(picture, matches) {
     this.picture = picture;
     const { partitions } = picture;
-    const most = partitions.reduce((high, each) => Math.max(high, each.lag ?? 0), 0);
-    set(this.list, "class", partitions.length > ROOMY ? "cells dense" : "cells");
+    const scale = lagScale(partitions.reduce((high, each) => Math.max(high, each.lag ?? 0), 0));
+    this.#legend(scale);
+    const small = partitions.length > ROOMY;
+    set(this.marks, "text", small ? SMALL_MARKS : MARKS);
+    set(this.list, "class", small ? "cells dense" : partitions.length > WIDE ? "cells" : "cells wide");
     const create = (each) => make("div", {
       role: "option", id: `partition-${each.partition}`, "data-partition": each.partition,
       "aria-selected": "false",
-    }, make("b", {}, make("span"), make("span", { class: "to" })), make("small"), make("i"));
+    }, make("b", {}, make("span"), make("span", { class: "to" })), make("small"),
+    make("i"), make("span", { class: "name" }), make("span", { class: "lag" }), make("span", { class: "place" }));
     keyed(this.list, partitions, (each) => each.partition, create, (cell, each) => {
-      this.#cell(cell, each, most, matches(each));
+      this.#cell(cell, each, scale, matches(each));
     });
     if (this.chosen !== null && !partitions.some((each) => each.partition === this.chosen)) this.chosen = null;
     this.#choose(this.chosen);
   }
 
-  #cell(cell, each, most, stands) {
-    const { placeOf } = this.picture;
-    const [letter, small, bar] = cell.children;
+  #legend(scale) {
+    this.scale.replaceChildren(...scale.map((step, place) => {
+      const { ground, ink } = shaded(null, shadeOf(step, scale));
+      return make("b", { "--ground": ground, "--ink": ink }, `${short(step)}${place ? "+" : ""}`);
+    }));
+  }
+
+  #cell(cell, each, scale, stands) {
+    const { placeOf, nameOf } = this.picture;
+    const [letter, small, bar, name, lag, place] = cell.children;
     const owner = placeOf(each.owner);
-    const { ground, ink } = shaded(owner, each.owner ? shadeOf(each.lag, most) : 0);
+    const { ground, ink } = shaded(owner, each.owner ? shadeOf(each.lag, scale) : 0);
     const marks = waits(each);
     const trouble = this.picture.troubleOf(each);
     set(cell, "class", ["cell", each.state, each.owner ? "" : "nobody", marks ? "marked" : "", trouble ? "troubled" : "",
@@ -63,6 +86,9 @@ export class Cells {
     set(letter.firstChild, "text", each.owner ? this.picture.letterOf(each.owner) : "·");
     set(letter.lastChild, "text", each.successor ? "›" + this.picture.letterOf(each.successor) : "");
     set(small, "text", each.partition);
+    set(name, "text", each.owner ? nameOf(each.owner) : "no owner");
+    set(lag, "text", each.lag === null ? "lag not known" : `lag ${number(each.lag)}`);
+    set(place, "text", `${each.position ?? "–"} of ${each.end ?? "–"}`);
     set(cell, "aria-label", this.#said(each, marks));
     set(cell, "title", this.#said(each, marks));
     const moving = each.state === "warming" || each.state === "revoking";
@@ -89,31 +115,28 @@ export class Cells {
 
   #choose(partition) {
     this.chosen = partition;
-    const each = this.picture.partitions.find((one) => one.partition === partition);
+    const each = this.#partition();
     for (const cell of this.list.querySelectorAll("[aria-selected=true]")) set(cell, "aria-selected", "false");
     this.detail.hidden = !each;
     if (!each) return this.list.removeAttribute("aria-activedescendant");
     const cell = this.list.known.get(partition);
     set(cell, "aria-selected", "true");
     set(this.list, "aria-activedescendant", cell.id);
-    const { nameOf, measured } = this.picture;
-    const commit = measured.lastCommit(partition);
-    const marks = waits(each);
-    this.detail.replaceChildren(make("h3", {}, `Partition ${each.partition}`), make("dl", {},
-      ...(each.key ? [fact("key", each.key)] : []),
-      fact("state", state(each.state)), fact("owner", nameOf(each.owner)),
-      ...(each.successor ? [fact("next owner", nameOf(each.successor))] : []),
-      ...(each.deadline ? [fact("deadline in", duration(secondsUntil(each.deadline)))] : []),
-      fact("epoch", number(each.epoch)), fact("position", each.position ?? "none yet"),
-      fact("end", each.end ?? "not known"), fact("lag", number(each.lag)),
-      fact("last commit", commit === null ? "before this page was opened" : `${duration((Date.now() - commit) / 1000)} ago`),
-      ...(marks ? [fact("waits", marks)] : []),
-      ...(this.picture.troubleOf(each) ? [fact("reported", this.picture.troubleOf(each))] : [])));
+    this.messages.of(pathOf(this.picture.queue.name), each);
+    this.shown.replaceChildren(...inFull(each, this.picture));
+    this.tools.forEach(({ fits }, place) => { this.buttons[place].hidden = !fits(each); });
+  }
+
+  /** The chosen partition as it is now. */
+  #partition() {
+    return this.picture.partitions.find((one) => one.partition === this.chosen);
   }
 
   #click(event) {
     const cell = event.target.closest("[data-partition]");
-    if (cell) this.#choose(Number(cell.dataset.partition));
+    const partition = Number(cell?.dataset.partition);
+    // A second click closes it.
+    if (cell) this.#choose(partition === this.chosen ? null : partition);
   }
 
   #key(event) {

@@ -24,9 +24,17 @@ export function shaded(place, shade) {
 /** The plain colour of a consumer, for swatches and lines. */
 export const plain = (place) => shaded(place, 0.7);
 
-/** From 0 to 1 by the order of magnitude: 1 for the largest lag that is shown. */
-export function shadeOf(lag, most) {
-  return !lag || !most ? 0 : Math.log1p(lag) / Math.log1p(Math.max(most, 100));
+/** The scale of lags up to `most`: 0, and a step for each power of ten, at least up to 100. Each step
+ *  is the least lag of its shade. */
+export function lagScale(most) {
+  const steps = [0, 1, 10, 100];
+  while (steps.at(-1) * 10 <= most) steps.push(steps.at(-1) * 10);
+  return steps;
+}
+
+/** The shade of a lag on a scale, from 0 to 1. */
+export function shadeOf(lag, scale) {
+  return Math.max(0, scale.findLastIndex((step) => (lag ?? 0) >= step)) / (scale.length - 1);
 }
 
 /** sRGB of a colour in OKLCH, where colours of one lightness look equally light; clipped. */

@@ -5,7 +5,7 @@ import { make, set } from "./dom.js";
 import { clock, number } from "./words.js";
 
 const MOST_SHOWN = 8;
-const KINDS = { quarantined: "quarantined", log_away: "log away", invalid_position: "invalid position", end_refused: "end refused" };
+const KINDS = { quarantined: "quarantined", log_away: "log away", rows_dropped: "rows dropped", invalid_position: "invalid position", end_refused: "end refused", mirror_failed: "mirror failed" };
 const word = (kind) => KINDS[kind] ?? kind.replaceAll("_", " ");
 
 /** The conditions of the queue of this path. A replica of a version before conditions has none. */
@@ -26,6 +26,7 @@ export const counted = (counts) =>
 export function troubles(conditions) {
   const own = new Map(), flows = new Map();
   for (const each of conditions) {
+    if (each.flow_id === null) continue;
     if (each.partition === null) flows.set(each.flow_id, `${word(each.kind)}: ${each.text}`);
     else own.set(each.partition, `${word(each.kind)}: ${each.text}`);
   }

@@ -68,6 +68,9 @@ export function cells(row, columns, values) {
   return row;
 }
 
+/** Whether the window is narrow, as in `style.css`. */
+export const narrow = matchMedia("(max-width: 46rem)");
+
 /** A name and its value, for a `dl`. */
 export function fact(name, value) {
   return make("div", {}, make("dt", {}, name), make("dd", {}, value));

@@ -1,13 +1,16 @@
 /** The dashboard: which page is shown, who looks, and when the service is asked again. */
 
+import { Audit } from "./audit.js";
 import { call, get, pathOf } from "./calls.js";
 import { onScheme } from "./colours.js";
-import { make } from "./dom.js";
+import { make, narrow } from "./dom.js";
 import { Overview } from "./overview.js";
 import { QueuePage } from "./queue.js";
 
 /** Positions, leases and other queues raise no event. */
 const LOOK_SECONDS = 5;
+/** The page of the audit. No queue has a name with a slash. */
+const AUDIT = "/audit";
 const $ = (id) => document.getElementById(id);
 
 let session = null, page = null, events = null, pending = null, asking = null, again = false;
@@ -17,11 +20,12 @@ function show() {
   const name = decodeURIComponent(location.hash.slice(1));
   events?.close();
   events = null;
-  page = name ? new QueuePage(name, session) : new Overview();
-  document.title = name ? `${name} · Counterpoise` : "Counterpoise";
+  const isQueue = name !== "" && name !== AUDIT;
+  page = isQueue ? new QueuePage(name, session) : name === AUDIT ? new Audit() : new Overview(session);
+  document.title = isQueue ? `${name} · Counterpoise` : name === AUDIT ? "Audit · Counterpoise" : "Counterpoise";
   $("home").toggleAttribute("aria-current", !name);
   $("main").replaceChildren(page.element);
-  if (name) {
+  if (isQueue) {
     events = new EventSource(`/v1${pathOf(name)}/events`);
     for (const kind of ["change", "open"]) events.addEventListener(kind, soon);
   }
@@ -32,6 +36,7 @@ async function enter() {
   session = await get("/session");
   $("who").textContent = session.key_id === null ? "" : `${session.name || session.key_id} (${session.role})`;
   $("leave").hidden = session.key_id === null;
+  $("audit").hidden = session.role !== "admin";
   $("login").hidden = true;
   show();
 }
@@ -42,7 +47,7 @@ function lock() {
   document.querySelector("dialog")?.close();
   $("main").replaceChildren();
   $("who").textContent = "";
-  $("leave").hidden = true;
+  $("leave").hidden = $("audit").hidden = true;
   $("login").hidden = false;
 }
 
@@ -66,7 +71,7 @@ async function look() {
       $("notice").textContent = "";
       lock();
     } else if (error.code === "queue_not_found") {
-      $("main").replaceChildren(make("section", {}, make("h2", {}, "This queue does not exist."),
+      $("main").replaceChildren(make("section", {}, make("h2", {}, `The queue ${page.name} does not exist.`),
         make("p", {}, make("a", { href: "#" }, "All queues"))));
       events?.close();
     } else {
@@ -101,6 +106,7 @@ $("leave").addEventListener("click", async () => {
 });
 $("address").textContent = location.host;
 onScheme(() => page?.draw());
+narrow.addEventListener("change", () => page?.draw());
 addEventListener("hashchange", () => {
   if (session === null) return;
   show();

@@ -1,11 +1,18 @@
-/** What a queue's partitions say in sum, and how fast they move: lag, and messages a second.
+/** What a queue's partitions say in sum, and how fast they move: lag, age, and messages a second. The
+ *  service measures it twice a minute and keeps an hour; the looks of the page are newer and finer.
  *
  *  Positions of the logs that the service knows are decimal numbers, so the difference between two
  *  looks at a queue is a number of messages. Other positions are not compared.
  */
 
-const KEPT_SECONDS = 900;
+import { get } from "./calls.js";
+
+const KEPT_SECONDS = 3600;
+const MEASURED_SECONDS = 30;
 const SMOOTH_SECONDS = 10;
+const DECIMAL = /^\d{1,15}$/;
+/** What is shown until two looks can be compared. */
+export const MEASURING = "measuring";
 
 /** The sum of the known lags; null if none is known. */
 export function lagOf(partitions) {
@@ -13,15 +20,27 @@ export function lagOf(partitions) {
   return known.length ? known.reduce((sum, each) => sum + each.lag, 0) : null;
 }
 
+/** The age in seconds of the oldest message that is not processed; null if none is known. */
+export function ageOf(partitions) {
+  const known = partitions.map((each) => each.lag_seconds).filter(Number.isFinite);
+  return known.length ? Math.max(...known) : null;
+}
+
 /** The looks at one queue, newest last, and since when each position has stood. */
 export class History {
   looks = [];
+  /** The points (`chart.js`) that the service has measured. */
+  measured = [];
+  #readAt = 0;
   moved = new Map();
 
   /** Takes a look at all partitions. Times are of this machine's clock, in milliseconds. */
   add(partitions) {
     const at = Date.now();
-    const look = { at, lag: lagOf(partitions), done: sum(partitions, "position"), end: sum(partitions, "end") };
+    const look = {
+      at, lag: lagOf(partitions), age: ageOf(partitions), done: sum(partitions, "position"), end: sum(partitions, "end"),
+      why: unknown(partitions),
+    };
     for (const { partition, position } of partitions) {
       const before = this.moved.get(partition);
       // At the first look nobody knows since when.
@@ -29,7 +48,28 @@ export class History {
       else if (before.position !== position) this.moved.set(partition, { position, at });
     }
     this.looks.push(look);
+    const { in: published, out: processed } = this.rates();
+    Object.assign(look, { published, processed });
     while (this.looks[0].at < at - KEPT_SECONDS * 1000) this.looks.shift();
+  }
+
+  /** Reads what the service has measured of the queue of this path, if that may be news. A replica of a
+   *  version before measurements has none. */
+  async read(path) {
+    if (Date.now() - this.#readAt < MEASURED_SECONDS * 1000) return;
+    this.#readAt = Date.now();
+    try {
+      this.measured = (await get(path + "/measurements")).items.map((one) => ({ ...one, at: Date.parse(one.at) }));
+    } catch (error) {
+      if (error.code !== "not_found") throw error;
+    }
+  }
+
+  /** The points of the last hour: those of the service, and before and after them those of the page. */
+  points() {
+    const [first, last] = [this.measured[0]?.at ?? Infinity, this.measured.at(-1)?.at ?? 0];
+    return [...this.looks.filter((look) => look.at < first), ...this.measured,
+      ...this.looks.filter((look) => look.at > last && look.at >= first)];
   }
 
   /** When this partition's position last moved, in milliseconds; null: not since the first look. */
@@ -37,15 +77,26 @@ export class History {
     return this.moved.get(partition)?.at ?? null;
   }
 
-  /** Messages a second: `in` published, `out` processed. Null while they are not known. */
+  /** Messages a second: `in` published, `out` processed. Null while they are not known; `why` says why. */
   rates() {
     const last = this.looks.at(-1);
     const first = this.looks.find((look) => look.at >= last?.at - SMOOTH_SECONDS * 1000);
     const seconds = last && first ? (last.at - first.at) / 1000 : 0;
-    const per = (name) => seconds < 1 || last[name] === null || first[name] === null ? null
+    if (seconds < 1) {
+      const { published, processed } = this.measured.at(-1) ?? { published: null, processed: null };
+      return { in: published, out: processed, why: last?.why ?? MEASURING };
+    }
+    const per = (name) => last[name] === null || first[name] === null ? null
       : Math.max(0, (last[name] - first[name]) / seconds);
-    return { in: per("end"), out: per("done") };
+    return { in: per("end"), out: per("done"), why: last.why ?? MEASURING };
   }
+}
+
+/** Why the rates of these partitions cannot be known; null if they can. */
+function unknown(partitions) {
+  if (partitions.some((each) => each.end === null)) return "the log does not say";
+  const number = (position) => position === null || DECIMAL.test(position);
+  return partitions.every((each) => number(each.end) && number(each.position)) ? null : "positions are no numbers";
 }
 
 function sum(partitions, name) {
@@ -53,7 +104,7 @@ function sum(partitions, name) {
   for (const each of partitions) {
     const value = each[name];
     if (value === null) { if (name === "end") return null; continue; }
-    if (!/^\d{1,15}$/.test(value)) return null;
+    if (!DECIMAL.test(value)) return null;
     total += Number(value);
   }
   return total;

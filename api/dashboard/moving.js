@@ -11,20 +11,24 @@ const MOST_ROWS = 12;
 export class Moving {
   constructor() {
     this.title = make("h3");
+    this.done = make("span", { class: "soft" });
     this.list = make("ul", { class: "moving" });
     this.more = make("p", { class: "soft" });
-    this.element = make("section", { "aria-label": "Handoffs", hidden: "" }, this.title, this.list, this.more);
+    this.element = make("section", { "aria-label": "Handoffs", hidden: "" },
+      make("div", { class: "bar" }, this.title, this.done), this.list, this.more);
   }
 
   /** Shows the handoffs of a status. */
-  show({ status, letterOf, nameOf, placeOf }) {
+  show({ status, progress, letterOf, nameOf, placeOf }) {
     const { handoffs } = status;
     this.element.hidden = handoffs.length === 0;
     set(this.title, "text", `On their way (${number(handoffs.length)})`);
+    set(this.done, "text", progress);
     const shown = handoffs.slice(0, MOST_ROWS);
     const badge = () => make("b", { class: "badge" });
     const create = () => make("li", {}, make("span", { class: "which" }), badge(),
-      make("span", { class: "track" }, make("i")), badge(), make("span", { class: "soft" }));
+      make("span", { class: "track" }, make("i")), badge(),
+      make("span", { class: "soft" }, make("span", { class: "wide-only" }), make("span")));
     keyed(this.list, shown, (each) => `${each.partition} ${each.phase} ${each.deadline}`, create, (item, each) => {
       const [which, from, track, to, said] = item.children;
       set(which, "text", each.partition);
@@ -41,8 +45,9 @@ export class Moving {
         track.dataset.runs = "yes";
         track.firstChild.style.animation = `travel ${Math.max(0.2, left ?? 3)}s linear forwards`;
       }
-      const phase = each.phase === "warming" ? "warms up, at most" : "finishes its work, at most";
-      set(said, "text", left === null ? each.phase : `${each.phase === "warming" ? nameOf(each.to) : nameOf(each.from)} ${phase} ${duration(left)}`);
+      const [who, limit] = said.children;
+      set(who, "text", each.phase === "warming" ? `${nameOf(each.to)} warms up, ` : `${nameOf(each.from)} finishes its work, `);
+      set(limit, "text", left === null ? "without a limit" : `at most ${duration(left)}`);
     });
     set(this.more, "text", handoffs.length > shown.length ? `and ${plural(handoffs.length - shown.length, "more handoff")}` : "");
   }

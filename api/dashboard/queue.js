@@ -2,18 +2,24 @@
 
 import * as actions from "./actions.js";
 import { all, get, pathOf, secondsUntil } from "./calls.js";
-import { Cells, waits } from "./cells.js";
+import { Cells } from "./cells.js";
 import { Chart } from "./chart.js";
 import { badge as showBadge, Conditions, conditionsOf, counted, troubles } from "./conditions.js";
 import { Consumers } from "./consumers.js";
-import { fact, make, set } from "./dom.js";
-import { History, lagOf } from "./measured.js";
+import { fact, make, narrow, set } from "./dom.js";
+import { ageOf, History, lagOf } from "./measured.js";
+import { Messages } from "./messages.js";
 import { Moving } from "./moving.js";
+import { waits } from "./partition.js";
+import { handoffs, held as heldBy } from "./plan.js";
+import * as shaping from "./shaping.js";
 import { Timeline, withMoves } from "./timeline.js";
-import { clock, duration, letters, number, plural, rate, trigger } from "./words.js";
+import { clock, doing, duration, letters, number, plural, rate, short, trigger } from "./words.js";
 
 const MOST_PARTITIONS = 5000;
 const HISTORY_ENTRIES = 20;
+/** The roles of those who may see messages. */
+const MAY_READ = ["consumer", "admin"];
 
 export class QueuePage {
   #measured = new History();
@@ -25,33 +31,61 @@ export class QueuePage {
     this.name = name;
     this.mayChange = session.role === "admin";
     this.needsKey = session.key_id !== null;
-    this.status = make("div", { class: "headline" });
+    this.status = make("div", { class: "headline" }, make("span", { class: "soft" }, "Loading…"));
+    this.figures = make("dl", { class: "figures" });
     this.facts = make("dl");
-    this.cells = new Cells();
+    this.cells = new Cells(this.#tools(), new Messages(MAY_READ.includes(session.role)));
     this.conditions = new Conditions();
     this.moving = new Moving();
-    this.chart = new Chart();
+    this.lag = new Chart("Lag", { lag: "lag" });
+    this.rates = new Chart("Rates", { published: "published", processed: "processed" }, { rates: true });
     this.timeline = new Timeline();
-    this.consumers = new Consumers((flow) => actions.drain(this.picture, flow, this.needsKey));
+    this.consumers = new Consumers((flow) => actions.drain(this.picture, flow, this.needsKey), () => this.draw());
     this.filter = make("input", { type: "search", id: "filter", placeholder: "name, number, state, lag>100", oninput: () => this.draw() });
     this.said = make("p", { class: "hidden", role: "status" });
     this.partial = make("p", { class: "soft" });
-    const act = (title, does) => make("button", { onclick: () => this.picture && does(this.picture, this.needsKey) }, title);
+    const act = (title, does) => make("button", { disabled: "", onclick: () => does(this.picture, this.needsKey) }, title);
     this.resize = act("Resize", actions.resize);
-    this.element = make("div", { class: "queue" },
+    this.actions = make("div", { class: "actions", hidden: !this.mayChange && "" },
+      this.resize, act("Rebalance now", actions.rebalance), act("Set positions", actions.positions), act("Delete", shaping.remove));
+    this.waiting = make("p", { class: "soft" }, "Loading…");
+    this.element = make("div", { class: "queue", "aria-busy": "true" },
+      make("a", { class: "back", href: "#" }, "← All queues"),
       make("section", { "aria-label": "Status" },
-        make("div", { class: "bar" }, make("h2", {}, name), this.status, this.mayChange ? make("div", { class: "actions" },
-          this.resize, act("Rebalance now", actions.rebalance), act("Set positions", actions.positions)) : null),
-        this.facts, this.said),
+        make("div", { class: "bar top" }, make("h2", {}, name), this.status, this.actions),
+        this.figures, make("details", { class: "more" }, make("summary", {}, "Settings and details"), this.facts), this.said),
       this.conditions.element,
       make("section", { "aria-label": "Partitions" },
-        make("div", { class: "bar" }, make("h3", {}, "Partitions"), make("span", { class: "legend soft" },
-          "letter, colour: owner · stronger: more lag · ›B: moving to B · striped: no owner · ‖ waits · ! reported"),
+        make("div", { class: "bar" }, make("h3", {}, "Partitions"),
           make("span", { class: "field" }, make("label", { for: "filter" }, "Filter"), this.filter)),
-        this.cells.element, this.partial),
+        this.waiting, this.cells.element, this.partial),
       this.moving.element, this.consumers.element,
-      make("section", { "aria-label": "Lag" }, make("h3", {}, "Lag since this page was opened"), this.chart.element),
+      make("section", { class: "charts", "aria-label": "The last hour" }, this.lag.element, this.rates.element),
       this.timeline.element);
+    this.#arrange();
+  }
+
+  /** What may be done to a partition (`cells.js`). */
+  #tools() {
+    if (!this.mayChange) return [];
+    const tool = (title, does, fits) => ({ title, fits, act: (each) => does(this.picture, each, this.needsKey) });
+    // Only the built-in log splits and merges.
+    const ranged = (each) => each.key !== null && this.picture.queue.log.startsWith("builtin:") && !each.children?.length;
+    return [tool("Set its position", shaping.position, () => true), tool("Split", shaping.split, ranged), tool("Merge", shaping.merge, ranged)];
+  }
+
+  /** The first picture is there: what waited for it can be used. */
+  #begin() {
+    this.element.removeAttribute("aria-busy");
+    this.waiting.hidden = true;
+    this.cells.element.hidden = false;
+    for (const button of this.actions.children) button.disabled = false;
+  }
+
+  /** A narrow window shows the consumers before what needs room. */
+  #arrange() {
+    const before = narrow.matches ? this.conditions : this.moving;
+    if (before.element.nextSibling !== this.consumers.element) before.element.after(this.consumers.element);
   }
 
   /** Asks the service, and draws. Throws what the calls throw. */
@@ -60,7 +94,7 @@ export class QueuePage {
     const past = `${path}/rebalances?limit=${HISTORY_ENTRIES}`;
     const [queue, status, flows, partitions, history, moves, conditions] = await Promise.all([get(path), get(path + "/rebalance"),
       all(path + "/flows", 1000), all(path + "/partitions", MOST_PARTITIONS),
-      get(past), get(past + "&moves=true"), conditionsOf(path)]);
+      get(past), get(past + "&moves=true"), conditionsOf(path), this.#measured.read(path)]);
     if (this.picture && this.picture.queue.id !== queue.id) {
       // The queue was deleted and made again: its positions are others.
       this.#measured = new History();
@@ -72,6 +106,7 @@ export class QueuePage {
     for (const each of partitions) held.get(each.owner)?.push(each);
     this.picture = {
       queue, status, flows, partitions, conditions, troubleOf: troubles(conditions), history: withMoves(history.items, moves.items), held, measured: this.#measured,
+      progress: progress(history.items[0], status, flows, partitions),
       placeOf: (flow) => places.get(flow) ?? null,
       letterOf: (flow) => places.has(flow) ? letters(places.get(flow)) : "?",
       nameOf: (flow) => flow === null ? "nobody" : this.#names.get(flow) ?? `a consumer that is gone (${flow.slice(0, 8)})`,
@@ -88,49 +123,90 @@ export class QueuePage {
   draw() {
     const { picture } = this;
     if (!picture) return;
+    if (this.element.hasAttribute("aria-busy")) this.#begin();
+    this.#arrange();
     this.#drawStatus();
+    this.#drawFigures();
     this.#drawFacts();
     const filter = matcher(this.filter.value, picture);
-    this.cells.show(picture, filter.partition);
+    const { open } = this.consumers;
+    const chosen = (each) => !open.size || open.has(each.owner) || open.has(each.successor);
+    this.cells.show(picture, (each) => chosen(each) && filter.partition(each));
     this.consumers.show(picture, filter.flow, this.mayChange);
     this.conditions.show(picture);
     this.moving.show(picture);
-    this.chart.show(this.#measured.looks);
+    const points = this.#measured.points();
+    this.lag.show(points);
+    this.rates.show(points);
     this.timeline.show(picture.history);
     const { operational_partition_count: count } = picture.queue;
     set(this.partial, "text", count > picture.partitions.length ? `The first ${number(picture.partitions.length)} of ${number(count)}.` : "");
   }
 
   #drawStatus() {
-    const { queue, status } = this.picture;
+    const { queue, status, progress } = this.picture;
     const left = status.holddown_until ? secondsUntil(status.holddown_until) : null;
     const why = status.trigger ? `because ${trigger(status.trigger)}` : "";
     const until = left === null ? "" : `; the rebalance begins in ${duration(left)}`;
-    const badge = this.status.firstChild ?? this.status.appendChild(make("span"));
-    const text = this.status.children[1] ?? this.status.appendChild(make("span", { class: "soft" }));
+    if (this.status.children.length < 2) this.status.replaceChildren(make("span"), make("span", { class: "soft" }));
+    const [badge, text] = this.status.children;
     showBadge(badge, queue, status.status);
-    set(text, "text", why + until);
+    set(text, "text", [why + until, progress].filter(Boolean).join("; "));
     const told = `${status.status} ${why}. ${plural(status.handoffs.length, "handoff")} under way. ${counted(queue.conditions)}`;
     // A screen reader is told of changes, not of each second.
     if (told !== this.#told) set(this.said, "text", this.#told = told);
   }
 
-  #drawFacts() {
+  #drawFigures() {
     const { queue, status, partitions } = this.picture;
     const rates = this.#measured.rates();
+    const lag = lagOf(partitions), age = ageOf(partitions);
+    const stopped = partitions.filter(waits).length;
+    const idle = queue.flow_count - queue.active_flow_count;
+    const alone = fact("without an owner", number(status.unassigned.length));
+    set(alone, "class", status.unassigned.length ? "alarming" : "");
+    this.figures.replaceChildren(
+      figure("lag", lag, number(lag), "not known"), figure("oldest message", lag === 0 ? 0 : age, lag === 0 ? "none" : duration(age), "not known"),
+      figure("published", rates.in, rate(rates.in), rates.why), figure("processed", rates.out, rate(rates.out), rates.why),
+      alone, ...(stopped ? [fact("waiting", number(stopped))] : []),
+      fact("consumers", make("span", {}, number(queue.active_flow_count), idle ? make("small", {}, ` + ${number(idle)} standby`) : null)));
+  }
+
+  #drawFacts() {
+    const { queue, status } = this.picture;
     // The partitions of a dynamic queue come and go with its log.
     this.resize.hidden = queue.partitioning === "dynamic";
-    const stopped = partitions.filter(waits).length;
     this.facts.replaceChildren(
-      fact("lag", number(lagOf(partitions))), fact("published", rate(rates.in)), fact("processed", rate(rates.out)),
-      fact("partitions", number(queue.operational_partition_count)), fact("without an owner", number(status.unassigned.length)),
-      ...(stopped ? [fact("waiting", number(stopped))] : []),
+      fact("partitions", number(queue.operational_partition_count)),
       fact("spread", status.spread), fact("since", clock(status.since)),
       ...(queue.scale_status === "Ready" ? [] : [fact("scale", queue.scale_status)]),
       ...(queue.access_type === "exclusive" ? [fact("access", "exclusive")] : []),
       fact("holddown", duration(queue.rebalance_delay)), fact("handoff time", duration(queue.max_handoff_time)),
+      ...(queue.retention_seconds === null ? [] : [fact("keeps of processed", kept(queue))]),
       fact("revision", number(queue.revision)), fact("log", queue.log));
   }
+}
+
+/** What the queue's own log keeps of the messages that all have processed. */
+function kept(queue) {
+  if (!queue.retention_seconds || !queue.retention_bytes) return "nothing";
+  return `${duration(queue.retention_seconds)}, ${short(queue.retention_bytes)}B`;
+}
+
+/** A value as a figure, in words; without one, the reason in small letters. */
+function figure(name, value, words, why) {
+  const element = fact(name, value === null ? why : words);
+  set(element.lastChild, "class", value === null ? "reason" : "");
+  return element;
+}
+
+/** How many handoffs of the running rebalance are done, in words; empty if none is running. Those that
+ *  have not begun yet are what would still balance the queue. */
+function progress(newest, status, flows, partitions) {
+  if (!newest || newest.finished_at || !status.handoffs.length) return "";
+  const { counts, draining } = heldBy(flows, partitions);
+  const total = newest.handoffs + status.handoffs.length + handoffs(counts, draining);
+  return `${number(newest.handoffs)} of ${plural(total, "handoff")} done`;
 }
 
 /** What a filter picks: words that partitions and consumers must match, all of them. */
@@ -146,6 +222,6 @@ function matcher(text, picture) {
     partition: (each) => every([String(each.partition), each.state, each.key ?? "",
       each.owner ? letterOf(each.owner) : "nobody", nameOf(each.owner), picture.troubleOf(each)], each.lag),
     flow: (flow) => words.length === 0 || words.some((word) => /^(lag|\d)/.test(word)) ||
-      every([letterOf(flow.flow_id), flow.client_name, flow.draining ? "draining" : flow.active ? "active" : flow.held_until ? "held back" : "standby"], null),
+      every([letterOf(flow.flow_id), flow.client_name, doing(flow)], null),
   };
 }

@@ -7,13 +7,13 @@ import { clock, duration, plural, ranges, trigger } from "./words.js";
 export class Timeline {
   constructor() {
     this.list = make("ol", { class: "timeline" });
-    this.none = make("p", { class: "soft" }, "Nothing yet.");
+    this.none = make("p", { class: "soft" }, "Loading…");
     this.element = make("section", { "aria-label": "Timeline" }, make("h3", {}, "Timeline"), this.list, this.none);
   }
 
   /** Shows entries of the history. */
   show(entries) {
-    this.none.hidden = entries.length > 0;
+    set(this.none, "text", entries.length ? "" : "Nothing yet.");
     const create = () => make("li", {}, make("time"), make("span"), make("details", {}, make("summary"), make("ul")));
     keyed(this.list, entries, (entry) => entry.id, create, (item, entry) => {
       const [time, said, details] = item.children;
@@ -24,11 +24,8 @@ export class Timeline {
       details.hidden = entry.moves.length === 0;
       set(details.firstChild, "text", moved(entry));
       const groups = Object.entries(grouped(entry.moves));
-      const nameOf = (flow) => flow === null ? "nobody" : entry.clients[flow] ?? `flow ${flow.slice(0, 8)}`;
       keyed(details.lastChild, groups, ([name]) => name, () => make("li"), (line, [, moves]) => {
-        const { from, to, outcome } = moves[0];
-        set(line, "text", `${ranges(moves.map((move) => move.partition).sort((a, b) => a - b))}: ` +
-          `${nameOf(from)} → ${nameOf(to)} (${outcome}${REASONS[moves[0].reason] ?? ""})`);
+        set(line, "text", `${ranges(moves.map((move) => move.partition).sort((a, b) => a - b))}: ${outcome(entry, moves[0])}`);
       });
     });
   }
@@ -41,6 +38,12 @@ export function withMoves(entries, moved) {
 }
 
 const REASONS = { not_released: ": not released by its deadline", positions_set: ": an administrator set the position" };
+
+/** From whom to whom a move of an entry went, and how. */
+export function outcome({ clients }, { from, to, outcome, reason }) {
+  const nameOf = (flow) => flow === null ? "nobody" : clients[flow] ?? `flow ${flow.slice(0, 8)}`;
+  return `${nameOf(from)} → ${nameOf(to)} (${outcome}${REASONS[reason] ?? ""})`;
+}
 
 const key = (move) => `${move.from} ${move.to} ${move.outcome} ${move.reason}`;
 

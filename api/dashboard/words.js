@@ -15,20 +15,29 @@ export function short(value) {
   return number(Math.round(value * 10) / 10);
 }
 
-export const rate = (value) => value === null ? "–" : `${short(value)}/s`;
+/** A rate; without one, `why` there is none. */
+export const rate = (value, why = "–") => value === null ? why : `${short(value)}/s`;
 export const clock = (text) => text ? new Date(text).toLocaleTimeString() : "–";
 export const plural = (count, one, many = one + "s") => `${number(count)} ${count === 1 ? one : many}`;
 
-/** A duration: 0.4 s, 12 s, 3 min, 2 h, 4 d. */
+/** What a consumer does. */
+export const doing = (flow) => flow.draining ? "draining" : flow.active ? "active" : flow.held_until ? "held back" : "standby";
+
+/** A duration: 8 ms, 0.4 s, 12 s, 3 min, 2 h, 4 d. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "–";
   const left = Math.max(0, seconds);
+  if (left < 0.0005) return "0 s";
+  if (left < 0.1) return `${Math.round(left * 1000)} ms`;
   if (left < 10) return `${left.toFixed(1)} s`;
   if (left < 120) return `${Math.round(left)} s`;
   if (left < 7200) return `${Math.round(left / 60)} min`;
   if (left < 172800) return `${Math.round(left / 3600)} h`;
   return `${Math.round(left / 86400)} d`;
 }
+
+/** Compares texts as a reader does: billing-2 comes before billing-10. */
+export const natural = new Intl.Collator("en", { numeric: true }).compare;
 
 /** Numbers in ascending order, as ranges: 0–3, 7. Beyond the first `most` ranges, how many numbers more. */
 export function ranges(numbers, most = Infinity) {

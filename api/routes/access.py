@@ -1,8 +1,8 @@
-"""The calls about access: sessions of browsers, and the audit."""
+"""The calls about access: sessions of browsers, keys, and the audit."""
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Path, Query, Response
 from starlette.requests import Request
 
 from api import problems
@@ -10,10 +10,21 @@ from api.head import HEAD
 from api.routing import Cursor, Limit, Route, broker_of
 from api.schemas import access as access_schemas
 from api.schemas.common import QUEUE_NAME_PATTERN
-from api.security import Also, address_of, allow, caller_of, check_site, session_cookie, session_of
+from api.security import (
+    Also,
+    address_of,
+    allow,
+    caller_of,
+    came_through_proxy,
+    check_site,
+    session_cookie,
+    session_of,
+)
 from broker.calls import views
 from broker.calls.keys import SESSION_SECONDS
 from broker.core.access import Caller, Right
+from broker.exposure import is_loopback
+from broker.store.ports import KeySummary
 
 ROUTER = APIRouter(prefix="/v1", route_class=Route, tags=["Access"])
 
@@ -70,6 +81,75 @@ async def log_out(request: Request, response: Response) -> None:
 async def session(request: Request) -> dict[str, object]:
     """The key, role and queues of the caller. Without keys each caller is an administrator."""
     return _session(caller_of(request))
+
+
+@ROUTER.get(
+    "/keys",
+    response_model=access_schemas.KeyPage,
+    summary="List the keys",
+    response_description="A page of keys, without their secrets.",
+    responses=problems.document(*CREDENTIALS),
+)
+@allow(Right.ADMINISTER)
+async def list_keys(
+    request: Request,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+    everything: Annotated[
+        bool, Query(alias="all", description="Also keys that were revoked or have ended.")
+    ] = False,
+) -> views.Page[KeySummary]:
+    """The keys for queues of the caller's key, the earliest first."""
+    keys = broker_of(request).key_administration
+    return await keys.list(caller_of(request), limit, cursor, everything=everything)
+
+
+@ROUTER.post(
+    "/keys",
+    status_code=201,
+    response_model=access_schemas.MadeKey,
+    summary="Make a key",
+    response_description="The key. It is not shown again.",
+    responses=problems.document(*CREDENTIALS, *problems.OF_A_BODY),
+)
+@allow(Right.ADMINISTER)
+async def create_key(
+    request: Request, response: Response, body: access_schemas.NewKey
+) -> dict[str, object]:
+    """Make a key that is no stronger than the caller's: for some of its queues, ending no later.
+
+    Without a key only the first one can be made: on the service's own machine, for an administrator
+    of all queues.
+    """
+    local = is_loopback(request.app.state.settings.host) and not came_through_proxy(
+        request.scope[HEAD]
+    )
+    made = await broker_of(request).key_administration.create(
+        caller_of(request),
+        body.role,
+        body.queues,
+        body.name,
+        None if body.ends_at is None else body.ends_at.timestamp(),
+        local=local,
+    )
+    response.headers["Cache-Control"] = "no-store"
+    return {**made.key._asdict(), "key": made.text, "is_first": made.is_first}
+
+
+@ROUTER.delete(
+    "/keys/{key}",
+    response_model=access_schemas.Key,
+    summary="Revoke a key",
+    response_description="The key, revoked now or already before.",
+    responses=problems.document(*CREDENTIALS, "key_not_found"),
+)
+@allow(Right.ADMINISTER)
+async def revoke_key(
+    request: Request,
+    key: Annotated[str, Path(pattern=r"^[0-9a-f]{12}$", description="The key's id.")],
+) -> KeySummary:
+    """Revoke a key, for good: within 5 s it is refused everywhere, and its flows end."""
+    return await broker_of(request).key_administration.revoke(caller_of(request), key)
 
 
 @ROUTER.get(

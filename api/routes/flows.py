@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 
 from api import problems
-from api.answers import answer, encoded, results_json, update_json
+from api.answers import answer, encoded, results_answer, written_update
 from api.rates import Rates
 from api.routing import (
     LONGEST_WAIT_SECONDS,
@@ -30,7 +30,6 @@ from api.security import Also, allow, caller_of
 from api.streams import DeferredCall, EventStream, OpenCalls, StreamHolder, event
 from broker.calls import views
 from broker.calls.bound_flows import BoundFlow
-from broker.calls.flow_views import BIG_VIEW
 from broker.core import commands as c
 from broker.core.access import Right
 from broker.core.errors import Invalid, TooManyFlows
@@ -122,28 +121,12 @@ async def _update(view: views.UpdateView | None, status_code: int = 200) -> Resp
     """The view as an answer; None: nothing is newer."""
     if view is None:
         return Response(status_code=204)
-    body = await _written(view)
+    body = await written_update(view)
     return Response(body, status_code=status_code, media_type="application/json")
 
 
 async def _update_event(view: views.UpdateView) -> bytes:
-    return event("FlowChangeUpdate", await _written(view), view.revision)
-
-
-async def _written(view: views.UpdateView) -> bytes:
-    """The view as JSON, written in pieces if it is large."""
-    if len(view.partitions) <= BIG_VIEW:
-        return update_json(view)
-    return await encoded(flow_schemas.FlowChangeUpdate, view)
-
-
-async def _results(done: views.ResultsView) -> Response:
-    """The results of a call, and the view, as an answer."""
-    if len(done.results) + len(done.update.partitions) <= BIG_VIEW:
-        body = results_json(done)
-    else:
-        body = await encoded(flow_schemas.Results, done)
-    return Response(body, media_type="application/json")
+    return event("FlowChangeUpdate", await written_update(view), view.revision)
 
 
 @ROUTER.get(
@@ -239,6 +222,7 @@ async def bind(
             body.binder,
             body.attempt,
             caller_of(request).key_id,
+            body.at_once,
         )
     except TooManyFlows:
         rates.refused.labels("key_flows").inc()
@@ -287,7 +271,7 @@ async def commit(
     )
     done = await broker_of(request).commits.commit(flow_of(request), body.seq, items)
     request.app.state.metrics.count_results(queue, "commit", done.results)
-    return await _results(done)
+    return await results_answer(done)
 
 
 @ROUTER.post(
@@ -314,7 +298,7 @@ async def release(
     )
     done = await broker_of(request).flows.release(flow_of(request), body.seq, items)
     request.app.state.metrics.count_results(queue, "release", done.results)
-    return await _results(done)
+    return await results_answer(done)
 
 
 @ROUTER.post(
@@ -358,7 +342,7 @@ async def children(
     )
     done = await broker_of(request).flows.children(flow_of(request), body.seq, items)
     request.app.state.metrics.count_results(queue, "children", done.results)
-    return await _results(done)
+    return await results_answer(done)
 
 
 @ROUTER.post(
@@ -376,7 +360,7 @@ async def ready(
     items = await made(lambda item: c.ReadyItem(item.partition, item.epoch), body.partitions)
     done = await broker_of(request).flows.ready(flow_of(request), items)
     request.app.state.metrics.count_results(queue, "ready", done.results)
-    return await _results(done)
+    return await results_answer(done)
 
 
 @ROUTER.post(

@@ -1,4 +1,4 @@
-"""What watches a queue: conditions, the number of consumers for autoscalers, and events.
+"""What watches a queue: conditions, measurements, the number of consumers for autoscalers, events.
 
 Consumers report conditions, what is wrong with their work, and people see them. An event stream has
 a queue's changes as they are committed.
@@ -76,6 +76,23 @@ async def conditions(
 
 
 @ROUTER.get(
+    "/measurements",
+    response_model=schemas.Measurements,
+    tags=["Queues"],
+    summary="Show the last hour",
+    response_description="Lag and rates, the oldest first.",
+    responses=problems.document(*ON_A_QUEUE),
+)
+@allow(Right.SEE)
+async def measurements(request: Request, queue: Name) -> dict[str, Any]:
+    """Lag and rates of the last hour, as the service measured them, about two a minute.
+
+    All replicas answer the same. Of a service with very many queues not all are measured each time.
+    """
+    return {"items": await broker_of(request).measurements.of_queue(queue)}
+
+
+@ROUTER.get(
     "/scaling",
     response_model=schemas.Scaling,
     tags=["Queues"],
@@ -106,24 +123,35 @@ async def scaling(
         Whole,
         Query(ge=1, le=common.MOST_PARTITIONS, description="The largest answer."),
     ] = common.MOST_PARTITIONS,
+    max_lag_seconds: Annotated[
+        Whole | None,
+        Query(
+            ge=1,
+            le=86400 * 365,
+            description="How long a message may wait: half as many consumers more while one is "
+            "older, and none fewer until all are younger than half of it. Left out: no limit.",
+        ),
+    ] = None,
 ) -> dict[str, Any]:
     """How many consumers the queue should have, for an autoscaler such as KEDA.
 
-    Up as the lag demands, to one for each partition; down by one at a time, only when the queue is
-    Ready and was not changed for a while. So an autoscaler does not answer its own changes.
+    Up as the lag demands, or the age of the oldest message, to one for each partition; down by one
+    at a time, only when the queue is Ready and was not changed for a while. So an autoscaler does
+    not answer its own changes.
     """
     lags: Lags = request.app.state.lags
     known = (await lags.of([queue])).get(queue)
-    lag = None if known is None or known.unknown else known.messages
-    load = await broker_of(request).monitoring.load(queue, lag)
-    advice = advise(load, Rule(lag_per_consumer, quiet_seconds, minimum, maximum))
+    load = await broker_of(request).monitoring.load(queue, known)
+    rule = Rule(lag_per_consumer, quiet_seconds, minimum, maximum, max_lag_seconds)
+    advice = advise(load, rule)
     return {
         "queue": queue,
         "consumers": advice.consumers,
         "why": advice.why,
         "present": load.consumers,
         "partition_count": load.partitions,
-        "lag": lag,
+        "lag": load.lag,
+        "lag_seconds": load.lag_seconds,
     }
 
 

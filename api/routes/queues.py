@@ -41,6 +41,8 @@ async def create_queue(request: Request, body: queue_schemas.QueueCreate) -> vie
     given = body.model_dump(exclude_unset=True)
     if "partitions" in given:
         given["partitions"] = tuple(root.key for root in body.partitions)
+    if "positions" in given:
+        given["positions"] = {int(number): at for number, at in body.positions.items()}
     created = await broker_of(request).queues.create(views.QueueSpec(**given), caller)
     # A new queue has no flows that could report any.
     return replace(created, conditions={})

@@ -18,7 +18,7 @@ from fastapi import APIRouter, FastAPI, HTTPException, Response
 from starlette.requests import Request
 
 from api import problems
-from api.metrics import Lags, Metrics
+from api.metrics import Lags, Metrics, installed_version
 from api.routing import Route, in_time
 from api.schemas import common
 from api.security import Also, allow, caller_of
@@ -132,18 +132,18 @@ async def healthz() -> dict[str, str]:
 
 @ROUTER.get(
     "/readyz",
-    response_model=common.Health,
+    response_model=common.Readiness,
     summary="Can the service serve?",
     response_description="The database is reachable and its migrations are current.",
     responses=problems.document("unavailable"),
 )
 @allow(Also.ANYONE)
-async def readyz(request: Request) -> dict[str, str]:
+async def readyz(request: Request) -> dict[str, str | None]:
     """Whether this replica can serve: the database is reachable, its migrations are current."""
     check: ReadyCheck = await request.app.state.readiness.get()
     if not check.ready:
         raise Unavailable(check.problem or "The service is not ready.")
-    return {"status": "ready"}
+    return {"status": "ready", "database": check.identity}
 
 
 @ROUTER.get(
@@ -203,9 +203,10 @@ async def openapi(request: Request) -> Response:
 
 
 def _page(name: str) -> Response:
-    """A page without data, with its style, and a nonce in the place of each `{{nonce}}`."""
+    """A page without data, with its style and the version, and a nonce for each `{{nonce}}`."""
     nonce = secrets.token_urlsafe(16)
     content = (_PAGES / name).read_text("utf-8").replace("{{nonce}}", nonce)
+    content = content.replace("{{version}}", installed_version())
     content = content.replace("{{style.css}}", (_PAGES / "style.css").read_text("utf-8"))
     headers = {**_PAGE_HEADERS, "Content-Security-Policy": _POLICY.format(nonce)}
     return Response(content, media_type="text/html; charset=utf-8", headers=headers)

@@ -1,10 +1,11 @@
 """Sessions and the audit on the wire."""
 
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field, PlainValidator, StringConstraints, WithJsonSchema
 
-from api.schemas.common import AnswerModel, Page, RequestModel, Time
+from api.schemas.common import EXAMPLE_TIME, AnswerModel, Page, RequestModel, Time, moment
 from broker.core.access import Role
 
 KeyId = Annotated[str, Field(examples=["3f9a0c51d7e2"])]
@@ -42,6 +43,60 @@ class Session(AnswerModel):
     expires_at: Time | None = Field(
         description="The end of the session, or of the key; null if it has none."
     )
+
+
+Moment = Annotated[
+    datetime,
+    PlainValidator(moment),
+    WithJsonSchema({"type": "string", "format": "date-time", "examples": [EXAMPLE_TIME]}),
+]
+
+
+class NewKey(RequestModel):
+    """A key to make."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"role": "consumer", "queues": ["team-a.*"], "name": "etl"}]
+        }
+    )
+
+    role: Annotated[Role, Field(strict=False)]
+    queues: list[Annotated[str, StringConstraints(min_length=1, max_length=200)]] = Field(
+        ["*"],
+        min_length=1,
+        max_length=100,
+        description="Patterns of the queues that it is for (`*`: any characters, `?`: one).",
+    )
+    name: Annotated[str, StringConstraints(max_length=200)] = Field(
+        "", description="Who or what it is for."
+    )
+    ends_at: Moment | None = Field(None, description="When it ends; null: never.")
+
+
+class Key(AnswerModel):
+    """A key, without its secret."""
+
+    id: KeyId
+    name: str
+    role: str
+    queues: list[str] = Field(description="The patterns of the queues that it is for.")
+    created_at: Time
+    ends_at: Time | None
+    revoked_at: Time | None
+    last_used_at: Time | None = Field(description="To about a minute.")
+    state: str = Field(description="`valid`, `ended` or `revoked`.", examples=["valid"])
+
+
+class MadeKey(Key):
+    """A new key. Its text is in this answer only."""
+
+    key: str = Field(description="The key, `cp_<id>_<secret>`; the service stores its hash.")
+    is_first: bool = Field(description="Whether it has just closed the service to callers without.")
+
+
+class KeyPage(Page[Key]):
+    """Keys, in the order in which they were made."""
 
 
 AuditedCall = Literal[

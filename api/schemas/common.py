@@ -6,6 +6,7 @@ views by attribute; times are Unix seconds there and RFC 3339 on the wire. The m
 """
 
 import math
+import re
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -41,6 +42,20 @@ EXAMPLE_QUEUE_ID = "0198c0dc-11aa-7b02-8c41-5d0e9f6a7b8c"
 EXAMPLE_FLOW = "0198c0de-7f2a-7c31-9d2f-0c5d7a1b2e3f"
 
 
+_RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.ASCII)
+
+
+def moment(value: object, otherwise: str = "") -> datetime:
+    """A time in a request; pydantic would also accept numbers. Raises ValueError, which names what
+    else might stand there."""
+    text = value.upper() if isinstance(value, str) else ""
+    if not _RFC3339.fullmatch(text) or text < "1970-01-02":
+        raise ValueError(
+            f"should be {otherwise}an RFC 3339 time since 1970, like 2026-11-20T10:00:00Z"
+        )
+    return datetime.fromisoformat(text)
+
+
 def rfc3339(unix_seconds: float) -> str:
     """A time on the wire: UTC, to the millisecond."""
     second = math.floor(unix_seconds)
@@ -68,6 +83,7 @@ QueueName = Annotated[
     StringConstraints(pattern=QUEUE_NAME_PATTERN),
     Field(description="The name of the queue.", examples=["flights"]),
 ]
+PartitionKey = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 PartitionNumber = Annotated[int, Field(ge=0, le=MOST_INT32, examples=[5])]
 Key = Annotated[
     str,
@@ -162,4 +178,14 @@ class Page(AnswerModel, Generic[T]):
 
 
 class Health(AnswerModel):
-    status: Literal["ok", "ready"]
+    status: Literal["ok"]
+
+
+class Readiness(AnswerModel):
+    status: Literal["ready"]
+    database: str | None = Field(
+        default=None,
+        exclude_if=absent,
+        description="Names the tables that the service uses: equal for all replicas of a service.",
+        examples=["3f9a0c51d7e2b864"],
+    )

@@ -165,6 +165,11 @@ class BindRequest(RequestModel):
         description="One higher with each bind of the `binder`: a late bind never takes the "
         "place of a later one (409 `overtaken`).",
     )
+    at_once: bool = Field(
+        default=False,
+        description="Without a holddown if no other flow is bound: for a consumer that reads what "
+        "is there and ends.",
+    )
 
 
 class Bound(AnswerModel):

@@ -1,6 +1,5 @@
 """The wire models of positions and of access to a log (`api.schemas` explains their rules)."""
 
-import re
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -8,7 +7,6 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainValidator,
-    StringConstraints,
     WithJsonSchema,
     model_validator,
 )
@@ -18,16 +16,16 @@ from api.schemas.common import (
     MOST_PARTITIONS,
     AnswerModel,
     Epoch,
+    PartitionKey,
     PartitionNumber,
     Position,
     RequestModel,
     ShownPosition,
     Time,
     left_out,
+    moment,
 )
 from api.schemas.queues import Start
-
-_RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.ASCII)
 
 
 def _where(value: object) -> Literal["earliest", "latest"] | datetime:
@@ -35,13 +33,7 @@ def _where(value: object) -> Literal["earliest", "latest"] | datetime:
     name each alternative as a field of its own."""
     if value == "earliest" or value == "latest":
         return value
-    text = value.upper() if isinstance(value, str) else ""
-    if not _RFC3339.fullmatch(text) or text < "1970-01-02":
-        raise ValueError(
-            "should be 'earliest', 'latest', or an RFC 3339 time since 1970, like "
-            "2026-11-20T10:00:00Z"
-        )
-    return datetime.fromisoformat(text)
+    return moment(value, "'earliest', 'latest', or ")
 
 
 Where = Annotated[
@@ -56,7 +48,6 @@ Where = Annotated[
         }
     ),
 ]
-PartitionKey = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 
 
 class PositionsRequest(RequestModel):

@@ -26,8 +26,8 @@ Kind = Annotated[
     str,
     StringConstraints(pattern=r"^[a-z][a-z_]{0,39}$"),
     Field(
-        description="`quarantined`, `log_away`, `invalid_position` or `end_refused`; later clients "
-        "may report others.",
+        description="`quarantined`, `log_away`, `rows_dropped`, `invalid_position` or "
+        "`end_refused`; later clients may report others.",
         examples=["quarantined"],
     ),
 ]
@@ -38,6 +38,31 @@ Text = Annotated[
         description="The details in plain words.", examples=["at 1042: ValueError: not a number"]
     ),
 ]
+
+
+class MeasuredQueue(AnswerModel):
+    """A queue at a time of the last hour."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"at": EXAMPLE_TIME, "lag": 120, "published": 41.5, "processed": 40.0}]
+        }
+    )
+
+    at: Time
+    lag: int | None = Field(
+        ge=0, description="Messages that are not processed yet, at most; null if not known."
+    )
+    published: float | None = Field(
+        ge=0, description="Messages a second since the measurement before; null if not known."
+    )
+    processed: float | None = Field(ge=0, description="As `published`.")
+
+
+class Measurements(AnswerModel):
+    """The last hour of a queue."""
+
+    items: list[MeasuredQueue] = Field(description="In order, about two a minute.")
 
 
 class ReportedCondition(RequestModel):
@@ -111,7 +136,7 @@ class Condition(AnswerModel):
     )
     epoch: Epoch | None
     since: Time = Field(description="When it was reported first.")
-    flow_id: str
+    flow_id: str | None = Field(description="Null: the service itself reports it.")
     client_name: str
 
 
@@ -132,6 +157,7 @@ class Scaling(AnswerModel):
                     "present": 4,
                     "partition_count": 8,
                     "lag": 4210,
+                    "lag_seconds": 8.5,
                 }
             ]
         }
@@ -140,12 +166,16 @@ class Scaling(AnswerModel):
     queue: QueueName
     consumers: int = Field(description="So many; never more than partitions.")
     why: str = Field(
-        description="`lag` (it demands them), `holding` (the queue is not Ready), `quiet` (it was "
-        "changed not long ago), `shrinking` (one is not needed), `unknown` (the log does not say "
-        "the lag); later versions may add others."
+        description="`lag` (it demands them), `age` (a message is too old for fewer), `holding` "
+        "(the queue is not Ready), `quiet` (it was changed not long ago), `shrinking` (one is not "
+        "needed), `unknown` (the log does not say the lag); later versions may add others."
     )
     present: int = Field(description="Bound flows that do not drain.")
     partition_count: int
     lag: int | None = Field(
         description="Messages that are not processed yet, at most; some seconds old."
+    )
+    lag_seconds: float | None = Field(
+        description="The age of the oldest of them, 0 without any; some seconds old. Null if the "
+        "log does not say it."
     )

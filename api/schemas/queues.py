@@ -17,13 +17,16 @@ from api.schemas.common import (
     HELD_UNTIL,
     MOST_PARTITIONS,
     MOST_ROOTS,
+    POSITION_PATTERN,
     REACHED_CUT,
     WAITS_FOR,
     AnswerModel,
     Epoch,
     Key,
     Page,
+    PartitionKey,
     PartitionNumber,
+    Position,
     QueueName,
     RebalanceStatusName,
     RequestModel,
@@ -32,11 +35,12 @@ from api.schemas.common import (
     absent,
     left_out,
 )
-from counterpoise.logs.address import refuse_credentials
+from broker.logs.retention import MOST_BYTES, MOST_SECONDS
+from counterpoise.logs.address import MOST_ALIGNED, refuse_credentials
 
-LOG_PATTERN = (
-    rf"^(builtin:[A-Za-z0-9._-]{{1,200}}|[a-z][a-z0-9+.-]{{1,30}}://[^\s{DECEPTIVE}]{{1,1000}})$"
-)
+_NAME = "[A-Za-z0-9._-]{1,200}"
+_NAMES = rf"{_NAME}(\+{_NAME}){{0,{MOST_ALIGNED - 1}}}"
+LOG_PATTERN = rf"^(builtin:{_NAMES}|[a-z][a-z0-9+.-]{{1,30}}://[^\s{DECEPTIVE}]{{1,1000}})$"
 
 UNREACHABLE_NAMES = (".", "..")
 
@@ -53,6 +57,8 @@ EXAMPLE_QUEUE: dict[str, JsonValue] = {
     "log": "builtin:flights",
     "start": "earliest",
     "ordered_resize": True,
+    "retention_seconds": 86400.0,
+    "retention_bytes": 1073741824,
     "rebalance_status": "Ready",
     "scale_status": "Ready",
     "flow_count": 3,
@@ -60,6 +66,7 @@ EXAMPLE_QUEUE: dict[str, JsonValue] = {
     "revision": 42,
     "created_at": "2026-11-20T09:00:00.000Z",
     "partitioning": "fixed",
+    "mirror_group": None,
 }
 
 ScaleStatusName = Literal["Ready", "ScalingUp", "ScalingDown"]
@@ -125,8 +132,19 @@ LogName = Annotated[
     AfterValidator(_without_credentials),
     Field(
         description="Where the messages are: `builtin:QUEUE`, or a URL without credentials. With "
-        "another queue's log, the queue has independent consumers of the same messages.",
+        "another queue's log, the queue has independent consumers of the same messages. "
+        "`builtin:QUEUE+QUEUE`: the logs of several queues side by side, as with `align_with`.",
         examples=["builtin:flights"],
+    ),
+]
+AlignWith = Annotated[
+    str,
+    StringConstraints(pattern=f"^{_NAMES}$"),
+    Field(
+        description="Another queue, whose built-in log is read beside `log` (several: joined by "
+        "`+`): one flow owns equal partition numbers of both, and gets and hands over both "
+        "together.",
+        examples=["payments"],
     ),
 ]
 Start = Annotated[
@@ -148,6 +166,34 @@ OrderedResize = Annotated[
 ]
 
 
+MirrorGroup = Annotated[
+    Annotated[str, StringConstraints(min_length=1, max_length=249, pattern=POSITION_PATTERN)]
+    | None,
+    Field(
+        description="The consumer group of Kafka into which the positions are mirrored, for tools "
+        "that watch groups; null: none. It is never read. For queues on a topic of Kafka.",
+        examples=["counterpoise.flights"],
+    ),
+]
+
+
+RetentionSeconds = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=MOST_SECONDS,
+        description="How long, in seconds since its publishing, the queue's own built-in log keeps "
+        "a message that every queue has processed. 0: it goes within a minute.",
+    ),
+]
+RetentionBytes = Annotated[
+    int,
+    Field(
+        ge=0,
+        le=MOST_BYTES,
+        description="How many bytes of such messages the log keeps, about; the newest ones.",
+    ),
+]
 Partitioning = Annotated[
     Literal["fixed", "dynamic"],
     Field(
@@ -183,11 +229,21 @@ class QueueCreate(RequestModel):
     log: LogName | None = Field(default=None, description="Null: `builtin:` and the name.")
     start: Start = "earliest"
     ordered_resize: OrderedResize = False
+    retention_seconds: RetentionSeconds = left_out()
+    retention_bytes: RetentionBytes = left_out()
     partitioning: Partitioning = "fixed"
+    align_with: AlignWith = left_out()
+    mirror_group: MirrorGroup = None
     partitions: list[Root] = left_out(
         min_length=1,
         max_length=MOST_ROOTS,
         description="The first partitions of a dynamic queue, each with a key.",
+    )
+    positions: dict[PartitionKey, Position | None] = left_out(
+        min_length=1,
+        max_length=MOST_PARTITIONS,
+        description="Where partitions of an existing log begin, by number; the others begin as "
+        "`start` says. They are stored with the queue, so no consumer begins elsewhere.",
     )
 
 
@@ -206,6 +262,9 @@ class QueueChange(RequestModel):
     max_concurrent_handoffs: MaxConcurrentHandoffs = left_out()
     start: Start = left_out()
     ordered_resize: OrderedResize = left_out()
+    mirror_group: MirrorGroup = left_out()
+    retention_seconds: RetentionSeconds = left_out()
+    retention_bytes: RetentionBytes = left_out()
 
 
 class Queue(AnswerModel):
@@ -229,6 +288,10 @@ class Queue(AnswerModel):
     log: str = Field(examples=["builtin:flights"])
     start: Start
     ordered_resize: OrderedResize
+    retention_seconds: RetentionSeconds | None = Field(
+        description="Null: the queue has no built-in log of its own."
+    )
+    retention_bytes: RetentionBytes | None
     rebalance_status: RebalanceStatusName
     scale_status: ScaleStatusName
     flow_count: int = Field(description="Bound flows.")
@@ -245,6 +308,8 @@ class Queue(AnswerModel):
         "`log_away`; empty: none.",
         examples=[{"quarantined": 1}],
     )
+    align_with: AlignWith | None = Field(default=None, exclude_if=absent)
+    mirror_group: MirrorGroup
 
 
 class QueuePage(Page[Queue]):
@@ -268,6 +333,10 @@ class Partition(AnswerModel):
     lag: Annotated[int, Field(ge=0)] | None = Field(
         description="The most messages from `position` to `end`; positions may have holes. Null "
         "with `end`, and for a position that the log cannot have."
+    )
+    lag_seconds: Annotated[float, Field(ge=0)] | None = Field(
+        description="How long ago the message at `position` was published. Null if there is none, "
+        "and while the log does not say it."
     )
     cut: ShownPosition | None = Field(default=None, exclude_if=absent, description=CUT)
     reached_cut: bool | None = Field(default=None, exclude_if=absent, description=REACHED_CUT)

@@ -71,8 +71,12 @@ class Move(AnswerModel):
         examples=["graceful"],
     )
     seconds: float = Field(
-        description="How long the partition paused: since its owner was told to finish, or without "
-        "an owner."
+        description="How long the partition paused: since the last sign of life of an owner that "
+        "was silent, else since its owner was told to finish, or without an owner."
+    )
+    silent_seconds: float | None = Field(
+        description="Of these, how long the owner had been silent when its lease ended; null: its "
+        "lease did not end."
     )
     reason: str | None = Field(
         description="Why it was `forced`: `not_released` (by the deadline) or `positions_set` (by "

@@ -1,5 +1,5 @@
 """The calls about conditions: what consumers report of their work, and what of it holds (the
-contract, *Conditions*)."""
+contract, *Conditions*). The service itself reports mirrors that fail."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from broker.calls.bound_flows import BoundFlow, BoundFlows
 from broker.core.queue import Queue
 from broker.replica.store_calls import store_available
 from broker.store.conditions import Condition
+
+MIRROR_FAILED = "mirror_failed"
+# In place of a client's name.
+SERVICE = "the service"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +30,17 @@ class ReportedCondition:
 
 @dataclass(frozen=True, slots=True)
 class ConditionView:
-    """A condition that holds, and the consumer that reports it. `since`: Unix seconds."""
+    """A condition that holds, and the consumer that reports it. `since`: Unix seconds.
+
+    `flow_id` None: the service reports it.
+    """
 
     kind: str
     text: str
     partition: int | None
     epoch: int | None
     since: float
-    flow_id: str
+    flow_id: str | None
     client_name: str
 
 
@@ -77,8 +84,13 @@ class ConditionCalls:
         queue_id = await self._queues.read(name, lambda queue: queue.id)
         with store_available():
             reported = await self._queues.store.conditions.of_queue(queue_id, limit)
+            failures = await self._queues.store.mirrors.failures([queue_id])
+        own = [
+            ConditionView(MIRROR_FAILED, one.text, None, None, one.since, None, SERVICE)
+            for one in failures.values()
+        ]
         if not reported:
-            return ()
+            return tuple(own)
 
         def extract(queue: Queue) -> list[ConditionView]:
             return [
@@ -96,15 +108,23 @@ class ConditionCalls:
                 if flow_id in queue.flows and _holds(queue, flow_id, one)
             ]
 
-        return tuple(await self._queues.read(name, extract))
+        return (*own, *await self._queues.read(name, extract))[:limit]
 
     async def with_counts(self, found: Sequence[views.QueueView]) -> tuple[views.QueueView, ...]:
         """The queues, each with the number of its conditions by kind."""
+        ids = [queue.id for queue in found]
         with store_available():
             counts: Mapping[str, Mapping[str, int]] = await self._queues.store.conditions.counts(
-                [queue.id for queue in found]
+                ids
             )
-        return tuple(replace(queue, conditions=counts.get(queue.id, {})) for queue in found)
+            mirrored = [queue.id for queue in found if queue.mirror_group is not None]
+            failures = await self._queues.store.mirrors.failures(mirrored) if mirrored else {}
+
+        def conditions(queue: views.QueueView) -> Mapping[str, int]:
+            own = {MIRROR_FAILED: 1} if queue.id in failures else {}
+            return {**counts.get(queue.id, {}), **own}
+
+        return tuple(replace(queue, conditions=conditions(queue)) for queue in found)
 
 
 def _holds(queue: Queue, flow_id: str, condition: Condition) -> bool:

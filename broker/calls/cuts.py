@@ -9,21 +9,24 @@ at what other replicas have committed a moment ago.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 
 import structlog
 
-from broker.calls.access import QueueAccess
+from broker.calls.access import QueueAccess, act_of
 from broker.calls.readers import LogReaders, log_owner
 from broker.core import commands as c
+from broker.core.access import Caller
 from broker.core.barriers import Barriers
-from broker.core.cuts import refuse_unsettled
+from broker.core.cuts import last_resize, refuse_unsettled
 from broker.core.draft import SLICE
-from broker.core.errors import BrokerError, Invalid
+from broker.core.errors import BrokerError, Invalid, QueueNotFound, ResizeUnsettled, Unavailable
 from broker.core.queue import Queue
 from broker.logs.ports import Bounds, Logs, Positions
 from broker.replica.coordinator import Coordinator
 from broker.replica.store_calls import store_available
 from broker.replica.transaction import Submission
+from broker.store.ports import Act
 from counterpoise.logs.address import kind_of
 from counterpoise.logs.numbered import TOO_LARGE, position_number
 
@@ -39,10 +42,21 @@ class CutCalls:
         self._logs = logs
         self._readers = readers
 
-    async def refuse_unsettled(self, names: Iterable[str]) -> None:
-        """Raises ResizeUnsettled if one of these queues has a resize that is not settled."""
-        for name in names:
-            await self._queues.read(name, refuse_unsettled)
+    async def settled_followers(self, owner: str, followers: Iterable[str]) -> tuple[int, int]:
+        """At which resize of the owner these followers of its log are settled (`Change.checked`).
+
+        Raises ResizeUnsettled if one of them is not, or does not have the owner's count yet.
+        """
+        checked = await self._queues.read(owner, last_resize)
+
+        def refuse(queue: Queue) -> None:
+            refuse_unsettled(queue)
+            if queue.settings.partition_count != checked[0]:
+                raise ResizeUnsettled(queue.name, "it has not followed its log yet")
+
+        for name in followers:
+            await self._queues.read(name, refuse)
+        return checked
 
     async def settle(self, name: str) -> None:
         """Makes the log of this queue have its partition count, and takes over the log's cuts.
@@ -55,7 +69,7 @@ class CutCalls:
         except BrokerError as error:
             _log.warning("the cuts of a log are not known yet", queue=name, error=str(error))
 
-    async def _settle(self, name: str) -> None:
+    async def _settle(self, name: str, act: Act | None = None) -> None:
         def seen(queue: Queue) -> tuple[str, int, int] | None:
             settings = queue.settings
             # Amid a resize the log must not route to partitions that the queue has not yet.
@@ -70,10 +84,59 @@ class CutCalls:
         if await self._readers.owns(name, log):
             owner = await self._queues.read(name, log_owner)
             await self._logs.set_partition_count(log, count, revision, owner)
-            for follower in await self._readers.followers(name, log):
-                await self._readers.follow(follower, count, discard=False)
-                await self.settle(follower)
+            await self.lead(name, log, count)
+        else:
+            await self._follow(name, log, act)
         await self._queues.on(name, lambda queue: self._take(queue, log))
+
+    async def _follow(self, name: str, log: str, act: Act | None) -> None:
+        """This queue gets the log's count. Raises Unavailable while the log does not answer.
+
+        It gets the count from the log and not from the log's owner, because the log numbers its
+        resizes. By the number the queue recognizes a count that comes late.
+        """
+        bounds = await self._logs.bounds(log, ())
+        if bounds is None:
+            raise Unavailable(f"The log {log} does not say how many partitions it has.")
+        command = c.FollowLog(bounds.resize, bounds.partition_count)
+        await self._queues.submit(name, lambda: Submission(command, act=act))
+
+    async def lead(
+        self,
+        name: str,
+        log: str,
+        count: int,
+        *,
+        discard: bool = False,
+        caller: Caller | None = None,
+    ) -> None:
+        """The followers of this queue, the owner of the log, get its count and the log's cuts.
+
+        Those with ordered resizes have followed the log, or await its cuts, when this is over. Only
+        then the owner may take its own cuts: when it has reached them, it can be resized again.
+
+        Two resizes on two replicas may come here in the other order than they were decided. So the
+        count is read again at the end, until it is the same. A resize that is under way leads its
+        followers when it is complete.
+        """
+
+        def settled(queue: Queue) -> int | None:
+            return None if queue.is_resizing else queue.settings.partition_count
+
+        newest: int | None = count
+        while newest is not None:
+            count = newest
+            for follower in await self._readers.followers(name, log):
+                act = act_of(caller, "change_queue", follower.name)
+                if follower.ordered_resize:
+                    # A queue that was deleted meanwhile follows no other.
+                    with suppress(QueueNotFound):
+                        await self._settle(follower.name, act)
+                else:
+                    await self._readers.follow(follower.name, count, discard, act)
+            newest, discard = await self._queues.read(name, settled), False
+            if newest == count:
+                return
 
     async def _take(self, coordinator: Coordinator, log: str) -> None:
         """Tells the queue the cuts of its log, in pieces of the size of a slice.
@@ -111,7 +174,7 @@ class CutCalls:
             return queue.settings.log, queue.resize_seen, frozenset(unreached)
 
         log, seen, unreached = await self._queues.read(name, extract)
-        bounds = await self._logs.bounds(log)
+        bounds = await self._logs.bounds(log, ())
         if bounds is not None and bounds.resize > seen:
             await self.settle(name)
         if unreached:

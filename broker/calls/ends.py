@@ -101,7 +101,7 @@ class LogEnds:
             return None
         bounds = await self._logs.bounds(log, [item.partition for item in items])
         if bounds is None:
-            if kind == "builtin":
+            if kind in ("builtin", "aligned"):
                 raise Unavailable(NO_ANSWER)
             return None
         silent = [item.partition for item in items if item.finished and item.position is None]
@@ -135,10 +135,11 @@ class _Ends:
 
     def children(self, number: int) -> tuple[NewChild, ...]:
         """What the log has sealed the partition with; nothing if it has not."""
-        return tuple(map(_child, self._bounds.sealed.get(number, ())))
+        return tuple(map(child_of, self._bounds.sealed.get(number, ())))
 
 
-def _child(one: Successor) -> NewChild:
+def child_of(one: Successor) -> NewChild:
+    """What comes after a partition, as the log says it, as a report of it."""
     return NewChild(one.key, one.parents, one.partition)
 
 

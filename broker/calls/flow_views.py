@@ -52,7 +52,7 @@ def partitions_in_view(
     for number in numbers:
         partition, handoff = queue.partitions[number], queue.handoffs.get(number)
         is_owner = partition.owner is flow
-        if not is_owner and (handoff is None or not handoff.warm):
+        if partition.is_let_go if is_owner else (handoff is None or not handoff.warm):
             continue
         epoch, position = positions.get(number, (None, None))
         if epoch != partition.epoch:

@@ -62,6 +62,7 @@ class FlowCalls:
         binder: str | None = None,
         attempt: int = 0,
         key_id: str | None = None,
+        at_once: bool = False,
     ) -> BoundView:
         """Binds a flow, with the key of this id.
 
@@ -78,6 +79,7 @@ class FlowCalls:
             attempt,
             key_id,
             self._quota,
+            at_once,
         )
         coordinator = await self._queues.replica.coordinator(name)
         try:

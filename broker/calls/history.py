@@ -30,6 +30,7 @@ from broker.core import records as r
 from broker.core.model import Rebalance
 from broker.core.records import Entry
 from broker.core.stored import ShownEntry, understood
+from broker.store.ports import NamedFlow
 
 # Clients that are named; the others are counted.
 MOST_CAUSES_NAMED = 3
@@ -125,6 +126,8 @@ class _Item:
     passed: int
     most: int
     moves: list[MoveView] = field(default_factory=list)
+    # When each of them ended.
+    ended_at: list[float] = field(default_factory=list)
     more_moves: int = 0
     # The flows that the shown moves name.
     moved: set[str] = field(default_factory=set)
@@ -169,9 +172,9 @@ class History:
             named.update(cause.flow_id for cause in item.causes if cause.flow_id is not None)
         return sorted(named)
 
-    def views(self, names: Mapping[str, str]) -> list[RebalanceView]:
-        """Newest first; `names` are the clients of flows."""
-        return [_view(self._items[id], names) for id in sorted(self._items, reverse=True)]
+    def views(self, flows: Mapping[str, NamedFlow]) -> list[RebalanceView]:
+        """Newest first; `flows` by id."""
+        return [_view(self._items[id], flows) for id in sorted(self._items, reverse=True)]
 
     def _add(self, entry: ShownEntry | Entry) -> None:
         ready = self._triggered_at is None and self._rebalancing is None
@@ -233,7 +236,7 @@ def _causes(record: r.Record, at: float) -> Sequence[CauseView]:
 def _tally(item: _Item, record: r.Record) -> None:
     known = item.rebalance
     match record:
-        case r.Granted(grants, _):
+        case r.Granted(grants, at):
             handoffs = sum(grant.by_handoff for grant in grants)
             item.rebalance = replace(
                 known,
@@ -241,20 +244,20 @@ def _tally(item: _Item, record: r.Record) -> None:
                 forced=known.forced + sum(grant.by_force for grant in grants),
                 granted=known.granted + len(grants) - handoffs,
             )
-            _move(item, map(_moved, grants))
-        case r.PartitionsRemoved(_, ended, "discarded", _):
+            _move(item, at, map(_moved, grants))
+        case r.PartitionsRemoved(_, ended, "discarded", at):
             discarded = (
                 MoveView(
                     one.partition, one.owner, one.successor, one.epoch, "discarded", one.seconds
                 )
                 for one in ended
             )
-            _move(item, discarded)
+            _move(item, at, discarded)
         case r.RebalanceFinished(at):
             item.rebalance = replace(known, finished_at=at)
 
 
-def _move(item: _Item, moves: Iterable[MoveView]) -> None:
+def _move(item: _Item, at: float, moves: Iterable[MoveView]) -> None:
     for move in moves:
         if item.passed:
             item.passed -= 1
@@ -263,6 +266,7 @@ def _move(item: _Item, moves: Iterable[MoveView]) -> None:
             item.more_moves += 1
             continue
         item.moves.append(move)
+        item.ended_at.append(at)
         item.moved.update(id for id in (move.from_flow, move.to_flow) if id is not None)
 
 
@@ -281,7 +285,19 @@ def _moved(grant: r.Grant) -> MoveView:
     )
 
 
-def _view(item: _Item, names: Mapping[str, str]) -> RebalanceView:
+def _silent_part(move: MoveView, at: float, flows: Mapping[str, NamedFlow]) -> MoveView:
+    """The move with the part of its pause in which its owner was silent, until its lease ended."""
+    owner = flows.get(move.from_flow or "")
+    if owner is None or owner.expired_at is None:
+        return move
+    if move.outcome == "graceful" or move.reason == "not_released":
+        return move
+    silent = owner.expired_at - (at - move.seconds)
+    return replace(move, silent_seconds=round(min(max(0.0, silent), move.seconds), 6))
+
+
+def _view(item: _Item, flows: Mapping[str, NamedFlow]) -> RebalanceView:
+    names = {id: flow.client_name for id, flow in flows.items()}
     causes: Sequence[CauseView] = [
         replace(cause, client_name=names.get(cause.flow_id, cause.client_name))
         if cause.flow_id is not None
@@ -297,7 +313,10 @@ def _view(item: _Item, names: Mapping[str, str]) -> RebalanceView:
         handoffs=known.handoffs,
         forced=known.forced,
         granted=known.granted,
-        moves=tuple(item.moves),
+        moves=tuple(
+            _silent_part(move, at, flows)
+            for move, at in zip(item.moves, item.ended_at, strict=True)
+        ),
         triggered_at=item.triggered_at,
         why=why(known.trigger, causes),
         causes=tuple(causes[:MOST_CAUSES]),

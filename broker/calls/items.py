@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from itertools import compress
 from typing import TypeAlias
 
 from broker.calls.bound_flows import BoundFlow
@@ -12,7 +13,7 @@ from broker.core.commands import ChildrenItem, CommitItem, NewChild, ReleaseItem
 from broker.core.errors import Invalid
 from broker.core.queue import Queue
 from broker.logs.positions import Positioned, Reach, refuse_invalid
-from broker.pieces import pieces
+from broker.pieces import made
 
 Item: TypeAlias = CommitItem | ReleaseItem | ChildrenItem
 
@@ -35,19 +36,19 @@ async def refuse_items(flow: BoundFlow, reach: Reach, items: Sequence[Item]) -> 
     Items under an epoch that is over get their outcome instead: their partition may be gone.
     """
     refuse_repetitions([item.partition for item in items])
-    place = 0
-    async for some in pieces(items):
-        if doubtful := reach.doubtful(flow.coordinator.queue_id, some):
-            given = {f"partitions.{place + nth}.position": some[nth] for nth in doubtful}
-            await _refuse(flow, reach, given, partial(_owned, flow.flow_id, [*given.values()]))
-        place += len(some)
+    is_doubtful = partial(reach.is_doubtful, flow.coordinator.queue_id)
+    doubtful = await made(is_doubtful, items)
+    if any(doubtful):
+        places = compress(range(len(items)), doubtful)
+        given = {f"partitions.{place}.position": items[place] for place in places}
+        await _refuse(flow, reach, given, partial(_owned, flow.flow_id, [*given.values()]))
 
 
 async def refuse_begins(flow: BoundFlow, reach: Reach, begins: Mapping[str, NewChild]) -> None:
     """Raises Invalid for what cannot be where a child begins; `begins`: the children by field."""
-    fields = [*begins]
-    if doubtful := reach.doubtful(flow.coordinator.queue_id, [*begins.values()]):
-        given = {fields[nth]: begins[fields[nth]] for nth in doubtful}
+    queue_id = flow.coordinator.queue_id
+    given = {field: one for field, one in begins.items() if reach.is_doubtful(queue_id, one)}
+    if given:
         numbers = [one.partition for one in given.values() if one.partition is not None]
         await _refuse(flow, reach, given, lambda queue: numbers)
 

@@ -16,6 +16,7 @@ import structlog
 
 from broker.calls import views
 from broker.calls.access import QueueAccess, act_of
+from broker.calls.ends import child_of
 from broker.calls.monitoring import number_of
 from broker.calls.readers import LogReaders, log_owner
 from broker.calls.rendering import children_of, partition_view, queue_view, waits_for
@@ -260,9 +261,7 @@ class LineageCalls:
         know a parent yet, the owner of the parent reports it, as it would if the service had died
         before this.
         """
-        children = tuple(
-            c.NewChild(one.key, one.parents, one.partition) for one in sealing.successors
-        )
+        children = tuple(map(child_of, sealing.successors))
         view = SealedView(
             tuple(SealedPartition(*one) for one in sorted(sealing.ends.items())),
             tuple(sealing.successors),
@@ -276,7 +275,7 @@ class LineageCalls:
             outcome = await self._add(name, children, None)
         for follower in await self._readers.followers(name, log):
             with suppress(QueueNotFound):
-                await self._add(follower, children, None)
+                await self._add(follower.name, children, None)
         if outcome is not c.Outcome.OK:
             _log.error("a queue does not record its log's partitions", queue=name, outcome=outcome)
             raise ChildrenRefused(
@@ -300,9 +299,7 @@ class LineageCalls:
             return [one for _, one in sorted(begun.items()) if any(s.key not in known for s in one)]
 
         for successors in await self._queues.read(name, extract):
-            await self._add(
-                name, [c.NewChild(one.key, one.parents, one.partition) for one in successors], None
-            )
+            await self._add(name, [*map(child_of, successors)], None)
 
 
 def _page(limit: int, after: int, queue: Queue) -> LineagePage:

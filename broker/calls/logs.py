@@ -9,8 +9,8 @@ from broker.calls.access import QueueAccess
 from broker.calls.readers import LogReaders
 from broker.calls.rendering import queue_view
 from broker.core.access import Caller, Right
-from broker.core.errors import Unavailable
-from broker.logs.names import builtin_name
+from broker.core.errors import Invalid, Unavailable
+from broker.logs.names import builtin_name, parts_of
 from broker.logs.ports import Holder, Logs, Purpose
 from broker.replica.store_calls import store_available
 
@@ -26,13 +26,19 @@ class LogCalls:
     async def access(
         self, name: str, purpose: Purpose, caller: Caller | None = None, *, refused: bool = False
     ) -> views.LogAccessView:
-        """A queue's log, and credentials for it. Raises QueueNotFound, Forbidden, Unavailable.
+        """A queue's log, and credentials for it. Raises QueueNotFound, Invalid, Forbidden,
+        Unavailable.
 
         The right on the queue must have been checked. Who reads a log of another queue was allowed
         to when the queue was made; who publishes to it must have that right there, too. `refused`:
         the log refused the caller's credentials.
         """
         queue = await self._queues.read(name, queue_view)
+        if purpose == "publish" and len(parts_of(queue.log)) > 1:
+            raise Invalid(
+                f"The queue {name!r} reads the logs of several queues; publish to those: "
+                f"{', '.join(part.partition(':')[2] for part in parts_of(queue.log))}."
+            )
         if purpose == "publish" and caller is not None:
             await self._readers.refuse_foreign(queue.log, name, caller, Right.PUBLISH)
         flow_id, key_id = (None, None) if caller is None else (caller.flow_id, caller.key_id)

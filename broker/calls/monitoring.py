@@ -134,15 +134,16 @@ class MonitoringCalls:
                     lowest = min(ids if lowest is None else [lowest, *ids], default=None)
             except QueueGone:
                 raise QueueNotFound(name) from None
-            found = history.views(await self._queues.store.client_names(history.flow_ids))
+            found = history.views(await self._queues.store.flows_named(history.flow_ids))
         return found, lowest, len(revisions)
 
     async def partitions(
-        self, name: str, limit: int, cursor: str | None
+        self, name: str, limit: int, cursor: str | None, *, ages: bool = True
     ) -> views.Page[views.PartitionView]:
         """Partitions by number; the cursor is the last number of the previous page.
 
-        Waits a moment for the log to report their ends.
+        Waits a moment for the log to report their ends and, with `ages`, the times of their next
+        messages, which some logs have to fetch.
         """
         after = -1 if cursor is None else number_of(cursor)
 
@@ -164,33 +165,51 @@ class MonitoringCalls:
 
             settings, items = await coordinator.read(extract)
             items = await self._with_spans(settings, items)
+            if ages:
+                items = await self._with_ages(settings, items)
             return views.Page(items, str(wanted[limit - 1]) if len(wanted) > limit else None)
 
         return await self._queues.on(name, work)
 
+    async def every_partition(self, name: str, *, ages: bool) -> AsyncIterator[views.PartitionView]:
+        """All partitions of the queue, read in pages; see `partitions`. Raises QueueNotFound."""
+        cursor: str | None = None
+        while True:
+            page = await self.partitions(name, LAG_AT_ONCE, cursor, ages=ages)
+            for one in page.items:
+                yield one
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
     async def lag(self, name: str) -> views.LagView:
-        """The lag of the whole queue, a page of partitions after the other. Raises QueueNotFound.
+        """The lag of the whole queue. Raises QueueNotFound.
 
         Of a queue with more than MOST_LAGS partitions, no single ones are given.
         """
         messages = unknown = 0
+        seconds: float | None = None
         found: dict[int, int] = {}
-        cursor: str | None = None
-        while True:
-            page = await self.partitions(name, LAG_AT_ONCE, cursor)
-            for one in page.items:
-                messages += one.lag or 0
-                unknown += one.lag is None
-                if one.lag is not None and len(found) <= MOST_LAGS:
-                    found[one.partition] = one.lag
-            cursor = page.next_cursor
-            if cursor is None:
-                return views.LagView(messages, unknown, found if len(found) <= MOST_LAGS else {})
+        async for one in self.every_partition(name, ages=True):
+            messages += one.lag or 0
+            unknown += one.lag is None
+            if one.lag_seconds is not None:
+                seconds = max(seconds or 0.0, one.lag_seconds)
+            if one.lag is not None and len(found) <= MOST_LAGS:
+                found[one.partition] = one.lag
+        if not (messages or unknown):
+            seconds = 0.0
+        return views.LagView(messages, unknown, seconds, found if len(found) <= MOST_LAGS else {})
 
-    async def load(self, name: str, lag: int | None) -> Load:
+    async def load(self, name: str, lag: views.LagView | None) -> Load:
         """What an autoscaler has to know of the queue; `lag` as known. Raises QueueNotFound."""
         now = self._queues.replica.clock.now()
-        return await self._queues.read(name, lambda queue: load_of(queue, lag, now))
+        messages = seconds = None
+        if lag is not None and not lag.unknown:
+            messages, seconds = lag.messages, lag.seconds
+        return await self._queues.read(
+            name, lambda queue: load_of(queue, messages, now, lag_seconds=seconds)
+        )
 
     async def _with_spans(
         self, settings: Settings, items: tuple[views.PartitionView, ...]
@@ -208,6 +227,19 @@ class MonitoringCalls:
             return replace(item, end=span.end, lag=0 if skips else span.lag)
 
         return tuple(map(with_span, items))
+
+    async def _with_ages(
+        self, settings: Settings, items: tuple[views.PartitionView, ...]
+    ) -> tuple[views.PartitionView, ...]:
+        ages = await self._logs.ages(
+            settings.log,
+            {
+                item.partition: str(int(item.end) - item.lag)
+                for item in items
+                if item.end is not None and item.lag
+            },
+        )
+        return tuple(replace(item, lag_seconds=ages.get(item.partition)) for item in items)
 
     async def flows(
         self, name: str, limit: int, cursor: str | None

@@ -19,7 +19,8 @@ from broker.core.decisions import is_read
 from broker.core.errors import Invalid, Unavailable
 from broker.core.queue import Queue
 from broker.core.transitions import State
-from broker.logs.ports import Logs
+from broker.logs.names import parts_of
+from broker.logs.ports import Logs, Positions
 from broker.logs.positions import refuse_invalid
 from broker.pieces import PIECE, made, mapped, pause, pieces
 from broker.replica.coordinator import Coordinator
@@ -27,6 +28,7 @@ from broker.replica.store_calls import store_available
 from broker.replica.transaction import EARLIEST, Submission, slices
 from broker.store.ports import Store
 from counterpoise.logs.address import kind_of
+from counterpoise.logs.groups import place
 
 Where: TypeAlias = Mapping[int, str | None] | Literal["earliest", "latest"] | float
 """Positions, an end of the log, or a time in Unix seconds."""
@@ -57,7 +59,9 @@ class PositionCalls:
         return await self._trims.apart(lambda: self._set(name, where, caller))
 
     async def _set(self, name: str, where: Where, caller: Caller | None) -> views.PositionsView:
-        fence = await self._trims.fence(await self._queues.read(name, lambda one: one.settings.log))
+        log = await self._queues.read(name, lambda one: one.settings.log)
+        parts = parts_of(log)
+        fences = [await self._trims.fence(part) for part in parts]
         positions = await self._wanted(name, where)
         act = act_of(caller, "set_positions", name)
         if act is not None:
@@ -67,13 +71,18 @@ class PositionCalls:
             act = replace(act, before=_shown(before, count), after=_shown(after, count))
         cuts = await self._queues.on(name, lambda one: self._cuts_with(one, positions))
         following = False
-        for numbers in slices(sorted(positions)):
-            command = c.RaiseEpochs(numbers, cuts, following)
-            some = {number: positions[number] for number in numbers}
-            await self._queues.submit(
-                name, partial(Submission, command, positions=some, fence=fence, act=act)
-            )
-            act, following = None, True
+        of_logs: list[list[int]] = [[] for _ in parts]
+        async for piece in pieces(sorted(positions)):
+            for number in piece:
+                of_logs[place(number, len(parts))[0]].append(number)
+        for fence, of_log in zip(fences, of_logs, strict=True):
+            for numbers in slices(of_log):
+                command = c.RaiseEpochs(numbers, cuts, following)
+                some = {number: positions[number] for number in numbers}
+                await self._queues.submit(
+                    name, partial(Submission, command, positions=some, fence=fence, act=act)
+                )
+                act, following = None, True
 
         async def extract(queue: Queue) -> views.PositionsView:
             def one(number: int) -> views.PositionSet:
@@ -131,13 +140,7 @@ class PositionCalls:
                 f"This queue has no partition {unknown[0]}.",
                 [("positions", f"names {unknown}, which do not exist")],
             )
-        if kind_of(log) is not None:
-            given: list[tuple[int, str]] = []
-            async for some in pieces(sorted(where)):
-                new = [(number, at) for number in some if (at := where[number]) is not None]
-                refuse_invalid(log, {f"positions.{number}": at for number, at in new})
-                given += new
-            await _refuse_ahead(given, await self._logs.ends(log, sorted(where)))
+        await refuse_unreachable(self._logs, log, where)
         positions = dict(where)
         if start == "latest" and None in positions.values() and kind_of(log) is not None:
             ends = await self._logs.positions(log, "latest")
@@ -197,10 +200,29 @@ async def stored_positions(
     return await mapped(lambda number: (number, rows[number][1]), [*rows])
 
 
+def shown_positions(positions: Mapping[int, str | None]) -> Mapping[str, Any]:
+    """Positions in the audit, the first ones of many, and how many there are."""
+    first = {number: positions[number] for number in sorted(positions)[:MOST_IN_AUDIT]}
+    return _shown(first, len(positions))
+
+
 def _shown(positions: Mapping[int, str | None], count: int) -> Mapping[str, Any]:
     """Positions in the audit, the first ones of many."""
     shown = {str(number): position for number, position in positions.items()}
     return {"partitions": count, "positions": shown}
+
+
+async def refuse_unreachable(logs: Logs, log: str, positions: Positions) -> None:
+    """Raises Invalid for what cannot be a position of the log, and for one beyond the end of its
+    partition. Of a log of an unknown kind nothing is known."""
+    if kind_of(log) is None:
+        return
+    given: list[tuple[int, str]] = []
+    async for some in pieces(sorted(positions)):
+        new = [(number, at) for number in some if (at := positions[number]) is not None]
+        refuse_invalid(log, {f"positions.{number}": at for number, at in new})
+        given += new
+    await _refuse_ahead(given, await logs.ends(log, sorted(positions)))
 
 
 async def _refuse_ahead(given: Sequence[tuple[int, str]], reached: Mapping[int, str]) -> None:

@@ -13,17 +13,26 @@ from broker.calls import views
 from broker.calls.access import QueueAccess, act_of
 from broker.calls.cuts import CutCalls, refuse_unordered
 from broker.calls.lineage import roots_of
+from broker.calls.positions import refuse_unreachable, shown_positions
 from broker.calls.readers import LogReaders, Trims, log_owner
 from broker.calls.rendering import queue_row_view, queue_view, status_of
 from broker.core import commands as c
 from broker.core.access import ALL_QUEUES, Caller, Right
 from broker.core.creation import Creation
-from broker.core.errors import Invalid, QueueExists, QueueInUse, QueueNotFound, Unavailable
+from broker.core.errors import (
+    Forbidden,
+    Invalid,
+    QueueExists,
+    QueueInUse,
+    QueueNotFound,
+    Unavailable,
+)
 from broker.core.model import Settings
 from broker.core.queue import Queue
 from broker.core.transitions import State
-from broker.logs.names import builtin_name, check_log, decides_count, has_owner
+from broker.logs.names import check_log, decides_count, has_owner, parts_of
 from broker.logs.ports import LogOwner, Logs
+from broker.logs.retention import DEFAULT_BYTES, DEFAULT_SECONDS, Retention
 from broker.pieces import pieces
 from broker.replica.coordinator import Coordinator
 from broker.replica.store_calls import store_available
@@ -40,8 +49,14 @@ from counterpoise.logs.address import kind_of
 
 T = TypeVar("T")
 
+# Of the names of consumer groups that are named after their queues.
+GROUP_PREFIX = "counterpoise."
 # Positions of one log have no meaning in another.
-_WRITABLE = frozenset(field.name for field in fields(Settings)) - {"partitioning", "log"}
+_WRITABLE = frozenset(field.name for field in fields(Settings)) - {
+    "partitioning",
+    "log",
+    "aligned",
+}
 
 
 class QueueCalls:
@@ -63,18 +78,21 @@ class QueueCalls:
         return await self._trims.apart(lambda: self._create(spec, caller))
 
     async def _create(self, spec: views.QueueSpec, caller: Caller | None) -> views.QueueView:
-        log = spec.log or f"builtin:{spec.name}"
+        log = _log_of(spec)
         check_log(log)
+        width = len(parts_of(log))
         if spec.ordered_resize:
             refuse_unordered(log, spec.partitioning)
+        retention = _retention_of(spec, log)
         if caller is not None:
             await self._readers.refuse_foreign(log, spec.name, caller, Right.ADMINISTER)
+        await self._refuse_group(spec.mirror_group, spec.name, log, caller)
         with store_available():
             if await self._store.find(spec.name) is not None:
                 raise QueueExists(spec.name)
         owner = await self._readers.owner(log, but=spec.name)
         # Before the log is asked for anything. The queue's own log is made after it.
-        fence = None if builtin_name(log) == spec.name else await self._trims.fence(log)
+        fences = await self._trims.fences(log, spec.name)
         first = await roots_of(spec, log, owner, self._logs.ranges)
         roots = first.partitions
         ends = await self._ends(log, owner) if spec.start == "latest" and not roots else {}
@@ -89,6 +107,10 @@ class QueueCalls:
             start=spec.start,
             ordered_resize=spec.ordered_resize,
             partitioning=spec.partitioning,
+            aligned=width,
+            mirror_group=spec.mirror_group,
+            retention_seconds=retention.seconds if retention else None,
+            retention_bytes=retention.most_bytes if retention else None,
         )
         clock = self._replica.clock
         made = Creation(str(uuid4()), spec.name, settings, clock.now(), outage_seen=clock.outage_id)
@@ -97,16 +119,22 @@ class QueueCalls:
         else:
             async for some in pieces(range(settings.partition_count)):
                 made.add(some)
+        positions = await self._given_positions(spec, log, owner, made.queue)
         awaits_cuts = spec.ordered_resize and owner is not None
         entry, queue = made.finish(uuid4().hex, awaits_cuts=awaits_cuts), made.queue
         act = act_of(caller, "create_queue", spec.name)
-        acts = () if act is None else (replace(act, after=_shown(queue)),)
+        if act is not None:
+            after = {**_shown(queue), **(shown_positions(positions) if positions else {})}
+            act = replace(act, after=after)
+        acts = () if act is None else (act,)
         partitions = [*queue.partitions.values()]
         commit = Commit(queue, 0, entry.commit_id, (entry,), partitions, children=roots, acts=acts)
-        commit.next_deadline, commit.fence = queue.next_deadline(), fence
+        commit.next_deadline, commit.fences = queue.next_deadline(), fences
         if spec.start == "latest":
-            ends = {**ends, **first.begins}
+            ends = {**ends, **first.begins, **positions}
             commit.first_positions = {one: ends.get(one, EARLIEST) for one in queue.partitions}
+        else:
+            commit.first_positions = positions
         with store_available():
             try:
                 await self._store.create(commit)
@@ -121,6 +149,35 @@ class QueueCalls:
         if awaits_cuts:
             await self._cuts.settle(spec.name)
         return view
+
+    async def _refuse_group(
+        self, group: str | None, name: str, log: str, caller: Caller | None
+    ) -> None:
+        """Raises Invalid and Forbidden for a group into which the queue cannot be mirrored.
+
+        The service may write to every group of the cluster. So a key may choose only groups that
+        are named after queues that it administers, or any group if it is for all queues.
+        """
+        if group is None:
+            return
+        if kind_of(log) != "kafka":
+            raise Invalid(
+                "Only the positions of a queue on a topic of Kafka are mirrored into a consumer "
+                "group; leave mirror_group out.",
+                [("mirror_group", "is for logs in Kafka")],
+            )
+        if caller is not None and not _may_write(group, caller):
+            raise Forbidden(
+                f"This key may not write to the consumer group {group!r}: name it "
+                f"'{GROUP_PREFIX}{name}', or use a key for all queues ('*')."
+            )
+        others = [one for one in await self._readers.of(log) if one.name != name]
+        if any(one.mirror_group == group for one in others):
+            raise Invalid(
+                f"Another queue on this topic is mirrored into the consumer group {group!r}; "
+                "choose another one.",
+                [("mirror_group", "is that of another queue on the topic")],
+            )
 
     async def _make_log(
         self, queue: Queue, keys: Mapping[int, str] | None, caller: Caller | None
@@ -152,11 +209,37 @@ class QueueCalls:
             )
         return await self._logs.positions(log, "latest")
 
+    async def _given_positions(
+        self, spec: views.QueueSpec, log: str, owner: views.QueueView | None, queue: Queue
+    ) -> dict[int, str]:
+        """The positions that the administrator gives. Raises Invalid.
+
+        They are stored with the queue, so no consumer begins elsewhere before.
+        """
+        if not spec.positions:
+            return {}
+        if spec.partitioning != "fixed" or (has_owner(log) and owner is None):
+            raise Invalid(
+                "Only a queue that reads an existing log with fixed partitions begins at given "
+                "positions: leave them out.",
+                [("positions", "are for existing logs with fixed partitions")],
+            )
+        unknown = sorted(spec.positions.keys() - queue.partitions.keys())
+        if unknown:
+            raise Invalid(
+                f"The log has no partition {unknown[0]}.",
+                [("positions", f"names {unknown[:10]}, which do not exist")],
+            )
+        await refuse_unreachable(self._logs, log, spec.positions)
+        return {number: at for number, at in spec.positions.items() if at is not None}
+
     async def _first_count(
         self, spec: views.QueueSpec, log: str, owner: views.QueueView | None
     ) -> int:
         """The partition count of a new queue: the given one, or that of the followed log."""
-        if decides_count(log):
+        if len(parts_of(log)) > 1:
+            whose, count = "several queues", await self._readers.aligned_count(log, spec.name)
+        elif decides_count(log):
             whose, count = "the topic", await self._logs.partition_count(log)
         elif owner is not None:
             whose, count = f"the queue {owner.name!r}", owner.partition_count
@@ -205,16 +288,23 @@ class QueueCalls:
         before = await self.get(name)
         if changes.get("ordered_resize"):
             refuse_unordered(before.log, before.partitioning)
+        group = changes.get("mirror_group")
+        if group is not None:
+            await self._refuse_group(str(group), name, before.log, caller)
+        if _RETENTION & set(changes):
+            _refuse_retention(name, before.log)
         resizes = changes.get("partition_count", before.partition_count) != before.partition_count
         if resizes:
             await self._readers.refuse_resize_of_follower(before)
+        checked = None
         if resizes or discard:
-            await self._refuse_disorder(before, changes, discard)
+            checked = await self._refuse_disorder(before, changes, discard)
         # What has no position yet begins at the ends of now, not at those of a later reader.
         begins: Mapping[int, str] = {}
         if changes.get("start", before.start) != before.start and changes["start"] == "latest":
             begins = await self._ends(before.log, before)
-        await self._change(name, changes, discard, begins, caller)
+        command = c.Change(changes, discard, checked)
+        await self._change(name, command, begins, caller)
         ordered = changes.get("ordered_resize", before.ordered_resize)
         if ordered and ("partition_count" in changes or "ordered_resize" in changes):
             await self._cuts.settle(name)
@@ -222,10 +312,11 @@ class QueueCalls:
 
     async def _refuse_disorder(
         self, queue: views.QueueView, changes: Mapping[str, object], discard: bool
-    ) -> None:
+    ) -> tuple[int, int] | None:
         """Raises Invalid and ResizeUnsettled for what a reader with ordered resizes cannot follow.
 
-        The queue itself says in its own transaction whether it is settled.
+        The queue itself says in its own transaction whether it is settled. Returns at which of its
+        resizes the others are settled (`Change.checked`).
         """
         readers = await self._readers.of(queue.log) if has_owner(queue.log) else [queue]
         ordered = [
@@ -241,13 +332,13 @@ class QueueCalls:
                 "ordered_resize to false first.",
                 [("discard", f"is not possible: {ordered[0]!r} has ordered resizes")],
             )
-        await self._cuts.refuse_unsettled(name for name in ordered if name != queue.name)
+        followers = [name for name in ordered if name != queue.name]
+        return await self._cuts.settled_followers(queue.name, followers) if followers else None
 
     async def _change(
         self,
         name: str,
-        changes: Mapping[str, Any],
-        discard: bool,
+        command: c.Change,
         begins: Mapping[int, str],
         caller: Caller | None,
     ) -> None:
@@ -262,11 +353,11 @@ class QueueCalls:
             of = log_owner(queue)
             return of, queue.settings.log, queue.settings.partition_count, queue.revision, removed
 
-        command, act = c.Change(changes, discard), act_of(caller, "change_queue", name)
+        discard, act = command.discard, act_of(caller, "change_queue", name)
         await self._queues.submit(
             name, lambda: Submission(command, begins=begins, act=act, shown=_shown)
         )
-        if "partition_count" not in changes:
+        if "partition_count" not in command.changes:
             return
         settled = await self._queues.on(name, partial(self._when_resized, extract=extract))
         owner, log, count, revision, removed = settled
@@ -275,10 +366,7 @@ class QueueCalls:
         await self._logs.set_partition_count(
             log, count, revision, owner, removed if discard else ()
         )
-        for follower in await self._readers.followers(name, log):
-            act = act_of(caller, "change_queue", follower)
-            await self._readers.follow(follower, count, discard, act)
-            await self._cuts.settle(follower)
+        await self._cuts.lead(name, log, count, discard=discard, caller=caller)
 
     async def _when_resized(self, coordinator: Coordinator, extract: Callable[[Queue], T]) -> T:
         """What `extract` gives after the last slice of a large resize, whoever commits it.
@@ -309,7 +397,7 @@ class QueueCalls:
         owns = await self._readers.owns(name, before.log)
         followers = await self._readers.followers(name, before.log) if owns else []
         if followers:
-            shown = [each for each in followers if caller is None or caller.sees(each)]
+            shown = [each.name for each in followers if caller is None or caller.sees(each.name)]
             which = f"The queue {shown[0]!r}" if shown else "Another queue"
             raise QueueInUse(f"{which} reads the log of {name!r}; delete that queue first.")
         coordinator = self._replica.coordinator_of(before.id)
@@ -352,6 +440,55 @@ class QueueCalls:
             rows = await self._store.list(limit + 1, cursor, patterns)
         items = tuple(queue_row_view(row) for row in rows[:limit])
         return views.Page(items, items[-1].name if len(rows) > limit else None)
+
+
+def _may_write(group: str, caller: Caller) -> bool:
+    """Whether this key may have a queue mirrored into this group."""
+    if "*" in caller.patterns:
+        return True
+    named = group.removeprefix(GROUP_PREFIX)
+    return named != group and caller.has(Right.ADMINISTER, named)
+
+
+def _log_of(spec: views.QueueSpec) -> str:
+    """The log of a new queue. Raises Invalid where `align_with` does not fit."""
+    log = spec.log or f"builtin:{spec.name}"
+    if spec.align_with is None:
+        return log
+    if kind_of(log) not in ("builtin", "aligned"):
+        raise Invalid(
+            "Only built-in logs are read side by side.",
+            [("align_with", "is for the built-in log")],
+        )
+    # As it is shown, the log has the others already.
+    others = f"+{spec.align_with}"
+    return log if log.endswith(others) else log + others
+
+
+_RETENTION = frozenset({"retention_seconds", "retention_bytes"})
+
+
+def _retention_of(spec: views.QueueSpec, log: str) -> Retention | None:
+    """The retention of a new queue; None for one without a built-in log of its own."""
+    seconds, most_bytes = spec.retention_seconds, spec.retention_bytes
+    if log == f"builtin:{spec.name}":
+        return Retention(
+            DEFAULT_SECONDS if seconds is None else seconds,
+            DEFAULT_BYTES if most_bytes is None else most_bytes,
+        )
+    if seconds is not None or most_bytes is not None:
+        _refuse_retention(spec.name, log)
+    return None
+
+
+def _refuse_retention(name: str, log: str) -> None:
+    """Raises Invalid if the queue has no built-in log of its own."""
+    if log != f"builtin:{name}":
+        raise Invalid(
+            f"The queue {name!r} reads {log}, and only a queue with a built-in log of its own says "
+            "what that log keeps: change the queue that owns this log, or leave it out.",
+            [(field, "is for the queue's own built-in log") for field in sorted(_RETENTION)],
+        )
 
 
 def _shown(queue: Queue) -> Mapping[str, Any]:

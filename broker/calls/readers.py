@@ -19,7 +19,7 @@ from broker.core import commands as c
 from broker.core.access import Caller, Right
 from broker.core.errors import CutsOutdated, Forbidden, Invalid, QueueNotFound, Unavailable
 from broker.core.queue import Queue
-from broker.logs.names import builtin_name, canonical, decides_count, has_owner
+from broker.logs.names import builtin_name, canonical, decides_count, has_owner, parts_of
 from broker.logs.ports import LogOwner, Logs
 from broker.replica.store_calls import store_available
 from broker.replica.transaction import LogMoved, Submission
@@ -53,9 +53,13 @@ class LogReaders:
             cursor = queue.name
 
     async def of(self, log: str) -> list[views.QueueView]:
-        """All queues that read this log, in the order of their creation."""
+        """All queues that read this log, also beside others, in the order of their creation."""
         spelling = canonical(log)
-        found = [queue async for queue in self.all() if canonical(queue.log) == spelling]
+        found = [
+            queue
+            async for queue in self.all()
+            if spelling in (canonical(queue.log), *parts_of(queue.log))
+        ]
         return sorted(found, key=lambda queue: (queue.created_at, queue.name))
 
     async def owns(self, name: str, log: str) -> bool:
@@ -68,9 +72,9 @@ class LogReaders:
         readers = await self.of(log)
         return bool(readers) and readers[0].name == name
 
-    async def followers(self, name: str, log: str) -> list[str]:
+    async def followers(self, name: str, log: str) -> list[views.QueueView]:
         """The other queues that read the log which this one owns."""
-        return [reader.name for reader in await self.of(log) if reader.name != name]
+        return [reader for reader in await self.of(log) if reader.name != name]
 
     async def owner(self, log: str, but: str) -> views.QueueView | None:
         """The owner of this log, if it is not `but`; None if the log has no owner.
@@ -98,7 +102,43 @@ class LogReaders:
             )
         return owner
 
+    async def owners(self, log: str, but: str) -> list[views.QueueView]:
+        """The owners of aligned logs. Raises Invalid for a log that the queue `but` cannot read."""
+        found: list[views.QueueView] = []
+        for part in parts_of(log):
+            owner = await self.owner(part, but)
+            if owner is None:
+                raise Invalid(
+                    "A queue that reads several logs side by side owns none of them: create it "
+                    "under another name.",
+                    [("log", f"names the queue {but!r} itself")],
+                )
+            if owner.partitioning != "fixed":
+                raise Invalid(
+                    f"The queue {owner.name!r} is dynamic, and only logs with fixed partitions are "
+                    "read side by side.",
+                    [("log", f"names the dynamic queue {owner.name!r}")],
+                )
+            found.append(owner)
+        return found
+
+    async def aligned_count(self, log: str, but: str) -> int:
+        """The partition count of a queue that reads these logs side by side.
+
+        The owners are resized one after the other. Between that, the partitions that one of them
+        has and another has not (yet, or any more) are read like the others.
+        """
+        owners = await self.owners(log, but)
+        return len(owners) * max(owner.partition_count for owner in owners)
+
     async def refuse_resize_of_follower(self, queue: views.QueueView) -> None:
+        if len(parts_of(queue.log)) > 1:
+            names = ", ".join(builtin_name(part) or part for part in parts_of(queue.log))
+            raise Invalid(
+                f"This queue reads the logs of {names} and has their partitions; resize each of "
+                "them.",
+                [("partition_count", f"follows the queues {names}")],
+            )
         if decides_count(queue.log):
             raise Invalid(
                 f"This queue has the partition count of {queue.log}; add partitions to the topic, "
@@ -119,8 +159,10 @@ class LogReaders:
         """
         if kind_of(log) is None or "*" in caller.patterns:
             return
-        owners = [] if builtin_name(log) is not None else [each.name for each in await self.of(log)]
-        for other in (parse_log(log).name, *owners[:1]):
+        names = [parse_log(part).name for part in parts_of(log)]
+        if has_owner(log) and builtin_name(log) is None:
+            names += [each.name for each in await self.of(log)][:1]
+        for other in names:
             if not caller.has(right, other):
                 raise Forbidden(
                     f"The queue {name!r} reads a log of other queues that your key is not for."
@@ -129,10 +171,16 @@ class LogReaders:
     async def follow(
         self, name: str, partition_count: int, discard: bool, act: Act | None = None
     ) -> None:
-        """A queue that reads another's log has that queue's partition count."""
-        changes = {"partition_count": partition_count}
+        """A queue that reads another's log has that queue's partition count.
+
+        One that reads several has the largest of them.
+        """
         # A queue that was deleted meanwhile follows no other.
         with suppress(QueueNotFound):
+            log = await self._queues.read(name, lambda queue: queue.settings.log)
+            if len(parts_of(log)) > 1:
+                partition_count = await self.aligned_count(log, name)
+            changes = {"partition_count": partition_count}
             await self._queues.submit(name, lambda: Submission(c.Change(changes, discard), act=act))
 
 
@@ -145,8 +193,9 @@ def owner_among(readers: Sequence[views.QueueView]) -> views.QueueView | None:
     """The owner among the queues that read one log, given in the order of their creation."""
     if not readers:
         return None
-    name = builtin_name(readers[0].log)
-    return next((queue for queue in readers if name in (None, queue.name)), None)
+    alone = [queue for queue in readers if len(parts_of(queue.log)) == 1]
+    name = builtin_name(alone[0].log) if alone else None
+    return next((queue for queue in alone if name in (None, queue.name)), None)
 
 
 class Trims:
@@ -154,6 +203,11 @@ class Trims:
 
     def __init__(self, store: Store, logs: Logs) -> None:
         self._store, self._logs = store, logs
+
+    async def fences(self, log: str, but: str) -> list[Fence]:
+        """The fences of the logs that a queue is to read; none for its own, which is made later."""
+        found = [await self.fence(part) for part in parts_of(log) if builtin_name(part) != but]
+        return [fence for fence in found if fence is not None]
 
     async def fence(self, log: str) -> Fence | None:
         """A fence for making a reader of this log, or for setting positions in it.

@@ -32,6 +32,8 @@ def queue_row_view(row: QueueRow) -> views.QueueView:
         max_concurrent_handoffs=settings.max_concurrent_handoffs,
         log=settings.log,
         start=settings.start,
+        retention_seconds=settings.retention_seconds,
+        retention_bytes=settings.retention_bytes,
         ordered_resize=settings.ordered_resize,
         rebalance_status=queue.status.value,
         scale_status=row.scale_status,
@@ -40,6 +42,8 @@ def queue_row_view(row: QueueRow) -> views.QueueView:
         revision=queue.revision,
         created_at=queue.created_at,
         partitioning=settings.partitioning,
+        mirror_group=settings.mirror_group,
+        align_with=settings.log.partition("+")[2] if settings.aligned > 1 else None,
     )
 
 

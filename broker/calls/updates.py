@@ -76,6 +76,8 @@ class LongPoll:
         assert self._watch is not None
         coordinator, flow_id = self._flow
         coordinator.notifier.unwatch(flow_id, self._watch)
+        # The watch refers to this object.
+        self._watch = None
 
     @property
     def stops(self) -> bool:

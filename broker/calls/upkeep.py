@@ -16,13 +16,15 @@ from broker.calls.positions import stored_positions
 from broker.calls.readers import LogReaders, Trims, log_owner, owner_among
 from broker.core.errors import BrokerError, Invalid
 from broker.core.queue import Queue
-from broker.logs.names import canonical, decides_count
+from broker.logs.names import decides_count, parts_of
 from broker.logs.ports import Logs
 from broker.logs.positions import number_of
+from broker.logs.retention import Retention
 from broker.pieces import pieces
 from broker.store.ports import StoreError
 from broker.store.trims import Trimming
 from counterpoise.logs.address import InvalidLog, kind_of
+from counterpoise.logs.groups import parted
 
 _log = structlog.get_logger()
 # Logs outside the service whose upkeep is under way: so many may hang before others wait.
@@ -81,15 +83,17 @@ class Upkeep:
             owner.partition_count,
             owner.revision,
             log_owner(owner),
-            [await self._usable(one) for one in readers],
+            [await self._usable(one, owner.log) for one in readers],
             await self._keys(owner),
+            _retention(owner),
         )
         if not await self._is_there(owner):
             # The queue was deleted meanwhile, and the upkeep may have made its log again.
             await self._logs.drop(owner.log, log_owner(owner))
             return
         for reader in readers if owner.partitioning == "fixed" else ():
-            if reader.partition_count != owner.partition_count:
+            # A queue with ordered resizes follows the log, as it is found just below.
+            if not reader.ordered_resize and await self._has_another_count(reader, owner):
                 await self._readers.follow(reader.name, owner.partition_count, discard=False)
         for reader in readers:
             if reader.ordered_resize:
@@ -116,7 +120,8 @@ class Upkeep:
         async for queue in self._readers.all():
             with _alone(queue.log):
                 if kind_of(queue.log) is not None:
-                    readers.setdefault(canonical(queue.log), []).append(queue)
+                    for log in parts_of(queue.log):
+                        readers.setdefault(log, []).append(queue)
         for reading in readers.values():
             reading.sort(key=lambda queue: (queue.created_at, queue.name))
         return readers
@@ -136,9 +141,15 @@ class Upkeep:
             if reader.partition_count < count:
                 await self._readers.follow(reader.name, count, discard=False)
 
-    async def _usable(self, queue: views.QueueView) -> dict[int, str | None]:
-        """The queue's positions; None for what is no position. An older version stored whatever it
-        was sent; nothing of such a partition is trimmed.
+    async def _has_another_count(self, reader: views.QueueView, owner: views.QueueView) -> bool:
+        count = owner.partition_count
+        if len(parts_of(reader.log)) > 1:
+            count = await self._readers.aligned_count(reader.log, reader.name)
+        return reader.partition_count != count
+
+    async def _usable(self, queue: views.QueueView, log: str) -> dict[int, str | None]:
+        """The queue's positions in this log; None for what is no position. An older version stored
+        whatever it was sent; nothing of such a partition is trimmed.
         """
         positions = await stored_positions(self._queues.store, queue.id)
         wrong: list[int] = []
@@ -152,7 +163,13 @@ class Upkeep:
                 partitions=wrong[:10],
             )
         positions.update(dict.fromkeys(wrong))
-        return positions
+        parts = parts_of(queue.log)
+        return positions if len(parts) == 1 else parted(positions, len(parts))[parts.index(log)]
+
+
+def _retention(owner: views.QueueView) -> Retention | None:
+    seconds, most_bytes = owner.retention_seconds, owner.retention_bytes
+    return None if seconds is None or most_bytes is None else Retention(seconds, most_bytes)
 
 
 def _complete(queue: Queue) -> tuple[int, int] | None:

@@ -95,8 +95,10 @@ class MoveView:
     """One partition's grant or handoff within a rebalance; both flows are given as flow ids.
 
     `outcome` is how the partition was handed over (`initial`, `graceful`, `forced`, `orphaned`,
-    `replaced`, `discarded`). `seconds` is how long it paused: since its owner was told to finish,
-    or without an owner. `reason`: why it was forced (`not_released`, `positions_set`), else None.
+    `replaced`, `discarded`). `seconds` is how long it paused: since the last renewal of an owner
+    that was silent, else since its owner was told to finish, or without an owner.
+    `silent_seconds`: the part of it until the owner's lease ended; None: it did not end.
+    `reason`: why it was forced (`not_released`, `positions_set`), else None.
     """
 
     partition: int
@@ -106,6 +108,7 @@ class MoveView:
     outcome: str
     seconds: float
     reason: str | None = None
+    silent_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +168,10 @@ class QueueSpec:
     """The settings of a new queue (the contract, *Queue*). `log` None means `builtin:` + name.
 
     `partition_count` None: that of the queue whose built-in log this one reads. `partitions` are
-    the keys of the first partitions of a dynamic queue.
+    the keys of the first partitions of a dynamic queue. `align_with` names the queue whose built-in
+    log is read beside `log`. A retention of None is the default, if the queue has a built-in log
+    of its own, and otherwise none. `positions`: where partitions begin; the others begin as
+    `start` says.
     """
 
     name: str
@@ -180,13 +186,19 @@ class QueueSpec:
     ordered_resize: bool = False
     partitioning: str = "fixed"
     partitions: tuple[str, ...] | None = None
+    align_with: str | None = None
+    retention_seconds: float | None = None
+    retention_bytes: int | None = None
+    positions: Mapping[int, str | None] = field(default_factory=dict)
+    mirror_group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
     """A queue: its settings and its state. A queue made again under a name has another `id`.
 
-    `conditions`: how many hold, by kind; None where the answer does not look them up.
+    `conditions`: how many hold, by kind; None where the answer does not look them up. `align_with`:
+    the queues whose logs are read beside the first one.
     """
 
     id: str
@@ -209,6 +221,10 @@ class QueueView:
     partitioning: str = "fixed"
     ordered_resize: bool = False
     conditions: Mapping[str, int] | None = None
+    align_with: str | None = None
+    mirror_group: str | None = None
+    retention_seconds: float | None = None
+    retention_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +249,8 @@ class PartitionView:
 
     `key`, `parents` and `children` (keys) are of a dynamic queue, else None.
     `end` and `lag` (the most messages from the position to the end) are None unless the log
-    answered in time; a position that the log cannot have has no lag.
+    answered in time; a position that the log cannot have has no lag. `lag_seconds` is the age of
+    the message at the position; None if nothing is unread, or the log does not say it.
     """
 
     partition: int
@@ -245,6 +262,7 @@ class PartitionView:
     deadline: float | None
     end: str | None = None
     lag: int | None = None
+    lag_seconds: float | None = None
     key: str | None = None
     parents: tuple[str, ...] | None = None
     children: tuple[str, ...] | None = None
@@ -255,14 +273,16 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True)
 class LagView:
-    """How many messages of a queue are not processed yet, at most.
+    """How many messages of a queue are not processed yet, at most, and the age of the oldest.
 
     `messages` is the sum over the partitions whose lag is known; `unknown`: the number of others.
-    `partitions`: by number; empty for a queue with many.
+    `seconds`: the largest age of a partition's next message, 0 if nothing is unread, None if the
+    age of no such message is known. `partitions`: by number; empty for a queue with many.
     """
 
     messages: int
     unknown: int
+    seconds: float | None
     partitions: Mapping[int, int]
 
 
@@ -409,11 +429,15 @@ class EventView:
 
 @dataclass(frozen=True, slots=True)
 class ReadyCheck:
-    """Whether this replica can serve; `problem` gives the reason if it cannot."""
+    """Whether this replica can serve; `problem` gives the reason if it cannot.
+
+    `identity` names the tables that it serves, if they are in a database.
+    """
 
     database: bool
     migrations: bool
     problem: str | None = None
+    identity: str | None = None
 
     @property
     def ready(self) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -21,6 +22,7 @@ from broker.core.errors import Forbidden, Invalid
 # A queue's name, with `*` and `?`.
 _PATTERN = re.compile(r"[A-Za-z0-9._*?-]{1,200}")
 ALL_QUEUES = ("*",)
+MOST_KEY_NAME = 200
 # A flow's token is shorter, so no text is both.
 _KEY = re.compile(r"cp_([0-9a-f]{12})_[0-9a-f]{64}")
 
@@ -83,6 +85,37 @@ def check_patterns(patterns: tuple[str, ...]) -> None:
                 f"{pattern!r} is no pattern of queues: 1 to 200 of the characters "
                 "A-Z a-z 0-9 . _ - and the wildcards * and ?."
             )
+
+
+def check_key_name(name: str) -> None:
+    """Raises Invalid for a text that is no name of a key."""
+    if len(name) > MOST_KEY_NAME or not name.isprintable():
+        raise Invalid(f"A key's name is text in one line of at most {MOST_KEY_NAME} characters.")
+
+
+def covers(patterns: tuple[str, ...], others: Iterable[str]) -> bool:
+    """Whether each name that one of the other patterns matches is matched by one pattern of these.
+
+    So it never answers yes where a name is missing. It may answer no where two patterns say the
+    same in different ways (`?*` and `*?`), or where several of these have to match together.
+    """
+    return all(any(_covers(pattern, other) for pattern in patterns) for other in others)
+
+
+def _covers(pattern: str, other: str) -> bool:
+    """The same of two patterns: a `*` takes any run of the other's characters, a `?` any one but
+    `*`, which may stand for none or several."""
+    reached = [True] + [False] * len(other)
+    for one in pattern:
+        following = [reached[0] and one == "*"]
+        for place, its in enumerate(other):
+            if one == "*":
+                following.append(following[place] or reached[place + 1])
+            else:
+                fits = its != "*" and one in ("?", its)
+                following.append(fits and reached[place])
+        reached = following
+    return reached[-1]
 
 
 def matches(patterns: tuple[str, ...], name: str) -> bool:

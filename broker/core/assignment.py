@@ -9,6 +9,9 @@ exactly that number, because a step never gives to a flow above its share or tak
 it. An exclusive queue has a share of everything for the earliest-bound flow and of nothing for the
 others.
 
+Aligned partitions move as a group (the contract, *Aligned logs*). The first of a group stands for
+it: here a partition is a group, and those who carry out what is planned do so to all of it.
+
 A step needs only the two ends of a ranking (`structures`), so its cost does not depend on the
 number of partitions or flows. Only a change of flows or settings while partitions are still
 *warming* goes over all flows and all handoffs (`revise`): warm-ups are promises that may be taken
@@ -32,7 +35,7 @@ def with_their_share(queue: Queue, flow_ids: Iterable[str]) -> frozenset[str]:
     """
     if not queue.takers or queue.exclusive:
         return frozenset()
-    share, ceilings = divmod(queue.settings.partition_count, queue.takers)
+    share, ceilings = divmod(queue.group_count, queue.takers)
     if 4 * ceilings > queue.takers:
         share += 1
     flows = (queue.flows.get(flow_id) for flow_id in flow_ids)
@@ -231,9 +234,10 @@ def ranking_without_warmups(queue: Queue) -> Ranking:
 
 def warming(queue: Queue) -> list[Handoff]:
     """The handoffs whose successors are warming, highest partition first (the order in which they
-    are worth keeping).
+    are worth keeping). Of a group it is the first.
     """
-    return [queue.handoffs[number] for number in sorted(queue.warming, reverse=True)]
+    numbers = sorted(filter(queue.leads, queue.warming), reverse=True)
+    return [queue.handoffs[number] for number in numbers]
 
 
 def revise(queue: Queue, ranking: Ranking) -> Revision:
@@ -288,7 +292,7 @@ class _Shares:
     def __init__(self, queue: Queue, ranking: Ranking) -> None:
         self._ranking = ranking
         self._first: int | None = ranking.earliest() if queue.exclusive else None
-        self._floor, ceilings = divmod(queue.settings.partition_count, len(ranking.counts))
+        self._floor, ceilings = divmod(queue.group_count, len(ranking.counts))
         above = sum(count > self._floor for count in ranking.counts.values())
         self._extra = max(0, above - ceilings)
         self._spare = max(0, ceilings - above)

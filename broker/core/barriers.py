@@ -28,9 +28,11 @@ of them; i is processed in order, so its own part of the class needs no barrier.
    warm-up: the next owner gets the partition at its committed position with the same barrier.
 4. *One resize at a time.* The log keeps the cuts of its last resize. The next one is refused until
    every queue that reads the log with ordered resizes has reached all cuts (`resize_unsettled`),
-   so one set of cuts is enough. Cuts of a resize that comes nevertheless (an administrator who
-   sets positions at that very moment) are taken when those before are reached; until then rule 1
-   holds all consumers at the newer cuts.
+   so one set of cuts is enough. The others are found settled before the owner decides. So the owner
+   takes its cuts only when each of them has followed the log or awaits its cuts, and decides only
+   if it was not resized since they were found settled (`Change.checked`). Cuts of a resize that
+   comes nevertheless (an administrator who sets positions at that very moment) are taken when
+   those before are reached; until then rule 1 holds all consumers at the newer cuts.
 5. *Publishers cannot be late.* The log refuses an append that was routed with another count than
    its own, within the append.
 6. *A retiring partition ends at its cut*, so its owner reaches it by draining it. A partition that

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -140,7 +140,8 @@ class Bind:
     `flow_id` is new; an instance that is bound already is replaced, but not by a bind that the same
     program (`binder`) sent before the one that it is bound by: `attempt` is one higher with each.
     An instance belongs to the key that bound it (None: bound without one). `quota` limits what
-    belongs to the key; None, and without a key: nothing does.
+    belongs to the key; None, and without a key: nothing does. `at_once`: without a holddown if no
+    other flow is bound.
     Answer: None. Raises Overtaken, TooManyFlows.
     """
 
@@ -153,6 +154,7 @@ class Bind:
     attempt: int = 0
     key_id: str | None = None
     quota: Quota | None = None
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +162,13 @@ class Unbind:
     """A flow leaves: it said so, an administrator did (`unbound`), its lease expired
     (`lease_expired`), its key ended (`key_ended`), or the driver of its Spark query is gone
     (`driver_lost`).
+
+    `seen_at` is the last renewal of a lease that expired: its partitions pause since then.
     """
 
     flow_id: str
     reason: str = "unbound"
+    seen_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,12 +225,29 @@ class Drain:
 class Change:
     """Settings are to have new values; `partition_count` is the resize.
 
+    `checked` is the partition count that the queue had, and the resize of which it knew the cuts,
+    when the other readers of its log were found settled; None if that does not matter.
+
     Raises ResizeUnsettled for another resize of a queue with ordered resizes before the last one is
-    settled.
+    settled, and CutsOutdated if the queue was resized since it was `checked`.
     """
 
     changes: Mapping[str, Any]
     discard: bool = False
+    checked: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FollowLog:
+    """The log has this partition count since its resize number `resize`, and the queue, which has
+    ordered resizes and does not own the log, is to have it too.
+
+    Nothing changes if the queue knows the cuts of this resize or of a later one. So a call that
+    comes late takes no newer count back. Harmless when repeated.
+    """
+
+    resize: int
+    partition_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +298,13 @@ class RaiseEpochs:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Time has passed: do what is due, the rest of a decision included. No caller sends it."""
+    """Time has passed: do what is due, the rest of a decision included. No caller sends it.
+
+    `seen_at`: the last renewals of flows, by id. A partition whose owner did not renew its lease
+    since the revoke, which ends by force now, pauses since then.
+    """
+
+    seen_at: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +332,7 @@ Command = (
     | AddChildren
     | Drain
     | Change
+    | FollowLog
     | TakeCuts
     | ReachCuts
     | RebalanceNow

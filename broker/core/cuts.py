@@ -41,6 +41,11 @@ def refuse_unsettled(queue: Queue) -> None:
         )
 
 
+def last_resize(queue: Queue) -> tuple[int, int]:
+    """The partition count, and the last resize of which the cuts are known."""
+    return queue.settings.partition_count, queue.resize_seen
+
+
 def begins(changes: Mapping[str, Any], queue: Queue) -> bool:
     """Whether cuts are to be awaited with these changes of settings. Raises ResizeUnsettled.
 
@@ -56,6 +61,24 @@ def begins(changes: Mapping[str, Any], queue: Queue) -> bool:
         return False
     refuse_unsettled(queue)
     return True
+
+
+def follows(command: c.FollowLog, draft: Draft) -> bool:
+    """Whether the queue is to be resized as its log was, by this command and now."""
+    queue = draft.queue
+    if not queue.settings.ordered_resize or command.resize <= queue.resize_seen:
+        return False
+    if queue.barriers is not None and queue.barriers.in_force:
+        _await_further(draft)
+        return False
+    # While cuts are awaited, the log may have been resized once more.
+    return queue.cuts_due is None or command.partition_count != queue.settings.partition_count
+
+
+def _await_further(draft: Draft) -> None:
+    """Those of a further resize can be taken when those in force are reached."""
+    if draft.queue.cuts_due is None:
+        await_cuts(draft)
 
 
 def await_cuts(draft: Draft) -> None:
@@ -88,8 +111,7 @@ def take_cuts(command: c.TakeCuts, draft: Draft) -> c.CutsWanted:
             _take(draft, command, first=0, cuts=(), following=None)
         return c.CutsWanted(None)
     if barriers is not None and barriers.in_force:
-        if queue.cuts_due is None:
-            await_cuts(draft)
+        _await_further(draft)
         return c.CutsWanted(None)
     wanted = 0
     if barriers is not None and barriers.resize == command.resize:

@@ -18,7 +18,7 @@ from broker.core import records as r
 from broker.core.budget import held_until
 from broker.core.departing import leave, settle
 from broker.core.draft import Draft
-from broker.core.errors import Invalid, Overtaken, TooManyFlows
+from broker.core.errors import CutsOutdated, Invalid, Overtaken, TooManyFlows
 from broker.core.lineage import record_children
 from broker.core.loop import (
     end_due,
@@ -50,11 +50,12 @@ def bind(command: c.Bind, draft: Draft) -> None:
     if predecessor is None:
         _refuse_beyond_quota(command, queue)
     absent = queue.absent.get(instance)
-    moved, held = _moved(command, draft), None
+    most = _most_moves(command, queue)
+    moved, held = None if most is None else _moved(command, draft, most), None
     if predecessor is not None:
         held = predecessor.held_until
-    elif absent is None and moved:
-        held = _held_until(command, draft, moved)
+    elif absent is None and moved and most is not None:
+        held = _held_until(command, draft, moved, most)
     bind_number = (
         predecessor.bind_number
         if predecessor
@@ -87,22 +88,24 @@ def bind(command: c.Bind, draft: Draft) -> None:
     elif predecessor is not None and queue.status is Status.READY:
         rebalance_if_replaced(draft, joined=predecessor.draining)
     else:
-        _join(draft, before)
+        _join(draft, before, at_once=command.at_once and len(queue.flows) == 1)
 
 
-def _join(draft: Draft, before: int) -> None:
+def _join(draft: Draft, before: int, *, at_once: bool = False) -> None:
     """Flows have joined the balance, in which there were so many `before` (rules 1, 2, 7, 10)."""
     queue = draft.queue
     if queue.status is not Status.READY:
         take_up(draft)
+    elif at_once:
+        rebalance(draft, "bind")
     elif before < queue.share_count or (queue.lineage is not None and not queue.is_balanced):
         hold_down(draft, "bind", before)
 
 
-def _moved(command: c.Bind, draft: Draft) -> float | None:
+def _moved(command: c.Bind, draft: Draft, most: int) -> float | None:
     """What counts of the moves of the key (`budget`); None if nothing is known of any."""
-    moves, most = draft.queue.moved.get(command.key_id or ""), _most_moves(command, draft.queue)
-    return None if moves is None or most is None else moves.leaked(most, draft.now)
+    moves = draft.queue.moved.get(command.key_id or "")
+    return None if moves is None else moves.leaked(most, draft.now)
 
 
 def _most_moves(command: c.Bind, queue: Queue) -> int | None:
@@ -113,11 +116,10 @@ def _most_moves(command: c.Bind, queue: Queue) -> int | None:
     return max(1, quota.least_moves, quota.moves * queue.settings.partition_count)
 
 
-def _held_until(command: c.Bind, draft: Draft, moved: float) -> float | None:
+def _held_until(command: c.Bind, draft: Draft, moved: float, most: int) -> float | None:
     """Until when the new flow is held back; None: it is not."""
-    queue, most = draft.queue, _most_moves(command, draft.queue)
-    assert most is not None
-    share = -(-queue.share_count // (queue.takers + 1))
+    queue = draft.queue
+    share = -(-queue.share_count // (queue.takers + 1)) * queue.settings.aligned
     waiting = sum(flow.key_id == command.key_id for flow in queue.held.values())
     return held_until(moved, most, share, waiting, draft.now)
 
@@ -160,12 +162,14 @@ def unbind(command: c.Unbind, draft: Draft) -> None:
     holddown = queue.status is Status.HOLDDOWN or (missed and queue.settings.rebalance_delay > 0)
     # Who was held back comes back as a new one.
     remember = holddown and flow.held_until is None
-    left = leave(draft, flow, command.reason, remember=remember)
+    left = leave(draft, flow, command.reason, remember=remember, seen_at=command.seen_at)
     if excess and owned and queue.status is not Status.REBALANCING:
         draft.outside(trigger)
         settle(draft)
         # The rest of a discard goes first, and may take some of what the flow left.
-        numbers = unassigned(draft) if left is None else [*filter(queue.exists, left)]
+        numbers = unassigned(draft)
+        if left is not None:
+            numbers = [number for number in left if queue.exists(number) and queue.leads(number)]
         grant_outside(draft, trigger, numbers)
     if queue.status is not Status.READY:
         take_up(draft)
@@ -203,6 +207,8 @@ def drain(command: c.Drain, draft: Draft) -> None:
 def change(command: c.Change, draft: Draft) -> None:
     """Settings change; the partition count is the resize (rule 9)."""
     queue = draft.queue
+    if command.checked not in (None, cuts.last_resize(queue)):
+        raise CutsOutdated
     if queue.lineage is not None and "partition_count" in command.changes:
         raise Invalid(
             "The source of a dynamic queue begins and ends its partitions; it cannot be resized.",
@@ -229,6 +235,19 @@ def change(command: c.Change, draft: Draft) -> None:
         rebalance(draft, "access_type")
     elif resized or "max_concurrent_handoffs" in changes:
         take_up(draft)
+
+
+def follow_log(command: c.FollowLog, draft: Draft) -> None:
+    """The log was resized, and the queue is resized as well."""
+    if not cuts.follows(command, draft):
+        return
+    resized = command.partition_count != draft.queue.settings.partition_count
+    if resized:
+        draft.emit(r.SettingsChanged({"partition_count": command.partition_count}))
+    cuts.await_cuts(draft)
+    if resized:
+        resize(draft)
+        rebalance(draft, "resize")
 
 
 def rebalance_now(command: c.RebalanceNow, draft: Draft) -> None:
@@ -269,6 +288,7 @@ def advance(command: c.Advance, draft: Draft) -> None:
     What is due does not wait for the rest, which may take many slices.
     """
     queue, now = draft.queue, draft.now
+    draft.seen_at = command.seen_at
     if queue.cuts_due is not None and queue.cuts_due <= now:
         cuts.await_again(draft)
     if due := [flow for flow in queue.held.values() if (flow.held_until or 0.0) <= now]:

@@ -22,22 +22,30 @@ from broker.core.transitions import State
 
 
 def leave(
-    draft: Draft, flow: Flow, reason: str, *, remember: bool = False, heir: Flow | None = None
+    draft: Draft,
+    flow: Flow,
+    reason: str,
+    *,
+    remember: bool = False,
+    heir: Flow | None = None,
+    seen_at: float | None = None,
 ) -> list[int] | None:
     """The flow leaves; the partitions that have no owner now, None if that takes more slices.
 
-    `heir` is the flow that replaces it.
+    `heir` is the flow that replaces it. `seen_at`: its last renewal, if its lease expired.
     """
     if len(flow.owned) + len(flow.incoming) > draft.budget:
-        draft.emit(r.FlowDeparted(flow.id, reason, remember, draft.now))
+        draft.emit(r.FlowDeparted(flow.id, reason, remember, draft.now, seen_at))
         return None
     if heir is not None:
         for number in sorted(flow.incoming):
             _name(draft, number, heir)
+    if seen_at is not None:
+        draft.seen_at = {flow.id: seen_at}
     for number in sorted(flow.owned):
         _pass_on(draft, flow, number, heir)
     left = sorted(flow.owned)
-    draft.emit(r.FlowLeft(flow.id, reason, remember=remember, at=draft.now))
+    draft.emit(r.FlowLeft(flow.id, reason, remember, draft.now, seen_at))
     return left
 
 
@@ -61,7 +69,8 @@ def take_from_gone(draft: Draft) -> bool:
                 return False
             number = queue.first_left(flow)
             assert number is not None
-            _take(draft, flow, number)
+            for each in queue.group(number):
+                _take(draft, flow, each)
     back = [queue.by_instance[i] for i in queue.absent if i in queue.by_instance]
     for flow in sorted(back, key=lambda flow: flow.bind_number):
         if not _give_back(draft, flow, queue.absent[flow.instance]):
@@ -78,10 +87,11 @@ def ends_with_owner(draft: Draft, number: int) -> bool:
     queue = draft.queue
     owner, named = queue.partitions[number].owner, queue.handoffs[number].named
     assert owner is not None
-    if named is not None and named.gone and named is not owner:
-        _take(draft, named, number)
-    if owner.gone:
-        _take(draft, owner, number)
+    for each in queue.group(number):
+        if named is not None and named.gone and named is not owner:
+            _take(draft, named, each)
+        if owner.gone:
+            _take(draft, owner, each)
     return owner.gone
 
 
@@ -139,7 +149,8 @@ def _give_back(draft: Draft, flow: Flow, absent: Absent) -> bool:
         if draft.budget <= 0:
             return False
         draft.outside("replaced")
-        _go_on(draft, queue.partitions[number], flow)
+        for each in queue.group(number):
+            _go_on(draft, queue.partitions[each], flow)
     return True
 
 

@@ -114,6 +114,7 @@ class Draft:
     grants outside of a rebalance that are being made, also since the decision before;
     `changed`: what that means for warm-ups under way, or for the holddown, is to be decided.
     `discarding`: what a resize takes away is removed with its messages, and does not retire.
+    `seen_at`: the last renewals of flows that may be silent, by id.
     """
 
     def __init__(self, queue: Queue, now: float, budget: int = SLICE) -> None:
@@ -126,6 +127,7 @@ class Draft:
         self.changed = queue.changed
         self.discarding = queue.discarding
         self.is_cut_off = self.resumes
+        self.seen_at: Mapping[str, float] = {}
         self._mark = queue.journal.mark()
         self._entries: list[r.Entry] = []
         self._in_history = False
@@ -137,6 +139,11 @@ class Draft:
         self.begins: dict[int, str] = {}
         self._removed: dict[int, str] = {}
         self._begin_entry()
+
+    @property
+    def room(self) -> int:
+        """How many partitions it may still change; of aligned ones, how many groups."""
+        return -(-max(0, self.budget) // self.queue.settings.aligned)
 
     def emit(self, record: r.Record) -> None:
         """Adds a record and applies it."""
@@ -255,14 +262,17 @@ class Draft:
         self, partition: Partition, flow: Flow, handed_over: str, by_handoff: bool = False
     ) -> r.Grant:
         """The grant of the partition to the flow, under the next epoch."""
-        queue, number = self.queue, partition.number
-        since = queue.unassigned.get(number) if partition.owner is None else self.now
+        queue, number, owner = self.queue, partition.number, partition.owner
+        since = queue.unassigned.get(number) if owner is None else self.now
         if partition.state is State.REVOKING:
             since = queue.handoffs[number].since
+        if owner is not None and since is not None:
+            seen_at = self.seen_at.get(owner.id, owner.seen_at)
+            since = since if seen_at is None else min(since, seen_at)
         # The clock may have gone back meanwhile.
         seconds = None if since is None else max(0.0, round(self.now - since, 6))
-        previous = partition.owner.id if partition.owner else partition.released_by
-        if partition.owner is None and handed_over == HandedOver.INITIAL:
+        previous = owner.id if owner else partition.released_by
+        if owner is None and handed_over == HandedOver.INITIAL:
             previous = None  # The number was used before.
         return r.Grant(
             number, previous, flow.id, partition.epoch + 1, handed_over, seconds, by_handoff

@@ -50,6 +50,17 @@ class QueueNotFound(BrokerError):
         self.name = name
 
 
+class KeyNotFound(BrokerError):
+    """There is no such key."""
+
+    code = "key_not_found"
+
+    def __init__(self, key_id: str) -> None:
+        super().__init__(
+            f"No key that you may see has the id {key_id!r}; GET /v1/keys lists the keys."
+        )
+
+
 class QueueExists(BrokerError):
     """A queue of this name exists already."""
 

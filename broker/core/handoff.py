@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from broker.core import records as r
 from broker.core.draft import Draft
 from broker.core.model import Flow, HandedOver, Handoff
+from broker.core.queue import Queue
 
 
 def is_to_be_revised(draft: Draft) -> bool:
@@ -24,27 +27,40 @@ def redirect(draft: Draft, number: int, flow: Flow) -> None:
     deadline = draft.now + draft.queue.settings.max_warmup_time
     draft.emit(r.HandoffsRedirected((r.Redirect(number, flow.id),), deadline, draft.now))
     if not flow.warmup:
-        end_warmup(draft, number, ready=False)
+        end_warmups(draft, (number,), ready=False)
 
 
-def end_warmup(draft: Draft, number: int, *, ready: bool) -> None:
-    """The handoff goes on, as soon as it is known to be needed; `ready`: the successor said so."""
+def end_warmups(draft: Draft, numbers: Iterable[int], *, ready: bool) -> None:
+    """The handoffs go on, as soon as they are known to be needed; `ready`: the successor said
+    so."""
     if is_to_be_revised(draft):
-        draft.emit(r.WarmupsReady((number,)))
+        draft.emit(r.WarmupsReady(tuple(numbers)))
     else:
-        revoke(draft, (number,), ready=ready)
+        revoke(draft, numbers, ready=ready)
 
 
-def revoke(draft: Draft, numbers: tuple[int, ...], *, ready: bool) -> None:
+def is_ready(queue: Queue, number: int) -> bool:
+    """Whether the successor has said that it is ready, in the present epoch.
+
+    Not where the epoch was raised since, as when positions were set: it warms up anew.
+    """
+    handoff, warmed = queue.handoffs.get(number), queue.warmed.get(number)
+    if handoff is None or handoff.named is None:
+        return False
+    return warmed == (handoff.named.id, queue.partitions[number].epoch)
+
+
+def revoke(draft: Draft, numbers: Iterable[int], *, ready: bool) -> None:
     """Ends warm-ups: the owners are to finish and release."""
     deadline = draft.now + draft.queue.settings.max_handoff_time
-    draft.emit(r.WarmupsEnded(numbers, ready, deadline, draft.now))
+    draft.emit(r.WarmupsEnded(tuple(numbers), ready, deadline, draft.now))
 
 
 def force(draft: Draft, handoff: Handoff) -> None:
-    """The deadline has come: the successor gets the partition whatever the owner does, or the owner
+    """The deadline has come: the successor gets the group whatever the owner does, or the owner
     gets it anew."""
-    partition = draft.queue.partitions[handoff.number]
-    flow = handoff.successor or partition.owner
+    queue = draft.queue
+    flow = handoff.successor or queue.partitions[handoff.number].owner
     assert flow is not None
-    draft.grant(partition, flow, HandedOver.FORCED, by_handoff=True)
+    for number in queue.group(handoff.number):
+        draft.grant(queue.partitions[number], flow, HandedOver.FORCED, by_handoff=True)

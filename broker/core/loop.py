@@ -5,7 +5,7 @@ Every step is a record, applied to the draft at once, so the next step sees what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from heapq import nsmallest
 from itertools import groupby
@@ -18,7 +18,7 @@ from broker.core.assignment import (
 )
 from broker.core.departing import ends_with_owner, is_giving_back, settle, take_from_gone
 from broker.core.draft import Draft
-from broker.core.handoff import force, is_to_be_revised, redirect, revoke
+from broker.core.handoff import force, is_ready, is_to_be_revised, redirect, revoke
 from broker.core.lineage import TRIGGER as LINEAGE
 from broker.core.lineage import end_waits
 from broker.core.model import Flow, Handoff
@@ -90,7 +90,7 @@ def rebalance_if_replaced(draft: Draft, *, joined: bool) -> None:
 def unassigned(draft: Draft) -> list[int]:
     """The partitions to grant, lowest number first: one more than there is room for, if there
     are."""
-    return draft.queue.lowest_unassigned(max(0, draft.budget) + 1)
+    return draft.queue.lowest_unassigned(draft.room + 1)
 
 
 def grant_outside(draft: Draft, trigger: str, numbers: Sequence[int]) -> None:
@@ -145,18 +145,20 @@ def end_due(draft: Draft) -> None:
         if (flow := queue.by_bind_number[bind_number]).drain_deadline is not None
         and flow.drain_deadline <= now
         and planned
-        for number in sorted(flow.owned & queue.warming)
+        for number in sorted(filter(queue.leads, flow.owned & queue.warming))
     ]
 
     def may_end(handoff: Handoff) -> bool:
+        if not queue.leads(handoff.number):
+            return False
         return planned or queue.partitions[handoff.number].state is State.REVOKING
 
-    due = queue.deadlines.due(now, max(0, draft.budget), may_end)
+    due = queue.deadlines.due(now, draft.room, may_end)
     ended += [h.number for h in due if queue.partitions[h.number].state is State.WARMING]
     forced = [h for h in due if queue.partitions[h.number].state is State.REVOKING]
     if ended and draft.budget > 0:
-        revoke(draft, tuple(dict.fromkeys(ended))[: draft.budget], ready=False)
-    forced = forced[: max(0, draft.budget)]
+        revoke(draft, _groups(queue, [*dict.fromkeys(ended)][: draft.room]), ready=False)
+    forced = forced[: draft.room]
     if queue.gone:
         forced = [handoff for handoff in forced if not ends_with_owner(draft, handoff.number)]
     alone = sorted(handoff.number for handoff in forced if handoff.successor is None)
@@ -181,7 +183,7 @@ def _grant_all(draft: Draft, ranking: Ranking) -> None:
         _grant(draft, unassigned(draft), ranking)
     if not queue.takers:
         return
-    for number in nsmallest(max(0, draft.budget) + 1, queue.without_successor):
+    for number in nsmallest(draft.room + 1, filter(queue.leads, queue.without_successor)):
         if draft.budget <= 0:
             draft.is_cut_off = True
             return
@@ -194,7 +196,8 @@ def _name_successor(draft: Draft, number: int, ranking: Ranking) -> None:
     flow = queue.least_loaded(ranking)
     if flow is None:
         return
-    draft.emit(r.HandoffsRedirected((r.Redirect(number, flow.id),), None, draft.now))
+    redirects = tuple(r.Redirect(each, flow.id) for each in queue.group(number))
+    draft.emit(r.HandoffsRedirected(redirects, None, draft.now))
     if ranking is not queue.ranking and number not in queue.retiring:
         ranking.add(flow.bind_number, 1)
 
@@ -207,19 +210,21 @@ def _grant(draft: Draft, numbers: Sequence[int], ranking: Ranking) -> None:
         return
     grants = list[r.Grant]()
     planned = TentativeCounts(ranking)
-    for number in numbers[: max(0, draft.budget)]:
-        flow, partition = queue.least_loaded(ranking), queue.partitions[number]
+    for number in numbers[: draft.room]:
+        flow = queue.least_loaded(ranking)
         assert flow is not None
-        grants.append(draft.drawn_up(partition, flow, partition.next_handed_over))
-        if not partition.retiring:
+        for each in queue.group(number):
+            partition = queue.partitions[each]
+            grants.append(draft.drawn_up(partition, flow, partition.next_handed_over))
+        if number not in queue.retiring:
             planned.add(flow.bind_number, 1)
     if ranking is queue.ranking:
         # The record counts them.
         planned.take_back()
+    is_cut_off = len(numbers) > draft.room
     if grants:
         draft.emit(r.Granted(tuple(grants), draft.now))
-    if len(numbers) > len(grants):
-        draft.is_cut_off = True
+    draft.is_cut_off = draft.is_cut_off or is_cut_off
 
 
 def _revise(draft: Draft) -> None:
@@ -233,43 +238,43 @@ def _revise(draft: Draft) -> None:
     draft.changed = False
     revision = revise(queue, ranking)
     for number in revision.called_off:
-        draft.emit(r.HandoffsCalledOff((number,)))
+        draft.emit(r.HandoffsCalledOff(tuple(queue.group(number))))
     for number, flow in revision.redirected:
-        redirect(draft, number, flow)
+        for each in queue.group(number):
+            redirect(draft, each, flow)
 
 
 def _end_ready(draft: Draft) -> None:
-    """Ends the warm-ups whose successors became ready while it was not known which are needed.
-
-    Not where the epoch was raised since, as when positions were set: the successor warms up anew.
-    """
-    queue = draft.queue
-    ready = sorted(number for number in queue.warming if _is_ready(queue, number))
-    room = max(0, draft.budget)
+    """Ends the warm-ups whose successors became ready while it was not known which are needed."""
+    queue, room = draft.queue, draft.room
+    leads = sorted(filter(queue.leads, queue.warming))
+    ready = [n for n in leads if all(is_ready(queue, each) for each in queue.group(n))]
     if ready[:room]:
-        revoke(draft, tuple(ready[:room]), ready=True)
+        revoke(draft, _groups(queue, ready[:room]), ready=True)
     if ready[room:]:
         draft.is_cut_off = True
 
 
-def _is_ready(queue: Queue, number: int) -> bool:
-    warmed, successor = queue.warmed.get(number), queue.handoffs[number].named
-    if warmed is None or successor is None:
-        return False
-    return warmed == (successor.id, queue.partitions[number].epoch)
+def _groups(queue: Queue, numbers: Iterable[int]) -> list[int]:
+    """All partitions of the groups of these."""
+    return [each for number in numbers for each in queue.group(number)]
 
 
 def _start_handoffs(draft: Draft) -> None:
     """Starts handoffs until the balance needs no more or `max_concurrent_handoffs` are under
     way."""
-    queue, now, room = draft.queue, draft.now, max(0, draft.budget)
+    queue, now, room = draft.queue, draft.now, draft.room
     settings = queue.settings
     most, wanted = settings.max_concurrent_handoffs, room + 1
     if most is not None:
-        wanted = min(wanted, max(0, most - len(queue.handoffs)))
+        wanted = min(wanted, max(0, most - len(queue.handoffs) // settings.aligned))
     planned = HandoffPlanner(queue).plan(wanted)
     for warm, some in groupby(planned[:room], partial(_is_warm, draft)):
-        moves = tuple(r.Move(number, owner.id, successor.id) for number, owner, successor in some)
+        moves = tuple(
+            r.Move(each, owner.id, successor.id)
+            for number, owner, successor in some
+            for each in queue.group(number)
+        )
         if warm:
             draft.emit(r.WarmupsStarted(moves, now + settings.max_warmup_time, now))
         else:

@@ -40,7 +40,11 @@ class HandedOver(StrEnum):
 
 @dataclass(slots=True)
 class Settings:
-    """The writable properties of a queue (the contract, *Queue*); times in seconds."""
+    """The writable properties of a queue (the contract, *Queue*); times in seconds.
+
+    `aligned`: so many partitions in a row have one owner (`Queue.group`); it never changes. The
+    retention is None if the queue has no built-in log of its own.
+    """
 
     partition_count: int
     access_type: str = AccessType.NON_EXCLUSIVE
@@ -52,6 +56,10 @@ class Settings:
     start: str = "earliest"
     partitioning: str = "fixed"
     ordered_resize: bool = False
+    aligned: int = 1
+    mirror_group: str | None = None
+    retention_seconds: float | None = None
+    retention_bytes: int | None = None
 
 
 class Partition:
@@ -60,9 +68,10 @@ class Partition:
 
     `next_handed_over` says how the last owner let go, which the next grant will say. While there is
     an owner it is `replaced` if the partition was taken back from retiring in this epoch, `forced`
-    if the owner is gone and the epoch was raised since, else it says nothing. `released_by` is the
-    flow whose release ended the latest epoch (so that a repeated release is recognized), or which
-    left in it (and may come back: `Absent`).
+    if the owner is gone and the epoch was raised since, `graceful` if the owner has released it but
+    not all of its group (`is_let_go`), else it says nothing. `released_by` is the flow whose
+    release ended the latest epoch (so that a repeated release is recognized), or which left in it
+    (and may come back: `Absent`).
     """
 
     __slots__ = (
@@ -87,6 +96,11 @@ class Partition:
         self.released_by: str | None = None
 
     @property
+    def is_let_go(self) -> bool:
+        """Whether its owner has released it, and still works on others of its group."""
+        return self.owner is not None and self.next_handed_over == HandedOver.GRACEFUL
+
+    @property
     def life(self) -> Life:
         """Whether it is to stay."""
         if self.state is State.REMOVED:
@@ -103,7 +117,9 @@ class Flow:
     `held_until`: until then the flow is held back (`budget`), and takes no part in the balance.
 
     `left` is None while the flow is bound. Of a flow that is gone it is a heap of the partitions
-    that are still to be taken from it (`Queue.gone`).
+    that are still to be taken from it (`Queue.gone`), and `seen_at` its last renewal if its lease
+    expired. That is for the history alone and not stored: another replica that takes up the rest
+    does not know it.
     """
 
     __slots__ = (
@@ -126,6 +142,7 @@ class Flow:
         "offers",
         "outgoing",
         "owned",
+        "seen_at",
         "view_revision",
         "warmup",
     )
@@ -163,6 +180,7 @@ class Flow:
         self.incoming: set[int] = set()
         self.offers: Heap[int] = Heap()
         self.left: Heap[int] | None = None
+        self.seen_at: float | None = None
         self.load = 0
         self.outgoing = 0
 

@@ -1,7 +1,7 @@
 """How partitions and flows of a queue change places, and what the balance counts of it.
 
 - *A partition counts* for the successor that it is on its way to, else for its owner; retiring ones
-  do not count.
+  do not count. Of aligned partitions the first counts for its group.
 - `Queue.ranking` orders the bound, non-draining flows by what counts for them; `Queue.leaving`
   orders the draining ones by what can still be taken from them, retiring partitions included.
 - A flow that is gone is in neither. What counted for it counts for no one. One that is held back
@@ -113,8 +113,13 @@ def forget_partition(queue: Queue, number: int) -> None:
 def restore_unassigned(queue: Queue, number: int, since: float | None) -> None:
     """The partition has had no owner since then (None: it never had one)."""
     queue.unassigned[number] = since
-    queue.lowest.push(number)
-    queue.lowest.trim(len(queue.unassigned), lambda: queue.unassigned)
+    if queue.leads(number):
+        queue.lowest.push(number)
+    _trim_lowest(queue)
+
+
+def _trim_lowest(queue: Queue) -> None:
+    queue.lowest.trim(len(queue.unassigned), lambda: filter(queue.leads, queue.unassigned))
 
 
 def _move(
@@ -146,9 +151,9 @@ def _move(
         restore_unassigned(queue, number, since)
     elif number in queue.unassigned:
         del queue.unassigned[number]
-        queue.lowest.trim(len(queue.unassigned), lambda: queue.unassigned)
+        _trim_lowest(queue)
     if state is State.OWNED and owner is not None:
-        _offer(owner, number)
+        _offer(queue, owner, number)
     _count(queue, partition, counted)
     if before is not None and before.draining:
         _rank_leaving(queue, before)
@@ -169,13 +174,14 @@ def _retire(partition: Partition, queue: Queue, retiring: bool) -> None:
     _change(queue.retiring, partition.number, retiring)
     _count(queue, partition, counted)
     if partition.owner is not None:
-        _offer(partition.owner, partition.number)
+        _offer(queue, partition.owner, partition.number)
 
 
-def _offer(flow: Flow, number: int) -> None:
+def _offer(queue: Queue, flow: Flow, number: int) -> None:
     """The flow may have this partition to give."""
-    flow.offers.push(-number)
-    flow.offers.trim(len(flow.owned), lambda: map(neg, flow.owned))
+    if queue.leads(number):
+        flow.offers.push(-number)
+    flow.offers.trim(len(flow.owned), lambda: map(neg, filter(queue.leads, flow.owned)))
 
 
 # Flows
@@ -247,7 +253,7 @@ def set_draining(queue: Queue, flow: Flow, deadline: float | None) -> None:
     queue.journal.set(flow, draining=True, drain_deadline=deadline)
     _rank(queue, flow)
     for number in flow.owned & queue.retiring:
-        _offer(flow, number)
+        _offer(queue, flow, number)
 
 
 # The counts
@@ -259,7 +265,7 @@ def _rank(queue: Queue, flow: Flow) -> None:
         return
     ranking, count = queue.ranking, flow.load
     if flow.draining:
-        ranking, count = queue.leaving, len(flow.owned) - flow.outgoing
+        ranking, count = queue.leaving, _givable(queue, flow)
     queue.journal.did(ranking.remove, flow.bind_number)
     ranking.put(flow.bind_number, count)
 
@@ -300,7 +306,7 @@ def _shift(queue: Queue, partition: Partition, sign: int) -> Flow | None:
             _change(handoff.named.incoming, number, sign > 0)
     if owner is not None and owner.draining:
         _rank_leaving(queue, owner)
-    if partition.retiring:
+    if partition.retiring or not queue.leads(number):
         return None
     return owner if handoff is None else handoff.named
 
@@ -313,7 +319,12 @@ def _load(queue: Queue, flow: Flow, difference: int) -> None:
 
 def _rank_leaving(queue: Queue, flow: Flow) -> None:
     if queue.by_bind_number.get(flow.bind_number) is flow:
-        queue.leaving.put(flow.bind_number, len(flow.owned) - flow.outgoing)
+        queue.leaving.put(flow.bind_number, _givable(queue, flow))
+
+
+def _givable(queue: Queue, flow: Flow) -> int:
+    """What can still be taken from a draining flow."""
+    return (len(flow.owned) - flow.outgoing) // queue.settings.aligned
 
 
 def _change(members: set[int], number: int, there: bool) -> None:

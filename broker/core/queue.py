@@ -45,7 +45,7 @@ class Queue:
     at that time, after `cuts_attempt` failures (`barriers`).
 
     Beside the partitions stand the few of which something is to be done: `unassigned` (since when,
-    None: never owned; `lowest` has them in order), `handoffs`, and of those the `warming` ones and
+    None: never owned; `lowest` has the leading ones), `handoffs`, of those the `warming` ones and
     those that are revoking `without_successor`. `ranking` and `leaving` are the counts of the
     balance (`placement`), `flows_of_key` counts the bound flows of each key. `held` are the flows
     that are held back, `moved` is what keys have taken from others (`budget`). `warmed` names the
@@ -109,7 +109,22 @@ class Queue:
     @property
     def share_count(self) -> int:
         """*P* of the contract's rules: what takes part in the balance, 1 for an exclusive queue."""
-        return 1 if self.exclusive else self.settings.partition_count
+        return 1 if self.exclusive else self.group_count
+
+    @property
+    def group_count(self) -> int:
+        """How many groups take part in the balance; without aligned partitions each is its own."""
+        return self.settings.partition_count // self.settings.aligned
+
+    def group(self, number: int) -> range:
+        """The aligned partitions, this one among them: they change hands together."""
+        aligned = self.settings.aligned
+        first = number - number % aligned
+        return range(first, first + aligned)
+
+    def leads(self, number: int) -> bool:
+        """Whether the partition is the first of its group. Only those are counted and chosen."""
+        return number % self.settings.aligned == 0
 
     @property
     def takers(self) -> int:
@@ -188,7 +203,7 @@ class Queue:
         if not self.takers:
             return True
         if self.exclusive:
-            return self.first_taker().load == self.settings.partition_count
+            return self.first_taker().load == self.group_count
         return self.ranking.spread <= 1
 
     @property
@@ -219,7 +234,7 @@ class Queue:
         return self.first_taker() if self.exclusive else self.by_bind_number[ranking.fewest()]
 
     def spread(self) -> int:
-        """The largest minus the smallest number of partitions that flows own which take part in the
+        """The largest minus the smallest number of groups that flows own which take part in the
         balance; O(flows).
         """
         numbers = [
@@ -227,7 +242,7 @@ class Queue:
             for flow in self.flows.values()
             if flow.takes
         ]
-        return max(numbers) - min(numbers) if numbers else 0
+        return (max(numbers) - min(numbers)) // self.settings.aligned if numbers else 0
 
     def next_deadline(self) -> float | None:
         """When the holddown, a warm-up, a handoff or a flow's wait for the budget ends next, or the
@@ -253,12 +268,12 @@ class Queue:
     # The next of many
 
     def lowest_unassigned(self, most: int) -> list[int]:
-        """So many of the unassigned partitions, lowest number first."""
+        """So many of the unassigned partitions, lowest number first; of a group the first."""
         return self.lowest.smallest(most, self.unassigned.__contains__)
 
     def highest_giveable(self, flow: Flow, but: Container[int] = ()) -> int | None:
         """The highest partition of the flow that is not on its way; a retiring one only if the flow
-        is draining. None if there is none.
+        is draining. None if there is none. Of a group it is the first.
 
         `but` are partitions of which handoffs begin with the same decision.
         """

@@ -17,6 +17,14 @@ and after a restart alike. So no step can see a state that never will be, and li
 queues cannot differ. Until it is committed the journal of the queue can take all of it back
 (`journal`).
 
+**Aligned partitions.** A queue that reads several logs has its partitions in groups of neighbours
+(`Queue.group`), and a group has one owner. All partitions of a group are in the same state, with
+the same owner, successor and deadline, after every slice. So the first one *leads*: it is counted,
+chosen and given for its group, and each step is taken for all of it. Only what consumers say comes
+for single partitions. A release waits in the partition (`is_let_go`) and a ready in `warmed` until
+the last of the group has it; what raises the epoch of a partition takes its word back. Without
+aligned partitions each one is its own group.
+
 **Slices.** What is large must not hold up other queues, so a decision changes at most so many
 partitions; then it is *cut off* (the record `CutOff`), and `Resume` decides the next slice. A cut
 falls only between two steps of the loop: before a grant, before a handoff begins, while the
@@ -82,6 +90,7 @@ _DECISIONS: dict[type[c.Command], Callable[[Any, Draft], Any]] = {
     c.Children: reports.children,
     c.AddChildren: decisions.add_children,
     c.Change: decisions.change,
+    c.FollowLog: decisions.follow_log,
     c.TakeCuts: cuts.take_cuts,
     c.ReachCuts: cuts.reach_cuts,
     c.RebalanceNow: decisions.rebalance_now,

@@ -24,8 +24,8 @@ class Grant(NamedTuple):
     """One grant of ownership.
 
     `previous` is the flow that owned the partition last (None: none did), `seconds` how long the
-    partition was being handed off or without an owner (None: it never had one), `by_handoff`
-    whether a handoff ended with it.
+    partition paused: it was being handed off or without an owner, or its owner was silent before
+    that (None: it never had an owner). `by_handoff`: whether a handoff ended with it.
     """
 
     partition: int
@@ -110,25 +110,28 @@ class FlowsAdmitted:
 class FlowLeft:
     """A flow is gone; what it owned has no owner.
 
-    `remember`: a holddown runs in which it may come back.
+    `remember`: a holddown runs in which it may come back. `seen_at`: the last renewal of a lease
+    that expired.
     """
 
     flow_id: str
     reason: str
     remember: bool
     at: float
+    seen_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FlowDeparted:
     """A flow with many partitions is gone. What it owned is taken from it by the records that
-    follow, also of later entries; `remember` as in `FlowLeft`.
+    follow, also of later entries; `remember` and `seen_at` as in `FlowLeft`.
     """
 
     flow_id: str
     reason: str
     remember: bool
     at: float
+    seen_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +230,14 @@ class Released:
     partition: int
     flow_id: str
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedInPart:
+    """An owner let go of one of several aligned partitions. It still has the others, with which
+    this one changes hands."""
+
+    partition: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,6 +470,7 @@ Record = (
     | CutOff
     | Granted
     | Released
+    | ReleasedInPart
     | WarmupsStarted
     | RevokesStarted
     | WarmupsEnded

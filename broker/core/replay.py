@@ -284,6 +284,12 @@ def _released(queue: Queue, record: r.Released) -> None:
     )
 
 
+def _released_in_part(queue: Queue, record: r.ReleasedInPart) -> None:
+    partition = queue.partitions[record.partition]
+    queue.journal.set(partition, next_handed_over=HandedOver.GRACEFUL)
+    _touch(queue, partition.owner)
+
+
 def _count_moves(queue: Queue, moves: Iterable[r.Move], at: float) -> None:
     """Handoffs begin: what keys take from others (`budget`)."""
     taken = Counter[str]()
@@ -437,11 +443,13 @@ def _depart(queue: Queue, flow: Flow, record: r.FlowLeft | r.FlowDeparted) -> No
     elif queue.by_instance.get(flow.instance) is flow:
         queue.journal.drop(queue.absent, flow.instance)
     _touch(queue, flow)
+    if record.seen_at is not None:
+        queue.journal.set(flow, seen_at=record.seen_at)
     leave(queue, flow)
 
 
 def _orphan(queue: Queue, flow: Flow, number: int, at: float) -> None:
-    """A partition of a flow that is gone has no owner."""
+    """A partition of a flow that is gone has no owner, since the flow was silent if it was."""
     partition = queue.partitions[number]
     absent = queue.absent.get(flow.instance)
     if absent is not None and absent.flow_id == flow.id:
@@ -453,7 +461,7 @@ def _orphan(queue: Queue, flow: Flow, number: int, at: float) -> None:
         queue,
         partition,
         PartitionEvent.ORPHANED,
-        at=at,
+        at=at if flow.seen_at is None else flow.seen_at,
         next_handed_over=HandedOver.FORCED if raised else HandedOver.ORPHANED,
         released_by=flow.id,
     )
@@ -670,6 +678,7 @@ _CHANGES: dict[type[r.Record], Callable[[Queue, Any], None]] = {
     r.CutOff: _cut_off,
     r.Granted: _granted,
     r.Released: _released,
+    r.ReleasedInPart: _released_in_part,
     r.WarmupsStarted: _warmups_started,
     r.RevokesStarted: _revokes_started,
     r.WarmupsEnded: _warmups_ended,

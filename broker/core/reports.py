@@ -11,7 +11,7 @@ from broker.core import cuts
 from broker.core import records as r
 from broker.core.commands import Outcome, Result
 from broker.core.draft import Draft
-from broker.core.handoff import end_warmup
+from broker.core.handoff import end_warmups, is_ready
 from broker.core.lineage import finish, lineage_of, record_children
 from broker.core.loop import take_up
 from broker.core.model import Flow, HandedOver, Partition
@@ -73,6 +73,8 @@ def _release(draft: Draft, flow: Flow, item: c.ReleaseItem, grants: _Grants) -> 
     refusal = _refuse(partition, flow, item.epoch)
     if refusal is not None:
         return refusal
+    if partition.is_let_go:
+        return Result(item.partition, Outcome.OK)
     revoking = partition.state is State.REVOKING
     if item.finished and not (partition.retiring or queue.lineage is not None):
         return Result(item.partition, Outcome.NOT_REVOKING)
@@ -89,19 +91,28 @@ def _release(draft: Draft, flow: Flow, item: c.ReleaseItem, grants: _Grants) -> 
     if item.reaches is not None:
         grants.make()
         cuts.reach(draft, [item.partition], item.reaches)
+    group = queue.group(item.partition)
+    if not all(queue.partitions[other].is_let_go for other in group if other != item.partition):
+        grants.make()
+        draft.emit(r.ReleasedInPart(item.partition))
+        return Result(item.partition, Outcome.OK)
     handoff = queue.handoffs.get(item.partition)
-    if not item.finished and handoff is not None and handoff.successor is not None:
-        grants.add(partition, handoff.successor)
+    # A flow that has to let the group go anyway may not have finished all of it.
+    finished = item.finished and (len(group) == 1 or not (revoking or flow.draining))
+    if not finished and handoff is not None and handoff.successor is not None:
+        for each in group:
+            grants.add(queue.partitions[each], handoff.successor)
         return Result(item.partition, Outcome.OK)
     grants.make()
-    if item.finished:
-        remove(draft, (item.partition,), "finished")
+    if finished:
+        remove(draft, tuple(group), "finished")
         cuts.due_at_once(draft)
     else:
         if partition.state is State.WARMING:
             # The successor has left, and no other was named yet.
-            draft.emit(r.HandoffsCalledOff((item.partition,)))
-        draft.emit(r.Released(item.partition, flow.id, draft.now))
+            draft.emit(r.HandoffsCalledOff(tuple(group)))
+        for each in group:
+            draft.emit(r.Released(each, flow.id, draft.now))
     return Result(item.partition, Outcome.OK)
 
 
@@ -162,10 +173,20 @@ def ready(command: c.Ready, draft: Draft) -> tuple[Result, ...]:
             owner = draft.queue.partitions[item.partition].owner
             # From an owner that is gone the next slice takes it, for this successor.
             if owner is not None and not owner.gone:
-                end_warmup(draft, item.partition, ready=True)
+                _warmed(draft, item.partition)
             outcome = Result(item.partition, Outcome.OK)
         results.append(outcome)
     return tuple(results)
+
+
+def _warmed(draft: Draft, number: int) -> None:
+    """The successor is ready; the warm-up of a group ends with the last of it."""
+    queue = draft.queue
+    group = queue.group(number)
+    if all(is_ready(queue, other) for other in group if other != number):
+        end_warmups(draft, group, ready=True)
+    else:
+        draft.emit(r.WarmupsReady((number,)))
 
 
 def _refuse_ready(queue: Queue, flow: Flow, item: c.ReadyItem) -> Result | None:

@@ -22,23 +22,32 @@ def resize(draft: Draft) -> bool:
     complete.
     """
     queue = draft.queue
-    count = queue.settings.partition_count
+    count, aligned = queue.settings.partition_count, queue.settings.aligned
     while queue.configured_count != count or (draft.discarding and queue.retiring):
         if draft.budget <= 0:
             draft.is_cut_off = True
             return False
         configured = queue.configured_count
         if configured < count:
-            end = min(count, configured + draft.budget)
+            end = min(count, configured + draft.room * aligned)
+            # What they said that they had finished counts for the retirement that is over.
+            again = tuple(
+                number
+                for number in range(configured, end)
+                if number in queue.retiring and queue.partitions[number].is_let_go
+            )
             draft.emit(r.PartitionsAdded(configured, end, draft.now))
+            if again:
+                draft.emit(r.EpochsRaised(again, draft.now, HandedOver.REPLACED))
         elif configured > count:
-            highest = tuple(range(max(count, configured - draft.budget), configured))
+            highest = tuple(range(max(count, configured - draft.room * aligned), configured))
             if draft.discarding:
                 remove(draft, highest, "discarded")
             else:
                 _retire(draft, highest)
         else:
-            remove(draft, tuple(nsmallest(draft.budget, queue.retiring)), "discarded")
+            lowest = tuple(nsmallest(draft.room * aligned, queue.retiring))
+            remove(draft, lowest, "discarded")
     draft.discarding = False
     return True
 

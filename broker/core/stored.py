@@ -25,6 +25,7 @@ _LEFT_OUT = {
     "discarding": False,
     "held_until": None,
     "moved": None,
+    "seen_at": None,
 }
 ITEMS: dict[str, type[Any]] = {
     "grants": Grant,

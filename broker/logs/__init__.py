@@ -8,7 +8,8 @@ the old one; the end of a retiring partition is final only when the log refuses 
 
 Every log that the service administers has one *owner*, the queue for which it was made: the log has
 the owner's partition count, and is dropped together with the owner. Other queues may read the log
-too; they follow the owner's count, and messages that they have not processed are not trimmed.
+too; they follow the owner's count (with ordered resizes the log's, by the numbers of its resizes:
+`broker.calls.cuts`), and messages that they have not processed are not trimmed.
 `builtin:flights` belongs to the queue `flights`, a log in Redis to the first queue that names it. A
 Kafka topic has no owner here: all its queues follow the topic's count. Of other kinds of logs the
 service knows only the name.

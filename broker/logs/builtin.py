@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -13,10 +14,13 @@ from broker.logs import database
 from broker.logs.credentials import CONNECTIONS, ClientCredentials
 from broker.logs.database import LogDatabase, available, may_touch, name_of, within
 from broker.logs.hash_ranges import HashRanges
+from broker.logs.peeking import Peek, PeekedMessage
 from broker.logs.ports import Bounds, Holder, LogAccess, LogOwner, Purpose
+from broker.logs.retention import Young
 from broker.logs.roles import EXPIRE_FOR_LOG, ClientRoles
-from broker.pieces import PIECE, pause
+from broker.pieces import PIECE, pause, pieces
 from counterpoise.logs import LogNotFound
+from counterpoise.logs.builtin.ages import ages_statement
 from counterpoise.logs.builtin.bounds import COLUMNS, ReadBounds
 
 SWEEP_MESSAGES = 10_000
@@ -26,6 +30,53 @@ _BOUNDS = (
     " ORDER BY p.partition"
 )
 _EVERY_BOUND = text(_BOUNDS.format(""))
+_AGES = text(
+    ages_statement(
+        partitions="CAST(:partitions AS integer[])",
+        positions="CAST(:positions AS bigint[])",
+        name=":name",
+    )
+)
+# A value is stored so that its beginning is read without the rest. A publisher may have given any
+# time that Postgres takes; others than these cannot be shown.
+_PEEK = text(
+    """SELECT position, CASE WHEN published_at BETWEEN '0001-01-02' AND '9999-12-30'
+            THEN extract(epoch FROM published_at)::double precision END,
+        left(key, :most),
+        CASE WHEN headers IS NULL THEN '{}'
+            WHEN octet_length(headers::text) <= :most THEN headers::text END,
+        substring(value FROM 1 FOR :most), octet_length(value)
+    FROM counterpoise_log.messages
+    WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = :name)
+        AND partition = :partition AND position >= :start AND position < :end
+    ORDER BY position LIMIT :limit"""
+)
+_YOUNG = text("""
+SELECT p.partition, since.position, size.mean
+FROM counterpoise_log.logs AS l JOIN counterpoise_log.partitions AS p USING (log_id)
+JOIN unnest(CAST(:partitions AS integer[]), CAST(:positions AS bigint[]))
+    AS below (partition, position) ON below.partition = p.partition
+CROSS JOIN LATERAL (
+    SELECT m.position FROM counterpoise_log.messages AS m
+    WHERE m.log_id = p.log_id AND m.partition = p.partition
+        AND m.position >= p.first_position AND m.position < below.position
+        AND m.published_at >= now() - make_interval(secs => :seconds)
+    ORDER BY m.position LIMIT 1
+) AS since
+CROSS JOIN LATERAL (
+    SELECT CAST(avg(one.bytes) AS double precision) AS mean FROM (
+        SELECT octet_length(m.value) + coalesce(octet_length(m.key), 0)
+            + coalesce(octet_length(CAST(m.headers AS text)), 0) AS bytes
+        FROM counterpoise_log.messages AS m
+        WHERE m.log_id = p.log_id AND m.partition = p.partition
+            AND m.position >= since.position AND m.position < below.position
+        ORDER BY m.position LIMIT :sample
+    ) AS one
+) AS size
+WHERE l.name = :name
+""")
+SAMPLE = 10
+"""So many messages of a partition stand for the size of the others."""
 _SOME_BOUNDS = text(_BOUNDS.format(" AND p.partition = ANY (CAST(:partitions AS integer[]))"))
 
 
@@ -306,6 +357,69 @@ class BuiltinLogs:
                 positions.update((number, str(position)) for number, position in rows)
             return positions
 
+    async def ages(
+        self, log: str, positions: Mapping[int, str], *, seconds: float
+    ) -> Mapping[int, float]:
+        """See `LogKind`."""
+        async with self._database.transaction(seconds) as connection:
+            found = await connection.execute(
+                _AGES,
+                {
+                    "name": name_of(log),
+                    "partitions": [*positions],
+                    "positions": [int(position) for position in positions.values()],
+                },
+            )
+            ages: dict[int, float] = {}
+            async for rows in _in_pieces(found):
+                ages.update((number, age) for number, age in rows)
+            return ages
+
+    async def peek(
+        self, log: str, partition: int, position: str | None, limit: int, max_bytes: int
+    ) -> Peek:
+        """See `LogKind`."""
+        bounds = await self.bounds(log, [partition])
+        start, end = bounds.starts[partition], bounds.ends[partition]
+        given = {
+            "name": name_of(log),
+            "partition": partition,
+            "start": int(start) if position is None else max(int(start), int(position)),
+            "end": int(end),
+            "limit": limit,
+            "most": max_bytes,
+        }
+        async with self._database.transaction() as connection:
+            rows = (await connection.execute(_PEEK, given)).all()
+        messages = tuple(
+            PeekedMessage(str(at), time, key, _headers(headers), value, size)
+            for at, time, key, headers, value, size in rows
+        )
+        return Peek(start, end, messages, str(rows[-1][0] + 1) if rows else end)
+
+    async def young(
+        self, log: str, below: Mapping[int, int], seconds: float
+    ) -> Mapping[int, Young]:
+        """Where the messages below these positions begin that were published in the last `seconds`.
+
+        A partition without one is left out.
+        """
+        found: dict[int, Young] = {}
+        async for some in pieces([*below.items()]):
+            async with self._database.transaction(database.LONG_SECONDS) as connection:
+                rows = await connection.execute(
+                    _YOUNG,
+                    {
+                        "name": name_of(log),
+                        "partitions": [number for number, _ in some],
+                        "positions": [position for _, position in some],
+                        "seconds": seconds,
+                        "sample": SAMPLE,
+                    },
+                )
+                found.update((number, Young(position, mean)) for number, position, mean in rows)
+        return found
+
     async def _add_partitions(self, connection: AsyncConnection, name: str) -> None:
         await connection.execute(
             text(
@@ -322,6 +436,17 @@ class BuiltinLogs:
             "SELECT counterpoise_log.sweep(:name, :limit)",
             {"name": name, "limit": SWEEP_MESSAGES},
         )
+
+
+def _headers(text: str | None) -> Mapping[str, str] | None:
+    """Headers from their JSON, whose values may be no texts; None if they cannot be shown."""
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):  # numbers of any length, nested to any depth
+        return None
+    return {name: one if isinstance(one, str) else json.dumps(one) for name, one in found.items()}
 
 
 async def _in_pieces(found: CursorResult[Any]) -> AsyncIterator[Sequence[Any]]:

@@ -15,7 +15,9 @@ from typing import Literal, Protocol
 import structlog
 
 from broker.core.errors import BrokerError, Invalid, PartitionEnded, Unavailable
+from broker.logs.aligned import AlignedLogs
 from broker.logs.external import ExternalLogs
+from broker.logs.peeking import Peek
 from broker.logs.ports import (
     Bounds,
     Holder,
@@ -32,6 +34,7 @@ from broker.logs.ports import (
     messages_after,
 )
 from broker.logs.positions import number_of, trim_floor, with_passed
+from broker.logs.retention import Retention, Young, beyond, kept_bytes
 from broker.pieces import mapped, pieces
 from counterpoise.logs import LogError, LogNotFound, LogUnavailable
 from counterpoise.logs.address import Kind, kind_of
@@ -43,6 +46,7 @@ NOT_DISCARDED = (
     "The partitions are removed, but the log could not be reached to delete their messages; "
     "repeat the call."
 )
+UNREADABLE_KIND = "The service does not know this kind of log and cannot read its messages."
 UNKNOWN_KIND = (
     "The service does not know this kind of log and cannot look up positions; send positions."
 )
@@ -143,6 +147,10 @@ class BuiltinKind(LogKind, Protocol):
         keys: Mapping[int, str] | None = None,
     ) -> bool: ...
 
+    async def young(
+        self, log: str, below: Mapping[int, int], seconds: float
+    ) -> Mapping[int, Young]: ...
+
     async def holders(self) -> frozenset[str]: ...
 
     async def keys_in_use(self) -> frozenset[str]: ...
@@ -170,6 +178,7 @@ class LogsByKind:
         self._external = external
         self._kinds: Mapping[Kind, LogKind] = {
             "builtin": builtin,
+            "aligned": AlignedLogs(builtin),
             "redis": external,
             "kafka": external,
         }
@@ -324,6 +333,40 @@ class LogsByKind:
 
         return await mapped(one, [*positions.items()])
 
+    async def ages(self, log: str, positions: Mapping[int, str]) -> Mapping[int, float]:
+        """See `Logs`."""
+        kind = self._kind(log)
+        if kind is None or not positions:
+            return {}
+        try:
+            return await kind.ages(log, positions, seconds=SHOW_SECONDS)
+        except LogError:
+            return {}
+
+    async def store_offsets(self, log: str, group: str, positions: Mapping[int, str]) -> str | None:
+        """See `Logs`."""
+        try:
+            await self._external.store_offsets(log, group, positions)
+        except LogError as error:
+            return str(error)
+        return None
+
+    async def peek(
+        self, log: str, partition: int, position: str | None, limit: int, max_bytes: int
+    ) -> Peek:
+        """See `Logs`. In a log that is gone there is nothing."""
+        kind = self._kind(log)
+        if kind is None:
+            raise Invalid(UNREADABLE_KIND)
+        try:
+            return await kind.peek(log, partition, position, limit, max_bytes)
+        except LogNotFound:
+            return Peek("0", "0", (), "0")
+        except LogUnavailable as error:
+            raise _cannot_be_asked(error) from None
+        except LogError as error:
+            raise Invalid(f"The service cannot read the log: {error}.") from None
+
     async def maintain(
         self,
         log: str,
@@ -332,6 +375,7 @@ class LogsByKind:
         owner: LogOwner,
         committed: Sequence[Positions],
         keys: Mapping[int, str] | None = None,
+        retention: Retention | None = None,
     ) -> Mapping[int, str]:
         """See `Logs`. The last `keep_messages` stay."""
         kind = self._known(log)
@@ -354,13 +398,35 @@ class LogsByKind:
                 if not floor:
                     return {}
                 bounds = await kind.bounds(log, sorted(floor))
-            left: dict[int, str] = {}
+            left: dict[int, int] = {}
             async for some in pieces([*floor.items()]):
                 left.update(_left(dict(some), bounds))
-            return left
+            if retention is not None and retention.keeps and left:
+                left = await self._retained(log, left, retention)
+            below: dict[int, str] = {}
+            async for positions in pieces([*left.items()]):
+                for number, at in positions:
+                    if at > int(bounds.starts[number]):
+                        below[number] = str(at)
+            return below
         except LogError as error:
             _log.warning("the upkeep of a log failed", log=log, error=str(error))
             return {}
+
+    async def _retained(
+        self, log: str, floor: Mapping[int, int], retention: Retention
+    ) -> dict[int, int]:
+        """Up to where each partition of a built-in log may be trimmed."""
+        young = await self._builtin.young(log, floor, retention.seconds)
+        kept = 0.0
+        async for some in pieces([*young.items()]):
+            kept += kept_bytes(floor, dict(some))
+        share = 1.0 if kept <= retention.most_bytes else retention.most_bytes / kept
+        left: dict[int, int] = {}
+        async for numbers in pieces([*floor]):
+            these = {number: floor[number] for number in numbers}
+            left.update(beyond(these, {one: young[one] for one in numbers if one in young}, share))
+        return left
 
     async def _floor(self, readers: Sequence[Mapping[int, int | None]]) -> dict[int, int]:
         """See `trim_floor`."""
@@ -427,11 +493,11 @@ def _cannot_be_asked(error: LogError) -> BrokerError:
     return Invalid(f"The log does not answer: {error}; send positions.")
 
 
-def _left(floor: Mapping[int, int], bounds: Bounds) -> dict[int, str]:
+def _left(floor: Mapping[int, int], bounds: Bounds) -> dict[int, int]:
     """Where there is something to trim, up to which position."""
     starts, ends = bounds.starts, bounds.ends
     reached = {number: min(at, int(ends[number])) for number, at in floor.items() if number in ends}
-    return {number: str(at) for number, at in reached.items() if at > int(starts[number])}
+    return {number: at for number, at in reached.items() if at > int(starts[number])}
 
 
 def _numbered(log: str, item: tuple[int, str | None]) -> tuple[int, int | None]:

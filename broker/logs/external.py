@@ -8,8 +8,8 @@ away only delays administrators, by some seconds.
 
 **A log that hangs hurts itself alone.** Each call on a log takes a thread, until the log has
 answered or failed, even if its caller has given up. So for each caller (a key) there are PER_LOG
-threads for one log and PER_CALLER for all logs; the service itself, and all flows together, have
-more. Who wants more waits, and holds up nobody else.
+threads for one log and PER_CALLER for all logs; the service itself, its mirrors, and all flows
+together, have more. Who wants more waits, and holds up nobody else.
 
 **The service is nobody's probe.** Whoever may create queues names the addresses of their logs. So
 the service connects only where `log_urls` has an access, or, without that setting, on its own
@@ -29,7 +29,8 @@ from typing import Generic, Protocol, TypeVar, cast
 
 import structlog
 
-from broker.logs.ports import CALLER, FLOWS, Bounds, Holder, LogOwner, Purpose
+from broker.logs.peeking import Peek, peek_at
+from broker.logs.ports import CALLER, FLOWS, MIRRORS, Bounds, Holder, LogOwner, Purpose
 from counterpoise.logs import InvalidPosition, LogError, LogNotFound, LogUnavailable
 from counterpoise.logs.address import (
     check_access,
@@ -38,6 +39,7 @@ from counterpoise.logs.address import (
     is_on_this_machine,
     parse_log,
 )
+from counterpoise.logs.errors import GroupAccessRefused, GroupInUse
 from counterpoise.logs.port import Log
 
 # Each has a class (log, access, *, timeout_seconds), and imports the client of its server.
@@ -145,6 +147,17 @@ class ManagedLog(Log, Protocol):
 
     def drop(self, owner: LogOwner) -> None:
         """Delete the log with all it holds, if it is this queue's."""
+        ...
+
+
+class GroupedLog(Protocol):
+    """A log in Kafka, whose cluster has consumer groups."""
+
+    def store_offsets(self, group: str, positions: Mapping[int, str]) -> None:
+        """Store the positions as offsets of a consumer group without members.
+
+        Raises GroupInUse, GroupAccessRefused, LogUnavailable.
+        """
         ...
 
 
@@ -256,6 +269,29 @@ class ExternalLogs:
         """See `LogKind`."""
         return await self._ask(log, lambda it: it.position_at(time), LONG_SECONDS)
 
+    async def ages(
+        self, log: str, positions: Mapping[int, str], *, seconds: float
+    ) -> Mapping[int, float]:
+        """See `LogKind`."""
+        return await self._ask(log, lambda it: it.ages(positions), seconds)
+
+    async def store_offsets(self, log: str, group: str, positions: Mapping[int, str]) -> None:
+        """Store the positions of a log in Kafka as offsets of a consumer group.
+
+        Raises GroupInUse, GroupAccessRefused.
+        """
+
+        def act(it: ManagedLog) -> None:
+            cast("GroupedLog", it).store_offsets(group, positions)
+
+        await self._ask(log, act)
+
+    async def peek(
+        self, log: str, partition: int, position: str | None, limit: int, max_bytes: int
+    ) -> Peek:
+        """See `LogKind`."""
+        return await self._ask(log, lambda it: peek_at(it, partition, position, limit, max_bytes))
+
     async def drop(self, log: str, owner: LogOwner) -> None:
         """See `LogKind`."""
         await self._ask(log, lambda it: it.drop(owner))
@@ -337,11 +373,12 @@ class ExternalLogs:
             # The service stops.
             end()
             raise LogUnreachable(log) from None
-        return await running
+        # Whoever gives up, the thread works on, and gives the places back.
+        return await asyncio.shield(running)
 
 
 # What is known only of a log that answers as one; the texts are the service's own.
-_TOLD = (LogNotFound, LogOwned, LogUnfit, InvalidPosition)
+_TOLD = (LogNotFound, LogOwned, LogUnfit, InvalidPosition, GroupInUse, GroupAccessRefused)
 
 
 class _Places(Generic[K]):
@@ -373,7 +410,7 @@ class _Places(Generic[K]):
 
 
 def _places_of(caller: str) -> int:
-    return _PER_GROUP if caller in ("", FLOWS) else PER_CALLER
+    return _PER_GROUP if caller in ("", FLOWS, MIRRORS) else PER_CALLER
 
 
 def _furthest(log: ManagedLog, committed: Sequence[Mapping[int, str]]) -> Mapping[int, str]:

@@ -52,5 +52,10 @@ class KafkaUpkeep(KafkaLog):
             for partition, offset in found.items()
         }
 
+    def store_offsets(self, group: str, positions: Mapping[int, str]) -> None:
+        """Store the positions as offsets of a consumer group. See `ConsumerGroup.store`."""
+        offsets = {partition: self.number(position) for partition, position in positions.items()}
+        self.consumer_group(group).store(offsets)
+
     def drop(self, owner: LogOwner) -> None:
         """Does nothing: the topic is not the queue's."""

@@ -9,8 +9,9 @@ from broker.core.errors import Invalid
 from counterpoise.logs.address import InvalidLog, Kind, kind_of, parse_log, refuse_credentials
 
 _BUILTIN = "builtin:"
-_COUNT_IS: Mapping[Kind, Literal["owner's", "log's"]] = {
+_COUNT_IS: Mapping[Kind, Literal["owner's", "log's", "owners'"]] = {
     "builtin": "owner's",
+    "aligned": "owners'",
     "redis": "owner's",
     "kafka": "log's",
 }
@@ -18,7 +19,12 @@ _COUNT_IS: Mapping[Kind, Literal["owner's", "log's"]] = {
 
 def builtin_name(log: str) -> str | None:
     """The name of the built-in log in a queue's `log`; None for other logs."""
-    return log.removeprefix(_BUILTIN) if log.startswith(_BUILTIN) else None
+    return log.removeprefix(_BUILTIN) if kind_of(log) == "builtin" else None
+
+
+def parts_of(log: str) -> tuple[str, ...]:
+    """The logs that a queue reads, each in its one spelling: of aligned ones several."""
+    return (log,) if kind_of(log) is None else parse_log(log).parts
 
 
 def canonical(log: str) -> str:

@@ -13,12 +13,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from broker.logs.peeking import Peek
+from broker.logs.retention import Retention
 from counterpoise.logs import Bounds, LogError, LogUnavailable, Successor
 
 Purpose = Literal["read", "publish"]
 CALLER: ContextVar[str] = ContextVar("caller", default="")
-"""For whom the service calls a log: the id of a key, FLOWS, ANYONE without keys, else itself."""
+"""For whom the service calls a log: the id of a key, FLOWS, ANYONE without keys, MIRRORS for
+positions that it mirrors, else itself."""
 FLOWS = "flows"
+MIRRORS = "mirrors"
 ANYONE = "anyone"
 __all__ = [
     "Bounds",
@@ -258,6 +262,25 @@ class Logs(Protocol):
         """
         ...
 
+    async def ages(self, log: str, positions: Mapping[int, str]) -> Mapping[int, float]:
+        """For display: how many seconds ago the message at each position was published.
+
+        As far as the log says it soon; see `counterpoise.logs.Log.ages`.
+        """
+        ...
+
+    async def store_offsets(self, log: str, group: str, positions: Mapping[int, str]) -> str | None:
+        """Store positions of a log in Kafka as offsets of a consumer group.
+
+        Returns why that failed; None: they are stored. After a failure some may be.
+        """
+
+    async def peek(
+        self, log: str, partition: int, position: str | None, limit: int, max_bytes: int
+    ) -> Peek:
+        """Messages to look at (`broker.logs.peeking`). Raises Invalid, Unavailable."""
+        ...
+
     async def maintain(
         self,
         log: str,
@@ -266,6 +289,7 @@ class Logs(Protocol):
         owner: LogOwner,
         committed: Sequence[Positions],
         keys: Mapping[int, str] | None = None,
+        retention: Retention | None = None,
     ) -> Mapping[int, str]:
         """The regular upkeep of one log: it exists and has its owner's count.
 
@@ -275,7 +299,8 @@ class Logs(Protocol):
 
         `committed` has the positions of each queue that reads the log. Messages that all of them
         have processed can be trimmed; a position that is none counts as if nothing were committed.
-        Best effort: a failure is logged.
+        Of those a built-in log keeps what the `retention` of its owner says. Best effort: a failure
+        is logged.
         """
         ...
 
@@ -388,6 +413,18 @@ class LogKind(Protocol):
 
         No message published since then is below it. Raises LogNotFound.
         """
+        ...
+
+    async def ages(
+        self, log: str, positions: Mapping[int, str], *, seconds: float
+    ) -> Mapping[int, float]:
+        """See `counterpoise.logs.Log.ages`; within so many seconds."""
+        ...
+
+    async def peek(
+        self, log: str, partition: int, position: str | None, limit: int, max_bytes: int
+    ) -> Peek:
+        """Messages to look at (`broker.logs.peeking`). Raises LogNotFound."""
         ...
 
     async def drop(self, log: str, owner: LogOwner) -> None:

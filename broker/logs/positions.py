@@ -29,9 +29,9 @@ from __future__ import annotations
 import asyncio
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from broker.core.errors import Invalid
 from broker.logs.ports import Logs
@@ -98,20 +98,17 @@ class Reach:
         self._logs = logs
         self._known: dict[str, _Known] = {}
 
-    def doubtful(self, queue_id: str, items: Sequence[Positioned]) -> list[int]:
-        """The places of the items whose positions are to be checked one by one: they may be none,
-        or more than FAR above the known end. Usually there is none.
+    def is_doubtful(self, queue_id: str, item: Positioned) -> bool:
+        """Whether the item's position is to be checked on its own: it may be none, or more than FAR
+        above the known end. Usually there is none.
         """
-        known = self._known.get(queue_id)
-        ends: Mapping[Any, int] = {} if known is None else known.ends
-        return [
-            place
-            for place, item in enumerate(items)
-            if (position := item.position) is not None
-            and (
-                not _SURELY.fullmatch(position) or int(position) > ends.get(item.partition, 0) + FAR
-            )
-        ]
+        if (position := item.position) is None:
+            return False
+        if not _SURELY.fullmatch(position):
+            return True
+        known, number = self._known.get(queue_id), item.partition
+        end = 0 if known is None or number is None else known.ends.get(number, 0)
+        return int(position) > end + FAR
 
     def is_near(self, queue_id: str, partition: int, position: str) -> bool:
         """Whether the position is at most FAR above the known end, or is no number."""

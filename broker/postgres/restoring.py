@@ -31,6 +31,7 @@ the command; a repetition only raises and ends everything again.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -56,6 +57,20 @@ NOT_FENCED = (
 _HERE = """concat_ws('/', (SELECT system_identifier FROM pg_control_system()),
     (SELECT oid FROM pg_database WHERE datname = current_database()),
     'counterpoise.service'::regclass::oid)"""
+
+
+def identity(database_url: str) -> str | None:
+    """A name of these tables that says nothing about their place; None if there are none. Blocks.
+
+    Two services have the same one if they serve the same tables. Raises DatabaseUnreachable.
+    """
+    with _connected(database_url) as control:
+        tables = control.execute("SELECT to_regclass('counterpoise.service')").fetchone()
+        if tables == (None,):
+            return None
+        row = control.execute(f"SELECT {_HERE}").fetchone()
+    assert row is not None
+    return hashlib.sha256(str(row[0]).encode()).hexdigest()[:16]
 
 
 class StillServed(Exception):

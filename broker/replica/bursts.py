@@ -37,12 +37,9 @@ NOTIFY_SECONDS = 0.25
 class BindBurst:
     """The flows that bind to one queue."""
 
-    def __init__(self, watched: Container[str], goes_first: Callable[[], bool]) -> None:
-        """`watched` has the flows that wait for their next view. `goes_first()`: whether there is
-        something to do that waits for no burst.
-        """
+    def __init__(self, watched: Container[str]) -> None:
+        """`watched` has the flows that wait for their next view."""
         self._watched = watched
-        self._goes_first = goes_first
         self.puts_off = False
         """Whether the next turn leaves what it would hand out to a later one."""
         self.rests_since: float | None = None
@@ -53,9 +50,13 @@ class BindBurst:
         self._turn_by: float | None = None
         self._ends_at: float | None = None
 
-    async def gathers(self, submissions: Sequence[Submission]) -> bool:
+    async def gathers(
+        self, submissions: Sequence[Submission], goes_first: Callable[[], bool]
+    ) -> bool:
         """Waits for more in the mailbox, which has these `submissions`. False: a transaction may
         take them. True: something goes first; when it is done, this is called again.
+
+        `goes_first()`: whether there is something to do that waits for no burst.
         """
         self.puts_off = False
         clock = asyncio.get_running_loop().time
@@ -69,7 +70,7 @@ class BindBurst:
         self._turn_by = self._turn_by or clock() + GATHER_SECONDS
         is_quiet = False
         while clock() < self._turn_by and not is_quiet:
-            if self._goes_first():
+            if goes_first():
                 self.puts_off = True
                 return True
             known = len(submissions)

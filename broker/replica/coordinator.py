@@ -103,7 +103,7 @@ class Coordinator:
         self._traces = traces
         self._commit = store.commit if traces is None else traces.commit
         self.notifier = ViewNotifier()
-        self._burst = BindBurst(self.notifier.watches, lambda: self._advance or bool(self._reads))
+        self._burst = BindBurst(self.notifier.watches)
         self._delayed_notices = DelayedNotices(self.notifier.wake)
         self._alarm: float | None = None
         self._wake_at: float | None = None
@@ -197,6 +197,10 @@ class Coordinator:
         if self._task is None:
             self._task = asyncio.create_task(self._work())
 
+    def _goes_first(self) -> bool:
+        """Whether there is something to do that waits for no burst of binds."""
+        return self._advance or bool(self._reads)
+
     async def _work(self) -> None:
         while self._submissions or self._reads or self._advance or self._behind or self.resumes:
             submissions: list[Submission] = []
@@ -205,7 +209,8 @@ class Coordinator:
                 queue = await self._current()
                 if reads:
                     await answer_reads(queue, reads)
-                if not (gathers := await self._burst.gathers(self._submissions)):
+                gathers = await self._burst.gathers(self._submissions, self._goes_first)
+                if not gathers:
                     submissions, self._submissions = (
                         self._submissions[:MOST_AT_ONCE],
                         self._submissions[MOST_AT_ONCE:],
@@ -252,7 +257,8 @@ class Coordinator:
                 future.set_exception(raised)
 
     def _unreadable(self, error: QueueTooNew | QueueDamaged) -> BrokerError:
-        """The error for callers. It is logged once, though the sweep may meet it every second."""
+        """The error for callers. It is logged once, though the sweep may meet it every second, and
+        again if the queue could be read meanwhile."""
         self.queue, text = None, str(error)
         if text != self._refused:
             self._refused = text
@@ -275,7 +281,7 @@ class Coordinator:
         if queue is None:
             queue = await self._store.load(self.queue_id)
             await self._keep_time(queue.outage_seen)
-            self.queue, self.name = queue, queue.name
+            self.queue, self.name, self._refused = queue, queue.name, ""
             # Not known yet; to advance it is the first thing that is done with it.
             self._wake_at, self._rest, self.resumes = None, False, False
             self._advance = True
@@ -460,8 +466,8 @@ class Coordinator:
                 self._advance = True
                 return
             if flow_id in queue.flows and flow_id not in spared and flow_id not in self._renewals:
-                transaction.expire(flow_id)
-        transaction.decide(c.Advance())
+                transaction.expire(flow_id, expiry.seen_at.get(flow_id))
+        transaction.decide(c.Advance(expiry.seen_at))
 
 
 def _outage_seen(entry: Entry) -> int:

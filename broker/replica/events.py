@@ -48,6 +48,7 @@ UNLOGGED = (
     # Follows a departure, which was logged.
     r.Orphaned,
     r.Released,
+    r.ReleasedInPart,
     r.WarmupsStarted,
     r.RevokesStarted,
     r.WarmupsEnded,
@@ -116,8 +117,16 @@ class EventCounters:
         )
         self._handoff_seconds = Histogram(
             "counterpoise_handoff_duration_seconds",
-            "How long partitions paused: from the moment an owner is told to finish to the end of "
-            "the handoff.",
+            "How long partitions paused: from the moment an owner is told to finish, or from its "
+            "last sign of life if that is earlier, to the end of the handoff.",
+            ("queue",),
+            buckets=HANDOFF_SECONDS,
+            registry=None,
+        )
+        self._unowned_seconds = Histogram(
+            "counterpoise_unowned_duration_seconds",
+            "How long partitions paused that were granted without a handoff: from the last sign of "
+            "life of an owner whose lease ended, else from the moment it left.",
             ("queue",),
             buckets=HANDOFF_SECONDS,
             registry=None,
@@ -171,6 +180,7 @@ class EventCounters:
             self._rebalances,
             self._handoffs,
             self._handoff_seconds,
+            self._unowned_seconds,
             self._grants,
             self._warmups,
             self._bound,
@@ -207,11 +217,19 @@ class EventCounters:
         for counter, grants in ((self._grants, record.grants), (self._handoffs, handed)):
             for handed_over, count in Counted(grant.handed_over for grant in grants).items():
                 counter.labels(queue, handed_over).inc(count)
-        seconds = [grant.seconds for grant in handed if grant.seconds is not None]
-        if seconds:
-            observe = self._handoff_seconds.labels(queue).observe
-            for each in seconds:
-                observe(each)
+        for histogram, by_handoff in (
+            (self._handoff_seconds, True),
+            (self._unowned_seconds, False),
+        ):
+            seconds = [
+                grant.seconds
+                for grant in record.grants
+                if grant.by_handoff is by_handoff and grant.seconds is not None
+            ]
+            if seconds:
+                observe = histogram.labels(queue).observe
+                for each in seconds:
+                    observe(each)
 
 
 class EventLog:

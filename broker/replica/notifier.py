@@ -32,10 +32,10 @@ PendingRead = tuple[Callable[[Queue], Awaitable[Any]], asyncio.Future[Any]]
 def at_once(extract: Callable[[Queue], T]) -> Callable[[Queue], Awaitable[T]]:
     """An `extract` that needs no pieces, as one that could be made in pieces."""
 
-    async def looking(queue: Queue) -> T:
+    async def extracting(queue: Queue) -> T:
         return extract(queue)
 
-    return looking
+    return extracting
 
 
 async def answer_reads(queue: Queue, reads: Collection[PendingRead]) -> None:

@@ -9,7 +9,9 @@ and queues in memory that fell behind (a notification may be lost with its sende
 partitions takes some 100 ms, during which the process serves no queue. The partitions are in no
 reference cycle and stay for as long as the queue is used, so the collector does not have to visit
 them: what is in memory after a large queue came is taken out of its sight (`gc.freeze`). It is
-still freed when the last reference goes.
+still freed when the last reference goes. Garbage in cycles would stay for ever, so it is collected
+before: one pass over what came since the last time. What is open at that moment must leave no cycle
+when it ends: connections, streams, polls, and the coordinators of queues.
 """
 
 from __future__ import annotations
@@ -191,6 +193,7 @@ class Replica:
         queue = coordinator.queue
         if queue is not None and len(queue.partitions) >= self._frozen.get(queue, 0) + LARGE:
             self._frozen[queue] = len(queue.partitions)
+            gc.collect()
             gc.freeze()
 
     # Other replicas

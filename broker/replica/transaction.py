@@ -213,9 +213,10 @@ class Transaction:
         self._first_positions.update(effects.begins)
         return decision.answer
 
-    def expire(self, flow_id: str) -> None:
-        """Unbinds a flow, which may go only if its lease is over when this is committed."""
-        self.decide(c.Unbind(flow_id, "lease_expired"))
+    def expire(self, flow_id: str, seen_at: float | None) -> None:
+        """Unbinds a flow, which may go only if its lease is over when this is committed. `seen_at`
+        is its last renewal."""
+        self.decide(c.Unbind(flow_id, "lease_expired", seen_at))
         self._expired.add(flow_id)
 
     async def answers(
@@ -269,9 +270,10 @@ class Transaction:
         """Decides what was submitted, but not what is `superseded`; raises its BrokerError."""
         command = submission.command
         if submission.fence is not None:
-            if submission.moved or self.commit.fence not in (None, submission.fence):
+            fences = (submission.fence,)
+            if submission.moved or self.commit.fences not in ((), fences):
                 raise LogMoved
-            self.commit.fence = submission.fence
+            self.commit.fences = fences
             self._fenced.append(submission)
         if submission.trace is not None:
             self.commit.calls.append(submission.trace)

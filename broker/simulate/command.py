@@ -85,7 +85,9 @@ def simulate(
     ] = None,
     flows: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST_FLOWS, help="How many consumers.", show_default="8"),
+        typer.Option(
+            "--consumers", "--flows", min=1, max=MOST_FLOWS, help="How many.", show_default="8"
+        ),
     ] = None,
     from_queue: Annotated[
         str | None,

@@ -125,17 +125,28 @@ def _steps(played: Played, x: Callable[[float], float]) -> list[str]:
 
 
 def _scale(most: int, top: float, height: float) -> tuple[float, list[str]]:
-    """The highest value of an axis, and its lines with labels."""
+    """The highest value of an axis, and its lines with labels, which are whole numbers."""
     size = 10 ** max(0, math.floor(math.log10(max(most, 1))))
-    highest = next(f * size for f in (1, 2, 5, 10) if f * size >= max(most, 1))
+    highest = next(f * size for f in (1, 2, 4, 6, 8, 10) if f * size >= max(most, 1))
     parts = []
-    for share in (0.0, 0.5, 1.0):
+    for share in (0.0, 0.5, 1.0) if highest > 1 else (0.0, 1.0):
         y = top + height * (1 - share)
-        value = highest * share
-        label = f"{value:,.0f}" if value == int(value) else f"{value:g}"
+        label = f"{highest * share:,.0f}"
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{LEFT + INNER}" y1="{y}" y2="{y}"/>')
         parts.append(_text(LEFT - 8, y + 5, label, "small", "end"))
     return highest, parts
+
+
+# Between two labels of the time axis, in seconds.
+_TIME_STEPS = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600, 7200)
+MOST_TIMES = 7
+
+
+def times(end: float) -> list[int]:
+    """The labels of the time axis, in seconds: round ones from 0 up, at most `MOST_TIMES`."""
+    fitting = (step for step in _TIME_STEPS if end / step < MOST_TIMES)
+    step = next(fitting, 3600 * math.ceil(end / 3600 / (MOST_TIMES - 1)))
+    return list(range(0, math.floor(end) + 1, step))
 
 
 def _line(
@@ -170,10 +181,8 @@ def _areas(
     warming = any(column[3] for column in columns)
     said = "partitions that nobody reads" + (" (green: warming up)" if warming else "")
     parts.append(_text(LEFT, top - 12, said))
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        parts.append(
-            _text(x(end * share), top + height + 20, f"{end * share:.0f} s", "small", "middle")
-        )
+    for at in times(end):
+        parts.append(_text(x(at), top + height + 20, f"{at} s", "small", "middle"))
     return parts
 
 

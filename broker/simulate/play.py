@@ -52,7 +52,8 @@ class Phase:
 
 @dataclass(frozen=True)
 class Sample:
-    """The queue at one moment. `paused`: partitions in `revoking`, or without an owner."""
+    """The queue at one moment. `paused`: partitions that no consumer reads: in `revoking`, without
+    an owner, or of a consumer that crashed and whose lease still runs."""
 
     at: float
     flows: int
@@ -107,9 +108,8 @@ class _Play:
         # Bound and alive, the earliest first.
         self._alive: dict[str, None] = {}
         self._draining: set[str] = set()
-        # Crashed: bound still, and with a lease that is over.
-        self._silent: set[str] = set()
-        self._expired: set[str] = set()
+        # Crashed and bound still, and since when.
+        self._silent_since: dict[str, float] = {}
         self._phases: list[Phase] = []
         self._samples: list[Sample] = []
         self._was_balanced = False
@@ -122,7 +122,7 @@ class _Play:
             if self._wake_at is not None and (due is None or self._wake_at <= due):
                 self._now = max(self._now, self._wake_at)
                 self._wake_at = None
-                self._do(c.Advance())
+                self._do(c.Advance(dict(self._silent_since)))
             else:
                 at, _, act = heapq.heappop(self._events)
                 self._now = max(self._now, at)
@@ -174,15 +174,14 @@ class _Play:
 
     def _crash(self) -> None:
         if (name := self._earliest()) is not None:
-            self._silent.add(name)
+            self._silent_since[name] = self._now
             # What it has is processed by no one until others have it.
             self._was_balanced = False
+            self._sample()
             self._at(self._now + self._consumers.lease_seconds, lambda: self._expire(name))
 
     def _expire(self, name: str) -> None:
-        self._silent.discard(name)
-        self._expired.add(name)
-        self._do(c.Unbind(name, "lease_expired"))
+        self._do(c.Unbind(name, "lease_expired", self._silent_since.pop(name)))
 
     def _earliest(self) -> str | None:
         """The consumer that was bound first and has not been told to leave, which leaves now."""
@@ -212,7 +211,7 @@ class _Play:
                         phase.forced += grant.by_force
                         phase.granted += not grant.by_handoff
                         if grant.seconds is not None:
-                            phase.pauses.append(grant.seconds + self._silence(grant))
+                            phase.pauses.append(grant.seconds)
                     self._finish_retiring(grant.partition for grant in grants)
                 case r.RevokesStarted(moves, _, _):
                     self._release(move.partition for move in moves)
@@ -228,14 +227,9 @@ class _Play:
             phase.balanced_after = self._now - phase.step.at
         self._was_balanced = self._is_balanced()
 
-    def _silence(self, grant: r.Grant) -> float:
-        """How long the owner before had been silent when its lease ended."""
-        crashed = grant.previous in self._expired and grant.handed_over == "orphaned"
-        return self._consumers.lease_seconds if crashed else 0.0
-
     def _is_balanced(self) -> bool:
         ready = self._queue.status is Status.READY and not self._queue.unassigned
-        return ready and not self._silent
+        return ready and not self._silent_since
 
     def _end_phase(self) -> None:
         if self._phases and self._phases[-1].balanced_after is None and self._is_balanced():
@@ -310,10 +304,16 @@ class _Play:
     def _sample(self) -> None:
         queue = self._queue
         warming = len(queue.warming)
+        silent = (queue.flows[name] for name in self._silent_since)
+        unread = sum(
+            queue.partitions[number].state is not State.REVOKING
+            for flow in silent
+            for number in flow.owned
+        )
         sample = Sample(
             self._now,
             len(queue.flows),
-            len(queue.handoffs) - warming + len(queue.unassigned),
+            len(queue.handoffs) - warming + len(queue.unassigned) + unread,
             warming,
             queue.status.value,
         )

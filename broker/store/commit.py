@@ -101,8 +101,8 @@ class PostgresCommits:
         if row["overdue"]:
             raise Overdue(commit.queue.id)
         assert not row["passed"], "a commit is refused without a reason"
-        assert commit.fence is not None
-        raise LogTrimmed(commit.fence.log)
+        [fence] = commit.fences
+        raise LogTrimmed(fence.log)
 
     async def _stored(self, commit: Commit) -> Any:
         """Whether the queue is there, and whether this commit was carried out."""
@@ -114,7 +114,7 @@ class PostgresCommits:
 
 def commit_parameters(commit: Commit) -> Mapping[str, Any]:
     """What `sql/commit.sql` takes."""
-    queue, fence = commit.queue, commit.fence
+    queue, fence = commit.queue, next(iter(commit.fences), None)
     first, last = commit.valid or (None, None)
     numbers = written_numbers(commit)
     every_partition, partitions = common_and_rows(

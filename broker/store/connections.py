@@ -23,6 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.util import greenlet_spawn
 
+from broker.postgres import pools
 from broker.postgres.checks import REPORTER
 from broker.postgres.driver import RememberingConnection
 from broker.store.bulk import PreparedStatement
@@ -127,8 +128,8 @@ class Connections:
             return await self._creator()
 
     async def close(self) -> None:
-        """Closes the pool."""
-        await self._engine.dispose()
+        """Closes the pool; connections in use are closed when they are given back."""
+        await pools.close(self._engine)
 
     @asynccontextmanager
     async def single(self) -> AsyncIterator[AsyncConnection]:

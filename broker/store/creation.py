@@ -69,8 +69,7 @@ async def insert_queue(connection: AsyncConnection, commit: Commit) -> None:
     if children := [{"queue_id": queue.id, **child} for child in child_rows(commit)]:
         await connection.execute(insert(lineage), children)
     await record_acts(connection, commit.acts)
-    if commit.fence is not None:
-        fence = commit.fence
+    for fence in commit.fences:
         given = {"log": fence.log, "announced": fence.announced, "commit": commit.commit_id}
         if (await connection.execute(PASS_FENCE, given)).first() is None:
             raise LogTrimmed(fence.log)

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Row, and_, bindparam, func, select
+from sqlalchemy import Row, and_, bindparam, case, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.core.records import Entry
 from broker.core.stored import ShownEntry
 from broker.store.bulk import any_of
 from broker.store.connections import Connections
-from broker.store.ports import QueueGone
+from broker.store.ports import NamedFlow, QueueGone
 from broker.store.rows import decode, decode_shown
 from broker.store.tables import flows, queues, records
 
@@ -36,7 +36,11 @@ SOME_ENTRIES = (
     .where(records.c.queue_id == bindparam("queue"), any_of(records.c.revision, "revisions"))
     .order_by(records.c.revision)
 )
-NAMES = select(flows.c.id, flows.c.client_name).where(any_of(flows.c.id, "flow_ids"))
+NAMED = select(
+    flows.c.id,
+    flows.c.client_name,
+    case((flows.c.reason == "lease_expired", flows.c.left_at)).label("expired_at"),
+).where(any_of(flows.c.id, "flow_ids"))
 
 
 class PostgresHistory:
@@ -88,11 +92,11 @@ class PostgresHistory:
         asked = {"revisions": [*revisions], "queue": queue_id}
         return [*map(_shown, await self._connections.rows(SOME_ENTRIES, asked))]
 
-    async def client_names(self, flow_ids: Sequence[str]) -> Mapping[str, str]:
+    async def flows_named(self, flow_ids: Sequence[str]) -> Mapping[str, NamedFlow]:
         if not flow_ids:
             return {}
-        found = await self._connections.rows(NAMES, {"flow_ids": [*flow_ids]})
-        return {row.id: row.client_name for row in found}
+        found = await self._connections.rows(NAMED, {"flow_ids": [*flow_ids]})
+        return {row.id: NamedFlow(row.client_name, row.expired_at) for row in found}
 
 
 async def _history(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from sqlalchemy import (
@@ -11,6 +11,7 @@ from sqlalchemy import (
     Double,
     Text,
     bindparam,
+    case,
     delete,
     exists,
     func,
@@ -18,6 +19,7 @@ from sqlalchemy import (
     literal,
     or_,
     select,
+    text,
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
@@ -25,7 +27,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.store.bulk import NOW, any_of
 from broker.store.connections import Connections
-from broker.store.ports import USED_SECONDS, Act, AuditRow, KeyRow, Keys, SessionRow
+from broker.store.ports import (
+    USED_SECONDS,
+    Act,
+    AuditRow,
+    KeyRow,
+    Keys,
+    KeySummary,
+    NewKey,
+    SessionRow,
+)
 from broker.store.tables import audit, bound, flows, keys, sessions
 
 PURGE_AT_ONCE = 10_000
@@ -35,6 +46,14 @@ _COUNTS: ColumnElement[bool] = keys.c.revoked_at.is_(None) & or_(
     keys.c.ends_at.is_(None), keys.c.ends_at > NOW
 )
 _KEYS = select(*(keys.c[name] for name in KeyRow._fields)).where(any_of(keys.c.id, "ids"), _COUNTS)
+_STATE = case(
+    (keys.c.revoked_at.is_not(None), "revoked"), (keys.c.ends_at <= NOW, "ended"), else_="valid"
+).label("state")
+_SUMMARIES = select(
+    *(keys.c[name] for name in KeySummary._fields if name != "state"), _STATE
+).order_by(keys.c.created_at, keys.c.id)
+# Others wait that make a key, also by `broker.keys`; those that only read do not.
+_ALONE = text(f"LOCK TABLE {keys.fullname} IN SHARE ROW EXCLUSIVE MODE")
 _ANY = select(exists(select(keys.c.id)))
 # Few keys end, and flows of each are found by the index on their key.
 _ENDED = select(keys.c.id).where(
@@ -91,6 +110,38 @@ class PostgresKeys:
             counting = (await one.execute(_KEYS, {"ids": [*key_ids]})).all()
             any_made = bool((await one.execute(_ANY)).scalar_one())
         return Keys(any_made, {row.id: KeyRow(*row) for row in counting})
+
+    async def make(self, key: NewKey, act: Act, *, only_first: bool) -> KeySummary | None:
+        async with self._connections.transaction() as one:
+            if only_first:
+                await one.execute(_ALONE)
+                if (await one.execute(_ANY)).scalar_one():
+                    return None
+            values = {**key._asdict(), "queues": [*key.queues], "created_at": NOW}
+            await one.execute(insert(keys).values(values))
+            made = await _summary(one, key.id)
+            assert made is not None
+            await record_acts(one, [replace(act, after=made.audited)])
+        return made
+
+    async def all(self) -> Sequence[KeySummary]:
+        async with self._connections.single() as one:
+            return [KeySummary(*tuple(row)) for row in await one.execute(_SUMMARIES)]
+
+    async def revoke(self, key_id: str, act: Act) -> KeySummary | None:
+        revoking = (
+            update(keys)
+            .where(keys.c.id == key_id, keys.c.revoked_at.is_(None))
+            .values(revoked_at=NOW)
+            .returning(keys.c.id)
+        )
+        async with self._connections.transaction() as one:
+            before = await _summary(one, key_id)
+            revoked = (await one.execute(revoking)).first() is not None
+            after = await _summary(one, key_id)
+            if revoked and before is not None and after is not None:
+                await record_acts(one, [replace(act, before=before.audited, after=after.audited)])
+        return after
 
     async def keyless(self, limit: int) -> Sequence[tuple[str, str]]:
         async with self._connections.single() as one:
@@ -159,6 +210,11 @@ class PostgresKeys:
             await one.execute(delete(sessions).where(sessions.c.ends_at <= NOW))
             while len((await one.execute(statement)).all()) == PURGE_AT_ONCE:
                 pass
+
+
+async def _summary(connection: AsyncConnection, key_id: str) -> KeySummary | None:
+    row = (await connection.execute(_SUMMARIES.where(keys.c.id == key_id))).first()
+    return None if row is None else KeySummary(*tuple(row))
 
 
 async def record_acts(connection: AsyncConnection, acts: Sequence[Act]) -> None:

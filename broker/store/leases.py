@@ -104,7 +104,12 @@ LEASES = PreparedStatement(
     select(flows.c.id, flows.c.lease_expires_at).where(any_of(flows.c.id, "flow_ids"), bound)
 )
 EXPIRIES = PreparedStatement(
-    select(flows.c.id, flows.c.lease_expires_at, LEASE_OVER.label("over"))
+    select(
+        flows.c.id,
+        flows.c.lease_expires_at,
+        LEASE_OVER.label("over"),
+        (flows.c.lease_expires_at - flows.c.lease_seconds).label("seen_at"),
+    )
     .where(flows.c.queue_id == bindparam("queue", type_=Text), bound)
     .order_by(flows.c.id)
 )
@@ -149,8 +154,9 @@ class PostgresLeases:
 
     async def expiries(self, queue_id: str) -> Expiry:
         found = await self._connections.fetch(EXPIRIES, {"queue": queue_id})
-        over = tuple(flow_id for flow_id, _, is_over in found if is_over)
-        return Expiry(over, min((ends for _, ends, is_over in found if not is_over), default=None))
+        over = tuple(flow_id for flow_id, _, is_over, _ in found if is_over)
+        next_at = min((ends for _, ends, is_over, _ in found if not is_over), default=None)
+        return Expiry(over, next_at, {flow_id: seen_at for flow_id, _, _, seen_at in found})
 
     async def renew(self, flow_ids: Sequence[str]) -> Mapping[str, Lease | None]:
         found = await self._connections.fetch(RENEW, {"flow_ids": flow_ids})

@@ -13,17 +13,23 @@ from __future__ import annotations
 from broker.core.queue import Queue
 
 # Of this release: the highest that it gives, or more.
-LEVEL = 14
+LEVEL = 19
 # The SQLSTATE of a commit that the database refuses. Its class means an error of the system, which
 # older replicas answer with 503.
 TOO_NEW = "58C01"
 _DYNAMIC = 7
 _ORDERED_RESIZES = 9
 _HELD_FLOWS = 14
+_ALIGNED_LOGS = 15
+_MIRRORS = 19
 
 
 def level_of(queue: Queue) -> int:
     """The level that the queue needs; 0: every release knows all of it."""
+    if queue.settings.mirror_group is not None:
+        return _MIRRORS
+    if queue.settings.aligned > 1:
+        return _ALIGNED_LOGS
     if queue.held:
         return _HELD_FLOWS
     if queue.settings.ordered_resize or queue.barriers is not None:

@@ -37,6 +37,8 @@ from broker.core.queue import Queue
 from broker.core.records import Child, Entry
 from broker.core.stored import ShownEntry
 from broker.store.conditions import ConditionStore
+from broker.store.measurements import MeasurementStore
+from broker.store.mirrors import MirrorStore
 from broker.store.trims import Fence, TrimStore
 
 # Of partitions: the epoch, and the last committed position.
@@ -149,7 +151,8 @@ class Commit:
     - `acts`: administrative calls that were carried out, for the audit.
     - `calls`: the calls that are answered with it, as traces know them (`broker.tracing`).
     - `shown`: partitions whose positions an answer will show, beside those in the commit.
-    - `fence`: of a commit that makes a reader of a log or sets positions (`broker.store.trims`).
+    - `fences`: of a commit that makes a reader of logs, one for each, or that sets positions, then
+      only one (`broker.store.trims`).
     - `next_deadline`: when the queue must be advanced, for the sweep.
     - `valid`: the commit takes effect only if the store carries it out between these times (by its
       clock, waits for locks included), because its deadlines run from the time of the decision.
@@ -173,7 +176,7 @@ class Commit:
     acts: Sequence[Act] = ()
     calls: list[object] = field(default_factory=list)
     shown: Set[int] = frozenset()
-    fence: Fence | None = None
+    fences: Sequence[Fence] = ()
     next_deadline: float | None = None
     valid: tuple[float, float] | None = None
 
@@ -245,14 +248,23 @@ class PositionOutcomes(NamedTuple):
     positions: Mapping[tuple[str, int], tuple[int, str | None]]
 
 
+class NamedFlow(NamedTuple):
+    """A flow in the history. `expired_at`: when it was found that its lease is over; None: it left
+    in another way, or is bound."""
+
+    client_name: str
+    expired_at: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Expiry:
     """The flows of a queue whose leases are over, and when the next lease ends (None: there is no
-    other flow).
+    other flow). `seen_at`: the last renewals of all its flows, by id.
     """
 
     expired: tuple[str, ...]
     next_at: float | None
+    seen_at: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 
 class Store(Protocol):
@@ -269,6 +281,14 @@ class Store(Protocol):
     @property
     def conditions(self) -> ConditionStore:
         """What consumers report of their partitions."""
+
+    @property
+    def measurements(self) -> MeasurementStore:
+        """An hour of lag and of what was published."""
+
+    @property
+    def mirrors(self) -> MirrorStore:
+        """Which replica mirrors positions, and which mirrors fail."""
 
     async def start(self) -> None:
         """Opens connections. Raises StoreUnavailable."""
@@ -337,10 +357,8 @@ class Store(Protocol):
         does not know are passed on.
         """
 
-    async def client_names(self, flow_ids: Sequence[str]) -> Mapping[str, str]:
-        """The names of the clients of these flows, also of those that have left, as far as they
-        are stored.
-        """
+    async def flows_named(self, flow_ids: Sequence[str]) -> Mapping[str, NamedFlow]:
+        """These flows, also those that have left, as far as they are stored."""
 
     async def commit(self, commit: Commit) -> Positions:
         """Commits. Returns the epochs and positions of the written partitions and of those in
@@ -427,6 +445,37 @@ class KeyRow(NamedTuple):
     ends_at: float | None
 
 
+class NewKey(NamedTuple):
+    """A key that is to be made. `ends_at`: Unix seconds of the store."""
+
+    id: str
+    hash: bytes
+    name: str
+    role: str
+    queues: Sequence[str]
+    ends_at: float | None
+
+
+class KeySummary(NamedTuple):
+    """A key without its secret. Times are Unix seconds of the store, None for never."""
+
+    id: str
+    name: str
+    role: str
+    queues: Sequence[str]
+    created_at: float
+    ends_at: float | None
+    revoked_at: float | None
+    last_used_at: float | None
+    state: str  # valid, ended, revoked
+
+    @property
+    def audited(self) -> Mapping[str, Any]:
+        """What the audit has of it."""
+        shown = ("id", "name", "role", "queues", "ends_at", "revoked_at")
+        return {name: getattr(self, name) for name in shown}
+
+
 class SessionRow(NamedTuple):
     """A session that has not ended; its key may have."""
 
@@ -477,6 +526,17 @@ class KeyStore(Protocol):
 
     async def read(self, key_ids: Sequence[str]) -> Keys:
         """Those of these keys that count."""
+
+    async def make(self, key: NewKey, act: Act, *, only_first: bool) -> KeySummary | None:
+        """Makes a key, and records the act with the key as `after`. `only_first`: None, and nothing
+        is done, if there ever was a key."""
+
+    async def all(self) -> Sequence[KeySummary]:
+        """All keys there ever were, in the order in which they were made."""
+
+    async def revoke(self, key_id: str, act: Act) -> KeySummary | None:
+        """Revokes a key, and records the act with the key before and after, unless it is revoked
+        already. None: there is no such key."""
 
     async def keyless(self, limit: int) -> Sequence[tuple[str, str]]:
         """Bound flows whose key has ended, as (id of the queue, id of the flow)."""

@@ -39,6 +39,8 @@ from broker.store.creation import insert_queue
 from broker.store.history import PostgresHistory
 from broker.store.keys import PostgresKeys, matching, record_acts
 from broker.store.leases import PostgresLeases
+from broker.store.measurements import PostgresMeasurements
+from broker.store.mirrors import PostgresMirrors
 from broker.store.notifications import Notifications
 from broker.store.ports import (
     Act,
@@ -91,6 +93,8 @@ class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases, Postgres
         self.keys = PostgresKeys(self._connections)
         self.trims = PostgresTrims(self._connections.fetch)
         self.conditions = PostgresConditions(self._connections.fetch)
+        self.measurements = PostgresMeasurements(self._connections.fetch)
+        self.mirrors = PostgresMirrors(self._connections.fetch)
         listening = self._connections if listen_url is None else Connections(listen_url, 1)
         self._notifications = Notifications(
             listening.connect, uuid4().hex, heartbeat_seconds=heartbeat_seconds

@@ -52,6 +52,10 @@ queues = Table(
     Column("start", Text, nullable=False),
     Column("partitioning", Text, nullable=False),
     Column("ordered_resize", Boolean, nullable=False),
+    Column("aligned", Integer, nullable=False),
+    Column("mirror_group", Text),
+    Column("retention_seconds", Double),
+    Column("retention_bytes", BigInteger),
     Column("revision", BigInteger, nullable=False),
     Column("status", Text, nullable=False),
     Column("trigger", Text),
@@ -79,6 +83,8 @@ queues = Table(
     Column("writer_level", SmallInteger, nullable=False),
     UniqueConstraint("name", name="queues_name_key"),
 )
+is_mirrored = queues.c.mirror_group.is_not(None)
+Index("queues_mirrored", queues.c.id, postgresql_where=is_mirrored)
 
 flows = Table(
     "flows",
@@ -200,6 +206,28 @@ conditions = Table(
 has_conditions = conditions.c.conditions != literal_column("'[]'::jsonb")
 Index("conditions_of_queue", conditions.c.queue_id, postgresql_where=has_conditions)
 
+# See `broker.store.measurements`. A reference to the queue would meet its deletion in another order
+# of locks.
+measurements = Table(
+    "measurements",
+    metadata,
+    Column("queue_id", Text, primary_key=True),
+    Column("at", BigInteger, primary_key=True, autoincrement=False),
+    Column("lag", BigInteger),
+    Column("end", BigInteger),
+)
+Index("measurements_at", measurements.c.at)
+
+# See `broker.store.mirrors`.
+mirror_failures = Table(
+    "mirror_failures",
+    metadata,
+    _queue_id(primary_key=True),
+    Column("consumer_group", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("since", Double, nullable=False),
+)
+
 service = Table(
     "service",
     metadata,
@@ -210,6 +238,11 @@ service = Table(
     Column("home", Text),
     # Where replicas wake each other (`broker.store.notifications`).
     Column("channel", Text, nullable=False),
+    # The newest round of measurements.
+    Column("measured_at", BigInteger),
+    # Which replica mirrors positions, and until when no other does.
+    Column("mirrored_by", Text),
+    Column("mirrored_until", Double),
 )
 
 outages = Table(

@@ -25,6 +25,7 @@ from broker.core.records import Entry
 from broker.core.stored import ShownEntry
 from broker.core.transitions import State
 from broker.store.conditions import Condition
+from broker.store.measurements import Measurement
 from broker.store.ports import (
     Act,
     AuditRow,
@@ -34,9 +35,11 @@ from broker.store.ports import (
     FlowRow,
     FlowsBound,
     KeyRow,
+    KeySummary,
     Lease,
     LeaseRenewed,
     LogTrimmed,
+    NamedFlow,
     NameTaken,
     Outage,
     Overdue,
@@ -159,6 +162,12 @@ class MemoryDatabase:
         self.queues: dict[str, StoredQueue] = {}
         self.key_tables = KeyTables()
         self.trims = TrimTable()
+        # By queue, in the order of the rounds.
+        self.measurements: dict[str, list[Measurement]] = {}
+        self.measured_at: int | None = None
+        # Which replica mirrors, and until when; the group, the text and the begin of failures.
+        self.mirrored_by: tuple[str, float] | None = None
+        self.mirror_failures: dict[str, tuple[str, str, float]] = {}
         self.flows: dict[str, StoredFlow] = {}
         self.stamped_at: float | None = None
         self.gap_seconds = 3.0
@@ -292,9 +301,15 @@ class MemoryDatabase:
         entries = self.queues[queue_id].entries if queue_id in self.queues else []
         return [shown_entry(one) for one in entries if one[0].revision in revisions]
 
-    def client_names(self, flow_ids: Sequence[str]) -> Mapping[str, str]:
+    def flows_named(self, flow_ids: Sequence[str]) -> Mapping[str, NamedFlow]:
         rows = ((id, self.flows.get(id)) for id in flow_ids)
-        return {id: row.values.client_name for id, row in rows if row is not None}
+        return {
+            id: NamedFlow(
+                row.values.client_name, row.left_at if row.reason == "lease_expired" else None
+            )
+            for id, row in rows
+            if row is not None
+        }
 
     def purge(self, flows_before: float, records_before: float) -> None:
         for flow_id, flow in list(self.flows.items()):
@@ -409,7 +424,10 @@ class MemoryDatabase:
         bound = [flow for flow in self._flows_of(queue_id) if flow.reason is None]
         over = tuple(sorted(flow.values.id for flow in bound if self._over(flow)))
         others = (flow.lease_expires_at for flow in bound if flow.values.id not in over)
-        return Expiry(over, min(others, default=None))
+        seen_at = {
+            flow.values.id: flow.lease_expires_at - flow.values.lease_seconds for flow in bound
+        }
+        return Expiry(over, min(others, default=None), seen_at)
 
     def leases(self, flow_ids: Sequence[str]) -> Mapping[str, float]:
         return {flow.values.id: flow.lease_expires_at for flow in self._bound(flow_ids)}
@@ -545,6 +563,22 @@ class MemoryKey:
     row: KeyRow
     revoked_at: float | None = None
     last_used_at: float | None = None
+    created_at: float = 0.0
+
+    def summary(self, now: float) -> KeySummary:
+        ended = self.row.ends_at is not None and self.row.ends_at <= now
+        state = "valid" if not ended else "ended"
+        return KeySummary(
+            self.row.id,
+            self.row.name,
+            self.row.role,
+            self.row.queues,
+            self.created_at,
+            self.row.ends_at,
+            self.revoked_at,
+            self.last_used_at,
+            state if self.revoked_at is None else "revoked",
+        )
 
 
 @dataclass
@@ -578,11 +612,11 @@ class TrimTable:
         self.rows: dict[str, Trimming] = {}
 
     def pass_fence(self, commit: Commit) -> None:
-        """The commit's fence holds. Raises LogTrimmed."""
-        fence = commit.fence
-        if fence is None:
-            return
-        row = self.rows.get(fence.log, Trimming("", fence.announced, None))
-        if row.announced != fence.announced or row.pending is not None:
-            raise LogTrimmed(fence.log)
-        self.rows[fence.log] = replace(row, readers=commit.commit_id)
+        """The commit's fences hold. Raises LogTrimmed."""
+        passed = {}
+        for fence in commit.fences:
+            row = self.rows.get(fence.log, Trimming("", fence.announced, None))
+            if row.announced != fence.announced or row.pending is not None:
+                raise LogTrimmed(fence.log)
+            passed[fence.log] = replace(row, readers=commit.commit_id)
+        self.rows.update(passed)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from broker.logs.peeking import Peek, peek_at
 from broker.logs.ports import Bounds, Holder, LogAccess, LogOwner, Purpose, Root, Sealing
+from broker.logs.retention import Young
 from counterpoise.logs import LogError
 from counterpoise.logs.address import parse_log
-from counterpoise.logs.memory import MemoryLogs
+from counterpoise.logs.memory import MemoryLog, MemoryLogs
 from counterpoise.logs.ranges import HashRange
 
 # The access is no credential and does not end.
@@ -95,6 +97,27 @@ class MemoryLogKind:
     async def position_at(self, log: str, time: float) -> Mapping[int, str]:
         """See `LogKind`."""
         return self._logs.position_at(_name(log), time)
+
+    async def ages(
+        self, log: str, positions: Mapping[int, str], *, seconds: float
+    ) -> Mapping[int, float]:
+        """See `LogKind`."""
+        numbers = {number: int(position) for number, position in positions.items()}
+        return self._logs.ages(_name(log), numbers)
+
+    async def peek(
+        self, log: str, partition: int, position: str | None, limit: int, max_bytes: int
+    ) -> Peek:
+        """See `LogKind`."""
+        opened = MemoryLog(self._logs, _name(log))
+        return peek_at(opened, partition, position, limit, max_bytes)
+
+    async def young(
+        self, log: str, below: Mapping[int, int], seconds: float
+    ) -> Mapping[int, Young]:
+        """See `BuiltinLogs`."""
+        found = self._logs.young(_name(log), below, seconds)
+        return {number: Young(*one) for number, one in found.items()}
 
     async def drop(self, log: str, owner: LogOwner) -> None:
         """See `LogKind`."""

@@ -2,7 +2,8 @@
 
 A `MemoryDatabase` is the database, each `MemoryStore` on it is one replica's store. Replicas share
 nothing but rows and records. With `hook` a simulation can make a call wait or fail. The ports of
-conditions, of keys, sessions and the audit, and of trims each have a class of their own.
+conditions, of keys, sessions and the audit, of measurements, of mirrors, and of trims each have
+their class.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from broker.core.queue import Queue
 from broker.core.records import Entry
 from broker.core.stored import ShownEntry
 from broker.store.conditions import Condition, counted
+from broker.store.measurements import KEPT_SECONDS, LEAST_SECONDS, Measurement
+from broker.store.mirrors import Mirrored, MirrorFailure
 from broker.store.ports import (
     USED_SECONDS,
     Act,
@@ -35,8 +38,12 @@ from broker.store.ports import (
     Commit,
     Expiry,
     FlowRow,
+    KeyRow,
     Keys,
+    KeySummary,
     Lease,
+    NamedFlow,
+    NewKey,
     Outage,
     PositionCommit,
     PositionOutcomes,
@@ -48,7 +55,7 @@ from broker.store.ports import (
     StoreUnavailable,
 )
 from broker.store.trims import Trimming
-from broker.testing.database import MemoryDatabase, StoredFlow
+from broker.testing.database import MemoryDatabase, MemoryKey, StoredFlow
 
 
 class Fault(Enum):
@@ -83,6 +90,8 @@ class MemoryStore:
         self.keys = MemoryKeys(self.database, self._call)
         self.trims = MemoryTrims(self.database, self._call)
         self.conditions = MemoryConditions(self.database, self._call)
+        self.measurements = MemoryMeasurements(self.database, self._call)
+        self.mirrors = MemoryMirrors(self.database, self._call)
         self._listening: list[_Listening] = []
 
     async def start(self) -> None:
@@ -136,8 +145,8 @@ class MemoryStore:
     async def entries_at(self, queue_id: str, revisions: Sequence[int]) -> Sequence[ShownEntry]:
         return await self._call("entries_at", lambda: self.database.entries_at(queue_id, revisions))
 
-    async def client_names(self, flow_ids: Sequence[str]) -> Mapping[str, str]:
-        return await self._call("client_names", lambda: self.database.client_names(flow_ids))
+    async def flows_named(self, flow_ids: Sequence[str]) -> Mapping[str, NamedFlow]:
+        return await self._call("flows_named", lambda: self.database.flows_named(flow_ids))
 
     async def commit(self, commit: Commit) -> Positions:
         return await self._call("commit", lambda: self.database.commit(commit))
@@ -315,6 +324,41 @@ class MemoryKeys(_Port):
 
         return await self._call("read", work)
 
+    async def make(self, key: NewKey, act: Act, *, only_first: bool) -> KeySummary | None:
+        def work() -> KeySummary | None:
+            tables, now = self._database.key_tables, self._database.clock()
+            if only_first and tables.keys:
+                return None
+            tables.keys[key.id] = MemoryKey(KeyRow(*key), created_at=now)
+            made = tables.keys[key.id].summary(now)
+            tables.record([replace(act, after=made.audited)], now)
+            return made
+
+        return await self._call("make", work)
+
+    async def all(self) -> Sequence[KeySummary]:
+        def work() -> Sequence[KeySummary]:
+            tables, now = self._database.key_tables, self._database.clock()
+            found = [key.summary(now) for key in tables.keys.values()]
+            return sorted(found, key=lambda key: (key.created_at, key.id))
+
+        return await self._call("all", work)
+
+    async def revoke(self, key_id: str, act: Act) -> KeySummary | None:
+        def work() -> KeySummary | None:
+            tables, now = self._database.key_tables, self._database.clock()
+            key = tables.keys.get(key_id)
+            if key is None:
+                return None
+            before = key.summary(now)
+            if key.revoked_at is None:
+                key.revoked_at = now
+                after = key.summary(now)
+                tables.record([replace(act, before=before.audited, after=after.audited)], now)
+            return key.summary(now)
+
+        return await self._call("revoke", work)
+
     async def keyless(self, limit: int) -> Sequence[tuple[str, str]]:
         def work() -> Sequence[tuple[str, str]]:
             tables, now = self._database.key_tables, self._database.clock()
@@ -441,3 +485,87 @@ class MemoryTrims(_Port):
                 del self._database.trims.rows[log]
 
         await self._call("forget_trim", work)
+
+
+class MemoryMeasurements(_Port):
+    """The measurements of the last hour."""
+
+    async def begin(self, at: int) -> bool:
+        def work() -> bool:
+            tables = self._database
+            begun = tables.measured_at
+            if begun is not None and at - LEAST_SECONDS < begun <= at:
+                return False
+            tables.measured_at = at
+            for taken in tables.measurements.values():
+                taken[:] = [one for one in taken if one.at >= at - KEPT_SECONDS]
+            return True
+
+        return await self._call("begin_round", work)
+
+    async def add(self, taken: Mapping[str, Measurement]) -> None:
+        def work() -> None:
+            for queue_id, one in taken.items():
+                known = self._database.measurements.setdefault(queue_id, [])
+                if all(one.at != other.at for other in known):
+                    known.append(one)
+                    known.sort(key=lambda each: each.at)
+
+        await self._call("add_measurements", work)
+
+    async def of_queue(self, queue_id: str, since: int) -> Sequence[Measurement]:
+        def work() -> Sequence[Measurement]:
+            known = self._database.measurements.get(queue_id, ())
+            return [one for one in known if one.at >= since]
+
+        return await self._call("measurements_of_queue", work)
+
+
+class MemoryMirrors(_Port):
+    """Which replica mirrors, and which mirrors fail."""
+
+    async def claim(self, replica: str, seconds: float) -> bool:
+        def work() -> bool:
+            tables = self._database
+            now = tables.clock()
+            by, until = tables.mirrored_by or (replica, now)
+            if by != replica and now <= until <= now + seconds:
+                return False
+            if not self._mirrored():
+                return False
+            tables.mirrored_by = (replica, now + seconds)
+            return True
+
+        return await self._call("claim_mirrors", work)
+
+    async def queues(self) -> Sequence[Mirrored]:
+        return await self._call("mirrored_queues", self._mirrored)
+
+    async def report(self, queue: Mirrored, text: str | None) -> None:
+        def work() -> None:
+            failures = self._database.mirror_failures
+            if text is None:
+                failures.pop(queue.queue_id, None)
+            elif queue.queue_id in self._database.queues:
+                since = failures.get(queue.queue_id, ("", "", self._database.clock()))[2]
+                failures[queue.queue_id] = (queue.group, text, since)
+
+        await self._call("report_mirror", work)
+
+    async def failures(self, queue_ids: Sequence[str]) -> Mapping[str, MirrorFailure]:
+        def work() -> Mapping[str, MirrorFailure]:
+            groups = {one.queue_id: one.group for one in self._mirrored()}
+            return {
+                queue_id: MirrorFailure(text, since)
+                for queue_id, (group, text, since) in self._database.mirror_failures.items()
+                if queue_id in queue_ids and groups.get(queue_id) == group
+            }
+
+        return await self._call("mirror_failures", work)
+
+    def _mirrored(self) -> list[Mirrored]:
+        return [
+            Mirrored(queue_id, stored.row["log"], group)
+            for queue_id, stored in self._database.queues.items()
+            if (group := stored.row["mirror_group"]) is not None
+        ]

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.xdist_group("access")
 
 OWN, FOREIGN = "team-a.orders", "team-b.orders"
 REFUSED = {401, 403}
+NO_KEY = "000000000000"
 NOBODYS = "0198c0de-7f2a-7c31-9d2f-0c5d7a1b2e3f"
 
 OPERATIONS = sorted(
@@ -39,6 +40,7 @@ STREAMS = sorted(
 WRONG_KEY = "cp_000000000000_" + "0" * 64
 BODIES: dict[str, Any] = {
     "POST /v1/queues": {"name": "team-a.new", "partition_count": 1},
+    "POST /v1/keys": {"role": "viewer", "queues": ["team-a.orders"]},
     "PATCH /v1/queues/{queue}": {"max_handoff_time": 4.0},
     "POST /v1/queues/{queue}/positions": {"to": "earliest"},
     "POST /v1/queues/{queue}/partitions/{partition}/split": {},
@@ -82,7 +84,7 @@ def send(
     body = BODIES.get(call) if body is None else body
     request = http.build_request(
         method,
-        path.format(queue=queue, flow=flow, partition=0),
+        path.format(queue=queue, flow=flow, partition=0, key=NO_KEY),
         json=body,
         headers={**bearer(token), "Accept": accept},
     )

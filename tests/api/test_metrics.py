@@ -53,6 +53,7 @@ def test_a_queue_that_falls_behind_is_seen(service: Service, api: httpx.Client) 
     ]
     assert (len(by_partition), sum(by_partition)) == (2, 10)
     assert seen['counterpoise_queue_lag_unknown_partitions{queue="q"}'] == 0
+    assert 0 < seen['counterpoise_queue_lag_seconds{queue="q"}'] < 3600
     assert seen['counterpoise_queue_conditions{kind="quarantined",queue="q"}'] == 1
     assert seen['counterpoise_queue_rebalance_status{queue="q",status="Ready"}'] == 1
 
@@ -144,7 +145,7 @@ class Logs:
         await self.answers.wait()
         if name == "gone":
             raise QueueNotFound(name)
-        return LagView(len(name), 0, {})
+        return LagView(len(name), 0, 0.0, {})
 
 
 async def test_lag_is_measured_in_the_background_and_seldom(
@@ -161,7 +162,7 @@ async def test_lag_is_measured_in_the_background_and_seldom(
     async with asyncio.timeout(60):
         while not (found := await lags.of(["a"])):
             pass
-    assert found == {"a": LagView(1, 0, {})}
+    assert found == {"a": LagView(1, 0, 0.0, {})}
     asked = len(logs.asked)
     await lags.of(["a"])
     assert len(logs.asked) == asked

@@ -17,7 +17,7 @@ from broker.testing.loop import running, settle, virtual
 from broker.testing.store import MemoryStore
 from tests.api.test_waiting import Served
 
-# docs/operations.md, *Watch it*, and the contract, *HTTP*.
+# docs/monitoring.md, docs/troubleshooting.md, and the contract, *HTTP*.
 PROBE_SECONDS, CALL_SECONDS = 2.0, 8.0
 POLL_SECONDS = 3.0
 FLOW = "/v1/queues/orders/flows/{flow}"

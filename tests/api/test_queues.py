@@ -1,6 +1,7 @@
 """The calls on queues, on a real service and database."""
 
 import json
+import re
 import time
 from typing import Any
 
@@ -276,6 +277,9 @@ def test_a_dry_run_says_what_would_be_read_again_or_skipped(service: Service) ->
                 for one in answer.json()["partitions"]
             ]
 
+        # One message of partition 0 is left, and it has an age; none where nothing is.
+        unread = api.get("/queues/q/partitions").json()["items"]
+        assert [one["lag_seconds"] is None for one in unread] == [False, not unread[1]["lag"]]
         other = before[1]["lag"]
         assert preview({"to": "latest"}) == [(0, str(end - 1), 0, 1), (1, None, 0, other)]
         assert preview({"to": "earliest"}) == [(0, str(end - 1), end - 1, 0), (1, None, 0, 0)]
@@ -368,7 +372,9 @@ def test_every_change_is_an_event(service: Service) -> None:
 def test_the_service_itself(service: Service) -> None:
     with httpx.Client(base_url=service.url) as http:
         assert http.get("/healthz").json() == {"status": "ok"}
-        assert http.get("/readyz").json() == {"status": "ready"}
+        ready = http.get("/readyz").json()
+        assert ready["status"] == "ready"
+        assert re.fullmatch("[0-9a-f]{16}", ready["database"])
         with service.http as calls:
             create_queue(calls, "q", 3)
         metrics = http.get("/metrics").text

@@ -76,3 +76,26 @@ async def test_a_log_that_hangs_hurts_itself_alone(redis_server: RedisServer) ->
     with closing(logs):
         failed = await asyncio.gather(*calls, return_exceptions=True)
     assert {type(one) for one in failed} == {LogUnreachable}
+
+
+async def test_who_gives_up_before_its_thread_began_leaves_its_place(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.logs.external._THREADS", 1)
+    logs = ExternalLogs()
+    owner = LogOwner("id", "given-up", 1.0)
+    log = redis_server.log("given-up")
+    with closing(logs):
+        with listening() as hanging:
+            away = f"redis://127.0.0.1:{hanging.port}/0/hanging"
+            first = asyncio.create_task(logs.partition_count(away))
+            assert await asyncio.to_thread(hanging.called.acquire, timeout=WAITS_SECONDS)
+            calls = [asyncio.create_task(logs.ensure(log, 1, owner)) for _ in range(PER_LOG)]
+            await asyncio.sleep(0)
+            assert logs._threads._work_queue.qsize() == PER_LOG
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.gather(first, return_exceptions=True)
+        async with asyncio.timeout(WAITS_SECONDS):
+            await logs.ensure(log, 1, owner)

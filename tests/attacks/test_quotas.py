@@ -96,7 +96,7 @@ def test_who_has_moved_too_much_binds_and_waits(strict: Guarded) -> None:
         result = run_at(strict.service.url, *arguments, environment=environment)
         return " ".join(result.output.split())
 
-    waits = "1 flow waits until"
+    waits = "1 consumer waits until"
     reason = "its key has moved as much as it may in an hour"
     shown = said("status", queue)
     assert waits in shown
@@ -108,17 +108,18 @@ def test_doctor_names_flows_that_wait_and_refusals(strict: Guarded) -> None:
     queue = "team-a.waiting"
     key = strict.key("consumer", "team-a.*")
     held_back(strict, queue, key)
-    for number in range(FLOWS):
-        bind(strict, queue, key, f"i-{number}")
+    bound = [bind(strict, queue, key, f"i-{number}").status_code for number in range(FLOWS)]
+    assert bound == [201, 201, 429], "the honest flow of this key is one of three"
     environment = {"COUNTERPOISE_TOKEN": strict.keys["admin"]}
     result = run_at(
         strict.service.url, "doctor", "--json", "--queue", queue, environment=environment
     )
     found = {one["check"]: one for one in json.loads(result.stdout)}
-    waits = found[f"flows of {queue}"]
+    waits = found[f"consumers of {queue}"]
     assert waits["state"] == "warning"
-    assert "1 flow waits until" in waits["found"]
+    assert "1 consumer waits until" in waits["found"]
     assert "COUNTERPOISE_KEY_MOVES" in waits["advice"]
+    assert "limits" in found, found
     assert found["limits"]["state"] == "warning"
     assert "key_flows " in found["limits"]["found"]
 

@@ -14,6 +14,7 @@ import pytest
 
 from broker.launch import Exit
 from broker.postgres.embedded import EmbeddedPostgres
+from broker.postgres.restoring import identity
 from tests.forked import Forked
 from tests.service import COUNTERPOISE, ServeProcess, eventually, listen
 
@@ -112,7 +113,8 @@ def test_the_installed_command_says_where_it_is(migrated_url: str, tmp_path: Pat
     arguments = ["--database-url", migrated_url]
     with ServeProcess(tmp_path / "serve.log", arguments, program=COUNTERPOISE) as service:
         assert service.first_line == f"Counterpoise listens on {service.url}\n"
-        assert httpx.get(f"{service.url}/readyz").json() == {"status": "ready"}
+        ready = httpx.get(f"{service.url}/readyz").json()
+        assert ready == {"status": "ready", "database": identity(migrated_url)}
         assert service.end() == 0
 
 

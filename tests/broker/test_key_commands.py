@@ -7,7 +7,9 @@ import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import httpx
 import psycopg
 import pytest
 from typer.testing import CliRunner, Result
@@ -17,12 +19,17 @@ from broker.key_commands import app
 from broker.launch import Exit
 from broker.postgres.embedded import EmbeddedPostgres
 from tests.broker.test_cli import run
+from tests.service import ServeProcess
 
 KEY = re.compile(r"cp_[0-9a-f]{12}_[0-9a-f]{64}")
 
 
-def keys(url: str, *arguments: str) -> Result:
-    return CliRunner().invoke(app, [arguments[0], "--database-url", url, *arguments[1:]])
+NO_SERVICE = "http://127.0.0.1:1"
+
+
+def keys(url: str, *arguments: str, service: str = NO_SERVICE) -> Result:
+    given = [arguments[0], "--database-url", url, "--url", service, *arguments[1:]]
+    return CliRunner().invoke(app, given)
 
 
 def document(result: Result) -> Any:
@@ -110,9 +117,45 @@ def test_an_empty_database_gets_its_tables_and_its_first_key(database_url: str) 
 
 def test_the_postgres_of_a_running_service(tmp_path: Path) -> None:
     with EmbeddedPostgres(tmp_path, settings={"fsync": "off"}):
-        made = run(["keys", "create", "--role", "admin", "--data-dir", str(tmp_path)])
+        given = ["--data-dir", str(tmp_path), "--url", NO_SERVICE]
+        made = run(["keys", "create", "--role", "admin", *given])
         assert made.returncode == 0, made.stderr
         assert KEY.fullmatch(made.stdout.strip())
     # And without a service: the command starts it.
-    listed = run(["keys", "list", "--json", "--data-dir", str(tmp_path)])
+    listed = run(["keys", "list", "--json", *given])
     assert [key["role"] for key in json.loads(listed.stdout)] == ["admin"]
+
+
+def test_a_command_names_the_database_and_the_service(
+    served: ServeProcess, migrated_url: str
+) -> None:
+    name = urlsplit(migrated_url).path
+    alone = keys(migrated_url, "list")
+    assert f"{name}; no service answers at {NO_SERVICE}." in alone.stderr
+    for command in (["create", "--role", "viewer"], ["list"]):
+        done = keys(migrated_url, *command, service=served.url)
+        assert done.exit_code == 0, done.output
+        assert f"{name}; the service at {served.url} uses it." in done.stderr
+
+
+def test_another_database_than_the_services_gets_no_key(
+    served: ServeProcess, tmp_path: Path, database_url: str
+) -> None:
+    """Also not in a data directory of its own: no second Postgres is made for it."""
+    directory = tmp_path / "another"
+    command = ["keys", "create", "--role", "admin", "--url", served.url]
+    for other in (["--data-dir", str(directory)], ["--database-url", database_url]):
+        refused = run([*command, *other])
+        assert refused.returncode == Exit.ANOTHER_DATABASE, refused.stderr
+        assert refused.stdout == ""
+        assert f"the service at {served.url} uses another database" in refused.stderr
+    assert not directory.exists()
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute("SELECT to_regclass('counterpoise.keys')").fetchone() == (None,)
+    assert httpx.get(f"{served.url}/v1/queues").status_code == 200
+
+
+def test_the_database_is_named_without_its_password(migrated_url: str) -> None:
+    listed = keys(migrated_url, "list").stderr
+    password = urlsplit(migrated_url).password
+    assert password is None or password not in listed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -54,6 +55,39 @@ def test_the_rules(load: Load, consumers: int, why: str) -> None:
     assert (advice.consumers, advice.why) == (consumers, why)
 
 
+BY_AGE = replace(RULE, max_lag_seconds=60.0)
+OLD = replace(LOAD, lag=3000, lag_seconds=61.0)
+
+
+@pytest.mark.parametrize(
+    ("load", "consumers", "why"),
+    [
+        (OLD, 6, "age"),
+        (replace(OLD, consumers=1), 3, "lag"),
+        (replace(OLD, consumers=1, lag=900), 2, "age"),
+        (replace(OLD, consumers=8), 8, "age"),
+        (replace(OLD, lag=9000), 8, "lag"),
+        # What waited because of the change is no reason for the next one.
+        (replace(OLD, quiet_for=60.0), 4, "quiet"),
+        (replace(OLD, quiet_for=61.0), 6, "age"),
+        (replace(OLD, is_ready=False, quiet_for=0.0), 4, "holding"),
+        # None leaves while the oldest message is half as old as it may be.
+        (replace(LOAD, lag=100, lag_seconds=30.5), 4, "age"),
+        (replace(LOAD, lag=100, lag_seconds=30.0), 3, "shrinking"),
+        (replace(LOAD, lag_seconds=0.0), 3, "shrinking"),
+        (replace(LOAD, lag=100), 4, "unknown"),
+        (replace(LOAD, lag=7500), 8, "lag"),
+    ],
+)
+def test_the_rules_with_a_largest_age(load: Load, consumers: int, why: str) -> None:
+    advice = advise(load, BY_AGE)
+    assert (advice.consumers, advice.why) == (consumers, why)
+
+
+def test_the_age_alone_changes_nothing() -> None:
+    assert advise(OLD, RULE) == advise(replace(OLD, lag_seconds=None), RULE)
+
+
 def test_the_bounds_hold_whatever_the_load() -> None:
     bounded = replace(RULE, minimum=2, maximum=6)
     assert advise(replace(LOAD, consumers=0), bounded).consumers == 2
@@ -95,6 +129,9 @@ class Cluster:
         self.changes: list[Change] = []
         self.most = 0
         self.random = random.Random(7)
+        # Of each partition, after each second.
+        self.arrived = [0.0]
+        self.oldest = 0.0
 
     def run(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -123,6 +160,7 @@ class Cluster:
                 self.do(c.Unbind(flow.id))
 
     def consume(self) -> None:
+        self.arrived.append(self.arrived[-1] + self.arrivals(self.now) / len(self.lag))
         for number in range(len(self.lag)):
             self.lag[number] += self.arrivals(self.now) / len(self.lag)
         for flow in self.queue.flows.values():
@@ -133,8 +171,18 @@ class Cluster:
                     self.lag[number] -= done
                     can -= done
 
+    @property
+    def age(self) -> float:
+        """How long the oldest message that is not processed has waited."""
+        most = max(self.lag)
+        if most < 1:
+            return 0.0
+        return float(self.now - bisect_right(self.arrived, self.arrived[-1] - most))
+
     def scale(self) -> None:
-        wanted = self.follow(load_of(self.queue, math.ceil(sum(self.lag)), float(self.now)))
+        lag = math.ceil(sum(self.lag))
+        self.oldest = max(self.oldest, self.age)
+        wanted = self.follow(load_of(self.queue, lag, float(self.now), lag_seconds=self.age))
         status = self.queue.status.value
         if wanted > self.replicas:
             self.changes.append(Change(self.now, True, status))
@@ -191,6 +239,25 @@ def test_it_does_not_flap_where_the_lag_alone_would() -> None:
     assert all(b.at - a.at >= RULE.quiet_seconds for a, b in pairwise(downs))
     # It does its work: what came is processed but for what is allowed to wait.
     assert sum(told.lag) < RULE.lag_per_consumer * len(told.lag)
+
+
+def by_age(load: Load) -> int:
+    """With a `lag_per_consumer` that never demands a second consumer."""
+    return advise(load, replace(BY_AGE, lag_per_consumer=10**7)).consumers
+
+
+def in_proportion_to_the_age(load: Load) -> int:
+    return min(max(1, math.ceil(load.consumers * (load.lag_seconds or 0.0) / 60)), load.partitions)
+
+
+def test_by_age_no_change_is_the_answer_to_the_one_before() -> None:
+    told, naive = Cluster(by_age, daily), Cluster(in_proportion_to_the_age, daily)
+    told.run(4 * 3600)
+    naive.run(4 * 3600)
+    assert told.reversals * 3 < naive.reversals
+    assert told.oldest < 4 * 60
+    # What waited because of a change is processed, or has waited for 60 s since.
+    assert all(b.at - a.at > 60 for a, b in pairwise(told.changes))
 
 
 def test_a_rolling_deployment_changes_nothing() -> None:

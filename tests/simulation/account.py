@@ -116,6 +116,10 @@ class Account:
     def dynamic(self) -> bool:
         return bool(self.queue["partitioning"] == "dynamic")
 
+    def leads(self, number: int) -> bool:
+        """Whether the partition stands for its group, where groups are counted."""
+        return bool(number % self.queue["aligned"] == 0)
+
     def to_follow(self) -> bool:
         """Whether something is due in a queue that is not rebalancing beside its holddown and the
         ends of waits for the budget: the rest of a decision, if it is Ready.
@@ -139,7 +143,7 @@ class Account:
                 continue
             if row.owner not in takers:
                 return False
-            takers[row.owner] += not row.retiring
+            takers[row.owner] += not row.retiring and self.leads(row.number)
         return balance.is_balanced(takers, only=self.only(takers))
 
     def only(self, takers: Collection[str]) -> str | None:
@@ -160,7 +164,7 @@ class Account:
         total = leaving = 0
         for number, after in self.partitions.items():
             row = undone.get(number, after)
-            if after.state in APART:
+            if after.state in APART or not self.leads(number):
                 continue
             owner = row.owner if row.owner in self.flows else None
             total += not after.retiring

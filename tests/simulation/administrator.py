@@ -33,11 +33,15 @@ class Administrator:
 
         self.world.loop.call_later(seconds, unless_calm)
 
-    def _administer(self, work: Callable[[Any], Awaitable[Any]], *what: Any) -> None:
+    def _administer(
+        self, work: Callable[[Any], Awaitable[Any]], *what: Any, queue: str = QUEUE
+    ) -> None:
         """`what`: the request, see `Asked.begin`."""
-        self.world.loop.create_task(self._persist(work, what))
+        self.world.loop.create_task(self._persist(work, what, queue))
 
-    async def _persist(self, work: Callable[[Any], Awaitable[Any]], what: tuple[Any, ...]) -> None:
+    async def _persist(
+        self, work: Callable[[Any], Awaitable[Any]], what: tuple[Any, ...], queue: str
+    ) -> None:
         """An administrator who tries again until there is an answer, ever more patiently: each
         attempt that is given up is still carried out, and delays the next ones.
 
@@ -45,7 +49,7 @@ class Administrator:
         all faults have ended, a resize is not asked for again if there was a later one. Only who
         discards does: messages may be left that nobody will read.
         """
-        asked = self.world.checker.asked
+        asked = self.world.checkers[queue].asked
         waits = Pauses(PATIENCE)
         while True:
             node = self.world.rng.choice(self.world.nodes)
@@ -56,7 +60,7 @@ class Administrator:
             async def attempt(node: Node = node) -> bool:
                 await node.alive()
                 request = asked.begin(*what) if what else 0
-                node.asked.add(request)
+                node.asked.add((queue, request))
                 try:
                     await work(node.calls)
                 except Unavailable:
@@ -83,6 +87,10 @@ class Administrator:
     def _change(self, changes: dict[str, Any], discard: bool = False) -> None:
         if "partition_count" in changes:
             self._last_resize = changes
+            # It follows when the log says its cuts, which may be long after the answer.
+            for name, checker in self.world.checkers.items():
+                if name != QUEUE:
+                    checker.asked.begin("change", changes)
         self._administer(
             lambda calls: calls.queues.change(QUEUE, changes, discard), "change", changes, discard
         )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tests.judge.violation import Violation
-from tests.simulation import hands, lineage, order, queues
+from tests.simulation import budgets, groups, hands, lineage, order, queues
 from tests.simulation.account import Transaction, back
 from tests.simulation.ending import Ending
 from tests.simulation.progress import Progress
@@ -58,16 +58,19 @@ class Began:
 class Checker(Ending):
     """Watches one queue."""
 
-    def __init__(self, slack_seconds: float, pause_seconds: float) -> None:
+    def __init__(
+        self, slack_seconds: float, pause_seconds: float, moves: int | None = None
+    ) -> None:
         """`slack_seconds`: how late after a deadline an undisturbed service may act;
         `pause_seconds`: how long an undisturbed consumer may do nothing in a partition that has
-        messages.
+        messages; `moves`: the budget of a key, for each partition.
         """
         super().__init__()
         self.slack_seconds = slack_seconds
         self.found: Violation | None = None
         self.on_violation: Callable[[Violation], object] = lambda violation: None
         self._progress = Progress(pause_seconds)
+        self._moves = moves
         self._told: set[tuple[str, int, int]] = set()
         # The end of the log when the queue was about to be created.
         self._ended: dict[int, int] = {}
@@ -234,10 +237,13 @@ class Checker(Ending):
             self._rest_until = math.inf if tx.unfinished else tx.now
             # Slices of two keep the calls of a slow service waiting.
             self.hindered(tx.now + WORK_SECONDS)
+        groups.check_owners(self)
         queues.check_owners(self, tx, old_partitions)
         queues.check_status(self, tx, queue)
         queues.check_handoffs(self, tx, queue, old_flows, old_partitions)
         queues.check_views(self)
+        budgets.check_counted(self, tx, old_partitions)
+        budgets.check_joined(self, tx, old_flows, self._moves)
 
     def _enter_flows(self, tx: Transaction) -> None:
         for row in tx.flows:
@@ -366,6 +372,7 @@ class Checker(Ending):
             kind in ("release", "children")
             and row is not None
             and (row.epoch, row.owner) == (epoch, flow)
+            and not groups.is_let_go(row)
         ):
             raise Violation(7, f"{what} is fine, but it is still the owner")
 

@@ -79,10 +79,12 @@ class Consumer(FlowShell):
         network: Network,
         log: Log,
         checker: Checker,
+        queue: str,
         config: Config,
         trace: Callable[[str], None] | None,
     ) -> None:
-        super().__init__(name, instance, lease, warmup, rng, loop, network, checker, config.drift)
+        drift = config.drift
+        super().__init__(name, instance, lease, warmup, rng, loop, network, checker, queue, drift)
         self.log, self.config, self.trace = log, config, trace
         # How much longer than usual its next messages take, and its next warm-ups.
         self.stubborn = self.cold = 0.0
@@ -244,7 +246,9 @@ class Consumer(FlowShell):
                 position = str(lane.position) if lane.position > 0 else None
                 reaches = lane.reaches(owned)
                 items.append(ReleaseItem(number, lane.epoch, position, finished, reaches))
-        return items
+        # The partitions of a group may be let go one after the other.
+        apart = self.config.aligned > 1 and self.rng.random() < OFTEN
+        return items[:1] if apart else items
 
     def _to_end(self) -> list[ChildrenItem]:
         """The ends of sealed partitions; what is revoked or let go is not ended."""

@@ -33,7 +33,7 @@ def check_partition(
         _check_grant(known, tx, old, new, old_flows, queue)
     ended = old.state == "warming" and new.state == "revoking" and rise == 0
     if ended and new.successor == old.successor:
-        _check_warmup_end(known, tx, old, new, old_flows)
+        _check_warmup_end(known, tx, old, new, old_flows, queue)
     if known.dynamic and new.state in OVER:
         if old.state not in OVER:
             lineage.check_finished(known, old, new)
@@ -150,7 +150,12 @@ def _check_released(known: Account, old: Any) -> None:
 
 
 def _check_warmup_end(
-    known: Account, tx: Transaction, old: Any, new: Any, old_flows: Mapping[str, Any]
+    known: Account,
+    tx: Transaction,
+    old: Any,
+    new: Any,
+    old_flows: Mapping[str, Any],
+    queue: Mapping[str, Any],
 ) -> None:
     owner: Any = known.flows.get(old.owner)
     drain_deadline = None if owner is None else owner.drain_deadline
@@ -160,6 +165,9 @@ def _check_warmup_end(
     if known.deadlines.due(old.number) <= decided + ACCURACY:
         return
     if _successor_in_passing(tx, old_flows):
+        return
+    if 0 in known.values("max_warmup_time", queue):
+        # The warm-up was called off, and the next handoff of this transaction has none.
         return
     if ("ready", new.successor, new.number, new.epoch) not in known.said:
         raise Violation(2, f"the warm-up of p{new.number} ended, {new.successor} not ready")

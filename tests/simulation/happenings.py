@@ -11,7 +11,7 @@ from broker.service import Calls
 from tests.simulation.consumers import Consumer
 from tests.simulation.plan import Event
 from tests.simulation.reshaping import Reshaping
-from tests.simulation.service import QUEUE, Node
+from tests.simulation.service import FOLLOWER, QUEUE, Node
 
 if TYPE_CHECKING:
     pass
@@ -37,9 +37,12 @@ class Happenings(Reshaping):
         there = [one for one in self.world.consumers if not (one.dead or one.leaving or one.ended)]
         return there[who % len(there)] if there else None
 
-    def _on_join(self, lease: float, warmup: bool) -> None:
+    def _on_join(self, lease: float, warmup: bool, queue: str = QUEUE) -> None:
         if sum(not (one.dead or one.ended) for one in self.world.consumers) < 7:
-            self.world.join(lease, warmup)
+            self.world.join(lease, warmup, queue=queue)
+
+    def _on_join_follower(self, lease: float, warmup: bool) -> None:
+        self._on_join(lease, warmup, FOLLOWER)
 
     def _on_leave(self, who: int) -> None:
         one = self._one(who)
@@ -54,21 +57,21 @@ class Happenings(Reshaping):
     def _on_expel(self, who: int, gently: bool) -> None:
         """An administrator unbinds it."""
         one = self._one(who)
-        flow_id = one.core.bound.flow_id if one is not None and one.core.bound else None
-        if flow_id is None:
+        if one is None or one.core.bound is None:
             return
+        flow_id, queue = one.core.bound.flow_id, one.queue
         if gently:
-            self._administer(partial(_drain, flow_id))
+            self._administer(partial(_drain, queue, flow_id))
         else:
-            self.world.checker.sent("unbind", flow_id)
-            self._administer(lambda calls: calls.flows.unbind(QUEUE, flow_id))
+            one.checker.sent("unbind", flow_id)
+            self._administer(lambda calls: calls.flows.unbind(queue, flow_id))
 
     def _on_replace(self, who: int, seconds: float) -> None:
         """One leaves, another comes."""
         one = self._one(who)
         if one is not None:
             one.do(one.leave)
-            self._later(seconds, self._on_join, one.lease, one.warmup)
+            self._later(seconds, self._on_join, one.lease, one.warmup, one.queue)
 
     def _on_desert(self, gently: bool) -> None:
         """When the next handoffs begin, all leave or drain: owners and their successors."""
@@ -97,13 +100,14 @@ class Happenings(Reshaping):
         if one is not None:
             one.dead = True
             self.world.loop.call_later(
-                seconds, self.world.join, one.lease, one.warmup, one.instance
+                *(seconds, self.world.join),
+                *(one.lease, one.warmup, one.instance, one.queue),
             )
 
     def _on_restart_over(self, who: int) -> None:
         one = self._one(who)
         if one is not None:
-            self.world.join(one.lease, one.warmup, one.instance)
+            self.world.join(one.lease, one.warmup, one.instance, one.queue)
 
     def _on_stubborn(self, who: int, seconds: float) -> None:
         one = self._one(who)
@@ -179,7 +183,8 @@ class Happenings(Reshaping):
         added that may make its handoff needless."""
 
         def begin() -> None:
-            count = self.world.checker.queue["partition_count"] + more
+            more_each = more * self.world.plan.config.aligned
+            count = self.world.checker.queue["partition_count"] + more_each
             self._later(pause, self._on_resize, count, False)
 
         self.world.network.on_ready.append(begin)
@@ -304,13 +309,15 @@ class Happenings(Reshaping):
     def _on_clock_step(self, seconds: float) -> None:
         """The database's clock is set; replicas find out a second later at most."""
         self.world.database.clock_set_by += seconds
-        self.world.checker.clock_set(seconds, self.world.database.clock())
+        for checker in self.world.checkers.values():
+            checker.clock_set(seconds, self.world.database.clock())
         self.world.disturb(0.0)
 
     def _on_interrupt(self, which: int) -> None:
         node = self._replica(which)
         if node is not None:
-            self.world.checker.hindered(self.world.database.clock() + RECOVER_SECONDS)
+            for checker in self.world.checkers.values():
+                checker.hindered(self.world.database.clock() + RECOVER_SECONDS)
             node.store.interrupt()
 
     # The weather
@@ -352,6 +359,6 @@ class Happenings(Reshaping):
         self._weather(seconds, "notify_lost", chance, 0.0)
 
 
-async def _drain(flow_id: str, calls: Calls) -> None:
+async def _drain(queue: str, flow_id: str, calls: Calls) -> None:
     """As an administrator."""
-    await calls.flows.drain(await calls.bound_flows.of(QUEUE, flow_id), None, anybody())
+    await calls.flows.drain(await calls.bound_flows.of(queue, flow_id), None, anybody())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from broker.core.errors import BrokerError, Unavailable
 from counterpoise.calls import Call
 from counterpoise.errors import CounterpoiseError, Unreachable, error_of
+from tests.simulation.checker import Checker
 from tests.simulation.routes import problem, serve
 from tests.simulation.service import Node
 from tests.simulation.shell import Client, Done
@@ -39,7 +40,7 @@ class Network:
             # Until the answer it takes no messages of these partitions, even if it gets them back.
             process.hindered_until = max(process.hindered_until, loop.now + late + 1.0)
         if call.method == "DELETE":
-            self.world.checker.sent("unbind", call.path.split("/")[4])
+            self._checker(call).sent("unbind", call.path.split("/")[4])
         if not self.world.plan.config.sticky:
             process.replica_choice = rng.randrange(100)
         node = self.world.nodes[process.replica_choice % len(self.world.nodes)]
@@ -78,6 +79,10 @@ class Network:
                 late, self._deliver, node, process.name + " again", call, lambda value, error: None
             )
 
+    def _checker(self, call: Call[Any]) -> Checker:
+        """That of the queue which the call is about."""
+        return self.world.checkers[call.path.split("/")[2]]
+
     def _deliver(self, node: Node, sender: str, call: Call[Any], answer: Done) -> None:
         if node.dead or not node.ready:
             answer(None, Unreachable("refused"))
@@ -86,13 +91,13 @@ class Network:
 
     async def _serve(self, node: Node, sender: str, call: Call[Any], answer: Done) -> None:
         try:
-            body = await serve(node.calls, call, self.world.checker)
+            body = await serve(node.calls, call, self._checker(call))
         except BrokerError as error:
             told: Any = error
             body = None
             parts = call.path.split("/")
             if len(parts) > 4:
-                self.world.checker.refused(parts[4], error.code)
+                self._checker(call).refused(parts[4], error.code)
         except Exception as error:
             self.world.failed(error)
             return

@@ -7,7 +7,7 @@ are in partition `hash mod count`, or in the unsealed partition with that hash i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from tests.judge.violation import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.account import Account, Transaction
+    from tests.simulation.checker import Checker
 
 # A view names at most so many partitions for which one waits.
 MOST_NAMED = 10
@@ -24,6 +25,33 @@ Barrier = tuple[str | None, bool, bool]
 """Of a partition in a view: its cut, whether that is reached, whether the partition waits there."""
 
 FREE: Barrier = (None, False, False)
+
+
+class Readers:
+    """The accounts of several queues that read one log: each is told what happens there."""
+
+    def __init__(self, checkers: Iterable[Checker]) -> None:
+        self._checkers = tuple(checkers)
+
+    def published(self, partition: int, key: int | None = None) -> None:
+        for checker in self._checkers:
+            checker.published(partition, key)
+
+    def resized(self, number: int, before: int, count: int, cuts: Mapping[int, int]) -> None:
+        for checker in self._checkers:
+            checker.resized(number, before, count, cuts)
+
+    def sealed(self, ends: Mapping[int, int], children: Sequence[int]) -> None:
+        for checker in self._checkers:
+            checker.sealed(ends, children)
+
+    def discarded(self, partition: int) -> None:
+        for checker in self._checkers:
+            checker.discarded(partition)
+
+    def trimmed(self, partition: int, first: int) -> None:
+        for checker in self._checkers:
+            checker.trimmed(partition, first)
 
 
 class Order:
@@ -105,6 +133,8 @@ def check_rows(known: Account, tx: Transaction, old: Mapping[str, Any]) -> None:
     if not queue["ordered_resize"]:
         return
     if barriers is not None and barriers["resize"] == order.resize:
+        if barriers["next"] is None:
+            _check_cut(known)
         for row in tx.partitions:
             if row.cut is None or row.number >= max(order.resized_from, order.resized_to):
                 continue
@@ -119,6 +149,14 @@ def check_rows(known: Account, tx: Transaction, old: Mapping[str, Any]) -> None:
     if settled and old and (old["barriers"] is not None or old["resize_seen"] < order.resize):
         for number in range(order.resized_from):
             _check_reached(known, number)
+
+
+def _check_cut(known: Account) -> None:
+    """A partition whose cut is not known does not wait."""
+    order = known.order
+    for number, row in known.partitions.items():
+        if row.cut is None and number < max(order.resized_from, order.resized_to):
+            raise Violation(4, f"p{number} has no cut, and barriers are in force")
 
 
 def _is_followed(known: Account, tx: Transaction) -> bool:

@@ -11,6 +11,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from broker.core.cuts import FIRST_SECONDS
 from broker.core.draft import SLICE
 
 Args = tuple[Any, ...]
@@ -37,7 +38,9 @@ class Config:
     may meet another. `slice`: how many partitions one slice of a decision may change;
     `slices_at_once`: of how many slices a transaction may consist. `several`: so many flows that
     bind together are a crowd. `moves`: how much each key may take from others in `HOUR_SECONDS`;
-    None: as much as they like.
+    None: as much as they like. `followed`: a second queue reads the log. `aligned`: so many
+    partitions in a row have one owner. `cuts_seconds`: how long after a resize the log is asked for
+    its cuts again; slices may take longer.
     """
 
     replicas: int = 2
@@ -50,6 +53,9 @@ class Config:
     slices_at_once: int = 1
     several: int = 5
     moves: int | None = None
+    followed: bool = False
+    aligned: int = 1
+    cuts_seconds: float = FIRST_SECONDS
 
     @property
     def reshapes(self) -> bool:
@@ -178,6 +184,9 @@ def draw(seed: int) -> Plan:
     if reshaping is not None:
         # Drawn apart, too.
         config, events = _reshaped(random.Random(f"shape of {seed}"), reshaping, config, events)
+    if seed % 12 == 7:
+        config, events = _aligned(config, events)
+        config = replace(config, slice=SLICES[seed // 12 % 2])
     # What matters between slices only; drawn apart as well.
     grown = random.Random(f"growth of {seed}")
     if config.slice < max(SLICES) and reshaping is None and grown.random() < 0.5:
@@ -186,8 +195,30 @@ def draw(seed: int) -> Plan:
     if seed % 12 == 6:
         revived = random.Random(f"revival of {seed}")
         events.append(_event(revived, revived.random() * length, "revive"))
+    if reshaping == "ordered":
+        # As above.
+        config, events = _followed(random.Random(f"followers of {seed}"), config, events)
     events.sort(key=lambda event: event.at)
     return Plan(seed, config, tuple(events))
+
+
+def _followed(
+    rng: random.Random, config: Config, events: list[Event]
+) -> tuple[Config, list[Event]]:
+    """The plan, maybe with a queue that follows, and with slices that outlast the cuts' alarm."""
+    length = max(event.at for event in events)
+    if rng.random() < 0.15:
+        config = replace(config, followed=True)
+        for at in (0.0, 0.3, length * rng.random()):
+            events.append(_event(rng, at, "join follower"))
+    if config.slice < SLICE:
+        # On the slowest connection they outlast it anyway.
+        if config.latency != LATENCIES[-1]:
+            config = replace(config, cuts_seconds=0.01, slices_at_once=1)
+        if rng.random() < 0.4:
+            at = round(length * rng.random(), 3)
+            events.append(Event(at, "resize", (rng.choice((16, 24)), False)))
+    return config, events
 
 
 def _reshaped(
@@ -229,6 +260,26 @@ def _reshaped(
     return replace(config, settings=settings, slice=size), events
 
 
+def _aligned(config: Config, events: list[Event]) -> tuple[Config, list[Event]]:
+    """The plan with partitions in pairs."""
+
+    def even(count: int) -> int:
+        return count + count % 2
+
+    settings = {**config.settings}
+    settings["partition_count"] = even(settings["partition_count"])
+    if settings.get("log") == TOPIC:
+        settings["log"] = BUILTIN
+    kinds = ("resize", "discard", "flip", "revive")
+    events = [
+        event._replace(args=(even(event.args[0]), *event.args[1:]))
+        if event.kind in kinds
+        else event
+        for event in events
+    ]
+    return replace(config, settings=settings, aligned=2), events
+
+
 def _event(rng: random.Random, at: float, kind: str) -> Event:
     return Event(round(at, 3), kind, _ARGS.get(kind, _nothing)(rng))
 
@@ -265,6 +316,7 @@ def _settings(rng: random.Random) -> Args:
 _ARGS: dict[str, Any] = {
     # lease, warm-up
     "join": lambda rng: (rng.choice(LEASES), rng.random() < 0.35),
+    "join follower": lambda rng: (rng.choice(LEASES), rng.random() < 0.35),
     "publish": lambda rng: (rng.randrange(1, 6), rng.randrange(1000)),
     "leave": _who,
     "drain": lambda rng: (rng.randrange(12), rng.choice((None, None, 0.3, 1.0))),

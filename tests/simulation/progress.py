@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from tests.judge.violation import Violation
+from tests.simulation.groups import is_let_go
 
 
 class Progress:
@@ -45,7 +46,8 @@ class Progress:
                 seen.pop(number, None)
                 continue
             row = partitions.get(number)
-            if row is None or row.state not in ("owned", "warming") or row.owner not in able:
+            working = row is not None and row.state in ("owned", "warming") and not is_let_go(row)
+            if row is None or not working or row.owner not in able:
                 seen.pop(number, None)
                 continue
             if must_wait(number):

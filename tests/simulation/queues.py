@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.judge.violation import Violation
-from tests.simulation import order
+from tests.simulation import groups, order
 from tests.simulation.account import OVER, Account, Transaction, takes
 from tests.simulation.deadlines import ACCURACY
 
@@ -102,10 +102,10 @@ def check_handoffs(
         if was is None or was.state not in ("owned", "warming"):
             continue
         if row.state == "revoking" and row.epoch == was.epoch:
-            begun.append(was)
+            begun += [was] if known.leads(row.number) else []
         elif row.epoch > was.epoch and row.handed_over == "graceful":
             # A draining owner released it before it was revoked.
-            begun.append(was)
+            begun += [was] if known.leads(row.number) else []
         elif row.state == "unassigned" or row.state in OVER:
             released = True
     several = len(tx.revisions) > 1
@@ -166,7 +166,7 @@ def check_views(known: Account) -> None:
     }
     for number in sorted(known.partitions):
         row = known.partitions[number]
-        if row.owner in views:
+        if row.owner in views and not groups.is_let_go(row):
             revoking = row.state == "revoking"
             state = "revoking" if revoking else "retiring" if row.retiring else "owned"
             deadline = row.deadline if revoking else None

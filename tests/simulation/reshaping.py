@@ -64,14 +64,19 @@ class Reshaping(Administrator):
 
     def _on_reset(self, to_cut: bool, who: int) -> None:
         """To before the last cut, or to the cut, as far as it is processed."""
-        checker = self.world.checker
+        checkers = self.world.checkers
+        place, which = divmod(who, len(checkers))
+        queue = list(checkers)[which]
+        checker = checkers[queue]
         rows = checker.partitions.items()
         existing = sorted(n for n, row in rows if row.state != "removed")
-        number = existing[who % len(existing)]
+        number = existing[place % len(existing)]
         cut = checker.order.cut(number)
         first, last = self.world.log.firsts.get(number, 0), checker.positions.get(number, 0)
         back = max(first, min(last, cut if to_cut else cut - 2))
         where = {number: str(back)}
         self._administer(
-            lambda calls: calls.positions.set(QUEUE, where), "positions", {number: back}
+            lambda calls: calls.positions.set(queue, where),
+            *("positions", {number: back}),
+            queue=queue,
         )

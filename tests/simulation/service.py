@@ -1,20 +1,28 @@
 """The service of the simulation: real replicas on the real database in memory, with faults between.
 
 A `Node` is one replica's process: it can crash, freeze and lose its connection to the database.
-`Observed` is the database; it reports each transaction to the checker.
+`Observed` is the database; it reports each transaction to the checker of its queue.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from broker.core.commands import Quota
 from broker.core.errors import BrokerError
-from broker.core.records import CutOff, Record, RevokesStarted, WarmupsEnded
+from broker.core.queue import Queue
+from broker.core.records import (
+    CutOff,
+    CutsAwaited,
+    CutsTaken,
+    Record,
+    RevokesStarted,
+    WarmupsEnded,
+)
 from broker.replica.replica import Replica
 from broker.service import Calls
 from broker.store.ports import (
@@ -36,26 +44,33 @@ from tests.simulation.plan import BUILTIN, Config
 from tests.world.log import Log, Logs
 from tests.world.store import Database, Store, Way
 
-QUEUE = "orders"
+# The queue of a run, and one that reads its log, too, in some of the runs.
+QUEUE, FOLLOWER = "orders", "copy"
 UPKEEP_SECONDS = 4.0
 # How long an administrator's failed call and a failed commit take.
 REFUSED_SECONDS = 0.05
 
 
 class Observed(Database):
-    """The database; it reports each transaction to the checker and to `wrote`."""
+    """The database; it reports each transaction to the checker of its queue and to `wrote`."""
 
-    def __init__(self, loop: VirtualLoop, checker: Checker) -> None:
+    def __init__(self, loop: VirtualLoop, checkers: Mapping[str, Checker]) -> None:
+        """`checkers`: by the name of the queue."""
         super().__init__(loop)
-        self.checker = checker
+        self.checkers = checkers
+        # By the id of the queue.
+        self._watched: dict[str, Checker] = {}
         self.records: Counter[str] = Counter()
+        # What else was committed that must occur.
+        self.met: Counter[str] = Counter()
         # Each is called once, when the next handoffs begin.
         self.on_handoffs: list[Callable[[], None]] = []
         self.wrote: Callable[[Sequence[Record]], None] | None = None
 
     def pulse(self, gap_seconds: float) -> Any:
         pulse = super().pulse(gap_seconds)
-        self.checker.pulsed(self.clock())
+        for checker in self.checkers.values():
+            checker.pulsed(self.clock())
         return pulse
 
     def _write(self, commit: Commit, stored: Any) -> None:
@@ -68,9 +83,11 @@ class Observed(Database):
         positions = {number: stored.positions.get(number, last.get(number)) for number in touched}
         for entry in commit.entries:
             self.records.update(type(record).__name__ for record in entry.records)
+            self.met.update(_of_resizes(commit.queue, entry.records))
             if self.wrote is not None:
                 self.wrote(entry.records)
-        self.checker.committed(
+        checker = self._watched[commit.queue.id] = self.checkers[commit.queue.name]
+        checker.committed(
             Transaction(
                 self.clock(),
                 [entry.revision for entry in commit.entries],
@@ -95,12 +112,13 @@ class Observed(Database):
         try:
             return super().commit(commit)
         except Overdue:
-            self.checker.came_late(self.clock())
+            self._watched[commit.queue.id].came_late(self.clock())
             raise
 
     def renew(self, flow_ids: Sequence[str]) -> Any:
         leases = super().renew(flow_ids)
-        self.checker.renewed(leases, self.clock())
+        for checker in self.checkers.values():
+            checker.renewed(leases, self.clock())
         return leases
 
     def commit_positions(
@@ -111,8 +129,17 @@ class Observed(Database):
             stored = self.queues.get(item.queue_id)
             if stored is not None and item.partition in stored.positions:
                 position = stored.positions[item.partition][0]
-                self.checker.committed_positions({item.partition: position})
+                checker = self._watched[item.queue_id]
+                checker.committed_positions({item.partition: position})
         return results
+
+
+def _of_resizes(queue: Queue, records: Sequence[Record]) -> Iterator[str]:
+    for record in records:
+        if isinstance(record, CutsTaken) and record.cuts and queue.name == FOLLOWER:
+            yield "cuts of a follower"
+        if isinstance(record, CutsAwaited) and record.attempt and queue.is_resizing:
+            yield "cuts awaited again amid slices"
 
 
 def begins_handoffs(commit: Commit) -> bool:
@@ -224,8 +251,8 @@ class Node(Process):
         # The fate of the next call to the log: a crash before it or after it.
         self.next_log_call: str | None = None
         self.on_stalled: Callable[[], None] = lambda: None
-        # Requests of administrators that it is working on.
-        self.asked: set[int] = set()
+        # Requests of administrators that it is working on, with their queues.
+        self.asked: set[tuple[str, int]] = set()
         # How long it stays away after a crash.
         self.away_seconds = 1.0
         self.on_crash: Callable[[Node], None] = lambda node: None

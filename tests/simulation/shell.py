@@ -18,7 +18,6 @@ from counterpoise.flow.core import FlowCore, FlowSettings
 from counterpoise.flow.programs import MayRenew, Pause, Program, Send, Sent
 from counterpoise.flow.view import Granted
 from tests.simulation.checker import Checker
-from tests.simulation.service import QUEUE
 
 Done = Callable[[Any, CounterpoiseError | None], None]
 
@@ -60,12 +59,13 @@ class FlowShell(Client):
         loop: VirtualLoop,
         network: Network,
         checker: Checker,
+        queue: str,
         drift: float,
     ) -> None:
         super().__init__(name, rng, loop, drift)
         self.instance, self.lease, self.warmup = instance, lease, warmup
-        self.network, self.checker = network, checker
-        self.core = FlowCore(FlowSettings(QUEUE, name, instance, lease, warmup, binder=name))
+        self.network, self.checker, self.queue = network, checker, queue
+        self.core = FlowCore(FlowSettings(queue, name, instance, lease, warmup, binder=name))
         self.leaving = self.ended = False
         self._version = 0
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ import broker.calls.flows
 import broker.calls.queues
 import broker.calls.upkeep
 import broker.core.budget
+import broker.core.cuts
 import broker.core.placement
 import broker.core.replay
 import broker.postgres.checks
@@ -22,16 +25,19 @@ import broker.replica.replica
 import broker.replica.transaction
 from broker.calls import views
 from broker.core.draft import SLICE
+from broker.core.model import Settings
 from broker.core.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
 from broker.testing.loop import VirtualLoop
 from tests.judge.violation import Violation
 from tests.simulation.checker import Checker
 from tests.simulation.consumers import AT_ONCE, PATIENCE_SECONDS, Consumer
+from tests.simulation.groups import is_let_go
 from tests.simulation.happenings import RECOVER_SECONDS, Happenings
 from tests.simulation.network import Network
-from tests.simulation.plan import HOUR_SECONDS, Plan
+from tests.simulation.order import Readers
+from tests.simulation.plan import BUILTIN, HOUR_SECONDS, Plan
 from tests.simulation.publishers import Publisher
-from tests.simulation.service import QUEUE, Node, Observed, Weather
+from tests.simulation.service import FOLLOWER, QUEUE, Node, Observed, Weather
 from tests.simulation.stand_ins import Counting, Id, Quiet, replaced
 from tests.world.log import Log
 from tests.world.store import picture
@@ -87,13 +93,16 @@ class World:
             pause += SLICED_LATENCIES * latency
         if latency >= GIVEN_UP_LATENCY:
             pause += GIVEN_UP_SECONDS
-        self.checker = Checker(0.5 + 25 * latency, pause)
-        self.checker.on_violation = loop.failures.append
-        self.database = Observed(loop, self.checker)
+        names = (QUEUE, FOLLOWER) if config.followed else (QUEUE,)
+        self.checkers = {name: Checker(0.5 + 25 * latency, pause, config.moves) for name in names}
+        for checker in self.checkers.values():
+            checker.on_violation = loop.failures.append
+        self.checker = self.checkers[QUEUE]
+        self.database = Observed(loop, self.checkers)
         if recording:
             self.database.wrote = self._wrote
         self.weather = Weather()
-        self.log = Log(self.checker)
+        self.log = Log(Readers(self.checkers.values()) if config.followed else self.checker)
         self.rng = random.Random(plan.seed ^ 0x5EED)
         self.ids = 0
         self.counts: Counter[str] = Counter()
@@ -142,7 +151,9 @@ class World:
             loop.create_task(self._create())
             loop.run_until(1.5)
             began = loop.now
-            assert self.database.queues, "the queue was not created"
+            while len(self.database.queues) < len(self.checkers):
+                assert self.database.queues, "the queue was not created"
+                loop.run_until(loop.now + STEP_SECONDS)
             for event in plan.events:
                 loop.call_at(began + event.at, self.happenings.happen, event)
             loop.call_later(TICK_SECONDS, self._tick)
@@ -153,28 +164,37 @@ class World:
             self.checker.found = self.checker.found or violation
         except Exception as error:
             self.failed(error)
+        found = next((one.found for one in self.checkers.values() if one.found), None)
         if self.trace is not None:
-            self.trace(str(self.checker.found or "all is well"))
-        return self.checker.found
+            self.trace(str(found or "all is well"))
+        return found
 
     def _settle(self) -> None:
         """Plays until everything is settled. Raises Violation if that takes too long since the last
         fault, or since the last call that was made in slices.
         """
-        loop, checker = self.loop, self.checker
-        calm, granted = loop.now, checker.granted_seconds()
+        loop, checkers = self.loop, self.checkers.values()
+
+        def granted_seconds() -> float:
+            return sum(checker.granted_seconds() for checker in checkers)
+
+        def slices() -> list[tuple[int, int]]:
+            return [(checker.last_reset, checker.rests) for checker in checkers]
+
+        calm, granted = loop.now, granted_seconds()
         loop.run_until(calm + STEP_SECONDS)
         latency = self.plan.config.latency[1]
-        batches = checker.backlog() / AT_ONCE
-        seconds = max(LEASE_SECONDS, checker.under_way_seconds()) + PATIENCE_SECONDS
+        batches = sum(checker.backlog() for checker in checkers) / AT_ONCE
+        under_way = max(checker.under_way_seconds() for checker in checkers)
+        seconds = max(LEASE_SECONDS, under_way) + PATIENCE_SECONDS
         seconds += FIND_SECONDS + FIND_LATENCIES * latency
         seconds += batches * (BATCH_SECONDS + BATCH_LATENCIES * latency)
-        quiet, resets, rests = calm, checker.last_reset, checker.rests
+        quiet, seen = calm, slices()
         while (left := self._unsettled()) is not None:
-            if (resets, rests) != (checker.last_reset, checker.rests):
-                resets, rests = checker.last_reset, checker.rests
+            if seen != slices():
+                seen = slices()
                 quiet = min(loop.now, calm + CALLS_SECONDS)
-            most = seconds + checker.granted_seconds() - granted
+            most = seconds + granted_seconds() - granted
             if loop.now > quiet + most:
                 promise, text = left
                 raise Violation(promise, f"{most:.1f} s after the last fault: {text}")
@@ -183,9 +203,8 @@ class World:
 
     def _compare(self) -> None:
         """Compares the memory of up-to-date replicas with the database. Raises Violation."""
-        (queue_id,) = self.database.queues
-        stored = self.database.load(queue_id)
-        for node in self.nodes:
+        for queue_id, node in product(self.database.queues, self.nodes):
+            stored = self.database.load(queue_id)
             coordinator = node.replica._coordinators.get(queue_id)
             if coordinator is None or coordinator.queue is None or coordinator._uncommitted:
                 continue
@@ -198,6 +217,10 @@ class World:
         spec = views.QueueSpec(QUEUE, **self.plan.config.settings)
         self.checker.creating()
         await self.nodes[0].calls.queues.create(spec)
+        if self.plan.config.followed:
+            settings = {**self.plan.config.settings, "start": "earliest", "log": BUILTIN}
+            del settings["partition_count"]
+            await self.nodes[0].calls.queues.create(views.QueueSpec(FOLLOWER, **settings))
 
     def _publish_before(self) -> None:
         self.log.append(self.rng.randrange(self.log.count))
@@ -219,8 +242,10 @@ class World:
 
     def _tick(self) -> None:
         now = self.database.clock()
-        self.checker.tick(now)
-        self.checker.worked(now, self._able())
+        able = self._able()
+        for checker in self.checkers.values():
+            checker.tick(now)
+            checker.worked(now, able)
         self.loop.call_later(TICK_SECONDS, self._tick)
 
     def _able(self) -> set[str]:
@@ -251,8 +276,9 @@ class World:
         for consumer in self.consumers:
             consumer.stubborn = consumer.cold = 0.0
             consumer.thaw()
-        if not any(self._stays(consumer) for consumer in self.consumers):
-            self.join(LEASE_SECONDS, False)
+        for queue in self.checkers:
+            if not any(self._stays(consumer) for consumer in self._of(queue)):
+                self.join(LEASE_SECONDS, False, queue=queue)
         if self.trace is not None:
             self.trace("-- from here on nothing goes wrong --")
 
@@ -261,43 +287,46 @@ class World:
         instances = [one.instance for one in self.consumers if one is not consumer]
         return not (gone or consumer.core.view.draining or consumer.instance in instances)
 
+    def _of(self, queue: str) -> list[Consumer]:
+        """The consumers of this queue."""
+        return [consumer for consumer in self.consumers if consumer.queue == queue]
+
     def _unsettled(self) -> tuple[int, str] | None:
-        if not any(self._stays(one) for one in self.consumers) and not self._anybody():
-            self.join(LEASE_SECONDS, False)
-        left = self.checker.unsettled()
+        left = (self._left(queue, checker) for queue, checker in self.checkers.items())
+        return next(filter(None, left), None)
+
+    def _left(self, queue: str, checker: Checker) -> tuple[int, str] | None:
+        """What is unsettled of this queue."""
+        consumers = self._of(queue)
+        if not any(self._stays(one) or _works(one) for one in consumers):
+            self.join(LEASE_SECONDS, False, queue=queue)
+        left = checker.unsettled()
         if left is not None:
             return left
         known = {}
-        for consumer in self.consumers:
+        for consumer in consumers:
             core = consumer.core
             if not consumer.dead and core.bound is not None:
                 known[core.bound.flow_id] = core.view
-        for flow_id in self.checker.flows:
+        for flow_id in checker.flows:
             if flow_id not in known:
                 return 9, f"{flow_id} is bound, and nobody is behind it"
-        for number, row in self.checker.partitions.items():
-            if row.owner is not None:
+        for number, row in checker.partitions.items():
+            if row.owner is not None and not is_let_go(row):
                 owned = known[row.owner].partitions.get(number)
                 if owned is None or (owned.epoch, owned.state) != (row.epoch, row.state):
                     return 9, f"{row.owner} does not know that it owns p{number}"
         return None
 
-    def _anybody(self) -> bool:
-        """Whether there is a consumer that will process the remaining messages."""
-        return any(
-            not one.dead
-            and not one.leaving
-            and one.core.status != "gone"
-            and not one.core.view.draining
-            for one in self.consumers
-        )
-
     # Events
 
     def disturb(self, seconds: float) -> None:
-        self.checker.disturbed(self.database.clock() + seconds + RECOVER_SECONDS)
+        for checker in self.checkers.values():
+            checker.disturbed(self.database.clock() + seconds + RECOVER_SECONDS)
 
-    def join(self, lease: float, warmup: bool, instance: str | None = None) -> Consumer:
+    def join(
+        self, lease: float, warmup: bool, instance: str | None = None, queue: str = QUEUE
+    ) -> Consumer:
         self.joined += 1
         name = f"c{self.joined}"
         consumer = Consumer(
@@ -309,7 +338,8 @@ class World:
             self.loop,
             self.network,
             self.log,
-            self.checker,
+            self.checkers[queue],
+            queue,
             self.plan.config,
             self.trace,
         )
@@ -338,8 +368,8 @@ class World:
         """The node is started again, as a new process."""
         if self.trace is not None:
             self.trace(f"{node.name} is down")
-        for request in node.asked:
-            self.checker.asked.end(request)
+        for queue, request in node.asked:
+            self.checkers[queue].asked.end(request)
         self.disturb(node.away_seconds)
         self.loop.call_later(node.away_seconds, self._again, node)
 
@@ -347,6 +377,17 @@ class World:
         if node in self.nodes:
             self.disturb(0.0)
             self.nodes[self.nodes.index(node)] = self._node(node.name)
+
+
+def _works(one: Consumer) -> bool:
+    """Whether it will process the remaining messages."""
+    over = one.dead or one.leaving or one.core.status == "gone"
+    return not over and not one.core.view.draining
+
+
+def _settings(width: int, **given: Any) -> Settings:
+    """The settings of a new queue. Here one log is read in groups, in the place of several."""
+    return Settings(**{**given, "aligned": width})
 
 
 def run(plan: Plan, *, recording: bool = False) -> Outcome:
@@ -368,7 +409,9 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
         (broker.replica.transaction, "SLICES_AT_ONCE", plan.config.slices_at_once),
         (broker.replica.transaction, "SLICES_OF_A_REST", plan.config.slices_at_once),
         (broker.replica.bursts, "SEVERAL", plan.config.several),
+        (broker.calls.queues, "Settings", partial(_settings, plan.config.aligned)),
         (broker.core.budget, "HOUR", HOUR_SECONDS),
+        (broker.core.cuts, "FIRST_SECONDS", plan.config.cuts_seconds),
         (broker.calls.upkeep, "_log", quiet),
         (broker.calls.cuts, "_log", quiet),
         (broker.replica.replica, "_log", quiet),
@@ -380,6 +423,7 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
     counts = world.counts
     counts.update({f"record {name}": n for name, n in world.database.records.items()})
     counts.update({f"pair {state.value}, {event.value}": n for (state, event), n in pairs.items()})
+    counts.update(world.database.met)
     counts["transactions"] = world.checker.transactions
     counts["messages"] = sum(lane.end for lane in world.checker.lanes.values())
     counts["outages before one commit"] = world.checker.deadlines.several_outages

@@ -192,16 +192,18 @@ written_queue AS (
     UPDATE counterpoise.queues
     SET (
         partition_count, access_type, rebalance_delay, max_handoff_time, max_warmup_time,
-        max_concurrent_handoffs, log, start, partitioning, ordered_resize, revision, status,
-        trigger, since, holddown_until, flows_before, departed, moved, rebalance, last_rebalance,
+        max_concurrent_handoffs, log, start, partitioning, ordered_resize, aligned,
+        retention_seconds, retention_bytes, mirror_group, revision, status, trigger, since,
+        holddown_until, flows_before, departed, moved, rebalance, last_rebalance,
         growing, discarding, retiring_count, waiting_count, finished_count, outage_seen,
         resize_seen, barriers, cuts_due, cuts_attempt, next_seat, next_deadline,
         level, writer_level
     ) = (
         SELECT
             partition_count, access_type, rebalance_delay, max_handoff_time, max_warmup_time,
-            max_concurrent_handoffs, log, start, partitioning, ordered_resize, revision, status,
-            trigger, since, holddown_until, flows_before, departed, moved, rebalance, last_rebalance,
+            max_concurrent_handoffs, log, start, partitioning, ordered_resize, aligned,
+            retention_seconds, retention_bytes, mirror_group, revision, status, trigger, since,
+            holddown_until, flows_before, departed, moved, rebalance, last_rebalance,
             growing, discarding, retiring_count, waiting_count, finished_count, outage_seen,
             resize_seen, barriers, cuts_due, cuts_attempt, next_seat, next_deadline,
             level, writer_level

@@ -2,9 +2,14 @@
 
 from broker.calls.history import History
 from broker.core import commands as c
-from broker.core.records import Entry, FlowBound, RebalanceStarted
+from broker.core.records import Entry, FlowBound, Grant, Granted, RebalanceStarted
 from broker.replica.transaction import Transaction
+from broker.store.ports import NamedFlow
 from tests.broker.core.world import World
+
+
+def named(clients: dict[str, str]) -> dict[str, NamedFlow]:
+    return {id: NamedFlow(name) for id, name in clients.items()}
 
 
 def test_an_instance_that_returns_and_brings_the_number_back_makes_two_entries() -> None:
@@ -42,7 +47,7 @@ def test_a_handoff_at_its_deadline_says_so_and_when_its_holddown_began() -> None
         turn = Transaction(orders.queue, orders.now, "commit")
         turn.decide(command)
         entries += turn.finish(1.0).entries
-    (entry,) = History(entries).views({"A": "etl-1", "B": "etl-2", "C": "etl-3"})
+    (entry,) = History(entries).views(named({"A": "etl-1", "B": "etl-2", "C": "etl-3"}))
     assert (entry.triggered_at, entry.started_at) == (began, began + 5.0)
     assert (entry.finished_at, entry.forced) == (began + 8.0, 1)
     (move,) = entry.moves
@@ -78,7 +83,7 @@ def told(orders: World, *turns: list[c.Command]) -> list[tuple[int, str, str]]:
             names[record.flow_id] = record.client_name
     history = History(entries)
     assert set(history.flow_ids) <= names.keys()
-    return [(one.id, one.trigger, one.why) for one in reversed(history.views(names))]
+    return [(one.id, one.trigger, one.why) for one in reversed(history.views(named(names)))]
 
 
 def bind(flow_id: str, instance: str | None = None) -> c.Command:
@@ -125,7 +130,7 @@ def test_a_grant_after_a_departure_names_the_flow_that_had_the_partition() -> No
     orders = World.owning({"A": [0], "B": [1]}, rebalance_delay=0)
     turn = Transaction(orders.queue, orders.now, "commit")
     turn.decide(c.Unbind("B"))
-    (one,) = History(turn.finish(1.0).entries).views({"A": "etl-1", "B": "etl-2"})
+    (one,) = History(turn.finish(1.0).entries).views(named({"A": "etl-1", "B": "etl-2"}))
     (move,) = one.moves
     assert (move.partition, move.from_flow, move.to_flow) == (1, "B", "A")
     assert one.clients == {"A": "etl-1", "B": "etl-2"}
@@ -145,3 +150,38 @@ def test_very_many_causes_are_counted() -> None:
     assert len(one.causes) == 100
     assert one.more_causes > 100
     assert len(one.why) < 300
+
+
+def test_a_pause_begins_with_the_last_sign_of_life_of_its_owner() -> None:
+    """Killed: silent until the lease ends, then without an owner for the holddown."""
+    orders = World.owning({"A": [0], "B": [1]}, rebalance_delay=5.0)
+    killed, entries = orders.now, list[Entry]()
+    for seconds, command in ((8.0, c.Unbind("A", "lease_expired", killed)), (5.0, c.Advance())):
+        orders.now += seconds
+        turn = Transaction(orders.queue, orders.now, "commit")
+        turn.decide(command)
+        entries += turn.finish(1.0).entries
+    (entry,) = History(entries).views({"A": NamedFlow("etl-1", killed + 8.0)})
+    (move,) = entry.moves
+    assert (move.outcome, move.seconds, move.silent_seconds) == ("orphaned", 13.0, 8.0)
+
+
+def test_silence_is_part_of_the_pause_of_a_handoff() -> None:
+    """A died 1 s before its partition was revoked; the handoff ends by force, or with its lease."""
+    for command, outcome in (
+        (c.Advance({"A": 99.0}), "forced"),
+        (c.Unbind("A", "lease_expired", 99.0), "orphaned"),
+    ):
+        orders = World.owning({"A": [0, 1]}, rebalance_delay=0.0, max_handoff_time=3.0)
+        orders.now = 100.0
+        orders.bind("B")
+        orders.now = 103.0
+        turn = Transaction(orders.queue, orders.now, "commit")
+        turn.decide(command)
+        grants = [grant for one in turn.finish(1.0).entries for grant in granted(one)]
+        assert [(grant.handed_over, grant.seconds) for grant in grants][:1] == [(outcome, 4.0)]
+        assert grants[0].by_handoff
+
+
+def granted(entry: Entry) -> list[Grant]:
+    return [one for record in entry.records if isinstance(record, Granted) for one in record.grants]

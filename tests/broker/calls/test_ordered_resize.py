@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from broker.calls import views
 from broker.core.commands import CommitItem, ReleaseItem
 from broker.core.cuts import FIRST_SECONDS
-from broker.core.errors import Invalid, ResizeUnsettled, Unavailable
+from broker.core.errors import CutsOutdated, Invalid, ResizeUnsettled, Unavailable
+from broker.logs.ports import Bounds
 from broker.testing.loop import settle, virtual
 from tests.broker.shell import Service, World, dynamic
 
@@ -454,6 +456,97 @@ async def test_the_readers_follow_where_another_replica_completes_a_resize() -> 
     for name in ("orders", "copy"):
         status = await two.rebalance_status(name)
         assert status.resize == views.ResizeView(2, 4, False, unreached=1, waiting=1)
+
+
+async def with_a_follower(world: World) -> tuple[Service, Service]:
+    """Two replicas; the queue `copy` follows `orders`."""
+    one, two = await two_replicas(world)
+    await one.create_queue(views.QueueSpec("copy", log=LOG, ordered_resize=True))
+    await two.queue("copy")
+    return one, two
+
+
+@virtual
+async def test_a_follower_keeps_the_newest_count_if_an_older_one_comes_late() -> None:
+    """Found by the simulation: it went back to the older count, and awaited cuts for ever."""
+    world = World()
+    one, two = await with_a_follower(world)
+    gate = one.net.hold("list")
+    late = asyncio.create_task(one.change_queue("orders", {"partition_count": 2}, False))
+    await one.net.met("list")  # the first replica is about to lead the followers
+    await two.change_queue("orders", {"partition_count": 4}, False)
+    gate.set()
+    await late
+    assert (await one.queue("copy")).partition_count == 4
+    assert (await one.rebalance_status("copy")).resize is None
+    await one.change_queue("orders", {"partition_count": 8}, False)
+    assert (await one.queue("copy")).partition_count == 8
+
+
+@virtual
+async def test_a_follower_does_not_go_back_to_what_its_log_was_before() -> None:
+    """A replica reads the log, and another one resizes it before the first one goes on."""
+    world = World()
+    one, two = await with_a_follower(world)
+    read, met, gate = one.logs.bounds, asyncio.Event(), asyncio.Event()
+
+    async def held(log: str, partitions: Sequence[int] | None = None) -> Bounds | None:
+        bounds = await read(log, partitions)
+        met.set()
+        await gate.wait()
+        return bounds
+
+    one.logs.bounds = held  # type: ignore[method-assign]
+    late = asyncio.create_task(one.change_queue("orders", {"partition_count": 3}, False))
+    await met.wait()
+    # The second replica completes the first resize, and then there is another one.
+    for count in (3, 4):
+        await two.change_queue("orders", {"partition_count": count}, False)
+    gate.set()
+    await late
+    assert (await one.queue("copy")).partition_count == 4
+    assert (await one.rebalance_status("copy")).resize is None
+
+
+@virtual
+async def test_two_resizes_at_once_leave_a_follower_the_cuts_of_the_first_one() -> None:
+    """The second one has found the follower settled, but of the resize before."""
+    world = World()
+    one, two = await with_a_follower(world)
+    flow = await bound(two)
+    publish(one, 0, 3)
+    await commit(two, flow, p0="3")
+    gate = one.net.hold("commit")
+    second = asyncio.create_task(one.change_queue("orders", {"partition_count": 8}, False))
+    await one.net.met("commit")
+    await two.change_queue("orders", {"partition_count": 4}, False)
+    gate.set()
+    with pytest.raises(CutsOutdated):
+        await second
+    assert (await one.queue("orders")).partition_count == 4
+    status = (await one.rebalance_status("copy")).resize
+    assert status == views.ResizeView(2, 4, False, unreached=1, waiting=1)
+    with pytest.raises(ResizeUnsettled, match="'copy'"):
+        await one.change_queue("orders", {"partition_count": 8}, False)
+
+
+@virtual
+async def test_a_log_of_which_a_follower_does_not_know_yet_is_not_resized_again() -> None:
+    """The owner has no ordered resizes, so it does not wait for anything itself."""
+    world = World()
+    one = await world.replica()
+    await one.create_queue(views.QueueSpec("orders", 2, rebalance_delay=0))
+    await one.create_queue(views.QueueSpec("copy", log=LOG, ordered_resize=True))
+    publish(one, 0, 3)
+    one.logs.error = Unavailable("away")
+    with pytest.raises(Unavailable):
+        await one.change_queue("orders", {"partition_count": 4}, False)
+    one.logs.error = None
+    with pytest.raises(ResizeUnsettled, match="has not followed its log"):
+        await one.change_queue("orders", {"partition_count": 8}, False)
+    await one.keep_logs()
+    status = (await one.rebalance_status("copy")).resize
+    assert status == views.ResizeView(2, 4, False, unreached=1, waiting=1)
 
 
 @virtual

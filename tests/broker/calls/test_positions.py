@@ -64,7 +64,7 @@ def test_each_kind_has_its_largest_position() -> None:
     refuse_invalid("other://elsewhere", {"position": "abc"})
     reach = Reach(cast(Logs, None))
     for position in NONSENSE:
-        assert reach.doubtful("q", [CommitItem(0, 1, position)]) == [0]
+        assert reach.is_doubtful("q", CommitItem(0, 1, position))
         assert number_of("builtin:orders", position) is None
 
 

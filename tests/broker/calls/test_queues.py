@@ -166,6 +166,30 @@ class TestResizing:
             await one.change_queue("copy", {"partition_count": 9}, False)
 
     @virtual
+    async def test_the_last_of_two_resizes_leads_the_readers(self) -> None:
+        """Whichever replica comes to them last."""
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec())
+        await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
+        met, gate = asyncio.Event(), asyncio.Event()
+
+        async def slowly(method: str) -> None:
+            # It lists the readers of the log before it resizes the queue, and after that.
+            if method == "list" and one.net.calls[method] == lists + 2:
+                met.set()
+                await gate.wait()
+
+        lists, one.net.before = one.net.calls["list"], slowly
+        resizing = asyncio.create_task(one.change_queue("orders", {"partition_count": 6}, False))
+        await met.wait()
+        await two.change_queue("orders", {"partition_count": 5}, False)
+        assert (await two.queue("copy")).partition_count == 5
+        gate.set()
+        await resizing
+        assert (await two.queue("copy")).partition_count == 5
+
+    @virtual
     async def test_only_a_resize_discards(self) -> None:
         """Another queue may still be draining partitions that this one has finished."""
         world = World()
@@ -324,6 +348,43 @@ class TestStart:
         assert await positions(one, "late") == ["1", "0", "0"]
         log.append(0)
         assert await positions(one, "late") == ["1", "0", "0"]
+
+    @virtual
+    async def test_a_queue_on_an_existing_log_begins_at_given_positions(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=3))
+        log = one.logs.the("builtin:orders")
+        for partition in (0, 0, 1, 2):
+            log.append(partition)
+        late = views.QueueSpec("late", log="builtin:orders", positions={0: "1", 2: None})
+        admin = holder("*")
+        await one.create_queue(late, admin)
+        assert await positions(one, "late") == ["1", None, None]
+        await one.create_queue(replace(late, name="later", start="latest"))
+        assert await positions(one, "later") == ["1", "1", "1"]
+        (act,) = (await one.calls.keys.audit(admin, 10, None, "late")).items
+        assert act.after is not None
+        assert act.after["positions"] == {"0": "1"}
+
+    @virtual
+    async def test_positions_that_a_new_queue_cannot_have_are_refused(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=2))
+        one.logs.the("builtin:orders").append(0)
+        for given, why in (
+            ({0: "2"}, "ends at 1, and 2 is beyond"),
+            ({0: "x"}, "is not a position"),
+            ({2: "0"}, "has no partition 2"),
+        ):
+            late = views.QueueSpec("late", log="builtin:orders", positions=given)
+            with pytest.raises(Invalid, match=why):
+                await one.create_queue(late)
+        for new in (views.QueueSpec("new", 1), views.QueueSpec("new", partitioning="dynamic")):
+            with pytest.raises(Invalid, match="leave them out"):
+                await one.create_queue(replace(new, positions={0: "0"}))
+        assert [queue.name for queue in (await one.list_queues(9, None)).items] == ["orders"]
 
     @virtual
     async def test_no_queue_is_created_while_the_log_does_not_answer(self) -> None:

@@ -94,6 +94,16 @@ def _plain(value: Any) -> Any:
 # Balance
 
 
+def _leads(queue: Queue, number: int) -> bool:
+    """Whether the partition stands for its group in the balance."""
+    return number % queue.settings.aligned == 0
+
+
+def _is_let_go(partition: Partition) -> bool:
+    """Whether its owner has released it, and not yet all of its group."""
+    return partition.owner is not None and partition.next_handed_over == "graceful"
+
+
 # The states in which a partition takes no part in the balance.
 _BESIDE = ("removed", "waiting", "finished")
 
@@ -108,7 +118,8 @@ def is_balanced(queue: Queue, *, any_spread: bool = False) -> bool:
         return False
     if any_spread:
         return True
-    held = Counter(p.owner.id for p in existing if not p.retiring and p.owner is not None)
+    counted = [p for p in existing if not p.retiring and _leads(queue, p.number)]
+    held = Counter(p.owner.id for p in counted if p.owner is not None)
     exclusive = queue.settings.access_type == "exclusive"
     only = min(takers, key=lambda flow: flow.bind_number).id if exclusive else None
     return balance.is_balanced({flow.id: held[flow.id] for flow in takers}, only=only)
@@ -125,6 +136,7 @@ def _takes(flow: Flow) -> bool:
 def check_state(queue: Queue, now: float, *, advanced: bool = False) -> None:
     """Holds after any command: the counts are right, and the status fits the assignment."""
     _check_partitions(queue)
+    _check_groups(queue)
     _check_sets(queue, now)
     _check_counts(queue)
     _check_status(queue, now)
@@ -165,6 +177,27 @@ def _check_partitions(queue: Queue) -> None:
     assert len(queue.partitions) >= count
     existing = sum(partition.state != "removed" for partition in queue.partitions.values())
     assert queue.operational_partition_count == existing
+
+
+def _check_groups(queue: Queue) -> None:
+    """Aligned partitions are where their first one is, in every slice."""
+    aligned = queue.settings.aligned
+    if aligned == 1:
+        return
+    for number, partition in queue.partitions.items():
+        first = queue.partitions[number - number % aligned]
+        same = (first.owner, first.state, first.retiring)
+        assert (partition.owner, partition.state, partition.retiring) == same, number
+        one, other = queue.handoffs.get(number), queue.handoffs.get(first.number)
+        if one is not None and other is not None:
+            assert (one.named, one.deadline, one.since) == (
+                other.named,
+                other.deadline,
+                other.since,
+            )
+    for start in range(0, len(queue.partitions), aligned):
+        group = [queue.partitions[number] for number in range(start, start + aligned)]
+        assert not all(map(_is_let_go, group)), "all of a group is released, and nothing follows"
 
 
 def _check_sets(queue: Queue, now: float) -> None:
@@ -210,12 +243,13 @@ def _check_sets(queue: Queue, now: float) -> None:
     assert queue.flows_of_key == Counter(f.key_id for f in queue.flows.values() if f.key_id)
     assert all(moves.level > 0 for moves in queue.moved.values())
     assert queue.next_deadline() == min(deadlines, default=None)
-    assert all(number in queue.lowest for number in queue.unassigned)
+    assert all(number in queue.lowest for number in queue.unassigned if _leads(queue, number))
     for flow in queue.flows.values():
         idle = {
             number
             for number in flow.owned
             if states[number] == "owned" and (flow.draining or number not in queue.retiring)
+            if _leads(queue, number)
         }
         assert queue.highest_giveable(flow) == max(idle, default=None)
         assert all(-number in flow.offers for number in idle)
@@ -234,7 +268,7 @@ def _check_counts(queue: Queue) -> None:
             counted = queue.handoffs[partition.number].named
             if counted is not None:
                 incoming[counted.id].add(partition.number)
-        if counted is not None and not partition.retiring:
+        if counted is not None and not partition.retiring and _leads(queue, partition.number):
             load[counted.id] += 1
     ranked, leaving = {}, {}
     for flow in queue.gone.values():
@@ -251,7 +285,8 @@ def _check_counts(queue: Queue) -> None:
             assert not flow.draining
             assert not flow.owned | flow.incoming
         elif flow.draining:
-            leaving[flow.bind_number] = len(owned[flow.id]) - outgoing
+            idle = len(owned[flow.id]) - outgoing
+            leaving[flow.bind_number] = idle // queue.settings.aligned
         else:
             ranked[flow.bind_number] = load[flow.id]
     for ranking, counts in ((queue.ranking, ranked), (queue.leaving, leaving)):
@@ -284,7 +319,7 @@ def _check_status(queue: Queue, now: float) -> None:
         return
     assert queue.handoffs, "Rebalancing, and nothing under way"
     most = queue.settings.max_concurrent_handoffs
-    if most is None or len(queue.handoffs) < most:
+    if most is None or len(queue.handoffs) < most * queue.settings.aligned:
         _check_nothing_more_can_begin(queue)
     assert not queue.unassigned or not any(map(_takes, queue.flows.values()))
 
@@ -298,6 +333,7 @@ def _check_nothing_more_can_begin(queue: Queue) -> None:
             n
             for n in f.owned
             if n not in queue.handoffs and (f.draining or n not in queue.retiring)
+            if _leads(queue, n)
         ]
         for f in queue.flows.values()
     }
@@ -307,7 +343,7 @@ def _check_nothing_more_can_begin(queue: Queue) -> None:
         assert not any(numbers for flow_id, numbers in idle.items() if flow_id != first.id)
     elif max(takers.values()) - min(takers.values()) > 1:
         # The flow with the most partitions has no more to give before others arrive.
-        ceiling = -(-queue.settings.partition_count // len(takers))
+        ceiling = -(-queue.settings.partition_count // queue.settings.aligned // len(takers))
         assert any(load > ceiling or load == max(takers.values()) for load in takers.values())
         assert any(
             load == max(takers.values()) and not idle[flow_id] for flow_id, load in takers.items()
@@ -398,7 +434,7 @@ class Oracle:
             if isinstance(record, r.EpochsRaised)
             for n in record.partitions
         }
-        resized = isinstance(command, c.Change)
+        resized = isinstance(command, c.Change | c.FollowLog)
         if isinstance(command, c.Unbind):
             _check_successors_of_the_leaver_own(before, after, command.flow_id)
         if isinstance(command, c.Change) and set(command.changes) <= {"max_concurrent_handoffs"}:
@@ -428,7 +464,9 @@ class Oracle:
             before["status"] == "Ready"
             and after["status"] == "Ready"
             and before["unfinished_at"] is None
-            and not isinstance(command, c.Bind | c.Unbind | c.RaiseEpochs | c.Change | c.Drain)
+            and not isinstance(
+                command, c.Bind | c.Unbind | c.RaiseEpochs | c.Change | c.FollowLog | c.Drain
+            )
             and not _admits(decision)
         ):
             ready = [(p["owner"], p["epoch"], p["state"]) for p in before["partitions"]]
@@ -526,7 +564,7 @@ class Oracle:
             started
             or unplanned
             or settling
-            or isinstance(command, c.Bind | c.Unbind | c.Drain | c.Change)
+            or isinstance(command, c.Bind | c.Unbind | c.Drain | c.Change | c.FollowLog)
             or _admits(decision)
         ):
             self.fewest = self._fewest_from(before, queue, command, decision)
@@ -541,7 +579,7 @@ class Oracle:
             elif isinstance(record, r.Granted):
                 # A draining owner may release a partition while its successor still warms up.
                 self._revoked(_released_early(before, command, record))
-        made = len(self.revokes_since_change)
+        made = sum(_leads(queue, number) for number, _ in self.revokes_since_change)
         assert self.fewest is not None
         assert made <= self.fewest, f"{made} handoffs where {self.fewest} would do"
         if queue.status == "Ready":
@@ -589,6 +627,8 @@ class Oracle:
         leaving = 0
         for partition in queue.partitions.values():
             number = partition.number
+            if not _leads(queue, number):
+                continue
             owner = _bound(queue, begun[number]) if number in begun else partition.owner
             owner = _goes_on(queue, owner) if owner is not None else _gets_back(queue, partition)
             if number in free:
@@ -613,7 +653,8 @@ class Oracle:
         only = None
         if queue.settings.access_type == "exclusive":
             only = min((queue.flows[f] for f in takers), key=lambda flow: flow.bind_number).id
-        return leaving + balance.fewest_handoffs(takers, queue.settings.partition_count, only=only)
+        groups = queue.settings.partition_count // queue.settings.aligned
+        return leaving + balance.fewest_handoffs(takers, groups, only=only)
 
 
 def _admits(decision: Decision) -> bool:
@@ -655,6 +696,8 @@ def view(state: dict[str, Any], flow_id: str) -> Any:
         number = partition["number"]
         handoff = state["handoffs"].get(number)
         if partition["owner"] == me:
+            if partition["next_handed_over"] == "graceful":
+                continue
             revoking = partition["state"] == "revoking"
             label = "revoking" if revoking else "retiring" if partition["retiring"] else "owned"
             deadline = handoff["deadline"] if revoking else None

@@ -1,5 +1,7 @@
 """Roles, rights and patterns of queues."""
 
+from itertools import product
+
 import pytest
 
 from broker.core.access import (
@@ -9,6 +11,7 @@ from broker.core.access import (
     Role,
     anybody,
     check_patterns,
+    covers,
     flow_caller,
     matches,
 )
@@ -104,3 +107,36 @@ def test_a_flow_sees_and_reads_its_own_queue() -> None:
 def test_without_keys_each_caller_is_an_administrator() -> None:
     anybody().require(Right.ADMINISTER, queue="flights")
     assert anybody().sees("flights")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "within", "beyond"),
+    [
+        ("*", ["*", "a", "a?*", "team-*"], []),
+        ("team-a.*", ["team-a.*", "team-a.x", "team-a.?", "team-a.x*"], ["team-a", "team-*", "*"]),
+        ("a?", ["ab", "a?"], ["a*", "a", "abc", "a??"]),
+        ("a?*", ["ab", "abc*", "a?*", "a??"], ["a*", "*", "?b"]),
+        ("a*b", ["ab", "a*b", "a*xb", "a?b"], ["a*", "*b", "a*bc"]),
+        ("orders", ["orders"], ["Orders", "order?", "orders*"]),
+    ],
+)
+def test_a_pattern_covers_others(pattern: str, within: list[str], beyond: list[str]) -> None:
+    assert [one for one in within if not covers((pattern,), [one])] == []
+    assert [one for one in beyond if covers((pattern,), [one])] == []
+    assert covers((pattern, "else"), [*within, "else"])
+    assert covers((pattern, "other"), ["else"]) == (pattern == "*")
+
+
+def test_what_is_covered_matches_no_more() -> None:
+    """Each of 85 patterns against each."""
+    words = [words_of("ab", length) for length in range(6)]
+    names = [name for some in words for name in some]
+    patterns = [each for length in range(4) for each in words_of("ab*?", length)]
+    matched = {each: {name for name in names if matches((each,), name)} for each in patterns}
+    covered = [(p, o) for p in patterns for o in patterns if covers((p,), [o])]
+    assert [(p, o) for p, o in covered if not matched[o] <= matched[p]] == []
+    assert len(covered) > len(patterns)
+
+
+def words_of(letters: str, length: int) -> list[str]:
+    return ["".join(word) for word in product(letters, repeat=length)]

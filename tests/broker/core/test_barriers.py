@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from math import lcm
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from broker.core import commands as c
 from broker.core import records as r
 from broker.core.barriers import Barriers
 from broker.core.draft import Decision
+from broker.core.errors import CutsOutdated
 from broker.core.structures import Journal
 from tests.broker.core.world import World
 
@@ -157,6 +159,71 @@ def test_a_queue_that_does_not_follow_its_log_yet_takes_no_cuts():
     world.resize(4)
     world.do(told(1, 2, 4))
     assert waiting(world) == {2: {0}, 3: {1}}
+
+
+def test_a_queue_that_follows_its_log_is_resized_and_awaits_cuts():
+    world = World(2, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    follow = c.FollowLog(1, 4)
+    assert {r.SettingsChanged, r.CutsAwaited, r.PartitionsAdded} <= kinds(world.do(follow))
+    assert not world.do(follow).entries
+    world.do(told(1, 2, 4))
+    assert waiting(world) == {2: {0}, 3: {1}}
+
+
+def test_a_queue_follows_no_resize_of_which_it_knows_the_cuts_or_later_ones():
+    world = World(2, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    for resize, (before, after) in enumerate([(2, 4), (4, 8)], 1):
+        world.do(c.FollowLog(resize, after))
+        world.do(told(resize, before, after, reached=True))
+    for late in (c.FollowLog(1, 4), c.FollowLog(2, 4)):
+        assert not world.do(late).entries
+    assert world.queue.configured_count == 8
+
+
+def test_a_queue_follows_its_log_while_it_awaits_cuts_that_the_log_no_longer_has():
+    world = World(2, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    world.do(c.FollowLog(1, 4))
+    world.do(c.FollowLog(2, 8))
+    world.do(told(2, 4, 8))
+    assert waiting(world) == {n: {n - 4} for n in range(4, 8)}
+
+
+def test_a_queue_follows_a_further_resize_when_the_cuts_before_are_reached():
+    world = resized(2, 4)
+    for _ in range(2):
+        world.do(c.FollowLog(2, 8))
+        assert world.queue.configured_count == 4
+        assert world.queue.cuts_due is not None
+    world.do(c.ReachCuts(1, tuple((n, world.epoch(n)) for n in (0, 1))))
+    assert world.queue.cuts_due == world.now
+    world.do(c.FollowLog(2, 8))
+    world.do(told(2, 4, 8))
+    assert waiting(world) == {n: {n - 4} for n in range(4, 8)}
+
+
+def test_a_queue_whose_log_was_resized_there_and_back_awaits_the_cuts_of_that():
+    world = World(2, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    assert kinds(world.do(c.FollowLog(2, 2))) == {r.CutsAwaited}
+    world.do(told(2, 4, 2))
+    assert world.queue.cuts_due is None
+    assert world.queue.resize_seen == 2
+
+
+def test_a_resize_is_refused_if_there_was_one_since_the_other_readers_were_settled():
+    world = World(2, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    checked = (2, 0)
+    world.do(c.Change({"partition_count": 4}, checked=checked))
+    world.do(told(1, 2, 4, reached=True))
+    for before in (checked, (4, 0)):
+        with pytest.raises(CutsOutdated):
+            world.do(c.Change({"partition_count": 8}, checked=before))
+    world.do(c.Change({"partition_count": 8}, checked=(4, 1)))
+    assert world.queue.configured_count == 8
 
 
 def test_amid_the_slices_of_a_resize_no_cuts_are_taken():

@@ -37,6 +37,26 @@ class TestRule1:
         assert orders.owned("A") == [0, 1, 2]
         assert history(orders) == [("bind", 0, 3)]
 
+    def test_at_once_the_first_flow_gets_everything_without_a_holddown(self) -> None:
+        orders = World(3)
+        orders.bind("A", at_once=True)
+        assert orders.status == "Ready"
+        assert orders.owned("A") == [0, 1, 2]
+        assert history(orders) == [("bind", 0, 3)]
+
+    def test_at_once_a_flow_that_finds_others_waits_out_the_holddown(self) -> None:
+        orders = World.owning({"A": [0, 1], "B": [2]})
+        orders.bind("C", at_once=True)
+        assert (orders.status, orders.trigger) == ("Holddown", "bind")
+
+    def test_at_once_a_flow_that_finds_one_that_is_draining_waits_too(self) -> None:
+        orders = World.owning({"A": [0, 1]})
+        orders.drain("A")
+        orders.advance(5)
+        assert (orders.status, orders.owned("A")) == ("Ready", [0, 1])
+        orders.bind("B", at_once=True)
+        assert (orders.status, orders.trigger) == ("Holddown", "bind")
+
     def test_a_bind_to_fewer_flows_than_partitions_starts_a_holddown(self) -> None:
         orders = World.owning({"A": [0, 1], "B": [2]})
         orders.bind("C")

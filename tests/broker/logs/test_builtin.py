@@ -1,7 +1,7 @@
 """The service's side of the built-in log: repeated, late and interrupted calls do no harm."""
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -266,6 +266,25 @@ async def test_the_position_of_a_time_skips_nothing_published_since(logs, log):
     assert await logs.position_at("builtin:flights", 0.0) == {0: "3", 1: "0", 2: "0", 3: "0"}
 
 
+async def test_the_age_is_that_of_the_message_at_the_position(logs, log):
+    def published(seconds_ago):
+        return Message(b"", published_at=datetime.now(UTC) - timedelta(seconds=seconds_ago))
+
+    messages = [*map(published, (7000, 3000, -500))]
+    log.append(AppendBatch("p", 0, 4, [0, 0, 2], messages))
+
+    async def ages(*positions):
+        return await logs.ages("builtin:flights", dict(positions), seconds=8.0)
+
+    found = await ages((0, "0"), (1, "0"), (2, "0"))
+    assert found.keys() == {0, 2}
+    assert 7000 <= found[0] < 10_000
+    assert found[2] == 0.0
+    later = await ages((0, "1"))
+    assert 3000 <= later[0] < 6000
+    assert await ages((0, "2"), (7, "0")) == {}
+
+
 async def test_a_queue_made_again_starts_with_an_empty_log_even_if_the_drop_was_lost(logs):
     first, second = LogOwner("first", "flights", 1000.0), LogOwner("second", "flights", 2000.0)
     assert await logs.ensure("builtin:again", 4, first)
@@ -300,6 +319,8 @@ async def test_a_resize_leaves_the_ends_of_its_moment(logs, log):
         assert (bounds.resize, bounds.resized_from) == (1, 4)
         assert bounds.cuts == {number: "2" if number == 1 else "0" for number in range(6)}
         assert bounds.ends[1] == "3"
+    none = await logs.bounds("builtin:flights", ())
+    assert (none.resize, none.partition_count, none.ends) == (1, 6, {})
 
 
 async def test_a_resize_that_is_repeated_or_late_takes_no_cuts(logs, log):

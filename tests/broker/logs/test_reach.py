@@ -33,7 +33,7 @@ class Told:
 
 async def refused(reach: Reach, position: int) -> Mapping[int, str]:
     """As a commit of partition 0 does it."""
-    if not reach.doubtful("q", [CommitItem(0, 1, str(position))]):
+    if not reach.is_doubtful("q", CommitItem(0, 1, str(position))):
         return {}
     return await reach.beyond("q", LOG, {0: str(position)})
 

@@ -6,6 +6,7 @@ import pytest
 
 from broker.logs import redis_upkeep as upkeep
 from broker.logs.external import LogOwned, open_managed
+from broker.logs.peeking import Peek, peek_at
 from broker.logs.ports import LogOwner
 from counterpoise.logs import (
     AppendBatch,
@@ -169,3 +170,19 @@ def test_trimming_goes_in_steps_and_is_exact(log, redis_server, monkeypatch):
     with redis_server.client() as admin:
         assert admin.xlen(f"counterpoise:{{{log.name}}}:stream:0") == 45
     assert texts(log, 0, "55")[0] == "55"
+
+
+def test_people_look_at_what_is_left_after_a_trim_and_go_on_from_there(log):
+    append(log, *"abcde")
+    log.trim({0: "2"})
+
+    def look(position, limit=10):
+        found = peek_at(log, 0, position, limit, 1000)
+        return "".join(one.value.decode() for one in found.messages), found.following
+
+    assert look(None) == look("0") == ("cde", "5")
+    assert look("3", limit=1) == ("d", "4")
+    assert look("9") == ("", "5")
+    [cut, *_] = peek_at(log, 0, None, 10, 0).messages
+    assert (cut.value, cut.size_bytes, cut.position) == (b"", 1, "2")
+    assert peek_at(log, 3, None, 10, 1000) == Peek("0", "0", (), "0")

@@ -99,7 +99,7 @@ def test_a_database_without_served_versions_gets_them(database_url: str) -> None
         migrations.upgrade(database_url)
         found = connection.execute("SELECT version_num, serves FROM counterpoise.alembic_version")
         assert found.fetchall() == [
-            ("control_0014", [f"control_{number:04}" for number in range(1, 15)])
+            ("control_0019", [f"control_{number:04}" for number in range(1, 20)])
         ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
+from structlog.testing import capture_logs
 
 from broker.core import commands as c
 from broker.core.commands import CommitItem, ReadyItem, ReleaseItem
@@ -16,6 +17,7 @@ from broker.core.errors import (
     FlowGone,
     FlowNotFound,
     QueueNotFound,
+    QueueUnreadable,
     Unavailable,
 )
 from broker.core.queue import Queue
@@ -24,6 +26,7 @@ from broker.replica.coordinator import Coordinator
 from broker.replica.notifier import ViewNotifier
 from broker.replica.renewals import Renewals
 from broker.replica.transaction import Submission
+from broker.store.ports import QueueDamaged
 from broker.testing.loop import settle, virtual
 from broker.testing.process import VirtualAlarms
 from broker.testing.store import Fault
@@ -560,6 +563,29 @@ class TestCatchingUp:
         await two.update("orders", flow)
         await two.unbind("orders", flow)
         world.check("orders")
+
+    @virtual
+    async def test_a_queue_that_cannot_be_read_is_logged_each_time_that_it_breaks(self) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec())
+        load = two.replica.store.load
+
+        async def fails(queue_id: str) -> Queue:
+            raise QueueDamaged("p7 has no key")
+
+        with capture_logs() as logged:
+            for _ in range(2):
+                two.replica.store.load = fails  # type: ignore[method-assign]
+                for _ in range(3):
+                    with pytest.raises(QueueUnreadable, match="p7 has no key"):
+                        await two.queue("orders")
+                two.replica.store.load = load  # type: ignore[method-assign]
+                assert (await two.queue("orders")).partition_count == 4
+                (coordinator,) = two.replica._coordinators.values()
+                coordinator.queue = None
+        errors = [line["error"] for line in logged if line["log_level"] == "error"]
+        assert errors == ["p7 has no key"] * 2
 
     @virtual
     async def test_after_a_restore_of_the_database_the_queue_is_loaded_once(self) -> None:

@@ -28,7 +28,7 @@ def run(*arguments: str, code: int = 0) -> Result:
 
 def test_it_says_what_would_happen_and_draws_it(tmp_path: Path) -> None:
     picture = tmp_path / "plan.svg"
-    said = run("-p", "100", "--flows", "10", "--picture", str(picture)).output
+    said = run("-p", "100", "--consumers", "10", "--picture", str(picture)).output
     assert "100 partitions, 10 consumers; rebalance_delay 5 s" in said
     assert "BALANCED AFTER" in said
     root = ElementTree.fromstring(picture.read_text("utf-8"))

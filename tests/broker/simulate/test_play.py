@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from broker.core.model import Settings
+from broker.simulate.drawing import MOST_TIMES, times
 from broker.simulate.play import ConsumerModel, Phase, Played, play
 from broker.simulate.report import advice, document, table
 from broker.simulate.scenarios import SCENARIOS, InvalidScenario, Step, named, read
@@ -146,3 +147,26 @@ def test_a_file_has_steps_in_any_order() -> None:
 def test_a_file_that_is_no_scenario_is_refused(text: str, said: str) -> None:
     with pytest.raises(InvalidScenario, match=said):
         read(text)
+
+
+def test_partitions_of_a_crashed_consumer_are_unread_from_the_crash_on() -> None:
+    """As long as its lease runs, too, and until others have them."""
+    result = played(Step(0, "bind", 4), Step(60, "crash", 1))
+    unread = [(sample.at, sample.paused) for sample in result.samples if sample.at >= 60]
+    assert unread == [(60.0, 25), (70.0, 25), (75.0, 0)]
+
+
+def test_a_crash_amid_a_handoff_is_counted_from_the_crash() -> None:
+    """Of what it gives, which ends by force, and of what it keeps."""
+    slow = ConsumerModel(finish_seconds=10.0)
+    plan = Step(0, "bind", 1), Step(60, "bind", 1), Step(64, "crash", 1)
+    assert set(played(*plan, consumers=slow).phases[2].pauses) == {4.0, 15.0}
+
+
+@pytest.mark.parametrize("end", [1.0, 7.3, 75.0, 181.4, 900.0, 5000.0, 90000.0])
+def test_the_times_of_the_picture_are_round(end: float) -> None:
+    found = times(end)
+    assert 2 <= len(found) <= MOST_TIMES
+    assert found[-1] <= end
+    digits = [str(at).rstrip("0") for at in found if at % 60]
+    assert all(len(digit) <= 2 for digit in digits), found

@@ -166,7 +166,8 @@ class Replica:
         )
         self._mark = self.queue.journal.mark()
         records = (r.PartitionsAdded(0, partitions, self.now),)
-        commit = self.commit_of(self.replay(records), seen=0, fence=fence)
+        fences = () if fence is None else (fence,)
+        commit = self.commit_of(self.replay(records), seen=0, fences=fences)
         await self.store.create(commit)
         self.settle()
         return commit

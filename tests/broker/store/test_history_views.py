@@ -1,4 +1,4 @@
-"""The history in SQL, read by a role that may do nothing else (docs, *Operations*)."""
+"""The history in SQL, read by a role that may do nothing else (docs/monitoring.md)."""
 
 from __future__ import annotations
 
@@ -70,3 +70,21 @@ def test_the_reader_of_the_history_reads_nothing_else(
 ) -> None:
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         reader.execute(f"SELECT * FROM counterpoise.{table}")
+
+
+async def test_a_pause_has_the_part_in_which_its_owner_was_silent(
+    reader: psycopg.Connection, postgres: PostgresGround
+) -> None:
+    """As much as `paused_seconds` has before the flow left; by the two clocks of this test, which
+    gives the times of decisions itself, that is none or all of it."""
+    replica = Replica(await postgres.store())
+    await replica.create(2, rebalance_delay=5.0)
+    await replica.bind("A", "B")
+    replica.now += 10
+    await replica.do(c.Advance())
+    await replica.do(c.Unbind("A", "lease_expired", replica.now - 8.0))
+    replica.now += 5
+    await replica.do(c.Advance())
+    asked = "SELECT from_flow, paused_seconds, silent_seconds FROM counterpoise.history_moves"
+    moves = reader.execute(f"{asked} WHERE queue = %s", (replica.queue.name,)).fetchall()
+    assert sorted(moves, key=str) == [("A", 13.0, 13.0), (None, None, None), (None, None, None)]

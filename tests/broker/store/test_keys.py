@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from broker.core import commands as c
 from broker.core.access import digest
-from broker.store.ports import Act, KeyRow, Store
+from broker.store.ports import Act, KeyRow, NewKey, Store
 from broker.testing.database import MemoryKey
 from tests.broker.store.support import (
     Ground,
@@ -161,3 +161,34 @@ async def test_queues_by_patterns(store: Store) -> None:
     assert await shown("A_1") == []
     [row] = await store.list(1, "a_1", ("a*",))
     assert row.queue.name == "ab1"
+
+
+def new(key_id: str, ends_at: float | None = None) -> NewKey:
+    return NewKey(key_id, digest(key_id), "etl", "consumer", ["team-a.*"], ends_at)
+
+
+async def test_keys_are_made_listed_and_revoked(store: Store) -> None:
+    """With their rows in the audit."""
+    by = Act("create_key", key_id="0123456789ab", address="::1")
+    first = await store.keys.make(new(IDS[0]), by, only_first=True)
+    assert first is not None
+    assert (first.id, first.role, [*first.queues]) == (IDS[0], "consumer", ["team-a.*"])
+    assert (first.state, first.last_used_at) == ("valid", None)
+    assert await store.keys.make(new(IDS[1]), by, only_first=True) is None
+    ended = await store.keys.make(new(IDS[2], ends_at=first.created_at), by, only_first=False)
+    assert ended is not None
+    assert (await store.keys.read(IDS)).counting.keys() == {IDS[0]}
+    for _ in range(2):
+        revoked = await store.keys.revoke(IDS[0], replace(by, call="revoke_key"))
+        assert revoked is not None
+        assert revoked.state == "revoked"
+    assert await store.keys.revoke(IDS[5], by) is None
+    assert [(key.id, key.state) for key in await store.keys.all()] == [
+        (IDS[0], "revoked"),
+        (IDS[2], "ended"),
+    ]
+    acts = [row.act for row in reversed(await store.keys.audit(10, None, ["*"], None))]
+    assert [act.call for act in acts] == ["create_key", "create_key", "revoke_key"]
+    assert {act.key_id for act in acts} == {"0123456789ab"}
+    assert acts[0].after == first.audited
+    assert acts[2].before == first.audited

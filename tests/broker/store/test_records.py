@@ -84,10 +84,16 @@ async def test_clients_are_named_while_their_flows_are_stored(
     now = (await store.pulse()).now
     await orders.bind("A", "B")
     await orders.do(c.Unbind("A"))
-    assert (await store.client_names(["A", "B", "nobody"])).keys() == {"A", "B"}
-    assert await store.client_names([]) == {}
+    assert (await store.flows_named(["A", "B", "nobody"])).keys() == {"A", "B"}
+    assert await store.flows_named([]) == {}
+    assert (await store.flows_named(["A"]))["A"].expired_at is None
+    await orders.bind("C")
+    await orders.do(c.Unbind("C", "lease_expired", now))
+    expired_at = (await store.flows_named(["C"]))["C"].expired_at
+    assert expired_at is not None
+    assert expired_at >= now
     await store.purge(flows_before=now + 60, records_before=now)
-    assert (await store.client_names(["A", "B"])).keys() == {"B"}
+    assert (await store.flows_named(["A", "B"])).keys() == {"B"}
 
 
 async def test_there_is_no_history_before_the_first_rebalance(

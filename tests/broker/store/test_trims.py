@@ -49,23 +49,23 @@ async def test_a_trim_is_announced_once_at_a_time(store: Store) -> None:
 
 async def test_a_commit_passes_only_a_fence_that_holds(store: Store, orders: Replica) -> None:
     trims = store.trims
-    await orders.do(bind("A"), fence=Fence(LOG, NEVER))
+    await orders.do(bind("A"), fences=(Fence(LOG, NEVER),))
     assert not await trims.announce(LOG, None, "first", "{}")
     seen = await readers(store)
     assert await trims.announce(LOG, seen, "first", "{}")
     for fence in (Fence(LOG, NEVER), Fence(LOG, "first")):
         with pytest.raises(LogTrimmed):
-            await orders.do(bind("B"), fence=fence)
+            await orders.do(bind("B"), fences=(fence,))
     assert await readers(store) == seen
     await trims.done(LOG, "first")
     with pytest.raises(LogTrimmed):
-        await orders.do(bind("B"), fence=Fence(LOG, NEVER))
+        await orders.do(bind("B"), fences=(Fence(LOG, NEVER),))
     assert "B" not in (await store.load(orders.id)).flows
-    await orders.do(bind("B"), fence=Fence(LOG, "first"))
+    await orders.do(bind("B"), fences=(Fence(LOG, "first"),))
     assert await readers(store) != seen
     # Other logs, and commits without a fence, are not concerned.
     assert await trims.announce(LOG, await readers(store), "second", "{}")
-    await orders.do(bind("C"), fence=Fence("builtin:other", NEVER))
+    await orders.do(bind("C"), fences=(Fence("builtin:other", NEVER),))
     await orders.do(bind("D"))
 
 
@@ -90,7 +90,7 @@ async def test_in_postgres_each_waits_for_the_other(postgres: PostgresGround, is
     await orders.create(2)
     seen = None
     if not is_new:
-        await orders.do(bind("A"), fence=Fence(LOG, NEVER))
+        await orders.do(bind("A"), fences=(Fence(LOG, NEVER),))
         seen = await readers(store)
     async with await psycopg.AsyncConnection.connect(postgres.url) as other:
         await other.execute(
@@ -103,7 +103,7 @@ async def test_in_postgres_each_waits_for_the_other(postgres: PostgresGround, is
     assert not await announcing
     async with await psycopg.AsyncConnection.connect(postgres.url) as other:
         await other.execute("UPDATE counterpoise.trims SET announced = 'first'")
-        committing = asyncio.ensure_future(orders.do(bind("B"), fence=Fence(LOG, NEVER)))
+        committing = asyncio.ensure_future(orders.do(bind("B"), fences=(Fence(LOG, NEVER),)))
         await waits(postgres.url)
     with pytest.raises(LogTrimmed):
         await committing

@@ -157,7 +157,7 @@ def _unfenced(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Trims of logs are not recorded, so fences against them mean nothing."""
     for commit in args:
         if isinstance(commit, Commit):
-            commit.fence = None
+            commit.fences = ()
     return args
 
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import broker.core.decisions
+import broker.core.departing
 import broker.core.handoff
 import broker.core.loop
+import broker.core.placement
+import broker.core.replay
+import broker.core.reports
 import broker.core.resizing
 from broker.calls.queues import QueueCalls
 from broker.core import records as r
@@ -15,6 +20,7 @@ from broker.core.queue import Queue
 from broker.replica.transaction import Transaction
 from broker.testing.database import MemoryDatabase
 from tests.simulation.mutants.mutant import Changes
+from tests.simulation.stand_ins import replaced
 
 # Slices
 
@@ -46,7 +52,7 @@ def cut_is_not_stored() -> Changes:
 def handoff_takes_longer() -> Changes:
     def revoke(draft, numbers, *, ready):
         deadline = draft.now + draft.queue.settings.max_handoff_time + 1.0
-        draft.emit(r.WarmupsEnded(numbers, ready, deadline, draft.now))
+        draft.emit(r.WarmupsEnded(tuple(numbers), ready, deadline, draft.now))
 
     return [(broker.core.handoff, "revoke", revoke), (broker.core.loop, "revoke", revoke)]
 
@@ -161,3 +167,95 @@ def added_partitions_begin_at_the_end() -> Changes:
         return answer
 
     return [(Transaction, "decide", decide)]
+
+
+# Aligned partitions
+
+
+def granted_in_part() -> Changes:
+    """A partition is granted as soon as it is released, and not with its group."""
+
+    def group(self, number):
+        return range(number, number + 1)
+
+    real = broker.core.reports._release
+
+    def release(draft, *arguments):
+        with replaced((Queue, "group", group)):
+            return real(draft, *arguments)
+
+    return [(broker.core.reports, "_release", release)]
+
+
+def orphans_are_granted_one_by_one() -> Changes:
+    """What nobody owns goes to the flow with the fewest partitions, whatever its group."""
+
+    def smallest(self, most):
+        return self.lowest.smallest(most, self.unassigned.__contains__)
+
+    def restore(queue, number, since):
+        queue.unassigned[number] = since
+        queue.lowest.push(number)
+
+    def grant(draft, numbers, ranking):
+        with replaced((Queue, "group", lambda self, number: range(number, number + 1))):
+            real(draft, numbers, ranking)
+
+    real = broker.core.loop._grant
+    return [
+        (Queue, "lowest_unassigned", smallest),
+        (broker.core.placement, "restore_unassigned", restore),
+        (broker.core.loop, "_grant", grant),
+    ]
+
+
+def ready_in_part() -> Changes:
+    """The warm-up of a group ends with the first partition that is ready."""
+
+    def warmed(draft, number):
+        broker.core.handoff.end_warmups(draft, draft.queue.group(number), ready=True)
+
+    return [(broker.core.reports, "_warmed", warmed)]
+
+
+def group_cut_by_a_slice() -> Changes:
+    """A slice ends within a group of a flow that has left."""
+    real = broker.core.departing.take_from_gone
+
+    def take_from_gone(draft):
+        with replaced((Queue, "group", lambda self, number: range(number, number + 1))):
+            return real(draft)
+
+    changed = [broker.core.departing, broker.core.loop]
+    return [(module, "take_from_gone", take_from_gone) for module in changed]
+
+
+# The budget of moves
+
+
+def held_back_takes() -> Changes:
+    """A flow that is held back gets partitions like the others."""
+
+    def rank(queue, flow):
+        queue.journal.did(queue.ranking.remove, flow.bind_number)
+        queue.ranking.put(flow.bind_number, flow.load)
+
+    real = broker.core.placement._rank
+
+    def rank_all(queue, flow):
+        (real if flow.held_until is None else rank)(queue, flow)
+
+    return [(broker.core.placement, "_rank", rank_all)]
+
+
+def moves_do_not_count() -> Changes:
+    return [(broker.core.replay, "_count_moves", lambda queue, moves, at: None)]
+
+
+def nobody_is_held_back() -> Changes:
+    return [(broker.core.decisions, "held_until", lambda *arguments: None)]
+
+
+def held_back_for_ever() -> Changes:
+    """Who is held back joins only if nobody else is left."""
+    return [(broker.core.decisions, "admit", lambda draft, flows: None)]

@@ -9,10 +9,15 @@ import broker.calls.cuts
 import broker.core.cuts
 import broker.core.decisions
 import broker.core.lineage
+import broker.core.rebalancer
 import broker.core.reports
 import counterpoise.flow.barriers
+from broker.calls.cuts import CutCalls
+from broker.calls.readers import log_owner
 from broker.core.barriers import Barriers
+from broker.core.commands import TakeCuts
 from broker.core.graph import Lineage
+from broker.logs.names import builtin_name
 from broker.replica.transaction import Transaction
 from broker.testing.database import MemoryDatabase
 from tests.simulation.mutants.mutant import Changes, unchecked
@@ -85,6 +90,54 @@ def next_resize_does_not_wait() -> Changes:
     return [
         (broker.core.cuts, "refuse_unsettled", refuse_unsettled),
         (broker.calls.cuts, "refuse_unsettled", refuse_unsettled),
+    ]
+
+
+def reached_by_the_owner() -> Changes:
+    """What the owner of a log has processed counts for all who read it."""
+    real = CutCalls.cuts_of
+
+    async def cuts_of(self, coordinator, log, positions):
+        async def of_the_owner(owner):
+            return await real(self, owner, log, positions)
+
+        return await self._queues.on(builtin_name(log), of_the_owner)
+
+    return [(CutCalls, "cuts_of", cuts_of)]
+
+
+def cuts_taken_amid_slices() -> Changes:
+    """When the alarm comes, the log is resized and cut, though partitions are still to be added."""
+    real, real_take = CutCalls._settle, broker.core.cuts.take_cuts
+
+    def amid(queue):
+        settings = queue.settings
+        if settings.ordered_resize and queue.is_resizing:
+            return settings.log, settings.partition_count, queue.revision, log_owner(queue)
+        return None
+
+    async def settle(self, name, act=None):
+        found = await self._queues.read(name, amid)
+        if found is None:
+            await real(self, name, act)
+            return
+        log, count, revision, owner = found
+        if await self._readers.owns(name, log):
+            await self._logs.set_partition_count(log, count, revision, owner)
+        await self._queues.on(name, lambda queue: self._take(queue, log))
+
+    def take_cuts(command, draft):
+        queue = draft.queue
+        count, queue.configured_count = queue.configured_count, queue.settings.partition_count
+        try:
+            return real_take(command, draft)
+        finally:
+            queue.configured_count = count
+
+    decisions = {**broker.core.rebalancer._DECISIONS, TakeCuts: take_cuts}
+    return [
+        (CutCalls, "_settle", settle),
+        (broker.core.rebalancer, "_DECISIONS", decisions),
     ]
 
 

@@ -1,0 +1,95 @@
+/** What administrators do to queues as such and to single partitions: create, delete, split, merge, and
+ *  one partition's position. */
+
+import { ask, labelled, NOTHING, readAgain } from "./actions.js";
+import { call, pathOf } from "./calls.js";
+import { lagOf } from "./measured.js";
+import { number, plural } from "./words.js";
+
+const NAME = /^[A-Za-z0-9._-]{1,200}$/;
+
+/** Creates a queue on the built-in log, with the default settings. */
+export function create(needsKey) {
+  ask({
+    title: "Create a queue", button: "Create", needsKey,
+    fields: {
+      name: labelled("Name", { required: "", autocomplete: "off", spellcheck: "false" }),
+      count: labelled("Partitions", { type: "number", min: 1, max: 100000, value: 8, required: "" }),
+      ordered: labelled("Keep the order of each key across resizes", { type: "checkbox" }),
+    },
+    preview: ({ name, count }) => {
+      if (!NAME.test(name)) return NOTHING("A name has 1 to 200 letters, digits, dots, hyphens and underscores.");
+      if (!Number.isInteger(count) || count < 1) return NOTHING("!Give a whole number of partitions from 1 on.");
+      return [`${plural(count, "partition")} on the built-in log, without an owner until a consumer binds.`,
+        "Other logs, times and dynamic partitions: counterpoise queues create --help"];
+    },
+    act: ({ name, count, ordered }, key) =>
+      call("POST", "/queues", { content: { name, partition_count: count, ordered_resize: ordered }, key }),
+  });
+}
+
+/** Deletes a queue, once its name is typed. */
+export function remove({ queue, flows, partitions }, needsKey) {
+  ask({
+    title: `Delete ${queue.name}`, button: "Delete", needsKey, name: queue.name,
+    preview: () => {
+      if (flows.length) return NOTHING(`!${plural(flows.length, "consumer")} bound: stop or drain first.`);
+      const lag = lagOf(partitions);
+      return [lag === null ? "!The log does not say how many messages are not processed."
+        : lag ? `!At most ${plural(lag, "message")} are not processed.` : "All messages are processed.",
+      "Its positions and its history are deleted, and the log that it owns. This cannot be undone."];
+    },
+    act: async (_, key) => {
+      await call("DELETE", pathOf(queue.name), { key });
+      location.hash = "";
+    },
+  });
+}
+
+const pathOfPartition = (queue, each) => `${pathOf(queue.name)}/partitions/${each.partition}`;
+
+/** Splits the range of a partition. */
+export function split({ queue }, each, needsKey) {
+  ask({
+    title: `Split partition ${each.partition}`, button: "Split", needsKey,
+    fields: { at: labelled("Where", { options: [["load", "between the keys of the last messages"], ["middle", "in the middle of its range"]] }) },
+    preview: () => ["It takes no more messages. Two new partitions share its keys, and are read once it is read to its end.",
+      "The order of each key is kept. A merge of the two brings its range back."],
+    act: ({ at }, key) => call("POST", `${pathOfPartition(queue, each)}/split`, { content: { at }, key }),
+  });
+}
+
+/** Merges a partition with one whose range lies beside its own. */
+export function merge({ queue, partitions }, each, needsKey) {
+  ask({
+    title: `Merge partition ${each.partition}`, button: "Merge", needsKey,
+    fields: { other: labelled("With partition", { type: "number", min: 0, required: "" }) },
+    preview: ({ other }) => {
+      const found = partitions.find((one) => one.partition === other);
+      if (!found || found === each) return NOTHING("Give the number of the partition whose range lies beside.");
+      return [`Partitions ${each.partition} (${each.key}) and ${other} (${found.key}) take no more messages.`,
+        "One new partition has the keys of both, and is read once both are read to their ends."];
+    },
+    act: ({ other }, key) => call("POST", `${pathOfPartition(queue, each)}/merge`, { content: { with: other }, key }),
+  });
+}
+
+/** Sets the position of one partition. */
+export function position({ queue }, each, needsKey) {
+  const path = pathOf(queue.name) + "/positions";
+  const content = ({ at }) => ({ positions: { [each.partition]: at.trim() } });
+  ask({
+    title: `Set the position of partition ${each.partition}`, button: "Set position", needsKey,
+    fields: { at: labelled("The next message to read", { autocomplete: "off", spellcheck: "false" }) },
+    preview: async (values, key) => {
+      const now = `The position is ${each.position ?? "not set"}, the end of the log ${each.end ?? "not known"}.`;
+      if (!values.at.trim() || values.at.trim() === each.position) return NOTHING(now);
+      if (needsKey && !key) return NOTHING(now, "Give the key to see what would be read again or skipped.");
+      const { partitions: [would] } = await call("POST", path + "?dry_run=true", { content: content(values), key });
+      return [now, "Its owner continues under a new epoch.",
+        readAgain(would.read_again),
+        ...(would.skipped ? [`!At most ${number(would.skipped)} messages would never be read.`] : [])];
+    },
+    act: (values, key) => call("POST", path, { content: content(values), key }),
+  });
+}

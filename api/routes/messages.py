@@ -1,0 +1,57 @@
+"""Messages of a partition, for people."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import BeforeValidator
+from starlette.requests import Request
+
+from api import problems
+from api.routes.lineage import Partition
+from api.routes.queues import ON_A_QUEUE
+from api.routing import Name, Route, broker_of, whole
+from api.schemas import common
+from api.schemas import messages as schemas
+from api.security import allow
+from broker.core.access import Right
+
+ROUTER = APIRouter(prefix="/v1/queues", route_class=Route, tags=["Queues"])
+# A look is for a person: 1 MB of values at most.
+MOST_MESSAGES = 100
+MOST_BYTES = 10_000
+
+
+@ROUTER.get(
+    "/{queue}/partitions/{partition}/messages",
+    response_model=schemas.ShownMessages,
+    summary="Look at messages",
+    response_description="Messages in order, and where they go on.",
+    responses=problems.document(*ON_A_QUEUE),
+)
+@allow(Right.CONSUME)
+async def messages(
+    request: Request,
+    queue: Name,
+    partition: Partition,
+    position: Annotated[
+        common.Position | None,
+        Query(description="Begin here; left out, or trimmed: at the first message in the log."),
+    ] = None,
+    limit: Annotated[
+        int,
+        BeforeValidator(whole),
+        Query(ge=1, le=MOST_MESSAGES, description="The most messages."),
+    ] = 20,
+    max_bytes: Annotated[
+        int,
+        BeforeValidator(whole),
+        Query(ge=0, le=MOST_BYTES, description="The most bytes of each value."),
+    ] = 1000,
+) -> schemas.ShownMessages:
+    """Messages that are in the log of the queue, of one partition. Nothing is bound or committed.
+
+    Messages that all queues have processed may be gone. The service reads logs in Redis and Kafka
+    with its own access.
+    """
+    peek = await broker_of(request).messages.peek(queue, partition, position, limit, max_bytes)
+    return schemas.ShownMessages.of(partition, peek)

@@ -1,0 +1,146 @@
+"""Administrators make, list and revoke keys through the service (docs, *Security*).
+
+**No key makes a stronger one.** A new key is for queues of its maker's patterns, and ends no later
+than its maker does. The roles of keys that make others need no rule: only administrators do, and no
+role is stronger. A key that a stolen one made stays when the stolen one is revoked; the audit names
+the maker of each.
+
+**The first key** closes the service to callers without one. A caller without a key makes it only
+through the service's own machine, and only as long as there was never a key; it must be an
+administrator's of all queues, because nobody else could make the next one.
+
+A key is shown to those who could have made it. To others it does not exist.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from broker.calls import views
+from broker.calls.access import QueueAccess
+from broker.core.access import (
+    ALL_QUEUES,
+    Caller,
+    Role,
+    check_key_name,
+    check_patterns,
+    covers,
+    digest,
+    key_of,
+)
+from broker.core.errors import Forbidden, Invalid, KeyNotFound, Unauthorized
+from broker.replica.store_calls import store_available
+from broker.store.ports import Act, KeySummary, NewKey
+
+_NEEDS_KEY = (
+    "This service has keys: send an administrator's as bearer token. A lost one is replaced with "
+    "'counterpoise keys create' on the database (--database-url or --data-dir)."
+)
+
+
+class MadeKey(NamedTuple):
+    """A new key, with its text, which is stored nowhere. `is_first`: there was none before."""
+
+    key: KeySummary
+    text: str
+    is_first: bool
+
+
+class KeyAdministration:
+    """What administrators do with keys, on one replica."""
+
+    def __init__(self, queues: QueueAccess) -> None:
+        self._keys = queues.store.keys
+        self._clock = queues.replica.clock
+
+    async def create(
+        self,
+        caller: Caller,
+        role: Role,
+        queues: Sequence[str],
+        name: str,
+        ends_at: float | None,
+        *,
+        local: bool,
+    ) -> MadeKey:
+        """Makes a key; `local`: the caller is on the service's machine.
+
+        Raises Invalid, Forbidden, and Unauthorized for a caller without a key if there are keys.
+        """
+        patterns = tuple(dict.fromkeys(queues))
+        check_patterns(patterns)
+        check_key_name(name)
+        if ends_at is not None and ends_at <= self._clock.now():
+            raise Invalid("The end of the key has passed already.")
+        only_first = caller.key_id is None
+        if only_first:
+            _check_first(role, patterns, ends_at, local)
+        else:
+            _check_weaker(caller, patterns, ends_at)
+        id = secrets.token_hex(6)
+        text = key_of(id, secrets.token_hex(32))
+        new = NewKey(id, digest(text), name, role.value, patterns, ends_at)
+        with store_available():
+            made = await self._keys.make(new, _act(caller, "create_key"), only_first=only_first)
+        if made is None:
+            raise Unauthorized(_NEEDS_KEY)
+        return MadeKey(made, text, only_first)
+
+    async def list(
+        self, caller: Caller, limit: int, cursor: str | None, *, everything: bool
+    ) -> views.Page[KeySummary]:
+        """The keys in the order in which they were made; the cursor is the last id of the page
+        before. `everything`: also those that do not count any more. Raises Unauthorized."""
+        found = [one for one in await self._shown(caller) if everything or one.state == "valid"]
+        if cursor is not None:
+            ids = [one.id for one in found]
+            found = found[ids.index(cursor) + 1 :] if cursor in ids else []
+        items = tuple(found[:limit])
+        return views.Page(items, items[-1].id if len(found) > limit else None)
+
+    async def revoke(self, caller: Caller, key_id: str) -> KeySummary:
+        """Revokes a key, for good. Harmless when repeated. Raises KeyNotFound, Unauthorized."""
+        if all(one.id != key_id for one in await self._shown(caller)):
+            raise KeyNotFound(key_id)
+        with store_available():
+            revoked = await self._keys.revoke(key_id, _act(caller, "revoke_key"))
+        assert revoked is not None, "keys are never deleted"
+        return revoked
+
+    async def _shown(self, caller: Caller) -> Sequence[KeySummary]:
+        with store_available():
+            found = await self._keys.all()
+        if found and caller.key_id is None:
+            raise Unauthorized(_NEEDS_KEY)
+        return [one for one in found if covers(caller.patterns, one.queues)]
+
+
+def _check_first(role: Role, patterns: tuple[str, ...], ends_at: float | None, local: bool) -> None:
+    """Raises unless this may be the first key."""
+    if not local:
+        raise Forbidden(
+            "The first key is made on the service's own machine, or with 'counterpoise keys "
+            "create' on the database (--database-url or --data-dir)."
+        )
+    if role is not Role.ADMIN or patterns != ALL_QUEUES or ends_at is not None:
+        raise Forbidden(
+            "The first key must be an admin's of all queues ('*') without an end: it closes the "
+            "service, and nobody else could make the next one."
+        )
+
+
+def _check_weaker(caller: Caller, patterns: tuple[str, ...], ends_at: float | None) -> None:
+    """Raises Forbidden for a key that could do what the caller's cannot."""
+    if not covers(caller.patterns, patterns):
+        raise Forbidden(
+            f"A key of {', '.join(caller.patterns)} makes keys only for these queues, not for "
+            f"{', '.join(patterns)}."
+        )
+    if caller.ends_at is not None and (ends_at is None or ends_at > caller.ends_at):
+        raise Forbidden("A key makes no key that lasts longer than itself; give an earlier end.")
+
+
+def _act(caller: Caller, call: str) -> Act:
+    return Act(call, key_id=caller.key_id, key_name=caller.key_name, address=caller.address)

@@ -1,0 +1,110 @@
+"""Messages of a partition to look at, of a live service."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from counterpoise.publisher import Publisher
+from tests.api.access import bearer, guarded
+from tests.api.consumer import create_queue
+from tests.api.test_problems import problem
+from tests.log_support import write_past
+from tests.service import Service
+
+
+@pytest.fixture
+def published(api: httpx.Client, service: Service) -> str:
+    """A queue of one partition with five messages; the path of its messages."""
+    create_queue(api, "q", 1)
+    with Publisher("q", url=service.url) as publisher:
+        publisher.publish(b'{"total": 3}', "c1", {"trace": "t-1"})
+        publisher.publish(b"\xff\x00", "c2")
+        publisher.publish("ä".encode() * 2000, "c1", {"long": "x" * 2000})
+        publisher.publish(b"\x1b[2J", None)
+        publisher.publish(b"", "k" * 2000)
+    return "/queues/q/partitions/0/messages"
+
+
+def look(api: httpx.Client, path: str, **query: object) -> Any:
+    answer = api.get(path, params={name: str(value) for name, value in query.items()})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_messages_are_shown_whole_or_cut_and_nothing_is_changed(
+    api: httpx.Client, published: str
+) -> None:
+    before = api.get("/queues/q/partitions").json()["items"][0]["position"]
+    answer = look(api, published)
+    assert {name: answer[name] for name in ("partition", "start", "end", "following")} == {
+        "partition": 0,
+        "start": "0",
+        "end": "5",
+        "following": "5",
+    }
+    first, binary, long, screen, empty = answer["messages"]
+    assert first["published_at"].startswith("20")
+    assert {**first, "published_at": None} == {
+        "position": "0",
+        "published_at": None,
+        "key": "c1",
+        "headers": {"trace": "t-1"},
+        "size_bytes": 12,
+        "value": '{"total": 3}',
+    }
+    assert (binary["value_base64"], "value" in binary, binary["headers"]) == ("/wA=", False, {})
+    # Cut, and not within a character; headers are shown whole or not at all.
+    assert (long["value"], long["size_bytes"], long["headers"]) == ("ä" * 500, 4000, None)
+    assert look(api, published, position=2, max_bytes=3)["messages"][0]["value"] == "ä"
+    assert (screen["value"], screen["key"]) == ("\x1b[2J", None)
+    assert (empty["value"], empty["size_bytes"], empty["key"]) == ("", 0, "k" * 1000)
+    assert api.get("/queues/q/partitions").json()["items"][0]["position"] == before
+    assert api.get("/queues/q/flows").json()["items"] == []
+
+
+def test_a_look_begins_at_a_position_and_goes_on_where_it_ended(
+    api: httpx.Client, published: str
+) -> None:
+    def positions(**query: object) -> tuple[list[str], str]:
+        answer = look(api, published, **query)
+        return [one["position"] for one in answer["messages"]], answer["following"]
+
+    assert positions(limit=2) == (["0", "1"], "2")
+    assert positions(limit=2, position=2) == (["2", "3"], "4")
+    assert positions(limit=2, position=4) == (["4"], "5")
+    assert positions(position=5) == ([], "5")
+    assert positions(position=99) == ([], "5")
+
+
+def test_what_other_programs_wrote_is_shown_too(
+    api: httpx.Client, published: str, migrated_url: str
+) -> None:
+    write_past(migrated_url, "q", [(b"old", "k", '{"n": 1.5}', "0044-03-15 BC")])
+    [old] = look(api, published, position=5)["messages"]
+    assert (old["published_at"], old["headers"]) == (None, {"n": "1.5"})
+
+
+def test_what_cannot_be_looked_at_is_refused_with_its_reason(
+    api: httpx.Client, published: str
+) -> None:
+    none = problem(api.get("/queues/q/partitions/7/messages"), 422, "invalid")
+    assert "has no partition 7" in none["detail"]
+    problem(api.get(published, params={"position": "first"}), 422, "invalid")
+    problem(api.get(published, params={"limit": "101"}), 422, "invalid")
+    problem(api.get(published, params={"max_bytes": "10001"}), 422, "invalid")
+    problem(api.get("/queues/none/partitions/0/messages"), 404, "queue_not_found")
+    create_queue(api, "unknown", 1, log="pulsar://127.0.0.1/flights")
+    said = problem(api.get("/queues/unknown/partitions/0/messages"), 422, "invalid")
+    assert "does not know this kind of log" in said["detail"]
+
+
+def test_a_session_of_a_consumer_may_look_and_one_of_a_viewer_may_not(migrated_url: str) -> None:
+    with guarded(migrated_url) as secured, secured.http as http:
+        secured.create("team-a.orders")
+        path = "/v1/queues/team-a.orders/partitions/0/messages"
+        for role, status in (("viewer", 403), ("publisher", 403), ("consumer", 200)):
+            assert http.get(path, headers=bearer(secured.keys[role])).status_code == status
+            http.post("/v1/session", json={"key": secured.keys[role]})
+            assert http.get(path).status_code == status
+            http.cookies.clear()
