@@ -6,6 +6,7 @@ to `read_answer`; so no knowledge about a call is written twice.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -51,13 +52,21 @@ class Listing(Generic[T]):
     parts: reading.Parts[T] | None = None
 
 
+# `127.0.0.1:9200`, `localhost:9200`, with a path or without.
+_ON_THIS_MACHINE = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?(/|$)", re.IGNORECASE)
+
+
 def base_url(url: str) -> str:
     """`url` as the root of all paths; raises `InvalidUrl`.
 
+    An address of this machine needs no scheme. Elsewhere http:// has to be said, since tokens are
+    readable on the way.
     The address is shown (in reprs, on Spark's pages, in messages), so it must not contain a secret,
     and the error does not repeat a part that may be one.
     """
     text = url.strip().rstrip("/")
+    if _ON_THIS_MACHINE.match(text):
+        text = f"http://{text}"
     if "@" in text:  # anywhere in the URL: a password with a / in it ends up in the path
         raise InvalidUrl(
             "the service's address must not have a user or password, since addresses are shown: "
@@ -220,6 +229,26 @@ def audit(queue: str | None = None, max_items: int | None = 100) -> Listing[wire
     return listing("/audit", reading.audit_item, max_items, query)
 
 
+def list_keys(everything: bool = False, max_items: int | None = None) -> Listing[wire.Key]:
+    """The keys for queues of our key; `everything`: also those that were revoked or have ended."""
+    return listing("/keys", reading.key, max_items, {"all": "true"} if everything else {})
+
+
+def create_key(
+    role: str, queues: Sequence[str] = ("*",), name: str = "", ends_at: datetime | None = None
+) -> Call[wire.MadeKey]:
+    """Make a key for the queues that match one of the patterns. `ends_at` has a time zone."""
+    body: dict[str, Any] = {"role": role, "queues": [*queues], "name": name}
+    if ends_at is not None:
+        body["ends_at"] = ends_at.isoformat()
+    return Call("POST", "/keys", reading.reading(reading.made_key), body=body)
+
+
+def revoke_key(key_id: str) -> Call[wire.Key]:
+    """Revoke a key, for good. Harmless when repeated."""
+    return Call("DELETE", f"/keys/{quote(key_id, safe='')}", reading.reading(reading.key))
+
+
 def set_positions(
     name: str,
     to: Mapping[int, str | None] | Literal["earliest", "latest"] | datetime,
@@ -272,11 +301,13 @@ def bind(
     warmup: bool = False,
     binder: str | None = None,
     attempt: int = 0,
+    at_once: bool = False,
 ) -> Call[wire.Bound]:
     """Bind a flow. The same `instance_id` bound again takes the place of the earlier flow.
 
     None: a random id, which is part of the call, so sending the call again leaves no second flow.
-    A late bind with a lower `attempt` of the same `binder` is refused (`Overtaken`).
+    A late bind with a lower `attempt` of the same `binder` is refused (`Overtaken`). `at_once`: no
+    holddown if no other flow is bound.
     """
     body: dict[str, Any] = {
         "client_name": client_name,
@@ -287,6 +318,8 @@ def bind(
         body["lease_seconds"] = lease_seconds
     if binder is not None:
         body |= {"binder": binder, "attempt": attempt}
+    if at_once:
+        body["at_once"] = True
     return Call("POST", queue_path(queue, "/flows"), reading.reading(reading.bound), body=body)
 
 
@@ -331,6 +364,14 @@ def heartbeat(queue: str, flow_id: str, flow_token: str) -> Call[wire.Heartbeat]
     return Call("POST", flow_path(queue, flow_id, "/heartbeat"), read, token=flow_token)
 
 
+def _item(item: ReleaseItem | ChildrenItem, *flags: str) -> dict[str, Any]:
+    """The item of a body, with its position if it names one, and those flags that are set."""
+    one: dict[str, Any] = {"partition": item.partition, "epoch": item.epoch}
+    if item.position is not None:
+        one["position"] = item.position
+    return one | {name: True for name in flags if getattr(item, name)}
+
+
 def results_call(
     queue: str, flow_id: str, flow_token: str, verb: str, items: list[Any], seq: int | None
 ) -> Call[wire.Results]:
@@ -372,13 +413,7 @@ def release(
     seq: int | None = None,
 ) -> Call[wire.Results]:
     """Release partitions, committing their positions with it, atomically."""
-    body: list[dict[str, Any]] = []
-    for item in items:
-        one: dict[str, Any] = {"partition": item.partition, "epoch": item.epoch}
-        if item.position is not None:
-            one["position"] = item.position
-        one |= {name: True for name in ("finished", "reached_cut") if getattr(item, name)}
-        body.append(one)
+    body = [_item(item, "finished", "reached_cut") for item in items]
     return results_call(queue, flow_id, flow_token, "release", body, seq)
 
 
@@ -424,12 +459,7 @@ def children(
     """Report what comes after partitions, and finish them, atomically."""
     body: list[dict[str, Any]] = []
     for item in items:
-        one: dict[str, Any] = {"partition": item.partition, "epoch": item.epoch}
-        if item.position is not None:
-            one["position"] = item.position
-        if item.finished:
-            one["finished"] = True
-        one["children"] = [
+        following = [
             {
                 "key": child.key,
                 "parents": list(child.parents),
@@ -438,7 +468,7 @@ def children(
             }
             for child in item.children
         ]
-        body.append(one)
+        body.append({**_item(item, "finished"), "children": following})
     return results_call(queue, flow_id, flow_token, "children", body, seq)
 
 

@@ -26,8 +26,9 @@ AWAY_SECONDS = 2.0
 class Condition:
     """Something that a consumer waits for people to mend, or to pass.
 
-    `kind`: `quarantined`, `log_away`, `invalid_position` or `end_refused`. `partition` and its
-    `epoch`: None for a condition of the whole consumer. `text`: the details; longer ones are cut.
+    `kind`: `quarantined`, `log_away`, `rows_dropped`, `invalid_position` or `end_refused`.
+    `partition` and its `epoch`: None for a condition of the whole consumer. `text`: the details;
+    longer ones are cut.
     """
 
     kind: str
@@ -38,14 +39,17 @@ class Condition:
 
 @dataclass(frozen=True)
 class HeldCondition:
-    """A condition that holds, with its consumer, as an administrator sees it."""
+    """A condition that holds, with its consumer, as an administrator sees it.
+
+    `flow_id` None: the service itself reports it (`mirror_failed`).
+    """
 
     kind: str
     text: str
     partition: int | None
     epoch: int | None
     since: datetime | None
-    flow_id: str
+    flow_id: str | None
     client_name: str
     raw: Json = field(repr=False, compare=False)
 
@@ -62,6 +66,13 @@ def log_away(away_for: Callable[[float], BaseException | None]) -> Iterator[Cond
     error = away_for(AWAY_SECONDS)
     if error is not None:
         yield Condition("log_away", text_of(error))
+
+
+def rows_dropped(count: int) -> Iterator[Condition]:
+    """That Spark's watermark has dropped rows after a handoff."""
+    if count:
+        text = "Spark's watermark has dropped rows as late, after partitions came from others"
+        yield Condition("rows_dropped", text)
 
 
 def invalid_position(partition: int, epoch: int, position: str | None) -> Condition:
@@ -113,7 +124,7 @@ def _held(body: Json) -> HeldCondition:
         partition=None if partition is None else int(partition),
         epoch=None if epoch is None else int(epoch),
         since=reading.time_of(body.get("since")),
-        flow_id=str(body["flow_id"]),
+        flow_id=None if body["flow_id"] is None else str(body["flow_id"]),
         client_name=str(body.get("client_name") or ""),
         raw=dict(body),
     )

@@ -7,6 +7,7 @@ answer) is a `ServiceUnavailable`, so that one `except` clause can retry it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -257,6 +258,30 @@ _MOST_MESSAGE_CHARACTERS = 4_000
 _TRANSIENT_STATUSES = frozenset({408, 425, 429})
 
 
+# The service names calls of HTTP; a program makes them with `Client`.
+_IN_PYTHON = tuple(
+    (re.compile(call), method)
+    for call, method in (
+        (r"GET /v1/queues\b", "Client.queues()"),
+        (r"POST /v1/queues\b", "Client.create_queue()"),
+        (r"PATCH /v1/queues/\S+", "Client.change_queue()"),
+        (r"DELETE /v1/queues/[^\s)]+", "Client.delete_queue(force=True)"),
+        (r"GET …/rebalance\b", "Client.rebalance_status()"),
+        (r"GET …/lineage\b", "Client.lineage()"),
+        (r"POST …/positions\b", "Client.set_positions()"),
+        (r"POST …/flows\b", "Client.bind()"),
+        (r"GET /v1/keys\b", "Client.list_keys()"),
+    )
+)
+
+
+def in_python(message: str) -> str:
+    """A message of the service that names the methods of `Client` instead of calls of HTTP."""
+    for call, method in _IN_PYTHON:
+        message = call.sub(method, message)
+    return message
+
+
 def error_of(
     status: int, problem: Mapping[str, Any] | None, retry_after: float | None = None
 ) -> CounterpoiseError:
@@ -272,7 +297,7 @@ def error_of(
             f"HTTP {status} without a problem document: is this address a Counterpoise service?"
         )
     message = str(problem.get("detail") or problem.get("title") or f"HTTP {status}")
-    message = message[:_MOST_MESSAGE_CHARACTERS]
+    message = in_python(message[:_MOST_MESSAGE_CHARACTERS])
     code = str(problem.get("code", ""))
     if code in _PASSING:
         return _PASSING[code](message, retry_after)

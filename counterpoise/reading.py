@@ -27,9 +27,11 @@ from counterpoise.wire import (
     Heartbeat,
     HeldBack,
     Json,
+    Key,
     LineageNode,
     LogAccess,
     LogView,
+    MadeKey,
     Move,
     Page,
     Partition,
@@ -247,6 +249,10 @@ def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
+def _float(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
 def _texts(values: Iterable[Any] | None) -> tuple[str, ...]:
     return tuple(str(value) for value in values or ())
 
@@ -265,6 +271,8 @@ def queue(body: Json) -> Queue:
         max_concurrent_handoffs=body.get("max_concurrent_handoffs"),
         log=str(body["log"]),
         start=str(body["start"]),
+        retention_seconds=_float(body.get("retention_seconds")),
+        retention_bytes=body.get("retention_bytes"),
         rebalance_status=str(body["rebalance_status"]),
         scale_status=str(body["scale_status"]),
         flow_count=int(body["flow_count"]),
@@ -286,6 +294,7 @@ def partition(body: Json) -> Partition:
         deadline=time_of(body.get("deadline")),
         end=_text(body.get("end")),
         lag=None if body.get("lag") is None else int(body["lag"]),
+        lag_seconds=_float(body.get("lag_seconds")),
         cut=_text(body.get("cut")),
         reached_cut=bool(body.get("reached_cut") or False),
         waits_for=_numbers(body.get("waits_for")),
@@ -342,6 +351,7 @@ def move(body: Json) -> Move:
         outcome=str(body["outcome"]),
         seconds=body.get("seconds"),
         reason=_text(body.get("reason")),
+        silent_seconds=body.get("silent_seconds"),
     )
 
 
@@ -389,6 +399,24 @@ def audit_item(body: Json) -> AuditItem:
         after=body.get("after"),
         raw=body,
     )
+
+
+def key(body: Json) -> Key:
+    return Key(
+        id=str(body["id"]),
+        name=str(body.get("name") or ""),
+        role=str(body["role"]),
+        queues=tuple(map(str, body["queues"])),
+        created_at=time_of(body.get("created_at")),
+        ends_at=time_of(body.get("ends_at")),
+        revoked_at=time_of(body.get("revoked_at")),
+        last_used_at=time_of(body.get("last_used_at")),
+        state=str(body["state"]),
+    )
+
+
+def made_key(body: Json) -> MadeKey:
+    return MadeKey(**vars(key(body)), key=str(body["key"]), is_first=bool(body["is_first"]))
 
 
 def rebalance_status(body: Json) -> RebalanceStatus:

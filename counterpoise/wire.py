@@ -35,6 +35,8 @@ class Queue:
     max_concurrent_handoffs: int | None
     log: str
     start: str
+    retention_seconds: float | None
+    retention_bytes: int | None
     rebalance_status: str
     scale_status: str
     flow_count: int
@@ -57,10 +59,11 @@ class Partition:
     """One partition of a queue, as an administrator sees it.
 
     `end` and `lag` (the most messages from the position to the end) are None unless the service
-    could ask the log. Amid an ordered resize `cut` is where the partition must stop while it waits
-    for other partitions; None: it neither waits nor is waited for (the contract, *Ordered resize*).
-    In a dynamic queue `key` names it, and `parents` and `children` are the keys of its neighbours
-    in the graph (the contract, *Lineage*).
+    could ask the log. `lag_seconds` is the age of the message at the position, None if nothing is
+    unread or the age is not known. Amid an ordered resize `cut` is where the partition must stop
+    while it waits for other partitions; None: it neither waits nor is waited for (the contract,
+    *Ordered resize*). In a dynamic queue `key` names it, and `parents` and `children` are the keys
+    of its neighbours in the graph (the contract, *Lineage*).
     """
 
     partition: int
@@ -72,6 +75,7 @@ class Partition:
     deadline: datetime | None
     end: str | None = None
     lag: int | None = None
+    lag_seconds: float | None = None
     cut: str | None = None
     reached_cut: bool = False
     waits_for: tuple[int, ...] = ()
@@ -127,7 +131,11 @@ class Handoff:
 
 @dataclass(frozen=True)
 class Move:
-    """One partition that a rebalance moved, and the outcome."""
+    """One partition that a rebalance moved, and the outcome.
+
+    `seconds`: how long it paused. `silent_seconds`: the part of them until the lease of its silent
+    owner ended; None: it did not end, or an older service does not say.
+    """
 
     partition: int
     from_flow: str | None
@@ -136,6 +144,7 @@ class Move:
     outcome: str
     seconds: float | None
     reason: str | None = None
+    silent_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -176,6 +185,31 @@ class AuditItem:
     before: Json | None
     after: Json | None
     raw: Json = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key, without its secret. `state`: `valid`, `ended` or `revoked`."""
+
+    id: str
+    name: str
+    role: str
+    queues: tuple[str, ...]
+    created_at: datetime | None
+    ends_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+    state: str
+
+
+@dataclass(frozen=True)
+class MadeKey(Key):
+    """A new key. `key` is its text, which the service does not store. `is_first`: from now on
+    callers of the service need a key.
+    """
+
+    key: str = field(repr=False)
+    is_first: bool
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ the `service`; `log`, the log `flights` with four partitions in it.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 
 import psycopg
@@ -125,6 +126,16 @@ def append(
     return log.append(
         AppendBatch(publisher, first, partition_count, [partition] * len(values), messages)
     )
+
+
+@contextmanager
+def log_of(url: str, revision: str) -> Iterator[PostgresLog]:
+    """A log in tables of an older release."""
+    migrate_log(url)
+    with_logs(url, lambda logs: logs.ensure("builtin:flights", 4))
+    downgrade_log(url, revision)
+    with closing(PostgresLog("flights", url, timeout_seconds=10)) as log:
+        yield log
 
 
 @pytest.fixture

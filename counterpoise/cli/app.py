@@ -23,14 +23,17 @@ import typer
 from typer.core import TyperGroup
 
 from counterpoise.cli import (
+    consumers,
+    dead_letters,
     doctor,
-    flows,
+    environment,
     history,
     lag,
     messages,
     partitions,
     positions,
     queues,
+    reading,
     status,
 )
 from counterpoise.client import package_version
@@ -132,8 +135,17 @@ def _with_notes(said: str, error: Exception) -> str:
     return "; ".join([said, *getattr(error, "__notes__", ())])
 
 
+# The commands for methods of `Client` that errors name (`counterpoise.errors.in_python`).
+COMMANDS: Mapping[str, str] = {
+    "Client.rebalance_status()": "'counterpoise status'",
+    "Client.lineage()": "'counterpoise lineage'",
+    "Client.set_positions()": "'counterpoise positions set'",
+    "Client.delete_queue(force=True)": "'counterpoise queues delete --force'",
+}
+
+
 def _worded(error: CounterpoiseError) -> str:
-    """The error and what to do; it names commands where the service names HTTP calls."""
+    """The error and what to do; it names commands where others name calls."""
     said = str(error)
     if isinstance(error, Unreachable):
         return f"{said}; start one with 'counterpoise serve', or set --url or COUNTERPOISE_URL"
@@ -143,6 +155,8 @@ def _worded(error: CounterpoiseError) -> str:
         return f"{said.partition(';')[0]}; 'counterpoise queues change' changes its settings"
     if isinstance(error, QueueInUse):
         return f"{said.partition(';')[0]}; stop them first, or delete with --force"
+    for method, command in COMMANDS.items():
+        said = said.replace(method, command)
     return said
 
 
@@ -210,9 +224,11 @@ def demo(context: typer.Context) -> None:
 
 
 app.add_typer(queues.app, name="queues")
-app.add_typer(flows.app, name="flows")
+app.add_typer(consumers.app, name="consumers")
+app.add_typer(consumers.app, name="flows", hidden=True)
 app.add_typer(positions.app, name="positions")
 app.add_typer(partitions.app, name="partitions")
+app.add_typer(dead_letters.app, name="dead-letters")
 app.command(name="doctor")(doctor.doctor)
 app.command(name="status")(status.show_status)
 app.command(name="lineage")(partitions.show_lineage)
@@ -220,8 +236,10 @@ app.command(name="history")(history.show_history)
 app.command(name="rebalance")(status.rebalance)
 app.command(name="lag")(lag.show_lag)
 app.command(name="audit")(history.show_audit)
+app.command(name="java-home")(environment.java_home)
 app.command(name="publish")(messages.publish)
 app.command(name="consume")(messages.consume)
+app.command(name="peek")(reading.peek)
 
 
 def main() -> None:

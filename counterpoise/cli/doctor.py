@@ -37,6 +37,7 @@ from counterpoise.cli.output import (
 from counterpoise.client import Client, package_version
 from counterpoise.errors import CounterpoiseError, QueueUnreadable, Refused, ServiceUnavailable
 from counterpoise.logs import LogError
+from counterpoise.logs.address import environment_access, kind_of
 from counterpoise.wire import Queue
 
 State = Literal["fine", "warning", "wrong", "skipped"]
@@ -56,6 +57,8 @@ ADVICE = {
     "--dry-run",
     "end_refused": "see what the queue knows: counterpoise lineage {}; if it contradicts the log, "
     "make a new queue that reads this log",
+    "rows_dropped": "count in the sink (FencedAggregate), or make the queue exclusive: what "
+    "was dropped is missing in the result",
     "log_away": "see whether the log runs, and whether the consumer's machine reaches it",
 }
 _REFUSED = re.compile(r'^counterpoise_http_refused_total\{limit="([^"]*)"\} (\S+)', re.MULTILINE)
@@ -269,7 +272,10 @@ def _queues(client: Client, names: list[str] | None) -> Iterator[Finding]:
     if not queues and not names:
         yield Finding("queues", "fine", "none yet", "counterpoise queues create NAME -p PARTITIONS")
     for queue in queues[:MOST_QUEUES]:
-        yield _log(client, queue)
+        log = _log(client, queue)
+        yield log
+        if log.state != "wrong":
+            yield from _replicas(queue)
         yield from _conditions(client, queue)
         yield from _held_back(client, queue)
     if len(queues) > MOST_QUEUES:
@@ -302,11 +308,51 @@ def _log(client: Client, queue: Queue) -> Finding:
             "or has lost messages",
             f"counterpoise positions set {queue.name} earliest --dry-run",
         )
-    behind = counted(sum(row.lag or 0 for row in rows), "message")
-    found = f"{view.log} can be read; {behind} behind"
+    lag = sum(row.lag or 0 for row in rows)
+    found = f"{view.log} can be read; {counted(lag, 'message')} behind"
+    if not queue.flow_count and not lag:
+        return Finding(check, "fine", f"{found}, no consumer is bound and none is needed")
     if not queue.flow_count:
         return Finding(check, "warning", f"{found}, and no consumer is bound", "start one")
     return Finding(check, "fine", f"{found}, {counted(queue.flow_count, 'consumer')}")
+
+
+def _replicas(queue: Queue) -> Iterator[Finding]:
+    """Whether replicas of a topic of Kafka are out of sync."""
+    if kind_of(queue.log) != "kafka":
+        return
+    # An optional package, which the check of the log has found.
+    from counterpoise.logs.kafka import KafkaLog
+
+    try:
+        access = environment_access(queue.log)
+        log = KafkaLog(queue.log, access, timeout_seconds=TIMEOUT_SECONDS)
+        try:
+            found = log.replication()
+        finally:
+            log.close()
+    except LogError:
+        # Answers have just come from it: this is a question too many, or for other rights.
+        return
+    closed, behind = found.closed(), found.behind()
+    if closed:
+        yield Finding(
+            f"replicas of {queue.name}",
+            "wrong",
+            f"{counted(len(closed), 'partition')} of {queue.log} take no messages: partition "
+            f"{closed[0]} has {counted(found.in_sync[closed[0]], 'replica')} in sync and needs "
+            f"{found.needed or 1} (min.insync.replicas)",
+            "start the brokers that are away; publishers wait meanwhile, and lose nothing",
+        )
+    elif behind:
+        yield Finding(
+            f"replicas of {queue.name}",
+            "warning",
+            f"{counted(len(behind), 'partition')} of {queue.log} have replicas out of sync: of "
+            f"partition {behind[0]} {found.in_sync[behind[0]]} of {found.replicas[behind[0]]} are "
+            "in sync",
+            "see which brokers are away",
+        )
 
 
 def _conditions(client: Client, queue: Queue) -> Iterator[Finding]:
@@ -336,7 +382,7 @@ def _held_back(client: Client, queue: Queue) -> Iterator[Finding]:
         return
     if held is not None:
         yield Finding(
-            f"flows of {queue.name}",
+            f"consumers of {queue.name}",
             "warning",
             held_back_text(held),
             "find out why consumers of the key come and go; COUNTERPOISE_KEY_MOVES is the limit",

@@ -45,8 +45,9 @@ def show_history(
 ) -> None:
     """Show why a queue was rebalanced, newest first: what led to it, and what moved.
 
-    PAUSED is the longest time in which no consumer read one of the partitions: from
-    the moment its owner was told to finish, or since it had none.
+    PAUSED is the longest time in which no consumer read one of the partitions: since
+    the last sign of life of a consumer that fell silent, else from the moment it was
+    told to finish, or since it left. "8.0 s silent" is the part until the lease ended.
     """
     with Client(url, timeout_seconds=60.0) as client:
         rebalances = client.rebalances(queue, max_items=limit)
@@ -78,9 +79,9 @@ def entry(one: Rebalance) -> Iterable[RenderableType]:
                 Text(row.giver),
                 Text(row.taker),
                 Text(row.how + reason, style="red" if row.how == "forced" else ""),
-                "-" if row.how == "initial" else duration(row.paused),
+                "-" if row.how == "initial" else _pause(row),
             )
-        yield Padding(shown, (0, 0, 0, 2))
+        yield Padding(shown, (0, 0, 0, 2), expand=False)
     if len(rows) > MOST_ROWS:
         yield Text(f"  and {len(rows) - MOST_ROWS} more rows; --json has all")
     yield Text()
@@ -113,6 +114,8 @@ class _Row:
     reason: str | None
     partitions: list[int] = field(default_factory=list)
     paused: float = 0.0
+    # The part of the longest pause in which the owner was silent.
+    silent: float | None = None
 
 
 def _grouped(one: Rebalance) -> list[_Row]:
@@ -125,8 +128,15 @@ def _grouped(one: Rebalance) -> list[_Row]:
             giver, taker = _name(one, move.from_flow), _name(one, move.to_flow)
             row = rows[key] = _Row(giver, taker, move.outcome, move.reason)
         row.partitions.append(move.partition)
-        row.paused = max(row.paused, _paused(move))
+        if _paused(move) >= row.paused:
+            row.paused, row.silent = _paused(move), move.silent_seconds
     return sorted(rows.values(), key=lambda row: (row.how != "forced", -row.paused))
+
+
+def _pause(row: _Row) -> str:
+    """`13 s (8.0 s silent)`: how long it was, and until the lease of a silent consumer ended."""
+    silent = "" if row.silent is None else f" ({duration(row.silent)} silent)"
+    return duration(row.paused) + silent
 
 
 def _paused(move: Move) -> float:

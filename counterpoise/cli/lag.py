@@ -15,23 +15,32 @@ from counterpoise.cli.output import (
     Url,
     conditions_text,
     console,
+    duration,
     held_conditions,
     print_json,
     table,
 )
+from counterpoise.cli.reading import TIMEOUT_SECONDS, opened
 from counterpoise.client import Client
-from counterpoise.logs import Bounds, InvalidPosition, Log, LogError, PositionAhead, open_log
-from counterpoise.logs.address import ENVIRONMENT, environment_access, kind_of
+from counterpoise.logs import (
+    Bounds,
+    InvalidPosition,
+    Log,
+    LogAccessRefused,
+    LogError,
+    LogNotFound,
+    PositionAhead,
+)
+from counterpoise.logs.address import ENVIRONMENT
 from counterpoise.wire import LogView, Partition
-
-TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class PartitionLag:
     """One partition: its position, its end, and the number of messages in between.
 
-    `lag` is None for a position that the log cannot have.
+    `lag` is None for a position that the log cannot have. `lag_seconds` is the age of the message
+    at the position; None if nothing is unread, or the log does not say it.
     """
 
     partition: int
@@ -39,10 +48,14 @@ class PartitionLag:
     position: str | None
     end: str
     lag: int | None
+    lag_seconds: float | None = None
 
 
 def show_lag(queue: QueueName, url: Url = None, as_json: AsJson = False) -> None:
-    """Show how many messages of each partition are not processed yet."""
+    """Show how many messages of each partition are not processed yet, and how old the next one is.
+
+    The age is from the time at which a message was published to the present by the log's clock.
+    """
     with Client(url, timeout_seconds=TIMEOUT_SECONDS) as client:
         view, rows = lag_of(client, queue)
         conditions = held_conditions(client, queue)
@@ -56,7 +69,8 @@ def show_lag(queue: QueueName, url: Url = None, as_json: AsJson = False) -> None
         "POSITION",
         "END",
         "LAG",
-        right=("PARTITION", "POSITION", "END", "LAG"),
+        "AGE",
+        right=("PARTITION", "POSITION", "END", "LAG", "AGE"),
     )
     for row in rows:
         shown.add_row(
@@ -65,9 +79,12 @@ def show_lag(queue: QueueName, url: Url = None, as_json: AsJson = False) -> None
             f"({view.start})" if row.position is None else row.position,
             row.end,
             "not of this log" if row.lag is None else str(row.lag),
+            _age_text(row),
         )
     console.print(shown)
-    console.print(f"{queue}: {_total(rows)} messages behind in {view.log}")
+    oldest = _oldest(rows)
+    age = f"; the oldest is {duration(oldest)} old" if oldest is not None and _total(rows) else ""
+    console.print(f"{queue}: {_total(rows)} messages behind in {view.log}{age}")
     if any(row.lag is None for row in rows):
         console.print(
             "Some positions are not of this log, or beyond its end: it was made anew or has lost "
@@ -88,34 +105,40 @@ def lag_of(client: Client, queue: str) -> tuple[LogView, list[PartitionLag]]:
 
 
 def _behind(view: LogView, partitions: list[Partition]) -> list[PartitionLag]:
-    if kind_of(view.log) is None:
-        raise LogError(f"the log {view.log} is of a kind that this version cannot read")
-    log = open_log(
-        view.log, environment_access(view.log) or view.access, timeout_seconds=TIMEOUT_SECONDS
-    )
-    try:
-        bounds = log.bounds([one.partition for one in partitions])
-    except LogError as error:
-        access = (
-            f"the access to it in {ENVIRONMENT}"
-            if os.environ.get(ENVIRONMENT)
-            else f"set {ENVIRONMENT} if it needs credentials"
-        )
-        raise LogError(
-            f"{error}; check that this machine reaches {view.log}, and {access}"
-        ) from None
-    finally:
-        log.close()
+    with opened(view) as log:
+        try:
+            bounds = log.bounds([one.partition for one in partitions])
+            lags = {one.partition: _lag(log, view.start, one, bounds) for one in partitions}
+            ages = log.ages(
+                {number: str(int(bounds.ends[number]) - lag) for number, lag in lags.items() if lag}
+            )
+        except LogError as error:
+            raise LogError(f"{error}; {_advice(view.log, error)}") from error
     return [
         PartitionLag(
             one.partition,
             one.state,
             one.position,
             bounds.ends[one.partition],
-            _lag(log, view.start, one, bounds),
+            lags[one.partition],
+            ages.get(one.partition),
         )
         for one in partitions
     ]
+
+
+def _advice(log: str, error: LogError) -> str:
+    """What to do about a log that this machine cannot read."""
+    if isinstance(error, LogNotFound):
+        return f"make {log} again and set the queue's positions, or delete the queue"
+    access = (
+        f"the access to it in {ENVIRONMENT}"
+        if os.environ.get(ENVIRONMENT)
+        else f"set {ENVIRONMENT} if it needs credentials"
+    )
+    if isinstance(error, LogAccessRefused):
+        return f"check {access}" if os.environ.get(ENVIRONMENT) else access
+    return f"check that this machine reaches {log}, and {access}"
 
 
 def _lag(log: Log, start: str, one: Partition, bounds: Bounds) -> int | None:
@@ -132,12 +155,27 @@ def _total(rows: list[PartitionLag]) -> int:
     return sum(row.lag or 0 for row in rows)
 
 
+def _oldest(rows: list[PartitionLag]) -> float | None:
+    """The largest age; 0 if nothing is unread, None if no age is known."""
+    ages = [row.lag_seconds for row in rows if row.lag_seconds is not None]
+    if not ages and not any(row.lag != 0 for row in rows):
+        return 0.0
+    return max(ages, default=None)
+
+
+def _age_text(row: PartitionLag) -> str:
+    if row.lag_seconds is not None:
+        return duration(row.lag_seconds)
+    return "?" if row.lag else ""
+
+
 def _document(queue: str, view: LogView, rows: list[PartitionLag]) -> dict[str, object]:
     return {
         "queue": queue,
         "log": view.log,
         "start": view.start,
         "lag": _total(rows),
+        "lag_seconds": _oldest(rows),
         "partitions": [
             {
                 "partition": row.partition,
@@ -145,6 +183,7 @@ def _document(queue: str, view: LogView, rows: list[PartitionLag]) -> dict[str, 
                 "position": row.position,
                 "end": row.end,
                 "lag": row.lag,
+                "lag_seconds": row.lag_seconds,
             }
             for row in rows
         ],

@@ -115,10 +115,19 @@ def publish(
         fate = f"{lacking} of them not known to be in the log" if lacking else "which are published"
         say(f"counterpoise: interrupted after {count} messages, {fate}")
         raise
+    except Exception as error:
+        # The publisher's own note counts the messages that it could not deliver.
+        if not publisher.unconfirmed:
+            error.add_note(f"{counted(count, 'message')} before it {_were(count)} published")
+        raise
     if as_json:
         print_json({"queue": queue, "published": count})
     elif not quiet:
         say(f"published {counted(count, 'message')} to {queue}")
+
+
+def _were(count: int) -> str:
+    return "was" if count == 1 else "were"
 
 
 @contextmanager

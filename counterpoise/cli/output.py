@@ -39,6 +39,16 @@ Url = Annotated[
         show_default="http://127.0.0.1:8640",
     ),
 ]
+SomePartitions = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--partition",
+        "-p",
+        min=0,
+        help="Only this partition; repeat it for more.",
+        show_default="all",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 MOST_CONDITIONS = 8
@@ -59,6 +69,17 @@ class PlainConsole(Console):
                 yield segment
             else:
                 yield segment._replace(text=plain(segment.text))
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        """As rich's, which fills lines up to the width of a table. In a pipe nothing is filled."""
+        if self.is_terminal:
+            super().print(*objects, **settings)
+            return
+        with self.capture() as captured:
+            super().print(*objects, **settings)
+        lines = captured.get().split("\n")
+        self.file.write("\n".join(line.rstrip(" ") for line in lines))
+        self.file.flush()
 
 
 # Lines are not folded in a pipe, because a program reads them.
@@ -116,12 +137,14 @@ def duration(seconds: float) -> str:
 
 
 def held_back_text(held: HeldBack) -> str:
-    """What is said of flows that are held back."""
+    """What is said of consumers that are held back."""
     until = "" if held.until is None else f" until {held.until.astimezone():%H:%M}"
     if held.flows == 1:
-        return f"1 flow waits{until}: its key has moved as much as it may in an hour"
+        return f"1 consumer waits{until}: its key has moved as much as it may in an hour"
     first = f", the first{until}" if until else ""
-    return f"{held.flows} flows wait{first}: their keys have moved as much as they may in an hour"
+    return (
+        f"{held.flows} consumers wait{first}: their keys have moved as much as they may in an hour"
+    )
 
 
 def held_conditions(client: Client, name: str) -> tuple[HeldCondition, ...]:

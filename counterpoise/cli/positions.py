@@ -15,11 +15,22 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 
-from counterpoise.cli.output import AsJson, QueueName, Url, console, counted, print_json, table
+from counterpoise.cli.consumer_groups import export_positions
+from counterpoise.cli.output import (
+    AsJson,
+    QueueName,
+    SomePartitions,
+    Url,
+    console,
+    counted,
+    print_json,
+    table,
+)
 from counterpoise.client import Client
 from counterpoise.wire import Json
 
-app = typer.Typer(no_args_is_help=True, help="Positions: show, set.")
+app = typer.Typer(no_args_is_help=True, help="Positions: show, set, export.")
+app.command("export")(export_positions)
 
 Target: TypeAlias = Mapping[int, str | None] | Literal["earliest", "latest"] | datetime
 
@@ -59,9 +70,13 @@ def show_positions(queue: QueueName, url: Url = None, as_json: AsJson = False) -
 @app.command("set")
 def set_positions(
     queue: QueueName,
-    to: Annotated[
+    where: Annotated[
         str | None, typer.Argument(metavar="TO", help=f"{FORMS}.", show_default=False)
     ] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", help="The same as TO.", show_default=False)
+    ] = None,
+    partition: SomePartitions = None,
     file: Annotated[
         Path | None,
         typer.Option(
@@ -87,11 +102,18 @@ def set_positions(
     Consumers drop what they have read ahead and continue at the new positions.
     Try --dry-run first: what is skipped is never read.
     """
-    if (to is None) == (file is None):
+    if [where, to, file].count(None) != 2:
         raise typer.BadParameter(f"give either TO ({FORMS}) or --file")
-    target = _target(to) if to is not None else _positions_in(file)
+    if partition and file is not None:
+        raise typer.BadParameter("--file names its partitions itself: leave out --partition")
+    place = where if where is not None else to
+    target = _target(place) if place is not None else _positions_in(file)
     with Client(url, timeout_seconds=60.0) as client:
         answer = client.set_positions(queue, target, dry_run=True)
+        if partition:
+            # The dry run says where each partition would be set.
+            target = _positions_of(partition, answer["partitions"])
+            answer = client.set_positions(queue, target, dry_run=True)
         rows: list[Json] = answer["partitions"]
         if not dry_run:
             done = client.set_positions(queue, target)
@@ -182,6 +204,16 @@ def _positions_in(file: Path | None) -> Target:
             param_hint="--file",
         ) from None
     return positions
+
+
+def _positions_of(partitions: list[int], rows: list[Json]) -> Mapping[int, str | None]:
+    """The positions of these partitions, from the answer for all."""
+    positions: dict[int, str | None] = {row["partition"]: row["position"] for row in rows}
+    if unknown := sorted({*partitions} - positions.keys()):
+        raise typer.BadParameter(
+            f"the queue has no partition {', '.join(map(str, unknown))}", param_hint="--partition"
+        )
+    return {number: positions[number] for number in partitions}
 
 
 def _print(rows: list[Json]) -> None:

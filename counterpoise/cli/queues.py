@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
@@ -9,9 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
+from counterpoise.cli.consumer_groups import Transfer, offsets_of_group
 from counterpoise.cli.output import AsJson, QueueName, Url, console, counted, print_json, table
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, QueueUnreadable
+from counterpoise.logs.address import kind_of
 from counterpoise.wire import Queue
 
 app = typer.Typer(no_args_is_help=True, help="Queues: list, create, show, change, resize, delete.")
@@ -65,6 +68,20 @@ MaxWarmupTime = Annotated[
 MaxConcurrentHandoffs = Annotated[
     int | None, typer.Option(help="Handoffs at the same time (default: all).")
 ]
+RetentionSeconds = Annotated[
+    float | None,
+    typer.Option(
+        help="How long the built-in log keeps processed messages, in seconds (default 86400).",
+        show_default=False,
+    ),
+]
+RetentionBytes = Annotated[
+    int | None,
+    typer.Option(
+        help="How many bytes of processed messages it keeps, about (default 1073741824).",
+        show_default=False,
+    ),
+]
 LogName = Annotated[
     str | None, typer.Option("--log", help="Where the messages are (default builtin:QUEUE).")
 ]
@@ -85,6 +102,21 @@ OrderedResize = Annotated[
         show_default=False,
     ),
 ]
+Mirror = Annotated[
+    bool | None,
+    typer.Option(
+        "--mirror/--no-mirror",
+        help="Mirror the positions into the consumer group counterpoise.QUEUE of Kafka, or not "
+        "(logs in Kafka only).",
+        show_default=False,
+    ),
+]
+MirrorGroup = Annotated[
+    str | None,
+    typer.Option(
+        "--mirror-group", metavar="GROUP", help="Mirror them into this group.", show_default=False
+    ),
+]
 Dynamic = Annotated[
     bool,
     typer.Option(
@@ -99,9 +131,26 @@ Discard = Annotated[
 ]
 
 
+class MessagesUnprocessed(CounterpoiseError):
+    """The queue has messages that no consumer has processed."""
+
+    code = "messages_unprocessed"
+
+
 def _given(**settings: Any) -> dict[str, Any]:
     """The given settings; 0 is a given value, None is not."""
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def _mirrored(queue: str, mirror: bool | None, group: str | None) -> dict[str, str | None]:
+    """The setting of the mirror, if it is given."""
+    if group is not None:
+        if mirror is False:
+            raise typer.BadParameter("give either --mirror-group or --no-mirror")
+        return {"mirror_group": group}
+    if mirror is None:
+        return {}
+    return {"mirror_group": f"counterpoise.{queue}" if mirror else None}
 
 
 @app.command("list")
@@ -190,7 +239,23 @@ def create_queue(
     max_handoff_time: MaxHandoffTime = None,
     max_warmup_time: MaxWarmupTime = None,
     max_concurrent_handoffs: MaxConcurrentHandoffs = None,
+    retention_seconds: RetentionSeconds = None,
+    retention_bytes: RetentionBytes = None,
     log: LogName = None,
+    align_with: Annotated[
+        str | None,
+        typer.Option(
+            help="A queue whose built-in log is read beside the log: equal partition numbers of "
+            "both have one consumer.",
+            show_default=False,
+        ),
+    ] = None,
+    custom_log: Annotated[
+        bool,
+        typer.Option(
+            "--custom-log", help="The log is of a kind that only your own consumers know."
+        ),
+    ] = False,
     start: StartAt = None,
     ordered_resize: Annotated[
         bool,
@@ -204,13 +269,53 @@ def create_queue(
         bool, typer.Option("--no-ordered-resize", help="Do not keep it.")
     ] = False,
     dynamic: Dynamic = False,
+    mirror: Annotated[
+        bool,
+        typer.Option(
+            "--mirror",
+            help="Mirror the positions into the consumer group counterpoise.QUEUE of Kafka (logs "
+            "in Kafka only).",
+        ),
+    ] = False,
+    mirror_group: MirrorGroup = None,
+    from_group: Annotated[
+        str | None,
+        typer.Option(
+            "--from-group",
+            metavar="GROUP",
+            help="Begin at the offsets of this consumer group of Kafka, which must have no active "
+            "members.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="With --from-group: create nothing; show where the queue would begin."
+        ),
+    ] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a queue."""
+    if dry_run and from_group is None:
+        raise typer.BadParameter("--dry-run is for --from-group")
+    if from_group is not None and (log is None or kind_of(log) != "kafka"):
+        raise typer.BadParameter(
+            "only a log in Kafka has consumer groups: give --log kafka://host:port/TOPIC",
+            param_hint="--from-group",
+        )
     if ordered_resize and no_ordered_resize:
         raise typer.BadParameter("give either --ordered-resize or --no-ordered-resize")
-    if not (no_ordered_resize or dynamic) and log in (None, f"builtin:{name}"):
+    if log is not None and not custom_log and kind_of(log) is None:
+        # Without the address, which may hold a secret.
+        raise typer.BadParameter(
+            "no client reads logs of this kind; known are builtin:QUEUE, "
+            "redis://host:port/DB/NAME and kafka://host:port/TOPIC. With --custom-log, your own "
+            "consumers read it",
+            param_hint="--log",
+        )
+    if not (no_ordered_resize or dynamic or align_with) and log in (None, f"builtin:{name}"):
         # It costs nothing until the queue is resized (docs/logs.md).
         ordered_resize = True
     settings = _given(
@@ -220,16 +325,43 @@ def create_queue(
         max_handoff_time=max_handoff_time,
         max_warmup_time=max_warmup_time,
         max_concurrent_handoffs=max_concurrent_handoffs,
+        retention_seconds=retention_seconds,
+        retention_bytes=retention_bytes,
         log=log,
+        align_with=align_with,
         start=start,
         ordered_resize=ordered_resize or None,
     )
+    settings.update(_mirrored(name, mirror or None, mirror_group))
+    transfer: Transfer | None = None
+    if from_group is not None and log is not None:
+        begin = (start or Start.EARLIEST).value
+        transfer = offsets_of_group(log, from_group, begin, dry_run=dry_run)
+        settings.update(_given(positions=transfer.positions or None))
+        if dry_run:
+            _show_transfer(name, transfer, begin, as_json)
+            return
     with Client(url) as client:
         created = client.create_queue(name, partitions, **{**FITTING[consumers], **settings})
     if as_json:
-        print_json(created.raw)
-    else:
-        typer.echo(f"{name} created: {_count_and_log(created)}")
+        taken = {} if transfer is None else {"from_group": transfer.document()}
+        print_json({**created.raw, **taken})
+        return
+    typer.echo(f"{name} created: {_count_and_log(created)}")
+    if transfer is not None:
+        transfer.show("offset", str(created.raw["start"]))
+
+
+def _show_transfer(name: str, transfer: Transfer, start: str, as_json: bool) -> None:
+    """What a dry run has to say."""
+    if as_json:
+        print_json({"queue": name, "dry_run": True, **transfer.document()})
+        return
+    transfer.show("offset", start)
+    console.print(
+        f"{name} would begin at the offsets of {transfer.group}, "
+        f"{counted(transfer.lag, 'message')} behind"
+    )
 
 
 @app.command("show")
@@ -247,8 +379,12 @@ def change_queue(
     max_handoff_time: MaxHandoffTime = None,
     max_warmup_time: MaxWarmupTime = None,
     max_concurrent_handoffs: MaxConcurrentHandoffs = None,
+    retention_seconds: RetentionSeconds = None,
+    retention_bytes: RetentionBytes = None,
     start: StartAt = None,
     ordered_resize: OrderedResize = None,
+    mirror: Mirror = None,
+    mirror_group: MirrorGroup = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -259,9 +395,12 @@ def change_queue(
         max_handoff_time=max_handoff_time,
         max_warmup_time=max_warmup_time,
         max_concurrent_handoffs=max_concurrent_handoffs,
+        retention_seconds=retention_seconds,
+        retention_bytes=retention_bytes,
         start=start,
         ordered_resize=ordered_resize,
     )
+    settings.update(_mirrored(name, mirror, mirror_group))
     if not settings:
         raise typer.BadParameter("give at least one setting to change")
     with Client(url) as client:
@@ -305,26 +444,58 @@ def resize_queue(
 def delete_queue(
     name: QueueName,
     force: Annotated[
-        bool, typer.Option("--force", help="Delete it even while flows are bound to it.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Delete it even with messages that are not processed, and with bound consumers.",
+        ),
     ] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete a queue, and the messages of a built-in log that no other queue reads.
 
-    With --force, consumers that are bound end: each logs one line.
+    A queue with messages that are not processed is deleted after a question,
+    or with --force. With --force, consumers that are bound end: each logs one
+    line.
     """
     with Client(url) as client:
         try:
             consumers = client.queue(name).flow_count
+            loss = "" if force else _loss(client, name)
         except QueueUnreadable:
-            consumers = 0
+            # No consumer can read it again, and nothing else is left to do with it.
+            consumers, loss = 0, ""
+        if loss:
+            if consumers:
+                bound = counted(consumers, "bound consumer")
+                raise MessagesUnprocessed(
+                    f"{name} has {bound}, and {loss}; stop them first, or delete with --force"
+                )
+            if not _for_people():
+                raise MessagesUnprocessed(f"{name} has {loss}; --force deletes it nevertheless")
+            typer.confirm(f"{name} has {loss}. Delete it?", abort=True, err=True)
         client.delete_queue(name, force)
     if as_json:
         print_json({"queue": name, "consumers_ended": consumers})
         return
     ended = f"; {counted(consumers, 'consumer')} of it will end" if consumers else ""
     typer.echo(f"{name} deleted{ended}")
+
+
+def _for_people() -> bool:
+    """Whether a person is there to answer a question."""
+    return sys.stdin.isatty()
+
+
+def _loss(client: Client, name: str) -> str:
+    """The messages that no consumer would process after the queue's end; empty without any."""
+    lags = [one.lag for one in client.partitions(name)]
+    known = sum(lag for lag in lags if lag is not None)
+    if None in lags:
+        return "an unknown number of messages that are not processed"
+    verb = "is" if known == 1 else "are"
+    return f"{counted(known, 'message')} that {verb} not processed" if known else ""
 
 
 def _count_and_log(queue: Queue) -> str:

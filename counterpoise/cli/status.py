@@ -63,8 +63,13 @@ MARKS = {
     "finished": "‡ finished",
 }
 
-MOST_PARTITIONS = 256
+MOST_PARTITIONS = 2048
 PER_ROW = 16
+# Beyond so many partitions each has one character, and a row has 64.
+MOST_WIDE = 256
+NARROW_PER_ROW = 64
+# Flows by their number, in one character.
+SYMBOLS = "?123456789abcdefghijklmnopqrstuvwxyz"
 MOST_FLOWS = 30
 MOST_HANDOFFS = 8
 MOST_WAITING = 8
@@ -106,7 +111,8 @@ def render(snapshot: QueueSnapshot, away: str | None = None) -> RenderableType:
     if snapshot.conditions:
         parts += [Text(), conditions_text(snapshot.conditions)]
     if snapshot.partitions:
-        parts += [Text(), _strip(snapshot.partitions, numbers)]
+        strip = _strip if len(snapshot.partitions) <= MOST_WIDE else _narrow_strip
+        parts += [Text(), strip(snapshot.partitions, numbers)]
         marks = {MARKS[one.state] for one in snapshot.partitions if one.state in MARKS}
         if marks:
             parts.append(Text(" " * 7 + "   ".join(sorted(marks)), style="dim"))
@@ -156,10 +162,24 @@ def _headline(snapshot: QueueSnapshot) -> Text:
         what = "waiting or finished" if dynamic else "retiring"
         line.append(f" + {more} {what}", style="yellow")
     standby = queue.flow_count - queue.active_flow_count
-    line.append(f"   flows: {queue.active_flow_count} active")
+    line.append(f"   consumers: {queue.active_flow_count} active")
     if standby > 0:
         line.append(f", {standby} standby")
+    if snapshot.partitions:
+        line.append(f"   lag {_lag(snapshot.partitions)}")
     return line
+
+
+def _lag(partitions: Sequence[Partition]) -> str:
+    """How many messages are not processed, as the log tells the service."""
+    known = [one.lag for one in partitions if one.lag is not None]
+    if not known:
+        return "unknown"
+    return f"{sum(known):,}" + ("" if len(known) == len(partitions) else " or more")
+
+
+def _symbol(number: int | None) -> str:
+    return SYMBOLS[number] if number is not None and number < len(SYMBOLS) else SYMBOLS[0]
 
 
 def _style(flow_id: str | None, numbers: Mapping[str, int]) -> str:
@@ -198,19 +218,37 @@ def _strip(partitions: Sequence[Partition], numbers: Mapping[str, int]) -> Text:
     return strip
 
 
+def _narrow_strip(partitions: Sequence[Partition], numbers: Mapping[str, int]) -> Text:
+    """One character for each partition: the symbol of its flow, or the mark of its state."""
+    strip = Text()
+    for index, partition in enumerate(partitions):
+        if index % NARROW_PER_ROW == 0:
+            strip.append(f"{'' if index == 0 else chr(10)}{partition.partition:>5}  ", style="dim")
+        who = partition.successor if partition.state == "warming" else partition.owner
+        if who is None:
+            mark = MARKS.get(partition.state, MARKS["unassigned"])[0]
+            strip.append(mark, style="dim")
+        elif partition.state in MARKS:
+            strip.append(MARKS[partition.state][0], style=f"bold {_style(who, numbers)}")
+        else:
+            strip.append(_symbol(numbers.get(who)), style=f"{_style(who, numbers)} reverse")
+    return strip
+
+
 def _flows(snapshot: QueueSnapshot, numbers: Mapping[str, int]) -> RenderableType:
     if not snapshot.flows:
-        return Text("no flow is bound", style="dim")
+        return Text("no consumer is bound", style="dim")
     owned: dict[str, list[int]] = {}
     for partition in snapshot.partitions:
         if partition.owner is not None:
             owned.setdefault(partition.owner, []).append(partition.partition)
+    narrow = len(snapshot.partitions) > MOST_WIDE
     shown: Table = table("", "CLIENT", "STATE", "OWNS", "PARTITIONS", "LEASE LEFT", right=("OWNS",))
     for flow in snapshot.flows[:MOST_FLOWS]:
         style = _style(flow.flow_id, numbers)
         lease = seconds_until(flow.lease_expires_at)
         shown.add_row(
-            Text(f"{numbers[flow.flow_id]:>2} ", style=f"{style} reverse"),
+            Text(f"{_label(numbers[flow.flow_id], narrow):>2} ", style=f"{style} reverse"),
             Text(flow.client_name),
             Text(flow.state, style=FLOW_STYLES.get(flow.state, "")),
             str(flow.partitions),
@@ -221,6 +259,11 @@ def _flows(snapshot: QueueSnapshot, numbers: Mapping[str, int]) -> RenderableTyp
         return shown
     more = snapshot.queue.flow_count - MOST_FLOWS
     return Group(shown, Text(f"… and {more} more", style="dim"))
+
+
+def _label(number: int, narrow: bool) -> str:
+    """A flow as the strip above shows it."""
+    return _symbol(number) if narrow else str(number)
 
 
 def _handoffs(snapshot: QueueSnapshot, numbers: Mapping[str, int]) -> RenderableType:

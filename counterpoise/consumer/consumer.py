@@ -35,7 +35,9 @@ from counterpoise.consumer.waking import Waking
 from counterpoise.consumer.watchdog import Watchdog
 from counterpoise.consumer.work import Each, Handle, Rules, Worker
 from counterpoise.errors import CounterpoiseError, QueueNotFound
+from counterpoise.flow.base import OnOwned, OnRevoking, OnWarming, OnWarmingEnded
 from counterpoise.flow.blocking import Flow
+from counterpoise.options import suggesting
 from counterpoise.wire import barrier_text
 
 logger = logging.getLogger("counterpoise.consumer")
@@ -152,6 +154,7 @@ def _of_lane(lane: Lane) -> Condition:
 class Consumer:
     """Processes a queue and shares it with other consumers. Runs once."""
 
+    @suggesting
     def __init__(
         self,
         queue: str,
@@ -175,8 +178,20 @@ class Consumer:
         on_quarantined: Callable[[int, Failure], Any] | None = None,
         max_processing_seconds: float | None = 300.0,
         log_appears_seconds: float = LOG_APPEARS_SECONDS,
+        client_name: str | None = None,
+        instance_id: str | None = None,
+        lease_seconds: float = 10.0,
+        warmup: bool = False,
+        at_once: bool = False,
+        rebind: bool = True,
+        timeout_seconds: float = 10.0,
         renew_while: Callable[[], bool] | None = None,
-        **flow_options: Any,
+        on_granted: OnOwned = None,
+        on_revoking: OnRevoking = None,
+        on_retiring: OnOwned = None,
+        on_lost: OnOwned = None,
+        on_warming: OnWarming = None,
+        on_warming_ended: OnWarmingEnded = None,
     ) -> None:
         """Nothing is connected before it runs.
 
@@ -191,8 +206,7 @@ class Consumer:
         `on_quarantined`: see `counterpoise.consumer.poison`. `max_processing_seconds`: see
         `...watchdog`; None: no limit. `log_url` (or COUNTERPOISE_LOG_URL) replaces the access to
         the log that the service gives. `log_appears_seconds`: how long to wait for the log of a new
-        queue. `flow_options`, also the callbacks `on_granted`, `on_revoking`, `on_lost`, ..., are
-        those of `Flow`.
+        queue. The others, from `client_name` on, are those of `Flow`.
         """
         _check(handle, each, workers, max_messages, attempts)
         self.queue = queue
@@ -202,7 +216,25 @@ class Consumer:
         self._url, self._token = url, token
         self._renew_while = renew_while
         self._on_quarantined = on_quarantined
-        self.flow = Flow(queue, url=url, token=token, renew_while=self._may_renew, **flow_options)
+        self.flow = Flow(
+            queue,
+            url=url,
+            token=token,
+            client_name=client_name,
+            instance_id=instance_id,
+            lease_seconds=lease_seconds,
+            warmup=warmup,
+            at_once=at_once,
+            rebind=rebind,
+            timeout_seconds=timeout_seconds,
+            renew_while=self._may_renew,
+            on_granted=on_granted,
+            on_revoking=on_revoking,
+            on_retiring=on_retiring,
+            on_lost=on_lost,
+            on_warming=on_warming,
+            on_warming_ended=on_warming_ended,
+        )
         self._wake_reader, self._wake_settler = Waking(), Waking()
         self._lanes = Lanes(
             lambda: self.flow.partitions,
@@ -237,6 +269,7 @@ class Consumer:
         )
         self._team: list[Worker] = []
         self._error: BaseException | None = None
+        self._begun = False
         self._iteration: Callable[[], Generator[Message, None, None] | None] = lambda: None
 
     # -------------------------------------------------------------- use
@@ -261,7 +294,8 @@ class Consumer:
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Work until stopped, or until `until`, called about ten times a second, returns True.
 
-        Raises the handler's exception if the policy is to halt, the service's refusal of the flow,
+        Raises RuntimeError the second time. Raises the handler's exception if the policy is to
+        halt, the service's refusal of the flow,
         `LogError` if the log cannot be read from the queue's position, and at the end `EndRefused`
         if what comes after a partition could not be reported.
         """
@@ -327,6 +361,11 @@ class Consumer:
 
     def _prepared(self, until: Callable[[], bool] = lambda: False) -> bool:
         """Reach everything that is needed, before the bind; False if stopped before."""
+        if self._begun:
+            raise RuntimeError(
+                "a consumer runs once, and this one has run: make another Consumer to go on"
+            )
+        self._begun = True
         if isinstance(self._policy, DeadLetter):
             self._policy.check(self.queue, self._url, self._token)
         return self._reader.reach(self._client, lambda: self._settler.stopping or until())

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -99,21 +99,16 @@ class DeadLetter:
         if not isinstance(self.to, str):
             self.to(message, failure)
             return
-        # In use: another consumer has stored the same letter meanwhile.
-        with (
-            contextlib.suppress(PublisherIdInUse),
-            Publisher(
-                self.to,
-                url=self._url,
-                token=self._token,
-                log_url=self._log_url,
-                publisher_id=letter_id(message, origin),
-                timeout_seconds=STORE_SECONDS,
-            ) as publisher,
-        ):
-            if publisher.next_sequence == 0:
-                publisher.publish(message.value, message.key, headers(message, failure, origin))
-                publisher.flush()
+        publish_once(
+            self.to,
+            letter_id(message, origin),
+            message.value,
+            message.key,
+            headers(message, failure, origin),
+            url=self._url,
+            token=self._token,
+            log_url=self._log_url,
+        )
 
     def __repr__(self) -> str:
         return f"DeadLetter({self.to!r})"
@@ -130,6 +125,38 @@ def checked(policy: Policy) -> Policy:
     raise ValueError(
         f'on_poison must be "halt", "quarantine" or DeadLetter("queue"), not {policy!r}'
     )
+
+
+def publish_once(
+    queue: str,
+    publisher_id: str,
+    value: bytes,
+    key: str | None,
+    headers: Mapping[str, str],
+    *,
+    url: str | None,
+    token: str | None = None,
+    log_url: str | None = None,
+) -> None:
+    """Return when the message is in the queue's log, also if it was published under this id before.
+
+    `url`, `token` and `log_url` as for `Publisher`. Raises its errors.
+    """
+    # In use: another process publishes the same message.
+    with (
+        contextlib.suppress(PublisherIdInUse),
+        Publisher(
+            queue,
+            url=url,
+            token=token,
+            log_url=log_url,
+            publisher_id=publisher_id,
+            timeout_seconds=STORE_SECONDS,
+        ) as publisher,
+    ):
+        if publisher.next_sequence == 0:
+            publisher.publish(value, key, headers)
+            publisher.flush()
 
 
 def letter_id(message: Message, origin: Origin) -> str:

@@ -30,6 +30,7 @@ from counterpoise import tracing
 from counterpoise.backoff import Backoff
 from counterpoise.client import Client
 from counterpoise.consumer.lanes import Chunk, Lane, Lanes
+from counterpoise.consumer.throttling import Warnings
 from counterpoise.consumer.waking import Waking
 from counterpoise.errors import CounterpoiseError, QueueNotFound, ServiceUnavailable
 from counterpoise.flow.barriers import within
@@ -149,6 +150,7 @@ class Reader:
         self._prepared_at: float | None = None
         self._failures = 0
         self._away_since = 0.0
+        self._warnings = Warnings(logger, flow.queue)
         self._away_with: CounterpoiseError | None = None
         self.incarnation = ""
 
@@ -351,7 +353,7 @@ class Reader:
         now = time.monotonic()
         if lane.ahead_since is None:
             lane.ahead_since = now
-            logger.warning("waiting for the log: %s", error)
+            self._warnings.warn("waiting for the log", error)
         return now - lane.ahead_since < AHEAD_SECONDS
 
     def _is_ours(self, lane: Lane) -> bool:
@@ -384,7 +386,7 @@ class Reader:
             if now - self._missing_since > self._log_appears_seconds:
                 raise error
         if self._failures == 0:
-            logger.warning("the log is unreachable, waiting: %s", error)
+            self._warnings.warn("the log is unreachable, waiting", error)
             self._away_since, self._away_with = time.monotonic(), error
         self._failures += 1
         self._access_refused = isinstance(error, LogAccessRefused)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from counterpoise.client import Client
 from counterpoise.conditions import Condition
 from counterpoise.consumer.lanes import Lanes
+from counterpoise.consumer.throttling import Warnings
 from counterpoise.consumer.waking import Waking
 from counterpoise.consumer.watchdog import Watchdog
 from counterpoise.errors import FlowGone, NotBound, ServiceUnavailable
@@ -64,6 +65,7 @@ class Settler:
         self._asked_at = float("-inf")
         self._ends_not_before = float("-inf")
         self._refusals = Refusals(logger)
+        self._warnings = Warnings(logger, flow.queue)
         self._last_word = False
         self._drain_until: float | None = None
         self._next_look = 0.0
@@ -88,7 +90,9 @@ class Settler:
         # Before the partitions are released: the next owners meet the same.
         refused = self._lanes.refused()
         if not self._lanes.wait_idle(self._drain_seconds):
-            logger.warning("a message is still being handled; leaving without it")
+            logger.warning(
+                "queue %s: a message is still being handled; leaving without it", self._flow.queue
+            )
         if self._flow.status != "gone":
             self._lanes.follow()
             self._let_go()
@@ -141,7 +145,7 @@ class Settler:
                 timeout_seconds=COMMIT_SECONDS,
             )
         except ServiceUnavailable as error:
-            logger.warning("could not commit, continuing: %s", error)
+            self._warnings.warn("could not commit, continuing", error)
             return
         self._answered(items, outcomes)
 
@@ -158,7 +162,7 @@ class Settler:
         try:
             outcomes = self._flow.release_many(items, timeout_seconds=COMMIT_SECONDS)
         except ServiceUnavailable as error:
-            logger.warning("could not release, trying again: %s", error)
+            self._warnings.warn("could not release, trying again", error)
             return
         self._answered(items, outcomes)
 
@@ -168,7 +172,9 @@ class Settler:
         try:
             outcomes = self._flow.children_many(items, timeout_seconds=COMMIT_SECONDS)
         except ServiceUnavailable as error:
-            logger.warning("could not report what comes after a partition, trying again: %s", error)
+            self._warnings.warn(
+                "could not report what comes after a partition, trying again", error
+            )
             return
         if not {"unknown_parent", *REFUSALS}.isdisjoint(outcomes.values()):
             self._ends_not_before = time.monotonic() + PARENT_SECONDS
@@ -178,7 +184,13 @@ class Settler:
         for item in items:
             outcome = outcomes[item.partition]
             if outcome not in ("ok", "not_revoking", "unknown_parent", *REFUSALS):
-                logger.info("partition %d epoch %d: %s", item.partition, item.epoch, outcome)
+                logger.info(
+                    "queue %s: partition %d epoch %d: %s",
+                    self._flow.queue,
+                    item.partition,
+                    item.epoch,
+                    outcome,
+                )
             self._lanes.answered(item, outcome)
         self._refusals.log(self._flow.queue, self._lanes.refused())
 
@@ -194,7 +206,7 @@ class Settler:
         try:
             return self._draining_ended()
         except ServiceUnavailable as error:
-            logger.warning("could not drain: %s", error)
+            self._warnings.warn("could not drain", error)
         except (FlowGone, NotBound):
             return True
         if not self.stopping:
@@ -228,7 +240,16 @@ class Settler:
         self._next_look = now + 1.0
         with self._client() as client:
             # While a drain has a successor, the queue is not Ready.
-            return client.rebalance_status(self._flow.queue).status == "Ready"
+            status = client.rebalance_status(self._flow.queue).status
+            return status == "Ready" or (status == "Holddown" and self._is_last(client))
+
+    def _is_last(self, client: Client) -> bool:
+        """Whether nobody is left to take over after the holddown.
+
+        Of many flows that leave together, the last two are told so; the others wait.
+        """
+        first = list(client.flows(self._flow.queue, max_items=3))
+        return len(first) < 3 and all(flow.draining for flow in first)
 
     def _let_go(self) -> None:
         """Commit handled messages and release what may be released; the unbind ends the rest."""

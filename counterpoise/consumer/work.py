@@ -177,7 +177,7 @@ class Worker:
                         split = True
                         logger.warning(
                             "%s: a batch failed, trying one by one: %r",
-                            _place(lane, piece.chunk.start),
+                            self._place(lane, piece.chunk.start),
                             error,
                         )
                         return
@@ -209,7 +209,7 @@ class Worker:
 
     def _pause_for(self, lane: Lane, failure: Failure, message: Message) -> float | None:
         """What to do with the message. None: pass it; a time: its lane pauses until then."""
-        rules, place = self._rules, _place(lane, failure.position)
+        rules, place = self._rules, self._place(lane, failure.position)
         if lane.owned.lost:
             return time.monotonic()  # Not owned any more: no attempt, no verdict.
         if failure.attempts < rules.attempts:
@@ -268,6 +268,6 @@ class Worker:
     def _end(self) -> None:
         self._activity.since = 0.0
 
-
-def _place(lane: Lane, position: str) -> str:
-    return f"partition {lane.partition} epoch {lane.epoch} position {position}"
+    def _place(self, lane: Lane, position: str) -> str:
+        queue = self._rules.origin().queue
+        return f"queue {queue}, partition {lane.partition} epoch {lane.epoch} position {position}"

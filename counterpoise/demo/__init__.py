@@ -26,10 +26,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="break a promise; the verdict must be bad. "
         f"{', '.join(SABOTAGES)}; with --split {', '.join(SPLIT_SABOTAGES)}",
     )
+    parser.add_argument(
+        "--sink",
+        choices=("sqlite", "delta"),
+        default="sqlite",
+        help="delta: the flights go into a Delta table as well, and the verdict reads it back",
+    )
     options = parser.parse_args(arguments)
+    if options.sink == "delta" and (options.split or options.sabotage):
+        parser.error("argument --sink: delta is for the demo without --split and --sabotage")
     fitting = SPLIT_SABOTAGES if options.split else SABOTAGES
     if options.sabotage and options.sabotage not in fitting:
         parser.error(f"argument --sabotage: this demo has {', '.join(fitting)}")
     from counterpoise.demo.playing import run
 
-    return run(options.rows, options.sabotage, split=options.split)
+    return run(
+        options.rows, options.sabotage, split=options.split, into_lake=options.sink == "delta"
+    )

@@ -69,6 +69,8 @@ class Evidence:
     grants: Sequence[EpochGrant]
     events: Sequence[ScenarioEvent]
     sealings: Sequence[SealingRecord] = ()
+    table: Mapping[str, Statistics] | None = None
+    """The statistics of the flights in the Delta table, if there is one."""
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from counterpoise.demo.split import SplitScenario, SplitStage
 from counterpoise.demo.stage import DemoFailed, Stage
 from counterpoise.demo.verdict import DemoVerdict, OwnerChange, judge
 from counterpoise.demo.work.flights import DataSetMissing, Flight, load
+from counterpoise.demo.work.lake import statistics_in
 
 GOOD, BAD, FAILED, INTERRUPTED = 0, 1, 2, 130
 # With fewer flights few aircraft fly twice while one application owns their partition, so there
@@ -31,8 +32,16 @@ LEAST_ROWS = 10_000
 PLAIN_WIDTH = 120
 
 
-def run(rows: int | None = None, sabotage: str | None = None, *, split: bool = False) -> int:
+def run(
+    rows: int | None = None,
+    sabotage: str | None = None,
+    *,
+    split: bool = False,
+    into_lake: bool = False,
+) -> int:
     """Play the demo, or that of splits, with the first `rows` flights (all by default).
+
+    `into_lake`: the flights go into a Delta table as well.
 
     Returns the exit code: 0 for a good verdict, 1 for a bad one, 2 if it could not be played, 130
     after Ctrl-C.
@@ -46,7 +55,8 @@ def run(rows: int | None = None, sabotage: str | None = None, *, split: bool = F
     began = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="counterpoise-demo-") as directory:
-            verdict = judge(play(Path(directory), console, rows, sabotage, split=split))
+            home = Path(directory)
+            verdict = judge(play(home, console, rows, sabotage, split=split, into_lake=into_lake))
     except (DemoFailed, DataSetMissing) as error:
         console.print(f"The demo failed: {error}", markup=False, highlight=False, soft_wrap=True)
         return FAILED
@@ -64,6 +74,7 @@ def play(
     sabotage: str | None,
     *,
     split: bool = False,
+    into_lake: bool = False,
 ) -> Evidence:
     """Play all acts, with everything they need in `directory`; returns what the verdict needs.
 
@@ -76,7 +87,7 @@ def play(
         if split:
             with SplitStage(directory, flights, display, sabotage) as rushing:
                 return _played(SplitScenario(rushing), rushing, flights)
-        with Stage(directory, flights, display, sabotage) as stage:
+        with Stage(directory, flights, display, sabotage, into_lake=into_lake) as stage:
             return _played(Scenario(stage), stage, flights)
     finally:
         display.close()
@@ -91,6 +102,7 @@ def _played(acts: Acts[S], stage: S, flights: Sequence[Flight]) -> Evidence:
         grants=acts.grants,
         events=acts.events,
         sealings=acts.sealings,
+        table=None if stage.lake is None else statistics_in(stage.lake),
     )
 
 

@@ -53,10 +53,14 @@ class Stage:
         display: Display,
         sabotage: str | None,
         plan: Plan | None = None,
+        *,
+        into_lake: bool = False,
     ) -> None:
         self.plan = plan or Plan(len(flights), PARTITIONS)
         self.display = display
         self.url = ""
+        self.lake = directory / "lake" if into_lake else None
+        """The Delta table of the flights, if there is one."""
         self._directory = directory
         self._flights = flights
         self._sabotage = sabotage
@@ -162,6 +166,8 @@ class Stage:
             "--rate": self._rate.path,
         }.items():
             command += [option, str(value)]
+        if self.lake is not None:
+            command += ["--lake", str(self.lake)]
         if self._sabotage and name == "beta":
             command += ["--sabotage", self._sabotage]
         child = self._start(name, command)

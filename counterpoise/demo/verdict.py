@@ -29,7 +29,7 @@ waited in each parent when the first one was published to what comes after it, a
 been processed in each new partition.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -44,7 +44,7 @@ from counterpoise.demo.evidence import (
     SealingRecord,
     read,
 )
-from counterpoise.demo.work.flights import expected_statistics
+from counterpoise.demo.work.flights import Statistics, expected_statistics
 from counterpoise.demo.work.sink import JournalEntry
 
 NEED_BACKLOG = ("join", "drain", "kill")
@@ -201,7 +201,7 @@ def judge(evidence: Evidence) -> DemoVerdict:
             _graceful(reading, handoffs),
             *_kill(evidence, reading),
             *_ungraceful(reading),
-            _statistics(evidence),
+            *_statistics(evidence),
             *(_backlog(event, handoffs) for event in evidence.events if event.kind in NEED_BACKLOG),
             *lineage_checks(evidence.sealings, reading),
         ],
@@ -275,17 +275,25 @@ def _ungraceful(reading: Reading) -> list[Check]:
     return [Check("duplicates from forced handoffs and expired leases bounded", True, found)]
 
 
-def _statistics(evidence: Evidence) -> Check:
+def _statistics(evidence: Evidence) -> Iterator[Check]:
     expected = expected_statistics(evidence.flights)
+    yield _equal("statistics equal to those of the data set", expected, evidence.statistics)
+    if evidence.table is not None:
+        yield _equal("each flight once in the Delta table, in order", expected, evidence.table)
+
+
+def _equal(
+    promise: str, expected: Mapping[str, Statistics], statistics: Mapping[str, Statistics]
+) -> Check:
     wrong = [
         aircraft
-        for aircraft in expected.keys() | evidence.statistics.keys()
-        if expected.get(aircraft) != evidence.statistics.get(aircraft)
+        for aircraft in expected.keys() | statistics.keys()
+        if expected.get(aircraft) != statistics.get(aircraft)
     ]
     found = f"{len(expected):,} rows"
     if wrong:
         found += f"; {len(wrong):,} differ, such as {max(wrong)}"
-    return Check("statistics equal to those of the data set", not wrong, found)
+    return Check(promise, not wrong, found)
 
 
 def _backlog(event: ScenarioEvent, handoffs: Sequence[OwnerChange]) -> Check:

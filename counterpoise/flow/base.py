@@ -53,6 +53,7 @@ from counterpoise.flow.view import (
     WarmingEnded,
     WarmingStarted,
 )
+from counterpoise.options import suggesting
 from counterpoise.wire import Update
 
 OnOwned: TypeAlias = Callable[[Owned], Any] | None
@@ -202,6 +203,7 @@ class Reports:
 class BaseFlow:
     """The reading half of a flow. Every property is a snapshot and never blocks or raises."""
 
+    @suggesting
     def __init__(
         self,
         queue: str,
@@ -212,6 +214,7 @@ class BaseFlow:
         instance_id: str | None = None,
         lease_seconds: float = 10.0,
         warmup: bool = False,
+        at_once: bool = False,
         rebind: bool = True,
         timeout_seconds: float = 10.0,
         renew_while: Callable[[], bool] | None = None,
@@ -228,6 +231,7 @@ class BaseFlow:
             instance_id=instance_id or str(uuid.uuid4()),
             lease_seconds=lease_seconds,
             warmup=warmup,
+            at_once=at_once,
             rebind=rebind,
             binder=str(uuid.uuid4()),
         )

@@ -223,8 +223,9 @@ class Notices:
 
 @dataclass(frozen=True)
 class FlowSettings:
-    """The settings of a bind. `lease_seconds`: 1..3600. `rebind`: the exception in rule 4.
-    `binder`: a random name of this flow object, by which the service recognizes its binds.
+    """The settings of a bind. `lease_seconds`: 1..3600. `at_once`: no holddown if no other flow is
+    bound. `rebind`: the exception in rule 4. `binder`: a random name of this flow object, by which
+    the service recognizes its binds.
     """
 
     queue: str
@@ -232,6 +233,7 @@ class FlowSettings:
     instance_id: str
     lease_seconds: float = 10.0
     warmup: bool = False
+    at_once: bool = False
     rebind: bool = True
     binder: str | None = None
 
@@ -289,6 +291,7 @@ class FlowCore:
             settings.warmup,
             settings.binder,
             self._binds,
+            settings.at_once,
         )
 
     def bind_answered(self, bound: Bound, sent_at: float, now: float) -> Call[None] | None:

@@ -7,6 +7,7 @@ comes from the consumer's environment or options, or for the built-in log from t
 never shown.
 
     builtin:QUEUE                       postgresql://user:password@host:port/database
+    builtin:QUEUE+QUEUE                 the same for each, separated by blanks
     redis://host:port/DB/NAME           redis://user:password@host:port[/DB[/NAME]], rediss://…
     kafka://host:port[,host:port]/TOPIC kafka://user:password@host:port[,…][/TOPIC]
 
@@ -23,8 +24,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from importlib import import_module
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -39,11 +40,13 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = "COUNTERPOISE_LOG_URL"
 
-Kind = Literal["builtin", "redis", "kafka"]
+Kind = Literal["builtin", "aligned", "redis", "kafka"]
 Host = tuple[str, int | None]
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _BUILTIN = "builtin:"
+_AND = "+"
+MOST_ALIGNED = 8
 _KINDS: Mapping[str, Kind] = {
     "postgresql": "builtin",
     "postgres": "builtin",
@@ -54,6 +57,7 @@ _KINDS: Mapping[str, Kind] = {
 _PORTS: Mapping[Kind, int] = {"builtin": 5432, "redis": 6379, "kafka": 9092}
 _FORMS: Mapping[Kind, str] = {
     "builtin": "builtin:QUEUE",
+    "aligned": "builtin:QUEUE+QUEUE",
     "redis": "redis://host:port/DB/NAME",
     "kafka": "kafka://host:port[,host:port]/TOPIC",
 }
@@ -124,17 +128,24 @@ class LogAddress:
 
     def canonical(self) -> str:
         """One spelling for each log, to find out whether two queues name the same log."""
-        if self.kind == "builtin":
+        if self.kind in ("builtin", "aligned"):
             return f"{_BUILTIN}{self.name}"
-        hosts = ",".join(f"{host}:{port}" for host, port in sorted(self.hosts, key=str))
+        hosts = _netloc(sorted(self.hosts, key=str))
         path = f"{self.database}/{self.name}" if self.kind == "redis" else self.name
         return f"{self.kind}://{hosts}/{path}"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The logs that are read side by side, as addresses; of any other log itself."""
+        if self.kind != "aligned":
+            return (self.canonical(),)
+        return tuple(f"{_BUILTIN}{name}" for name in self.name.split(_AND))
 
 
 def kind_of(log: str) -> Kind | None:
     """The kind of log by its scheme; None for unknown kinds."""
     if log.startswith(_BUILTIN):
-        return "builtin"
+        return "aligned" if _AND in log else "builtin"
     scheme, separator, _ = log.partition("://")
     kind = _KINDS.get(scheme.lower()) if separator else None
     return None if kind == "builtin" else kind
@@ -164,14 +175,19 @@ def parse_log(log: str) -> LogAddress:
     """Parse a queue's `log`. Raises InvalidLog, also for unknown kinds."""
     if log.startswith(_BUILTIN):
         name = log.removeprefix(_BUILTIN)
-        if not NAME.fullmatch(name):
-            raise _not_one("builtin")
-        return LogAddress("builtin", name)
-    kind = kind_of(log)
-    if kind is None:
+        names = name.split(_AND)
+        kind: Kind = "builtin" if len(names) == 1 else "aligned"
+        if not all(map(NAME.fullmatch, names)) or len({*names}) < len(names):
+            raise _not_one(kind)
+        if len(names) > MOST_ALIGNED:
+            raise InvalidLog(f"at most {MOST_ALIGNED} logs are read side by side")
+        return LogAddress(kind, name)
+    known = kind_of(log)
+    if known is None:
         raise InvalidLog(
             f"this version cannot open such a log; it knows {', '.join(_FORMS.values())}"
         )
+    kind = known
     refuse_credentials(log)
     parts = _split(log)
     hosts = _hosts(parts, kind)
@@ -298,10 +314,11 @@ def _on_hosts(address: LogAddress, url: str) -> str | None:
     if not all(any(_is_in(one, host) for host in hosts) for one in address.hosts):
         return None
     user, found, _ = parts.netloc.rpartition("@")
-    named = ",".join(
-        f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in address.hosts
-    )
-    return parts._replace(netloc=f"{user}{found}{named}").geturl()
+    return parts._replace(netloc=f"{user}{found}{_netloc(address.hosts)}").geturl()
+
+
+def _netloc(hosts: Iterable[Host]) -> str:
+    return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in hosts)
 
 
 def _is_in(one: Host, pattern: Host) -> bool:
@@ -370,6 +387,9 @@ def open_log(
         address = parse_log(log)
     except LogError as error:
         raise LogError(f"cannot open the log: {error}") from None
+    if address.kind == "aligned":
+        aligned = import_module("counterpoise.logs.aligned")
+        return cast("Log", aligned.AlignedLog(_open_parts(address, access, timeout_seconds)))
     url = access.url if isinstance(access, LogAccess) else access
     url = url or environment_access(log)
     if url is not None and url.startswith(IN_MEMORY) and address.kind == "builtin":
@@ -390,6 +410,24 @@ def open_log(
         )
     builtin = import_module("counterpoise.logs.builtin.log")
     return cast("Log", builtin.PostgresLog(address.name, url, timeout_seconds=timeout_seconds))
+
+
+def _open_parts(
+    address: LogAddress, access: str | LogAccess | None, timeout_seconds: float
+) -> list[Log]:
+    """Each of the aligned logs; one access may be for all of them."""
+    urls = (access.url if isinstance(access, LogAccess) else access or "").split()
+    given: list[str | LogAccess | None] = [*urls] or [None]
+    if isinstance(access, LogAccess):
+        given = [replace(access, url=url) for url in urls]
+    if len(given) == 1:
+        given *= len(address.parts)
+    if len(given) != len(address.parts):
+        raise LogError(f"{len(address.parts)} logs need as many accesses, or one for all")
+    return [
+        open_log(part, one, timeout_seconds=timeout_seconds)
+        for part, one in zip(address.parts, given, strict=True)
+    ]
 
 
 def implementation(log: str, kinds: Mapping[str, tuple[str, str]]) -> Callable[..., Any]:

@@ -39,10 +39,32 @@ class LogUnavailable(LogError):
     code = "log_unavailable"
 
 
+class GroupInUse(LogError):
+    """The consumer group of Kafka has active members, so its offsets are theirs."""
+
+    code = "group_in_use"
+
+    def __init__(self, group: str) -> None:
+        super().__init__(
+            f"the consumer group {group!r} has active members, so Kafka takes no offsets for it: "
+            "stop these consumers, or choose another group"
+        )
+
+
 class LogAccessRefused(LogUnavailable):
     """The log does not know or no longer accepts these credentials; fetch new ones and repeat."""
 
     code = "log_access_refused"
+
+
+class GroupAccessRefused(LogAccessRefused):
+    """Kafka does not let this user read or store the offsets of a consumer group."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Kafka does not let this user use the offsets of the consumer group: the user needs "
+            "Describe and Read of the group, and Read of the topic"
+        )
 
 
 class LogBehind(LogUnavailable):

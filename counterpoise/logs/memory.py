@@ -200,6 +200,25 @@ class MemoryLogs:
                 found[number] = str(partition.first + next(late, len(partition.rows)))
             return found
 
+    def young(
+        self, name: str, below: Mapping[int, int], seconds: float
+    ) -> Mapping[int, tuple[int, float]]:
+        """Where the messages below these positions begin that were published in the last `seconds`,
+        and their mean size in bytes. A partition without one is left out.
+        """
+        since = (self.clock() - seconds) * 1e6
+        found = {}
+        with self._lock:
+            partitions = self._log(name).partitions
+            for number, end in below.items():
+                partition = partitions[number]
+                rows = partition.rows[: max(0, end - partition.first)]
+                late = next((n for n, row in enumerate(rows) if row.microseconds >= since), None)
+                if late is not None:
+                    mean = sum(row.message.size_bytes() for row in rows[late:]) / (len(rows) - late)
+                    found[number] = (partition.first + late, mean)
+        return found
+
     def drop(self, name: str, owner_id: str | None = None) -> None:
         """Delete the log with its messages, if it belongs to this queue."""
         with self._lock:
@@ -215,19 +234,19 @@ class MemoryLogs:
             message.size_bytes()
         count = len(batch.messages)
         inside = all(0 <= number < batch.partition_count for number in batch.partitions)
-        if not inside or count != len(batch.partitions) or batch.first_sequence < 0:
+        if not inside or count != len(batch.partitions):
             raise InvalidMessage(
                 "the log refused the messages: different numbers of messages and partitions, or a "
-                "partition or sequence out of range"
+                "partition out of range"
             )
+        batch.check_sequences()
         with self._lock:
             log = self._log(name)
             if batch.by_range or log.partition_count != batch.partition_count:
                 raise StalePartitionCount(batch.partition_count, log.partition_count)
-            following = log.next_sequences.get(batch.publisher, 0)
-            known = min(max(following - batch.first_sequence, 0), count)
+            known = batch.known(log.next_sequences.get(batch.publisher, 0) - 1)
             if known < count:
-                log.next_sequences[batch.publisher] = batch.first_sequence + count
+                log.next_sequences[batch.publisher] = batch.last_sequence + 1
             now = round(self.clock() * 1e6)
             routed = zip(batch.partitions, batch.messages, strict=True)
             for number, message in itertools.islice(routed, known, None):
@@ -258,6 +277,14 @@ class MemoryLogs:
                 {number: str(partition.first) for number, partition in found.items()},
                 {number: str(partition.end) for number, partition in found.items()},
             )
+
+    def ages(self, name: str, positions: Mapping[int, int]) -> Mapping[int, float]:
+        """See `Log.ages`."""
+        now, ages = self.clock(), dict[int, float]()
+        for number, at in positions.items():
+            for row in self.chunk(name, number, at, at + 1, 1).rows:
+                ages[number] = max(0.0, now - row.microseconds / 1e6)
+        return ages
 
     def next_sequence(self, name: str, publisher: str) -> int:
         """See `Log.next_sequence`."""
@@ -325,6 +352,10 @@ class MemoryLog(NumberedLog):
 
     def bounds(self, partitions: Sequence[int]) -> Bounds:
         return self._logs.bounds(self.name, partitions)
+
+    def ages(self, positions: Mapping[int, str]) -> Mapping[int, float]:
+        numbers = {number: self.number(position) for number, position in positions.items()}
+        return self._logs.ages(self.name, numbers)
 
     def next_sequence(self, publisher: str) -> int:
         return self._logs.next_sequence(self.name, publisher)

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 # The first number that is too large for a position: Redis' scripts count exactly up to there, the
 # other logs have signed 64-bit numbers.
-TOO_LARGE: Mapping[Kind, int] = {"builtin": 2**63, "redis": 2**53, "kafka": 2**63}
+TOO_LARGE: Mapping[Kind, int] = {
+    "builtin": 2**63,
+    "aligned": 2**63,
+    "redis": 2**53,
+    "kafka": 2**63,
+}
 
 
 def fair_shares(backlogs: Mapping[int, int], max_messages: int) -> dict[int, int]:

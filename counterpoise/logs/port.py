@@ -16,7 +16,9 @@ Consumers rely on these promises of a log:
    has been trimmed; no message below it is still being written.
 3. **An append is all or nothing and happens once.** Messages carry (publisher, sequence); the log
    drops sequences that it already has from that publisher and counts them as duplicates. So an
-   append with an unknown outcome is simply repeated.
+   append with an unknown outcome is simply repeated. A log keeps one number for each publisher, the
+   newest sequence, whatever partitions its messages went to. So a repetition is found also if it is
+   routed to other partitions, after a resize or a split.
 4. **An append routed with another partition count than the log's is refused, within the append.**
    A resize waits for running appends, and later appends wait for the resize. So once `bounds`
    says that a partition is outside the log's partition count, the end that the same call returned
@@ -42,9 +44,11 @@ may use a log object; their calls then wait for each other.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import gt
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from counterpoise.logs.errors import InvalidMessage
@@ -127,6 +131,10 @@ class AppendBatch:
     The i-th has the sequence `first_sequence + i` and goes to partition `partitions[i]`, which was
     chosen among `partition_count` partitions. With `by_range` they were chosen by the ranges of a
     dynamic log instead, and the count has no meaning. The order within a partition is preserved.
+
+    With `sequences` the i-th has `sequences[i]` instead, of which the first is `first_sequence`.
+    They may have holes, and never fall. Messages with the same sequence have to be in the same
+    batch: the log then has all of them or none, in whatever order they are repeated.
     """
 
     publisher: str
@@ -135,6 +143,32 @@ class AppendBatch:
     partitions: Sequence[int]
     messages: Sequence[Message]
     by_range: bool = False
+    sequences: Sequence[int] | None = None
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence of the last message."""
+        if self.sequences is None:
+            return self.first_sequence + len(self.messages) - 1
+        return self.sequences[-1]
+
+    def known(self, newest: int) -> int:
+        """How many of the first messages a log has whose newest sequence is this; -1: none."""
+        if self.sequences is None:
+            return min(max(newest + 1 - self.first_sequence, 0), len(self.messages))
+        return bisect_right(self.sequences, newest)
+
+    def check_sequences(self) -> None:
+        """Raises InvalidMessage if they are not as described."""
+        sequences = self.sequences
+        if self.first_sequence < 0:
+            raise InvalidMessage("a sequence is at least 0")
+        if sequences is None:
+            return
+        if len(sequences) != len(self.messages) or sequences[0] != self.first_sequence:
+            raise InvalidMessage("each message has one sequence, and the first is first_sequence")
+        if any(map(gt, sequences, sequences[1:])):
+            raise InvalidMessage("the sequences of a batch never fall")
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +302,17 @@ class Log(Protocol):
 
         An upper limit if positions have holes. None and positions below the partition's start
         count from the start. The log is not asked. Raises PositionAhead, InvalidPosition.
+        """
+        ...
+
+    def ages(self, positions: Mapping[int, str]) -> Mapping[int, float]:
+        """How many seconds ago the message at each of these positions was published; at least 0.
+
+        From `published_at` to the present by the clock of the log's server. Kafka's brokers do not
+        show theirs; there it is this machine's. Left out are partitions that have no message there,
+        or one without a time, and those that the log does not reach within the time and the bytes
+        of one call.
+        Raises InvalidPosition, LogNotFound, LogUnavailable.
         """
         ...
 

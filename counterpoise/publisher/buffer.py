@@ -60,16 +60,17 @@ class Batch:
 
     `numbers` route the messages (`Routing.partition`). `first_ordinal` is the place of the first
     message in the order of `publish`, and `lanes` are those that the batch holds. Before it is
-    delivered it gets the id of a publisher and the sequence of its first message. `uncertain`: an
-    attempt may have appended it.
+    delivered it gets the id of a publisher and the sequence of its first message, or `sequences`
+    for all (`AppendBatch`). `uncertain`: an attempt may have appended it.
     """
 
     messages: Sequence[Message]
     numbers: Sequence[int]
-    first_ordinal: int
-    lanes: set[int]
+    first_ordinal: int = 0
+    lanes: set[int] = field(default_factory=set)
     publisher: str = ""
     first_sequence: int | None = None
+    sequences: Sequence[int] | None = None
     uncertain: bool = False
 
 

@@ -17,12 +17,13 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from counterpoise.backoff import Backoff, Pauses
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.logs import (
     AppendBatch,
+    AppendResult,
     Log,
     LogAccessRefused,
     LogNotFound,
@@ -33,6 +34,8 @@ from counterpoise.logs import (
 from counterpoise.logs.address import environment_access
 from counterpoise.publisher.buffer import Batch, Routing
 from counterpoise.wire import LogAccess, LogView
+
+T = TypeVar("T")
 
 _BACKOFF = Backoff(0.05, 2.0)
 
@@ -110,8 +113,8 @@ class Delivery:
         log = self._log
         return log is not None and log.appends_in_parallel
 
-    def deliver(self, batch: Batch, *, once: bool = False) -> None:
-        """Append the batch exactly once.
+    def deliver(self, batch: Batch, *, once: bool = False) -> AppendResult:
+        """Append the batch exactly once. Returns what the last attempt did.
 
         Raises the last ServiceUnavailable or LogUnavailable after `timeout_seconds` of trying
         (`once`: after the first attempt), and permanent errors at once (Refused, InvalidMessage,
@@ -119,14 +122,12 @@ class Delivery:
         delivery.
         """
         with self._lock:
-            self._persist(lambda log: self._append(log, batch), once)
+            return self._persist(lambda log: self._append(log, batch), once)
 
     def next_sequence(self, publisher: str) -> int:
         """The first sequence of this publisher that the log lacks. Raises like `deliver`."""
         with self._lock:
-            found: list[int] = []
-            self._persist(lambda log: found.append(log.next_sequence(publisher)))
-            return found[-1]
+            return self._persist(lambda log: log.next_sequence(publisher))
 
     def close(self) -> None:
         """Close the connection to the log."""
@@ -134,7 +135,7 @@ class Delivery:
             if self._log is not None:
                 self._log.close()
 
-    def _append(self, log: Log, batch: Batch) -> None:
+    def _append(self, log: Log, batch: Batch) -> AppendResult:
         assert self.routing is not None
         assert batch.first_sequence is not None
         try:
@@ -146,6 +147,7 @@ class Delivery:
                     list(map(self.routing.partition, batch.messages, batch.numbers)),
                     batch.messages,
                     by_range=self.routing.ranges is not None,
+                    sequences=batch.sequences,
                 )
             )
         except LogUnavailable:
@@ -157,14 +159,14 @@ class Delivery:
                 f"{batch.publisher!r}: use an id in one place at a time, and go on from "
                 "next_sequence"
             )
+        return result
 
-    def _persist(self, act: Callable[[Log], None], once: bool = False) -> None:
+    def _persist(self, act: Callable[[Log], T], once: bool = False) -> T:
         deadline = self._monotonic() + self._timeout_seconds
         pauses = Pauses(_BACKOFF)
         while True:
             try:
-                act(self._current_log())
-                return
+                return act(self._current_log())
             except (StalePartitionCount, StaleRanges) as stale:
                 # The log itself checks them, so its answer is as good as the service's.
                 if isinstance(stale, StaleRanges):

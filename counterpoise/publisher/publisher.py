@@ -5,7 +5,8 @@
 
 `publish` puts a message into a buffer (counterpoise.publisher.buffer), which threads empty
 (counterpoise.publisher.sending). If they cannot deliver a message within `timeout_seconds`, the
-next call raises the error; a call after that starts a new attempt.
+next call raises the error; a call after that starts a new attempt. A program that ends without
+`close` delivers what was accepted at its exit, and logs what it could not deliver.
 
 A publisher with its own `publisher_id` can continue where an earlier process with this id
 stopped: `next_sequence` counts the messages that are in the log already. A program that publishes
@@ -27,6 +28,7 @@ from zlib import crc32
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, Invalid
 from counterpoise.logs import Message, open_log
+from counterpoise.options import suggesting
 from counterpoise.publisher.buffer import Buffer
 from counterpoise.publisher.delivery import Delivery, OpenLog
 from counterpoise.publisher.sending import Sending
@@ -51,6 +53,7 @@ class BufferFull(CounterpoiseError):
 class Publisher:
     """Publishes to one queue. Thread-safe; not to be shared with a forked process."""
 
+    @suggesting
     def __init__(
         self,
         queue: str,

@@ -10,12 +10,19 @@ under an id of its own. It tries each batch once, and leaves what fails to the s
 it with the same id and sequences, and meets the same error if it is not the connection's. So all
 errors are those of the sender, and where no further connection can be had, a publisher works as
 with one. A helper without work ends.
+
+The threads are daemons: a program that ends does not wait for them. So what a publisher that was
+not closed has accepted is delivered at the exit of the program, or counted in the log.
 """
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,6 +30,8 @@ from dataclasses import dataclass
 from counterpoise.logs import Message
 from counterpoise.publisher.buffer import Batch, Buffer
 from counterpoise.publisher.delivery import Delivery
+
+_log = logging.getLogger("counterpoise.publisher")
 
 BATCHES_BEFORE_HELP = 3
 """So many batches in a row leave a full one waiting before a helper starts."""
@@ -87,6 +96,7 @@ class Sending:
         sooner = self.buffer.put(message, size_bytes, time.monotonic())
         if not self._threads:
             self._start("publisher", self._run)
+            _open.add(self)
         if sooner:
             self.changed.notify_all()
 
@@ -97,6 +107,7 @@ class Sending:
 
     def end(self) -> None:
         """Return when all messages are delivered, or the sender has failed. Without `lock`."""
+        _open.discard(self)
         with self.changed:
             self._closing = True
             self.hurry()
@@ -236,3 +247,32 @@ class Sending:
         )
         thread.start()
         self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+
+    # ------------------------------------------------------------------ the end of the program
+
+    def end_with_program(self) -> None:
+        """As `end`; logs how many messages could not be delivered. Without `lock`."""
+        self.end()
+        if lacking := self.buffer.unconfirmed:
+            _log.error(
+                "a publisher of %s was not closed: %d of its messages are not known to be in the "
+                "log: %s",
+                self._name,
+                lacking,
+                self.error,
+            )
+
+
+_open: weakref.WeakSet[Sending] = weakref.WeakSet()
+"""Have a sender, and were not ended."""
+
+
+@atexit.register
+def _end_open() -> None:
+    for sending in tuple(_open):
+        sending.end_with_program()
+
+
+# A forked process has no threads of its parent, and no part in its messages.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_open.clear)

@@ -63,7 +63,7 @@ class MemoryService:
 
     def __init__(self, *, start: datetime = START, **settings: Any) -> None:
         """`start`: the time that its clock shows first. `settings`: other settings of the service
-        (`docs/operations.md`), by their names in lower case. Raises NotInstalled.
+        (`docs/settings.md`), by their names in lower case. Raises NotInstalled.
         """
         number = next(_numbers)
         # No name server knows such a name (RFC 2606).

@@ -12,13 +12,13 @@ import pytest
 
 from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.small import LOCAL, SMALL
-from tests.kafka_server import kafka
+from tests.kafka_server import apache_kafka, kafka
 from tests.redis_server import redis_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["kafka", "redis_server"]
+__all__ = ["apache_kafka", "kafka", "redis_server"]
 
 
 @pytest.fixture(params=["builtin", "redis", "kafka"])

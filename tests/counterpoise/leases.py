@@ -35,3 +35,26 @@ def expire(database_url: str, flow_id: str | None) -> None:
 
         eventually(reason, what="the flow is expired")
         assert reason() == "lease_expired"
+
+
+class Health:
+    """`renew_while` of a flow: it is well until `end_lease`, and again after `recover`."""
+
+    def __init__(self) -> None:
+        self._is_well = True
+        self.refused = 0
+        """How often the flow was kept from a poll."""
+
+    def __call__(self) -> bool:
+        self.refused += not self._is_well
+        return self._is_well
+
+    def end_lease(self, database_url: str, flow_id: str | None) -> None:
+        """The flow renews no more, and is expired; no poll of it is on its way any more."""
+        self._is_well = False
+        expire(database_url, flow_id)
+        before = self.refused
+        eventually(lambda: self.refused > before, what="its poll has returned")
+
+    def recover(self) -> None:
+        self._is_well = True

@@ -22,8 +22,12 @@ SETTINGS: dict[str, Any] = {
 }
 FLOW = ("q", "f", "t")
 
-# Autoscalers ask it, over HTTP.
-NOT_IN_THE_CLIENT = {("get", "/v1/queues/{queue}/scaling")}
+# For autoscalers and for the dashboard.
+NOT_IN_THE_CLIENT = {
+    ("get", "/v1/queues/{queue}/scaling"),
+    ("get", "/v1/queues/{queue}/measurements"),
+    ("get", "/v1/queues/{queue}/partitions/{partition}/messages"),
+}
 
 SENT: dict[str, Call | Listing] = {
     "queues": calls.queues(),

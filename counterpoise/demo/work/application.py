@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from counterpoise.demo.work.flights import Flight
+from counterpoise.demo.work.lake import fenced_sink
 from counterpoise.demo.work.sink import FlightMessage, FlightSlice
 from counterpoise.demo.work.staging import Cues, Work, parser
 from counterpoise.spark.environment import ensure_java, installed_pyspark
@@ -31,10 +32,13 @@ CHECKPOINT_MANAGER = (
 class BatchWork:
     """The work on a micro-batch, as Spark's `foreachBatch` calls it."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, lake: Path | None) -> None:
         self._work = work
+        self._lake = None if lake is None else fenced_sink(lake)
 
     def __call__(self, batch: "DataFrame", batch_id: int) -> None:
+        if self._lake is not None:
+            self._lake(batch, batch_id)
         table = batch.select("partition", "position", "epoch", "value", "published_at").toArrow()
         self._work(batch_id, list(slices_of(table)))
 
@@ -144,7 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
         spark.stop()
         return 0
     work = Work(options)
-    query = stream(spark, options, BatchWork(work))
+    query = stream(spark, options, BatchWork(work, options.lake))
     while query.isActive and not cues.stop.wait(0.2):
         pass
     failure = query.exception()

@@ -236,6 +236,7 @@ def parser(program: str) -> argparse.ArgumentParser:
     parser.add_argument("--directory", type=Path, required=True, help="for its own files")
     parser.add_argument("--checkpoint", required=True, help="Spark's")
     parser.add_argument("--sink", type=Path, required=True)
+    parser.add_argument("--lake", type=Path, help="a Delta table of the flights")
     parser.add_argument("--rate", type=Path, required=True, help="file with flights a second")
     parser.add_argument("--sabotage", choices=ALL_SABOTAGES)
     return parser

@@ -43,6 +43,7 @@ _LOG_NOT_FOUND = "CP002"
 _OUT_OF_RANGE = "CP003"
 _STALE_RANGES = "CP004"
 _UNDEFINED_COLUMN = "42703"
+_UNDEFINED_FUNCTION = "42883"
 # SQLSTATE classes and codes of temporary errors: connection, rollback, resources, operator,
 # lock not available, read-only (a standby that has not taken over yet).
 _TRANSIENT_CLASSES = ("08", "40", "53", "57", "58", "XX")
@@ -53,7 +54,7 @@ _FULL = ("too many connections for role", "too many clients", "remaining connect
 # Dimensions, whether there are nulls, type, length, first index.
 _HEAD = struct.Struct("!iiIii")
 _HEAD_BYTES, _EMPTY_BYTES = _HEAD.size, 12
-_INTEGER, _BYTEA, _TEXT = 23, 17, 25
+_INTEGER, _BIGINT, _BYTEA, _TEXT = 23, 20, 17, 25
 
 
 class _AsReceived(Loader):
@@ -210,7 +211,9 @@ def _in_our_words(error: psycopg.Error) -> LogError:
         _LOG_NOT_FOUND: lambda: LogNotFound(message),
         "42P01": lambda: LogError("this database has no built-in log (counterpoise migrate)"),
         "3F000": lambda: LogError("this database has no built-in log (counterpoise migrate)"),
-        "42883": lambda: LogError("this database has no built-in log (counterpoise migrate)"),
+        _UNDEFINED_FUNCTION: lambda: LogError(
+            "this database has no built-in log (counterpoise migrate)"
+        ),
         "42501": lambda: LogAccessRefused(f"the log's credentials lack rights: {message}"),
     }
     if state in special:
@@ -232,6 +235,11 @@ def stale_partition_count(
 def has_stale_ranges(error: BaseException | None) -> bool:
     """Whether `error` refuses an append that was not routed with the ranges of a dynamic log."""
     return isinstance(error, psycopg.Error) and error.sqlstate == _STALE_RANGES
+
+
+def lacks_function(error: BaseException | None) -> bool:
+    """Whether the tables are of a release before the one that added a function."""
+    return isinstance(error, psycopg.Error) and error.sqlstate == _UNDEFINED_FUNCTION
 
 
 def lacks_column(error: BaseException | None) -> bool:
@@ -260,6 +268,14 @@ def integer_array(values: Sequence[int]) -> SentArray:
     words = array("i", [4]) * (2 * len(values))
     words[1::2] = array("i", values)
     return SentArray(_head(_INTEGER, len(values)) + _swapped(words).tobytes())
+
+
+def bigint_array(values: Sequence[int]) -> SentArray:
+    """A `bigint[]` to send. Raises OverflowError for a number beyond 64 bits."""
+    halves = array("i", _swapped(array("q", values)).tobytes())
+    words = _swapped(array("i", [8])) * (3 * len(values))
+    words[1::3], words[2::3] = halves[0::2], halves[1::2]
+    return SentArray(_head(_BIGINT, len(values)) + words.tobytes())
 
 
 def bytea_array(values: Sequence[bytes]) -> SentArray:

@@ -19,15 +19,18 @@ from typing import Any
 import pyarrow as pa
 
 from counterpoise.logs.builtin.admission import ByteAdmission
+from counterpoise.logs.builtin.ages import ages_statement
 from counterpoise.logs.builtin.bounds import COLUMNS, COLUMNS_BEFORE, bounds_of
 from counterpoise.logs.builtin.connection import (
     LogConnection,
     Row,
     SentArray,
+    bigint_array,
     bytea_array,
     has_stale_ranges,
     integer_array,
     lacks_column,
+    lacks_function,
     stale_partition_count,
     text_array,
 )
@@ -46,11 +49,17 @@ from counterpoise.logs.ranges import HashRange, Ranges
 
 SWEEP_MESSAGES = 10_000
 
-_APPEND = """SELECT counterpoise_log.append(%b, %b, %b, %b,
-    %b::integer[], %b::bytea[], %b::text[], %b::text[], %b::timestamptz[])"""
+_MESSAGES = "%b::integer[], %b::bytea[], %b::text[], %b::text[], %b::timestamptz[]"
 
-_APPEND_BY_RANGE = """SELECT counterpoise_log.append_by_range(%b, %b, %b,
-    %b::integer[], %b::bytea[], %b::text[], %b::text[], %b::timestamptz[])"""
+# By whether each message has its own sequence, and whether they are routed by hash ranges.
+_APPEND = {
+    (False, False): f"SELECT counterpoise_log.append(%b, %b, %b, %b, {_MESSAGES})",
+    (False, True): f"SELECT counterpoise_log.append_by_range(%b, %b, %b, {_MESSAGES})",
+    (True, False): f"""SELECT counterpoise_log.append_numbered(
+        %b, %b, %b, %b::bigint[], {_MESSAGES})""",
+    (True, True): f"""SELECT counterpoise_log.append_numbered_by_range(
+        %b, %b, %b::bigint[], {_MESSAGES})""",
+}
 
 _RANGES = "SELECT first_hash, last_hash, partition FROM counterpoise_log.ranges(%b)"
 
@@ -62,6 +71,8 @@ _BOUNDS = f"""SELECT {COLUMNS}
 
 # While the service is of the release before.
 _BOUNDS_BEFORE = _BOUNDS.replace(COLUMNS, COLUMNS_BEFORE)
+
+_AGES = ages_statement(partitions="%b::integer[]", positions="%b::bigint[]", name="%b")
 
 _PARTITION = """SELECT p.first_position, p.next_position, p.discarded_position
     FROM counterpoise_log.logs AS l LEFT JOIN counterpoise_log.partitions AS p
@@ -92,6 +103,8 @@ class PostgresLog(NumberedLog):
             return AppendResult(0, 0)
         for message in messages:
             message.size_bytes()
+        batch.check_sequences()
+        numbered = batch.sequences is not None
         keys = [message.key for message in messages]
         headers = [
             json.dumps(dict(message.headers), ensure_ascii=False) if message.headers else None
@@ -103,14 +116,14 @@ class PostgresLog(NumberedLog):
             self.name,
             *routed_by,
             batch.publisher,
-            batch.first_sequence,
+            batch.first_sequence if batch.sequences is None else bigint_array(batch.sequences),
             integer_array(batch.partitions),
             bytea_array([message.value for message in messages]),
             _texts(keys),
             _texts(headers),
             _unless_empty(times),
         ]
-        statement = _APPEND_BY_RANGE if batch.by_range else _APPEND
+        statement = _APPEND[numbered, batch.by_range]
         try:
             ((appended,),) = self._connection.query(statement, parameters, retry=False)
         except LogError as error:
@@ -119,6 +132,11 @@ class PostgresLog(NumberedLog):
                 raise stale from None
             if has_stale_ranges(error.__cause__):
                 raise StaleRanges(str(error), self._ranges()) from None
+            if numbered and lacks_function(error.__cause__):
+                raise LogError(
+                    "the log takes no sequences of its own for each message: upgrade the service, "
+                    "which migrates its log"
+                ) from None
             raise
         return AppendResult(appended, len(messages) - appended)
 
@@ -169,6 +187,11 @@ class PostgresLog(NumberedLog):
         if not rows:
             raise LogNotFound(f"there is no log {self.name!r}")
         return bounds_of(partitions, rows)
+
+    def ages(self, positions: Mapping[int, str]) -> Mapping[int, float]:
+        numbers = [self.number(position) for position in positions.values()]
+        parameters = [integer_array([*positions]), bigint_array(numbers), self.name]
+        return dict(self._connection.query(_AGES, parameters, retry=True))
 
     def trim(self, below: Mapping[int, str]) -> None:
         """Needs the rights of the service; a reader's credentials do not suffice."""

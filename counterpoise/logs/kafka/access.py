@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -27,6 +28,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from counterpoise.logs.address import setting
 from counterpoise.logs.errors import (
+    GroupAccessRefused,
     InvalidMessage,
     LogAccessRefused,
     LogError,
@@ -100,6 +102,8 @@ _NOT_TO_BE_HELD = frozenset(
 )
 # No connection, or one that was cut.
 _AWAY = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE})
+# How librdkafka names a broker whose address the cluster has advertised, by its number.
+_ADVERTISED = re.compile(r"(?:\w+://)?(\S+)/(\d+): ")
 # librdkafka requires a group; nothing here uses its offsets.
 _NO_MATTER = frozenset({KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._MAX_POLL_EXCEEDED})
 
@@ -206,6 +210,8 @@ class Failures:
         text = self._text(error)
         if error.code() in _REFUSED:
             return LogAccessRefused(f"Kafka refuses the access to topic {self._topic!r}: {text}")
+        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            return GroupAccessRefused()
         if error.code() in _MISSING:
             return LogNotFound(f"Kafka has no topic {self._topic!r}, or not this partition of it")
         if error.code() in _NOT_TO_BE_HELD:
@@ -224,7 +230,18 @@ class Failures:
         return LogError(f"the access to Kafka is not valid: {self._text(error.args[0])}")
 
     def _text(self, error: KafkaError) -> str:
-        return self._access.scrub(f"{error.str()} [{error.name()}]")
+        text = f"{error.str()} [{error.name()}]{self._advertised(error)}"
+        return self._access.scrub(text)
+
+    def _advertised(self, error: KafkaError) -> str:
+        """What to check if the cluster itself has named the address that cannot be reached."""
+        found = _ADVERTISED.match(error.str()) if error.code() in _AWAY else None
+        if found is None or found[1] in self._access.properties["bootstrap.servers"].split(","):
+            return ""
+        return (
+            f". The cluster advertises broker {found[2]} at {found[1]}, and this machine does not "
+            "reach that address: correct the broker's advertised.listeners, or make it reachable"
+        )
 
 
 def is_passing(error: KafkaError) -> bool:

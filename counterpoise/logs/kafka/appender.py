@@ -19,6 +19,11 @@ second time is a second message. Hence:
    messages of the last append that have arrived (`LandedSequences`), and the others follow: each
    once.
 
+Messages with sequences of their own (`AppendBatch.sequences`) are once as long as their publisher
+lives, by 1. After a crash nothing is searched: their publishers are many, and a search for each
+takes longer than the append. To tell apart messages with the same sequence, the place among them is
+a part of the number under which the appender keeps them.
+
 docs/logs.md lists the limits: requests of a killed process may arrive after its successor has
 looked; a publisher whose last records are not among the last records of the topic is not found; an
 append becomes visible message by message; and a partition that is added between the check of the
@@ -28,7 +33,7 @@ partition count and the answer is not noticed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -58,6 +63,9 @@ PRODUCER = {
 _POLL_SECONDS = 0.1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
+
+_PLACES = 2**32
+"""The most messages of a batch that can have the same sequence."""
 
 TAIL_RECORDS = 100_000
 LEAST_RECORDS_PER_PARTITION = 1_000
@@ -145,11 +153,12 @@ class Appender:
         """Append the missing messages of the batch. Raises InvalidMessage, LogUnavailable."""
         encoded = [_encoded(message) for message in batch.messages]
         known = self._progress.get(batch.publisher)
-        if batch.publisher in self._lost or (known is None and batch.first_sequence > 0):
+        lost = batch.publisher in self._lost or (known is None and batch.first_sequence > 0)
+        if lost and batch.sequences is None:
             # This append was begun before, by another process or by a closed producer.
             self._look(batch.publisher, deadline)
         progress = self._progress.setdefault(batch.publisher, LandedSequences())
-        sequences = range(batch.first_sequence, batch.first_sequence + len(encoded))
+        sequences = _numbers(batch)
         duplicates = sum(sequence < progress.below for sequence in sequences)
         for sequence, partition, one in zip(sequences, batch.partitions, encoded, strict=True):
             key = (batch.publisher, sequence)
@@ -158,9 +167,9 @@ class Appender:
                 and sequence not in progress.landed
                 and key not in self._flying
             ):
-                self._hand_over(key, batch.first_sequence, partition, one, deadline)
+                self._hand_over(key, sequences[0], partition, one, deadline)
         self._await({(batch.publisher, sequence) for sequence in sequences}, deadline)
-        progress.below = max(progress.below, sequences.stop)
+        progress.below = max(progress.below, sequences[-1] + 1)
         progress.landed = {one for one in progress.landed if one >= progress.below}
         return AppendResult(len(encoded) - duplicates, duplicates)
 
@@ -254,6 +263,16 @@ class Appender:
         if self._producer is None:
             self._producer = self._make()
         return self._producer
+
+
+def _numbers(batch: AppendBatch) -> Sequence[int]:
+    """A number for each message of the batch, in ascending order."""
+    if batch.sequences is None:
+        return range(batch.first_sequence, batch.first_sequence + len(batch.messages))
+    numbers: list[int] = []
+    for sequence in batch.sequences:
+        numbers.append(max(sequence * _PLACES, numbers[-1] + 1 if numbers else 0))
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)

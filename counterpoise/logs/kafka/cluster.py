@@ -5,12 +5,13 @@ several threads and connections. Threads do not survive a fork, and closing a cl
 threads blocks for ever. So a forked child does not use inherited clients and never deallocates them
 (`leave_alone`); it makes its own clients.
 
-The answers are the topic's id, its partitions, their starts and ends. Every question is bounded by
-a deadline. No question creates a topic, even if the cluster would create one for a question. The
-answers are not from one instant, because Kafka has no such query. The count is asked first: a topic
-only grows, so all counted partitions have bounds. Starts and ends are asked at once, and an end is
-the last stable offset, because records of an open transaction cannot be read yet. The cluster does
-not tell the sizes of messages, so they are estimated from samples (`Sizes`).
+The answers are the topic's id, its partitions, their replicas, starts and ends
+(`counterpoise.logs.kafka.answers`). No question creates a topic, even if the cluster would
+create one for a question. The answers are not from one instant, because Kafka has no such query.
+The count is asked first: a topic only grows, so all counted partitions have bounds. Starts and ends
+are asked at once, and an end is the last stable offset, because records of an open transaction
+cannot be read yet. The cluster does not tell the sizes of messages, so they are estimated from
+samples (`Sizes`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,20 +35,19 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
-from counterpoise.logs.errors import LogError
+from counterpoise.logs.errors import LogAccessRefused
 from counterpoise.logs.kafka.access import Access, Failures, librdkafka_logger
+from counterpoise.logs.kafka.answers import Attempt, Questions
 from counterpoise.logs.kafka.appender import PRODUCER
-from counterpoise.logs.kafka.reader import CONSUMER
+from counterpoise.logs.kafka.peeking import PEEKER
+from counterpoise.logs.kafka.reader import CONSUMER, STAYING
 
 # There are few reads at a time, and an idle consumer costs little.
 IDLE_CONSUMERS = 4
 _GROUP = "counterpoise"
 
-# The time limits for a question that librdkafka accepts.
-_LEAST_SECONDS = 0.1
-_MOST_SECONDS = 3600.0
 # The answer instead of an offset if no message is as late as requested.
 _NONE = -1
 _NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
@@ -55,6 +55,9 @@ _NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 SAMPLED_PARTITIONS = 3
 SAMPLED_MESSAGES = 20
 _SAMPLE_EVERY_SECONDS = 10.0
+
+_NEEDED = "min.insync.replicas"
+_Asked = Mapping[TopicPartition, Future[Any]]
 
 
 class Clients:
@@ -66,6 +69,7 @@ class Clients:
         self._lock = threading.Lock()
         self._admin: AdminClient | None = None
         self._idle: list[Consumer] = []
+        self._idle_peekers: list[Consumer] = []
 
     def admin(self) -> AdminClient:
         """The client for questions. Raises LogError if the access is not valid."""
@@ -74,18 +78,39 @@ class Clients:
                 self._admin = self._make(AdminClient, "admin", {})
             return self._admin
 
+    def replace_admin(self, admin: AdminClient) -> None:
+        """`admin` goes on asking a broker that is lost: the next `admin()` is another client.
+
+        Questions of other threads that `admin` has taken still get their answers.
+        """
+        with self._lock:
+            if self._admin is admin:
+                self._admin = None
+
     def producer(self) -> Producer:
         """A new producer, which the caller keeps. Raises LogError if the access is not valid."""
         producer: Producer = self._make(Producer, "producer", PRODUCER)
         return producer
 
-    @contextmanager
-    def consumer(self) -> Iterator[Consumer]:
+    def consumer(self) -> AbstractContextManager[Consumer]:
         """A consumer for one reader at a time; it is unassigned afterwards."""
+        return self._lent(self._idle, CONSUMER)
+
+    def peeker(self) -> AbstractContextManager[Consumer]:
+        """The same, for `counterpoise.logs.kafka.peeking`."""
+        return self._lent(self._idle_peekers, PEEKER)
+
+    def staying_consumer(self) -> Consumer:
+        """A new consumer that stays assigned; the caller keeps it. Raises as `producer`."""
+        consumer: Consumer = self._make(Consumer, "consumer", {"group.id": _GROUP, **STAYING})
+        return consumer
+
+    @contextmanager
+    def _lent(self, idle: list[Consumer], properties: Mapping[str, Any]) -> Iterator[Consumer]:
         with self._lock:
-            consumer = self._idle.pop() if self._idle else None
+            consumer = idle.pop() if idle else None
         if consumer is None:
-            consumer = self._make(Consumer, "consumer", {"group.id": _GROUP, **CONSUMER})
+            consumer = self._make(Consumer, "consumer", {"group.id": _GROUP, **properties})
         made_in = os.getpid()
         try:
             yield consumer
@@ -94,33 +119,35 @@ class Clients:
                 # The fork happened during a read.
                 leave_alone(consumer)
             else:
-                self._give_back(consumer)
+                self._give_back(consumer, idle)
 
     def close(self) -> None:
         """Close unused clients. Clients are made anew when needed."""
         with self._lock:
-            idle, self._idle = self._idle, []
+            unused = [*self._idle, *self._idle_peekers]
+            self._idle.clear()
+            self._idle_peekers.clear()
             # An admin client ends when the last question is answered.
             self._admin = None
-        for consumer in idle:
+        for consumer in unused:
             consumer.close()
 
     def abandon(self) -> None:
         """In a forked child: forget all clients without touching them."""
         self._lock = threading.Lock()
-        leave_alone(self._admin, *self._idle)
+        leave_alone(self._admin, *self._idle, *self._idle_peekers)
         self._admin = None
-        self._idle = []
+        self._idle, self._idle_peekers = [], []
 
-    def _give_back(self, consumer: Consumer) -> None:
+    def _give_back(self, consumer: Consumer, idle: list[Consumer]) -> None:
         try:
             consumer.unassign()
         except (KafkaException, RuntimeError):
             consumer.close()
             return
         with self._lock:
-            if len(self._idle) < IDLE_CONSUMERS:
-                self._idle.append(consumer)
+            if len(idle) < IDLE_CONSUMERS:
+                idle.append(consumer)
                 return
         consumer.close()
 
@@ -159,88 +186,116 @@ class Shape:
     incarnation: str
 
 
-class Topic:
-    """One topic, asked through an admin client. Thread-safe."""
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """How many replicas of each partition are in sync, and how many should be.
 
-    def __init__(self, name: str, admin: Callable[[], AdminClient], trouble: Failures) -> None:
-        """`admin` returns the client for questions; it may make a new one."""
+    `needed`: as many must be in sync for an append (`min.insync.replicas`); None if the access may
+    not read the topic's settings.
+    """
+
+    replicas: Mapping[int, int]
+    in_sync: Mapping[int, int]
+    needed: int | None
+
+    def behind(self) -> list[int]:
+        """The partitions with a replica that is not in sync."""
+        return [one for one, count in self.replicas.items() if self.in_sync[one] < count]
+
+    def closed(self) -> list[int]:
+        """Those of them that take no append, because too few replicas are in sync."""
+        return [one for one in self.behind() if self.in_sync[one] < (self.needed or 1)]
+
+
+class Topic:
+    """One topic, and the questions about it. Thread-safe.
+
+    Each raises LogNotFound, LogAccessRefused, and LogUnavailable at the deadline (monotonic).
+    """
+
+    def __init__(self, name: str, questions: Questions) -> None:
         self.name = name
-        self._admin = admin
-        self._trouble = trouble
+        self._questions = questions
 
     def shape(self, deadline: float) -> Shape:
-        """The current topic. Raises LogNotFound, and LogUnavailable at the deadline (monotonic)."""
-        admin = self._admin()
-        asked = admin.describe_topics(TopicCollection([self.name]), request_timeout=_left(deadline))
-        topic = self._answer(asked[self.name], deadline)
-        topic_id = "" if topic.topic_id is None else str(topic.topic_id)
-        if not topic_id or topic_id == _NO_TOPIC_ID:
-            cluster = self._answer(
-                admin.describe_cluster(request_timeout=_left(deadline)), deadline
-            )
-            topic_id = f"{cluster.cluster_id}/{self.name}"
-        return Shape(len(topic.partitions), topic_id)
+        """The current topic."""
+
+        def question(attempt: Attempt) -> Shape:
+            topic = self._described(attempt)
+            topic_id = "" if topic.topic_id is None else str(topic.topic_id)
+            if not topic_id or topic_id == _NO_TOPIC_ID:
+                asked = attempt.admin.describe_cluster(request_timeout=attempt.seconds)
+                topic_id = f"{attempt.answer(asked).cluster_id}/{self.name}"
+            return Shape(len(topic.partitions), topic_id)
+
+        return self._questions.ask(question, deadline)
 
     def bounds(
         self, partitions: Iterable[int], deadline: float
     ) -> tuple[dict[int, int], dict[int, int]]:
         """First and end offset of each of these partitions, which must exist."""
         wanted = list(partitions)
-        starts = self._ask(wanted, OffsetSpec.earliest(), deadline)
-        ends = self._ask(wanted, OffsetSpec.latest(), deadline)
-        return self._gather(starts, deadline), self._gather(ends, deadline)
+
+        def question(attempt: Attempt) -> tuple[dict[int, int], dict[int, int]]:
+            starts = self._asked(attempt, wanted, OffsetSpec.earliest())
+            ends = self._asked(attempt, wanted, OffsetSpec.latest())
+            return _gathered(attempt, starts), _gathered(attempt, ends)
+
+        return self._questions.ask(question, deadline)
 
     def offsets_at(
         self, partitions: Iterable[int], milliseconds: int, deadline: float
     ) -> dict[int, int]:
         """The first offset at or after a time; -1 if there is none."""
-        spec = OffsetSpec.for_timestamp(milliseconds)
-        return self._gather(self._ask(list(partitions), spec, deadline), deadline, least=_NONE)
+        wanted, spec = list(partitions), OffsetSpec.for_timestamp(milliseconds)
+        return self._questions.ask(
+            lambda attempt: _gathered(attempt, self._asked(attempt, wanted, spec), least=_NONE),
+            deadline,
+        )
 
-    def _ask(
-        self, partitions: list[int], spec: OffsetSpec, deadline: float
-    ) -> Mapping[TopicPartition, Future[Any]]:
+    def replication(self, deadline: float) -> Replication:
+        """The replicas of each partition."""
+
+        def question(attempt: Attempt) -> Replication:
+            partitions = self._described(attempt).partitions
+            resource = ConfigResource(ConfigResource.Type.TOPIC, self.name)
+            asked = attempt.admin.describe_configs([resource], request_timeout=attempt.seconds)
+            needed = None
+            # It takes a right of its own.
+            with suppress(LogAccessRefused):
+                needed = int(attempt.answer(asked[resource])[_NEEDED].value)
+            return Replication(
+                {one.id: len(one.replicas) for one in partitions},
+                {one.id: len(one.isr) for one in partitions},
+                needed,
+            )
+
+        return self._questions.ask(question, deadline)
+
+    def _described(self, attempt: Attempt) -> Any:
+        asked = attempt.admin.describe_topics(
+            TopicCollection([self.name]), request_timeout=attempt.seconds
+        )
+        return attempt.answer(asked[self.name])
+
+    def _asked(self, attempt: Attempt, partitions: list[int], spec: OffsetSpec) -> _Asked:
         if not partitions:
             return {}
-        asked: Mapping[TopicPartition, Future[Any]] = self._admin().list_offsets(
+        asked: _Asked = attempt.admin.list_offsets(
             {TopicPartition(self.name, partition): spec for partition in partitions},
             isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=_left(deadline),
+            request_timeout=attempt.seconds,
         )
         return asked
 
-    def _gather(
-        self, asked: Mapping[TopicPartition, Future[Any]], deadline: float, *, least: int = 0
-    ) -> dict[int, int]:
-        found = {
-            place.partition: int(self._answer(future, deadline).offset)
-            for place, future in asked.items()
-        }
-        if any(offset < least for offset in found.values()):
-            # If a broker goes away before it answers, librdkafka returns OFFSET_INVALID and no
-            # error. Used as an offset it would become a position, and be committed.
-            raise self._told(KafkaException(KafkaError(KafkaError._TRANSPORT)))
-        return found
 
-    def _answer(self, future: Future[Any], deadline: float) -> Any:
-        try:
-            # librdkafka answers by the deadline; a little after it, no answer will come.
-            answer = future.result(_left(deadline) + 1.0)
-        except KafkaException as failed:
-            raise self._told(failed) from None
-        except TimeoutError:
-            raise self._trouble.too_late("an answer about the topic") from None
-        self._trouble.clear()
-        return answer
-
-    def _told(self, failed: KafkaException) -> LogError:
-        # Connection errors come as events, and this call serves events.
-        self._admin().poll(0)
-        return self._trouble.told(failed.args[0])
-
-
-def _left(deadline: float) -> float:
-    return min(_MOST_SECONDS, max(_LEAST_SECONDS, deadline - time.monotonic()))
+def _gathered(attempt: Attempt, asked: _Asked, *, least: int = 0) -> dict[int, int]:
+    found = {place.partition: int(attempt.answer(future).offset) for place, future in asked.items()}
+    if any(offset < least for offset in found.values()):
+        # If a broker goes away before it answers, librdkafka returns OFFSET_INVALID and no error.
+        # Used as an offset it would become a position, and be committed.
+        raise attempt.told(KafkaError(KafkaError._TRANSPORT))
+    return found
 
 
 class Sizes:

@@ -16,7 +16,8 @@ How it keeps the promises of `counterpoise.logs`:
    read. Records removed by compaction were meant to vanish.
 6. *No position twice*, as long as the topic exists; the incarnation is the topic's id.
 
-Partitions are assigned, not subscribed to. Nothing is committed to Kafka, and no topic is created.
+Partitions are assigned, not subscribed to. Reading commits nothing to Kafka, and no topic is
+created. Offsets of consumer groups are read and written only on demand (`consumer_groups`).
 Retention is Kafka's own: trimming does nothing.
 """
 
@@ -40,8 +41,19 @@ from counterpoise.logs.errors import (
     StalePartitionCount,
 )
 from counterpoise.logs.kafka.access import Failures, parse_access
+from counterpoise.logs.kafka.answers import Questions
 from counterpoise.logs.kafka.appender import Appender, find_appends
-from counterpoise.logs.kafka.cluster import SAMPLED_MESSAGES, Clients, Sizes, Topic, leave_alone
+from counterpoise.logs.kafka.cluster import (
+    SAMPLED_MESSAGES,
+    Clients,
+    Replication,
+    Sizes,
+    Topic,
+    leave_alone,
+)
+from counterpoise.logs.kafka.consumer_groups import ConsumerGroup
+from counterpoise.logs.kafka.cursors import Cursors
+from counterpoise.logs.kafka.peeking import PEEK_SHARE, times_at
 from counterpoise.logs.kafka.reader import RangeReader
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog, fair_shares
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
@@ -69,7 +81,9 @@ class KafkaLog(NumberedLog):
         self._timeout_seconds = timeout_seconds
         self._trouble = Failures(reach, self.name)
         self._clients = Clients(reach, self._trouble)
-        self._topic = Topic(self.name, self._clients.admin, self._trouble)
+        self._questions = Questions(self._clients.admin, self._clients.replace_admin, self._trouble)
+        self._topic = Topic(self.name, self._questions)
+        self._cursors = Cursors(self.name, self._clients.staying_consumer, self._clients.consumer)
         self._sizes = Sizes(self._sample)
         self._appending = threading.Lock()
         self._appender = Appender(
@@ -92,6 +106,7 @@ class KafkaLog(NumberedLog):
             return AppendResult(0, 0)
         for message in batch.messages:
             message.size_bytes()
+        batch.check_sequences()
         deadline = self._begin()
         with self._appending:
             count = self._topic.shape(deadline).partition_count
@@ -129,7 +144,22 @@ class KafkaLog(NumberedLog):
         max_messages: int,
         max_bytes: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """See `Log.read`. Waits, within the time limit, for an `end` beyond the current one."""
+        """See `Log.read`. Waits, within the time limit, for an `end` beyond the current one.
+
+        Fetches on behind the end, for the next read (`counterpoise.logs.kafka.cursors`).
+        """
+        return self._read(partition, start, end, max_messages, max_bytes, goes_on=True)
+
+    def _read(
+        self,
+        partition: int,
+        start: str,
+        end: str | None,
+        max_messages: int,
+        max_bytes: int | None = None,
+        *,
+        goes_on: bool,
+    ) -> Iterator[pa.RecordBatch]:
         position = self.number(start)
         if end is None:
             last = self.number(self.bounds([partition]).ends[partition])
@@ -140,10 +170,9 @@ class KafkaLog(NumberedLog):
         if position >= last or max_messages < 1 or (max_bytes is not None and max_bytes < 1):
             return
         self._begin()
-        with self._clients.consumer() as consumer:
+        with self._cursors.of(partition, stays=goes_on) as cursor:
             yield from RangeReader(
-                consumer,
-                self.name,
+                cursor,
                 partition,
                 position,
                 last,
@@ -175,6 +204,24 @@ class KafkaLog(NumberedLog):
             starts[partition], ends[partition] = str(first[partition]), str(following[partition])
         return Bounds(shape.partition_count, shape.incarnation, starts, ends)
 
+    def ages(self, positions: Mapping[int, str]) -> Mapping[int, float]:
+        """See `Log.ages`. Fetches a record of each partition, for a fifth of the time limit."""
+        offsets = {partition: self.number(position) for partition, position in positions.items()}
+        self._begin()
+        deadline = time.monotonic() + self._timeout_seconds * PEEK_SHARE
+        with self._clients.peeker() as consumer:
+            times = times_at(consumer, self.name, offsets, deadline)
+        now = time.time()
+        return {partition: max(0.0, now - at / 1000) for partition, at in times.items()}
+
+    def consumer_group(self, name: str) -> ConsumerGroup:
+        """A consumer group of the cluster, for its offsets in this topic."""
+        return ConsumerGroup(name, self.name, self._questions, self._begin)
+
+    def replication(self) -> Replication:
+        """The replicas of each partition. Raises LogNotFound, LogUnavailable."""
+        return self._topic.replication(self._begin())
+
     def _admit(
         self,
         begins: Mapping[int, int],
@@ -194,19 +241,23 @@ class KafkaLog(NumberedLog):
         until = min(until, end, key=self.number)
         return [
             len(value)
-            for batch in self.read(partition, str(position), until, max_messages=SAMPLED_MESSAGES)
+            for batch in self._read(
+                partition, str(position), until, SAMPLED_MESSAGES, goes_on=False
+            )
             for value in batch["value"].to_pylist()
         ]
 
     def close(self) -> None:
         with self._appending:
             self._appender.close()
+        self._cursors.close()
         self._clients.close()
 
     def _forked(self) -> None:
         """In a forked child: do not use or touch any object made before the fork."""
         self._appending = threading.Lock()
         leave_alone(self._appender.abandon())
+        self._cursors.abandon()
         self._clients.abandon()
 
     def _begin(self) -> float:

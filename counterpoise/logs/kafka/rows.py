@@ -19,8 +19,11 @@ The header `counterpoise-append` is ours (see `appender`); it never shows in a r
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any
+from copy import copy
+from itertools import accumulate
+from typing import cast
 
 import pyarrow as pa
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
@@ -35,17 +38,85 @@ APPEND = "counterpoise-append"
 Header = tuple[str, bytes | None]
 
 
-def record_batch(partition: int, messages: Sequence[Message]) -> pa.RecordBatch:
-    """Messages of one partition as a batch of MESSAGE_SCHEMA."""
-    values = [message.value() for message in messages]
-    return rows_of(
-        partition,
-        integers(message.offset() for message in messages),
-        _microseconds(messages),
-        texts([message.key() for message in messages]),
-        [value or b"" for value in values],
-        [_shown(message, value is None) for message, value in zip(messages, values, strict=True)],
-    )
+class RecordColumns:
+    """Records of one partition, column by column: a record costs a call for each of its parts."""
+
+    def __init__(self, records: Sequence[Message]) -> None:
+        """At least one record."""
+        # Half as long as by the names of the methods.
+        of = type(records[0])
+        self._offsets = [*map(of.offset, records)]
+        self._stamps = [*map(of.timestamp, records)]
+        self._values = [*map(of.value, records)]
+        self._keys = [*map(of.key, records)]
+        self._headers = _headers(of, records)
+
+    def fitting(self, memory_bytes: int, value_bytes: int | None) -> int:
+        """How many of the records there are before a limit is reached, and the one that reaches it.
+
+        `memory_bytes` are those of values, keys and headers.
+        """
+        sizes = _sizes(self._values)
+        count = len(sizes)
+        if value_bytes is not None:
+            count = min(count, bisect_left([*accumulate(sizes)], value_bytes) + 1)
+        parts = [sizes, _sizes(self._keys)]
+        if any(self._headers):
+            parts.append([*map(_size, self._headers)])
+        if sum(map(sum, parts)) > memory_bytes:
+            memory = accumulate(map(sum, zip(*parts, strict=True)))
+            count = min(count, bisect_left([*memory], memory_bytes) + 1)
+        return count
+
+    def first(self, count: int) -> RecordColumns:
+        """So many of them."""
+        some = copy(self)
+        for name in ("_offsets", "_stamps", "_values", "_keys", "_headers"):
+            setattr(some, name, getattr(self, name)[:count])
+        return some
+
+    @property
+    def value_bytes(self) -> int:
+        """Of all values together."""
+        return sum(_sizes(self._values))
+
+    @property
+    def following(self) -> int:
+        """The offset after the last one."""
+        last: int = self._offsets[-1]
+        return last + 1
+
+    def batch(self, partition: int) -> pa.RecordBatch:
+        """They as a batch of MESSAGE_SCHEMA."""
+        values, headers = self._values, self._headers
+        tombstones = None in values
+        shown: Sequence[Pairs | None] = [None] * len(values)
+        if tombstones or any(headers) or None in headers:
+            shown = [*map(_shown, headers, [value is None for value in values])]
+        return rows_of(
+            partition,
+            integers(self._offsets),
+            [0 if kind == TIMESTAMP_NOT_AVAILABLE else 1000 * at for kind, at in self._stamps],
+            texts(self._keys),
+            [value or b"" for value in values] if tombstones else values,
+            shown,
+        )
+
+
+def _sizes(column: Sequence[bytes | None]) -> list[int]:
+    there = [one or b"" for one in column] if None in column else cast("Sequence[bytes]", column)
+    return [*map(len, there)]
+
+
+def _headers(of: type[Message], records: Sequence[Message]) -> list[Sequence[Header] | None]:
+    try:
+        return [headers or () for headers in map(of.headers, records)]
+    except (UnicodeDecodeError, SystemError):
+        return [headers_of(record) for record in records]
+
+
+def _size(headers: Sequence[Header] | None) -> int:
+    return sum(len(name) + len(value or b"") for name, value in headers or ())
 
 
 def headers_of(message: Message) -> Sequence[Header] | None:
@@ -56,15 +127,7 @@ def headers_of(message: Message) -> Sequence[Header] | None:
         return None
 
 
-def memory_bytes(message: Message) -> int:
-    """What a record takes: key, value and headers."""
-    headers = headers_of(message)
-    size = len(message.value() or b"") + len(message.key() or b"")
-    return size + sum(len(name) + len(value or b"") for name, value in headers or ())
-
-
-def _shown(message: Message, tombstone: bool) -> Pairs:
-    headers = headers_of(message)
+def _shown(headers: Sequence[Header] | None, tombstone: bool) -> Pairs:
     shown = {
         name: "" if value is None else text_of(value)
         for name, value in headers or ()
@@ -73,8 +136,3 @@ def _shown(message: Message, tombstone: bool) -> Pairs:
     if tombstone:
         shown[TOMBSTONE] = "true"
     return list(shown.items()) if headers is not None else flagged(shown.items(), "headers")
-
-
-def _microseconds(messages: Sequence[Message]) -> list[int]:
-    stamps: list[Any] = [message.timestamp() for message in messages]
-    return [0 if kind == TIMESTAMP_NOT_AVAILABLE else 1000 * at for kind, at in stamps]

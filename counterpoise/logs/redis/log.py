@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -45,11 +46,14 @@ _TIME = re.compile(rb"-?[0-9]{1,30}")
 
 CHUNK_MESSAGES = 4096
 CHUNK_BYTES = 8 * 1024 * 1024
+# Redis copies a whole message to see its time, and serves no other client meanwhile.
+AGES_BYTES = 64 * 1024 * 1024
 # A retry after this time would be appended a second time.
 PUBLISHER_SECONDS = 30 * 24 * 3600
 
 _APPEND = Script(scripts.APPEND)
 _NEXT_SEQUENCE = Script(scripts.NEXT_SEQUENCE)
+_AGES = Script(scripts.AGES)
 _PLAN = Script(scripts.PLAN)
 _WEIGH = Script(scripts.WEIGH)
 _FIT = Script(scripts.FIT)
@@ -141,16 +145,16 @@ class RedisLog(NumberedLog):
         messages = batch.messages
         if not messages:
             return AppendResult(0, 0)
-        if batch.first_sequence < 0:
-            raise InvalidMessage("a sequence is at least 0")
+        batch.check_sequences()
         partitions = sorted(set(batch.partitions))
         place = {partition: number for number, partition in enumerate(partitions, 1)}
         arguments: list[Any] = [
             batch.partition_count,
-            batch.first_sequence,
+            batch.first_sequence if batch.sequences is None else "",
             PUBLISHER_SECONDS,
             len(partitions),
             *partitions,
+            *(batch.sequences or ()),
         ]
         for partition, message in zip(batch.partitions, messages, strict=True):
             message.size_bytes()
@@ -243,6 +247,15 @@ class RedisLog(NumberedLog):
             if state is not None:
                 ends[partition], starts[partition] = state.decode().split(" ")[:2]
         return Bounds(int(count), incarnation.decode(), starts, ends)
+
+    def ages(self, positions: Mapping[int, str]) -> Mapping[int, float]:
+        numbers = [self.number(position) for position in positions.values()]
+        keys = [*map(self._stream, positions)]
+        present, *found = self._redis.script(_AGES, keys, AGES_BYTES, *numbers, retry=True)
+        # A consumer may lack the right to the server's clock.
+        now = int(time.time() * 1e6) if present is None else int(present)
+        times = {number: _time(at) for number, at in zip(positions, found, strict=True)}
+        return {number: max(0, now - at) / 1e6 for number, at in times.items() if at is not None}
 
     def next_sequence(self, publisher: str) -> int:
         """See `Log.next_sequence`; but a call that is still on its way is not waited for.

@@ -55,8 +55,9 @@ end
 """
 
 # KEYS meta, partitions, publisher, streams…
-# ARGV partition_count, publisher's first sequence, seconds to remember it, number of streams, their
-# partitions…, then for each message: stream (1..), time or '', value, '=' and key or '', headers
+# ARGV partition_count, publisher's first sequence or '', seconds to remember it, number of streams,
+# their partitions…, without a first sequence that of each message…, then for each message: stream
+# (1..), time or '', value, '=' and key or '', headers
 APPEND = (
     STATE
     + """
@@ -69,8 +70,11 @@ for i = 1, streams do
     local partition = tonumber(ARGV[4 + i])
     if not partition or partition < 0 or partition >= count then return {'range'} end
 end
-local base = 5 + streams
-local messages = (#ARGV - base + 1) / 5
+local messages = (#ARGV - 4 - streams) / (first and 5 or 6)
+local function sequence(message)
+    return first and first + message or tonumber(ARGV[5 + streams + message])
+end
+local base = 5 + streams + (first and 0 or messages)
 for at = base + 1, #ARGV, 5 do
     local time = ARGV[at]
     if time ~= '' and not (string.match(time, '^%-?%d+$') and #time < 20) then return {'time'} end
@@ -81,7 +85,8 @@ if known then
     local incarnation, sequence = string.match(known, '^(%S+) (%d+)$')
     if incarnation == meta[2] then last = tonumber(sequence) end
 end
-local skip = math.max(0, math.min(messages, last + 1 - first))
+local skip = first and math.max(0, math.min(messages, last + 1 - first)) or 0
+while skip < messages and sequence(skip) <= last do skip = skip + 1 end
 if skip == messages then return {'ok', 0} end
 local time = redis.call('TIME')
 local now = time[1] .. string.format('%06d', time[2])
@@ -118,10 +123,31 @@ for message = skip, messages - 1 do
     state.bytes = state.bytes + #value + #key + #headers
 end
 for stream, state in pairs(states) do keep(KEYS[2], ARGV[4 + stream], state) end
-redis.call('SET', KEYS[3], meta[2] .. ' ' .. text(first + messages - 1), 'EX', remember)
+redis.call('SET', KEYS[3], meta[2] .. ' ' .. text(sequence(messages - 1)), 'EX', remember)
 return {'ok', messages - skip}
 """
 )
+
+# KEYS streams…   ARGV after how many bytes of messages to stop, a position for each stream
+# Answers the present (nil without the right to call TIME), then of each stream the time `t` of the
+# first message from there on, or nil
+AGES = """
+local now = redis.pcall('TIME')
+local present = not now.err and now[1] .. string.format('%06d', now[2])
+local answer, bytes_left = {present}, tonumber(ARGV[1])
+for i = 1, #KEYS do
+    local published = false
+    local found = bytes_left > 0
+        and redis.call('XRANGE', KEYS[i], ARGV[i + 1] .. '-0', '+', 'COUNT', 1)[1]
+    local fields = found and found[2] or {}
+    for at = #fields, 2, -2 do
+        bytes_left = bytes_left - #fields[at]
+        if fields[at - 1] == 't' then published = fields[at] end
+    end
+    answer[#answer + 1] = published
+end
+return answer
+"""
 
 # KEYS meta, publisher
 NEXT_SEQUENCE = """

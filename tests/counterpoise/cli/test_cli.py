@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -11,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from counterpoise.cli import messages
+from counterpoise.cli import messages, queues
 from counterpoise.client import Client, package_version
 from counterpoise.conditions import Condition, report
 from counterpoise.flow import Flow
@@ -77,9 +78,21 @@ def test_resize_says_what_happens_to_order(run):
     assert "stop publishing, wait until" in said
 
 
+def test_status_has_the_lag_and_a_map_of_a_thousand_partitions(run, service):
+    run("queues", "create", "a", "-p", "1000", "--rebalance-delay", "0")
+    run("publish", "a", "-q", stdin="x\n" * 7)
+    with Client(service.url) as client:
+        client.bind("a", "one", lease_seconds=600)
+        picture = run("status", "a").output
+        assert "consumers: 1 active   lag 7" in picture
+        rows = re.findall(r"^\W*(\d+)  ([1>~]{40,64})\W*$", picture, re.M)
+        assert [int(first) for first, _ in rows] == list(range(0, 1000, 64))
+        assert "".join(owners for _, owners in rows) == "1" * 1000
+
+
 def test_status_and_flows_show_the_owners(run, service):
     run("queues", "create", "a", "-p", "3", "--rebalance-delay", "0", "--max-handoff-time", "60")
-    assert "no flow is bound" in run("status", "a").output
+    assert "no consumer is bound" in run("status", "a").output
     with Client(service.url) as client:
         mine = client.bind("a", "me", warmup=False, lease_seconds=600)
         client.bind("a", "[red]other[/red]", lease_seconds=600)
@@ -104,8 +117,17 @@ def test_status_and_flows_show_the_owners(run, service):
         (told,) = json.loads(run("status", "a", "--json").output)["conditions"]
         assert (told["kind"], told["partition"]) == ("quarantined", 0)
         assert "Ready, 1 quarantined" in run("queues", "list").output
-        assert "active" in run("flows", "list", "a").output
+        assert "active" in run("consumers", "list", "a").output
         assert "a: Ready" in run("rebalance", "a").output
+
+
+def test_a_pipe_gets_no_line_that_is_filled_with_spaces(run):
+    run("queues", "create", "a", "-p", "2")
+    run("queues", "create", "a-queue-with-a-longer-name", "-p", "2")
+    for command in (["queues", "list"], ["doctor"], ["lag", "a"], ["audit"]):
+        said = run(*command).stdout
+        assert said.endswith("\n")
+        assert [line for line in said.splitlines() if line != line.rstrip()] == [], command
 
 
 def test_a_flow_is_drained_and_unbound_from_the_outside(run, service):
@@ -118,23 +140,24 @@ def test_a_flow_is_drained_and_unbound_from_the_outside(run, service):
         first = Flow("a", url=service.url, client_name="first", on_revoking=let_go)
         with first, Flow("a", url=service.url, client_name="second") as second:
             eventually(lambda: [one.partitions for one in client.flows("a")] == [2, 2])
-            done = run("flows", "drain", "a", "first", "--timeout", "60")
+            done = run("consumers", "drain", "a", "first", "--timeout", "60")
             assert "first owns no partition any more" in done.stderr
             assert [one.partitions for one in client.flows("a")] == [0, 4]
             assert done.stderr.startswith("first owns ")
             # No flow is left to take them over.
-            late = run("flows", "drain", "a", "second", "--timeout", "0.3", code=1)
+            late = run("consumers", "drain", "a", "second", "--timeout", "0.3", code=1)
             assert "nobody can take over, because no other consumer is bound" in late.stderr
             assert "second still owns 4 partitions after" in late.stderr
             document = json.loads(
-                run("flows", "drain", "a", "second", "--timeout", "0", "--json", code=1).stdout
+                run("consumers", "drain", "a", "second", "--timeout", "0", "--json", code=1).stdout
             )
             assert (document["partitions"], document["successors"]) == (4, False)
-            ended = run("flows", "unbind", "a", second.flow_id, "--json")
+            ended = run("consumers", "unbind", "a", second.flow_id, "--json")
             assert json.loads(ended.stdout)["client_name"] == "second"
             assert [one.client_name for one in client.flows("a")] == ["first"]
-            unknown = run("flows", "unbind", "a", "nobody", code=2)
-            assert "counterpoise flows list a" in unknown.stderr
+            unknown = run("consumers", "unbind", "a", "nobody", code=2)
+            said = " ".join(unknown.stderr.replace("│", " ").split())
+            assert "counterpoise consumers list a" in said
 
 
 SCREEN = {"TERM": "xterm", "COLUMNS": "200", "LINES": "50"}
@@ -166,7 +189,7 @@ def test_watching_ends_with_an_interrupt_and_outlives_the_service(run, service, 
     run("queues", "create", "a", "-p", "3")
     with terminal() as (screen, within):
         watching = start("status", "a", "--watch", environment=SCREEN, stdout=within)
-        read_until(screen, "no flow is bound")
+        read_until(screen, "no consumer is bound")
         service.stop()
         read_until(screen, "no service answers")
         assert watching.poll() is None
@@ -249,10 +272,35 @@ def test_consumers_of_a_deleted_queue_end_with_a_line(run, service, start):
     assert "Traceback" not in err
 
 
-def test_a_line_that_cannot_be_published_is_named(run):
+def test_a_queue_with_unprocessed_messages_is_not_deleted_by_a_word(run):
+    run("queues", "create", "a", "-p", "3")
+    run("publish", "a", "-q", stdin="1\n2\n")
+    said = run("queues", "delete", "a", code=1).stderr
+    assert said == (
+        "counterpoise: a has 2 messages that are not processed; --force deletes it nevertheless\n"
+    )
+    assert json.loads(run("queues", "list", "--json").output)[0]["lag"] == 2
+    run("queues", "delete", "a", "--force")
+    assert json.loads(run("queues", "list", "--json").output) == []
+
+
+@pytest.mark.parametrize(("answer", "left"), [("n", 1), ("y", 0)])
+def test_a_person_is_asked_before_messages_are_deleted(run, monkeypatch, answer, left):
+    run("queues", "create", "a", "-p", "3")
+    run("publish", "a", "-q", stdin="1\n")
+    monkeypatch.setattr(queues, "_for_people", lambda: True)
+    asked = run("queues", "delete", "a", stdin=f"{answer}\n", code=left)
+    assert "a has 1 message that is not processed. Delete it?" in asked.stderr
+    assert len(json.loads(run("queues", "list", "--json").output)) == left
+
+
+def test_a_line_that_cannot_be_published_is_named_and_what_came_before_it_counted(run):
     run("queues", "create", "a", "-p", "3")
     said = run("publish", "a", "--key-separator", "=", stdin="a=1\nb\n", code=1).stderr
-    assert "line 2 has no '=' between key and value" in said
+    assert said == (
+        "counterpoise: line 2 has no '=' between key and value; 1 message before it was published\n"
+    )
+    assert json.loads(run("queues", "list", "--json").output)[0]["lag"] == 1
 
 
 def interrupted(lines):
@@ -341,7 +389,9 @@ def test_an_error_is_one_line_and_exit_code_1(run):
     [
         ("http://127.0.0.1:9", "no service answers at http://127.0.0.1:9"),
         ("http://127.0.0.1:9", "start one with 'counterpoise serve', or set --url"),
+        ("127.0.0.1:9", "no service answers at http://127.0.0.1:9"),
         ("nonsense", "must be an http:// or https:// URL"),
+        ("queues.example.com:8640", "must be an http:// or https:// URL"),
     ],
 )
 def test_a_wrong_address_is_said(url, says):
@@ -387,3 +437,25 @@ def test_commands_of_installed_packages_are_there():
     assert "--data-dir" in run_at("", "serve", "--help").output
     # Square brackets are markup in a help text unless they are escaped.
     assert "[env: COUNTERPOISE_DATA_DIR]" in run_at("", "serve", "--help").output
+
+
+def test_commands_are_named_and_no_calls_of_http(run):
+    run("queues", "create", "a", "-p", "2")
+    for arguments, says in (
+        (["queues", "show", "b"], "'counterpoise queues list' shows the queues"),
+        (["queues", "create", "a", "-p", "2"], "'counterpoise queues change' changes"),
+        (["queues", "resize", "a", "0"], "partition_count: should be greater than or equal to 1"),
+    ):
+        said = run(*arguments, code=1).stderr
+        assert says in said
+        assert "/v1/" not in said
+        assert "Input should" not in said
+
+
+def test_a_log_of_a_kind_that_no_client_reads_is_refused_unless_it_is_meant(run):
+    options = ("queues", "create", "a", "-p", "2", "--log", "kafak://localhost:9092/flights")
+    said = " ".join(run(*options, code=2).stderr.split())
+    assert "no client reads logs of this kind" in said
+    assert json.loads(run("queues", "list", "--json").output) == []
+    run(*options, "--custom-log")
+    assert run("queues", "show", "a").output.count("kafak://") == 1

@@ -38,6 +38,15 @@ def test_where_everything_is_fine_it_says_so(run, service):
     assert "builtin:a can be read" in run("doctor").output
 
 
+def test_an_idle_queue_needs_no_consumer(run, service):
+    run("queues", "create", "a", "-p", "2", "--rebalance-delay", "0")
+    [(state, said)] = [
+        found for check, found in examined(service.url).items() if check == "log of a"
+    ]
+    assert state == "fine"
+    assert "no consumer is bound and none is needed" in said
+
+
 def test_it_names_a_log_that_this_machine_does_not_reach(run, service):
     run("queues", "create", "a", "-p", "2")
     run("queues", "create", "b", "-p", "2")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from counterpoise.cli import lag as lag_command
+from counterpoise.cli import reading
 from counterpoise.cli.app import app
 from counterpoise.client import Client
 from counterpoise.consumer import Consumer
@@ -18,8 +21,14 @@ from tests.service import Service
 
 @pytest.mark.long
 def test_it_shows_the_unprocessed_part_of_the_published_messages(
-    service: Service, log_settings: Callable[[int], dict[str, Any]]
+    service: Service,
+    log_settings: Callable[[int], dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Kafka's ages come as far as the time allows.
+    for module in (lag_command, reading):
+        monkeypatch.setattr(module, "TIMEOUT_SECONDS", 150.0)
+
     def lag(*options: str) -> str:
         told = CliRunner().invoke(app, ["lag", "flights", "--url", service.url, *options])
         assert told.exit_code == 0, told.output
@@ -35,8 +44,15 @@ def test_it_shows_the_unprocessed_part_of_the_published_messages(
     ends = {one["partition"]: int(one["end"]) for one in before["partitions"]}
     assert (before["lag"], sum(ends.values())) == (10, 10)
     assert {one["position"] for one in before["partitions"]} == {None}
+    ages = {one["partition"]: one["lag_seconds"] for one in before["partitions"]}
+    assert {number for number, age in ages.items() if age is not None} == {
+        number for number, end in ends.items() if end
+    }
+    assert before["lag_seconds"] == max(age for age in ages.values() if age is not None)
+    assert re.search(r"10 messages behind in \S+; the oldest is \d+(\.\d)? s old", lag())
     Consumer("flights", lambda owned, batch: None, url=service.url, limit=10).run()
     after = json.loads(lag("--json"))
-    assert after["lag"] == 0
+    assert (after["lag"], after["lag_seconds"]) == (0, 0.0)
+    assert {one["lag_seconds"] for one in after["partitions"]} == {None}
     assert {one["partition"]: int(one["position"] or 0) for one in after["partitions"]} == ends
     assert "flights: 0 messages behind" in lag()

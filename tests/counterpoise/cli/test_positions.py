@@ -130,3 +130,14 @@ def test_what_was_set_is_shown_and_not_what_the_dry_run_expected(
     assert {one["partition"]: one["position"] for one in said["partitions"]} == stored
     with Client(service.url) as client:
         assert all(one.lag == 0 for one in client.partitions("a"))
+
+
+@pytest.mark.parametrize("where", [["--to", "earliest"], ["earliest"], ["--to", "2h"]])
+def test_one_partition_is_set_and_the_others_stay(run, consumed, where):
+    before = {one["partition"]: one["position"] for one in shown(run)}
+    [moved] = [number for number in before if number == 1]
+    said = run("positions", "set", "a", "--partition", "1", *where).output
+    assert "1 of 1 position set" in said
+    after = {one["partition"]: one["position"] for one in shown(run)}
+    assert after == {**before, moved: "0"}
+    assert "has no partition 7" in run("positions", "set", "a", "-p", "7", *where, code=2).stderr

@@ -11,7 +11,7 @@ from counterpoise.errors import FlowGone, QueueNotFound
 from counterpoise.logs import LogError
 from counterpoise.publisher import Publisher
 from tests.counterpoise.consumer.conftest import InThread, positions
-from tests.counterpoise.leases import LONG_SECONDS, expire
+from tests.counterpoise.leases import LONG_SECONDS, Health
 from tests.service import eventually
 
 
@@ -147,17 +147,16 @@ def test_a_recreated_queue_is_not_mistaken_for_the_consumed_one(
     service, client, publish, migrated_url
 ):
     publish(range(20))
-    well = [True]
-    one = Running(service.url, lease_seconds=LONG_SECONDS, renew_while=lambda: well[0])
+    health = Health()
+    one = Running(service.url, lease_seconds=LONG_SECONDS, renew_while=health)
     one.thread.start()
     try:
         eventually(lambda: {number for _, number in one.handled} == set(range(20)))
-        well[0] = False
-        expire(migrated_url, one.consumer.flow.flow_id)
+        health.end_lease(migrated_url, one.consumer.flow.flow_id)
         client.delete_queue("flights")
         client.create_queue("flights", 4, rebalance_delay=0)
         publish(range(30))
-        well[0] = True
+        health.recover()
         eventually(lambda: not one.thread.is_alive())
     finally:
         one.consumer.stop(now=True)

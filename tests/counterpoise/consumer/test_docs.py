@@ -1,4 +1,4 @@
-"""The example of docs/consumer.md runs unchanged."""
+"""The examples of docs/consumer.md and docs/aligned.md run unchanged."""
 
 import os
 import re
@@ -8,20 +8,31 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[3] / "docs" / "consumer.md"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
-@pytest.mark.long
-def test_the_example_runs(service):
-    code = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)[-1]
+def _prints(page: str, url: str, program: int = -1) -> str:
+    """What a program of a page prints, by default the last one."""
+    code = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)[program]
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "COUNTERPOISE_URL": service.url},
+        env={**os.environ, "COUNTERPOISE_URL": url},
         capture_output=True,
         text=True,
         timeout=110,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "1000 departures, 29080 minutes late\n" in done.stdout
-    assert "not a number: b'unknown' ValueError: invalid literal for int()" in done.stdout
+    return done.stdout
+
+
+@pytest.mark.long
+def test_the_example_runs(service):
+    printed = _prints("consumer.md", service.url)
+    assert "1000 departures, 29080 minutes late\n" in printed
+    assert "not a number: b'unknown' ValueError: invalid literal for int()" in printed
+
+
+@pytest.mark.long
+def test_orders_meet_their_payments(service):
+    assert _prints("aligned.md", service.url, 0) == "100 pairs\n"

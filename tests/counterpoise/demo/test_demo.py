@@ -1,8 +1,9 @@
 """The whole demo, on few flights: a good verdict as it is, a bad one with each sabotage, and a
 clean end.
 
-Two demos are played to their end: one as it is, and one with the sabotage that involves all parts.
-The other sabotages, and this one again, are judged by recorded evidence.
+Two demos are played to their end as they are, and one with the sabotage that involves all parts
+(with plain consumers, `plain.py`). The other sabotages, and this one again, are judged by recorded
+evidence.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ UNFENCED = "one owner at a time|no duplicates from graceful handoffs"
 Demo = subprocess.Popen[str]
 
 
-def start(*arguments: str) -> Demo:
-    command = [sys.executable, "-m", "counterpoise.cli", "demo", "--rows", ROWS, *arguments]
+def start(*arguments: str, plain: bool = False) -> Demo:
+    program = ("tests.counterpoise.demo.plain",) if plain else ("counterpoise.cli", "demo")
     return subprocess.Popen(
-        command,
+        [sys.executable, "-m", *program, "--rows", ROWS, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -65,9 +66,9 @@ def demos() -> Iterator[list[Demo]]:
         demo.stdout.close()
 
 
-def played(demos: list[Demo], *arguments: str) -> tuple[int, str]:
+def played(demos: list[Demo], *arguments: str, plain: bool = False) -> tuple[int, str]:
     """A demo that is played to its end: its exit code and its output."""
-    demos.append(start(*arguments))
+    demos.append(start(*arguments, plain=plain))
     output, _ = demos[-1].communicate()
     print(output)
     return demos[-1].returncode, output
@@ -77,7 +78,10 @@ def played(demos: list[Demo], *arguments: str) -> tuple[int, str]:
 @pytest.mark.timeout(900)
 @pytest.mark.xdist_group("spark 3")
 def test_the_demo_ends_with_a_good_verdict(demos: list[Demo]) -> None:
-    code, output = played(demos)
+    """Into a lake as well. (The demo of splits is played without.)"""
+    code, output = played(demos, "--sink", "delta")
+    assert re.search(r"kept +statistics equal to those of the data set", output)
+    assert re.search(r"kept +each flight once in the Delta table, in order", output)
     assert "Verdict: GOOD" in output
     assert code == 0
     assert re.search(r"service at http://127\.0\.0\.1:\d+", output)
@@ -88,7 +92,7 @@ def test_the_demo_ends_with_a_good_verdict(demos: list[Demo]) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.xdist_group("spark 3")
 def test_a_sabotaged_demo_ends_with_a_bad_verdict(demos: list[Demo]) -> None:
-    code, output = played(demos, "--sabotage", "unfenced")
+    code, output = played(demos, "--sabotage", "unfenced", plain=True)
     assert "Verdict: BAD" in output
     assert code == 1
     assert re.search(f"BROKEN +({UNFENCED})", output)
@@ -153,6 +157,7 @@ def test_every_end_of_the_demo_ends_its_processes(
         (["--sabotage", "all"], "choose"),
         (["--sabotage", "early"], "this demo has unfenced, skip, reorder"),
         (["--split", "--sabotage", "reorder"], "this demo has early, twice, skip"),
+        (["--sink", "delta", "--sabotage", "skip"], "without --split and --sabotage"),
     ],
 )
 def test_wrong_usage_is_told(arguments: Sequence[str], says: str) -> None:

@@ -147,6 +147,15 @@ def test_a_good_run_gets_a_good_verdict(good: Evidence) -> None:
     assert verdict.good
 
 
+def test_the_delta_table_must_have_each_flight_once(good: Evidence) -> None:
+    right = expected_statistics(good.flights)
+    assert the(judge(replace(good, table=right)), "Delta table").kept
+    some = max(right)
+    twice = right | {some: replace(right[some], flights=right[some].flights + 1)}
+    for wrong in (twice, {}):
+        assert not the(judge(replace(good, table=wrong)), "Delta table").kept
+
+
 def test_duplicates_from_the_kill_are_counted_and_bounded(good: Evidence) -> None:
     check = the(judge(good), "kill bounded")
     assert check.found == "60, of 60 in its uncommitted micro-batch"

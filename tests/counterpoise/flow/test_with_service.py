@@ -9,7 +9,7 @@ from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, FlowGone
 from counterpoise.flow import AsyncFlow, Flow
 from counterpoise.wire import Child
-from tests.counterpoise.leases import LONG_SECONDS, expire
+from tests.counterpoise.leases import LONG_SECONDS, Health
 from tests.service import eventually
 
 
@@ -103,24 +103,18 @@ def test_a_successor_that_warms_up_is_told_and_says_ready(flow):
 
 def test_a_flow_whose_renewals_stop_loses_and_comes_back(flow, flights, migrated_url):
     flights.change_queue("flights", max_handoff_time=0.3)
-    well, refused = [True], [0]
+    health = Health()
     lost: list = []
-
-    def is_well():
-        refused[0] += not well[0]
-        return well[0]
-
-    first = flow(lease_seconds=LONG_SECONDS, renew_while=is_well, on_lost=lost.append)
+    first = flow(lease_seconds=LONG_SECONDS, renew_while=health, on_lost=lost.append)
     owns(first, 4)
     old = first.flow_id
     second = flow(lease_seconds=LONG_SECONDS)
     owns(second, 2)
-    well[0] = False
-    expire(migrated_url, old)
+    health.end_lease(migrated_url, old)
     owns(second, 4)
-    eventually(lambda: refused[0] >= 3)
+    eventually(lambda: health.refused >= 3)
     assert [one.flow_id for one in flights.flows("flights")] == [second.flow_id]
-    well[0] = True
+    health.recover()
     eventually(lambda: first.status == "bound" and first.flow_id != old)
     eventually(lambda: {owned.partition for owned in lost} == {0, 1, 2, 3})
     owns(first, 2)
@@ -159,18 +153,17 @@ def test_the_queue_is_deleted_under_a_flow(flow, flights):
 
 def test_a_flow_does_not_take_a_queue_made_again_for_its_own(flow, flights, migrated_url):
     """It slept beyond its lease; epoch 1 of the new queue is not epoch 1 of the old one."""
-    well = [True]
+    health = Health()
     granted: list = []
-    first = flow(lease_seconds=LONG_SECONDS, renew_while=lambda: well[0], on_granted=granted.append)
+    first = flow(lease_seconds=LONG_SECONDS, renew_while=health, on_granted=granted.append)
     owns(first, 4)
     eventually(lambda: len(granted) == 4)  # the callbacks come after the view
     assert first.queue_id == flights.queue("flights").id
-    well[0] = False
-    expire(migrated_url, first.flow_id)
+    health.end_lease(migrated_url, first.flow_id)
     flights.delete_queue("flights")
     flights.create_queue("flights", 4, rebalance_delay=0)
     assert first.commit([(0, 1, "5")]) == {0: "flow_gone"}
-    well[0] = True
+    health.recover()
     eventually(lambda: first.status == "gone")
     with pytest.raises(FlowGone, match="deleted and made again"):
         first.commit([(0, 1, "5")])

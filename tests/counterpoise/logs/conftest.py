@@ -6,7 +6,15 @@ from collections.abc import Iterator
 import pytest
 
 from counterpoise.logs import Log
-from tests.counterpoise.logs.kits import KITS, KafkaKit, LogKit, MemoryKit, PostgresKit, RedisKit
+from tests.counterpoise.logs.kits import (
+    KafkaKit,
+    LogKit,
+    MemoryKit,
+    MockKafkaKit,
+    PostgresKit,
+    RedisKit,
+    kits,
+)
 from tests.kafka_server import kafka
 from tests.log_support import log, log_url
 from tests.redis_server import redis_server
@@ -14,7 +22,7 @@ from tests.redis_server import redis_server
 __all__ = ["any_log", "kafka", "kit", "log", "log_url", "redis_server"]
 
 
-@pytest.fixture(params=list(KITS))
+@pytest.fixture(params=list(kits()))
 def kit(request: pytest.FixtureRequest) -> Iterator[LogKit]:
     """A log of each kind that does not exist yet; see `LogKit`."""
     made: LogKit
@@ -23,7 +31,9 @@ def kit(request: pytest.FixtureRequest) -> Iterator[LogKit]:
     elif request.param == "memory":
         made = MemoryKit()
     elif request.param == "kafka":
-        made = KafkaKit(request.getfixturevalue("kafka"), uuid.uuid4().hex)
+        made = MockKafkaKit(request.getfixturevalue("kafka"), uuid.uuid4().hex)
+    elif request.param == "apache kafka":
+        made = KafkaKit(request.getfixturevalue("apache_kafka"), uuid.uuid4().hex)
     else:
         made = RedisKit(request.getfixturevalue("redis_server"), uuid.uuid4().hex)
     yield made

@@ -15,10 +15,11 @@ of log does not give; tests of these promises leave it out (`needs`):
 * `times`: positions are found by time
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from broker.logs.external import open_managed
 from broker.logs.ports import LogOwner
@@ -26,6 +27,7 @@ from counterpoise.demo.mock_kafka import MockKafka
 from counterpoise.logs import Log, open_log
 from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.logs.memory import MemoryLogs
+from tests.kafka_server import ApacheKafka
 from tests.log_support import with_logs
 from tests.redis_server import RedisServer
 
@@ -165,23 +167,15 @@ class RedisKit(_Opening):
 
 
 class KafkaKit(_Opening):
-    """A topic of librdkafka's mock cluster, under a unique name.
+    """A topic of Apache Kafka, under a unique name.
 
-    The mock leaves no holes, so promises about dense positions hold here too.
+    Without transactions and compaction it has no holes, so promises about dense positions hold
+    here too.
     """
 
-    lacks = frozenset(
-        {
-            "atomicity",
-            "memory",
-            "microseconds",
-            "shrinking",
-            "times",  # true of the mock: Kafka has them
-            "trimming",
-        }
-    )
+    lacks = frozenset({"atomicity", "memory", "microseconds", "shrinking", "trimming"})
 
-    def __init__(self, kafka: MockKafka, topic: str) -> None:
+    def __init__(self, kafka: ApacheKafka | MockKafka, topic: str) -> None:
         url = kafka.log(topic)
         super().__init__(lambda timeout: open_log(url, timeout_seconds=timeout))
         self._kafka = kafka
@@ -190,7 +184,12 @@ class KafkaKit(_Opening):
         self._opened.append(self._service)
 
     def make(self, partition_count: int) -> None:
-        self._kafka.create_topic(self._topic, partition_count)
+        if isinstance(self._kafka, MockKafka):
+            self._kafka.create_topic(self._topic, partition_count)
+        else:
+            # By default a broker refuses times that are an hour ahead of its clock.
+            any_time = {"message_timestamp_after_max_ms": 2**63 - 1}
+            self._kafka.create_topic(self._topic, partition_count, **any_time)
 
     def resize(self, partition_count: int, revision: int | None = None) -> bool:
         raise NotImplementedError
@@ -208,15 +207,29 @@ class KafkaKit(_Opening):
         self._kafka.delete_topic(self._topic)
 
 
+class MockKafkaKit(KafkaKit):
+    """A topic of librdkafka's mock cluster, which finds no positions by time."""
+
+    lacks = KafkaKit.lacks | {"times"}
+
+
 KITS: Mapping[str, type[LogKit]] = {
     "builtin": PostgresKit,
     "memory": MemoryKit,
     "redis": RedisKit,
-    "kafka": KafkaKit,
+    "kafka": MockKafkaKit,
+    "apache kafka": KafkaKit,
 }
+MARKS = {"apache kafka": (pytest.mark.long, pytest.mark.xdist_group("kafka"))}
+
+
+def kits(*promises: str) -> Iterator[ParameterSet]:
+    """The kinds of log that give these promises, as parameters of a test."""
+    for name, kind in KITS.items():
+        if not kind.lacks.intersection(promises):
+            yield pytest.param(name, marks=MARKS.get(name, ()), id=name)
 
 
 def needs(*promises: str) -> pytest.MarkDecorator:
     """`@needs("trimming")`: the test runs on the kinds of log that give these promises."""
-    giving = [name for name, kind in KITS.items() if not kind.lacks.intersection(promises)]
-    return pytest.mark.parametrize("kit", giving, indirect=True)
+    return pytest.mark.parametrize("kit", list(kits(*promises)), indirect=True)

@@ -68,6 +68,7 @@ def test_a_text_that_names_no_log_is_refused(log):
 def test_one_log_has_one_canonical_spelling():
     same = ["redis://Host/0/q", "redis://host:6379/0/q", "rediss://host/0/q"]
     assert {parse_log(log).canonical() for log in same} == {"redis://host:6379/0/q"}
+    assert parse_log("redis://[::1]/0/q").canonical() == "redis://[::1]:6379/0/q"
     assert parse_log("redis://host/1/q").canonical() != parse_log("redis://host/0/q").canonical()
     brokers = ["kafka://a,b:1/t", "kafka://b:1,a:9092/t"]
     assert len({parse_log(log).canonical() for log in brokers}) == 1

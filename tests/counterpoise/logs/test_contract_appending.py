@@ -5,6 +5,7 @@ import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -201,6 +202,111 @@ def test_many_repetitions_at_once_are_appended_once(any_log, kit):
         results = list(pool.map(lambda one: append(one, "a", "b", "c"), logs))
     assert sorted(result.appended for result in results) == [0, 0, 0, 3]
     assert texts(any_log, 0) == ["a", "b", "c"]
+
+
+# ------------------------------------------------------------------ sequences with holes
+
+
+def numbered(log, *sequences, partition=0, partition_count=4, publisher="p"):
+    """Appends a message for each sequence, with that number and its place among equals."""
+    values = [f"{one}.{sequences[:n].count(one)}" for n, one in enumerate(sequences)]
+    batch = AppendBatch(
+        publisher,
+        sequences[0],
+        partition_count,
+        [partition] * len(values),
+        [Message(value.encode()) for value in values],
+        sequences=sequences,
+    )
+    return log.append(batch)
+
+
+@needs("idempotence")
+def test_sequences_may_have_holes_and_be_shared(any_log, kit):
+    assert numbered(any_log, 3, 3, 7) == AppendResult(3, 0)
+    assert numbered(any_log, 3, 3, 7) == AppendResult(0, 3)
+    assert numbered(any_log, 3, 3, 7, 9, 9, 2**40) == AppendResult(3, 3)
+    assert numbered(any_log, 8, 9) == AppendResult(0, 2)
+    assert texts(any_log, 0) == ["3.0", "3.1", "7.0", "9.0", "9.1", f"{2**40}.0"]
+
+
+@needs("idempotence", "memory")
+def test_both_kinds_of_sequences_are_one_count(any_log, kit):
+    append(any_log, "a", "b")
+    assert numbered(any_log, 0, 1, 5) == AppendResult(1, 2)
+    assert any_log.next_sequence("p") == 6
+    assert append(any_log, "e", "f", first=5) == AppendResult(1, 1)
+    assert texts(any_log, 0) == ["a", "b", "5.0", "f"]
+
+
+def test_sequences_that_fall_or_are_missing_refuse_the_batch(any_log):
+    two = [Message(b"a"), Message(b"b")]
+    for first, sequences in ((2, [2, 1]), (1, [1]), (0, [1, 2]), (-1, [-1, 0])):
+        with pytest.raises(InvalidMessage, match="sequence"):
+            any_log.append(AppendBatch("p", first, 4, [0, 0], two, sequences=sequences))
+    assert texts(any_log, 0) == []
+
+
+@needs("idempotence", "shrinking")
+def test_a_hole_in_a_partition_is_no_reason_to_append_again(any_log, kit):
+    """What went to partitions 1 and 3 is known when all of it comes to partition 0."""
+    batch = AppendBatch(
+        "p", 4, 4, [1, 3, 1], [Message(b"4"), Message(b"5"), Message(b"6")], sequences=[4, 5, 6]
+    )
+    any_log.append(batch)
+    kit.resize(1)
+    assert numbered(any_log, 4, 5, 6, 7, partition_count=1) == AppendResult(1, 3)
+    assert texts(any_log, 0) == ["7.0"]
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    fan_out=st.lists(st.integers(0, 3), min_size=1, max_size=12),
+    steps=st.lists(
+        st.tuples(st.integers(0, 1), st.integers(1, 4), st.integers(0, 4), st.integers(1, 5)),
+        max_size=12,
+    ),
+)
+@needs("idempotence", "memory", "shrinking")
+def test_writers_that_repeat_each_other_over_resizes_append_each_message_once(
+    any_log, kit, fan_out, steps
+):
+    """Two writers of one stream: each goes back, and cuts it as it likes.
+
+    The message at position n leads to `fan_out[n]` rows, which go to partitions by their number.
+    """
+    publisher = uuid.uuid4().hex
+    rows = [(at, f"{at}.{n}") for at, count in enumerate(fan_out) for n in range(count)]
+    at, ends, count = [0, 0], any_log.bounds(range(5)).ends, any_log.bounds([]).partition_count
+
+    def write(begin, end):
+        part = [row for row in rows if begin <= row[0] < end]
+        if part:
+            batch = AppendBatch(
+                publisher,
+                part[0][0],
+                count,
+                [crc32(value.encode()) % count for _, value in part],
+                [Message(value.encode()) for _, value in part],
+                sequences=[position for position, _ in part],
+            )
+            any_log.append(batch)
+
+    for writer, length, back, new_count in steps:
+        # A successor begins where the writer before committed, and never past what was written.
+        begin = max(0, min(at[writer], max(at)) - back)
+        write(begin, begin + length)
+        at[writer] = begin + length
+        kit.resize(new_count)
+        count = new_count
+    write(0, len(fan_out))
+    written = [texts(any_log, partition, ends.get(partition, "0")) for partition in range(5)]
+    assert sorted(itertools.chain(*written)) == sorted(value for _, value in rows)
+    for values in written:
+        positions = [int(value.partition(".")[0]) for value in values]
+        assert positions == sorted(positions)
 
 
 # ------------------------------------------------------------------ resize

@@ -106,6 +106,8 @@ def test_a_read_only_user_can_read_and_not_append(redis_server, log):
     assert texts(reader, 0) == ["a"]
     assert reader.bounds([0]).ends == {0: "1"}
     assert reader.limit({0: "0"}, 10, max_bytes=1) == {0: "1"}
+    # Without the right to the server's clock by this machine's.
+    assert 0 <= reader.ages({0: "0"})[0] < 3600
     with pytest.raises(LogAccessRefused):
         append(reader, "b", first=1)
     assert texts(log, 0) == ["a"]

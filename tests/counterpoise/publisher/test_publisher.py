@@ -1,6 +1,8 @@
 """The publisher against a real log, and a service that is available, away, or behind the log."""
 
 import itertools
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -397,3 +399,33 @@ def test_a_url_for_the_log_takes_the_place_of_the_service_s(service, log, log_ur
     with Publisher("flights", url=service.url) as publisher:
         publisher.publish(b"b")
     assert sorted(everything(log)) == ["a", "b"]
+
+
+# ------------------------------------------------------------------ without close
+
+UNCLOSED = """
+import sys
+from counterpoise.publisher import Publisher
+url, timeout = sys.argv[1:]
+publisher = Publisher("flights", url=url, linger_seconds=3600, timeout_seconds=float(timeout))
+publisher.publish(b"last", key="k")
+"""
+
+
+def unclosed(url, timeout_seconds):
+    """What a program writes to stderr that publishes one message and ends without `close`."""
+    command = [sys.executable, "-c", UNCLOSED, url, str(timeout_seconds)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_a_program_that_ends_without_close_delivers_its_messages(service, log):
+    assert unclosed(service.url, 60) == ""
+    assert everything(log) == ["last"]
+
+
+def test_what_cannot_be_delivered_at_the_end_is_counted():
+    said = unclosed("http://127.0.0.1:9", 0.3)
+    assert "a publisher of flights was not closed: 1 of its messages" in said
+    assert "no service answers" in said

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 
 import pytest
 
@@ -63,6 +64,51 @@ def test_what_the_handler_raises_reaches_the_test(service):
     with pytest.raises(ValueError, match="cannot be handled"):
         service.run(Consumer("orders", each=fail))
     assert service.lag("orders") == 1
+
+
+def test_a_consumer_runs_once(service):
+    consumer = Consumer("orders", each=print)
+    service.run(consumer)
+    with pytest.raises(RuntimeError, match="make another Consumer"):
+        consumer.run()
+
+
+def test_the_last_consumer_does_not_wait_for_the_end_of_a_holddown(service):
+    """Nobody would take its partitions then. Time stands still here."""
+    service.create_queue("flights", partitions=2, rebalance_delay=60.0)
+    service.publish("flights", "1", "2")
+    last = Consumer("flights", each=print, drain_seconds=300.0)
+    ended = threading.Thread(target=last.run, daemon=True)
+    ended.start()
+    service.wait_until(lambda: last.flow.status == "bound")
+    service.advance(60.0)
+    service.wait_until(lambda: last.handled == 2)
+    last.stop()
+    ended.join(60)
+    assert not ended.is_alive()
+    assert service.lag("flights") == 0
+
+
+def test_what_the_calls_return_is_what_the_page_says(service):
+    """The table of docs/testing.md, *What a test can do*."""
+    service.create_queue("flights", partitions=2)
+    assert service.committed("flights") == {0: None, 1: None}
+    service.publish("flights", b"3 screws", key="c1")
+    service.run(Consumer("flights", each=print, client_name="host:4711"))
+    [row] = service.messages("flights")
+    assert row == {
+        "partition": (number := row["partition"]),
+        "position": "0",
+        "key": "c1",
+        "value": b"3 screws",
+        "headers": None,
+        "published_at": row["published_at"],
+    }
+    assert isinstance(row["published_at"], datetime)
+    assert service.committed("flights") == {number: "1", 1 - number: "0"}
+    assert service.owners("flights") == {0: None, 1: None}
+    assert service.lag("flights") == 0
+    assert service.now.tzinfo is UTC
 
 
 def test_a_killed_consumer_has_not_committed_so_the_message_comes_again(service):
@@ -211,6 +257,9 @@ def test_a_resize_and_a_trim_work_as_in_production(service):
     service.publish("orders", *map(str, range(8)))
     assert service.lag("orders") == 16
     service.run(Consumer("orders", each=lambda message: None))
+    service.advance(120.0)
+    assert len(service.messages("orders")) == 16
+    service.client.change_queue("orders", retention_seconds=60)
     service.advance(120.0)
     assert service.messages("orders") == []
 

@@ -39,6 +39,7 @@ def test_arrays_are_taken_as_they_are_sent(log: PostgresLog) -> None:
     assert database is not None
     cases: list[tuple[str, Callable[[Any], connection.SentArray], list[Any]]] = [
         ("integer", connection.integer_array, [0, 1, -1, 2**31 - 1, -(2**31)]),
+        ("bigint", connection.bigint_array, [0, 1, -1, 2**63 - 1, -(2**63), 2**32, 2**31]),
         ("bytea", connection.bytea_array, [b"", b"a", b"\0" * 70_000]),
         ("text", connection.text_array, ["", "a", "käse"]),
         ("text", connection.text_array, [None, "a", None]),

@@ -18,12 +18,11 @@ from migrations.log.versions.v0008_sizes import FORGOTTEN_AFTER
 from tests.log_support import (
     append,
     asked_of,
-    downgrade_log,
     log,
+    log_of,
     log_url,
     migrate_log,
     texts,
-    with_logs,
     write_past,
 )
 
@@ -171,12 +170,8 @@ def test_a_limit_that_the_largest_do_not_reach_looks_at_no_message(
 @pytest.fixture
 def before(database_url: str) -> Iterator[tuple[PostgresLog, str]]:
     """A log in tables of the release before."""
-    migrate_log(database_url)
-    with_logs(database_url, lambda logs: logs.ensure("builtin:flights", 4))
-    downgrade_log(database_url, "log_0007")
-    log = PostgresLog("flights", database_url, timeout_seconds=10)
-    yield log, database_url
-    log.close()
+    with log_of(database_url, "log_0007") as log:
+        yield log, database_url
 
 
 def test_with_tables_of_the_release_before_all_sizes_are_looked_at(

@@ -3,9 +3,10 @@
 import logging
 
 import pytest
+from confluent_kafka import KafkaError
 
 from counterpoise.logs import LogAccessRefused, LogError, LogUnavailable, open_log
-from counterpoise.logs.kafka.access import parse_access
+from counterpoise.logs.kafka.access import Failures, parse_access
 
 LOG = "kafka://one:9092,two:9093/orders"
 
@@ -76,3 +77,23 @@ def test_librdkafka_is_silent_unless_asked(capfd):
     log.close()
     assert capfd.readouterr().err == ""
     assert not logging.getLogger("counterpoise.librdkafka").isEnabledFor(logging.ERROR)
+
+
+@pytest.mark.parametrize(
+    ("broker", "is_advertised"),
+    [
+        ("10.0.0.7:9092/3", True),
+        ("sasl_ssl://10.0.0.7:9092/3", True),
+        ("10.0.0.7:9092/bootstrap", False),
+        ("broker1:9092/3", False),  # the access names it
+    ],
+)
+def test_an_unreachable_address_is_said_to_be_advertised_if_the_cluster_named_it(
+    broker, is_advertised
+):
+    trouble = Failures(parse_access("kafka://broker1/orders", None), "orders")
+    error = KafkaError(KafkaError._TRANSPORT, f"{broker}: Connect to ipv4#10.0.0.7:9092 failed")
+    advice = "The cluster advertises broker 3 at 10.0.0.7:9092, "
+    assert (advice in str(trouble.told(error))) is is_advertised
+    trouble.note(error)
+    assert (advice in str(trouble.too_late("an answer"))) is is_advertised

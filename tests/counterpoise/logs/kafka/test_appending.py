@@ -20,6 +20,7 @@ from counterpoise.logs import (
 from counterpoise.logs.kafka import appender
 from counterpoise.logs.kafka.access import Failures, parse_access
 from counterpoise.logs.kafka.appender import Appender, LandedSequences, append_header
+from tests.counterpoise.logs.kafka.conftest import only_the_mock
 from tests.log_support import append, texts
 
 
@@ -60,6 +61,7 @@ def expected(count):
 # ------------------------------------------------------------------ while the publisher lives
 
 
+@only_the_mock
 @pytest.mark.long
 def test_an_append_that_runs_out_of_time_is_repeated_without_a_second_message(kafka, opened):
     log = opened(timeout_seconds=10)
@@ -82,6 +84,7 @@ def test_an_append_that_runs_out_of_time_is_repeated_without_a_second_message(ka
     assert texts(opened(), 1) == expected(80)[1::4]
 
 
+@only_the_mock
 @pytest.mark.long
 def test_a_log_that_is_closed_amid_an_append_looks_what_has_arrived(kafka, opened):
     log = opened(timeout_seconds=10)

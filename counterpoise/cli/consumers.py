@@ -1,7 +1,10 @@
-"""`counterpoise flows …`: list the flows of a queue, drain or unbind one from the outside.
+"""`counterpoise consumers …`: list the consumers of a queue, drain or unbind one from the outside.
 
-A drained flow hands its partitions to the other flows of its queue. Where there is none, nobody
-can take them over: it finishes its messages, commits, gives the partitions back and leaves. A
+People say *consumer*, the contract *flow*: one consumer's binding to a queue. `counterpoise flows`
+is accepted too.
+
+A drained consumer hands its partitions to the others of its queue. Where there is none, nobody can
+take them over: it finishes its messages, commits, gives the partitions back and leaves. A
 consumer that does not do this (a program of its own on the HTTP calls) keeps them; so the wait for
 a drain has an end in any case.
 
@@ -38,13 +41,13 @@ from counterpoise.wire import FlowSummary, RebalanceStatus
 WAIT_SECONDS = 120.0
 POLL_SECONDS = 0.2
 
-app = typer.Typer(no_args_is_help=True, help="Flows: list, drain, unbind.")
+app = typer.Typer(no_args_is_help=True, help="Consumers: list, drain, unbind.")
 
 FlowName = Annotated[
     str,
     typer.Argument(
-        metavar="FLOW",
-        help="The flow's id, or its client name if no other flow has it.",
+        metavar="CONSUMER",
+        help="Its client name, or the id of its flow if others have the same name.",
         show_default=False,
     ),
 ]
@@ -52,14 +55,14 @@ FlowName = Annotated[
 
 @app.command("list")
 def list_flows(queue: QueueName, url: Url = None, as_json: AsJson = False) -> None:
-    """List the flows bound to a queue, the earliest first."""
+    """List the consumers bound to a queue, the earliest first."""
     with Client(url) as client:
         flows = client.flows(queue)
     if as_json:
         print_json([flow.raw for flow in flows])
         return
     shown = table(
-        "FLOW", "CLIENT", "STATE", "PARTITIONS", "BOUND", "LEASE LEFT",
+        "FLOW", "CONSUMER", "STATE", "PARTITIONS", "BOUND", "LEASE LEFT",
         right=("PARTITIONS", "BOUND", "LEASE LEFT"),
     )  # fmt: skip
     for flow in flows:
@@ -96,7 +99,7 @@ def drain(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a flow hand over all its partitions in order, and leave.
+    """Let a consumer hand over all its partitions in order, and leave.
 
     Exit code 1 if it still owns partitions when the time is over; the drain then
     goes on without the command. It cannot be undone.
@@ -118,7 +121,7 @@ def drain(
 
 @app.command()
 def unbind(queue: QueueName, flow: FlowName, url: Url = None, as_json: AsJson = False) -> None:
-    """End a flow at once. Its messages in progress may be processed twice; `drain` avoids that."""
+    """End a consumer at once. Messages in progress may be processed twice; `drain` avoids that."""
     with Client(url) as client:
         chosen = _find(client, queue, flow)
         client.unbind(queue, chosen.flow_id)
@@ -133,8 +136,11 @@ def _find(client: Client, queue: str, name: str) -> FlowSummary:
     ]
     if len(found) == 1:
         return found[0]
-    problem = f"{len(found)} flows of this name: give the id" if found else "no such flow"
-    raise typer.BadParameter(f"{problem} (counterpoise flows list {queue})", param_hint="FLOW")
+    problem = "no such consumer is bound"
+    if found:
+        problem = f"{len(found)} consumers of this name: give the id"
+    advice = f"{problem} (counterpoise consumers list {queue})"
+    raise typer.BadParameter(advice, param_hint="CONSUMER")
 
 
 class StatusLine:
@@ -227,11 +233,11 @@ class DrainProgress:
         if self._successors:
             return (
                 f"{said}the drain goes on. --timeout SECONDS cuts warm-ups of its successors "
-                f"short; 'counterpoise flows unbind {self._queue} {name}' ends it at once"
+                f"short; 'counterpoise consumers unbind {self._queue} {name}' ends it at once"
             )
         return (
             f"{said}nobody can take over. Bind another consumer, or end it with "
-            f"'counterpoise flows unbind {self._queue} {name}'"
+            f"'counterpoise consumers unbind {self._queue} {name}'"
         )
 
     def document(self) -> dict[str, Any]:

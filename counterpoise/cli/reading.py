@@ -1,0 +1,146 @@
+"""`counterpoise peek`: messages of a queue's log, without owning a partition.
+
+Nothing is bound, committed or moved. It reads the log with the access of a consumer, so on a
+service with keys it needs the key of a consumer.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from counterpoise.cli.output import AsJson, QueueName, SomePartitions, Url, counted, say
+from counterpoise.client import Client
+from counterpoise.logs import Log, LogError, open_log
+from counterpoise.logs.address import environment_access, kind_of
+from counterpoise.plain import plain, plain_json
+from counterpoise.wire import LogView
+
+TIMEOUT_SECONDS = 10.0
+# One read returns at most so much.
+READ_MESSAGES = 1000
+READ_BYTES = 8 * 1024 * 1024
+# A search for a key ends after so many messages.
+MOST_SEARCHED = 1_000_000
+
+
+def peek(
+    queue: QueueName,
+    partition: SomePartitions = None,
+    position: Annotated[
+        str | None,
+        typer.Option(
+            help="Begin at this position of the one --partition.",
+            show_default="the oldest message in the log",
+        ),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Only messages with this key.", show_default=False)
+    ] = None,
+    max_messages: Annotated[
+        int, typer.Option("--max-messages", "-n", min=1, help="The most messages to show.")
+    ] = 10,
+    max_bytes: Annotated[
+        int, typer.Option(min=0, help="The most bytes of each value to show.")
+    ] = 1000,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show messages of a queue, partition by partition, and leave all as it is.
+
+    A value that is not text is shown in base64. --json prints one line for each
+    message, with "value" or "value_base64", and "size_bytes" of the whole value.
+    """
+    if position is not None and (partition is None or len(partition) != 1):
+        raise typer.BadParameter("--position needs one --partition", param_hint="--position")
+    with Client(url, timeout_seconds=TIMEOUT_SECONDS) as client:
+        view = client.log_access(queue, "read")
+        numbers = partition or [one.partition for one in client.partitions(queue)]
+    shown = searched = 0
+    with opened(view) as log:
+        for message in messages_of(log, dict.fromkeys(sorted({*numbers}), position)):
+            searched += 1
+            if key is None or message["key"] == key:
+                shown += 1
+                typer.echo(_line(message, max_bytes) if as_json else text_of(message, max_bytes))
+            if shown == max_messages:
+                break
+            if searched == MOST_SEARCHED:
+                say(f"the search ended after {counted(searched, 'message')}")
+                break
+    if not shown:
+        say(f"{queue}: no such message in {view.log}")
+
+
+@contextmanager
+def opened(view: LogView) -> Iterator[Log]:
+    """The log, with the environment's access to it or the service's. Raises LogError."""
+    if kind_of(view.log) is None:
+        raise LogError(f"the log {view.log} is of a kind that this version cannot read")
+    access = environment_access(view.log) or view.access
+    with closing(open_log(view.log, access, timeout_seconds=TIMEOUT_SECONDS)) as log:
+        yield log
+
+
+def messages_of(log: Log, positions: Mapping[int, str | None]) -> Iterator[Any]:
+    """The messages that are in the log now, as rows of MESSAGE_SCHEMA, partition by partition.
+
+    `positions`: where to begin in each; None: at the oldest message.
+    """
+    bounds = log.bounds([*positions])
+    for number, position in positions.items():
+        start, end = position or bounds.starts[number], bounds.ends[number]
+        while start != end:
+            planned = log.limit({number: start}, READ_MESSAGES, bounds, max_bytes=READ_BYTES)
+            for batch in log.read(number, start, planned[number], max_messages=READ_MESSAGES):
+                yield from batch.to_pylist()
+            start = planned[number]
+
+
+def _value(message: dict[str, Any], max_bytes: int) -> tuple[str, str]:
+    """What to call the value, and its first bytes: text that is not cut within a character."""
+    value: bytes = message["value"]
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return "value_base64", base64.b64encode(value[:max_bytes]).decode()
+    return "value", value[:max_bytes].decode(errors="ignore")
+
+
+def document(message: dict[str, Any], max_bytes: int) -> dict[str, Any]:
+    """A row of MESSAGE_SCHEMA for JSON."""
+    name, value = _value(message, max_bytes)
+    return {
+        "partition": message["partition"],
+        "position": message["position"],
+        "key": message["key"],
+        "headers": dict(message["headers"] or ()),
+        "published_at": message["published_at"].isoformat(),
+        "size_bytes": len(message["value"]),
+        name: value,
+    }
+
+
+def _line(message: dict[str, Any], max_bytes: int) -> str:
+    return plain_json(json.dumps(document(message, max_bytes), ensure_ascii=False))
+
+
+def text_of(message: dict[str, Any], max_bytes: int) -> str:
+    """Two lines: where it is, and its value."""
+    name, value = _value(message, max_bytes)
+    size = len(message["value"])
+    where = [
+        f"partition {message['partition']} position {message['position']}",
+        f"{message['published_at']:%Y-%m-%d %H:%M:%S} UTC",
+        *([] if message["key"] is None else [f"key {message['key']}"]),
+        *(f"{header}={content}" for header, content in message["headers"] or ()),
+        counted(size, "byte"),
+    ]
+    kind = "base64 " if name == "value_base64" else ""
+    more = " …" if size > max_bytes else ""
+    return plain(f"{'  '.join(where)}\n  {kind}{value}{more}")

@@ -1,0 +1,272 @@
+"""Moving between a queue and a consumer group: nothing is lost, and nothing comes twice."""
+
+import json
+import uuid
+from collections import Counter
+from urllib.parse import quote
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from tests.eventual import eventually
+from tests.kafka_server import PASSWORD, USER
+
+TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+
+
+def test_only_logs_in_kafka_have_consumer_groups(run):
+    said = run("queues", "create", "a", "-p", "1", "--from-group", "etl", code=2).output
+    assert "--log kafka://" in said
+    assert "--from-group" in run("queues", "create", "a", "-p", "1", "--dry-run", code=2).output
+    run("queues", "create", "a", "-p", "1")
+    said = run("positions", "export", "a", "--to-group", "etl", code=2).output
+    assert "only logs in Kafka" in " ".join(said.split())
+
+
+def test_a_mirror_is_switched_on_and_off(run, kafka, name):
+    kafka.create_topic(name, 2)
+    log = kafka.log(name)
+    run("queues", "create", name, "--log", log, "--mirror", "--rebalance-delay", "0")
+    run("publish", name, "-q", stdin="a\tx\nb\tx\nc\tx\n")
+    run("consume", name, "-n", "3", "-q")
+    positions = {
+        one["partition"]: int(one["position"])
+        for one in document(run, "positions", "show", name)["partitions"]
+        if one["position"] is not None
+    }
+    eventually(lambda: mirrored(kafka, f"counterpoise.{name}", name) == positions)
+    group = f"{name}-other"
+    run("queues", "change", name, "--mirror-group", group)
+    eventually(lambda: mirrored(kafka, group, name) == positions)
+    assert f'"mirror_group": "{group}"' in run("queues", "show", name, "--json").stdout
+    run("queues", "change", name, "--no-mirror")
+    assert '"mirror_group": null' in run("queues", "show", name, "--json").stdout
+    wrong = ("queues", "change", name, "--no-mirror", "--mirror-group", "g")
+    assert "give either" in run(*wrong, code=2).output
+    assert "topic of Kafka" in run("queues", "create", "b", "-p", "1", "--mirror", code=1).output
+
+
+def mirrored(kafka, group, topic):
+    """The offsets of a group in the two partitions of a topic. The mock answers to named ones."""
+    places = [TopicPartition(topic, number) for number in range(2)]
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": group})
+    try:
+        return {
+            one.partition: one.offset for one in consumer.committed(places, 20) if one.offset >= 0
+        }
+    finally:
+        consumer.close()
+
+
+@pytest.fixture
+def name():
+    """A name of a topic, a queue and a group."""
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def member(apache_kafka, name):
+    """`member(protocol)`: a consumer of the group on the topic; all are closed at the end."""
+    members = []
+
+    def join(protocol="classic"):
+        members.append(
+            Consumer(
+                {
+                    "bootstrap.servers": apache_kafka.bootstrap,
+                    "group.id": name,
+                    "group.protocol": protocol,
+                    "client.id": "etl-1",
+                    "auto.offset.reset": "latest",
+                    "enable.auto.commit": False,
+                    "enable.auto.offset.store": False,
+                }
+            )
+        )
+        members[-1].subscribe([name])
+        return members[-1]
+
+    yield join
+    for one in members:
+        one.close()
+
+
+def publish(apache_kafka, topic, values, partition_count):
+    producer = Producer({"bootstrap.servers": apache_kafka.bootstrap})
+    for number, value in enumerate(values):
+        producer.produce(topic, value, partition=number % partition_count)
+    assert producer.flush(30) == 0
+
+
+def taken(member, count):
+    """The next messages of the group, as text; each is committed."""
+    found = []
+
+    def take():
+        message = member.poll(0.1)
+        if message is not None and message.error() is None:
+            found.append(message.value().decode())
+            member.commit(message, asynchronous=False)
+        return len(found) == count
+
+    eventually(take)
+    return found
+
+
+def document(run, *arguments):
+    return json.loads(run(*arguments, "--json").stdout)
+
+
+class TestOnApacheKafka:
+    pytestmark = [pytest.mark.long, pytest.mark.xdist_group("kafka")]
+
+    @pytest.mark.parametrize("protocol", ["classic", "consumer"])
+    def test_moving_in_and_out_loses_and_repeats_nothing(
+        self, run, apache_kafka, member, name, protocol
+    ):
+        apache_kafka.create_topic(name, 2)
+        values = [f"m{number}" for number in range(12)]
+        # The group must know where it begins before there is a message.
+        first = member(protocol)
+        eventually(lambda: first.poll(0.1) is None and len(first.assignment()) == 2)
+        publish(apache_kafka, name, values, 2)
+        seen = taken(first, 5)
+        create = ("queues", "create", name, "--log", apache_kafka.log(name), "--from-group", name)
+
+        said = run(*create, code=1).output
+        assert "1 active member (etl-1 at 127.0.0.1); stop these consumers first" in said
+        dry = document(run, *create, "--dry-run")
+        assert "1 active member" in dry["refused"][0]
+        assert sum(one["lag"] for one in dry["partitions"]) == 7
+        assert document(run, "queues", "list") == []
+
+        first.close()
+        assert "refused" not in run(*create, "--dry-run").output
+        assert f"{name} created: 2 partitions" in run(*create, "--rebalance-delay", "0").output
+        seen += run("consume", name, "-n", "4", "-q").stdout.split()
+        positions = document(run, "positions", "show", name)["partitions"]
+        assert sum(one["lag"] for one in positions) == 3
+
+        export = ("positions", "export", name, "--to-group", name)
+        dry = document(run, *export, "--dry-run")
+        assert [one["begin"] for one in dry["partitions"]] == [one["position"] for one in positions]
+        assert "2 offsets stored" in run(*export).output
+        seen += taken(member(protocol), 3)
+        assert Counter(seen) == Counter(values)
+
+        said = run(*export, code=1).output
+        assert "1 active member" in said
+        assert "refused now" in run(*export, "--dry-run").output
+
+    def test_what_is_not_passed_on_as_it_is_is_told(self, run, apache_kafka, member, name):
+        apache_kafka.create_topic(name, 3)
+        publish(apache_kafka, name, "abcdef", 3)
+        log = apache_kafka.log(name)
+        create = ("queues", "create", name, "--log", log, "--from-group", name)
+        assert f"group '{name}' has no offset in topic" in run(*create, code=1).output
+        stop = member()
+        places = [(0, 1), (1, 1)]
+        commit(stop, name, places)
+        stop.close()
+        apache_kafka.delete_records(name, 1, 2)
+
+        said = run(*create, "--start", "latest", "--dry-run").output
+        assert "1 partition (2) without offset: latest" in said
+        assert "1 partition (1) whose offset is before the first message: at most 1 message" in said
+        run(*create, "--start", "latest")
+        shown = document(run, "positions", "show", name)["partitions"]
+        assert [one["position"] for one in shown] == ["1", "2", "2"]
+
+        other = f"{name}-other"
+        run("queues", "create", other, "--log", log)
+        dry = document(run, "positions", "export", other, "--to-group", name, "--dry-run")
+        assert [(one["given"], one["begin"]) for one in dry["partitions"]] == [
+            (None, "0"),
+            (None, "2"),
+            (None, "0"),
+        ]
+
+        apache_kafka.delete_topic(name)
+        apache_kafka.create_topic(name, 3)
+        said = run("positions", "export", name, "--to-group", name, code=1).output
+        assert "ends at 0, and the position 1 is beyond that" in said
+
+    def test_an_export_with_bound_consumers_is_refused(self, run, start, apache_kafka, name):
+        apache_kafka.create_topic(name, 1)
+        publish(apache_kafka, name, "a", 1)
+        run("queues", "create", name, "--log", apache_kafka.log(name), "--rebalance-delay", "0")
+        consumer = start("consume", name)
+        assert consumer.stdout.readline() == "a\n"
+        export = ("positions", "export", name, "--to-group", name)
+        assert "1 bound consumer; stop them first" in run(*export, code=1).output
+        assert "refused now" in run(*export, "--dry-run").output
+
+    def test_kafkas_own_tool_shows_the_lag_of_a_mirrored_queue(
+        self, run, apache_kafka, member, name
+    ):
+        apache_kafka.create_topic(name, 2)
+        publish(apache_kafka, name, [f"m{number}" for number in range(12)], 2)
+        log = apache_kafka.log(name)
+        create = ("queues", "create", name, "--log", log, "--mirror-group", name)
+        run(*create, "--rebalance-delay", "0")
+
+        def described():
+            """(offset, lag) of each partition, as Kafka's tool shows them."""
+            lines = apache_kafka.tool(TOOL, "--describe", "--group", name).splitlines()
+            rows = [line.split() for line in lines if f" {name} " in line]
+            return sorted((row[2], row[3], row[5]) for row in rows)
+
+        def shown():
+            return sorted(
+                (str(one["partition"]), one["position"], str(one["lag"]))
+                for one in document(run, "positions", "show", name)["partitions"]
+                if one["position"] is not None
+            )
+
+        for count in (4, 5):
+            run("consume", name, "-n", str(count), "-q")
+            eventually(lambda: described() == shown())
+        assert sum(int(lag) for _, _, lag in described()) == 3
+        run("positions", "set", name, "earliest")
+        eventually(lambda: described() == [("0", "0", "6"), ("1", "0", "6")])
+
+        # A member of the group makes it Kafka's, until it is gone.
+        intruder = member()
+        eventually(lambda: intruder.poll(0.1) is None and len(intruder.assignment()) == 2)
+        run("positions", "set", name, "latest")
+        said = "mirror failed at the service"
+        eventually(lambda: said in run("lag", name).output)
+        assert f"the consumer group '{name}' has active members" in run("lag", name).output
+        assert "1 mirror failed" in run("queues", "list").output
+        intruder.close()
+        eventually(lambda: described() == [("0", "6", "0"), ("1", "6", "0")])
+        eventually(lambda: said not in run("lag", name).output)
+
+    def test_a_user_without_rights_on_the_group_is_told_so(self, run, apache_kafka, name):
+        apache_kafka.create_topic(name, 1)
+        publish(apache_kafka, name, "a", 1)
+        only = AclBinding(
+            ResourceType.GROUP, name, ResourcePatternType.LITERAL,
+            "User:somebody", "*", AclOperation.ALL, AclPermissionType.ALLOW,
+        )  # fmt: skip
+        (made,) = apache_kafka.admin.create_acls([only]).values()
+        made.result(30)
+        log = apache_kafka.log(name, "SCRAM")
+        access = f"kafka://{USER}:{quote(PASSWORD, safe='')}@{apache_kafka.servers('SCRAM')}"
+        access += "?sasl.mechanisms=SCRAM-SHA-512&security.protocol=SASL_PLAINTEXT"
+        create = ("queues", "create", name, "--log", log, "--from-group", name)
+        said = run(*create, code=1, environment={"COUNTERPOISE_LOG_URL": access}).output
+        assert "needs Describe and Read of the group" in said
+
+
+def commit(member, topic, places):
+    offsets = [TopicPartition(topic, *place) for place in places]
+    eventually(lambda: member.poll(0.1) is None and bool(member.assignment()))
+    member.commit(offsets=offsets, asynchronous=False)

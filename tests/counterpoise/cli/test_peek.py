@@ -1,0 +1,69 @@
+"""`counterpoise peek`: messages are shown, and nothing is bound or committed."""
+
+import json
+
+import pytest
+
+from counterpoise.publisher import Publisher
+from tests.api.access import guarded
+from tests.counterpoise.cli.conftest import run_at
+
+
+@pytest.fixture
+def published(run, service):
+    run("queues", "create", "a", "-p", "1", "--rebalance-delay", "0")
+    with Publisher("a", url=service.url) as publisher:
+        publisher.publish(b"3 screws", "c1", {"trace": "t-1"})
+        publisher.publish(b"\xff\x00", "c2")
+        publisher.publish("ä".encode() * 2000, "c1")
+        publisher.publish(b"\x1b[2J", None)
+
+
+def rows(run, *options):
+    said = run("peek", "a", "--json", *options).stdout
+    return [json.loads(line) for line in said.splitlines()]
+
+
+def test_messages_are_shown_and_nothing_is_changed(run, published):
+    before = run("positions", "show", "a", "--json").stdout
+    first, binary, long, screen = rows(run)
+    assert (first["partition"], first["position"], first["key"]) == (0, "0", "c1")
+    assert (first["value"], first["headers"], first["size_bytes"]) == (
+        "3 screws",
+        {"trace": "t-1"},
+        8,
+    )
+    assert (binary["value_base64"], binary["size_bytes"]) == ("/wA=", 2)
+    # It is cut, but not within a character.
+    assert (long["value"], long["size_bytes"]) == ("ä" * 500, 4000)
+    assert rows(run, "--max-bytes", "3")[2]["value"] == "ä"
+    assert (screen["value"], screen["key"]) == ("\x1b[2J", None)
+    text = run("peek", "a").stdout
+    assert "key c1  trace=t-1  8 bytes\n  3 screws\n" in text
+    assert "\x1b" not in text
+    assert "  base64 /wA=\n" in text
+    assert run("positions", "show", "a", "--json").stdout == before
+    assert json.loads(run("flows", "list", "a", "--json").stdout) == []
+
+
+def test_messages_are_picked_by_place_key_and_number(run, published):
+    def positions(*options):
+        return [row["position"] for row in rows(run, *options)]
+
+    assert positions("--key", "c1") == ["0", "2"]
+    assert positions("--key", "c1", "-n", "1") == ["0"]
+    assert positions("-p", "0", "--position", "2") == ["2", "3"]
+    assert "no such message" in run("peek", "a", "--key", "c9").stderr
+    assert "--position needs one --partition" in run("peek", "a", "--position", "1", code=2).stderr
+    assert run("peek", "a", "-p", "0", "--position", "99", code=1).stderr.count("\n") == 1
+
+
+def test_it_takes_a_key_for_consuming(migrated_url):
+    with guarded(migrated_url) as secured:
+        secured.create("team-a.orders")
+        for role, code in (("viewer", 1), ("consumer", 0)):
+            token = {"COUNTERPOISE_TOKEN": secured.keys[role]}
+            said = run_at(
+                secured.service.url, "peek", "team-a.orders", code=code, environment=token
+            )
+            assert ("may not do this" in said.stderr) == (code == 1)

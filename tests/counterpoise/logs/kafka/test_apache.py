@@ -1,0 +1,270 @@
+"""What only a real broker does: transactions, compaction, retention, users, quotas, its limits."""
+
+import uuid
+from datetime import UTC, datetime, timedelta
+from urllib.parse import quote
+
+import pytest
+from confluent_kafka import Producer
+
+from counterpoise.logs import (
+    AppendBatch,
+    AppendResult,
+    InvalidMessage,
+    LogAccessRefused,
+    LogUnavailable,
+    Message,
+    PositionTrimmed,
+    open_log,
+)
+from tests.kafka_server import CERTIFICATE, PASSWORD, USER
+from tests.log_support import append, texts
+from tests.service import eventually
+
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("kafka")]
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+
+
+@pytest.fixture
+def topic(apache_kafka):
+    """A topic of one partition."""
+    name = uuid.uuid4().hex
+    apache_kafka.create_topic(name, 1)
+    return name
+
+
+@pytest.fixture
+def opened(apache_kafka):
+    """`opened(topic, access)`: its log."""
+    logs = []
+
+    def open_one(topic, access=None, listener="PLAINTEXT", timeout_seconds=20):
+        url = apache_kafka.log(topic, listener)
+        logs.append(open_log(url, access, timeout_seconds=timeout_seconds))
+        return logs[-1]
+
+    yield open_one
+    for log in logs:
+        log.close()
+
+
+def configured(apache_kafka, **config):
+    """A topic of one partition with these settings."""
+    name = uuid.uuid4().hex
+    apache_kafka.create_topic(name, 1, **config)
+    return name
+
+
+def send(apache_kafka, topic, *values, **record):
+    """Publish as another program would."""
+    producer = Producer({"bootstrap.servers": apache_kafka.bootstrap})
+    for value in values:
+        producer.produce(topic, value, **record)
+    assert producer.flush(30) == 0
+
+
+def publish(log, values, **columns):
+    """Append to the only partition, as a publisher of its own."""
+    messages = [Message(value, **columns) for value in values]
+    return log.append(AppendBatch(uuid.uuid4().hex, 0, 1, [0] * len(values), messages))
+
+
+def rows(log):
+    batches = log.read(0, log.bounds([0]).starts[0], None, max_messages=1000)
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+# ------------------------------------------------------------------ holes
+
+
+def test_records_of_aborted_and_open_transactions_are_not_read(apache_kafka, topic, opened):
+    log = opened(topic)
+    producer = Producer(
+        {"bootstrap.servers": apache_kafka.bootstrap, "transactional.id": uuid.uuid4().hex}
+    )
+    producer.init_transactions(30)
+    for values, end in (
+        (["a", "b"], producer.commit_transaction),
+        (["x"], producer.abort_transaction),
+    ):
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(topic, value)
+        # An abort drops what was not sent.
+        assert producer.flush(30) == 0
+        end(30)
+    producer.begin_transaction()
+    producer.produce(topic, "c")
+    assert producer.flush(30) == 0
+    send(apache_kafka, topic, "d")
+    # a b, the end of their transaction, x, the end of its one; c is open, and d waits for it.
+    eventually(lambda: log.bounds([0]).ends == {0: "5"})
+    assert texts(log, 0) == ["a", "b"]
+    assert texts(log, 0, "2", "5") == []
+    producer.commit_transaction(30)
+    eventually(lambda: log.bounds([0]).ends == {0: "8"})
+    assert texts(log, 0) == ["a", "b", "c", "d"]
+    assert [row["position"] for row in rows(log)] == ["0", "1", "5", "6"]
+    assert log.backlog({0: "2"}, log.bounds([0])) == {0: 6}
+
+
+def test_what_compaction_removes_is_passed_over_and_the_newest_of_each_key_stays(
+    apache_kafka, opened
+):
+    topic = configured(
+        apache_kafka, cleanup_policy="compact", min_cleanable_dirty_ratio=0.001, segment_ms=1000
+    )
+    log = opened(topic)
+    # A segment ends by the times of its records, and the last one is not compacted.
+    for number in range(6):
+        send(
+            apache_kafka,
+            topic,
+            str(number),
+            key=f"k{number % 2}",
+            timestamp=int((NOW - timedelta(hours=6 - number)).timestamp() * 1000),
+        )
+    eventually(lambda: [row["position"] for row in rows(log)] == ["3", "4", "5"])
+    assert texts(log, 0, "0", "3") == []
+    assert texts(log, 0, "0", "5") == ["3", "4"]
+    assert texts(log, 0, "1", "6") == ["3", "4", "5"]
+    assert log.bounds([0]).starts == {0: "0"}
+
+
+def test_a_position_that_retention_has_passed_is_an_error(apache_kafka, opened):
+    topic = configured(apache_kafka, retention_ms=3_600_000, segment_ms=1000)
+    log = opened(topic)
+    send(apache_kafka, topic, "old", timestamp=int((NOW - timedelta(days=1)).timestamp() * 1000))
+    send(apache_kafka, topic, "new")
+    eventually(lambda: log.bounds([0]).starts == {0: "1"})
+    assert texts(log, 0, "1") == ["new"]
+    with pytest.raises(PositionTrimmed) as refusal:
+        texts(log, 0, "0", "2")
+    assert (refusal.value.position, refusal.value.first) == ("0", "1")
+
+
+# ------------------------------------------------------------------ access
+
+
+def access(apache_kafka, listener, password=PASSWORD, **properties):
+    """The access of the user to a listener; `properties` with `_` for each dot."""
+    settings = {"sasl_mechanisms": "SCRAM-SHA-512", **properties}
+    query = "&".join(f"{name.replace('_', '.')}={value}" for name, value in settings.items())
+    servers = apache_kafka.servers(listener)
+    return f"kafka://{USER}:{quote(password, safe='')}@{servers}?{query}"
+
+
+LISTENERS: dict[str, dict[str, object]] = {
+    "SCRAM": {"security_protocol": "SASL_PLAINTEXT"},
+    "TLS": {"ssl_ca_location": CERTIFICATE},
+}
+
+
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_a_user_with_a_password_reads_and_appends(apache_kafka, topic, opened, listener):
+    log = opened(topic, access(apache_kafka, listener, **LISTENERS[listener]), listener)
+    assert append(log, "a", "b", partition_count=1) == AppendResult(2, 0)
+    assert texts(log, 0) == ["a", "b"]
+
+
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_a_wrong_password_is_refused_at_once_and_not_shown(apache_kafka, topic, opened, listener):
+    wrong = access(apache_kafka, listener, "geheim", **LISTENERS[listener])
+    # Long before the call's own time limit, which is longer than the test's.
+    log = opened(topic, wrong, listener, 3600)
+    for act in (
+        lambda: log.bounds([0]),
+        lambda: texts(log, 0, "0", "2"),
+        lambda: append(log, "a", partition_count=1),
+    ):
+        with pytest.raises(LogAccessRefused, match="uthentication") as refusal:
+            act()
+        assert "geheim" not in str(refusal.value)
+
+
+def test_an_advertised_address_that_is_not_reached_is_named(topic, opened):
+    log = opened(topic, None, "LOST", 2)
+    with pytest.raises(LogUnavailable, match=r"advertises broker 1 at 127\.0\.0\.1:1,"):
+        log.bounds([0])
+
+
+# ------------------------------------------------------------------ limits of the cluster
+
+
+def test_the_largest_message_goes_through_if_the_topic_takes_it(apache_kafka, opened):
+    topic = configured(apache_kafka, max_message_bytes=17 * 1024 * 1024)
+    log = opened(topic)
+    large = bytes(range(256)) * (16 * 1024 * 4 - 4)
+    publish(log, [b"small", large, b"small"])
+    assert [row["value"] for row in rows(log)] == [b"small", large, b"small"]
+
+
+def test_a_message_that_is_too_large_for_the_topic_is_the_publishers_error(topic, opened):
+    log = opened(topic)
+    with pytest.raises(InvalidMessage, match=topic):
+        publish(log, [b"a", b"x" * 2_000_000])
+
+
+def test_a_time_that_the_topic_does_not_take_is_the_publishers_error(topic, opened):
+    """By default a broker refuses times that are more than an hour ahead of its clock."""
+    log = opened(topic)
+    with pytest.raises(InvalidMessage, match=topic):
+        publish(log, [b"a"], published_at=NOW + timedelta(hours=2))
+    publish(log, [b"a"], published_at=NOW - timedelta(days=3650))
+
+
+def test_quotas_delay_and_lose_nothing(apache_kafka, topic, opened):
+    client = f"slow-{uuid.uuid4().hex}"
+    apache_kafka.tool(
+        "kafka.admin.ConfigCommand",
+        *("--alter", "--entity-type", "clients", "--entity-name", client),
+        *("--add-config", "producer_byte_rate=200000,consumer_byte_rate=200000"),
+    )
+    log = opened(topic, f"kafka://{apache_kafka.bootstrap}?client.id={client}")
+    # A batch that exceeds the quota of the broker's whole window would never be read.
+    values = [bytes([number]) * 20_000 for number in range(20)]
+    for first in range(0, 20, 5):
+        publish(log, values[first : first + 5])
+    assert [row["value"] for row in rows(log)] == values
+
+
+# ------------------------------------------------------------------ columns
+
+
+@pytest.mark.parametrize("kind", ["CreateTime", "LogAppendTime"])
+def test_times_are_those_that_the_topic_is_configured_for(apache_kafka, opened, kind):
+    topic = configured(apache_kafka, message_timestamp_type=kind)
+    log = opened(topic)
+    earlier = NOW - timedelta(days=2)
+    publish(log, [b"a"], published_at=earlier)
+    send(apache_kafka, topic, b"b", timestamp=int(earlier.timestamp() * 1000))
+    for row in rows(log):
+        if kind == "CreateTime":
+            assert row["published_at"] == earlier
+        else:
+            assert row["published_at"] >= NOW
+
+
+def test_tombstones_and_headers_of_other_programs_are_shown(apache_kafka, topic, opened):
+    headers = [("n", b"1"), ("n", b"2"), ("raw", b"\xff\0"), ("none", None)]
+    send(apache_kafka, topic, None, key=b"\0\1", headers=headers)
+    (row,) = rows(opened(topic))
+    assert (row["key"], row["value"]) == ("base64:AAE=", b"")
+    assert dict(row["headers"]) == {
+        "n": "2",
+        "raw": "base64:/wA=",
+        "none": "",
+        "counterpoise-tombstone": "true",
+    }
+
+
+@pytest.mark.parametrize("codec", ["gzip", "lz4", "snappy", "zstd"])
+def test_compressed_batches_are_read_from_any_of_their_positions(
+    apache_kafka, topic, opened, codec
+):
+    log = opened(topic, f"kafka://{apache_kafka.bootstrap}?compression.type={codec}")
+    values = [f"{number:04}" * 50 for number in range(300)]
+    append(log, *values, partition_count=1)
+    assert texts(log, 0) == values
+    assert texts(log, 0, "17", "19") == values[17:19]

@@ -1,0 +1,123 @@
+"""Questions about a topic while its partitions change their leaders, and while brokers are lost."""
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from counterpoise.logs import LogAccessRefused, LogUnavailable
+from counterpoise.logs.kafka.access import Failures, parse_access
+from counterpoise.logs.kafka.answers import Questions
+from counterpoise.logs.kafka.cluster import Topic
+
+
+class Moving:
+    """An admin client whose brokers refuse the first questions about offsets."""
+
+    def __init__(self, error, refusals):
+        self.error, self.refusals = error, refusals
+
+    def list_offsets(self, wanted, **_):
+        return {place: self.answer() for place in wanted}
+
+    def describe_topics(self, topics, **_):
+        return {"orders": self.answer()}
+
+    def answer(self):
+        future: Future[SimpleNamespace] = Future()
+        if self.refusals > 0:
+            self.refusals -= 1
+            future.set_exception(KafkaException(KafkaError(self.error)))
+        else:
+            future.set_result(SimpleNamespace(offset=7, partitions=[0, 1], topic_id="id"))
+        return future
+
+    def poll(self, _seconds):
+        pass
+
+
+def topic(error, refusals):
+    admin = Moving(error, refusals)
+    return asked_through([admin])
+
+
+def asked_through(admins):
+    """The topic, asked through the first of these clients until that is replaced."""
+    trouble = Failures(parse_access("kafka://h/orders", None), "orders")
+    return Topic("orders", Questions(lambda: admins[0], admins.remove, trouble))
+
+
+@pytest.mark.parametrize(
+    "error", [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE]
+)
+def test_a_question_is_repeated_while_a_leader_changes(error):
+    assert topic(error, 3).bounds([0, 1], float("inf")) == ({0: 7, 1: 7}, {0: 7, 1: 7})
+    assert topic(error, 3).offsets_at([0], 0, float("inf")) == {0: 7}
+
+
+def test_a_partition_without_a_leader_is_an_error_at_the_deadline():
+    with pytest.raises(LogUnavailable, match="Leader not available"):
+        topic(KafkaError.LEADER_NOT_AVAILABLE, 99).bounds([0], 0.0)
+
+
+def test_other_errors_are_not_repeated():
+    with pytest.raises(LogUnavailable):
+        topic(KafkaError.NOT_ENOUGH_REPLICAS, 1).bounds([0], float("inf"))
+
+
+class Misled:
+    """An admin client that waits for a lost broker, and says so in one of librdkafka's ways."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def list_offsets(self, wanted, **_):
+        return {place: self.answer() for place in wanted}
+
+    def describe_topics(self, topics, **_):
+        return {"orders": self.answer()}
+
+    def answer(self):
+        future: Future[SimpleNamespace] = Future()
+        if self.error is None:
+            future.set_result(SimpleNamespace(offset=-1001, partitions=[], topic_id="id"))
+        else:
+            future.set_exception(KafkaException(KafkaError(self.error)))
+        return future
+
+    def poll(self, _seconds):
+        pass
+
+
+@pytest.mark.parametrize(
+    "error", [KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._TIMED_OUT_QUEUE]
+)
+def test_a_client_that_waits_for_a_lost_broker_is_replaced(error):
+    clients = [Misled(error), Misled(error), Moving(error, 0), Moving(error, 0)]
+    orders = asked_through(clients)
+    assert orders.shape(float("inf")).partition_count == 2
+    assert len(clients) == 2
+    assert orders.bounds([0, 1], float("inf")) == ({0: 7, 1: 7}, {0: 7, 1: 7})
+    assert len(clients) == 2
+
+
+def test_a_missing_offset_is_asked_for_through_another_client():
+    clients = [Misled(None), Moving(None, 0)]
+    assert asked_through(clients).offsets_at([0], 0, float("inf")) == {0: 7}
+    assert len(clients) == 1
+
+
+def test_a_client_whose_access_is_refused_is_kept():
+    clients = [Misled(KafkaError.TOPIC_AUTHORIZATION_FAILED), Moving(None, 0)]
+    with pytest.raises(LogAccessRefused):
+        asked_through(clients).shape(float("inf"))
+    assert len(clients) == 2
+
+
+@pytest.mark.parametrize("error", [KafkaError._TIMED_OUT, None])
+def test_without_an_answer_the_deadline_is_an_error_and_no_offset(error):
+    clients = [Misled(error), Moving(None, 0)]
+    with pytest.raises(LogUnavailable):
+        asked_through(clients).bounds([0], 0.0)
+    assert len(clients) == 2
