@@ -22,25 +22,51 @@ from typing import TYPE_CHECKING
 from counterpoise.lazy import lazily
 
 if TYPE_CHECKING:
+    from counterpoise.spark.aggregates import (
+        ApproxDistinct,
+        Avg,
+        Count,
+        FencedAggregate,
+        First,
+        Last,
+        Max,
+        Min,
+        Sum,
+        Windows,
+    )
     from counterpoise.spark.data_source import CounterpoiseDataSource, register, session
+    from counterpoise.spark.deduplication import Deduplicate
     from counterpoise.spark.draining import DrainTimedOut, drain, drain_on_sigterm
     from counterpoise.spark.listener import QueueListener
     from counterpoise.spark.sink import FencedSink
+    from counterpoise.spark.sink.queue import QueueSink
     from counterpoise.spark.state.handler import Output, StatefulForeachBatch
     from counterpoise.spark.state.processor import TenuredProcessor, fresh
     from counterpoise.spark.state.snapshots import Snapshots
     from counterpoise.spark.state.states import PartitionState
 
 __all__ = [
+    "ApproxDistinct",
+    "Avg",
+    "Count",
     "CounterpoiseDataSource",
+    "Deduplicate",
     "DrainTimedOut",
+    "FencedAggregate",
     "FencedSink",
+    "First",
+    "Last",
+    "Max",
+    "Min",
     "Output",
     "PartitionState",
     "QueueListener",
+    "QueueSink",
     "Snapshots",
     "StatefulForeachBatch",
+    "Sum",
     "TenuredProcessor",
+    "Windows",
     "drain",
     "drain_on_sigterm",
     "fresh",
@@ -49,12 +75,24 @@ __all__ = [
 ]
 
 _WHERE = {
+    "ApproxDistinct": "counterpoise.spark.aggregates",
+    "Avg": "counterpoise.spark.aggregates",
+    "Count": "counterpoise.spark.aggregates",
+    "FencedAggregate": "counterpoise.spark.aggregates",
+    "First": "counterpoise.spark.aggregates",
+    "Last": "counterpoise.spark.aggregates",
+    "Max": "counterpoise.spark.aggregates",
+    "Min": "counterpoise.spark.aggregates",
+    "Sum": "counterpoise.spark.aggregates",
+    "Windows": "counterpoise.spark.aggregates",
     "CounterpoiseDataSource": "counterpoise.spark.data_source",
+    "Deduplicate": "counterpoise.spark.deduplication",
     "DrainTimedOut": "counterpoise.spark.draining",
     "FencedSink": "counterpoise.spark.sink",
     "Output": "counterpoise.spark.state.handler",
     "PartitionState": "counterpoise.spark.state.states",
     "QueueListener": "counterpoise.spark.listener",
+    "QueueSink": "counterpoise.spark.sink.queue",
     "Snapshots": "counterpoise.spark.state.snapshots",
     "StatefulForeachBatch": "counterpoise.spark.state.handler",
     "TenuredProcessor": "counterpoise.spark.state.processor",

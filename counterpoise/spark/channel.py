@@ -19,8 +19,8 @@ end, are never mistaken for those of this one.
 | `drain` | driver | leave in order, within a time |
 | `left` | source | an administrator drained it, and it has left: stop the query |
 | `alias` | source | which source speaks for the instance now (or was that in its checkpoint) |
-| `done` | driver | which micro-batch is in Spark's commit log, and whether the query has ended |
-| `refusal` | driver | why the query must end: it runs in a way that is not supported |
+| `done` | driver | the last micro-batch in Spark's commit log, rows dropped, the query's end |
+| `chain` | driver | which queue a query reads, and whether its rows keep their order (`chains`) |
 
 Nothing in them is a secret. The directory is removed with the driver; a killed driver leaves it in
 the system's directory for temporary files.
@@ -87,13 +87,32 @@ logger = logging.getLogger("counterpoise.spark")
 FORMAT = "counterpoise"
 """What Spark calls the source."""
 
-Name = Literal["plan", "view", "ready", "drain", "left", "done", "refusal", "alias"]
+Name = Literal["plan", "view", "ready", "drain", "left", "done", "alias", "chain"]
 
 
 class NoChannel(SourceError):
     """The query has no running Counterpoise source, or `register` was not called."""
 
     code = "no_channel"
+
+
+_CONNECT = "pyspark.sql.connect."
+
+
+def is_of_connect(what: object) -> bool:
+    """Whether a session, a query or a DataFrame is one of Spark Connect, without a JVM."""
+    return type(what).__module__.startswith(_CONNECT)
+
+
+def refuse_connect(what: object, name: str) -> None:
+    """Raises NoChannel for `name` with anything of Spark Connect: its driver is the server."""
+    if is_of_connect(what):
+        raise NoChannel(
+            f"{name} does not work over Spark Connect: the query's driver is the server, and this "
+            "program reaches neither its JVM nor its files. Run the program with a session of its "
+            "own (spark-submit, or counterpoise.spark.session), or drain its flows from outside "
+            "(counterpoise consumers drain QUEUE NAME)"
+        )
 
 
 class Channel:
@@ -127,8 +146,13 @@ class Channel:
 
     def get(self, name: Name) -> Json | None:
         """The latest document; None if there is none."""
+        return self.read(self.directory / f"{name}.json")
+
+    @staticmethod
+    def read(path: Path) -> Json | None:
+        """The document in this file; None if there is none."""
         try:
-            text = (self.directory / f"{name}.json").read_text("utf-8")
+            text = path.read_text("utf-8")
         except FileNotFoundError:
             return None
         document: Json = json.loads(text)
@@ -206,27 +230,42 @@ def channels_of(query: StreamingQuery) -> list[Channel] | None:
     """The channels to the Counterpoise sources of the query; None before they have written an
     offset.
 
-    An empty list: the query has no Counterpoise source.
+    An empty list: the query has no Counterpoise source. Raises NoChannel.
     """
     execution = _execution(query)
-    if not _reads_ours(execution):
+    if not reads_ours(execution):
         return []
+    _known_home()
     found = _documents(execution.availableOffsets())
     instances = [one["instance"] for one in found if VERSION_FIELD in one and "instance" in one]
     return [channel_to(instance) for instance in instances] or None
 
 
 def channel_to(instance_id: str) -> Channel:
-    """The driver's end of the channel to an instance, by its name in an offset."""
-    return DriverEnd(driver_home(), instance_id)
+    """The driver's end of the channel to an instance, by its name in an offset.
+
+    Raises NoChannel.
+    """
+    return DriverEnd(_known_home(), instance_id)
+
+
+def _known_home() -> str:
+    """The directory of this driver. Raises NoChannel if no source can know it."""
+    if not driver_home.cache_info().currsize:
+        raise NoChannel(
+            "the query's source does not know this driver, because Spark has found it by itself: "
+            "call counterpoise.spark.register(spark) before the stream is loaded"
+        )
+    return driver_home()
 
 
 def _execution(query: StreamingQuery) -> Any:
-    """Spark's own object for the running query."""
+    """Spark's own object for the running query. Raises NoChannel for one of Spark Connect."""
+    refuse_connect(query, "this")
     return query._jsq.streamingQuery()
 
 
-def _reads_ours(execution: Any) -> bool:
+def reads_ours(execution: Any) -> bool:
     """Whether the query has a Counterpoise source.
 
     Its plan shows that from the start. Offsets do not: those of other sources are any text, and a
@@ -263,6 +302,8 @@ class DrivenQuery(Protocol):
     def status(self) -> QueryStatus: ...
 
     def batch_done(self, end: Json) -> bool: ...
+
+    def rows_dropped(self, total: int) -> None: ...
 
     def restored(self, document: Json) -> None: ...
 
@@ -327,6 +368,7 @@ class Correspondent:
             end = document.get("offset")
             if isinstance(end, dict):
                 self._speaker.batch_done(end)
+            self._speaker.rows_dropped(int(document.get("dropped") or 0))
             self._ended = self._ended or bool(document.get("ended"))
 
     def _hear_ready(self) -> None:

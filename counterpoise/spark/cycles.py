@@ -13,8 +13,9 @@ batches take. One that left messages behind and took less than half of `AIMED_SE
 fits into that time, and the limit grows to it, at most `STEP` times at once. One that took more
 than all of `AIMED_SECONDS` halves the limit.
 
-The limit of messages starts at the least and stays between that and `GROWTH` times as much. The
-limit of bytes grows with it, up to `BYTES_GROWTH` times, unless the user has named it.
+The first limit is small, because nothing is known yet of a query whose sink may be slow, and short
+micro-batches make it grow within a second. It stays between a `SHRINK`th and `GROWTH` times of it.
+The limit of bytes follows the limit of messages, unless the user has named it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from collections import deque
 from dataclasses import dataclass
 
 AIMED_SECONDS = 2.0
-STEP = 4
-GROWTH = 10
+STEP = 10
+SHRINK = 20
+GROWTH = 100
+# The limit of bytes is meant for so many times the first limit of messages.
+BYTES_AT = 10
 BYTES_GROWTH = 4
 
 
@@ -38,21 +42,26 @@ class ReadBudget:
 
 
 class BatchLimit:
-    """The present limit, at first `least`. `bytes_grow`: the user has not named its bytes."""
+    """The present limit, at first of so many messages.
 
-    def __init__(self, least: int, least_bytes: int | None, *, bytes_grow: bool) -> None:
-        self.messages = least
-        self._least = least
-        self._least_bytes = least_bytes
-        self._bytes_growth = BYTES_GROWTH if bytes_grow else 1
+    `max_bytes`: the user's limit of bytes, or, if `bytes_follow`, that of `BYTES_AT` times the
+    first messages.
+    """
+
+    def __init__(self, first: int, max_bytes: int | None, *, bytes_follow: bool) -> None:
+        self.messages = first
+        self._first = first
+        self._max_bytes = max_bytes
+        self._bytes_follow = bytes_follow
 
     @property
     def most(self) -> ReadBudget:
         """For the next micro-batch."""
-        if self._least_bytes is None:
-            return ReadBudget(self.messages, None)
-        grown = self._least_bytes * self.messages // self._least
-        return ReadBudget(self.messages, min(grown, self._bytes_growth * self._least_bytes))
+        size = self._max_bytes
+        if size is not None and self._bytes_follow:
+            followed = size * self.messages // (BYTES_AT * self._first)
+            size = max(1, min(followed, BYTES_GROWTH * size))
+        return ReadBudget(self.messages, size)
 
     def took(self, seconds: float, messages: int, *, left_behind: bool) -> None:
         """A micro-batch with a limit of so many `messages` took so long.
@@ -71,7 +80,8 @@ class BatchLimit:
             self._set(max(self.messages, fits))
 
     def _set(self, messages: int) -> None:
-        self.messages = min(GROWTH * self._least, max(self._least, messages))
+        least, most = max(1, self._first // SHRINK), GROWTH * self._first
+        self.messages = min(most, max(least, messages))
 
 
 # The first micro-batch of a query starts Python workers and compiles, so it is not typical.

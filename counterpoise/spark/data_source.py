@@ -6,6 +6,7 @@ the readers, before a reader is created.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
@@ -14,14 +15,21 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from counterpoise.spark.channel import FORMAT, driver_home
-from counterpoise.spark.driver import finish_batches, listen
+from counterpoise.spark.channel import FORMAT, driver_home, is_of_connect
+from counterpoise.spark.driver import DoneListener, finish_batches, listen
 from counterpoise.spark.environment import ensure_java, installed_pyspark
 from counterpoise.spark.errors import CannotStart, InvalidSchema
 from counterpoise.spark.options import read_options
+from counterpoise.spark.plain_errors import QUERIES, SOURCES, silence, use_own_words
+from counterpoise.spark.stateful import refuse_at_start
+from counterpoise.spark.writer.options import is_for_writing, write_options
 
 if TYPE_CHECKING:
+    from counterpoise.spark.options import SourceOptions
     from counterpoise.spark.reader import CounterpoiseBatchReader, CounterpoiseStreamReader
+    from counterpoise.spark.writer.writers import BatchWriter, StreamWriter
+
+logger = logging.getLogger("counterpoise.spark")
 
 SCHEMA = (
     "partition int, position string, epoch long, key string, value binary, "
@@ -30,12 +38,16 @@ SCHEMA = (
 
 
 class CounterpoiseDataSource(DataSource):
-    """`spark.readStream.format("counterpoise").option("queue", ...)`, and `spark.read` likewise.
+    """`spark.readStream.format("counterpoise").option("queue", ...)`, and `spark.read` likewise;
+    `writeStream` and `write` of a DataFrame (docs, *Writing*).
 
-    Wrong options are refused on load, before any query starts; options of the other kind of read,
-    and a schema, when Spark creates the reader. `cores` is the limit of tasks that read a
-    micro-batch; `register` sets it to the session's cores. `home` is the directory of the `channel`
-    between a query's source and the driver; None without `register`.
+    Spark does not say what an object is for before it asks for a reader or a writer. Wrong options
+    of a read are refused on load, before any query starts; options of the other kind of read, and a
+    schema, when Spark creates the reader; options of a write when it creates the writer.
+
+    `cores` is the limit of tasks that read a micro-batch; `register` sets it to the session's
+    cores. `home` is the directory of the `channel` between a query's source and the driver; None
+    without `register`.
     """
 
     cores: int | None = None
@@ -43,26 +55,43 @@ class CounterpoiseDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(dict(options))
-        self._checked = read_options(options)
+        if not is_for_writing(options):
+            self._read_options()
 
     @classmethod
     def name(cls) -> str:
         return FORMAT
 
     def schema(self) -> str:
+        self._read_options()
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> CounterpoiseStreamReader:  # noqa: N802
         from counterpoise.spark.reader import CounterpoiseStreamReader
 
         check_schema(schema)
-        return CounterpoiseStreamReader(self._checked.for_stream(), self._most_tasks(), self.home)
+        options = self._read_options().for_stream()
+        return CounterpoiseStreamReader(options, self._most_tasks(), self.home)
 
     def reader(self, schema: StructType) -> CounterpoiseBatchReader:
         from counterpoise.spark.reader import CounterpoiseBatchReader
 
         check_schema(schema)
-        return CounterpoiseBatchReader(self._checked, self._most_tasks())
+        return CounterpoiseBatchReader(self._read_options(), self._most_tasks())
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
+        from counterpoise.spark.chains import chains_in
+        from counterpoise.spark.writer.writers import StreamWriter
+
+        return StreamWriter(write_options(self.options), schema, overwrite, chains_in(self.home))
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        from counterpoise.spark.writer.writers import BatchWriter
+
+        return BatchWriter(write_options(self.options), schema, overwrite)
+
+    def _read_options(self) -> SourceOptions:
+        return read_options(self.options)
 
     def _most_tasks(self) -> int:
         return self.cores or os.cpu_count() or 1
@@ -82,33 +111,62 @@ def check_schema(schema: StructType) -> None:
 
 
 def register(spark: SparkSession) -> None:
-    """Register `format("counterpoise")` in the session."""
+    """Register `format("counterpoise")` in the session.
+
+    Also where Spark finds the source by itself (`pyspark_counterpoise`): only then can the source
+    talk with this driver. Over Spark Connect that is not possible, and a warning says what for.
+    """
+    if is_of_connect(spark):
+        from counterpoise.spark.connect import refuse_at_start as refuse_over_connect
+
+        spark.dataSource.register(CounterpoiseDataSource)
+        refuse_over_connect()
+        logger.warning(
+            "counterpoise: over Spark Connect, drain, QueueListener and FencedSink do not work; "
+            "positions are committed when Spark asks for the next offset, and a query that an "
+            "administrator drains ends with an error"
+        )
+        return
     cores = max(1, spark.sparkContext.defaultParallelism)
     members = {"cores": cores, "home": driver_home()}
+    silence(spark, SOURCES)
     source = type("SessionDataSource", (CounterpoiseDataSource,), members)
     spark.dataSource.register(source)
     listen(spark, driver_home())
     finish_batches()
+    refuse_at_start()
 
 
 def session(app_name: str = "counterpoise", **config: str) -> SparkSession:
     """A Spark session with the source registered, even if no Java is installed.
 
     `config` are Spark settings with `__` for dots (`spark__sql__shuffle__partitions="2"`). Without
-    spark-submit the master is `local[*]` unless set. An existing session is used unchanged. Raises
-    CannotStart if there is no Java.
+    spark-submit the master is `local[*]` unless set. With `SPARK_REMOTE` or `spark__remote` the
+    session is one of Spark Connect, and needs no Java. An existing session is used unchanged.
+    Raises CannotStart if there is no Java.
     """
-    if ensure_java() is None:
+    settings = {key.replace("__", "."): value for key, value in config.items()}
+    remote = settings.get("spark.remote") or os.environ.get("SPARK_REMOTE")
+    if (remote is None or remote.startswith("local")) and ensure_java() is None:
         raise CannotStart(
             "Spark needs Java 17 or newer: pip install 'counterpoise[spark]' brings one"
         )
     builder = SparkSession.builder.appName(app_name)
-    settings = {key.replace("__", "."): value for key, value in config.items()}
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit has chosen the master
+    # spark-submit has chosen the master, and a server has its own.
+    if remote is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         settings.setdefault("spark.master", "local[*]")
     for key, value in settings.items():
         builder = builder.config(key, value)
     with installed_pyspark(settings.get("spark.master")):
         spark = builder.getOrCreate()
     register(spark)
+    _use_own_words(spark)
     return spark
+
+
+def _use_own_words(spark: SparkSession) -> None:
+    """Show errors of ours without Spark's frame: in what is raised, and in the log."""
+    use_own_words(connect=is_of_connect(spark))
+    listener: DoneListener | None = getattr(spark, "_counterpoise_listener", None)
+    if listener is not None:
+        listener.logs_failures = silence(spark, QUERIES)

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from counterpoise.spark.channel import Channel, NoChannel, channels_of
+from counterpoise.spark.channel import Channel, NoChannel, channels_of, refuse_connect
 from counterpoise.spark.errors import SourceError
 from counterpoise.spark.offsets import Json
 
@@ -104,11 +104,12 @@ def drain_on_sigterm(
 
     A drain that times out is logged and ends with exit code 1. A second signal stops the queries at
     once, as `query.stop()` does, with exit code 128 + signal. Call it in the main thread (otherwise
-    ValueError), after the session was created.
+    ValueError), after the session was created. Raises NoChannel for a session of Spark Connect.
 
     The signal may reach the Python process, the JVM (as under spark-submit), or both. A JVM that is
     told to end waits for the drain, then stops Spark and ends with its own exit code (143).
     """
+    refuse_connect(what, "drain_on_sigterm")
     departure = _Departure(what, timeout_seconds, signals[0])
     for number in signals:
         signal.signal(number, departure.on_signal)

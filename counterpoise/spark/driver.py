@@ -10,7 +10,7 @@ Spark's commit log. Spark posts the progress of a micro-batch after it has writt
 commit log, and never for a failed one (traced on PySpark 4.3). So its end offset is done, also in
 the sink. The event may come late or, from an overloaded driver, never: then the source learns the
 same when Spark asks for the next offset, or the next owner repeats those messages. It never comes
-too early.
+too early. With it the source learns how many rows Spark's watermark has dropped so far.
 
 *Departures.* A query that an administrator has drained is stopped, so that it ends as after
 `query.stop()`. The source hands everything over, leaves the queue and says so (the document
@@ -19,13 +19,13 @@ returns, and the program ends as it does after any other stop. A thread checks t
 driver, without a call into the JVM until there is something to do. It also sees queries that have
 no micro-batches, for which Spark posts no events.
 
-*Asynchronous progress tracking* (`asyncProgressTrackingEnabled`) is refused. With it Spark writes
-offsets and commits later, and not all of them, while the source is told that its messages are done.
-Then commits to the service are ahead of the checkpoint, and a restart repeats messages that were
-committed before. Spark itself refuses it for `foreachBatch`, files and stateful queries. With the
-other sinks (Kafka, console, memory, noop) only the class of its execution identifies such a query.
-The driver sees that class when the query starts, and the source does not. So the driver tells the
-source through the channel as soon as it knows the source, and the source fails the query.
+*The end of the program.* Spark posts the end of a query before `awaitTermination` returns, and
+calls the listeners on another thread. A program that ends at once would be gone by then, and Spark
+would log the failed call as an error. So at the end of Python the events that were posted are
+awaited for a moment, and nothing listens after that.
+
+*Chains.* When a query starts, the driver writes down which queue it reads and whether its rows keep
+their order (`chains`). A writer of the query needs this, and cannot find it out itself.
 
 *Finished micro-batches* of `foreachBatch` count as done, even while their query is being stopped
 (`finish_batches`). `query.stop()` interrupts the query's thread in the JVM. That thread waits for
@@ -45,11 +45,13 @@ milliseconds) still interrupts the entry. `drain` avoids both.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,9 +65,11 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from counterpoise.spark.channel import Channel, DriverEnd, channels_of
-from counterpoise.spark.errors import Unsupported
+from counterpoise.spark.chains import describe, put_chain
+from counterpoise.spark.channel import DriverEnd, channels_of, reads_ours
 from counterpoise.spark.offsets import VERSION_FIELD, Json
+from counterpoise.spark.plain_errors import own_words
+from counterpoise.spark.refusals import raise_at_start, refuse_if_needed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,6 +94,9 @@ class EventListener(StreamingQueryListener):
     def terminated(self, run_id: str) -> None:
         """The query has ended; no more events of it follow."""
 
+    def failed(self, query_id: str, error: str) -> None:
+        """It has ended with this error; `terminated` comes before."""
+
     # ------------------------------------------------------------------ called by Spark
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
@@ -103,6 +110,8 @@ class EventListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         self.terminated(str(event.runId))
+        if event.exception is not None:
+            self.failed(str(event.id), event.exception)
 
     @property
     def _jlistener(self) -> Any:
@@ -139,6 +148,8 @@ class _Relay:
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
         try:
             self._listener.terminated(event.runId().toString())
+            if event.exception().isDefined():
+                self._listener.failed(event.id().toString(), event.exception().get())
         except Exception:
             logger.exception("counterpoise: a query's end could not be taken in")
 
@@ -165,38 +176,84 @@ class DoneListener(EventListener):
         self._home = home
         self._on_start = on_start
         self._said: dict[str, dict[str, Json]] = {}
+        # Spark's own log says nothing of queries that fail (`plain_errors`).
+        self.logs_failures = False
+        self._dropped: Counter[str] = Counter()
 
     def started(self, query_id: str) -> None:
         self._on_start(query_id)
 
     def progressed(self, progress: Json) -> None:
-        said = self._said.setdefault(str(progress["runId"]), {})
+        run = str(progress["runId"])
+        said = self._said.setdefault(run, {})
+        for operator in progress.get("stateOperators") or ():
+            self._dropped[run] += operator.get("numRowsDroppedByWatermark") or 0
         for source in ours(progress):
             end = source["endOffset"]
-            document = {"offset": end, "batch": progress["batchId"], "ended": False}
+            document = {
+                "offset": end,
+                "batch": progress["batchId"],
+                "dropped": self._dropped[run],
+                "ended": False,
+            }
             said[end["instance"]] = document
             DriverEnd(self._home, end["instance"]).put("done", document)
 
     def terminated(self, run_id: str) -> None:
+        self._dropped.pop(run_id, None)
         for instance, document in self._said.pop(run_id, {}).items():
             DriverEnd(self._home, instance).put("done", {**document, "ended": True})
+
+    def failed(self, query_id: str, error: str) -> None:
+        if (said := own_words(error)) or self.logs_failures:
+            logger.error("counterpoise: query %s has failed: %s", query_id, said or error)
 
 
 def listen(spark: SparkSession, home: str | Path) -> None:
     """Add the listener to the session, once, and look for queries that are drained from outside.
 
-    Without it, positions trail by a trigger, and a drained query ends with an error.
+    Without it, positions trail by a trigger, a drained query ends with an error, and no query is
+    refused.
     """
     if getattr(spark, "_counterpoise_listener", None) is not None:
         return
-    listener = DoneListener(home, lambda query_id: refuse_asynchronous(spark, query_id))
+    listener = DoneListener(home, lambda query_id: _see_start(spark, home, query_id))
     try:
         spark.streams.addListener(listener)
     except Exception as error:
         logger.warning("counterpoise: Spark's events cannot be listened to (%s)", error)
         return
     vars(spark)["_counterpoise_listener"] = listener
+    atexit.register(stop_listening, spark, listener)
+    raise_at_start()
     Departures(spark, home).start()
+
+
+LAST_EVENTS_SECONDS = 5.0
+
+
+def stop_listening(spark: SparkSession, listener: EventListener) -> None:
+    """Await the events that Spark has posted, at most `LAST_EVENTS_SECONDS`, and remove the
+    listener. A session that was stopped has done both."""
+    context: Any = spark.sparkContext
+    if context._jsc is None:
+        return
+    try:
+        context._jsc.sc().listenerBus().waitUntilEmpty(round(LAST_EVENTS_SECONDS * 1000))
+    except Exception as error:
+        logger.debug("counterpoise: the last events of Spark did not come: %s", error)
+    try:
+        spark.streams.removeListener(listener)
+    except Exception as error:  # the JVM has ended
+        logger.debug("counterpoise: the listener could not be removed: %s", error)
+
+
+def _see_start(spark: SparkSession, home: str | Path, query_id: str) -> None:
+    query: Any = spark.streams._jsqm.get(query_id)
+    chain = None if query is None else describe(query.streamingQuery().analyzedPlan())
+    if chain is not None:
+        put_chain(home, query_id, chain)
+        refuse_if_needed(spark, query)
 
 
 DEPARTURE_POLL_SECONDS = 0.25
@@ -247,57 +304,6 @@ class Departures:
                 logger.warning("counterpoise: a drained query could not be stopped (%s)", error)
 
 
-_REFUSAL_POLL_SECONDS = 0.05
-_EXECUTION = "AsyncProgressTracking"
-_WHY = (
-    "asynchronous progress tracking does not go with this source: what it has committed would be "
-    "ahead of the checkpoint. Leave the option asyncProgressTrackingEnabled out"
-)
-
-
-def refuse_asynchronous(spark: SparkSession, query_id: str) -> None:
-    """For a query that has just started: fail it if it has a Counterpoise source and tracks so.
-
-    Returns at once, because the query has no offsets yet.
-    """
-    query = _find(spark, query_id)
-    if query is None or _EXECUTION not in query._jsq.streamingQuery().getClass().getName():
-        return
-    if channels_of(query) == []:
-        return
-    threading.Thread(
-        target=_refuse, args=(query,), name="counterpoise-tracking", daemon=True
-    ).start()
-
-
-def raise_if_refused(channel: Channel) -> None:
-    """Raises Unsupported if the driver has told this source so."""
-    if channel.stamp("refusal") is not None:
-        raise Unsupported((channel.get("refusal") or {}).get("why", _WHY))
-
-
-def _find(spark: SparkSession, query_id: str) -> Any:
-    from pyspark.sql.streaming.query import StreamingQuery
-
-    found: Any = spark.streams._jsqm.get(query_id)
-    return None if found is None else StreamingQuery(found)
-
-
-def _refuse(query: Any) -> None:
-    """Repeated until the query is over: a restarted source may speak for the instance since."""
-    wait = threading.Event().wait
-    try:
-        while query.isActive:
-            channels: Sequence[Channel] = channels_of(query) or ()
-            for channel in channels:
-                if channel.stamp("refusal") is None:
-                    channel.put("refusal", {"why": _WHY})
-            wait(_REFUSAL_POLL_SECONDS)
-    except Exception as error:
-        # The session may end meanwhile.
-        logger.warning("counterpoise: %s (and telling the query so failed: %s)", _WHY, error)
-
-
 _QUERY_ID = "sql.streaming.queryId"
 
 
@@ -342,9 +348,5 @@ def _forget_interrupt(session: SparkSession) -> None:
 
 
 def _reads_ours(session: SparkSession, query_id: str | None) -> bool:
-    from pyspark.sql.streaming.query import StreamingQuery
-
-    from counterpoise.spark.channel import channels_of
-
     found: Any = session.streams._jsqm.get(query_id) if query_id else None
-    return found is not None and channels_of(StreamingQuery(found)) != []
+    return found is not None and reads_ours(found.streamingQuery())

@@ -46,6 +46,12 @@ class Unsupported(SourceError):
     code = "unsupported"
 
 
+class StateLost(SourceError):
+    """The query keeps state in Spark that a handoff of the queue's partitions would lose."""
+
+    code = "state_lost"
+
+
 class CannotStart(SourceError):
     """The query could not bind its flow or reach the log within its start timeout."""
 
@@ -80,6 +86,12 @@ class AheadOfLog(SourceError):
     """The position to continue from lies beyond the end of the log."""
 
     code = "ahead_of_log"
+
+
+class InvalidRows(SourceError):
+    """The rows of a write are not what a queue takes, or cannot be told apart when repeated."""
+
+    code = "invalid_rows"
 
 
 class SinkError(CounterpoiseError):
@@ -122,6 +134,12 @@ class SinkGap(SinkError):
     """Messages before the range that was read were never written here."""
 
     code = "sink_gap"
+
+
+class Overtaken(SinkError):
+    """Another commit changed the table of a lake since it was read, and nothing was committed."""
+
+    code = "overtaken"
 
 
 class StaleEpoch(SinkError):

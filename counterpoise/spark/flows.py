@@ -438,11 +438,13 @@ def bind(
     instance_id: str | None,
     *,
     warmup: bool,
+    at_once: bool = False,
     renew_while: Callable[[], bool],
     wake: threading.Event,
     handoffs: Handoffs,
 ) -> BoundFlow:
-    """The bound flow. On a change of its view, `wake` is set and `handoffs` is told.
+    """The bound flow. On a change of its view, `wake` is set and `handoffs` is told. `at_once`: no
+    holddown if no other flow is bound.
 
     Raises CannotStart if it is not bound within `startTimeoutSeconds`.
     """
@@ -468,6 +470,7 @@ def bind(
             instance_id=numbered(instance_id, number),
             lease_seconds=options.lease_seconds,
             warmup=warmup,
+            at_once=at_once,
             renew_while=renew_while,
             on_granted=granted,
             on_revoking=changed,

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from counterpoise.spark.channel import channel_to, channels_of
+from counterpoise.spark.channel import channel_to, channels_of, refuse_connect
 from counterpoise.spark.driver import EventListener, ours
 from counterpoise.spark.offsets import Json
 
@@ -31,11 +31,13 @@ logger = logging.getLogger("counterpoise.spark")
 _NEWS = (
     *("status", "draining", "owned", "revoking", "retiring", "warming", "lastError"),
     *("handoffsGraceful", "handoffsForced", "partitionsLost", "skippedSlices", "takenOver"),
+    "rowsDropped",
 )
 _STATES = ("revoking", "retiring", "warming")
 _COUNTERS: Mapping[str, str] = {
     "skippedSlices": "skipped_slices_total",
     "takenOver": "taken_over_total",
+    "rowsDropped": "rows_dropped_total",
 }
 _HANDOFFS: Mapping[str, str] = {
     "handoffsGraceful": "graceful",
@@ -60,6 +62,8 @@ class QueueListener(EventListener):
         callback: Callable[[Json], None] | None = None,
         level: int = logging.INFO,
     ) -> None:
+        """Raises NoChannel for a session of Spark Connect."""
+        refuse_connect(spark, "QueueListener")
         self._session = spark
         self._callback = callback
         self._level = level
@@ -79,7 +83,8 @@ class QueueListener(EventListener):
 
         `counterpoise_source_` with: `bound`, `partitions{state}` (owned, revoking, retiring,
         warming), `lag_messages{partition}`, `handoffs_total{outcome}` (graceful, forced, lost,
-        finished), `received_total{handed_over}`, `skipped_slices_total`, `taken_over_total`.
+        finished), `received_total{handed_over}`, `skipped_slices_total`, `taken_over_total`,
+        `rows_dropped_total`.
         """
         samples: dict[str, float] = {}
         for report in self.reports():

@@ -127,10 +127,10 @@ class OffsetPlanner:
 
     def _planned_after(self, start: Json, most: ReadBudget) -> Json | None:
         """The offset after `start`; `start`: nothing to read; None: unknown for now."""
+        asked = self._flow.partitions
         with self._shared.locked() as progress:
             if self._shared.is_closing():
                 return start
-            asked = self._flow.partitions
             positions = progress.wanted(asked)
             restores = () if self._warmup is None else self._warmup.restores(progress, asked)
         if not (positions or restores):
@@ -156,8 +156,7 @@ class OffsetPlanner:
             if self._shared.is_closing():
                 return start
             view, instance = self._flow.partitions, self._flow.instance_id
-            coming = None if self._warmup is None else self._warmup.coming()
-            planned = progress.plan(answer, asked, view, instance, coming)
+            planned = progress.plan(answer, asked, view, instance, self._flow.warming)
             document = None if planned is None else self._shared.plan(planned)
             due = bool(progress.due(view))
         if self._warmup is not None:

@@ -5,8 +5,9 @@ first: the queue is looked up, the service is asked for credentials (they do not
 the log is opened with them and asked for its partitions. A query that cannot reach its log never
 binds.
 
-*Get ready before binding.* For the same reason a new query may run its first micro-batch, which
-reads nothing, before it binds (`prepare`). What its owners release at the bind would wait for it.
+*Get ready before binding.* For the same reason a new query that joins others runs its first micro-
+batch, which reads nothing, before it binds (`prepare`). What its owners release at the bind would
+wait for it, for ever if the application gets no executors.
 """
 
 from __future__ import annotations
@@ -40,12 +41,6 @@ logger = logging.getLogger("counterpoise.spark")
 _SETTLE_SECONDS = 60.0
 
 
-# A holddown as long as this one leaves time to get ready after the bind.
-_HOLDDOWN_SECONDS = 5.0
-# How long a query may get ready before it binds.
-_PREPARED_SECONDS = 30.0
-
-
 @dataclass(frozen=True)
 class PreparedBatch:
     """A micro-batch that reads nothing: its end, and a task for each core."""
@@ -55,11 +50,14 @@ class PreparedBatch:
     channel: Channel | None = None
 
     def wait_done(self, stopped: threading.Event) -> bool:
-        """Wait until the driver says that it is done, for a limited time. False: `stopped`."""
-        give_up_at = time.monotonic() + _PREPARED_SECONDS
-        while not stopped.wait(POLL_SECONDS):
-            said = None if self.channel is None else self.channel.get("done")
-            if time.monotonic() > give_up_at or (said and said["offset"] == self.end):
+        """Wait until the driver says that it is done. False: `stopped`, or nobody will say it.
+
+        There is no time limit: an application that has no executors yet would take partitions from
+        others and not work on them.
+        """
+        while self.channel is not None and not stopped.wait(POLL_SECONDS):
+            said = self.channel.get("done")
+            if said is not None and said["offset"] == self.end:
                 return True
         return False
 
@@ -89,13 +87,11 @@ def prepare(
 ) -> PreparedBatch | None:
     """The first micro-batch of a new query, while its partitions are still with their owners.
 
-    None: it has to bind now. Others do not own the queue, or there is a holddown, which is the time
-    to get ready. Raises CannotStart.
+    None: no other flow is bound, so the query takes nothing from others. Raises CannotStart.
     """
     queue, connection, bounds = _reach(options)
     connection.close()
-    ready = queue.rebalance_status != "Holddown" and queue.rebalance_delay < _HOLDDOWN_SECONDS
-    if not (ready and queue.flow_count):
+    if not queue.flow_count:
         return None
     assert start.instance is not None
     end = replace(
@@ -143,6 +139,8 @@ def open_consumption(
         options,
         instance_id,
         warmup=options.warmup and not available_now,
+        # It ends before others come. Of several flows, the second finds the first one bound.
+        at_once=available_now and options.flows == 1,
         renew_while=renew_while,
         wake=wake,
         handoffs=handoffs,

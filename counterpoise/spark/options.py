@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 from counterpoise.calls import base_url
 from counterpoise.errors import InvalidUrl
 from counterpoise.spark.errors import InvalidOption
+from counterpoise.spark.kafka_options import refuse_kafkas
 
 if TYPE_CHECKING:
     from counterpoise.logs import Log
@@ -172,10 +173,10 @@ def _published_at(log: Log, partition: int, at: int, end: int) -> tuple[datetime
     return None, end
 
 
-# The limits of a query's first micro-batches. They grow while micro-batches are short
-# (`counterpoise.spark.cycles`), so that a micro-batch fits into a handoff, however large
-# the backlog is.
-DEFAULT_MESSAGES_PER_TRIGGER = 20_000
+# The limit of a query's first micro-batches. It follows what micro-batches take
+# (`counterpoise.spark.cycles`), so that one fits into a handoff, however large the backlog and
+# however slow the sink is.
+DEFAULT_MESSAGES_PER_TRIGGER = 2_000
 DEFAULT_BYTES_PER_TRIGGER = 64 * 1024 * 1024
 MOST_FLOWS = 64
 
@@ -195,6 +196,7 @@ NAMES: Mapping[str, str] = {
     "onTrimmed": "fail or earliest: when messages were trimmed before they were read",
     "warmup": "true: learn of partitions before they come, and restore their state",
     "warmupFrom": "earliest, messages (50000) or time (2h) of history, or snapshot",
+    "stateOnHandoff": "refuse or lose: a query whose state Spark keeps, on a shared queue",
     "startTimeoutSeconds": "how long a starting query tries to reach service and log",
     "readTimeoutSeconds": "how long a task tries to read from a log that is away",
     "startingPositions": "batch: earliest, committed, or positions as JSON",
@@ -213,20 +215,9 @@ _STREAM_ONLY = frozenset(
         "maxBatchSeconds",
         "warmup",
         "warmupFrom",
+        "stateOnHandoff",
     }
 )
-# Names of the same options in other Spark sources.
-_ELSEWHERE: Mapping[str, str] = {
-    "topic": "queue",
-    "subscribe": "queue",
-    "assign": "queue",
-    "maxoffsetspertrigger": "maxMessagesPerTrigger",
-    "minpartitions": "maxInputPartitions",
-    "failondataloss": "onTrimmed",
-    "startingoffsets": "startingPositions",
-    "endingoffsets": "endingPositions",
-}
-_BY_LOWER = {name.lower(): name for name in NAMES}
 
 
 @dataclass(frozen=True)
@@ -247,6 +238,7 @@ class SourceOptions:
     on_trimmed: str = "fail"
     warmup: bool = False
     warmup_from: Floor = EARLIEST
+    state_on_handoff: str = "refuse"
     start_timeout_seconds: float = 30.0
     read_timeout_seconds: float = 3600.0
     starting: Edge = "earliest"
@@ -292,43 +284,33 @@ class SourceOptions:
 
 def read_options(given: Mapping[str, str]) -> SourceOptions:
     """The options as Spark passes them, with names in lower case. Raises InvalidOption."""
-    options: dict[str, str] = {}
-    for key, value in given.items():
-        name = _BY_LOWER.get(key.lower())
-        if name is None:
-            raise InvalidOption(_unknown(key))
-        options[name] = value.strip()
+    options = known_options(given, NAMES)
     defaults = SourceOptions(queue="")
     queue = options.get("queue", "")
     if not queue:
         raise InvalidOption("the option 'queue' is missing: name the queue to read")
     if "warmupFrom" in options and options.get("warmup", "").lower() != "true":
         raise InvalidOption("the option 'warmupFrom' does nothing without 'warmup': set it to true")
-    url = options.get("url") or None
-    if url is not None:
-        try:
-            base_url(url)
-        except InvalidUrl as error:
-            raise InvalidOption(f"the option 'url': {error}") from None
     return SourceOptions(
         queue=queue,
-        url=url,
+        url=service_url(options),
         instance_id=options.get("instanceId") or None,
         client_name=options.get("clientName") or None,
-        lease_seconds=_seconds(options, "leaseSeconds", defaults.lease_seconds, 1, 3600),
+        lease_seconds=seconds_of(options, "leaseSeconds", defaults.lease_seconds, 1, 3600),
         flows=_count(options, "flows", MOST_FLOWS) or 1,
         max_messages_per_trigger=_messages(options),
         max_bytes_per_trigger=_bytes(options),
-        max_batch_seconds=_seconds(options, "maxBatchSeconds", defaults.max_batch_seconds, 0.1),
+        max_batch_seconds=seconds_of(options, "maxBatchSeconds", defaults.max_batch_seconds, 0.1),
         max_input_partitions=_count(options, "maxInputPartitions"),
         log_url=options.get("logUrl") or None,
-        on_trimmed=_choice(options, "onTrimmed", ("fail", "earliest")),
-        warmup=_choice(options, "warmup", ("false", "true")) == "true",
+        on_trimmed=choice_of(options, "onTrimmed", ("fail", "earliest")),
+        warmup=choice_of(options, "warmup", ("false", "true")) == "true",
         warmup_from=_floor(options, "warmupFrom"),
-        start_timeout_seconds=_seconds(
+        state_on_handoff=choice_of(options, "stateOnHandoff", ("refuse", "lose")),
+        start_timeout_seconds=seconds_of(
             options, "startTimeoutSeconds", defaults.start_timeout_seconds, 0
         ),
-        read_timeout_seconds=_seconds(
+        read_timeout_seconds=seconds_of(
             options, "readTimeoutSeconds", defaults.read_timeout_seconds, 0
         ),
         starting=starting_edge(options.get("startingPositions")),
@@ -337,20 +319,43 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
     )
 
 
-def _unknown(key: str) -> str:
-    if key.lower() in _ELSEWHERE:
-        return f"unknown option {key!r}: did you mean {_ELSEWHERE[key.lower()]!r}?"
-    near = difflib.get_close_matches(key.lower(), _BY_LOWER, n=1, cutoff=0.6)
+def known_options(given: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    """The options under the names of `names`, whose case is ignored. Raises InvalidOption."""
+    by_lower = {name.lower(): name for name in names}
+    options: dict[str, str] = {}
+    for key, value in given.items():
+        name = by_lower.get(key.lower())
+        if name is None:
+            refuse_kafkas(key)
+            raise InvalidOption(_unknown(key, by_lower))
+        options[name] = value.strip()
+    return options
+
+
+def _unknown(key: str, by_lower: Mapping[str, str]) -> str:
+    near = difflib.get_close_matches(key.lower(), by_lower, n=1, cutoff=0.6)
     if near:
-        return f"unknown option {key!r}: did you mean {_BY_LOWER[near[0]]!r}?"
+        return f"unknown option {key!r}: did you mean {by_lower[near[0]]!r}?"
     if key.lower() == "path":
         return "the source takes no path: name the queue with .option('queue', ...)"
-    return f"unknown option {key!r}: the options are {', '.join(NAMES)}"
+    return f"unknown option {key!r}: the options are {', '.join(by_lower.values())}"
 
 
-def _seconds(
+def service_url(options: Mapping[str, str]) -> str | None:
+    """The option `url`. Raises InvalidOption."""
+    url = options.get("url") or None
+    if url is not None:
+        try:
+            base_url(url)
+        except InvalidUrl as error:
+            raise InvalidOption(f"the option 'url': {error}") from None
+    return url
+
+
+def seconds_of(
     options: Mapping[str, str], name: str, default: float, least: float, most: float | None = None
 ) -> float:
+    """An option in seconds. Raises InvalidOption."""
     text = options.get(name)
     if text is None:
         return default
@@ -409,7 +414,8 @@ def _floor(options: Mapping[str, str], name: str) -> Floor:
         raise InvalidOption(f"the option {name!r} {error}, not {text!r}") from None
 
 
-def _choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+def choice_of(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    """An option with these values, the first of which is the default. Raises InvalidOption."""
     text = options.get(name, choices[0]).lower()
     if text not in choices:
         raise InvalidOption(f"the option {name!r} is one of {', '.join(choices)}, not {text!r}")

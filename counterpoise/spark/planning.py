@@ -70,6 +70,12 @@ class Question:
         less = _is_within(self.max_messages, messages) and _is_within(self.max_bytes, size)
         return less and replace(self, max_messages=messages, max_bytes=size) == other
 
+    def is_small_for(self, other: Question) -> bool:
+        """Whether it asks for less than half of what `other` asks for."""
+        if self.max_messages is None:
+            return False
+        return other.max_messages is None or 2 * self.max_messages < other.max_messages
+
 
 def _is_within(limit: int | None, other: int | None) -> bool:
     return other is None or (limit is not None and limit <= other)

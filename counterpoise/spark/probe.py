@@ -150,8 +150,11 @@ class LogProbe:
         return not self._given and answer is not None and answer.question.serves(question)
 
     def _foreseen(self, question: Question) -> bool:
-        """Whether there is an answer that a new one could not surpass: its limit is reached."""
-        return self._late(question) and self._answer is not None and self._answer.leaves_messages
+        """Whether there is an answer that a new one would hardly surpass: its limit is reached."""
+        answer = self._answer
+        if answer is None or not self._late(question) or not answer.leaves_messages:
+            return False
+        return not answer.question.is_small_for(question)
 
     def _fresh(self, question: Question, since: float) -> bool:
         answer = self._answer

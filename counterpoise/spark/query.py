@@ -21,11 +21,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from counterpoise.conditions import Condition, end_refused, invalid_position, log_away
+from counterpoise.conditions import (
+    Condition,
+    end_refused,
+    invalid_position,
+    log_away,
+    rows_dropped,
+)
 from counterpoise.errors import CounterpoiseError
 from counterpoise.spark.channel import Channel, Correspondent, Driver
 from counterpoise.spark.cycles import BatchLimit, Cycles
-from counterpoise.spark.driver import raise_if_refused
 from counterpoise.spark.errors import DRAINED_FROM_OUTSIDE, FlowEnded
 from counterpoise.spark.flows import BoundFlow, in_doubt, raise_if_over
 from counterpoise.spark.leaving import Leaving
@@ -101,7 +106,7 @@ class Consumption:
             limit = BatchLimit(
                 DEFAULT_MESSAGES_PER_TRIGGER,
                 options.max_bytes_per_trigger,
-                bytes_grow=not options.names_its_bytes,
+                bytes_follow=not options.names_its_bytes,
             )
         self._cycles = Cycles(limit)
         self._shared = SharedProgress(flow, place, wake, handoffs or Handoffs())
@@ -149,10 +154,8 @@ class Consumption:
         """The offset after `start`, or `start` itself when there is nothing to read now.
 
         Errors that end the query: FlowEnded, AheadOfLog, InvalidPosition, InvalidOffset,
-        Unfinished, Unsupported.
+        Unfinished.
         """
-        if self._channel is not None:
-            raise_if_refused(self._channel)
         found = start
         if not self._planner.over:
             raise_if_over(self._flow, self._options.queue)
@@ -190,6 +193,10 @@ class Consumption:
         self._cycles.done(self._clock())
         return True
 
+    def rows_dropped(self, total: int) -> None:
+        """Spark's watermark has dropped so many rows of this query as late."""
+        self._shared.handoffs.dropped_rows(total)
+
     def restored(self, document: Json) -> None:
         """The driver has restored the states of these partitions."""
         if self._warmup is not None and self._warmup.heard(document):
@@ -214,7 +221,11 @@ class Consumption:
             self._warmup.tell()
         self._leave_if_drained()
         # Last, because it may fail, and is no reason to stop the work.
-        found = (*conditions_of(self._flow, self._probe), *end_refused(self._shared.refused()))
+        found = (
+            *conditions_of(self._flow, self._probe),
+            *rows_dropped(self._shared.handoffs.rows_dropped),
+            *end_refused(self._shared.refused()),
+        )
         self._flow.report(found, timeout_seconds=_REPORT_SECONDS)
 
     def _leave_if_drained(self) -> None:

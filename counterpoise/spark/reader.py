@@ -138,7 +138,7 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
 
     def _bind(self) -> None:
         """Bind as soon as the prepared micro-batch is done. With a trigger interval, Spark asks for
-        the next offset much later; without one, it may be first.
+        the next offset much later; without one, it may be first. Its question binds in any case.
         """
         assert self._prepared is not None
         with suppress(Exception):  # Spark's own call tries again, and says so
@@ -225,7 +225,8 @@ class CounterpoiseBatchReader(DataSourceReader):
         return plan_batch(self._options, self._cores)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, LogPartition)
+        if not isinstance(partition, LogPartition):
+            return iter(())  # Spark makes one of its own where there is nothing to read
         return ahead(lambda pause: read_slices(partition, sleep=pause))
 
     def __getstate__(self) -> dict[str, Any]:

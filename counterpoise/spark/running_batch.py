@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from counterpoise.spark.channel import Channel, NoChannel, channel_to
+from counterpoise.spark.channel import Channel, NoChannel, channel_to, refuse_connect
 from counterpoise.spark.errors import PlanMissing
 from counterpoise.spark.offsets import VERSION_FIELD, Json, Slice
 
@@ -156,6 +156,7 @@ class RunningBatch:
     @classmethod
     def of(cls, batch: DataFrame) -> RunningBatch:
         """The batch that `foreachBatch` got. Raises NoChannel, PlanMissing."""
+        refuse_connect(batch, "a sink that needs the plan of its micro-batch")
         execution = _execution(batch)
         instance, start, end = _offsets(execution)
         channel = channel_to(instance)

@@ -8,6 +8,9 @@ micro-batch outlasted the deadline; its uncommitted messages go to the successor
 other end without a release: an expired lease, positions that were reset, partitions that were
 discarded.
 
+*Rows dropped*: after a partition came from another consumer, Spark's watermark dropped rows of this
+query as late. Its own may be among them, because Spark does not say which.
+
 *Skipped* slices were planned under an epoch that is over, before a crash or a forced handoff, and
 are not read. *Taken over*: the partition was read, and another owner continued it meanwhile.
 """
@@ -28,6 +31,9 @@ from counterpoise.wire import ReleaseItem, barrier_text
 
 logger = logging.getLogger("counterpoise.spark")
 
+# How partitions are left that another consumer has processed since.
+_ELSEWHERE = ("graceful", "forced", "orphaned")
+
 
 class Handoffs:
     """Counts since the query started; any thread may call."""
@@ -37,6 +43,8 @@ class Handoffs:
         self._received: Counter[str] = Counter()
         self._gone: Counter[str] = Counter()
         self._skipped_slices = 0
+        self._rows_dropped = 0
+        self._rows_dropped_before = 0
         self._taken: set[tuple[int, int]] = set()
 
     def granted(self, owned: Owned) -> None:
@@ -75,6 +83,19 @@ class Handoffs:
         """How many partitions went: `graceful`, `forced`, `lost`, `finished`."""
         with self._lock:
             return {how: self._gone[how] for how in ("graceful", "forced", "lost", "finished")}
+
+    def dropped_rows(self, total: int) -> None:
+        """The watermark has dropped so many rows since the query started."""
+        with self._lock:
+            self._rows_dropped = total
+            if not any(self._received[how] for how in _ELSEWHERE):
+                self._rows_dropped_before = total
+
+    @property
+    def rows_dropped(self) -> int:
+        """How many of them since a partition came from another consumer."""
+        with self._lock:
+            return self._rows_dropped - self._rows_dropped_before
 
     # ------------------------------------------------------------------ read by other owners
 
@@ -151,6 +172,7 @@ class QueryStatus:
             "draining": int(self.draining),
             "skippedSlices": self.handoffs.skipped_slices,
             "takenOver": self.handoffs.taken_over_count,
+            "rowsDropped": self.handoffs.rows_dropped,
             "handoffsGraceful": gone["graceful"],
             "handoffsForced": gone["forced"],
             "partitionsLost": gone["lost"],

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from counterpoise.flow.core import FLOW_GONE
-from counterpoise.flow.view import Key, Warming
+from counterpoise.flow.view import Key
 from counterpoise.spark.flows import BoundFlow
 from counterpoise.spark.history import Restore
 from counterpoise.spark.options import SourceOptions
@@ -54,10 +54,6 @@ class WarmupTracker:
         self._refresh_at = 0.0
 
     # ------------------------------------------------------------------ for Spark's thread
-
-    def coming(self) -> Mapping[int, Warming]:
-        """The partitions that warm up here by replay."""
-        return self._flow.warming if self._replays else {}
 
     def restores(self, progress: Progress, view: View) -> tuple[Restore, ...]:
         """The states to restore from history. Call it with the lock of the progress."""

@@ -1,6 +1,8 @@
-"""Exactly-once into a database, for all applications that share a queue: docs, *The fenced sink*.
+"""Exactly-once into a database or lake, for all applications that share a queue: docs, *The fenced
+sink*.
 
-Start reading at `fence`: the rule. `writer` applies it on the executors. Users create a `sink`.
+Start reading at `fence`: the rule. `target` is the port of all targets: `transactions` and `writer`
+apply the rule in a database, `lake` in a table of Delta or Iceberg. Users create a `sink`.
 """
 
 from counterpoise.spark.sink.sink import FencedSink, Report

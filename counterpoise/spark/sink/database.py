@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import logging
 import os
 import time
@@ -19,16 +20,41 @@ from counterpoise.backoff import Backoff, Pauses
 from counterpoise.spark.errors import InvalidSink
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine
+    from sqlalchemy import Connection, Dialect, Engine
 
 logger = logging.getLogger("counterpoise.spark")
 
 URL_VARIABLE = "COUNTERPOISE_SINK_URL"
 MakeEngine = Callable[[], "Engine"]
+MARIADB = "mariadb"
+"""Or MySQL: the same statements and the same driver."""
 
 _CONNECT_SECONDS = 10
 _TRANSACTION_TIMEOUT_SINCE = (17,)
 _BACKOFF = Backoff(0.1, 2.0)
+# By the scheme of a URL: the driver that is meant, unless the URL names one.
+_DRIVERS = {
+    "postgresql": "postgresql+psycopg",
+    "postgres": "postgresql+psycopg",
+    "mariadb": "mariadb+pymysql",
+    "mysql": "mysql+pymysql",
+}
+
+# Who holds rows of a table, whether that session is of this role, and its end if its client sends
+# nothing. Of other roles' sessions the server does not show whether they wait.
+_FROZEN = """
+SELECT pid, usename, pg_has_role(usesysid, 'USAGE') AND pg_terminate_backend(pid)
+FROM pg_stat_activity
+WHERE pid IN (
+    SELECT pid FROM pg_locks
+    WHERE relation = to_regclass(:table) AND mode IN ('RowShareLock', 'RowExclusiveLock')
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND pid <> pg_backend_pid()
+) AND (
+    NOT pg_has_role(usesysid, 'USAGE') OR
+    wait_event = 'ClientRead' AND state_change < clock_timestamp() - make_interval(secs => :idle)
+)
+"""
 
 # A Python worker runs many tasks one after another, so it keeps its connections.
 _kept: dict[str, Engine] = {}
@@ -39,8 +65,8 @@ class TransactionLimits:
     """Limits of a transaction, so that a frozen writer does not hold its row for ever.
 
     The server ends a transaction that is idle for `idle_seconds`, or (PostgreSQL 17 and later) has
-    taken `transaction_seconds`. An unavailable database is retried for `retry_seconds` at the
-    begin.
+    taken `transaction_seconds`. So long may a transaction wait for the row of another one. An
+    unavailable database is retried for `retry_seconds` at the begin.
     """
 
     idle_seconds: float = 60.0
@@ -84,20 +110,39 @@ class Database:
     @contextlib.contextmanager
     def transaction(self, bounds: TransactionLimits) -> Iterator[Connection]:
         """A transaction that commits at the end of the block, or rolls back on an error."""
-        from sqlalchemy import text
-
         with contextlib.ExitStack() as ending:
             connection = ending.enter_context(self._connect(bounds.retry_seconds))
+            if database_of(connection.dialect) == MARIADB:
+                # Repeatable reads would lock the gap around a row that is not there yet.
+                connection.execution_options(isolation_level="READ COMMITTED")
             ending.enter_context(connection.begin())
-            limits = {"idle_in_transaction_session_timeout": bounds.idle_seconds}
-            if (connection.dialect.server_version_info or (0,)) >= _TRANSACTION_TIMEOUT_SINCE:
-                limits["transaction_timeout"] = bounds.transaction_seconds
-            for name, seconds in limits.items():
-                connection.execute(
-                    text("SELECT set_config(:name, :most, true)"),
-                    {"name": name, "most": f"{max(1, round(seconds * 1000))}ms"},
-                )
+            _limit(connection, bounds)
             yield connection
+
+    def end_frozen(self, table: str, limits: TransactionLimits) -> None:
+        """End the sessions on PostgreSQL that hold rows of `table`, and for `idle_seconds` have
+        been waiting for their client, within a statement or between two.
+
+        None of the server's limits ends COPY while it waits for its client's data: not those of
+        statements, of transactions, or of idle ones.
+        """
+        from sqlalchemy import text
+
+        with self.transaction(limits) as connection:
+            parameters = {"table": quoted(connection, table), "idle": limits.idle_seconds}
+            for pid, role, is_ours in connection.execute(text(_FROZEN), parameters):
+                if is_ours:
+                    logger.warning(
+                        "counterpoise: a writer (process %d of the database) held rows of %s and "
+                        "had not answered for %g s: its session was ended",
+                        *(pid, table, limits.idle_seconds),
+                    )
+                else:
+                    logger.warning(
+                        "counterpoise: process %d of the database, of the role %s, holds rows of "
+                        "%s; the sink waits for it, since it can only end sessions of its own role",
+                        *(pid, role, table),
+                    )
 
     def _connect(self, retry_seconds: float) -> Connection:
         from sqlalchemy.exc import OperationalError
@@ -116,11 +161,63 @@ class Database:
                 time.sleep(pause)
 
 
+def database_of(dialect: Dialect) -> str:
+    """`postgresql` or `mariadb`. Raises InvalidSink for another one."""
+    if dialect.name in ("mariadb", "mysql"):
+        return MARIADB
+    if dialect.name != "postgresql":
+        raise InvalidSink(
+            "the sink writes to PostgreSQL (postgresql://…), MariaDB (mariadb://…) and MySQL "
+            f"(mysql://…), not to {dialect.name}"
+        )
+    return "postgresql"
+
+
+def _limit(connection: Connection, bounds: TransactionLimits) -> None:
+    from sqlalchemy import text
+
+    if database_of(connection.dialect) == MARIADB:
+        idle, longest = (
+            max(1, round(one)) for one in (bounds.idle_seconds, bounds.transaction_seconds)
+        )
+        # Times are in UTC. A value that does not fit is an error, and is not cut.
+        connection.exec_driver_sql(
+            f"SET SESSION wait_timeout = {idle}, net_read_timeout = {idle},"
+            f" innodb_lock_wait_timeout = {longest}, time_zone = '+00:00', sql_mode = CONCAT("
+            "REPLACE(@@sql_mode, 'NO_BACKSLASH_ESCAPES', ''), ',STRICT_ALL_TABLES')"
+        )
+        return
+    statement = "SELECT set_config('idle_in_transaction_session_timeout', :idle, true)"
+    if (connection.dialect.server_version_info or (0,)) >= _TRANSACTION_TIMEOUT_SINCE:
+        statement += ", set_config('transaction_timeout', :longest, true)"
+    times = {"idle": bounds.idle_seconds, "longest": bounds.transaction_seconds}
+    connection.execute(
+        text(statement), {name: milliseconds(seconds) for name, seconds in times.items()}
+    )
+
+
+def milliseconds(seconds: float) -> str:
+    """As PostgreSQL's settings have it; at least 1, since 0 is no limit."""
+    return f"{max(1, round(seconds * 1000))}ms"
+
+
+def quoted(connection: Connection, name: str) -> str:
+    """A table's name, with or without a schema, quoted for a statement."""
+    from sqlalchemy import quoted_name
+
+    quote = connection.dialect.identifier_preparer.quote
+    return ".".join(quote(quoted_name(part, quote=True)) for part in name.split("."))
+
+
 def _checked(url: str) -> None:
     """Raises InvalidSink, which shows nothing of the URL."""
     scheme = url.partition("://")[0].partition("+")[0]
-    if "://" not in url or scheme not in ("postgresql", "postgres"):
-        raise InvalidSink("the sink's database is a URL like postgresql://user:password@host/name")
+    if "://" not in url or scheme not in _DRIVERS:
+        raise InvalidSink(
+            "the sink's database is a URL like postgresql://user:password@host/name, or mariadb://…"
+        )
+    if scheme in ("mariadb", "mysql") and importlib.util.find_spec("pymysql") is None:
+        raise InvalidSink("this sink needs pymysql: pip install 'counterpoise[mariadb]'")
 
 
 def _engine_of(url: str) -> Engine:
@@ -131,9 +228,11 @@ def _engine_of(url: str) -> Engine:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
         raise InvalidSink("the URL of the sink's database cannot be read") from None
-    if parsed.drivername in ("postgresql", "postgres"):
-        parsed = parsed.set(drivername="postgresql+psycopg")
-    defaults = {"connect_timeout": _CONNECT_SECONDS, "application_name": "counterpoise sink"}
+    named = "application_name"
+    if parsed.get_backend_name() in ("mariadb", "mysql"):
+        named = "program_name"
+    parsed = parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
+    defaults = {"connect_timeout": _CONNECT_SECONDS, named: "counterpoise sink"}
     return create_engine(
         parsed,
         connect_args={name: value for name, value in defaults.items() if name not in parsed.query},

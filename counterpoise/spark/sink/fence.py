@@ -1,8 +1,8 @@
 """The fence: how a range may change a partition's high-water. Pure; docs, *The fenced sink*.
 
-The one invariant: everything before `next` is written once, and nothing at or after it. A writer
-holds the row lock from reading the row until it commits, so nothing can overtake a decision made
-here.
+The one invariant: everything before `next` is written once, and nothing at or after it. Nothing can
+overtake a decision made here between reading the high-water and the commit: a database holds the
+row's lock meanwhile, and a lake refuses the commit.
 """
 
 from __future__ import annotations
@@ -16,6 +16,18 @@ from counterpoise.spark.offsets import Slice
 
 Outcome = Literal["written", "repeated", "superseded"]
 OnGap = Literal["fail", "accept"]
+
+_MOST = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class HighWaterKey:
+    """Names the high-waters of one sink, queue and log; the partition completes the key."""
+
+    sink: str
+    queue_id: str
+    log: str
+    queue: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +84,7 @@ def judge(before: HighWater | None, one: Slice, on_gap: OnGap = "fail") -> Verdi
 
 
 def number(position: str) -> int:
-    """A position as a number; positions of all logs are decimal numbers. Raises InvalidPosition."""
-    if not (position.isascii() and position.isdecimal()):
+    """A position as a number of 64 bits; positions of all logs are. Raises InvalidPosition."""
+    if not (position.isascii() and position.isdecimal()) or int(position) > _MOST:
         raise InvalidPosition(f"{position[:100]!r} is not a position: a decimal number is needed")
     return int(position)

@@ -1,38 +1,33 @@
-"""The sink that users pass to `foreachBatch`, and whether its rows have to be brought together.
-
-The source reads a queue partition in one task. Operators that work row by row keep it there; a
-shuffle, a join or a union does not. The query's physical plan in Spark shows its operators. Only
-operators that are known to work row by row pass; an unknown operator may do anything. A needless
-shuffle costs time. A missing one would write half of a range and mark all of it as written.
-"""
+"""The sink that users pass to `foreachBatch`: the fence's surroundings in the driver."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
-import threading
-import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
-
-from pyspark.sql import functions
+from typing import TYPE_CHECKING, get_args
 
 from counterpoise.spark.errors import (
     InvalidSink,
     MissingColumns,
     PlanMissing,
-    SinkNameInUse,
     StaleEpoch,
 )
-from counterpoise.spark.offsets import Slice
-from counterpoise.spark.running_batch import BatchPlan, RunningBatch
-from counterpoise.spark.sink.database import Database, MakeEngine, TransactionLimits
-from counterpoise.spark.sink.fence import OnGap
-from counterpoise.spark.sink.writer import RESULT_SCHEMA, Insert, Task, Write
+from counterpoise.spark.running_batch import RunningBatch
+from counterpoise.spark.sink.batch import BatchRows
+from counterpoise.spark.sink.database import MakeEngine, TransactionLimits
+from counterpoise.spark.sink.fence import HighWaterKey, OnGap
+from counterpoise.spark.sink.insert import Insert
+from counterpoise.spark.sink.lake import COMMIT_SECONDS, TARGET_BYTES, Lake, NewColumns
+from counterpoise.spark.sink.names import check_unused
+from counterpoise.spark.sink.target import MicroBatch, RangeResult, Target
+from counterpoise.spark.sink.transactions import Transactions
+from counterpoise.spark.sink.writer import Write
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
+    from pyiceberg.catalog import Catalog
+    from pyspark.sql import DataFrame
 
 
 logger = logging.getLogger("counterpoise.spark")
@@ -57,10 +52,11 @@ class Report:
 
 class FencedSink:
     """Writes each message exactly once, across all applications: `.foreachBatch(FencedSink(url,
-    write, name=…))`.
+    write, name=…))`. `to_table`, `to_delta` and `to_iceberg` append the rows to a table.
 
-    `where`: the URL of a PostgreSQL database (a secret, shown nowhere), or a function that makes a
-    SQLAlchemy engine and is called on the executors; None: COUNTERPOISE_SINK_URL of this process.
+    `where`: the URL of a database (postgresql://…, mariadb://… or mysql://…; a secret, shown
+    nowhere), or a function that makes a SQLAlchemy engine and is called on the executors; None:
+    COUNTERPOISE_SINK_URL of this process.
 
     `write(connection, rows, scope)` is called on the executors with a `sqlalchemy.Connection` in
     the transaction of the fence, a `pyarrow.Table` of rows of one queue partition in the order of
@@ -90,20 +86,9 @@ class FencedSink:
         retry_seconds: float = 30.0,
         confirm_seconds: float = 60.0,
     ) -> None:
-        if importlib.util.find_spec("sqlalchemy") is None:
-            raise InvalidSink("the fenced sink needs SQLAlchemy: pip install 'counterpoise[sink]'")
-        if not name:
-            raise InvalidSink("the sink needs a name: its high-water is kept under it")
-        if on_gap not in get_args(OnGap):
-            raise InvalidSink(f"on_gap is one of {', '.join(get_args(OnGap))}, not {on_gap!r}")
-        self.name = name
-        self.last_report: Report | None = None
-        self._database = Database(where)
-        self._write = write
-        self._high_water = high_water
-        self._on_gap: OnGap = on_gap
-        self._bounds = TransactionLimits(idle_seconds, transaction_seconds, retry_seconds)
-        self._confirm_seconds = confirm_seconds
+        _needs("sqlalchemy", "sink")
+        limits = TransactionLimits(idle_seconds, transaction_seconds, retry_seconds)
+        self._begin(Transactions(where, write, high_water, limits), name, on_gap, confirm_seconds)
 
     @classmethod
     def to_table(
@@ -123,11 +108,12 @@ class FencedSink:
         """A sink that inserts `columns` into the columns of the same names of a table.
 
         By default these are all columns of the rows except `replay` and `tenure`, which concern
-        warm-up alone. Maps and structs become JSON. The default `name` is the table's.
+        warm-up alone. Maps and structs become JSON (in MariaDB lists, too). The default `name`
+        is the table's.
         """
         return cls(
             where,
-            Insert(table, None if columns is None else tuple(columns)),
+            Insert(table, _tuple(columns)),
             name=name or table,
             high_water=high_water,
             on_gap=on_gap,
@@ -136,6 +122,91 @@ class FencedSink:
             retry_seconds=retry_seconds,
             confirm_seconds=confirm_seconds,
         )
+
+    @classmethod
+    def to_delta(
+        cls,
+        uri: str,
+        *,
+        name: str,
+        columns: Sequence[str] | None = None,
+        merge_on: Sequence[str] = (),
+        storage_options: Mapping[str, str] | None = None,
+        partition_by: Sequence[str] = (),
+        new_columns: NewColumns = "refuse",
+        target_bytes: int = TARGET_BYTES,
+        on_gap: OnGap = "fail",
+        commit_seconds: float = COMMIT_SECONDS,
+        confirm_seconds: float = 60.0,
+    ) -> FencedSink:
+        """A sink that appends `columns` (default: as in `to_table`) to a Delta table.
+
+        `uri` and `storage_options` are those of delta-rs, and shown nowhere. If there is no table,
+        the first micro-batch creates it, partitioned by the columns `partition_by`. `merge_on`:
+        rows replace those with equal values in these columns, and pass the driver. `new_columns`:
+        `refuse` columns that the table does not have, `ignore` them, or `add` them to the table.
+        `target_bytes`: a task begins another file when it has so many bytes of Arrow data.
+        `commit_seconds`: how long a commit that others overtake is tried again.
+
+        Raises InvalidSink; so does the first micro-batch, if the table cannot be written to.
+        """
+        _needs("deltalake", "delta")
+        _one_of("new_columns", new_columns, NewColumns)
+        from counterpoise.spark.sink.delta import DeltaLake
+
+        table = DeltaLake(uri, dict(storage_options or {}), tuple(partition_by), new_columns)
+        target = Lake(table, _tuple(columns), tuple(merge_on), target_bytes, commit_seconds)
+        return cls._into(target, name, on_gap, confirm_seconds)
+
+    @classmethod
+    def to_iceberg(
+        cls,
+        catalog: Catalog | Mapping[str, str] | str,
+        table: str,
+        *,
+        name: str,
+        columns: Sequence[str] | None = None,
+        merge_on: Sequence[str] = (),
+        new_columns: NewColumns = "refuse",
+        target_bytes: int = TARGET_BYTES,
+        on_gap: OnGap = "fail",
+        commit_seconds: float = COMMIT_SECONDS,
+        confirm_seconds: float = 60.0,
+    ) -> FencedSink:
+        """A sink that appends to an Iceberg table (`namespace.name`).
+
+        `catalog`: one of pyiceberg's, its properties, or its name in pyiceberg's configuration. If
+        there is no table, the first micro-batch creates it, without partitions. The rest is as in
+        `to_delta`.
+        """
+        _needs("pyiceberg", "iceberg")
+        _one_of("new_columns", new_columns, NewColumns)
+        from counterpoise.spark.sink.iceberg import IcebergLake
+
+        target = Lake(
+            IcebergLake(catalog, table, new_columns),
+            _tuple(columns),
+            tuple(merge_on),
+            target_bytes,
+            commit_seconds,
+        )
+        return cls._into(target, name, on_gap, confirm_seconds)
+
+    @classmethod
+    def _into(cls, target: Target, name: str, on_gap: OnGap, confirm_seconds: float) -> FencedSink:
+        sink = cls.__new__(cls)
+        sink._begin(target, name, on_gap, confirm_seconds)
+        return sink
+
+    def _begin(self, target: Target, name: str, on_gap: OnGap, confirm_seconds: float) -> None:
+        if not name:
+            raise InvalidSink("the sink needs a name: its high-water is kept under it")
+        _one_of("on_gap", on_gap, OnGap)
+        self.name = name
+        self.last_report: Report | None = None
+        self._target = target
+        self._on_gap: OnGap = on_gap
+        self._confirm_seconds = confirm_seconds
 
     def __repr__(self) -> str:
         return f"FencedSink(name={self.name!r})"
@@ -147,15 +218,11 @@ class FencedSink:
         """
         _check_columns(batch)
         running = RunningBatch.of(batch)
-        _check_name(self, running.run_id, batch_id)
+        check_unused(self, self.name, self._target.key, running.run_id, batch_id)
         planned = running.planned
-        kept = is_kept_together(batch, running.execution, len(planned.tasks))
-        results = self._run(batch, batch_id, planned, kept)
-        done = {row.partition for row in results}
-        left = [one for one in planned.read if one.partition not in done]
-        if left:
-            # After repartitioning, no task moves the high-water of a partition without rows.
-            results += self._move(batch, batch_id, planned, left)
+        mark = HighWaterKey(self.name, planned.queue_id, planned.log, planned.queue)
+        rows = BatchRows(batch, running)
+        results = self._target.write(MicroBatch(mark, batch_id, planned.read, self._on_gap, rows))
         self._finish(running, batch_id, results)
 
     def forget(self, queue: str) -> int:
@@ -163,76 +230,27 @@ class FencedSink:
 
         Call it while no application writes. Returns the number of partitions concerned.
         """
-        from counterpoise.spark.sink.highwater import HighWaters
+        return self._target.forget(self.name, queue)
 
-        return HighWaters(self._high_water).forget(self._database.engine(), self.name, queue)
-
-    # ------------------------------------------------------------------ the tasks
-
-    def _run(self, batch: DataFrame, batch_id: int, planned: BatchPlan, kept: bool) -> list[Row]:
-        if kept:
-            rows, tasks = batch, planned.tasks
-        else:
-            cores = batch.sparkSession.sparkContext.defaultParallelism
-            rows = brought_together(batch, max(1, min(cores, len(planned.read))))
-            tasks = None
-        task = self._task(batch_id, planned, planned.read, tasks)
-        return rows.mapInArrow(task.__call__, RESULT_SCHEMA).collect()
-
-    def _move(
-        self, batch: DataFrame, batch_id: int, planned: BatchPlan, left: Sequence[Slice]
-    ) -> list[Row]:
-        """Move the high-water over ranges without rows."""
-        count = min(len(left), batch.sparkSession.sparkContext.defaultParallelism)
-        groups = tuple(tuple(one.partition for one in left[at::count]) for at in range(count))
-        task = self._task(batch_id, planned, left, groups)
-        none = batch.sparkSession.range(0, count, 1, count).selectExpr(
-            "cast(id as int) as partition", "cast(null as string) as position", "true as replay"
-        )
-        return none.mapInArrow(task.__call__, RESULT_SCHEMA).collect()
-
-    def _task(
-        self,
-        batch_id: int,
-        planned: BatchPlan,
-        ranges: Iterable[Slice],
-        tasks: tuple[tuple[int, ...], ...] | None,
-    ) -> Task:
-        return Task(
-            self._database,
-            self._high_water,
-            (self.name, planned.queue_id, planned.log, planned.queue),
-            batch_id,
-            {one.partition: one for one in ranges},
-            self._write,
-            tasks,
-            self._on_gap,
-            self._bounds,
-        )
-
-    # ------------------------------------------------------------------ the outcome
-
-    def _finish(self, running: RunningBatch, batch_id: int, results: Sequence[Row]) -> None:
+    def _finish(self, running: RunningBatch, batch_id: int, results: Sequence[RangeResult]) -> None:
         missing = {one.partition for one in running.planned.read} - {r.partition for r in results}
         if missing:
             raise PlanMissing(f"no task has written the partitions {sorted(missing)}")
         superseded = [(one.partition, one.epoch) for one in results if one.outcome == "superseded"]
-        gaps = [one for one in results if one.gap_from is not None]
+        gaps = sorted((one.partition, *one.gap) for one in results if one.gap is not None)
         self.last_report = Report(
             batch_id,
             sum(one.written for one in results),
             sum(one.dropped for one in results),
             tuple(sorted(partition for partition, _ in superseded)),
-            tuple(sorted((one.partition, one.gap_from, one.gap_to) for one in gaps)),
+            tuple(gaps),
         )
-        for one in gaps:
+        for gap in gaps:
             logger.warning(
                 "counterpoise: sink %s: partition %d: positions %s to %s were never written here; "
                 "accepted (on_gap)",
                 self.name,
-                one.partition,
-                one.gap_from,
-                one.gap_to,
+                *gap,
             )
         for partition, epoch in superseded:
             logger.warning(
@@ -251,13 +269,40 @@ class FencedSink:
                 f"and in {self._confirm_seconds:g} s the service has not said that they were "
                 "lost. Start the query again if the service was away. If it was restored from a "
                 "backup, 'counterpoise migrate --after-restore' must follow, which fences what was "
-                "granted since; without that, only deleting the rows of this sink and queue from "
-                f"the table {self._high_water} helps"
+                f"granted since; without that, only {self._target.remedy} helps"
             )
+
+
+def _needs(module: str, extra: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise InvalidSink(f"this sink needs {module}: pip install 'counterpoise[{extra}]'")
+
+
+def _one_of(what: str, value: str, choices: object) -> None:
+    if value not in get_args(choices):
+        raise InvalidSink(f"{what} is one of {', '.join(get_args(choices))}, not {value!r}")
+
+
+def _tuple(columns: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if columns is None else tuple(columns)
+
+
+_SIDES = {f"{side}_{name}" for side in ("left", "right") for name in ("partition", "position")}
+_PAIRS = (
+    "a pair of aligned logs belongs to ranges of two partitions, which are restored and written "
+    "one by one, so the fence cannot tell whether it was written before. Write pairs in a "
+    "foreachBatch function to a table whose key is (left_partition, left_position, "
+    "right_partition, right_position), and skip those that are there (INSERT … ON CONFLICT DO "
+    "NOTHING, or MERGE). Or write both sides with FencedSink, and join the tables. Do not name the "
+    "columns of one side partition and position: pairs would be missing. See docs/aligned.md, A "
+    "join in Spark"
+)
 
 
 def _check_columns(batch: DataFrame) -> None:
     types = {field.name: field.dataType.simpleString() for field in batch.schema.fields}
+    if types.keys() >= _SIDES and "position" not in types:
+        raise MissingColumns(_PAIRS)
     wrong = []
     if types.get("partition") not in ("int", "bigint"):
         wrong.append("partition (int)")
@@ -267,93 +312,6 @@ def _check_columns(batch: DataFrame) -> None:
         raise MissingColumns(
             f"the rows have no column {' and no column '.join(wrong)}: the fence needs them, so "
             "pass those of the source through, as in select('partition', 'position', …). Rows "
-            "made of several messages have none: aggregate within the sink's write function"
+            "made of several messages have none: aggregate within the sink's write function, or "
+            "with FencedAggregate"
         )
-
-
-# By name and run: the last batch, and the sink object that got it.
-_given: dict[tuple[str, str, str, str], tuple[int, weakref.ref[FencedSink]]] = {}
-_given_lock = threading.Lock()
-
-
-def _check_name(sink: FencedSink, run_id: str, batch_id: int) -> None:
-    """Two sinks of one name would each mistake the other's work for its own."""
-    key = (sink.name, sink._high_water, sink._database.key, run_id)
-    with _given_lock:
-        before = _given.get(key)
-        other = before[1]() if before is not None and before[0] == batch_id else None
-        if other is not None and other is not sink:
-            raise SinkNameInUse(
-                f"two sinks named {sink.name!r} were given the same micro-batch: the second would "
-                "find everything written. Give each a name of its own"
-            )
-        _given[key] = (batch_id, weakref.ref(sink))
-
-
-# Spark's operators that turn each row into zero or more rows in place, in the same task.
-_ROW_BY_ROW = frozenset(
-    {
-        "ArrowEvalPythonExec",
-        "BatchEvalPythonExec",
-        "CollectMetricsExec",
-        "ColumnarToRowExec",
-        "EventTimeWatermarkExec",
-        "FilterExec",
-        "GenerateExec",
-        "InputAdapter",
-        "ProjectExec",
-        "WholeStageCodegenExec",
-    }
-)
-_SOURCE = "MicroBatchScanExec"
-_BATCH = "RDDScanExec"
-_CACHED = "InMemoryTableScanExec"
-
-
-def is_kept_together(batch: DataFrame, execution: Any, tasks: int) -> bool:
-    """Whether `batch`, made of the running micro-batch, has one task for each task of the source.
-
-    `execution` is Spark's query. `tasks`: how many the source has planned.
-    """
-    of_query = execution.lastExecution()
-    streamed = of_query.toRdd()
-    if streamed.getNumPartitions() != tasks:
-        return False
-    if _leaf(of_query.executedPlan(), _SOURCE) is None:
-        return False
-    leaf = _leaf(batch._jdf.queryExecution().executedPlan(), _BATCH)
-    return leaf is not None and leaf.rdd().id() == streamed.id()
-
-
-def brought_together(batch: DataFrame, tasks: int) -> DataFrame:
-    """Each queue partition's rows in one of at most `tasks` tasks, ordered by position.
-
-    Positions are decimal numbers, so a longer text is a higher position.
-    """
-    return batch.repartition(tasks, "partition").sortWithinPartitions(
-        "partition", functions.length("position"), "position"
-    )
-
-
-def _leaf(plan: Any, name: str) -> Any | None:
-    """The one leaf of the plan, if it is of this kind and all operators above work row by row."""
-    for node in _nodes(plan):
-        kind = node.getClass().getSimpleName()
-        if kind == name:
-            return node
-        if kind not in _ROW_BY_ROW and kind != _CACHED:
-            return None
-    return None
-
-
-def _nodes(plan: Any) -> Iterator[Any]:
-    """The plan and its descendants by first children; a join is refused by its name."""
-    while True:
-        yield plan
-        if plan.getClass().getSimpleName() == _CACHED:
-            plan = plan.relation().cachedPlan()
-            continue
-        children = plan.children()
-        if children.size() == 0:
-            return
-        plan = children.apply(0)

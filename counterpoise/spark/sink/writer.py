@@ -2,38 +2,40 @@
 
 A task gets the rows of one queue partition after another, each in the order of its positions
 (`sink` ensures that). It returns one row for each range with the outcome. What it writes is the
-user's function, or `Insert` for `FencedSink.to_table`: rows into the columns of the same names,
-with COPY.
+user's function, or `insert.Insert` for `FencedSink.to_table`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from counterpoise.logs import InvalidPosition
-from counterpoise.logs.columns import integers, repeated, scalar, strings, times
-from counterpoise.spark.errors import ForeignRow, InvalidSink
+from counterpoise.logs.columns import integers, repeated, strings
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.sink.database import Database, TransactionLimits
-from counterpoise.spark.sink.fence import OnGap, Verdict, judge, number
+from counterpoise.spark.sink.fence import HighWaterKey, OnGap, judge
+from counterpoise.spark.sink.rows import Remainder, no_such_range, pieces
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from counterpoise.spark.sink.highwater import HighWaterKey, HighWaters
+    from counterpoise.spark.sink.highwater import HighWaters
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The range [start, end) of a partition that the rows given to `write` belong to."""
+    """The range [start, end) of a partition that the rows given to `write` belong to.
 
+    `sink`: its name. `queue_id`: the service's; a queue that was deleted and made anew has another.
+    """
+
+    sink: str
     queue: str
+    queue_id: str
     partition: int
     epoch: int
     start: str
@@ -48,7 +50,6 @@ RESULT_SCHEMA = (
     "partition int, epoch long, outcome string, written long, dropped long, "
     "gap_from string, gap_to string"
 )
-_FALSE = scalar(False, pa.bool_())
 _RESULT: pa.Schema = pa.schema(
     [
         ("partition", pa.int32()),
@@ -73,7 +74,7 @@ class Task:
 
     database: Database
     table: str
-    mark: tuple[str, str, str, str]
+    mark: HighWaterKey
     batch_id: int
     ranges: Mapping[int, Slice]
     write: Write = field(repr=False)
@@ -101,19 +102,19 @@ def write_ranges(
     Raises ForeignRow, SinkGap, errors of `write` and of SQLAlchemy. Ranges that were committed
     before stay; the next attempt recognizes them as repeated.
     """
-    high_waters, mark = _high_waters(task)
+    high_waters = _high_waters(task)
     left = dict(task.ranges)
     with contextlib.closing(_Runs(batches, left)) as runs:
         for one in runs:
-            yield _write(task, high_waters, mark, one, runs.rows_of(one))
+            yield _write(task, high_waters, one, runs.rows_of(one))
             del left[one.partition]
     for partition in mine:
         if partition in left:
-            yield _write(task, high_waters, mark, left[partition], ())
+            yield _write(task, high_waters, left[partition], ())
 
 
-def _high_waters(task: Task) -> tuple[HighWaters, HighWaterKey]:
-    from counterpoise.spark.sink.highwater import HighWaterKey, HighWaters
+def _high_waters(task: Task) -> HighWaters:
+    from counterpoise.spark.sink.highwater import HighWaters
 
     high_waters = HighWaters(task.table)
     if (task.database.key, task.table) not in _created:
@@ -121,7 +122,7 @@ def _high_waters(task: Task) -> tuple[HighWaters, HighWaterKey]:
             pass  # Waits while the database is unavailable.
         high_waters.create(task.database.engine())
         _created.add((task.database.key, task.table))
-    return high_waters, HighWaterKey(*task.mark)
+    return high_waters
 
 
 # The tables that this process has created or found.
@@ -129,15 +130,18 @@ _created: set[tuple[str, str]] = set()
 
 
 def _write(
-    task: Task, high_waters: HighWaters, mark: HighWaterKey, one: Slice, rows: Iterable[pa.Table]
+    task: Task, high_waters: HighWaters, one: Slice, rows: Iterable[pa.Table]
 ) -> pa.RecordBatch:
     """One transaction: the fence, the rows, the high-water."""
-    scope = Scope(mark.queue, one.partition, one.epoch, one.start, one.end, task.batch_id)
+    mark = task.mark
+    named = (mark.sink, mark.queue, mark.queue_id)
+    scope = Scope(*named, one.partition, one.epoch, one.start, one.end, task.batch_id)
     written = dropped = 0
-    with task.database.transaction(task.bounds) as connection:
-        verdict = judge(high_waters.lock(connection, mark, one.partition), one, task.on_gap)
+    with high_waters.locked(task.database, task.bounds, mark, one.partition) as (connection, found):
+        verdict = judge(found, one, task.on_gap)
+        remainder = Remainder([(one, verdict.begin)])
         for chunk in rows:
-            fresh = _fresh(chunk, one, verdict)
+            fresh = remainder(chunk)
             if fresh.num_rows:
                 task.write(connection, fresh, scope)
                 # The server's idle timer of the transaction stops after a pipeline (psycopg's
@@ -162,35 +166,6 @@ def _write(
     )
 
 
-def _fresh(rows: pa.Table, one: Slice, verdict: Verdict) -> pa.Table:
-    """The rows that are not yet written: usually all."""
-    positions = _numbers(rows)
-    ends = pc.min_max(positions)
-    least, most = ends["min"].as_py(), ends["max"].as_py()
-    if positions.null_count or least < number(one.start) or most >= number(one.end):
-        raise ForeignRow(
-            f"there are rows of partition {one.partition} with positions from {least} to {most}"
-            f"{' and null' if positions.null_count else ''}, and the micro-batch has read "
-            f"{one.start} up to {one.end}: each row carries the position of the one message it is "
-            "made of. Rows made of several messages (aggregates) or of none (timers) cannot be "
-            "fenced: aggregate within the sink's write function"
-        )
-    if verdict.begin is None:
-        return rows.slice(0, 0)
-    begin = number(verdict.begin)
-    if least >= begin:
-        return rows
-    return rows.filter(pc.greater_equal(positions, scalar(begin, pa.int64())))
-
-
-def _numbers(rows: pa.Table) -> pa.ChunkedArray:
-    """The positions as numbers. Raises InvalidPosition."""
-    try:
-        return pc.cast(rows.column("position"), pa.int64())
-    except pa.ArrowInvalid as error:
-        raise InvalidPosition(f"a row's position is not one of the log's: {error}") from None
-
-
 class _Runs:
     """The rows of the task's batches as one run after another, one run for each partition.
 
@@ -198,7 +173,7 @@ class _Runs:
     """
 
     def __init__(self, batches: Iterable[pa.RecordBatch], ranges: Mapping[int, Slice]) -> None:
-        self._pieces = _pieces(batches)
+        self._pieces: Any = pieces(batches)
         self._ranges = ranges
         self._ahead: tuple[int, pa.Table] | None = None
 
@@ -206,11 +181,7 @@ class _Runs:
         while (piece := self._peek()) is not None:
             one = self._ranges.get(piece[0])
             if one is None:
-                raise ForeignRow(
-                    f"there are rows of partition {piece[0]}, of which this micro-batch has read "
-                    "nothing (or its rows do not come together): pass the source's columns "
-                    "partition and position through unchanged, and add no rows of other origin"
-                )
+                raise no_such_range(piece[0])
             yield one
 
     def rows_of(self, one: Slice) -> Iterator[pa.Table]:
@@ -227,80 +198,3 @@ class _Runs:
         if self._ahead is None:
             self._ahead = next(self._pieces, None)
         return self._ahead
-
-
-def _pieces(batches: Iterable[pa.RecordBatch]) -> Any:
-    """Each batch as tables of one partition each, without a warm-up's replayed rows."""
-    for batch in batches:
-        rows = pa.Table.from_batches([batch])
-        if "replay" in rows.column_names:
-            rows = rows.filter(pc.invert(pc.fill_null(rows.column("replay"), _FALSE)))
-        partitions = rows.column("partition")
-        if partitions.null_count:
-            raise ForeignRow("there are rows whose partition is null: pass it through unchanged")
-        begin = 0
-        while begin < rows.num_rows:
-            partition = partitions[begin]
-            same = pc.equal(partitions.slice(begin), partition)
-            other = pc.index(same, _FALSE).as_py()
-            count = rows.num_rows - begin if other < 0 else other
-            yield partition.as_py(), rows.slice(begin, count)
-            begin += count
-
-
-# Columns of the source that concern warm-up and say nothing about the message.
-_BOOKKEEPING = frozenset({"replay", "tenure"})
-# Of the source's times.
-_TIME = pa.timestamp("us", tz="UTC")
-
-
-@dataclass(frozen=True)
-class Insert:
-    """A `write` function. `columns` None: all columns of the rows except `replay` and `tenure`."""
-
-    table: str
-    columns: tuple[str, ...] | None
-
-    def __call__(self, connection: Connection, rows: pa.Table, scope: Scope) -> None:
-        """Append the rows."""
-        from counterpoise.spark.sink.highwater import quoted
-
-        if connection.dialect.driver != "psycopg":
-            raise InvalidSink(
-                f"to_table works with the psycopg driver, not with {connection.dialect.driver}"
-            )
-        names = self._names(rows)
-        quote = connection.dialect.identifier_preparer.quote_identifier
-        into = f"{quoted(connection, self.table)} ({', '.join(quote(name) for name in names)})"
-        columns = [_values(rows.column(name)) for name in names]
-        driver: Any = connection.connection.driver_connection
-        with driver.cursor() as cursor, cursor.copy(f"COPY {into} FROM STDIN") as copy:
-            for row in zip(*columns, strict=True):
-                copy.write_row(row)
-
-    def _names(self, rows: pa.Table) -> Sequence[str]:
-        if self.columns is None:
-            return [name for name in rows.column_names if name not in _BOOKKEEPING]
-        unknown = set(self.columns) - set(rows.column_names)
-        if unknown:
-            raise InvalidSink(f"the rows have no column {', '.join(sorted(unknown))}")
-        return self.columns
-
-
-def _values(column: pa.ChunkedArray) -> list[Any]:
-    if column.type == _TIME:
-        return times(column)
-    values: list[Any] = column.to_pylist()
-    convert = _conversion(column.type)
-    return values if convert is None else [None if v is None else convert(v) for v in values]
-
-
-def _conversion(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """Maps and structs become JSON, lists become arrays; psycopg converts everything else."""
-    from psycopg.types.json import Json
-
-    if pa.types.is_map(kind):
-        return lambda pairs: Json(dict(pairs))
-    if pa.types.is_struct(kind):
-        return Json
-    return None

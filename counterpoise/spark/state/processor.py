@@ -9,7 +9,7 @@ rows have one tenure in each micro-batch.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pyspark.sql import Row
@@ -36,7 +36,12 @@ class TenuredProcessor(StatefulProcessor):
 
     Rows of a key come in the order of their positions. The output of `on_rows` for history
     (`replay`) is dropped: history rebuilds state, and its output was emitted before.
+
+    `tenured`: state of another tenure is dropped, so the query may start on a shared queue. A
+    processor of your own that uses `fresh` sets it too.
     """
+
+    tenured = True
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._tenure = handle.getValueState(TENURE_STATE, "tenure long")
@@ -48,8 +53,7 @@ class TenuredProcessor(StatefulProcessor):
         rows: Iterator[Any],
         timerValues: Any,  # noqa: N803
     ) -> Iterator[Row]:
-        # The shuffle sorts by key alone, and spilling may have changed the order of rows.
-        ordered = sorted(rows, key=lambda row: _order(row["position"]))
+        ordered = in_order(rows)
         if fresh(self._tenure, ordered[0]["tenure"]):
             self.clear()
         out = self.on_rows(key, ordered, timerValues)
@@ -91,6 +95,14 @@ class TenuredProcessor(StatefulProcessor):
         A timer has no output. It fires wherever the key has state, also on a former owner of the
         partition, and no sink could tell the two outputs apart.
         """
+
+
+def in_order(rows: Iterable[Any]) -> list[Any]:
+    """Rows of one partition by their positions.
+
+    The shuffle sorts by key alone, and spilling may have changed the order of rows.
+    """
+    return sorted(rows, key=lambda row: _order(row["position"]))
 
 
 def _order(position: str) -> tuple[int, str]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -90,9 +91,8 @@ def test_messages_come_through_once_also_while_the_queue_grows_and_shrinks(world
 
 @pytest.mark.parametrize("kind", ["builtin", "redis"])
 def test_the_last_messages_stay_where_they_are_to_be_kept(world, kind):
-    world.client.create_queue(
-        "flights", 1, log=world.log if kind == "redis" else None, rebalance_delay=0
-    )
+    where = {"log": world.log} if kind == "redis" else {"retention_seconds": 0}
+    world.client.create_queue("flights", 1, rebalance_delay=0, **where)
     publish(world, "flights", [f"v{n}" for n in range(20)])
     assert len(consume(world, "flights", 20)) == 20
     eventually(lambda: world.client.partitions("flights")[0].position == "20")
@@ -109,6 +109,40 @@ def test_the_last_messages_stay_where_they_are_to_be_kept(world, kind):
     keep(world)
     assert log.bounds([0]).starts == {0: "20"}
     log.close()
+
+
+def test_the_builtin_log_keeps_what_its_queue_says(world):
+    made = world.client.create_queue("flights", 1, rebalance_delay=0)
+    assert (made.retention_seconds, made.retention_bytes) == (86_400, 1 << 30)
+    publish(world, "flights", [f"v{n:02}" for n in range(20)])
+    assert len(consume(world, "flights", 20)) == 20
+    eventually(lambda: world.client.partitions("flights")[0].position == "20")
+    keep(world)
+    access = world.client.log_access("flights", "read").access
+    with closing(open_log("builtin:flights", access.url)) as log:
+        assert log.bounds([0]).starts == {0: "0"}
+        # Value and key have six bytes.
+        changed = world.client.change_queue("flights", retention_bytes=60)
+        assert (changed.retention_seconds, changed.retention_bytes) == (86_400, 60)
+        keep(world)
+        assert log.bounds([0]).starts == {0: "10"}
+        world.http("POST", "/queues/flights/positions", {"to": "earliest"})
+        assert len(consume(world, "flights", 10)) == 10
+        eventually(lambda: world.client.partitions("flights")[0].position == "20")
+        world.client.change_queue("flights", retention_seconds=0)
+        keep(world)
+        assert log.bounds([0]).starts == {0: "20"}
+
+
+def test_only_a_queue_with_a_builtin_log_of_its_own_has_a_retention(world):
+    world.client.create_queue("flights", 1)
+    for name, log in (("copy", "builtin:flights"), ("elsewhere", world.log)):
+        with pytest.raises(Invalid, match="what that log keeps"):
+            world.client.create_queue(name, 1, log=log, retention_bytes=5)
+        made = world.client.create_queue(name, 1, log=log)
+        assert (made.retention_seconds, made.retention_bytes) == (None, None)
+        with pytest.raises(Invalid, match="what that log keeps"):
+            world.client.change_queue(name, retention_seconds=5)
 
 
 def shows_lag(world, lag):

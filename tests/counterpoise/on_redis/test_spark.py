@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from counterpoise.logs import open_log
 from counterpoise.publisher import Publisher
 from tests.counterpoise.on_redis.conftest import SECRET, World
 from tests.counterpoise.spark.cluster.application import WithFile, check_executors
@@ -76,6 +77,48 @@ def test_a_query_reads_everything_once_across_a_restart_and_shows_no_secret(
 
 
 @pytest.mark.long
+def test_a_chain_writes_each_message_once_and_shows_no_secret(
+    spark: SparkSession, world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    world.client.create_queue("flights", 3, log=world.log, rebalance_delay=0)
+    world.client.create_queue("out", 2, log=world.redis.log("out"))
+    publish(world, 0, 100)
+    shown: list[str] = []
+    for checkpoint in ("one", "other"):
+        stream = spark.readStream.format("counterpoise").options(
+            url=world.service.url, queue="flights", logUrl=world.access
+        )
+        rows = stream.load().selectExpr("partition", "position", "key", "value")
+        writer = rows.writeStream.format("counterpoise").options(
+            url=world.service.url, queue="out", logUrl=world.access
+        )
+        path = str(tmp_path / checkpoint)
+        query = started(writer.option("checkpointLocation", path).trigger(availableNow=True))
+        assert query.awaitTermination(120)
+        query.explain(True)
+        shown.extend(progress.json for progress in query.recentProgress)
+        until(lambda: not world.client.flows("flights"), "the flow unbinds")
+        # Another application reads them all again.
+        world.client.set_positions("flights", "earliest")
+    log = open_log(world.redis.log("out"), world.access, timeout_seconds=10)
+    with contextlib.closing(log):
+        ends = log.bounds(range(2)).ends
+        written = [
+            value
+            for number, end in ends.items()
+            for batch in log.read(number, "0", end, max_messages=1000)
+            for value in batch["value"].to_pylist()
+        ]
+    assert sorted(written) == sorted(f"v{n}".encode() for n in range(100))
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files
+    assert shown
+    out, err = capfd.readouterr()
+    for text in (*shown, out, err, *(path.read_text("utf-8", "replace") for path in files)):
+        assert SECRET not in text
+
+
+@pytest.mark.long
 @pytest.mark.timeout(420)
 def test_an_application_on_a_cluster_shares_it_and_leaves_in_order_when_told_to_end(
     world: World, drivers: Drivers, tmp_path: Path
@@ -110,6 +153,7 @@ def test_an_application_on_a_cluster_shares_it_and_leaves_in_order_when_told_to_
             until(lambda: any(one.draining for one in world.client.flows("flights")), "it drains")
             first.go_on()
             assert first.ended() == 0
+            assert "StreamingQueryListenerBus" not in first.said()
 
         check_joining_and_leaving(stage, first, second, leave)
         check_executors(first, "counterpoise.zip")

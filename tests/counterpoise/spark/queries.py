@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,8 +14,9 @@ from tests.counterpoise.spark.starting import started
 from tests.service import Service
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
 class Collected:
@@ -27,6 +29,53 @@ class Collected:
     def __call__(self, batch: Any, _: int) -> None:
         self.partitions_read.append(batch.rdd.getNumPartitions())
         self.rows.extend(batch.collect())
+
+
+class QueryStage:
+    """A queue, and queries on it that end with the stage; their checkpoints are in `home`.
+
+    `published` counts the messages that a test has published.
+    """
+
+    queue = "flights"
+
+    def __init__(self, spark: SparkSession, service: Service, home: Path) -> None:
+        self.spark = spark
+        self.service = service
+        self.home = home
+        self.client = Client(service.url)
+        self.published = 0
+        self.queries: list[StreamingQuery] = []
+
+    def messages(self, **options: Any) -> DataFrame:
+        given = {"url": self.service.url, "queue": self.queue, **options}
+        return self.spark.readStream.format("counterpoise").options(**given).load()
+
+    def started(self, writer: DataStreamWriter, checkpoint: str = "checkpoint") -> StreamingQuery:
+        query = started(writer.option("checkpointLocation", str(self.home / checkpoint)))
+        self.queries.append(query)
+        return query
+
+    def shares(self) -> dict[str, int]:
+        """How many partitions each application owns, by its client name."""
+        names = {flow.flow_id: flow.client_name for flow in self.client.flows(self.queue)}
+        return dict(
+            Counter(
+                names.get(one.owner or "") or ""
+                for one in self.client.partitions(self.queue)
+                if one.state == "owned"
+            )
+        )
+
+    def all_committed(self) -> bool:
+        """Whether every message that was published is processed."""
+        positions = committed(self.client, self.queue).values()
+        return sum(int(position or 0) for position in positions) == self.published
+
+    def end(self) -> None:
+        for query in self.queries:
+            query.stop()
+        self.client.close()
 
 
 def start(

@@ -12,6 +12,10 @@ LOCAL = "local[2]"
 CLUSTER = "local-cluster[2,1,1024]"
 SMALL_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 POLLING_DELAY = "100ms"
+# A micro-batch takes half as long with it.
+CHECKPOINT_MANAGER = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
 SMALL = {
     "spark__ui__enabled": "false",
     "spark__ui__showConsoleProgress": "false",
@@ -24,10 +28,7 @@ SMALL = {
     "spark__sql__shuffle__partitions": "1",
     # Spark asks a source without news a hundred times a second otherwise.
     "spark__sql__streaming__pollingDelay": POLLING_DELAY,
-    "spark__sql__streaming__checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing."
-        "FileSystemBasedCheckpointFileManager"
-    ),
+    "spark__sql__streaming__checkpointFileManagerClass": CHECKPOINT_MANAGER,
 }
 SMALL_EXECUTORS = {
     "spark__executor__memory": "512m",
@@ -40,6 +41,7 @@ def with_small_java() -> dict[str, str]:
     settings = {
         "spark.driver.defaultJavaOptions": SMALL_JAVA,
         "spark.sql.streaming.pollingDelay": POLLING_DELAY,
+        "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_MANAGER,
     }
     conf = " ".join(f"--conf '{name}={value}'" for name, value in settings.items())
     return {**os.environ, "PYSPARK_SUBMIT_ARGS": f"{conf} pyspark-shell"}

@@ -106,6 +106,13 @@ def test_ranges_are_those_of_the_options_and_of_what_consumers_committed(
     assert load(spark, service, startingPositions="committed").count() == 84
 
 
+def test_a_queue_without_messages_has_no_rows(
+    spark: SparkSession, service: Service, client: Client
+) -> None:
+    client.create_queue("empty", 4)
+    assert load(spark, service, queue="empty").collect() == []
+
+
 def test_a_partition_count_of_tasks_may_be_chosen(
     spark: SparkSession, service: Service, queue: str
 ) -> None:

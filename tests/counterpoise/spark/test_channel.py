@@ -149,7 +149,7 @@ def test_done_batches_are_told_to_the_present_source(tmp_path: Path) -> None:
     listener = DoneListener(tmp_path)
     end = {"counterpoise": 1, "queue": "flights", "instance": "me", "partitions": {}}
     listener.progressed({"runId": "r", "batchId": 3, "sources": [{"endOffset": end}]})
-    assert now.get("done") == {"offset": end, "batch": 3, "ended": False}
+    assert now.get("done") == {"offset": end, "batch": 3, "dropped": 0, "ended": False}
     listener.terminated("r")
     assert (now.get("done") or {})["ended"]
 
@@ -208,6 +208,7 @@ def test_a_query_of_other_sources_has_no_channels_whatever_its_offsets(
 
 
 def test_a_query_of_ours_is_waited_for_until_its_source_has_planned() -> None:
+    home = driver_home()
     query = Query("rate", "CounterPoise", None)
     assert channels(query) is None
     query.offsets = ["17"]
@@ -215,4 +216,4 @@ def test_a_query_of_ours_is_waited_for_until_its_source_has_planned() -> None:
     query.offsets.append(json.dumps({"counterpoise": 1, "instance": "planned", "partitions": {}}))
     found = channels(query)
     assert found is not None
-    assert [one.directory for one in found] == [Channel(driver_home(), "planned").directory]
+    assert [one.directory for one in found] == [Channel(home, "planned").directory]

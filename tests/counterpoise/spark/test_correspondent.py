@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from counterpoise.errors import Forbidden, ServiceUnavailable
+from counterpoise.flow.view import Owned
 from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.spark.channel import Channel
 from counterpoise.spark.offsets import Place
@@ -96,9 +97,26 @@ def test_it_says_what_it_holds_as_it_changes(talk: Talk, log: PostgresLog) -> No
     view = talk.view()
     assert (view["queue"], view["instance"], view["flow_ids"]) == ("flights", "me", ["flow-1"])
     assert view["partitions"]["0"]["state"] == "owned"
-    until(lambda: talk.view()["report"]["handoffsGraceful"] == 1)
+    until(lambda: talk.view().get("report", {}).get("handoffsGraceful") == 1)
     talk.consumption.stop()
     assert talk.driver.get("view") is None, "nothing is said of a query that is over"
+
+
+def test_rows_that_the_watermark_drops_after_a_handoff_are_a_condition(
+    talk: Talk, log: PostgresLog
+) -> None:
+    append(log, "a")
+    talk.flow.grant(0)
+    end = next_offset(talk.consumption, EMPTY)
+    dropped = {"offset": end, "batch": 0, "ended": False, "dropped": 2}
+    talk.driver.put("done", dropped)
+    until(lambda: talk.position() == end["partitions"]["0"]["to"])
+    assert talk.flow.reported == []
+    talk.consumption._shared.handoffs.granted(Owned(1, 2, "owned", "0", "graceful"))
+    talk.driver.put("done", {**dropped, "dropped": 7})
+    until(lambda: talk.view().get("report", {}).get("rowsDropped") == 5)
+    talk.flow.wake.set()
+    until(lambda: [one.kind for one in talk.flow.reported] == ["rows_dropped"])
 
 
 def test_batches_in_the_commit_log_are_committed_and_released_before_spark_asks(

@@ -40,7 +40,7 @@ def test_without_measurements_there_is_no_warning() -> None:
 
 
 def test_the_limit_learns_from_each_cycle_but_the_first() -> None:
-    limit = BatchLimit(100, None, bytes_grow=False)
+    limit = BatchLimit(100, None, bytes_follow=False)
     cycles = Cycles(limit)
     sizes = []
     for seconds, left_behind in [(0.5, True), (0.5, True), (0.5, False), (0.5, True), (9, True)]:

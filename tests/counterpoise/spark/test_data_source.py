@@ -106,7 +106,7 @@ def test_the_secret_way_to_the_log_is_not_shown(
         ({}, "the option 'queue' is missing"),
         ({"queue": "q", "leaseSecond": "3"}, "did you mean 'leaseSeconds'"),
         ({"queue": "q", "leaseSeconds": "soon"}, "is seconds (1..3600), not 'soon'"),
-        ({"queue": "q", "url": "localhost:8640"}, "http:// or https://"),
+        ({"queue": "q", "url": "ftp://localhost:8640"}, "http:// or https://"),
     ],
 )
 def test_wrong_options_are_refused_when_the_stream_is_loaded(

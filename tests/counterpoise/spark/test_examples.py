@@ -36,6 +36,18 @@ def test_counts_per_key_are_exact_though_an_application_is_killed(tmp_path: Path
     assert said == "KEPT: 7000 orders published, 7000 counted, for 40 customers"
 
 
+def test_windows_that_are_open_when_applications_leave_and_die_are_whole(tmp_path: Path) -> None:
+    said = play("windowed_means.py", tmp_path)
+    assert said == "KEPT: 40 of 40 sensors have one mean of four readings"
+
+
+def test_a_chain_writes_each_message_once_though_an_application_is_killed(tmp_path: Path) -> None:
+    said = play("chain.py", tmp_path)
+    assert said == (
+        "KEPT: 7000 orders published, 20994 items expected, 20994 written, each customer's in order"
+    )
+
+
 def test_sessions_that_are_open_in_a_handoff_are_closed_whole_by_the_successor(
     tmp_path: Path,
 ) -> None:

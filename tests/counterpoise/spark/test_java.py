@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pyspark
 import pytest
+from typer.testing import CliRunner
 
+from counterpoise.cli.app import app
 from counterpoise.spark import environment
 from counterpoise.spark.environment import write_program
 from tests.counterpoise.spark.small import with_small_java
@@ -158,6 +160,26 @@ def test_the_launcher_drops_one_argument_and_keeps_the_others(tmp_path: Path) ->
         [launcher / "bin" / "java", *arguments], capture_output=True, text=True, check=True
     ).stdout
     assert heard.splitlines() == ["-cp", "a b", "", "*", "--add-modules=x"]
+
+
+@pytest.mark.usefixtures("nothing")
+def test_a_command_prints_a_home_that_starts_what_sparks_launcher_asks_for(tmp_path: Path) -> None:
+    """As spark-submit and Spark's daemons do; the wheel's own Java refuses that module."""
+    printed = CliRunner().invoke(app, ["java-home"])
+    assert printed.exit_code == 0, printed.output
+    home = Path(printed.stdout.strip())
+    assert home.is_relative_to(tmp_path)
+    asked = [str(home / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-version"]
+    assert "21" in subprocess.run(asked, capture_output=True, text=True, check=True).stderr
+
+
+@pytest.mark.usefixtures("nothing")
+def test_without_any_java_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    printed = CliRunner().invoke(app, ["java-home"])
+    assert printed.exit_code == 1
+    assert printed.stdout == ""
+    assert "pip install 'counterpoise[spark]'" in printed.stderr
 
 
 @pytest.mark.usefixtures("nothing")

@@ -57,6 +57,21 @@ def test_lag_is_counted_from_what_is_done_and_only_where_the_end_is_known() -> N
     assert query_status(bounds=None).report()["lag"] == {}
 
 
+def test_rows_that_the_watermark_drops_count_from_the_first_handoff_on() -> None:
+    handoffs = Handoffs()
+    handoffs.granted(Owned(0, 1, "owned", None, "initial"))
+    handoffs.dropped_rows(3)
+    handoffs.granted(Owned(0, 2, "owned", "5", "replaced"))
+    handoffs.dropped_rows(4)
+    assert handoffs.rows_dropped == 0, "its own rows, late by its own watermark"
+    handoffs.granted(Owned(1, 2, "owned", "5", "graceful"))
+    handoffs.dropped_rows(9)
+    assert handoffs.rows_dropped == 5
+    report = {**query_status(handoffs=handoffs).report(), "queue": "q", "instance": "i"}
+    counted = 'counterpoise_source_rows_dropped_total{queue="q",instance="i"}'
+    assert samples_of(report)[counted] == 5
+
+
 def test_the_progress_says_which_partition_an_ordered_resize_stops_and_where() -> None:
     held = Owned(3, 1, "owned", "40", "initial", resize=2, cut="50", waits_for=(0, 2))
     reached = Owned(4, 1, "owned", "9", "initial", resize=2, cut="9", reached_cut=True)

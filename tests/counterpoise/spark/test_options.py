@@ -1,12 +1,26 @@
+import re
+
 import pytest
 
 from counterpoise.spark.errors import InvalidOption
+from counterpoise.spark.kafka_options import ANSWERS
 from counterpoise.spark.options import (
     DEFAULT_MESSAGES_PER_TRIGGER,
+    NAMES,
     Floor,
     SourceOptions,
     read_options,
 )
+
+# The options of Spark's Kafka source, by its documentation.
+KAFKAS = """
+    assign subscribe subscribePattern kafka.bootstrap.servers startingTimestamp
+    startingOffsetsByTimestamp startingOffsets endingTimestamp endingOffsetsByTimestamp
+    endingOffsets failOnDataLoss kafkaConsumer.pollTimeoutMs fetchOffset.numRetries
+    fetchOffset.retryIntervalMs maxOffsetsPerTrigger minOffsetsPerTrigger maxTriggerDelay
+    maxRecordsPerPartition minPartitions groupIdPrefix kafka.group.id includeHeaders
+    startingOffsetsByTimestampStrategy topic
+"""
 
 
 def test_names_come_in_any_case() -> None:
@@ -100,7 +114,15 @@ def test_a_stream_refuses_options_of_batch_reads(name: str) -> None:
         ({"queue": "q", "flows": "65"}, r"'flows' is a number in 1..64, not '65'"),
         ({"queue": "q", "flows": "0"}, "in 1..64"),
         ({"queue": "q", "failOnDataLoss": "false"}, "did you mean 'onTrimmed'"),
-        ({"queue": "q", "startingOffsets": "earliest"}, "did you mean 'startingPositions'"),
+        ({"queue": "q", "startingOffsets": "earliest"}, "queues create QUEUE --start earliest"),
+        ({"queue": "q", "startingOffsets": "earliest"}, "positions set QUEUE"),
+        ({"queue": "q", "startingTimestamp": "1"}, "positions set QUEUE 2h"),
+        ({"queue": "q", "kafka.bootstrap.servers": "h:9092"}, "--log kafka://HOST:PORT/TOPIC"),
+        ({"queue": "q", "kafka.security.protocol": "SSL"}, "query string of 'logUrl'"),
+        ({"kafka.bootstrap.servers": "h:9092", "subscribe": "t"}, "Spark's Kafka source"),
+        ({"subscribe": "t"}, "did you mean 'queue'"),
+        ({"queue": "q", "minPartitions": "8"}, "'maxInputPartitions'"),
+        ({"queue": "q", "groupIdPrefix": "g"}, "no consumer group"),
         ({"queue": "q", "startingPositions": "latest"}, "is earliest, committed, or JSON"),
         ({"queue": "q", "endingPositions": "earliest"}, "is latest, committed, or JSON"),
         ({"queue": "q", "onTrimmed": "latest"}, "one of fail, earliest"),
@@ -111,6 +133,16 @@ def test_a_stream_refuses_options_of_batch_reads(name: str) -> None:
 def test_an_error_names_the_option_and_the_reason(given: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidOption, match=said):
         read_options(given)
+
+
+def test_every_option_of_sparks_kafka_source_has_an_answer_that_this_source_accepts() -> None:
+    kafkas = KAFKAS.split()
+    assert set(kafkas) == ANSWERS.keys()
+    for name in kafkas:
+        with pytest.raises(InvalidOption, match=f"'{name}' is an option of Spark's Kafka source"):
+            read_options({"queue": "q", name.lower(): "1"})  # as Spark passes it on
+        named = set(re.findall(r"'(\w+)'", ANSWERS[name]))
+        assert named <= NAMES.keys() | {"headers"}
 
 
 def test_the_secret_is_neither_shown_nor_sent_to_tasks() -> None:

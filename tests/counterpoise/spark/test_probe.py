@@ -116,6 +116,8 @@ def test_an_expected_question_is_answered_before_it_is_asked(log: SlowLog, probe
 @pytest.mark.parametrize(
     ("expected", "asked"),
     [
+        # The limit has grown to much more.
+        (Question({0: "2"}, max_messages=3), Question({0: "2"}, max_messages=7)),
         # The limit was lowered, the partition was set to another position, the log had no more.
         (Question({0: "2"}, max_messages=3), Question({0: "2"}, max_messages=2)),
         (Question({0: "2"}, max_messages=3), Question({0: "4"}, max_messages=3)),

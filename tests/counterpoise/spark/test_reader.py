@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +13,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from counterpoise.client import Client
 from counterpoise.flow import Flow
 from counterpoise.flow.view import Owned
-from counterpoise.spark.channel import DriverEnd
+from counterpoise.spark.channel import DriverEnd, source_end
+from counterpoise.spark.offsets import Offset
+from counterpoise.spark.opening import PreparedBatch
 from counterpoise.spark.options import read_options
 from counterpoise.spark.reader import CounterpoiseStreamReader
 from counterpoise.spark.tasks import LogPartition
+from tests.counterpoise.spark.queries import publish
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
@@ -53,6 +57,18 @@ def owned(service: Service, holddown_seconds: float = 0.0) -> Iterator[Client]:
             until(lambda: len(owner.partitions) == 4, "the owner has all")
             client.change_queue("flights", rebalance_delay=holddown_seconds)
             yield client
+
+
+class Countdown(threading.Event):
+    """It is set after so many waits, each of which ends at once."""
+
+    def __init__(self, waits: int) -> None:
+        super().__init__()
+        self.left = waits
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.left -= 1
+        return self.left <= 0
 
 
 def slices_of(partitions: object) -> list[tuple[object, ...]]:
@@ -103,6 +119,19 @@ def test_a_query_that_has_its_queue_to_itself_binds_at_once(service: Service) ->
         assert len(client.flows("flights")) == 1
 
 
+def test_a_query_that_ends_by_itself_takes_no_holddown_if_nobody_else_is_bound(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("counterpoise.spark.opening._SETTLE_SECONDS", 1.0)
+    with Client(service.url) as client, reading(service) as reader:
+        client.create_queue("flights", 4, rebalance_delay=3600)
+        publish(service, "flights", 40)
+        reader.prepareForTriggerAvailableNow()
+        end = reader.latestOffset(reader.initialOffset(), ALL)
+        assert len(end["partitions"]) == 4
+        assert client.rebalance_status("flights").status == "Ready"
+
+
 @pytest.mark.parametrize("options", [{"instanceId": "app"}, {"warmup": "true"}])
 def test_a_query_whose_partitions_may_wait_for_it_binds_at_once(
     service: Service, options: dict[str, str]
@@ -118,7 +147,26 @@ def test_a_query_that_goes_on_from_a_checkpoint_binds_at_once(service: Service) 
         assert len(client.flows("flights")) == 2
 
 
-def test_a_holddown_is_the_time_to_get_ready(service: Service) -> None:
+def test_a_holddown_is_no_reason_to_bind_before_it_is_ready(service: Service) -> None:
+    """An application without executors would own its share when the holddown is over."""
     with owned(service, holddown_seconds=5.0) as client, reading(service) as reader:
-        reader.latestOffset(reader.initialOffset(), ALL)
-        assert len(client.flows("flights")) == 2
+        prepared = reader.latestOffset(reader.initialOffset(), ALL)
+        assert prepared["prepared"] == 1
+        assert len(client.flows("flights")) == 1
+
+
+def test_it_waits_without_limit_for_the_end_of_that_micro_batch(tmp_path: Path) -> None:
+    """Executors may come after minutes, or never."""
+    start = Offset("flights", instance="app").to_json()
+    channel = source_end(tmp_path, "app", None)
+    batch = PreparedBatch({**start, "prepared": 1}, [], channel)
+    DriverEnd(tmp_path, "app").put("done", {"offset": start, "batch": 0, "ended": False})
+    stopped = Countdown(1000)
+    assert not batch.wait_done(stopped)
+    assert stopped.left == 0
+    DriverEnd(tmp_path, "app").put("done", {"offset": batch.end, "batch": 1, "ended": False})
+    assert batch.wait_done(Countdown(2))
+
+
+def test_without_a_driver_that_says_it_spark_itself_has_to_ask() -> None:
+    assert not PreparedBatch({}, [], None).wait_done(Countdown(1))

@@ -16,7 +16,11 @@ from tests.counterpoise.spark.cluster.application import WithEnvironment, check_
 from tests.counterpoise.spark.cluster.environments import environment, packed
 from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.stage import staged
-from tests.counterpoise.spark.test_warmup_applications import WarmStage, check_there_and_back_twice
+from tests.counterpoise.spark.test_warmup_applications import (
+    WarmStage,
+    check_there_and_back,
+    there_and_back,
+)
 from tests.service import Service
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("spark 2")]
@@ -37,5 +41,8 @@ def test_shipped_as_an_archive_of_an_environment_there_and_back_again_the_state_
     first = stage.stateful(
         "first", "replay", kind_of=WithEnvironment, archive=archive, unpacked=unpacked
     )
-    check_there_and_back_twice(stage, first, stage.stateful("second", "replay"))
+    there_and_back(stage, first, stage.stateful("second", "replay"))
+    assert first.stop() == 0
+    check_there_and_back(stage)
+    assert stage.moves()["graceful"] >= 2
     check_executors(first, "environment/lib")

@@ -1,10 +1,12 @@
-"""The tests' application with a fenced sink: its rows go to Postgres, in the tasks that read them.
+"""The tests' application with a fenced sink: its rows go to Postgres, in the tasks that read them,
+or into a lake.
 
 A file says where it holds, as in the other application, but there are more places:
 
 * `before`: in `foreachBatch`, before the sink is called;
 * `inside P`: on an executor, in the transaction of partition P, after its rows were written;
 * `inside`: the same, of any partition, so every task holds in its first partition;
+* `commit`: in a lake, when all files are written, before the commit;
 * `after`: in `foreachBatch`, after the sink, before Spark's commit log.
 
 To stop it between Spark's commit log and its commit at the service, the process of its source is
@@ -16,7 +18,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +30,10 @@ from tests.counterpoise.spark.waiting import until
 from tests.processes import find, kill_family, running
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from counterpoise.spark.sink.lake import LakeTable
     from tests.counterpoise.spark.jobs.program import Control
 
 
@@ -46,16 +49,16 @@ class FencedApplication(Application):
         url: str,
         queue: str,
         drivers: Drivers,
-        database: str,
+        results: Mapping[str, str],
         *,
         master: str = LOCAL,
         **options: Any,
     ) -> None:
         super().__init__(name, directory, url, queue, drivers, master=master, **options)
-        self._database = database
+        self._results = results
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"database": self._database}
+        return super().settings() | {"results": dict(self._results)}
 
     def held(self) -> bool:
         """Whether it holds where it was told last."""
@@ -178,6 +181,50 @@ class WriteEvents:
         wait_if(self.home, f"inside {scope.partition}")
 
 
+def fenced_sink(
+    home: Path, name: str, results: Mapping[str, str]
+) -> Callable[[DataFrame, int], None]:
+    """The sink into `results`: a database, or a directory with a lake."""
+    from counterpoise.spark import FencedSink
+
+    if "database" in results:
+        write = WriteEvents(home, name)
+        return FencedSink(results["database"], write, name="events", confirm_seconds=30)
+    from pyspark.sql.functions import lit
+
+    from tests.counterpoise.spark.sink.places import LAKES
+
+    place = LAKES[results["lake"]](Path(results["directory"]))
+    sink = place.sink("events", confirm_seconds=30)
+    target: Any = sink._target
+    target._table = HoldingTable(target._table, home)
+
+    def write_all(batch: DataFrame, batch_id: int) -> None:
+        sink(batch.withColumns({"application": lit(name), "batch": lit(batch_id)}), batch_id)
+
+    return write_all
+
+
+class HoldingTable:
+    """A table of a lake that may hold before a commit."""
+
+    def __init__(self, table: LakeTable, home: Path) -> None:
+        self.key, self.remedy, self.forget = table.key, table.remedy, table.forget
+        self._table = table
+        self._home = home
+
+    def snapshot(self, *of: Any) -> Any:
+        snapshot: Any = self._table.snapshot(*of)
+        commit = snapshot.commit
+
+        def commit_later(*what: Any) -> None:
+            wait_if(self._home, "commit")
+            commit(*what)
+
+        snapshot.commit = commit_later
+        return snapshot
+
+
 def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> None:
     """The application itself, or several."""
     control.run(*(start(spark, one) for one in settings.get("members", [settings])))
@@ -185,16 +232,10 @@ def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> N
 
 def start(spark: SparkSession, settings: Mapping[str, Any]) -> StreamingQuery:
     """The query of one application."""
-    from counterpoise.spark import FencedSink
     from tests.counterpoise.spark.jobs.program import source_processes
 
     home = Path(settings["home"])
-    sink = FencedSink(
-        settings["database"],
-        WriteEvents(home, settings["name"]),
-        name="events",
-        confirm_seconds=30,
-    )
+    sink = fenced_sink(home, settings["name"], settings["results"])
 
     def write(batch: Any, batch_id: int) -> None:
         wait_if(home, "before")

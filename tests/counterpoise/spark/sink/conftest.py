@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,18 +14,8 @@ import pytest
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.sink.database import Database
 from counterpoise.spark.sink.writer import Task, write_ranges
-
-Rows = Sequence[tuple[int, int, str]]
-"""(partition, position, value)"""
-
-COLUMNS = pa.schema([("partition", pa.int32()), ("position", pa.string()), ("value", pa.string())])
-
-
-def batch(rows: Rows) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(
-        [dict(zip(COLUMNS.names, (p, str(at), value), strict=True)) for p, at, value in rows],
-        COLUMNS,
-    )
+from tests.counterpoise.spark.sink.mariadb import MariaDbServer, running_mariadb
+from tests.counterpoise.spark.sink.places import MARK, Rows, batch
 
 
 def insert(connection: Any, rows: pa.Table, scope: Any) -> None:
@@ -45,9 +35,7 @@ class Writing:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.task = Task(
-            Database(url), "high_water", ("s", "q-1", "log-1", "flights"), 0, {}, insert, None
-        )
+        self.task = Task(Database(url), "high_water", MARK, 0, {}, insert, None)
         with psycopg.connect(url) as connection:
             connection.execute(
                 "CREATE TABLE result (id bigserial PRIMARY KEY, partition int, position bigint,"
@@ -91,6 +79,13 @@ class Writing:
 @pytest.fixture
 def writing(database_url: str) -> Writing:
     return Writing(database_url)
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDbServer]:
+    """One server for each process that runs tests."""
+    with running_mariadb() as server:
+        yield server
 
 
 @pytest.fixture

@@ -3,13 +3,16 @@
 The model covers the fence's surroundings: a service that grants epochs and accepts commits of the
 current one, and applications that plan ranges from the committed position, run them late, in part
 or again, die in any step and come back with their plan (`replaced`) or without. Rows are filtered
-at random. The fence and its transactions are the real ones, on a real Postgres.
+at random. The fence and its commits are the real ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
 
 import psycopg
 import pytest
@@ -18,7 +21,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from counterpoise.spark.offsets import Slice
-from tests.counterpoise.spark.sink.conftest import Writing
+from counterpoise.spark.sink.writer import _created
+from tests.counterpoise.spark.sink.places import LAKES, Place, Postgres, then
 
 
 def is_kept(position: int) -> bool:
@@ -39,16 +43,11 @@ class Application:
 class Lives(RuleBasedStateMachine):
     """One partition. `owner` is the owner for the service; `zombies` do not know that they lost."""
 
-    writing: Writing
+    fresh: ClassVar[Callable[[], Place]]
 
     def __init__(self) -> None:
         super().__init__()
-        with psycopg.connect(self.writing.url, autocommit=True) as connection:
-            connection.execute("TRUNCATE result")
-            connection.execute("DROP TABLE IF EXISTS high_water")
-        from counterpoise.spark.sink import writer
-
-        writer._created.clear()
+        self.place = type(self).fresh()
         self.end = 0
         self.epoch = 0
         self.committed = 0
@@ -147,17 +146,11 @@ class Lives(RuleBasedStateMachine):
         start, end = int(one.planned.start), int(one.planned.end)
         rows = [(0, at, f"m{at}") for at in range(start, end) if is_kept(at)]
 
-        if failing:
-            self.writing.write([one.planned], self.failing(rows), mine=[0])
-        return self.writing.write([one.planned], rows, mine=[0])[0]
+        def fail() -> None:
+            raise ZeroDivisionError  # the log, behind the rows
 
-    @staticmethod
-    def failing(rows: list[tuple[int, int, str]]) -> Iterator[object]:
-        from tests.counterpoise.spark.sink.conftest import batch
-
-        """The log fails behind the rows, in the transaction."""
-        yield batch(rows)
-        raise ZeroDivisionError
+        task = then(rows, fail) if failing else rows
+        return self.place.write([one.planned], task)[0]
 
     def teardown(self) -> None:
         """The last owner finishes; then no message is repeated, missing or out of order."""
@@ -168,24 +161,41 @@ class Lives(RuleBasedStateMachine):
         if self.owner.done < self.end:
             self.owner.planned = Slice(0, self.epoch, str(self.owner.done), str(self.end))
             self.attempt(self.owner)
-        assert self.writing.positions(0) == [at for at in range(self.end) if is_kept(at)]
+        assert self.place.positions(0) == [at for at in range(self.end) if is_kept(at)]
 
 
-@pytest.fixture
-def lives(writing: Writing) -> type[Lives]:
-    Lives.writing = writing
-    return Lives
-
-
-def test_any_sequence_writes_each_message_once_and_in_order(
-    lives: type[Lives],
-) -> None:
+def live(fresh: Callable[[], Place], examples: int) -> None:
+    lives = type("Lives", (Lives,), {"fresh": staticmethod(fresh)})
     run_state_machine_as_test(
         lives,
         settings=settings(
-            max_examples=40,
+            max_examples=examples,
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+def test_any_sequence_writes_each_message_once_and_in_order(database_url: str) -> None:
+    def fresh() -> Place:
+        with psycopg.connect(database_url) as connection:
+            connection.execute("DROP TABLE IF EXISTS result, high_water")
+        _created.clear()
+        return Postgres(database_url)
+
+    live(fresh, 40)
+
+
+@pytest.mark.parametrize(("kind", "examples"), [("delta", 40), ("iceberg", 10)])
+def test_any_sequence_writes_each_message_once_into_a_lake(
+    tmp_path: Path, kind: str, examples: int
+) -> None:
+    numbers = itertools.count()
+
+    def fresh() -> Place:
+        directory = tmp_path / str(next(numbers))
+        directory.mkdir()
+        return LAKES[kind](directory)
+
+    live(fresh, examples)

@@ -1,9 +1,9 @@
-"""Applications killed and stuck at every step; in Postgres, each message is there once, in order.
+"""Applications killed and stuck at every step; in the result, each message is there once, in order.
 
 The steps of a micro-batch, and where each is stopped: planned (`before` the sink), in the
-transactions of its partitions (`inside` the first; `amid` them, while others have committed),
-written (`after` the sink, before Spark's commit log), and in Spark's commit `log`, before the
-commit at the service.
+transactions of its partitions (`inside` the first; `amid` them, while others have committed) or, in
+a lake, with all files written (before the `commit`), written (`after` the sink, before Spark's
+commit log), and in Spark's commit `log`, before the commit at the service.
 
 One driver runs an application for each step, on one queue. Each is held at its step, and one kill
 hits them all there.
@@ -12,9 +12,10 @@ hits them all there.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 import pytest
@@ -23,6 +24,7 @@ from counterpoise.client import Client
 from tests.counterpoise.spark.application import Application
 from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.sink.application import FencedApplication, FencedApplications
+from tests.counterpoise.spark.sink.places import LAKES
 from tests.counterpoise.spark.small import CLUSTER, LOCAL
 from tests.counterpoise.spark.stage import KEYS, Stage, staged
 from tests.counterpoise.spark.waiting import until
@@ -31,13 +33,88 @@ from tests.service import ServeProcess, Service
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("spark 2")]
 
 STEPS = ("before", "inside", "amid", "after", "log")
+LAKE_STEPS = ("before", "commit", "after", "log")
 PARTITIONS = 12
 """Each of them has keys that are written, and each application of a test owns two of them."""
 EXPECTED_KEYS = [f"k{n}" for n in range(KEYS) if not f"k{n}".endswith("3")]
 
 
+@dataclass(frozen=True)
+class Event:
+    """One written row."""
+
+    application: str
+    batch: int
+    partition: int
+    position: int
+    epoch: int
+    key: str
+    value: int
+
+
+EVENT = tuple(one.name for one in fields(Event))
+
+
+class Results(Protocol):
+    """What all applications write to."""
+
+    settings: Mapping[str, str]
+
+    def events(self) -> list[Event]:
+        """In the order of writing within each partition, as far as that is known."""
+
+    def fences(self) -> dict[int, str | None]: ...
+
+
+class Database:
+    """Events in a table of Postgres, which counts them."""
+
+    def __init__(self, url: str) -> None:
+        self.settings: Mapping[str, str] = {"database": url}
+        self.connection = psycopg.connect(url, autocommit=True)
+        self.connection.execute(
+            "CREATE TABLE events (id bigserial PRIMARY KEY, application text, batch int,"
+            " partition int, position bigint, epoch bigint, key text, value int)"
+        )
+
+    def events(self) -> list[Event]:
+        statement: Any = f"SELECT {', '.join(EVENT)} FROM events ORDER BY id"
+        return [Event(*row) for row in self.connection.execute(statement).fetchall()]
+
+    def fences(self) -> dict[int, str | None]:
+        statement = "SELECT partition, next_position FROM counterpoise_high_water"
+        return dict(self.connection.execute(statement).fetchall())
+
+    def a_writer_waits(self) -> bool:
+        """Whether a transaction waits for the row of another one."""
+        statement = (
+            "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            " AND datname = current_database()"
+        )
+        return self.connection.execute(statement).fetchone() is not None
+
+
+class Lake:
+    """Events in a table of a lake. Rows have no order there, so they are taken by position."""
+
+    def __init__(self, kind: str, directory: Path) -> None:
+        self.settings: Mapping[str, str] = {"lake": kind, "directory": str(directory)}
+        self._place = LAKES[kind](directory)
+
+    def events(self) -> list[Event]:
+        rows = [
+            one | {"position": int(one["position"]), "value": int(one["value"])}
+            for one in self._place.rows()
+        ]
+        found = [Event(**{name: one[name] for name in EVENT}) for one in rows]
+        return sorted(found, key=lambda one: (one.partition, one.position))
+
+    def fences(self) -> dict[int, str | None]:
+        return {number: at for number, (_, at) in self._place.high_water("events").items()}
+
+
 class SinkStage(Stage):
-    """The stage, with the database that all applications write to."""
+    """The stage, with the results that all applications write to."""
 
     def __init__(
         self,
@@ -45,65 +122,51 @@ class SinkStage(Stage):
         client: Client,
         directory: Path,
         drivers: Drivers,
-        database: str,
+        results: Results,
     ) -> None:
         super().__init__(service, client, directory, drivers)
-        self.connection = psycopg.connect(database, autocommit=True)
-        self.database = database
-        self.connection.execute(
-            "CREATE TABLE events (id bigserial PRIMARY KEY, application text, batch int,"
-            " partition int, position bigint, epoch bigint, key text, value int)"
-        )
+        self.results = results
 
     def fenced(self, name: str, *, master: str = LOCAL, **options: Any) -> FencedApplication:
         return self.add(self._fenced(name, master=master, **options))
 
-    def one_for_each_step(self, **options: Any) -> FencedApplications:
+    def one_for_each(self, steps: Sequence[str], **options: Any) -> FencedApplications:
         """An application for each step, by the step's name, all in one driver."""
-        members = [self._fenced(step, **options) for step in STEPS]
+        members = [self._fenced(step, **options) for step in steps]
         return self.add(FencedApplications("victims", self.directory, self.drivers, members))
 
     def _fenced(self, name: str, **options: Any) -> FencedApplication:
+        results = self.results.settings
         return FencedApplication(
-            name, self.directory, self.url, "flights", self.drivers, self.database, **options
+            name, self.directory, self.url, "flights", self.drivers, results, **options
         )
 
     def end(self) -> None:
         for application in self.applications:
             application.end()
             print(f"--- {application.name}:\n{application.said()[-8000:]}")
-        self.connection.close()
 
     def expected(self) -> list[int]:
         return [n for n in range(self.published) if f"k{n % KEYS}" in EXPECTED_KEYS]
 
-    def written(self) -> list[int]:
-        """All values, in the order of writing within each partition."""
-        rows = self.connection.execute("SELECT value FROM events ORDER BY id").fetchall()
-        return [value for (value,) in rows]
-
     def all_written(self) -> bool:
-        return set(self.expected()) <= set(self.written())
+        return set(self.expected()) <= {one.value for one in self.results.events()}
 
-    def partitions_with(self, least: int, application: str = "%") -> set[int]:
+    def written_since(self, least: int, application: str | None = None) -> list[Event]:
+        """The events of messages numbered `least` and up, by writer (None: by all)."""
+        return [
+            one
+            for one in self.results.events()
+            if one.value >= least and application in (None, one.application)
+        ]
+
+    def partitions_with(self, least: int, application: str | None = None) -> set[int]:
         """The partitions of messages numbered `least` and up, by writer."""
-        return {
-            partition
-            for (partition,) in self.connection.execute(
-                "SELECT DISTINCT partition FROM events WHERE value >= %s AND application LIKE %s",
-                [least, application],
-            )
-        }
+        return {one.partition for one in self.written_since(least, application)}
 
     def batches_with(self, least: int, application: str) -> set[int]:
         """The micro-batches in which it has written messages numbered `least` and up."""
-        return {
-            batch
-            for (batch,) in self.connection.execute(
-                "SELECT DISTINCT batch FROM events WHERE value >= %s AND application = %s",
-                [least, application],
-            )
-        }
+        return {one.batch for one in self.written_since(least, application)}
 
     def owned_by(self, *names: str) -> set[int]:
         """The partitions that these own."""
@@ -120,30 +183,23 @@ class SinkStage(Stage):
     def not_told(self) -> set[int]:
         """The partitions whose fence is ahead of the service's position."""
         told = {one.partition: int(one.position or 0) for one in self.client.partitions("flights")}
-        return {number for number, fence in self.fences().items() if int(fence) > told[number]}
-
-    def fences(self) -> dict[int, str]:
-        rows = self.connection.execute(
-            "SELECT partition, next_position FROM counterpoise_high_water"
-        ).fetchall()
-        return dict(rows)
+        fences = self.results.fences()
+        return {number for number, fence in fences.items() if int(fence or 0) > told[number]}
 
     def check(self) -> None:
-        """No message repeated or missing, each key in order, and the fence at the service's
-        position.
+        """No message repeated or missing, each key in order, no epoch after a higher one, and the
+        fence at the service's position.
         """
         self.until_idle()
-        written = self.written()
-        assert sorted(written) == self.expected()
+        events = self.results.events()
+        assert sorted(one.value for one in events) == self.expected()
         for key in EXPECTED_KEYS:
-            own = [value for value in written if f"k{value % KEYS}" == key]
+            own = [one.value for one in events if one.key == key]
             assert own == sorted(own), key
-        epochs = self.connection.execute(
-            "SELECT count(*) FROM (SELECT epoch - lag(epoch)"
-            " OVER (PARTITION BY partition ORDER BY id) AS step FROM events) _ WHERE step < 0"
-        ).fetchone()
-        assert epochs == (0,)
-        assert self.fences() == {
+        for number in {one.partition for one in events}:
+            epochs = [one.epoch for one in events if one.partition == number]
+            assert epochs == sorted(epochs), number
+        assert self.results.fences() == {
             one.partition: one.position for one in self.client.partitions("flights")
         }
 
@@ -153,7 +209,17 @@ def stage(
     service: Service, drivers: Drivers, tmp_path: Path, database_url: str
 ) -> Iterator[SinkStage]:
     # Another database than the service's, because the fence must not depend on sharing one.
-    with staged(SinkStage, service, tmp_path, drivers, database_url) as stage:
+    results = Database(database_url)
+    with results.connection, staged(SinkStage, service, tmp_path, drivers, results) as stage:
+        yield stage
+
+
+@pytest.fixture(params=LAKES)
+def lake_stage(
+    service: Service, drivers: Drivers, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[SinkStage]:
+    results = Lake(request.param, tmp_path)
+    with staged(SinkStage, service, tmp_path, drivers, results) as stage:
         yield stage
 
 
@@ -191,7 +257,7 @@ def hold_each_at_its_step(stage: SinkStage, victims: FencedApplications) -> int:
     stage.publish(60)
     for one in members.values():
         until(one.held, f"{one.name} holds before the sink")
-    after, amid, inside, log = (members[step] for step in ("after", "amid", "inside", "log"))
+    after, log = members["after"], members["log"]
     after.hold("after")
     until(after.held, "one holds after the sink")
     batch = log.finished_batches()
@@ -199,12 +265,18 @@ def hold_each_at_its_step(stage: SinkStage, victims: FencedApplications) -> int:
     log.go_on()
     log.until_finished(batch)
     assert stage.owned_by("log") & stage.not_told()
-    number = max(stage.owned_by("amid"))
-    amid.hold(f"inside {number}")
-    until_amid(stage, amid, number, first)
-    inside.hold("inside")
-    until(inside.held, "one holds inside its first transaction")
-    assert not stage.partitions_with(first, "inside") | stage.partitions_with(first, "before")
+    if (commit := members.get("commit")) is not None:
+        commit.hold("commit")
+        until(commit.held, "one holds before its commit")
+    if (amid := members.get("amid")) is not None:
+        number = max(stage.owned_by("amid"))
+        amid.hold(f"inside {number}")
+        until_amid(stage, amid, number, first)
+    if (inside := members.get("inside")) is not None:
+        inside.hold("inside")
+        until(inside.held, "one holds inside its first transaction")
+    for step in ("before", "inside", "commit"):
+        assert not stage.partitions_with(first, step)
     return first
 
 
@@ -223,7 +295,7 @@ def test_killed_at_every_step_and_restarted_at_once(stage: SinkStage) -> None:
     """
     stage.queue(PARTITIONS, rebalance_delay=0.2, max_handoff_time=60)
     stage.publish(60)
-    victims = stage.one_for_each_step(leaseSeconds=120)
+    victims = stage.one_for_each(STEPS, leaseSeconds=120)
     victims.start()
     until(lambda: stage.shared(*STEPS), "shared")
     stage.until_idle()
@@ -284,7 +356,7 @@ def test_killed_at_every_step_and_restarted_when_another_has_taken_over(stage: S
     stage.queue(PARTITIONS, rebalance_delay=0, max_handoff_time=60)
     stage.publish(60)
     other = stage.fenced("other", leaseSeconds=120)
-    victims = stage.one_for_each_step(leaseSeconds=8)
+    victims = stage.one_for_each(STEPS, leaseSeconds=8)
     other.start()
     victims.start()
     until(lambda: stage.shared("other", *STEPS), "shared")
@@ -339,16 +411,54 @@ def test_stuck_ones_that_wake_after_a_forced_handoff(stage: SinkStage) -> None:
     (flow,) = [one for one in stage.client.flows("flights") if one.client_name == "stuck"]
     stage.client.drain("flights", flow.flow_id)
     until(lambda: stage.owned("other") == 4, "the handoffs are forced")
-    until(
-        lambda: stage.connection.execute(
-            "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-            " AND datname = current_database()"
-        ).fetchone(),
-        "the successor waits for the row",
-    )
+    assert isinstance(stage.results, Database)
+    until(stage.results.a_writer_waits, "the successor waits for the row")
     stuck.go_on()
     stage.publish(60)
     stage.check()
     stuck.drained_from_outside()
     assert other.stop() == 0
     assert stage.moves()["forced"] >= 3
+
+
+def test_in_a_lake_killed_at_every_step_and_stuck_before_a_commit(lake_stage: SinkStage) -> None:
+    """Killed and restarted at once: planned batches are replayed, and each is written once.
+
+    Then one is stuck with its files written, loses its partitions to the others, and commits late.
+    """
+    stage = lake_stage
+    stage.queue(8, rebalance_delay=0.2, max_handoff_time=60)
+    # It has read nothing, so the log keeps the messages of stuck plans.
+    stage.client.create_queue("archive", 8, log="builtin:flights")
+    stage.publish(60)
+    victims = stage.one_for_each(LAKE_STEPS, leaseSeconds=120)
+    victims.start()
+    until(lambda: stage.shared(*LAKE_STEPS), "shared")
+    stage.until_idle()
+    first = hold_each_at_its_step(stage, victims)
+    batches = {one.name: one.planned_batches() - 1 for one in victims.members.values()}
+    victims.kill()
+    victims.go_on()
+    victims.start()
+    for one in victims.members.values():
+        one.until_finished(batches[one.name])
+        assert batches[one.name] in stage.batches_with(first, one.name)
+    assert skipped(victims) == set()
+    stage.until_idle()
+
+    stuck = victims.members["commit"]
+    lost = stage.owned_by("commit")
+    first = stage.published
+    stuck.hold("commit")
+    stage.publish(60)
+    until(stuck.held, "it holds before its commit")
+    stage.client.change_queue("flights", max_handoff_time=0.5)
+    (flow,) = [one for one in stage.client.flows("flights") if one.client_name == "commit"]
+    stage.client.drain("flights", flow.flow_id)
+    until(lambda: not stage.owned_by("commit"), "the handoffs are forced")
+    until(lambda: lost <= stage.partitions_with(first), "the others write what was in flight")
+    stage.until_idle()
+    stuck.go_on()
+    until(lambda: "has a new owner, which has written already" in victims.said(), "it says so")
+    stage.check()
+    assert not stage.partitions_with(first, "commit")

@@ -7,6 +7,7 @@ order, is missing.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from counterpoise.spark.channel import channel_to, driver_home
 from counterpoise.spark.options import read_options
 from counterpoise.spark.reader import CounterpoiseStreamReader
 from counterpoise.spark.running_batch import planned_for
+from counterpoise.spark.sink.fence import HighWaterKey
 from counterpoise.spark.sink.sink import FencedSink
-from counterpoise.spark.sink.writer import write_ranges
+from counterpoise.spark.sink.target import MicroBatch, RangeResult
 from counterpoise.spark.tasks import close_kept
 from tests.broker.processes.test_restores import Database, serving
+from tests.counterpoise.spark.sink.places import LocalRows
 from tests.log_support import until
 from tests.service import Service
 
@@ -44,10 +47,8 @@ class Result:
                 " value bytea)"
             )
 
-    def take(self, service: Service, messages: int) -> list[dict[str, Any]]:
-        """What a query with a new checkpoint writes of so many messages; returns the tasks'
-        reports.
-        """
+    def take(self, service: Service, messages: int) -> list[RangeResult]:
+        """What becomes of so many messages, read by a query with a new checkpoint."""
         options = read_options({"queue": "orders", "url": service.url})
         reader = CounterpoiseStreamReader(options, cores=2, home=driver_home())
         try:
@@ -64,14 +65,9 @@ class Result:
             tasks = reader.partitions(start, end)
             planned = planned_for(channel_to(end["instance"]), start, end)
             assert planned is not None
-            return [
-                line
-                for task in tasks
-                for said in write_ranges(
-                    self.sink._task(0, planned, planned.read, None), reader.read(task)
-                )
-                for line in said.to_pylist()
-            ]
+            mark = HighWaterKey(self.sink.name, planned.queue_id, planned.log, planned.queue)
+            rows = LocalRows(planned.read, [functools.partial(reader.read, one) for one in tasks])
+            return self.sink._target.write(MicroBatch(mark, 0, planned.read, "fail", rows))
         finally:
             reader.stop()
             close_kept()
@@ -100,9 +96,9 @@ def test_messages_at_the_positions_of_lost_ones_are_written(
         client.create_queue("orders", 1, rebalance_delay=0)
         database.dump()
         publish(client, service, *lost)
-        assert [said["outcome"] for said in result.take(service, 5)] == ["written"]
+        assert [said.outcome for said in result.take(service, 5)] == ["written"]
         # A repetition is recognized.
-        assert [said["outcome"] for said in result.take(service, 5)] == ["repeated"]
+        assert [said.outcome for said in result.take(service, 5)] == ["repeated"]
     assert result.values() == lost
 
     database.restore()
@@ -110,7 +106,7 @@ def test_messages_at_the_positions_of_lost_ones_are_written(
     with serving(database.url) as (service, client):
         publish(client, service, *new)
         [said] = result.take(service, 3)
-    assert (said["outcome"], said["written"], said["dropped"]) == ("written", 3, 0)
+    assert (said.outcome, said.written, said.dropped) == ("written", 3, 0)
     assert result.values() == [*lost, *new]
     # One queue, and two logs of it one after the other.
     high_waters = result.query(

@@ -11,11 +11,10 @@ import psycopg
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from counterpoise.client import Client
 from counterpoise.publisher import Publisher
 from counterpoise.spark import FencedSink
 from counterpoise.spark.channel import Channel
-from counterpoise.spark.errors import InvalidSink, SinkNameInUse
+from counterpoise.spark.errors import InvalidSink, MissingColumns, SinkNameInUse
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.running_batch import (
     BatchPlan,
@@ -24,8 +23,9 @@ from counterpoise.spark.running_batch import (
     planned_for,
     planned_of,
 )
-from counterpoise.spark.sink import sink as module
-from tests.counterpoise.spark.starting import started
+from counterpoise.spark.sink import batch as module
+from tests.counterpoise.spark.queries import QueryStage, committed
+from tests.counterpoise.spark.sink.places import LAKES
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
@@ -38,18 +38,13 @@ pytestmark = pytest.mark.xdist_group("spark 1")
 KEYS = 17
 
 
-class Stage:
+class Stage(QueryStage):
     """A queue of four partitions with messages, a database for results, and queries on them."""
 
     def __init__(self, spark: SparkSession, service: Service, url: str, home: Path) -> None:
-        self.spark = spark
-        self.service = service
+        super().__init__(spark, service, home)
         self.url = url
-        self.home = home
-        self.client = Client(service.url)
         self.client.create_queue("flights", 4, rebalance_delay=0)
-        self.published = 0
-        self.queries: list[StreamingQuery] = []
         with psycopg.connect(url) as connection:
             connection.execute(
                 "CREATE TABLE events (id bigserial PRIMARY KEY, partition int, position text,"
@@ -70,29 +65,14 @@ class Stage:
         shape: Callable[[DataFrame], DataFrame] = lambda rows: rows,
         mode: str = "append",
     ) -> StreamingQuery:
-        stream = self.spark.readStream.format("counterpoise").options(
-            url=self.service.url, queue="flights", maxMessagesPerTrigger=50
-        )
-        writer = shape(stream.load()).writeStream.outputMode(mode).foreachBatch(sink)
-        query = started(writer.option("checkpointLocation", str(self.home / "checkpoint")))
-        self.queries.append(query)
-        return query
+        stream = self.messages(maxMessagesPerTrigger=50, stateOnHandoff="lose")
+        return self.started(shape(stream).writeStream.outputMode(mode).foreachBatch(sink))
 
     def until_committed(self, query: StreamingQuery) -> dict[int, str | None]:
         """Wait until the service has the position of every message; returns the positions."""
-
-        def positions() -> dict[int, str | None]:
-            return {one.partition: one.position for one in self.client.partitions("flights")}
-
-        until(
-            lambda: (
-                query.exception()
-                or sum(int(at or 0) for at in positions().values()) == self.published
-            ),
-            "everything is committed",
-        )
+        until(lambda: query.exception() or self.all_committed(), "everything is committed")
         assert query.exception() is None
-        return positions()
+        return committed(self.client, self.queue)
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.url) as connection:
@@ -105,11 +85,6 @@ class Stage:
 
     def high_water(self) -> dict[int, str]:
         return dict(self.query("SELECT partition, next_position FROM counterpoise_high_water"))
-
-    def end(self) -> None:
-        for query in self.queries:
-            query.stop()
-        self.client.close()
 
 
 @pytest.fixture
@@ -210,12 +185,54 @@ def test_a_repeated_message_is_dropped(stage: Stage) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("kind", LAKES)
+def test_rows_go_into_a_lake(stage: Stage, tmp_path: Path, kind: str) -> None:
+    """Filtered and shuffled. The query fails after the sink at first, and starts again."""
+    lake = LAKES[kind](tmp_path)
+    sink = lake.sink("events")
+    reports = []
+
+    def shape(rows: DataFrame) -> DataFrame:
+        some = rows.where("key in ('k3', 'k5', 'k7')")
+        odd, even = (some.where(f"cast(position as int) % 2 = {rest}") for rest in (1, 0))
+        return odd.union(even).repartition(3)
+
+    def fail_at_first(batch: DataFrame, batch_id: int) -> None:
+        sink(batch, batch_id)
+        reports.append(sink.last_report)
+        if len(reports) == 1:
+            raise RuntimeError("after the sink")
+
+    stage.publish(40)
+    first = stage.start(fail_at_first, shape)
+    with pytest.raises(StreamingQueryException, match="after the sink"):
+        first.awaitTermination(60)
+    until(lambda: not stage.client.flows("flights"), "it unbinds")
+    stage.publish(40)
+    positions = stage.until_committed(stage.start(fail_at_first, shape))
+    rows = sorted(lake.rows(), key=lambda one: int(one["value"]))
+    assert [int(one["value"]) for one in rows] == [n for n in range(80) if n % KEYS in (3, 5, 7)]
+    assert {name: at for name, (_, at) in lake.high_water("events").items()} == positions
+    assert (rows[0]["key"], dict(rows[0]["headers"]), rows[0]["epoch"]) == ("k3", {"n": "3"}, 1)
+    assert rows[0]["published_at"].tzinfo is not None
+    assert sum(one.dropped for one in reports if one is not None) > 0
+
+
+@pytest.mark.long
 def test_aggregates_are_refused_with_what_to_do(stage: Stage) -> None:
     sink = FencedSink.to_table(stage.url, "events")
     stage.publish(5)
     query = stage.start(sink, lambda rows: rows.groupBy("key").count(), mode="update")
     with pytest.raises(StreamingQueryException, match="aggregate within the sink's write"):
         query.awaitTermination(60)
+
+
+def test_pairs_of_aligned_logs_are_refused_with_what_to_do(spark: SparkSession) -> None:
+    sides = [f"{side}_{name}" for side in ("left", "right") for name in ("partition", "position")]
+    pairs = spark.createDataFrame([("k", 6, "1", 7, "1")], ["key", *sides])
+    sink = FencedSink.to_table("postgresql://localhost/none", "pairs")
+    with pytest.raises(MissingColumns, match=r"ON CONFLICT DO NOTHING.*join the tables.*aligned"):
+        sink(pairs, 0)
 
 
 @pytest.mark.long

@@ -1,74 +1,26 @@
-"""The writes of a task, on a real Postgres: one transaction for each range, through the fence."""
+"""What is special to Postgres: one transaction for each range, in the tasks. `test_targets` has
+what every target does.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pyarrow as pa
 import pytest
+from sqlalchemy import make_url
+from sqlalchemy.exc import OperationalError
 
-from counterpoise.logs import InvalidPosition
-from counterpoise.spark.errors import ForeignRow, InvalidSink, SinkGap
+from counterpoise.spark.errors import InvalidSink
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.sink.database import Database, TransactionLimits
 from counterpoise.spark.sink.highwater import HighWaters
-from tests.counterpoise.spark.sink.conftest import COLUMNS, Writing, batch, insert
+from tests.counterpoise.spark.sink.conftest import Writing, insert
+from tests.counterpoise.spark.sink.places import batch, rows_of
 from tests.service import eventually
-
-
-def rows_of(partition: int, start: int, end: int) -> list[tuple[int, int, str]]:
-    return [(partition, at, f"p{partition}-{at}") for at in range(start, end)]
-
-
-def test_the_ranges_of_a_task_are_written_and_the_high_water_says_so(writing: Writing) -> None:
-    ranges = [Slice(0, 1, "0", "3"), Slice(4, 2, "10", "12")]
-    outcomes = writing.write(ranges, rows_of(0, 0, 3) + rows_of(4, 10, 12))
-    assert outcomes == {0: "written", 4: "written"}
-    assert writing.positions(0) == [0, 1, 2]
-    assert writing.positions(4) == [10, 11]
-    assert writing.high_water() == {0: (1, "3"), 4: (2, "12")}
-
-
-def test_a_second_attempt_writes_nothing(writing: Writing) -> None:
-    for outcome in ("written", "repeated"):
-        assert writing.write([Slice(0, 1, "0", "3")], rows_of(0, 0, 3)) == {0: outcome}
-    assert writing.positions(0) == [0, 1, 2]
-
-
-def test_a_range_whose_rows_were_all_filtered_moves_the_high_water(writing: Writing) -> None:
-    """(a): otherwise the next range would look like one after a gap."""
-    writing.write([Slice(0, 1, "0", "5"), Slice(1, 1, "0", "5")], rows_of(1, 0, 5), mine=[0, 1])
-    assert writing.high_water() == {0: (1, "5"), 1: (1, "5")}
-    assert writing.write([Slice(0, 1, "5", "6")], rows_of(0, 5, 6)) == {0: "written"}
-
-
-def test_holes_in_the_log_are_no_gaps(writing: Writing) -> None:
-    """(b): only the positions 0, 7 and 40 of [0, 100) exist."""
-    sparse = [(0, 0, "a"), (0, 7, "b"), (0, 40, "c")]
-    assert writing.write([Slice(0, 1, "0", "100")], sparse) == {0: "written"}
-    assert writing.write([Slice(0, 1, "100", "300")], [(0, 222, "d")]) == {0: "written"}
-    assert writing.positions(0) == [0, 7, 40, 222]
-
-
-def test_a_range_that_was_not_read_moves_nothing(writing: Writing) -> None:
-    """(c): partition 1 was skipped, its new owner writes it."""
-    writing.write([Slice(0, 1, "0", "5")], rows_of(0, 0, 5), mine=[0])
-    assert 1 not in writing.high_water()
-    assert writing.write([Slice(1, 2, "0", "5")], rows_of(1, 0, 5)) == {1: "written"}
-    assert writing.positions(1) == [0, 1, 2, 3, 4]
-
-
-def test_one_superseded_range_does_not_hinder_the_others(writing: Writing) -> None:
-    writing.write([Slice(0, 5, "0", "2")], rows_of(0, 0, 2))
-    outcomes = writing.write(
-        [Slice(0, 4, "0", "9"), Slice(1, 4, "0", "2")], rows_of(0, 0, 9) + rows_of(1, 0, 2)
-    )
-    assert outcomes == {0: "superseded", 1: "written"}
-    assert writing.positions(0) == [0, 1]
-    assert writing.high_water() == {0: (5, "2"), 1: (4, "2")}
 
 
 def test_rows_come_in_order_in_chunks_and_one_transaction(writing: Writing) -> None:
@@ -203,6 +155,8 @@ def test_an_old_owner_is_refused_by_a_new_one_that_came_while_it_waited(writing:
         ("execute", TransactionLimits(idle_seconds=2)),
         # The server does not see a transaction as idle after a pipeline.
         ("executemany", TransactionLimits(transaction_seconds=3)),
+        # No limit of the server ends COPY while it waits for data.
+        ("copy", TransactionLimits(idle_seconds=2)),
     ],
 )
 def test_a_frozen_writer_loses_its_transaction(
@@ -214,6 +168,12 @@ def test_a_frozen_writer_loses_its_transaction(
 
     def write(connection: Any, rows: pa.Table, scope: Any) -> None:
         with connection.connection.driver_connection.cursor() as cursor:
+            if statement == "copy":
+                with cursor.copy("COPY result (value) FROM STDIN") as copy:
+                    copy.write_row(("x",))
+                    frozen.set()
+                    assert thaw.wait(120)
+                return
             parameters: Any = ("x",) if statement == "execute" else [("x",)]
             getattr(cursor, statement)("INSERT INTO result (value) VALUES (%s)", parameters)
         frozen.set()
@@ -232,12 +192,41 @@ def test_a_frozen_writer_loses_its_transaction(
     other = Database(writing.url)
     other.key += "other"
     rows = rows_of(0, 0, 8)
-    assert writing.write([Slice(0, 2, "0", "8")], rows, database=other) == {0: "written"}
+    limits = TransactionLimits(idle_seconds=bounds.idle_seconds)
+    new = [Slice(0, 2, "0", "8")]
+    assert writing.write(new, rows, database=other, bounds=limits) == {0: "written"}
     thaw.set()
     thread.join()
     assert [type(error).__name__ for error in errors] != ["AssertionError"]
     assert errors
     assert writing.positions(0) == list(range(8))
+
+
+def test_a_session_of_another_role_is_named_and_not_ended(
+    writing: Writing, caplog: pytest.LogCaptureFixture
+) -> None:
+    role = f"sink_{uuid4().hex}"
+    first = rows_of(0, 0, 5)
+    assert writing.write([Slice(0, 1, "0", "5")], first) == {0: "written"}
+    with psycopg.connect(writing.url, autocommit=True) as owner:
+        holder = owner.info.backend_pid
+        owner.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{role}'")
+        owner.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
+        owner.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}")
+        try:
+            with owner.transaction():
+                owner.execute("SELECT 1 FROM high_water FOR UPDATE")
+                url = make_url(writing.url).set(username=role, password=role)
+                other = Database(url.render_as_string(hide_password=False))
+                limits = TransactionLimits(idle_seconds=0.1, transaction_seconds=0.5)
+                rows = rows_of(0, 0, 8)
+                with pytest.raises(OperationalError):
+                    writing.write([Slice(0, 2, "0", "8")], rows, database=other, bounds=limits)
+                assert owner.execute("SELECT 1").fetchall() == [(1,)]
+        finally:
+            owner.execute(f"DROP OWNED BY {role}")
+            owner.execute(f"DROP ROLE {role}")
+    assert f"process {holder} of the database, of the role" in caplog.text
 
 
 def test_many_processes_make_the_table_at_once(writing: Writing) -> None:
@@ -262,19 +251,6 @@ def test_many_processes_make_the_table_at_once(writing: Writing) -> None:
     assert failures == []
 
 
-def test_sinks_queues_and_logs_do_not_know_each_other(writing: Writing) -> None:
-    one = Slice(0, 1, "0", "2")
-    marks = [
-        ("s", "q-1", "log-1", "flights"),
-        ("other", "q-1", "log-1", "flights"),
-        ("s", "q-2", "log-1", "flights"),
-        ("s", "q-1", "log-2", "flights"),
-    ]
-    for mark in marks:
-        assert writing.write([one], rows_of(0, 0, 2), mark=mark) == {0: "written"}
-    assert writing.positions(0) == [0, 1] * 4
-
-
 def test_a_table_in_a_schema_with_a_strange_name(writing: Writing) -> None:
     with psycopg.connect(writing.url) as connection:
         connection.execute('CREATE SCHEMA "Strange ""Name"')
@@ -282,70 +258,6 @@ def test_a_table_in_a_schema_with_a_strange_name(writing: Writing) -> None:
     one = Slice(0, 1, "0", "2")
     assert writing.write([one], rows_of(0, 0, 2), table=table) == {0: "written"}
     assert writing.write([one], rows_of(0, 0, 2), table=table) == {0: "repeated"}
-
-
-def test_forgetting_takes_the_next_range_as_the_first(writing: Writing) -> None:
-    writing.write([Slice(0, 3, "0", "9")], rows_of(0, 0, 9))
-    engine = Database(writing.url).engine()
-    assert HighWaters("high_water").forget(engine, "s", "another") == 0
-    assert HighWaters("high_water").forget(engine, "s", "flights") == 1
-    assert writing.write([Slice(0, 2, "0", "9")], rows_of(0, 0, 9)) == {0: "superseded"}
-    assert writing.write([Slice(0, 4, "0", "3")], rows_of(0, 0, 3)) == {0: "written"}
-    assert writing.high_water() == {0: (4, "3")}
-
-
-def test_a_gap_writes_nothing(writing: Writing) -> None:
-    writing.write([Slice(0, 1, "0", "2")], rows_of(0, 0, 2))
-    with pytest.raises(SinkGap):
-        writing.write([Slice(0, 1, "5", "6")], rows_of(0, 5, 6))
-    assert writing.positions(0) == [0, 1]
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        pytest.param([(7, 0, "x")], id="a partition that was not read"),
-        pytest.param([(0, 2, "x")], id="a position after the range"),
-        pytest.param([(0, 0, "x"), (0, 9, "x")], id="some after the range"),
-    ],
-)
-def test_rows_that_were_not_read_are_refused(writing: Writing, rows: Any) -> None:
-    with pytest.raises(ForeignRow):
-        writing.write([Slice(0, 1, "0", "2")], rows)
-    assert writing.positions(0) == []
-    assert writing.positions(7) == []
-
-
-def test_a_row_before_its_range_is_refused_although_it_was_written_once(writing: Writing) -> None:
-    writing.write([Slice(0, 1, "0", "5")], rows_of(0, 0, 5))
-    with pytest.raises(ForeignRow, match="aggregate within"):
-        writing.write([Slice(0, 1, "5", "6")], [(0, 4, "a timer's"), (0, 5, "x")])
-
-
-def test_rows_without_a_partition_or_a_readable_position_are_refused(writing: Writing) -> None:
-    def one_row(partition: int | None, position: str | None) -> Iterator[pa.RecordBatch]:
-        row = {"partition": partition, "position": position, "value": "x"}
-        yield pa.RecordBatch.from_pylist([row], COLUMNS)
-
-    for partition, position, error in [
-        (None, "0", ForeignRow),
-        (0, None, ForeignRow),
-        (0, "7-0", InvalidPosition),
-    ]:
-        with pytest.raises(error):
-            writing.write([Slice(0, 1, "0", "2")], one_row(partition, position))
-
-
-def test_rows_of_a_replay_are_left_out(writing: Writing) -> None:
-    rows = pa.RecordBatch.from_pylist(
-        [
-            {"partition": p, "position": at, "value": "x", "replay": replay}
-            for p, at, replay in [(9, "3", True), (0, "0", False), (0, "1", True), (0, "2", None)]
-        ],
-        COLUMNS.append(pa.field("replay", pa.bool_())),
-    )
-    assert writing.write([Slice(0, 1, "0", "3")], iter([rows])) == {0: "written"}
-    assert writing.positions(0) == [0, 2]
 
 
 def test_a_secret_is_not_shown(writing: Writing) -> None:
@@ -364,7 +276,7 @@ def test_a_secret_is_not_shown(writing: Writing) -> None:
 
 
 @pytest.mark.parametrize(
-    "where", ["postgresql://u:sEcReT@h:x/d", "mysql://u:sEcReT@h/d", "sEcReT", ""]
+    "where", ["postgresql://u:sEcReT@h:x/d", "oracle://u:sEcReT@h/d", "sEcReT", ""]
 )
 def test_a_wrong_url_is_refused_without_being_shown(where: str) -> None:
     with pytest.raises(InvalidSink) as raised:

@@ -28,14 +28,13 @@ from tests.counterpoise.spark.application import Application, Sink
 from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.small import LOCAL
 from tests.counterpoise.spark.starting import started
+from tests.counterpoise.spark.state.counts import ROCKSDB, STATE_STORE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.counterpoise.spark.jobs.program import Control
 
-STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 COUNTED = "partition int, position string, epoch long, key string, value binary"
 
 

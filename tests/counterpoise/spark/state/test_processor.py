@@ -9,22 +9,7 @@ import pytest
 from pyspark.sql import Row
 
 from counterpoise.spark import TenuredProcessor, fresh
-
-
-class Value:
-    """A value state of one key, like Spark's."""
-
-    def __init__(self) -> None:
-        self.value: tuple[Any, ...] | None = None
-
-    def get(self) -> tuple[Any, ...] | None:
-        return self.value
-
-    def update(self, value: tuple[Any, ...]) -> None:
-        self.value = value
-
-    def clear(self) -> None:
-        self.value = None
+from tests.counterpoise.spark.state.memory import Value
 
 
 class Handle:

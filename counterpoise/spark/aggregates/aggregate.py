@@ -1,0 +1,198 @@
+"""The sink of aggregates that users pass to `foreachBatch`."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_args
+
+from counterpoise.client import Client
+from counterpoise.errors import CounterpoiseError
+from counterpoise.spark.aggregates.merging import (
+    Counted,
+    Emit,
+    Late,
+    Merge,
+    Results,
+    close_windows,
+    microseconds,
+)
+from counterpoise.spark.aggregates.partials import Aggregate
+from counterpoise.spark.aggregates.windows import Windows
+from counterpoise.spark.errors import InvalidSink
+from counterpoise.spark.running_batch import RunningBatch
+from counterpoise.spark.sink import FencedSink
+from counterpoise.spark.sink.database import Database, MakeEngine, TransactionLimits
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from counterpoise.spark.aggregates.tables import AggregateKey
+
+
+logger = logging.getLogger("counterpoise.spark")
+
+_PLACES = ("window_start", "window_end")
+
+
+class FencedAggregate:
+    """Aggregates that are exact across all applications of a queue: `.foreachBatch(FencedAggregate(
+    url, "per_minute", values={"n": Count()}, windows=Windows("at", 60)))`.
+
+    `where` is as for `FencedSink`; the driver connects too. `table`: the result, which you create,
+    with columns `window_start` and `window_end` (timestamptz; none without `windows`), those of
+    `by`, and those of `values`. Or `emit(connection, rows)`: called on the driver in the
+    transaction that closes windows, with a dictionary for each result; with `late="merge"` also on
+    executors, for windows that have changed.
+
+    `values`: the aggregates by column of the result. `by`: the columns of a group. `windows` None:
+    one result for each group, which is replaced after each micro-batch that changes it.
+
+    `late`: what becomes of a row whose window its own partition has passed: `drop` (and count it),
+    `side` (into the table `counterpoise_late`), or `merge` (into the result, for `keep_seconds`
+    after the window was closed). `idle_seconds`: how long a partition without rows holds windows
+    open; None: without limit.
+
+    `name` (default: the table's) and `fence`, further arguments of `FencedSink`, are as there.
+    Raises InvalidSink.
+    """
+
+    def __init__(
+        self,
+        where: str | MakeEngine | None,
+        table: str,
+        *,
+        values: Mapping[str, Aggregate],
+        by: Sequence[str] = ("key",),
+        windows: Windows | None = None,
+        late: Late = "drop",
+        keep_seconds: float = 86_400.0,
+        idle_seconds: float | None = None,
+        emit: Emit | None = None,
+        name: str | None = None,
+        **fence: Any,
+    ) -> None:
+        if importlib.util.find_spec("sqlalchemy") is None:
+            raise InvalidSink("aggregates need SQLAlchemy: pip install 'counterpoise[sink]'")
+        if late not in get_args(Late):
+            raise InvalidSink(f"late is one of {', '.join(get_args(Late))}, not {late!r}")
+        names = [*_PLACES, *by, *values]
+        if not values or len(set(names)) < len(names):
+            raise InvalidSink(
+                "an aggregate needs values, and different names for them and for the columns in by"
+            )
+        plan = Counted(dict(values), tuple(by), windows, late, microseconds(keep_seconds))
+        self.name = name or table
+        self._results = Results(plan, table, emit)
+        self._sink = FencedSink(where, Merge(plan, self._results), name=self.name, **fence)
+        self._database = Database(where)
+        self._idle_seconds = idle_seconds
+        self._created = False
+        # The queue that is counted and its service; known from the first micro-batch on.
+        self._counted: tuple[AggregateKey, str | None] | None = None
+        self._closed = threading.Event()
+        self._closer: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        return f"FencedAggregate(name={self.name!r})"
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Count one micro-batch, and write what is complete; `foreachBatch` calls this.
+
+        Raises what `FencedSink` raises, and errors of SQLAlchemy.
+        """
+        self._create()
+        self._sink(batch, batch_id)
+        self._learn(RunningBatch.of(batch))
+        self.close_windows()
+        if self._idle_seconds is not None and self._closer is None:
+            self._closer = threading.Thread(
+                target=self._close_idle, name="counterpoise-windows", daemon=True
+            )
+            self._closer.start()
+
+    def close_windows(self) -> int:
+        """Write the results of the windows that are complete; returns how many.
+
+        Each micro-batch ends with this, and with `idle_seconds` it is repeated in between. Any
+        application of the queue may close a window, and one of them does. 0 before the first
+        micro-batch, and while the service is away, which knows the partitions.
+        """
+        if self._counted is None:
+            return 0
+        from counterpoise.spark.aggregates import tables
+
+        key, url = self._counted
+        limits = TransactionLimits()
+        with self._database.transaction(limits) as connection:
+            known = tables.clocks(connection, key, None).keys()
+        # After the clocks: a partition with a clock that is not listed now has ended.
+        try:
+            with Client(url) as client:
+                live = {one.partition for one in client.partitions(key.queue)}
+        except CounterpoiseError as error:
+            logger.warning("counterpoise: windows of %s stay open: %s", self.name, error)
+            return 0
+        with self._database.transaction(limits) as connection:
+            return close_windows(
+                connection,
+                key,
+                self._results,
+                live=live,
+                known=known,
+                idle_seconds=self._idle_seconds,
+            )
+
+    def dropped(self) -> int:
+        """How many rows were late and dropped, or had no time, by all applications."""
+        if self._counted is None:
+            return 0
+        from counterpoise.spark.aggregates import tables
+
+        with self._database.transaction(TransactionLimits()) as connection:
+            return tables.dropped(connection, self._counted[0])
+
+    def forget(self, queue: str) -> None:
+        """Begin anew, before messages are delivered again on purpose (docs, *Delivering again*).
+
+        Drops what open windows have counted. Call it while no application writes.
+        """
+        from counterpoise.spark.aggregates import tables
+
+        self._create()
+        self._sink.forget(queue)
+        with self._database.transaction(TransactionLimits()) as connection:
+            tables.forget(connection, self.name, queue)
+
+    def close(self) -> None:
+        """Close no more idle windows from here; after `query.stop()`."""
+        self._closed.set()
+        if self._closer is not None:
+            self._closer.join()
+
+    def _create(self) -> None:
+        from counterpoise.spark.aggregates import tables
+
+        if not self._created:
+            with self._database.transaction(TransactionLimits()):
+                pass  # Waits while the database is unavailable.
+            tables.create(self._database.engine())
+            self._created = True
+
+    def _learn(self, running: RunningBatch) -> None:
+        from counterpoise.spark.aggregates.tables import AggregateKey
+
+        planned, view = running.planned, running.channel.get("view")
+        if planned.queue_id and view is not None:
+            key = AggregateKey(self.name, planned.queue_id, planned.queue)
+            self._counted = (key, view["url"] or None)
+
+    def _close_idle(self) -> None:
+        assert self._idle_seconds is not None
+        while not self._closed.wait(max(0.1, self._idle_seconds / 4)):
+            try:
+                self.close_windows()
+            except Exception as error:
+                logger.warning("counterpoise: idle windows of %s stay open: %s", self.name, error)

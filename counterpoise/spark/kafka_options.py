@@ -1,0 +1,72 @@
+"""The options of Spark's Kafka source, and what takes the place of each here.
+
+People come with them. None is an option of this source, and some have no counterpart: then the
+answer says where the same is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from counterpoise.spark.errors import InvalidOption
+
+_QUEUE = "did you mean 'queue'? A queue knows its topic"
+_START = (
+    "a stream goes on from the queue's committed positions. Where a new queue begins is decided "
+    "when it is made (counterpoise queues create QUEUE --start earliest|latest), and 'counterpoise "
+    "positions set QUEUE' changes it later. A batch read (spark.read) has 'startingPositions'"
+)
+_END = "a batch read (spark.read) has 'endingPositions'; a stream has no end"
+_TIME = "; positions by time are set with 'counterpoise positions set QUEUE 2h' (or a time)"
+_NO_LEAST = "there is no lower limit: a micro-batch reads what is there. Use a trigger interval"
+_GROUP = (
+    "there is no consumer group: all queries of one queue share its partitions. 'instanceId' is "
+    "what a restarted query is known by"
+)
+_RETRIES = "'readTimeoutSeconds' is how long a task tries to read from a log that is away"
+
+ANSWERS: Mapping[str, str] = {
+    "kafka.bootstrap.servers": "the queue knows its servers (counterpoise queues create QUEUE "
+    "--log kafka://HOST:PORT/TOPIC), and 'logUrl' names others for this query",
+    "kafka.group.id": _GROUP,
+    "groupIdPrefix": _GROUP,
+    "subscribe": _QUEUE,
+    "subscribePattern": f"{_QUEUE}, and a query reads one queue: unite several streams",
+    "assign": f"{_QUEUE}. The service assigns its partitions",
+    "topic": _QUEUE,
+    "startingOffsets": _START,
+    "startingTimestamp": _START + _TIME,
+    "startingOffsetsByTimestamp": _START + _TIME,
+    "startingOffsetsByTimestampStrategy": _START + _TIME,
+    "endingOffsets": _END,
+    "endingTimestamp": _END,
+    "endingOffsetsByTimestamp": _END,
+    "maxOffsetsPerTrigger": "did you mean 'maxMessagesPerTrigger'?",
+    "minOffsetsPerTrigger": _NO_LEAST,
+    "maxTriggerDelay": _NO_LEAST,
+    "minPartitions": "a partition is read by one task, so its order holds; 'maxInputPartitions' "
+    "is the most tasks of a micro-batch",
+    "maxRecordsPerPartition": "did you mean 'maxMessagesPerTrigger'? It is shared fairly between "
+    "the partitions",
+    "failOnDataLoss": "did you mean 'onTrimmed'? failOnDataLoss=false is onTrimmed=earliest",
+    "includeHeaders": "the column 'headers' is always there",
+    "kafkaConsumer.pollTimeoutMs": _RETRIES,
+    "fetchOffset.numRetries": _RETRIES,
+    "fetchOffset.retryIntervalMs": _RETRIES,
+}
+
+
+_BY_LOWER = {name.lower(): name for name in ANSWERS}
+
+
+def refuse_kafkas(name: str) -> None:
+    """Raises InvalidOption if `name`, in any case, is an option of Spark's Kafka source."""
+    name = _BY_LOWER.get(name.lower(), name)
+    answer = ANSWERS.get(name)
+    if answer is None and name.lower().startswith("kafka."):
+        answer = (
+            "settings of the Kafka client belong into the query string of 'logUrl' (or "
+            "COUNTERPOISE_LOG_URL): kafka://USER:PASSWORD@HOST:PORT?sasl.mechanisms=PLAIN"
+        )
+    if answer is not None:
+        raise InvalidOption(f"{name!r} is an option of Spark's Kafka source: {answer}")

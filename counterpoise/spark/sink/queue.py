@@ -1,0 +1,120 @@
+"""The sink that writes the rows of a queue's messages to another queue: `QueueSink`.
+
+Unlike `format("counterpoise")` it sees the plan of the running micro-batch. So it works for any
+query: rows that a shuffle or a join has mixed are brought together again (`sink`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from counterpoise.logs.columns import integers
+from counterpoise.spark.errors import InvalidSink, MissingColumns
+from counterpoise.spark.running_batch import RunningBatch
+from counterpoise.spark.sink.batch import BatchRows
+from counterpoise.spark.sink.names import check_unused
+from counterpoise.spark.writer.appender import TargetQueue, append_all, check_columns
+from counterpoise.spark.writer.numbering import ByPosition, Input
+from counterpoise.spark.writer.options import (
+    DEFAULT_NAME,
+    WRITE_TIMEOUT_SECONDS,
+    WriteOptions,
+    check_name,
+)
+from counterpoise.spark.writer.writers import target_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+logger = logging.getLogger("counterpoise.spark")
+
+_RESULT_SCHEMA = "written long, dropped long"
+
+
+@dataclass(frozen=True)
+class QueueReport:
+    """The outcome of one micro-batch: messages written, and those that the queue had already."""
+
+    batch_id: int
+    written: int
+    dropped: int
+
+
+@dataclass(frozen=True)
+class QueueTask:
+    """All that a task needs; it travels to the executors inside the pickled function."""
+
+    target: TargetQueue
+    name: str
+    source: Input
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Spark calls this in each task."""
+        done = append_all(self.target, ByPosition(self.name, self.source), batches)
+        yield pa.RecordBatch.from_arrays(
+            [integers([done.appended]), integers([done.duplicates])], ["written", "dropped"]
+        )
+
+
+class QueueSink:
+    """Writes the rows made of each message once, whichever application reads it:
+    `.foreachBatch(QueueSink("results"))`.
+
+    The rows have the columns `partition` and `position` of the source, `value`, and optionally
+    `key`, `headers`, `published_at`. `name` tells apart the sinks that write to one queue: all
+    applications that do the same work use the same, and two sinks of one application different
+    ones. `url` and `log_url` as for `Publisher`; `timeout_seconds`: how long a task tries to write
+    to a log that is away. Raises InvalidSink.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        *,
+        name: str = DEFAULT_NAME,
+        url: str | None = None,
+        log_url: str | None = None,
+        timeout_seconds: float = WRITE_TIMEOUT_SECONDS,
+    ) -> None:
+        try:
+            self.name = check_name(name)
+        except ValueError as error:
+            raise InvalidSink(f"the sink's name {error}") from None
+        self.last_report: QueueReport | None = None
+        self._options = WriteOptions(
+            queue, url, log_url, name, write_timeout_seconds=timeout_seconds
+        )
+
+    def __repr__(self) -> str:
+        return f"QueueSink({self._options.queue!r}, name={self.name!r})"
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Write one micro-batch; `foreachBatch` calls this.
+
+        Raises MissingColumns, SinkNameInUse, errors of the client, and what the tasks raise (as
+        Spark's exception).
+        """
+        if not check_columns(batch.schema):
+            raise MissingColumns(
+                "the rows have no columns partition and position: pass those of the source "
+                "through, as in select('partition', 'position', …). Write rows that are made of "
+                "several messages with format('counterpoise')"
+            )
+        running = RunningBatch.of(batch)
+        queue = self._options.queue
+        where = f" for queue {queue!r}"
+        check_unused(self, self.name, queue, running.run_id, batch_id, where=where)
+        planned = running.planned
+        if not planned.read:
+            return
+        rows = BatchRows(batch, running).together()
+        task = QueueTask(target_of(self._options), self.name, Input(planned.queue_id, planned.log))
+        results = rows.mapInArrow(task.__call__, _RESULT_SCHEMA).collect()
+        self.last_report = QueueReport(
+            batch_id, sum(one.written for one in results), sum(one.dropped for one in results)
+        )

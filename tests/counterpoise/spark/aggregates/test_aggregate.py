@@ -1,0 +1,196 @@
+"""Windows within real queries: two applications on one queue, and every way to hand over."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from counterpoise.publisher import Publisher
+from counterpoise.spark import Count, FencedAggregate, Windows, drain
+from counterpoise.spark.errors import InvalidSink
+from tests.counterpoise.spark.queries import QueryStage
+from tests.counterpoise.spark.waiting import until
+from tests.service import Service
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+pytestmark = pytest.mark.xdist_group("spark 1")
+
+KEYS = [f"k{n}" for n in range(8)]
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+EVENING = NOON + timedelta(hours=8)
+
+
+class Stage(QueryStage):
+    """A queue of four partitions, and applications that count its keys in each hour."""
+
+    def __init__(self, spark: SparkSession, service: Service, url: str, home: Path) -> None:
+        super().__init__(spark, service, home)
+        self.url = url
+        self.client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=60)
+        self.expected: Counter[tuple[datetime, str]] = Counter()
+        with psycopg.connect(url) as connection:
+            connection.execute(
+                "CREATE TABLE hourly (window_start timestamptz, window_end timestamptz, key text,"
+                " n bigint)"
+            )
+
+    def publish(self, count: int, at: datetime = NOON, keys: list[str] = KEYS) -> None:
+        """So many messages of each key."""
+        with Publisher("flights", url=self.service.url) as publisher:
+            for _ in range(count):
+                for key in keys:
+                    publisher.publish(b"", key=key, published_at=at)
+                    self.expected[at.replace(minute=0), key] += 1
+                    self.published += 1
+
+    def aggregate(self, **changes: Any) -> FencedAggregate:
+        given = {"values": {"n": Count()}, "windows": Windows("published_at", 3600), **changes}
+        return FencedAggregate(self.url, "hourly", **given)
+
+    def start(
+        self, name: str, sink: Callable[[DataFrame, int], None] | None = None, **options: Any
+    ) -> StreamingQuery:
+        stream = self.messages(clientName=name, **options)
+        writer = stream.select("partition", "position", "key", "published_at").writeStream
+        return self.started(writer.foreachBatch(sink or self.aggregate()), name)
+
+    def until_counted(self) -> None:
+        """Close the windows of the day, and compare."""
+        self.publish(1, EVENING)
+        until(self.all_committed, "everything is committed")
+        wanted = sorted((*of, n) for of, n in self.expected.items() if of[0] < EVENING)
+        until(lambda: len(self.rows()) >= len(wanted), "all windows are closed")
+        assert self.rows() == wanted
+
+    def rows(self) -> list[tuple[datetime, str, int]]:
+        with psycopg.connect(self.url) as connection:
+            return connection.execute(
+                "SELECT window_start, key, n FROM hourly ORDER BY 1, 2, 3"
+            ).fetchall()
+
+
+@pytest.fixture
+def stage(
+    spark: SparkSession, service: Service, database_url: str, tmp_path: Path
+) -> Iterator[Stage]:
+    stage = Stage(spark, service, database_url, tmp_path)
+    yield stage
+    stage.end()
+
+
+@pytest.mark.long
+def test_a_second_application_joins_within_a_window(stage: Stage) -> None:
+    """Spark's own aggregation gives two rows for a key: 10 and 10."""
+    stage.publish(10)
+    stage.start("one")
+    until(lambda: stage.shares() == {"one": 4}, "one has all")
+    stage.start("two")
+    until(lambda: stage.shares() == {"one": 2, "two": 2}, "they share")
+    stage.publish(10)
+    stage.until_counted()
+    assert {n for *_, n in stage.rows()} == {20}
+
+
+@pytest.mark.long
+def test_one_of_two_is_drained_within_a_window(stage: Stage) -> None:
+    """Spark's own aggregation counts 120 of 160: the open windows of the drained one are gone."""
+    stage.publish(10)
+    stage.start("one")
+    two = stage.start("two")
+    until(lambda: stage.shares() == {"one": 2, "two": 2}, "they share")
+    until(lambda: all(one.lag == 0 for one in stage.client.partitions("flights")), "all is counted")
+    drain(two)
+    stage.publish(10)
+    stage.until_counted()
+    assert sum(n for *_, n in stage.rows()) == 160
+
+
+@pytest.mark.long
+def test_a_backlog_goes_to_an_application_at_a_later_time(stage: Stage) -> None:
+    """Spark's own aggregation counts 400 of 800: its watermark has passed the backlog."""
+    go_on = threading.Event()
+    go_on.set()
+    counting = stage.aggregate()
+
+    def behind(batch: DataFrame, batch_id: int) -> None:
+        go_on.wait(60)
+        counting(batch, batch_id)
+
+    one = stage.start("one", behind, maxMessagesPerTrigger=20)
+    stage.start("two")
+    until(lambda: stage.shares() == {"one": 2, "two": 2}, "they share")
+    go_on.clear()
+    for hour in range(5):
+        stage.publish(20, NOON + timedelta(hours=hour, minutes=30))
+    until(
+        lambda: sum(one.lag == 0 for one in stage.client.partitions("flights")) == 2,
+        "the other application is four hours ahead",
+    )
+    assert stage.rows() == []
+    go_on.set()
+    drain(one)
+    stage.until_counted()
+    assert sum(n for *_, n in stage.rows()) == 800
+
+
+@pytest.mark.long
+def test_a_quiet_partition_is_passed_in_between_micro_batches(stage: Stage) -> None:
+    counting = stage.aggregate(idle_seconds=1.0)
+    stage.start("one", counting)
+    # One key: three of four partitions get nothing.
+    stage.publish(10, keys=KEYS[:1])
+    stage.publish(1, EVENING, keys=KEYS[:1])
+    until(lambda: stage.rows() == [(NOON, KEYS[0], 10)], "the window is closed")
+    assert counting.dropped() == 0
+    counting.close()
+    counting.forget("flights")
+    assert counting.close_windows() == 0
+
+
+@pytest.mark.long
+def test_resizes_in_both_directions_within_a_window(stage: Stage) -> None:
+    stage.start("one")
+    stage.publish(10)
+    stage.client.change_queue("flights", partition_count=7)
+    stage.publish(10)
+    stage.client.change_queue("flights", partition_count=2)
+    stage.publish(10)
+    until(
+        lambda: [one.partition for one in stage.client.partitions("flights")] == [0, 1],
+        "the others have ended",
+    )
+    stage.publish(10)
+    stage.publish(1, EVENING)
+    wanted = sorted((*of, n) for of, n in stage.expected.items() if of[0] < EVENING)
+    until(lambda: len(stage.rows()) >= len(wanted), "all windows are closed")
+    assert stage.rows() == wanted
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"values": {}}, "needs values"),
+        ({"values": {"key": Count()}}, "different names"),
+        ({"values": {"window_end": Count()}}, "different names"),
+        ({"late": "keep"}, "drop, side, merge"),
+    ],
+)
+def test_what_cannot_work_is_refused(wrong: dict[str, Any], says: str) -> None:
+    given: dict[str, Any] = {"values": {"n": Count()}, **wrong}
+    with pytest.raises(InvalidSink, match=says):
+        FencedAggregate("postgresql://localhost/none", "hourly", **given)
+
+
+def test_its_database_is_shown_nowhere() -> None:
+    one = FencedAggregate("postgresql://me:secret@localhost/none", "n", values={"n": Count()})
+    assert repr(one) == "FencedAggregate(name='n')"

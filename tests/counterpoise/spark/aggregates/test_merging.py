@@ -1,0 +1,394 @@
+"""Partials and windows in a real Postgres: two connections, in every order that matters."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from sqlalchemy import Connection, create_engine
+
+from counterpoise.spark.aggregates import Count, Last, Max, Sum, Windows, tables
+from counterpoise.spark.aggregates.merging import Counted, Merge, Results, close_windows
+from counterpoise.spark.aggregates.tables import AggregateKey
+from counterpoise.spark.errors import InvalidSink
+from counterpoise.spark.sink import Scope
+
+COLUMNS = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("position", pa.string()),
+        ("key", pa.string()),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("x", pa.int64()),
+    ]
+)
+KEY = AggregateKey("per_ten", "q-1", "flights")
+PLAN = Counted({"n": Count(), "total": Sum("x")}, ("key",), Windows("at", 10))
+Row = tuple[int, str, int | None, int]
+"""(position, key, second of the event, x)"""
+
+
+class Counting:
+    """Writers and closings, each on a connection of its own."""
+
+    def __init__(self, url: str) -> None:
+        # A statement that waits for a lock fails instead.
+        self.engine = create_engine(
+            url.replace("postgresql://", "postgresql+psycopg://"),
+            connect_args={"options": "-c lock_timeout=200ms"},
+        )
+        tables.create(self.engine)
+        self.database = psycopg.connect(url, autocommit=True)
+        self.database.execute(
+            "CREATE TABLE per_ten (window_start timestamptz, window_end timestamptz, key text,"
+            " n bigint, total bigint)"
+        )
+        self.plan = PLAN
+        self.live = {0, 1}
+        self.idle_seconds: float | None = None
+
+    @property
+    def results(self) -> Results:
+        return Results(self.plan, "per_ten")
+
+    def add(self, connection: Connection, partition: int, rows: Sequence[Row]) -> None:
+        found = pa.Table.from_pylist(
+            [
+                {
+                    "partition": partition,
+                    "position": str(position),
+                    "key": key,
+                    "at": None if at is None else at * 1_000_000,
+                    "x": x,
+                }
+                for position, key, at, x in rows
+            ],
+            COLUMNS,
+        )
+        scope = Scope(KEY.sink, "flights", KEY.queue_id, partition, 1, "0", "9", 0)
+        Merge(self.plan, self.results)(connection, found, scope)
+
+    def write(self, partition: int, *rows: Row) -> None:
+        """A whole transaction of the owner of the partition."""
+        with self.engine.begin() as connection:
+            self.add(connection, partition, rows)
+
+    @contextlib.contextmanager
+    def writing(self, partition: int, *rows: Row) -> Iterator[Connection]:
+        """The same, open until the end of the block."""
+        with self.engine.begin() as connection:
+            self.add(connection, partition, rows)
+            yield connection
+
+    def close(self, connection: Connection, known: set[int] | None = None) -> int:
+        return close_windows(
+            connection,
+            KEY,
+            self.results,
+            live=self.live,
+            known=set() if known is None else known,
+            idle_seconds=self.idle_seconds,
+        )
+
+    def closed(self, known: set[int] | None = None) -> int:
+        """A whole transaction that closes windows."""
+        with self.engine.begin() as connection:
+            return self.close(connection, known)
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        return self.database.execute(statement).fetchall()
+
+    def written(self) -> list[tuple[Any, ...]]:
+        """(second at which the window begins, key, n, total), in the order of writing."""
+        return self.query(
+            "SELECT extract(epoch FROM window_start)::int, key, n, total FROM per_ten"
+        )
+
+    def make_still(self, *partitions: int) -> None:
+        """These have got no rows for an hour."""
+        self.database.execute(
+            "UPDATE counterpoise_clocks SET moved_at = now() - interval '1 hour'"
+            " WHERE partition = ANY(%s)",
+            [list(partitions)],
+        )
+
+    def dropped(self) -> int:
+        with self.engine.begin() as connection:
+            return tables.dropped(connection, KEY)
+
+
+@pytest.fixture
+def counting(database_url: str) -> Iterator[Counting]:
+    counting = Counting(database_url)
+    yield counting
+    counting.database.close()
+    counting.engine.dispose()
+
+
+def test_a_window_is_written_once_with_the_rows_of_all_partitions(counting: Counting) -> None:
+    counting.write(0, (0, "a", 1, 5), (1, "b", 2, 1))
+    counting.write(0, (2, "a", 9, 5))
+    counting.write(1, (0, "a", 3, 7))
+    assert counting.closed() == 0
+    counting.write(0, (3, "a", 10, 1))
+    assert counting.closed() == 0, "partition 1 holds it open"
+    counting.write(1, (1, "a", 12, 1))
+    assert counting.closed() == 2
+    assert counting.closed() == 0
+    assert sorted(counting.written()) == [(0, "a", 3, 17), (0, "b", 1, 1)]
+
+
+def test_a_partition_that_nobody_has_read_holds_all_windows_open(counting: Counting) -> None:
+    counting.live = {0, 1, 2}
+    for partition in (0, 1):
+        counting.write(partition, (0, "a", 1, 1), (1, "a", 50, 1))
+    assert counting.closed() == 0
+    counting.write(2, (0, "a", 2, 1), (1, "a", 31, 1))
+    assert counting.closed() == 1
+    assert counting.written() == [(0, "a", 3, 3)]
+
+
+def test_a_slow_partition_is_passed_after_the_users_limit_alone(counting: Counting) -> None:
+    counting.write(0, (0, "a", 1, 1), (1, "a", 50, 1))
+    assert counting.closed() == 0
+    counting.make_still(1)
+    assert counting.closed() == 0, "without a limit it holds for ever"
+    counting.idle_seconds = 60
+    assert counting.closed() == 1
+    # What it has got of that window since then is late, and of others it is not.
+    counting.write(1, (0, "a", 2, 1), (1, "a", 51, 1))
+    assert counting.dropped() == 1
+    for partition in (0, 1):
+        counting.write(partition, (9, "a", 60, 1))
+    assert counting.closed() == 1
+    assert counting.written() == [(0, "a", 1, 1), (50, "a", 2, 2)]
+
+
+def test_if_all_are_still_the_one_that_is_ahead_decides(counting: Counting) -> None:
+    counting.idle_seconds = 60
+    counting.write(0, (0, "a", 1, 1), (1, "a", 50, 1))
+    counting.write(1, (0, "a", 2, 1))
+    counting.make_still(0, 1)
+    assert counting.closed() == 1
+    assert counting.written() == [(0, "a", 2, 2)]
+
+
+def test_late_rows_are_dropped_and_counted(counting: Counting) -> None:
+    counting.write(0, (0, "a", 1, 1), (1, "a", 12, 1), (2, "a", 2, 1), (3, "a", None, 1))
+    assert counting.dropped() == 2
+    counting.write(1, (0, "a", 3, 1), (1, "a", 12, 1))
+    counting.closed()
+    assert counting.written() == [(0, "a", 2, 2)]
+
+
+def test_late_rows_go_to_a_table_of_their_own(counting: Counting) -> None:
+    counting.plan = replace(PLAN, late="side")
+    counting.write(0, (0, "a", 1, 1), (1, "a", 12, 1), (2, "a", 2, 8))
+    assert counting.dropped() == 0
+    ((partition, position, start, row),) = counting.query(
+        "SELECT partition, position, extract(epoch FROM window_start)::int, row_columns"
+        " FROM counterpoise_late"
+    )
+    assert (partition, position, start) == (0, "2", 0)
+    assert '"x":8' in row
+
+
+def test_late_rows_are_merged_into_open_and_closed_windows(counting: Counting) -> None:
+    counting.plan = replace(PLAN, late="merge", keep=30_000_000)
+    counting.write(0, (0, "a", 1, 1), (1, "a", 12, 1), (2, "a", 2, 1))
+    counting.write(1, (0, "a", 3, 1), (1, "a", 12, 1))
+    assert counting.closed() == 1
+    assert counting.written() == [(0, "a", 3, 3)]
+    counting.write(1, (2, "a", 4, 5), (3, "b", 5, 5))
+    counting.write(0, (3, "a", 4, 5))
+    assert sorted(counting.written()) == [(0, "a", 5, 13), (0, "b", 1, 5)]
+    # For a time.
+    for partition in (0, 1):
+        counting.write(partition, (4, "a", 50, 1))
+    counting.closed()
+    counting.write(0, (5, "a", 4, 1))
+    assert counting.dropped() == 1
+    assert sorted(counting.written())[:2] == [(0, "a", 5, 13), (0, "b", 1, 5)]
+
+
+def test_rows_that_are_not_divided_by_time(counting: Counting) -> None:
+    counting.database.execute(
+        "DROP TABLE per_ten; CREATE TABLE per_ten (key text, n bigint, total bigint)"
+    )
+    counting.plan = replace(PLAN, windows=None)
+    counting.write(0, (0, "a", None, 1), (1, "b", None, 2))
+    counting.write(1, (0, "a", None, 3))
+    assert counting.closed() == 2
+    counting.write(1, (1, "a", None, 5))
+    assert counting.closed() == 1
+    assert counting.closed() == 0
+    assert sorted(counting.query("SELECT * FROM per_ten")) == [("a", 3, 9), ("b", 1, 2)]
+
+
+def test_without_columns_all_rows_are_one_group(counting: Counting) -> None:
+    counting.database.execute("DROP TABLE per_ten; CREATE TABLE per_ten (most bigint, last bigint)")
+    counting.plan = Counted({"most": Max("x"), "last": Last("x")}, (), None)
+    counting.write(0, (0, "a", None, 9), (1, "b", None, 2))
+    counting.closed()
+    counting.write(0, (2, "b", None, 4))
+    counting.closed()
+    assert counting.query("SELECT * FROM per_ten") == [(9, 4)]
+
+
+def test_a_column_that_the_rows_lack_is_named(counting: Counting) -> None:
+    counting.plan = Counted({"n": Sum("y")}, ("key",), Windows("when", 10))
+    with pytest.raises(InvalidSink, match="no column when, y"):
+        counting.write(0, (0, "a", 1, 1))
+
+
+# ------------------------------------------------------------------ two at a time
+
+
+def test_writers_of_one_window_do_not_wait_for_each_other(counting: Counting) -> None:
+    for partition in (0, 1):
+        counting.write(partition, (0, "a", 1, 1))
+    with (
+        counting.writing(0, (1, "a", 2, 1), (2, "b", 2, 1)) as one,
+        counting.writing(1, (1, "b", 2, 1), (2, "a", 2, 1)) as two,
+    ):
+        counting.add(one, 0, [(3, "b", 3, 1), (4, "a", 11, 1)])
+        counting.add(two, 1, [(3, "a", 3, 1), (4, "b", 11, 1)])
+    assert counting.closed() == 2
+    assert sorted(counting.written()) == [(0, "a", 5, 5), (0, "b", 3, 3)]
+
+
+def test_a_window_is_not_closed_under_a_writer(counting: Counting) -> None:
+    """The writer's clock is committed, and with it what the low watermark may reach."""
+    for partition in (0, 1):
+        counting.write(partition, (0, "a", 1, 1))
+    counting.write(0, (1, "a", 30, 1))
+    with counting.writing(1, (1, "a", 2, 1), (2, "a", 31, 1)):
+        assert counting.closed() == 0
+    assert counting.closed() == 1
+    assert counting.written() == [(0, "a", 3, 3)]
+
+
+def test_a_partition_that_is_written_just_now_is_not_passed(counting: Counting) -> None:
+    """It was still for long; its owner came back, and has not committed yet."""
+    counting.idle_seconds = 60
+    for partition in (0, 1):
+        counting.write(partition, (0, "a", 1, 1))
+    counting.make_still(1)
+    with counting.writing(1, (1, "a", 2, 1)):
+        counting.write(0, (1, "a", 30, 1))
+        assert counting.closed() == 0
+    assert counting.closed() == 0, "it has moved"
+    counting.make_still(1)
+    assert counting.closed() == 1
+    assert counting.written() == [(0, "a", 3, 3)]
+
+
+def test_the_first_rows_of_a_partition_and_a_closing_wait_for_each_other(
+    counting: Counting,
+) -> None:
+    """Else the closing would not see its clock, and close the window that it counts in."""
+    counting.live = {0}
+    counting.write(0, (0, "a", 1, 1), (1, "a", 30, 1))
+    with counting.writing(1, (0, "a", 2, 1)):
+        with pytest.raises(Exception, match="lock timeout"):
+            counting.closed()
+    # The list of partitions is older than the partition. It has a clock, so it counts.
+    assert counting.closed(known={0}) == 0
+    counting.write(1, (1, "a", 12, 1))
+    assert counting.closed(known={0}) == 1
+    assert counting.written() == [(0, "a", 2, 2)]
+
+
+def test_a_new_partition_begins_where_windows_were_closed(counting: Counting) -> None:
+    for partition in (0, 1):
+        counting.write(partition, (0, "a", 1, 1), (1, "a", 29, 1))
+    assert counting.closed() == 1
+    counting.write(2, (0, "a", 2, 1), (1, "a", 25, 1), (2, "a", 45, 1))
+    assert counting.dropped() == 1
+    counting.live = {0, 1, 2}
+    for partition in (0, 1):
+        counting.write(partition, (2, "a", 40, 1))
+    assert counting.closed() == 1
+    assert counting.written() == [(0, "a", 2, 2), (20, "a", 3, 3)]
+
+
+def test_a_partition_that_has_ended_holds_nothing_and_may_come_again(counting: Counting) -> None:
+    """As when a queue is made smaller, and larger again."""
+    for partition in (0, 1):
+        counting.write(partition, (0, "a", 1, 1))
+    counting.live = {0}
+    counting.write(0, (1, "a", 30, 1))
+    assert counting.closed(known={0, 1}) == 1
+    counting.live = {0, 1}
+    counting.write(1, (1, "a", 2, 1), (2, "a", 33, 1))
+    assert counting.dropped() == 1
+    assert counting.written() == [(0, "a", 2, 2)]
+
+
+def test_a_late_row_and_the_closing_of_its_window_wait_for_each_other(
+    counting: Counting,
+) -> None:
+    """The row is late for its own partition, and another one holds its window open."""
+    counting.plan = replace(PLAN, late="merge", keep=60_000_000)
+    counting.write(0, (0, "a", 1, 1), (1, "a", 12, 1))
+    counting.write(1, (0, "a", 2, 1), (1, "a", 12, 1))
+    with counting.writing(0, (2, "a", 3, 1)):
+        with pytest.raises(Exception, match="lock timeout"):
+            counting.closed()
+    assert counting.closed() == 1
+    assert counting.written() == [(0, "a", 3, 3)]
+    with counting.engine.begin() as closing:
+        counting.close(closing)
+        with pytest.raises(Exception, match="lock timeout"):
+            counting.write(1, (2, "a", 3, 1))
+    counting.write(1, (2, "a", 3, 1))
+    assert counting.written() == [(0, "a", 4, 4)]
+
+
+def test_a_closing_that_fails_closes_nothing(counting: Counting) -> None:
+    for partition in (0, 1):
+        counting.write(partition, (0, "a", 1, 1), (1, "a", 30, 1))
+    counting.database.execute("ALTER TABLE per_ten RENAME TO other")
+    with pytest.raises(Exception, match="does not exist"):
+        counting.closed()
+    counting.database.execute("ALTER TABLE other RENAME TO per_ten")
+    assert counting.closed() == 1
+    assert counting.written() == [(0, "a", 2, 2)]
+
+
+def test_results_go_to_a_function_in_the_transaction(counting: Counting) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def emit(connection: Connection, rows: list[dict[str, Any]]) -> None:
+        seen.extend(rows)
+        connection.exec_driver_sql("INSERT INTO per_ten (n) VALUES (1)")
+
+    for partition in (0, 1):
+        counting.write(partition, (0, "a", 1, 4), (1, "a", 30, 1))
+    with counting.engine.begin() as connection:
+        close_windows(
+            connection,
+            KEY,
+            replace(counting.results, emit=emit),
+            live={0, 1},
+            known=(),
+            idle_seconds=None,
+        )
+    ((row, count),) = [(row, len(seen)) for row in seen]
+    assert (row["key"], row["n"], row["total"], count) == ("a", 2, 8, 1)
+    assert (row["window_end"] - row["window_start"]).total_seconds() == 10
+    assert len(counting.written()) == 1
+
+
+def test_an_engine_with_another_isolation_is_refused(database_url: str) -> None:
+    """A closing that waited for the first rows of a partition would not see its clock."""
+    url = database_url.replace("postgresql://", "postgresql+psycopg://")
+    engine = create_engine(url, isolation_level="REPEATABLE READ")
+    with pytest.raises(InvalidSink, match="needs READ COMMITTED"):
+        tables.create(engine)
+    engine.dispose()

@@ -1,0 +1,154 @@
+"""What `to_table` writes: COPY, binary where the types are known, and text for the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from sqlalchemy import Connection, create_engine
+
+from counterpoise.spark.sink.binary_copy import binary_rows
+from counterpoise.spark.sink.insert import Insert
+from counterpoise.spark.sink.writer import Scope
+
+SCOPE = Scope("s", "flights", "q-1", 0, 1, "0", "9", 0)
+MOMENT = datetime(1999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
+
+# For each type of the table: a type of the rows, and values.
+KNOWN: list[tuple[str, pa.DataType, list[Any]]] = [
+    ("smallint", pa.int32(), [-(2**15), 0, 2**15 - 1]),
+    ("integer", pa.int32(), [-(2**31), -1, 2**31 - 1]),
+    ("integer", pa.int64(), [-5, 2**31 - 1]),
+    ("bigint", pa.int64(), [-(2**63), 2**63 - 1]),
+    ("bigint", pa.int16(), [-3, 7]),
+    ("bigint", pa.string(), ["0", "-12", "9223372036854775807"]),
+    ("real", pa.float32(), [1.5, float("-inf"), -0.0]),
+    ("double precision", pa.float64(), [0.1, 1e300, float("inf")]),
+    ("double precision", pa.int32(), [-3, 7]),
+    ("boolean", pa.bool_(), [True, False]),
+    ("text", pa.string(), ["", "a\tb\\N\n", "Zürich 🛫", "\\."]),
+    ("text", pa.int64(), [-3, 7]),
+    ("varchar(8)", pa.large_string(), ["short"]),
+    ("char(4)", pa.string(), ["ab"]),
+    ("bytea", pa.binary(), [b"", b"\x00\\x\xff\n", bytes(range(256))]),
+    ("bytea", pa.large_binary(), [b"x"]),
+    ("date", pa.date32(), [date(1, 1, 1), date(2000, 1, 1), date(9999, 12, 31)]),
+    ("timestamptz", pa.timestamp("us", "UTC"), [MOMENT, datetime(2026, 1, 1, tzinfo=UTC)]),
+    ("timestamp", pa.timestamp("us"), [MOMENT.replace(tzinfo=None)]),
+    ("json", pa.string(), ['{"a": 1}']),
+    ("jsonb", pa.string(), ["[1, null]"]),
+    ("jsonb", pa.map_(pa.string(), pa.string()), [[("a", "ü"), ("b", '"')], []]),
+    ("json", pa.struct([("a", pa.int32())]), [{"a": 1}, {"a": None}]),
+    ("jsonb", pa.struct([("a", pa.float64())]), [{"a": 0.5}]),
+]
+ONLY_AS_TEXT: list[tuple[str, pa.DataType, list[Any]]] = [
+    ("numeric", pa.decimal128(10, 2), [Decimal("-12.50")]),
+    ("numeric", pa.int32(), [12]),
+    ("integer[]", pa.list_(pa.int32()), [[1, 2], []]),
+    ("uuid", pa.string(), ["c1c5b2de-8b0a-4f6f-9d1e-0d6a3c1f2b3a"]),
+    ("text", pa.float64(), [0.5]),
+    ("timestamp", pa.timestamp("us", "UTC"), [MOMENT]),
+    ("positive", pa.int32(), [3]),
+]
+
+
+@pytest.fixture
+def connection(database_url: str) -> Iterator[Connection]:
+    engine = create_engine(re.sub("^postgresql:", "postgresql+psycopg:", database_url))
+    with engine.connect() as connection:
+        connection.exec_driver_sql("CREATE DOMAIN positive AS integer CHECK (VALUE > 0)")
+        yield connection
+    engine.dispose()
+
+
+def values(table: str, connection: Connection) -> list[tuple[Any, ...]]:
+    rows = connection.exec_driver_sql(f"SELECT id, value FROM {table} ORDER BY id")
+    return [tuple(row) for row in rows]
+
+
+def make(connection: Connection, table: str, of: str) -> None:
+    connection.exec_driver_sql(f"CREATE TABLE {table} (id integer, value {of}, rest numeric)")
+
+
+def rows_of(kind: pa.DataType, found: list[Any]) -> pa.Table:
+    """With nulls between, and a part of a longer table, as ranges are."""
+    column = [None, *found, None, *found]
+    table = pa.table(
+        {"id": pa.array(range(len(column)), pa.int32()), "value": pa.array(column, kind)}
+    )
+    return pa.concat_tables([table, table]).combine_chunks().slice(1, len(column) - 1)
+
+
+def is_binary(connection: Connection, rows: pa.Table, table: str) -> bool:
+    """Whether the rows can go into the table in binary."""
+    types = connection.exec_driver_sql(
+        "SELECT column_name, CASE WHEN domain_name IS NULL THEN udt_name END"
+        f" FROM information_schema.columns WHERE table_name = '{table}'"
+    )
+    return binary_rows(rows, {name: of or "" for name, of in types}) is not None
+
+
+@pytest.mark.parametrize(("of", "kind", "found"), KNOWN)
+def test_both_formats_write_the_same(
+    connection: Connection, of: str, kind: pa.DataType, found: list[Any]
+) -> None:
+    rows = rows_of(kind, found)
+    for table in ("in_binary", "in_text"):
+        make(connection, table, of)
+    assert is_binary(connection, rows, "in_binary")
+    Insert("in_binary", None)(connection, rows, SCOPE)
+    # A column that is only known as text makes the whole COPY text.
+    both = rows.append_column("rest", pa.array([Decimal(1)] * len(rows)))
+    assert not is_binary(connection, both, "in_text")
+    Insert("in_text", None)(connection, both, SCOPE)
+    assert values("in_binary", connection) == values("in_text", connection)
+    assert len(values("in_binary", connection)) == len(rows)
+
+
+@pytest.mark.parametrize(("of", "kind", "found"), ONLY_AS_TEXT)
+def test_other_types_are_converted_by_the_server(
+    connection: Connection, of: str, kind: pa.DataType, found: list[Any]
+) -> None:
+    make(connection, "result", of)
+    rows = rows_of(kind, found)
+    assert not is_binary(connection, rows, "result")
+    Insert("result", None)(connection, rows, SCOPE)
+    assert len(values("result", connection)) == 2 * len(found) + 1
+
+
+@pytest.mark.parametrize(
+    ("of", "kind", "value", "words"),
+    [
+        ("smallint", pa.int32(), 2**15, "smallint"),
+        ("bigint", pa.string(), "7-0", "bigint"),
+        ("varchar(3)", pa.string(), "four", "too long"),
+        ("jsonb", pa.string(), "{", "json"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_an_error_of_the_server(
+    connection: Connection, of: str, kind: pa.DataType, value: Any, words: str
+) -> None:
+    make(connection, "result", of)
+    with pytest.raises(psycopg.DataError, match=words):
+        Insert("result", None)(connection, rows_of(kind, [value]), SCOPE)
+
+
+def test_a_table_in_a_schema_and_columns_with_strange_names(connection: Connection) -> None:
+    connection.exec_driver_sql('CREATE SCHEMA "Strange ""Name"')
+    connection.exec_driver_sql('CREATE TABLE "Strange ""Name"."a b" ("c""d" bytea, rest int)')
+    rows = pa.table({'c"d': pa.array([b"x", None], pa.binary()), "tenure": pa.array([1, 2])})
+    Insert('Strange "Name.a b', None)(connection, rows, SCOPE)
+    found = connection.exec_driver_sql('SELECT * FROM "Strange ""Name"."a b"')
+    assert [tuple(row) for row in found] == [(b"x", None), (None, None)]
+
+
+def test_a_column_that_the_table_lacks_is_named(connection: Connection) -> None:
+    make(connection, "result", "text")
+    with pytest.raises(psycopg.errors.UndefinedColumn, match="other"):
+        Insert("result", None)(connection, pa.table({"other": pa.array(["x"])}), SCOPE)

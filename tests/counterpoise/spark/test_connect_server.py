@@ -1,0 +1,213 @@
+"""A program over Spark Connect: a real server, in the JVM of the tests' own session."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.counterpoise.spark.queries import Collected, QueryStage, publish
+from tests.counterpoise.spark.waiting import until
+from tests.service import Service, free_port
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.xdist_group("spark 1")]
+
+READS = """\
+import json
+import sys
+
+from counterpoise.spark import session
+
+url, home = sys.argv[1:]
+spark = session()
+messages = spark.readStream.format("counterpoise").options(queue="flights", url=url).load()
+rows = messages.selectExpr("cast(value as string) as value", "epoch")
+writer = rows.writeStream.format("json").option("path", f"{home}/rows")
+query = writer.option("checkpointLocation", f"{home}/of-client").start()
+try:
+    query.awaitTermination()
+    print(json.dumps("ended"))
+except Exception as error:
+    print(json.dumps(str(error)))
+"""
+"""It works until an administrator drains it."""
+
+REFUSED = """\
+import json
+import sys
+
+from pyspark.sql.functions import window
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from counterpoise.spark import FencedSink, QueueListener, drain, drain_on_sigterm, session
+from counterpoise.spark.processors import DuplicateFilter
+
+url, home = sys.argv[1:]
+said = {}
+
+
+def attempt(name, call):
+    try:
+        call()
+        said[name] = ""
+    except Exception as error:
+        said[name] = f"{type(error).__name__}: {error}"
+
+
+def load(**options):
+    given = {"queue": "flights", "url": url, **options}
+    return spark.readStream.format("counterpoise").options(**given).load()
+
+
+def started(frame, sink=None):
+    writer = frame.writeStream.format("noop") if sink is None else frame.writeStream
+    writer = writer if sink is None else writer.foreachBatch(sink)
+    return writer.option("checkpointLocation", f"{home}/{len(said)}").start()
+
+
+def only_on_the_server(batch, batch_id):
+    FencedSink.to_table("postgresql://localhost/none", "rows")(batch, batch_id)
+
+
+spark = session()
+said["batch"] = spark.read.format("counterpoise").options(queue="flights", url=url).load().count()
+attempt("option", lambda: load(maxMesagesPerTrigger=1).columns)
+messages, history = load(), load(warmup="true")
+late = messages.withWatermark("published_at", "1 minute")
+messages.createOrReplaceTempView("messages")
+in_sql = spark.sql("select key, count(*) from messages group by key")
+other = spark.readStream.format("rate").load().withColumnRenamed("value", "position")
+names = spark.createDataFrame([("k1", 1)], "key string, n int")
+filtered = DuplicateFilter(["key"], horizon_seconds=60)
+attempt("windows", lambda: started(late.groupBy(window("published_at", "1 minute")).count()))
+attempt("table", lambda: messages.groupBy("key").count().writeStream.toTable("never"))
+attempt("sql", lambda: started(in_sql))
+attempt("ids", lambda: started(messages.dropDuplicates(["key"])))
+attempt("limit", lambda: started(messages.limit(5)))
+attempt("join", lambda: started(messages.join(other, "position")))
+attempt("processor", lambda: started(filtered.over(messages)))
+attempt("lose", lambda: started(load(stateOnHandoff="lose").dropDuplicates(["key"])).stop())
+attempt("table join", lambda: started(messages.join(names, "key")).stop())
+attempt("sink", lambda: started(messages, FencedSink.to_table("postgresql://localhost/x", "rows")))
+attempt("drain", lambda: drain(started(messages)))
+attempt("on sigterm", lambda: drain_on_sigterm(spark))
+attempt("listener", lambda: QueueListener(spark))
+letters = load(queue="letters")
+attempt("in a function", lambda: started(letters, only_on_the_server).awaitTermination())
+for query in spark.streams.active:
+    query.stop()
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def remote(spark: SparkSession) -> Iterator[str]:
+    """The server's address."""
+    context: Any = spark.sparkContext
+    port = free_port()
+    conf = context._jsc.sc().conf()
+    conf.set("spark.connect.grpc.binding.address", "127.0.0.1")
+    conf.set("spark.connect.grpc.binding.port", str(port))
+    plugin = context._jvm.org.apache.spark.sql.connect.SparkConnectPlugin().driverPlugin()
+    plugin.init(context._jsc.sc(), None)
+    yield f"sc://127.0.0.1:{port}"
+    plugin.shutdown()
+
+
+@pytest.fixture
+def stage(spark: SparkSession, service: Service, tmp_path: Path) -> Iterator[QueryStage]:
+    stage = QueryStage(spark, service, tmp_path)
+    for queue in ("flights", "letters"):
+        stage.client.create_queue(queue, 2, rebalance_delay=0, max_handoff_time=60)
+    yield stage
+    stage.end()
+
+
+def program(text: str, remote: str, stage: QueryStage) -> subprocess.Popen[str]:
+    """A client: a process without a JVM."""
+    environment = {**os.environ, "SPARK_REMOTE": remote}
+    environment.pop("JAVA_HOME", None)
+    return subprocess.Popen(
+        [sys.executable, "-c", text, stage.service.url, str(stage.home)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def said(client: subprocess.Popen[str]) -> Any:
+    output, _ = client.communicate(timeout=240)
+    assert client.returncode == 0
+    return json.loads(output.splitlines()[-1])
+
+
+def test_a_query_reads_shares_and_is_drained_from_outside(remote: str, stage: QueryStage) -> None:
+    def written() -> list[str]:
+        files = [*(stage.home / "rows").glob("*.json")]
+        lines = [line for one in files for line in one.read_text().splitlines(keepends=True)]
+        return [json.loads(line)["value"] for line in lines if line.endswith("\n")]
+
+    client = program(READS, remote, stage)
+    try:
+        until(lambda: sum(stage.shares().values()) == 2, "it owns all")
+        (flow,) = stage.client.flows("flights")
+        publish(stage.service, "flights", 30)
+        until(lambda: len(written()) == 30, "it has written all")
+        # A second application, of a session with a JVM, takes half.
+        collected = Collected()
+        stage.started(stage.messages(clientName="other").writeStream.foreachBatch(collected))
+        until(lambda: stage.shares().get("other") == 1, "they share")
+        publish(stage.service, "flights", 30, first=30)
+        until(lambda: len(written()) + len(collected.rows) == 60, "they have written all")
+        assert written()[30:]
+        stage.client.drain("flights", flow.flow_id)
+        until(lambda: stage.shares() == {"other": 2}, "the other one has taken over")
+        publish(stage.service, "flights", 30, first=60)
+        stage.published = 90
+        until(stage.all_committed, "all is committed")
+        ended = said(client)
+    finally:
+        client.kill()
+        if client.stdout is not None and not client.stdout.closed:  # why it does not go on
+            print(client.communicate()[0])
+    assert ended.startswith("FlowEnded: queue 'flights'")
+    assert "drained" in ended
+    values = written() + [bytes(row.value).decode() for row in collected.rows]
+    assert Counter(values) == Counter(f"v{number}" for number in range(90))
+
+
+def test_what_needs_the_driver_or_loses_state_is_refused(remote: str, stage: QueryStage) -> None:
+    for queue in ("flights", "letters"):
+        publish(stage.service, queue, 10)
+    found = said(program(REFUSED, remote, stage))
+    assert found.pop("batch") == 10
+    assert "did you mean 'maxMessagesPerTrigger'" in found.pop("option")
+    assert {found.pop("lose"), found.pop("table join")} == {""}
+    for name, words in {
+        "windows": "an aggregation (groupBy)",
+        "table": "an aggregation (groupBy)",
+        "sql": "an aggregation (groupBy)",
+        "ids": "dropDuplicates",
+        "limit": "limit",
+        "join": "a join of two streams",
+        "processor": "a source without warm-up",
+    }.items():
+        text = found.pop(name)
+        assert text.startswith("StateLost: the query keeps state in Spark"), name
+        assert words in text
+        assert ".option('stateOnHandoff', 'lose')" in text
+    for name in ("sink", "drain", "on sigterm", "listener"):
+        assert found.pop(name).startswith("NoChannel: "), name
+    words = "NoChannel: a sink that needs the plan of its micro-batch does not work over"
+    assert words in found.pop("in a function")
+    assert found == {}

@@ -1,0 +1,142 @@
+"""Which writes are refused, and why; without a session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql.types import StructType
+
+from counterpoise.client import Client
+from counterpoise.errors import QueueNotFound
+from counterpoise.spark import CounterpoiseDataSource, QueueSink
+from counterpoise.spark.chains import Chain, chains_in, put_chain
+from counterpoise.spark.channel import Channel
+from counterpoise.spark.errors import InvalidOption, InvalidRows, InvalidSink, Unsupported
+from counterpoise.spark.writer.numbering import Input
+from counterpoise.spark.writer.options import write_options
+from counterpoise.spark.writer.writers import Written, input_of
+from tests.service import Service
+
+PLAIN = StructType().add("value", "string")
+PLACED = StructType().add("value", "string").add("partition", "integer").add("position", "string")
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "overwrite", "said"),
+    [
+        ({"queue": "out", "name": "x"}, PLAIN, False, "of a batch write needs 'repeatable'"),
+        ({"queue": "out"}, PLAIN, True, "only appended to"),
+        ({"queue": "out"}, PLACED, False, "QueueSink"),
+        ({"queue": "out", "warmup": "true"}, PLAIN, False, "unknown option 'warmup'"),
+    ],
+)
+def test_a_batch_write_that_cannot_be_meant_is_refused(
+    options: dict[str, str], schema: StructType, overwrite: bool, said: str
+) -> None:
+    with pytest.raises((InvalidOption, InvalidRows, Unsupported), match=said):
+        CounterpoiseDataSource(options).writer(schema, overwrite)
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "said"),
+    [
+        ({"name": "x"}, PLAIN, "known by the query's checkpoint"),
+        ({"repeatable": "true"}, PLACED, "each message is written once anyway"),
+    ],
+)
+def test_a_stream_refuses_options_that_do_nothing(
+    options: dict[str, str], schema: StructType, said: str
+) -> None:
+    source = CounterpoiseDataSource({"queue": "out", "checkpointLocation": "/x", **options})
+    with pytest.raises(InvalidOption, match=said):
+        source.streamWriter(schema, False)
+
+
+def test_a_queue_that_is_not_there_is_named(service: Service) -> None:
+    source = CounterpoiseDataSource({"queue": "none", "url": service.url})
+    with pytest.raises(QueueNotFound, match="none"):
+        source.writer(PLAIN, False)
+
+
+def test_options_of_spark_are_no_options_of_ours() -> None:
+    given = {"checkpointLocation": "/tmp/x", "queryName": "x", "QUEUE": "out"}
+    assert write_options(given).queue == "out"
+    with pytest.raises(InvalidOption, match="did you mean 'name'"):
+        write_options({"queue": "out", "nam": "x"})
+    with pytest.raises(InvalidOption, match="'queue' is missing: name the queue to write to"):
+        write_options({"checkpointLocation": "/tmp/x"})
+    with pytest.raises(InvalidOption, match="is one of false, true"):
+        write_options({"queue": "out", "repeatable": "perhaps"})
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 81, "\u00e9" * 41])
+def test_names_that_do_not_fit_are_refused(name: str) -> None:
+    with pytest.raises(InvalidOption, match="1 to 80 bytes"):
+        write_options({"queue": "out", "name": name})
+    with pytest.raises(InvalidSink, match="1 to 80 bytes"):
+        QueueSink("out", name=name)
+
+
+def test_an_option_of_a_write_for_a_read_is_refused_there() -> None:
+    source = CounterpoiseDataSource({"queue": "in", "checkpointLocation": "/x"})
+    with pytest.raises(InvalidOption, match="unknown option 'checkpointLocation'"):
+        source.schema()
+
+
+def test_a_secret_is_not_shown(service: Service, client: Client) -> None:
+    client.create_queue("out", 1)
+    options = {"queue": "out", "url": service.url, "logUrl": "postgresql://u:hunter2@h/d"}
+    writer = CounterpoiseDataSource(options).writer(PLAIN, False)
+    assert "hunter2" not in repr(vars(writer))
+    assert "password" not in repr(vars(writer)["_target"])
+
+
+@pytest.mark.parametrize("options", [{}, {"repeatable": "true"}])
+def test_a_stream_that_may_write_twice_says_so_once(
+    service: Service, client: Client, caplog: pytest.LogCaptureFixture, options: dict[str, str]
+) -> None:
+    client.create_queue("out", 1)
+    given = {"queue": "out", "url": service.url, "checkpointLocation": "/x", **options}
+    for schema in (PLAIN, PLACED):
+        if schema is PLAIN or not options:
+            writer = CounterpoiseDataSource(dict(given)).streamWriter(schema, False)
+            writer.commit([Written(1, 0), None], 0)
+            writer.commit([Written(1, 0)], 1)
+    said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert len(said) == (0 if options else 1)
+    assert all("written to queue out twice: pass the columns" in one for one in said)
+
+
+# ------------------------------------------------------------------ chains
+
+
+def test_a_task_without_its_query_writes_nothing() -> None:
+    known = Chain("flights", None, "id", "log")
+    for chains, said in (
+        ({}, "reads no counterpoise source"),
+        ({"other": known}, "reads no counterpoise source"),
+        ({"query": Chain("flights", "the operator Aggregate may move rows")}, "Aggregate.*Queue"),
+        ({"query": Chain("flights")}, "not written the plan"),
+    ):
+        with pytest.raises(Unsupported, match=said):
+            input_of("query", chains)
+    assert input_of("query", {"query": known}) == Input("id", "log")
+
+
+def test_the_newest_plan_of_a_queue_names_its_input(tmp_path: Path) -> None:
+    home = str(tmp_path)
+    assert chains_in(None) == chains_in(home) == {}
+    put_chain(home, "query", Chain("flights"))
+    put_chain(home, "mixed", Chain(None, "several"))
+    assert chains_in(home) == {"query": Chain("flights"), "mixed": Chain(None, "several")}
+    for source, queue, number in (
+        ("a", "flights", "1"),
+        ("b", "other", "2"),
+        ("c", "flights", "3"),
+    ):
+        plan = {"end": {"queue": queue}, "queue_id": f"id{number}", "log": f"log{number}"}
+        Channel(home, source).put("plan", plan)
+    assert chains_in(home)["query"] == Chain("flights", None, "id3", "log3")
+    Channel(home, "c").drop("plan")
+    assert chains_in(home)["query"] == Chain("flights", None, "id1", "log1")
