@@ -77,9 +77,22 @@ $(CLASSES): $(VENV)/.installed
 	@echo "==> $@: the classes of Spark (once, a minute)"
 	@$(BIN)/python -m tests.counterpoise.spark.archive
 
+# Apache Kafka and all that it needs, in .venv/kafka. Maven's own settings choose the repository.
+KAFKA := $(VENV)/kafka/.installed
+$(KAFKA): tests/kafka.pom.xml $(VENV)/.installed
+	@command -v mvn >/dev/null || { echo "make kafka needs Maven (Debian: apt-get install maven)" >&2; exit 1; }
+	@echo "==> $(@D): Apache Kafka (once)"
+	@rm -rf $(@D)
+	@mvn --quiet --batch-mode --file $< dependency:copy-dependencies \
+		-DincludeScope=runtime -DoutputDirectory=$(abspath $(@D))
+	@touch $@
+
+.PHONY: kafka
+kafka: setup $(KAFKA) ## Apache Kafka for the long tests, from Maven
+
 .PHONY: test-long
-test-long: setup $(CLASSES) ## the long tests
-	$(pytest) -m long $(call junit,long) $(ARGS)
+test-long: setup $(CLASSES) $(KAFKA) ## the long tests
+	$(pytest) --no-loadscope-reorder -m long $(call junit,long) $(ARGS)
 
 # An environment of its own, made anew each time.
 LOWEST ?= .lowest
@@ -128,6 +141,10 @@ sim-long: setup ## play simulated runs until interrupted, from where it stopped 
 openapi: setup ## write openapi.yaml anew from what the app serves
 	@$(BIN)/python -m api.openapi > openapi.yaml.new && mv openapi.yaml.new openapi.yaml
 
+.PHONY: manifests
+manifests: setup ## write deploy/kubernetes/service.yaml anew from the Helm chart
+	@$(BIN)/python deploy/manifests.py > service.yaml.new && mv service.yaml.new deploy/kubernetes/service.yaml
+
 .PHONY: serve
 serve: setup ## run the service on 127.0.0.1:8640
 	@$(BIN)/counterpoise serve $(ARGS)
@@ -145,9 +162,16 @@ model: setup ## check the model of the handoff with spin (docs/model.md)
 	@$(BIN)/python -m tests.model.checker
 
 .PHONY: site
-site: setup ## build the documentation's site into SITE; a broken link or anchor is an error
-	@$(BIN)/python deploy/site/build.py $(SITE)
+site: setup ## build the documentation's site into SITE; ARGS='--version 0.1' adds a version there
+	@$(BIN)/python deploy/site/build.py $(SITE) $(ARGS)
 	@echo "look at it: $(BIN)/python -m http.server --directory $(SITE)"
+
+# Where the files of a release go: a new or empty directory.
+RELEASE ?= dist
+
+.PHONY: release
+release: setup ## make the files of a release in RELEASE: from HEAD as a dry run, or TAG=v0.1.0
+	@$(BIN)/python deploy/release $(RELEASE) $(if $(TAG),--tag $(TAG))
 
 .PHONY: pictures
 pictures: setup ## photograph the dashboard for the README (needs chromium), draw the architecture
@@ -161,6 +185,20 @@ bench: setup ## run the benchmarks; writes benchmarks/RESULTS.md and plots (ARGS
 .PHONY: bench-quick
 bench-quick: setup ## the same with fewer rounds, in under three minutes
 	@$(BIN)/python -m benchmarks --quick
+
+# Without what the installed Spark has itself.
+CONNECTOR := $(VENV)/kafka-source/.installed
+$(CONNECTOR): benchmarks/kafka_source.pom.xml $(KAFKA)
+	@echo "==> $(@D): Spark's own Kafka source (once)"
+	@rm -rf $(@D)
+	@mvn --quiet --batch-mode --file $< dependency:copy-dependencies -DincludeScope=runtime \
+		-DincludeGroupIds=org.apache.spark,org.apache.kafka,org.apache.commons \
+		-DexcludeArtifactIds=spark-tags_2.13 -DoutputDirectory=$(abspath $(@D))
+	@touch $@
+
+.PHONY: bench-kafka
+bench-kafka: setup $(CONNECTOR) ## our source beside Spark's own on a Kafka from Maven; its section of RESULTS.md
+	@$(BIN)/python -m benchmarks.kafka_source --write $(ARGS)
 
 .PHONY: lock
 lock: ## choose versions anew: deploy/constraints.txt (then: make setup), benchmarks/peers.txt

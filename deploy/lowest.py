@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECTS = (ROOT / "pyproject.toml", ROOT / "deploy/server/pyproject.toml")
 TRACES = "tests/tracing/test_traces.py"
 # A choice that reaches every dependency: the core, both stores, the API, clients and consumers, the
-# logs on Postgres, Redis and Kafka, the fenced sink, and traces.
+# logs on Postgres, Redis and Kafka, the fenced sink with all its targets, and traces.
 TESTS = (
     "tests/broker/core",
     "tests/broker/store",
@@ -34,6 +34,8 @@ TESTS = (
     "tests/counterpoise/logs",
     "tests/counterpoise/testing",
     "tests/counterpoise/cli/test_cli.py",
+    "tests/counterpoise/spark/sink/test_lakes.py",
+    "tests/counterpoise/spark/sink/test_targets.py",
     "tests/counterpoise/spark/test_available_now.py",
     "tests/counterpoise/spark/test_batch_limit.py",
     "tests/counterpoise/spark/test_cycles.py",

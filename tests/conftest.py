@@ -8,7 +8,6 @@ The time limit of the test ends an endless one.
 
 import gc
 import signal
-from collections.abc import Iterable
 
 import pytest
 from hypothesis import HealthCheck
@@ -41,8 +40,25 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(MADE_BETWEEN_COLLECTIONS)
 
 
-def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
-    """`make test` skips nothing: what needs a program of the system is long (.ci/run has it)."""
+# The groups of long tests that take longest, the longest first: the last test ends soonest so.
+# pytest-xdist alone would begin with the groups of most tests, however short these are.
+LONGEST_GROUPS = ("spark 2", "spark 1", "spark 3", "processes", "wheels", "spin", "computing")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`make test` skips nothing: what needs a program of the system is long (.ci/run has it).
+
+    With `--no-loadscope-reorder` the workers get the groups in the order of the items.
+    """
     for item in items:
         if item.get_closest_marker("skipif") and not item.get_closest_marker("long"):
             raise pytest.UsageError(f"{item.nodeid} may be skipped, so it must be long")
+    if not config.getoption("loadscopereorder", True):
+        items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    """The place of the test's group among the groups."""
+    mark = item.get_closest_marker("xdist_group")
+    group = mark.args[0] if mark else None
+    return LONGEST_GROUPS.index(group) if group in LONGEST_GROUPS else len(LONGEST_GROUPS)

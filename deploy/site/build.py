@@ -4,12 +4,17 @@ The pages are the repository's documents, with their paths, so that a link that 
 the site. What they link beside pages (a script, a manifest, openapi.yaml) is copied as it is. The
 build is strict: a broken link, a missing anchor and a document that nothing leads to are errors.
 
+With `--version 0.1` the site is one of several: it goes into TARGET/0.1, a menu on every page leads
+to the others in TARGET, and TARGET's own page to the newest. The layout is that of mike, which the
+theme knows.
+
 Diagrams are shown as the pictures that `python -m tests.browser.diagrams` has drawn of them; one
 that has changed since has none, and is an error too.
 """
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -17,6 +22,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGURATION = Path(__file__).with_name("mkdocs.yml")
@@ -63,22 +70,61 @@ def copy(path: Path, directory: Path) -> None:
     shutil.copyfile(path, target)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("target", type=Path, help="a directory, which is replaced")
-    target = parser.parse_args().target.resolve()
+def versions_in(target: Path) -> list[str]:
+    """The versions that are built there, newest first; other names, such as `dev`, come last."""
+
+    def age(name: str) -> tuple[bool, Version, str]:
+        try:
+            return True, Version(name), name
+        except InvalidVersion:
+            return False, Version("0"), name
+
+    names = (path.name for path in target.iterdir() if (path / "index.html").is_file())
+    return sorted(names, key=age, reverse=True)
+
+
+def list_versions(target: Path) -> None:
+    """Write what the theme's menu reads, and a page that leads to the newest version."""
+    names = versions_in(target)
+    listed = [{"version": name, "title": name, "aliases": []} for name in names]
+    (target / "versions.json").write_text(json.dumps(listed), "utf-8")
+    (target / "index.html").write_text(
+        f'<!doctype html><meta charset="utf-8"><title>Counterpoise</title>'
+        f'<meta http-equiv="refresh" content="0; url={names[0]}/index.html">'
+        f'<a href="{names[0]}/index.html">Counterpoise {names[0]}</a>\n',
+        "utf-8",
+    )
+
+
+def build(target: Path, versions: str) -> int:
+    """Build the pages into the directory, which is replaced. Returns the exit code."""
     with tempfile.TemporaryDirectory(prefix="site-") as scratch:
         gather(Path(scratch))
         environment = {
             **os.environ,
             "SITE_PAGES": scratch,
             "SITE_TARGET": str(target),
+            "SITE_VERSIONS": versions,
             "NO_MKDOCS_2_WARNING": "1",
         }
         command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean"]
         return subprocess.run(
             [*command, "--config-file", str(CONFIGURATION)], env=environment, check=False
         ).returncode
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("target", type=Path, help="a directory, which is replaced")
+    parser.add_argument("--version", help="build TARGET/VERSION, and keep the others there")
+    arguments = parser.parse_args()
+    target = arguments.target.resolve()
+    if arguments.version is None:
+        return build(target, "none")
+    failed = build(target / arguments.version, "mike")
+    if not failed:
+        list_versions(target)
+    return failed
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Both wheels, built from the committed files; and environments that have nothing else.
 
-`environment_with` needs the package index, like `make setup`, and a minute for Spark.
-`environment_like_ours` needs neither.
+`install` needs the package index, like `make setup`. `environment_like_ours` does not.
 """
 
 import os
@@ -30,13 +29,19 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with both wheels, made from a checkout of tracked files only."""
-    checkout = tmp_path_factory.mktemp("checkout")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tracked files, as they are now, and nothing else."""
+    directory = tmp_path_factory.mktemp("checkout")
     for name in tracked_files():
         if (ROOT / name).is_file():
-            (checkout / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, checkout / name)
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, directory / name, follow_symlinks=False)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def wheels(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with both wheels, built without an sdist."""
     directory = tmp_path_factory.mktemp("wheels")
     for project in (".", "deploy/server"):
         run(
@@ -56,21 +61,22 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def environment_with(wheels: Path, versions: Path, names: Sequence[str], directory: Path) -> Path:
-    """The `bin` of a new virtual environment with the wheels and their dependencies."""
-    run(sys.executable, "-m", "venv", "--without-pip", directory, cwd=wheels)
-    binaries = directory / "bin"
-    pip: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        binaries / "python",
-        "install",
-        "--quiet",
-    ]
-    run(*pip, "--constraint", versions, "--find-links", wheels, *names, cwd=wheels)
-    return binaries
+def new_environment(directory: Path) -> Path:
+    """The `bin` of a new and empty virtual environment."""
+    run(sys.executable, "-m", "venv", "--without-pip", directory, cwd=directory.parent)
+    return directory / "bin"
+
+
+def pip(binaries: Path, *arguments: str | Path) -> None:
+    """Our own pip, on the environment of these `bin`. What it installs is compiled when used."""
+    command = (sys.executable, "-m", "pip", "--quiet", "--python", binaries / "python")
+    run(*command, *arguments, cwd=binaries)
+
+
+def install(binaries: Path, wheels: Path, versions: Path, name: str) -> None:
+    """Install one of the wheels and its dependencies, in the locked versions."""
+    sources = ("--constraint", versions, "--find-links", wheels)
+    pip(binaries, "install", "--no-compile", *sources, name)
 
 
 def environment_like_ours(wheels: Path, names: Sequence[str], directory: Path) -> Path:
@@ -78,11 +84,9 @@ def environment_like_ours(wheels: Path, names: Sequence[str], directory: Path) -
 
     The dependencies are the files that `make setup` installed for the tests: linked, not copied.
     """
-    run(sys.executable, "-m", "venv", "--without-pip", directory, cwd=wheels)
-    binaries = directory / "bin"
-    offline = ("install", "--quiet", "--no-deps", "--no-index", "--find-links", wheels)
-    pip = (sys.executable, "-m", "pip", "--python", binaries / "python")
-    run(*pip, *offline, "counterpoise", "counterpoise-server", cwd=wheels)
+    binaries = new_environment(directory)
+    offline = ("--no-deps", "--no-index", "--find-links", wheels)
+    pip(binaries, "install", *offline, "counterpoise", "counterpoise-server")
     (site,) = directory.glob("lib/python*/site-packages")
     ours = {canonicalize_name(each.name): each for each in metadata.distributions(path=[str(site)])}
     for name, distribution in declared(ours, names).items():

@@ -144,6 +144,44 @@ def test_the_size_of_a_slice_is_the_one_of_the_code(name: str) -> None:
     assert said == [str(SLICE)]
 
 
+@functools.cache
+def messages_of_the_code() -> str:
+    """The sources of the programs, with adjacent string literals joined and blanks as one."""
+    names = [
+        name
+        for name in tracked_files()
+        if name.startswith(("api/", "broker/", "counterpoise/")) and name.endswith((".py", ".js"))
+    ]
+    return re.sub(r"\s+", " ", re.sub(r"""["']\s*\n\s*[rf]?["']""", "", "".join(map(text, names))))
+
+
+def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
+    """The first column of its tables quotes them; `…` stands for what varies."""
+    rows = re.findall(r"^\| (.+?) \| ", text("docs/troubleshooting.md"), re.M)
+    quoted = {
+        part.strip()
+        for row in rows
+        for code in re.findall("`(.+?)`", row)
+        for part in code.split("…")
+    }
+    assert len(quoted) > 60
+    assert {part for part in quoted if part not in messages_of_the_code()} == set()
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    reached: set[str] = set()
+    waiting = ["README.md"]
+    while waiting:
+        page = waiting.pop()
+        reached.add(page)
+        for target in links(page):
+            there = (ROOT / page).parent / target.partition("#")[0]
+            name = there.resolve().relative_to(ROOT).as_posix()
+            if name in DOCUMENTS and name not in reached:
+                waiting.append(name)
+    assert {name for name in DOCUMENTS if name.startswith("docs/")} - reached == set()
+
+
 def test_the_sites_menu_has_every_page() -> None:
     menu = re.findall(r"^ +- (?:[^:\n]+: )?(\S+\.md)$", text("deploy/site/mkdocs.yml"), re.M)
     pages = {name for name in DOCUMENTS if name.startswith(("docs/", "benchmarks/"))}

@@ -83,14 +83,15 @@ def test_the_service_shares_only_logs_backoff_and_plain_text_with_the_consumers(
 ) -> None:
     """The name of a log, the promises of logs, how each kind is reached; text for a terminal.
 
-    `counterpoise simulate --from` is no part of the service, but asks one as every client does.
+    `counterpoise simulate --from` and `counterpoise keys` are no part of the service, but ask one
+    as every client does.
     """
     shared = ("counterpoise.logs", "counterpoise.backoff", "counterpoise.plain")
-    client = "broker/simulate/command.py"
+    clients = ("broker/simulate/command.py", "broker/key_database.py", "broker/key_access.py")
     assert not [
         f"{path}: {name}"
         for path, name in imports_under(service)
-        if within(name, "counterpoise") and path != client
+        if within(name, "counterpoise") and path not in clients
         if not any(within(name, one) for one in shared)
     ]
 

@@ -170,7 +170,7 @@ def test_the_tour_works_as_typed_and_leaves_nothing_to_guess(
             continue
         if "counterpoise status" in line:
             # Both are bound, and each has its share.
-            second.see(line, "Ready", "flows: 2 active", "     4  ")
+            second.see(line, "Ready", "consumers: 2 active", "     4  ")
             second.see("counterpoise lag orders", "orders: 0 messages behind")
             continue
         said = second.type(line)
@@ -178,7 +178,7 @@ def test_the_tour_works_as_typed_and_leaves_nothing_to_guess(
         if line.startswith("python"):
             consumers += 1
         elif line == "kill %1":
-            second.see("counterpoise status orders", "Ready", "flows: 1 active", "     8  ")
+            second.see("counterpoise status orders", "Ready", "consumers: 1 active", "     8  ")
         elif "publish" in line and consumers:
             second.see("counterpoise lag orders", "orders: 0 messages behind")
         elif "history" in line:
@@ -213,14 +213,14 @@ def test_programs_without_spark_and_questions_of_an_operator(
     consume = code("from counterpoise.consumer").replace('orders"', 'orders", client_name="me"')
     (directory / "consume.py").write_text(consume, "utf-8")
     second.type("python consume.py > consumed.log 2>&1 &")
-    second.see("counterpoise status orders", "flows: 1 active")
-    said = second.type("counterpoise flows drain orders me")
+    second.see("counterpoise status orders", "consumers: 1 active")
+    said = second.type("counterpoise consumers drain orders me")
     assert "nobody can take over" in said
     # It leaves as soon as it owns nothing; the command may look in between.
     assert "me has left" in said or "me owns no partition any more" in said
     second.type("wait")
     second.type("python consume.py > deleted.log 2>&1 &")
-    second.see("counterpoise status orders", "flows: 1 active")
+    second.see("counterpoise status orders", "consumers: 1 active")
     assert "1 consumer of it will end" in second.type("counterpoise queues delete orders --force")
     second.type("wait")
     ended = (directory / "deleted.log").read_text("utf-8")

@@ -21,14 +21,14 @@ from tests.architecture.structure import (
 # Public class names that several modules define, each with its reason.
 WIRE = """
     AuditItem Bound Child ChildrenItem CommitItem Condition FlowSummary Handoff Heartbeat
-    LineageNode LogAccess Move Page Partition Queue ReadyItem Rebalance RebalanceStatus ReleaseItem
-    Result Results
+    Key LineageNode LogAccess MadeKey Move Page Partition Queue ReadyItem Rebalance RebalanceStatus
+    ReleaseItem Result Results
 """
 ERRORS = """
     ChildrenRefused FlowGone FlowNotFound Forbidden Invalid Overtaken PartitionEnded QueueExists
     QueueInUse QueueNotFound QueueUnreadable ResizeUnsettled Unauthorized
 """
-ANSWERS = "Lineage NewChild PositionSet ReportedCondition Root SealedPartition"
+ANSWERS = "Lineage NewChild NewKey PositionSet ReportedCondition Root SealedPartition"
 TWICE = {
     **dict.fromkeys(
         WIRE.split(),

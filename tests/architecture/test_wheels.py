@@ -1,12 +1,13 @@
 """Both wheels, installed into new environments."""
 
 import re
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.architecture.conftest import environment_like_ours, environment_with, run
+from tests.architecture.conftest import environment_like_ours, install, new_environment, pip, run
 from tests.architecture.test_repository import ROOT, tracked_files
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("wheels")]
@@ -26,11 +27,15 @@ def packages_of_ours(binaries: Path, directory: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "packages"),
-    [("counterpoise-*.whl", CONSUMERS), ("counterpoise_server-*.whl", SERVICE)],
+    ("pattern", "packages", "more"),
+    [
+        # By which Spark finds the source.
+        ("counterpoise-*.whl", CONSUMERS, {"pyspark_counterpoise.py"}),
+        ("counterpoise_server-*.whl", SERVICE, set()),
+    ],
 )
 def test_a_wheel_has_all_files_of_its_packages_and_nothing_else(
-    wheels: Path, pattern: str, packages: frozenset[str]
+    wheels: Path, pattern: str, packages: frozenset[str], more: set[str]
 ) -> None:
     [wheel] = wheels.glob(pattern)
     with zipfile.ZipFile(wheel) as archive:
@@ -40,17 +45,43 @@ def test_a_wheel_has_all_files_of_its_packages_and_nothing_else(
         for name in tracked_files()
         if name.partition("/")[0] in packages and (ROOT / name).is_file()
     }
-    assert carried == committed
+    assert carried == committed | more
 
 
-def test_a_consumer_gets_no_service(wheels: Path, versions: Path, tmp_path: Path) -> None:
-    binaries = environment_with(wheels, versions, ["counterpoise"], tmp_path / "venv")
+@pytest.mark.parametrize(
+    ("project", "name"), [(".", "counterpoise"), ("deploy/server", "counterpoise_server")]
+)
+def test_an_sdist_makes_the_same_wheel(
+    checkout: Path, wheels: Path, tmp_path: Path, project: str, name: str
+) -> None:
+    build = (sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path)
+    run(*build, project, cwd=checkout)  # the sdist, and from that the wheel
+    [sdist] = tmp_path.glob("*.tar.gz")
+    [wheel] = tmp_path.glob("*.whl")
+    assert sdist.name.startswith(f"{name}-")
+    assert wheel.read_bytes() == (wheels / wheel.name).read_bytes()
+
+
+@pytest.mark.parametrize("pattern", ["counterpoise-*.whl", "counterpoise_server-*.whl"])
+def test_a_wheel_carries_its_licenses_and_a_page(wheels: Path, pattern: str) -> None:
+    [wheel] = wheels.glob(pattern)
+    with zipfile.ZipFile(wheel) as archive:
+        texts = {name.rpartition("/")[2]: archive.read(name) for name in archive.namelist()}
+    assert texts["LICENSE"] == (ROOT / "LICENSE").read_bytes()
+    assert texts["NOTICE"] == (ROOT / "deploy/NOTICE").read_bytes()
+    assert b"\nDescription-Content-Type: text/markdown\n" in texts["METADATA"]
+
+
+def test_a_consumer_gets_no_service_and_the_service_brings_both(
+    wheels: Path, versions: Path, tmp_path: Path
+) -> None:
+    """One after the other in one environment, as they need much the same."""
+    binaries = new_environment(tmp_path / "venv")
+    install(binaries, wheels, versions, "counterpoise")
     assert packages_of_ours(binaries, tmp_path) == CONSUMERS
     assert "Usage" in run(binaries / "counterpoise", "--help", cwd=tmp_path)
-
-
-def test_the_service_brings_both(wheels: Path, versions: Path, tmp_path: Path) -> None:
-    binaries = environment_with(wheels, versions, ["counterpoise-server"], tmp_path / "venv")
+    pip(binaries, "uninstall", "--yes", "counterpoise")
+    install(binaries, wheels, versions, "counterpoise-server")
     assert packages_of_ours(binaries, tmp_path) == CONSUMERS | SERVICE
     helped = run(binaries / "counterpoise", "--help", cwd=tmp_path)
     assert "serve" in helped

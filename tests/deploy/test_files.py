@@ -3,11 +3,14 @@
 There is no container engine here, so what an engine would find out is read from the files.
 """
 
+import json
 import re
 import subprocess
 import sys
+import tomllib
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
 from typer.main import get_command
@@ -227,12 +230,43 @@ def test_kubernetes_needs_keys_and_tls() -> None:
 def test_the_unit_is_restarted_only_where_that_may_help() -> None:
     unit = text("systemd/counterpoise.service")
     codes = set(one_in(r"^RestartPreventExitStatus=(.*)$", unit).split())
-    operations = (ROOT / "docs/operations.md").read_text("utf-8")
-    described = operations.partition("## Exit codes of `serve`")[2]
+    commands = (ROOT / "docs/commands.md").read_text("utf-8")
+    described = commands.partition("## Exit codes of `serve`")[2]
     assert codes == {"2", "6", "8", "9"}
     assert codes <= set(re.findall(r"^\| (\d+) \|", described, re.M))
     for directive in ("DynamicUser=yes", "NoNewPrivileges=yes", "ProtectSystem=strict"):
         assert directive in unit
+
+
+# ------------------------------------------------------------------ the chart (see test_chart)
+
+
+def test_the_settings_of_the_chart_are_the_services() -> None:
+    schema = json.loads(text("helm/counterpoise/values.schema.json"))
+    jsonschema.Draft7Validator.check_schema(schema)
+    allowed = {
+        name
+        for part in ("settings", "secretSettings")
+        for name in schema["properties"][part]["propertyNames"]["enum"]
+    }
+    # By the chart itself, or without a meaning in a container with one port and no disk.
+    elsewhere = {"ALLOWED_HOSTS", "DATABASE_URL", "DATA_DIR", "HOST", "INSECURE", "KEYS_OPTIONAL"}
+    elsewhere |= {"PORT", "SHUTDOWN_SECONDS", "TLS_CERT", "TLS_KEY"}
+    assert allowed == {name.upper() for name in Settings.model_fields} - elsewhere
+
+
+def test_the_defaults_of_the_chart_fit_its_schema() -> None:
+    [values] = documents("helm/counterpoise/values.yaml")
+    jsonschema.validate(values, json.loads(text("helm/counterpoise/values.schema.json")))
+
+
+def test_chart_and_image_have_the_version_of_the_packages() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    [chart] = documents("helm/counterpoise/Chart.yaml")
+    [kustomization] = documents("kubernetes/kustomization.yaml")
+    [image] = kustomization["images"]
+    assert {chart["version"], chart["appVersion"], image["newTag"]} == {project["version"]}
+    assert CONTAINER["image"] == f"{image['name']}:{project['version']}"
 
 
 # ------------------------------------------------------------------ licenses
