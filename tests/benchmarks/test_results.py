@@ -64,6 +64,27 @@ def test_the_page_says_what_is_missed_and_shows_each_picture(tmp_path: Path) -> 
     assert "plots/targets.png" in page
 
 
+def test_a_section_of_another_command_replaces_itself_and_survives_a_new_page() -> None:
+    page = results.document({"log": [FAST], "growth": [grown(1)]}, {}, [], [], quick=False)
+    before, after = (
+        results.section_apart("Kafka source", "make bench-kafka", [figure], ["4 processors"])
+        for figure in (SLOW, BARE)
+    )
+    assert results.sections_apart(page) == []
+    with_it = results.with_section(results.with_section(page, before), after)
+    assert results.sections_apart(with_it) == [after]
+    assert with_it.count("## Kafka source") == 1
+    assert "Written by `make bench-kafka`" in with_it
+    # The rest stays, and the slopes come last.
+    assert with_it.replace(after, "") == page
+    assert with_it.index("## Kafka source") < with_it.index("## Slopes")
+
+
+def test_what_needs_maven_is_not_among_all_benchmarks() -> None:
+    assert "kafka_source" in names()
+    assert "kafka_source" not in names("figures")
+
+
 def test_the_machine_is_described_without_its_name() -> None:
     told = "\n".join(results.machine())
     assert "processors" in told

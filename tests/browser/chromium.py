@@ -170,6 +170,28 @@ class Page:
         self.ask("Emulation.setScrollbarsHidden", {"hidden": True})
         self.ask("Emulation.setDeviceMetricsOverride", size)
 
+    def close(self) -> None:
+        self.ask("Page.close")
+
     def photograph(self, path: Path) -> None:
         """Write a screenshot."""
         path.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot")["data"]))
+
+
+def click(page: Page, words: str) -> None:
+    """Click the button with these words (of an open dialog, if there is one)."""
+    buttons = "[...(document.querySelector('dialog') ?? document).querySelectorAll('button')]"
+    named = f"(one) => (one.ariaLabel ?? one.innerText) === {words!r}"
+    page.act(f"{buttons}.find({named})", "it.click()")
+
+
+def fill(page: Page, selector: str, value: str) -> None:
+    page.act(
+        f"document.querySelector({selector!r})",
+        f"it.value = {value!r}; it.dispatchEvent(new Event('input'))",
+    )
+
+
+def submit(page: Page) -> None:
+    """Send the form of the open dialog."""
+    page.act("document.querySelector('dialog form')", "it.requestSubmit()")

@@ -1,9 +1,12 @@
 """The site of the documentation has every document, without a warning, and needs no other host."""
 
+import contextlib
+import json
 import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
@@ -20,14 +23,18 @@ pytestmark = MARKS
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site. A broken link or anchor fails the build."""
     directory = tmp_path_factory.mktemp("site")
+    build(directory)
+    return directory
+
+
+def build(target: Path, *options: str) -> None:
     done = subprocess.run(
-        [sys.executable, ROOT / "deploy/site/build.py", directory],
+        [sys.executable, ROOT / "deploy/site/build.py", target, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
     assert done.returncode == 0, done.stdout
-    return directory
 
 
 def answers(port: int) -> bool:
@@ -59,23 +66,42 @@ def test_the_site_asks_no_other_host_for_anything(pages: dict[Path, str]) -> Non
         assert loaded.search(page) is None, path
 
 
-def test_the_search_finds_a_word_of_the_contract(site: Path, tmp_path: Path) -> None:
-    assert PROGRAM is not None
+@contextlib.contextmanager
+def served(directory: Path) -> Iterator[str]:
+    """The address of a web server that has the directory."""
     port = free_port()
-    command = ["-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", str(site)]
+    command = ["-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", str(directory)]
     with subprocess.Popen([sys.executable, *command], stderr=subprocess.DEVNULL) as server:
         try:
             eventually(lambda: answers(port))
-            with chromium(PROGRAM, tmp_path) as browser:
-                page = browser.open(f"http://127.0.0.1:{port}/index.html")
-                eventually(lambda: "Counterpoise" in page.text("h1"))
-                page.run(
-                    "document.querySelector('label[for=__search]').click();"
-                    "const search = document.querySelector('[data-md-component=search-query]');"
-                    "search.focus(); search.value = 'holddown';"
-                    "search.dispatchEvent(new Event('keyup', {bubbles: true}))"
-                )
-                eventually(lambda: "olddown" in page.text(".md-search-result__list"))
-                assert page.faults() == []
+            yield f"http://127.0.0.1:{port}"
         finally:
             server.terminate()
+
+
+def test_the_search_finds_a_word_of_the_contract(site: Path, tmp_path: Path) -> None:
+    assert PROGRAM is not None
+    with served(site) as address, chromium(PROGRAM, tmp_path) as browser:
+        page = browser.open(f"{address}/index.html")
+        eventually(lambda: "Counterpoise" in page.text("h1"))
+        page.run(
+            "document.querySelector('label[for=__search]').click();"
+            "const search = document.querySelector('[data-md-component=search-query]');"
+            "search.focus(); search.value = 'holddown';"
+            "search.dispatchEvent(new Event('keyup', {bubbles: true}))"
+        )
+        eventually(lambda: "olddown" in page.text(".md-search-result__list"))
+        assert page.faults() == []
+
+
+def test_a_menu_leads_to_the_other_versions(tmp_path: Path) -> None:
+    assert PROGRAM is not None
+    for version in ("0.9", "dev", "0.10"):
+        build(tmp_path / "site", "--version", version)
+    listed = json.loads((tmp_path / "site/versions.json").read_text("utf-8"))
+    assert [one["version"] for one in listed] == ["0.10", "0.9", "dev"]
+    with served(tmp_path / "site") as address, chromium(PROGRAM, tmp_path) as browser:
+        page = browser.open(f"{address}/index.html")  # which leads to the newest
+        eventually(lambda: "0.10" in page.text(".md-version__current"))
+        assert page.text(".md-version__list").split() == ["0.10", "0.9", "dev"]
+        assert page.faults() == []

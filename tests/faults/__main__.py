@@ -2,9 +2,10 @@
 
     python -m tests.faults [--seconds 300] [--seed 1] [--keep DIRECTORY] [--complete]
 
-Three parts: the campaign, for so many seconds; a full disk; and queues that are resized, split and
-merged all the time. Exits with 1 when a promise was broken, and with `--complete` also when a part
-could not be played here. `--keep` leaves journal and logs in a new directory.
+Four parts: the campaign, for so many seconds; a full disk; queues that are resized, split and
+merged all the time; and the writers of fenced sinks. Exits with 1 when a promise was broken, and
+with `--complete` also when a part could not be played here. `--keep` leaves journal and logs in a
+new directory.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.faults import campaign, disk, reshaping
+from tests.faults import campaign, disk, reshaping, sinks
 
 
 def main() -> int:
@@ -33,6 +34,9 @@ def main() -> int:
     parser.add_argument(
         "--no-reshaping", action="store_true", help="leave the third part out, five minutes"
     )
+    parser.add_argument(
+        "--no-sinks", action="store_true", help="leave the fourth part out, about five minutes"
+    )
     given = parser.parse_args()
     began = time.monotonic()
 
@@ -47,6 +51,7 @@ def main() -> int:
         shaped = (
             [] if given.no_reshaping else reshaping.run(directory / "reshaping", given.seed, say)
         )
+        tortured = [] if given.no_sinks else [*sinks.run(directory / "sinks", given.seed, say)]
     complaints = result.complaints()
     tables = [result.table()]
     if full is None:
@@ -58,9 +63,14 @@ def main() -> int:
         tables.append(f"{disk.KIND}:\n\n{full.table()}")
         if not full.kept:
             complaints.append(f"PROMISES BROKEN WITH A FULL DISK\n{full.examples()}")
-    for one in shaped:
-        complaints += one.complaints()
-        tables.append(one.table())
+    for shape in shaped:
+        complaints += shape.complaints()
+        tables.append(shape.table())
+    for sink in tortured:
+        complaints += sink.complaints()
+        if sink.not_run is not None and given.complete:
+            complaints.append(f"not complete: {sink.table()}")
+        tables.append(sink.table())
     print(f"\n{result.faults_table()}\n{done}\n\n" + "\n\n".join(tables))
     for complaint in complaints:
         print(f"\n{complaint}")

@@ -72,6 +72,11 @@ class Result:
         return found
 
     @property
+    def played(self) -> list[str]:
+        """The kinds of faults that have occurred."""
+        return [name for name, each in self.faults.items() if each.times]
+
+    @property
     def missing(self) -> list[str]:
         """The kinds of faults that have not occurred."""
         return [name for name, each in self.faults.items() if not each.times]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults import __main__ as main
-from tests.faults import campaign, disk, reshaping
+from tests.faults import campaign, disk, reshaping, sinks
 from tests.faults.reshaping import RESIZES, Shaped
 from tests.faults.result import Loss, Result
 from tests.judge.judge import Verdict
@@ -23,6 +23,7 @@ def fine(*_: object) -> Result:
 def outcome(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(campaign, "run", fine)
     monkeypatch.setattr(reshaping, "run", lambda *_: SHAPED)
+    monkeypatch.setattr(sinks, "run", lambda *_: [])
     monkeypatch.setattr(sys, "argv", ["faults", *arguments])
     return main.main()
 

@@ -43,3 +43,8 @@ def test_a_broken_promise_is_told() -> None:
     run = result()
     run.verdict.violations["lost"].append("a message")
     assert "PROMISES BROKEN\nlost: a message" in run.complaints()[0]
+
+
+def test_what_was_played_is_what_is_not_missing() -> None:
+    run = result(60, killed=1, frozen=0)
+    assert (run.played, run.missing) == (["killed"], ["frozen"])

@@ -310,6 +310,8 @@ class _Teller:
             case r.Released():
                 owner = self._owners.pop(record.partition)
                 return [f"{self._name(record.partition)}: {owner} -> nobody, graceful"]
+            case r.ReleasedInPart():
+                return [f"{self._name(record.partition)}: released, its group not yet"]
             case r.WarmupsStarted(moves, deadline):
                 return [self._move(*move, "warming", deadline) for move in moves]
             case r.RevokesStarted(moves, deadline):

@@ -6,8 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from broker.core.errors import BrokerError, Invalid
+from broker.logs.peeking import Peek
 from broker.logs.ports import Bounds, Holder, LogOwner, Positions, Purpose, Sealing
 from broker.logs.positions import trim_floor
+from broker.logs.retention import Retention
 from counterpoise.logs.ranges import Ranges
 from tests.world.ranges import DynamicRanges, WorldRanges
 
@@ -155,6 +157,9 @@ class Logs:
         self.told: list[tuple[Any, ...]] = []
         self.error: BrokerError | None = None
         self.topics: dict[str, int] = {}
+        # The offsets of consumer groups, and why they take none at present.
+        self.groups: dict[str, dict[int, str]] = {}
+        self.refusal: str | None = None
 
     def the(self, name: str) -> Log:
         """The log of this name, created if needed."""
@@ -226,6 +231,22 @@ class Logs:
         """The log does not say how many messages are between two positions."""
         return {}
 
+    async def ages(self, log: str, positions: Mapping[int, str]) -> Mapping[int, float]:
+        """Nor when they were published."""
+        return {}
+
+    async def store_offsets(self, log: str, group: str, positions: Mapping[int, str]) -> str | None:
+        self.told.append(("store_offsets", log, group, dict(positions)))
+        if self.refusal is None:
+            self.groups.setdefault(group, {}).update(positions)
+        return self.refusal
+
+    async def peek(
+        self, log: str, partition: int, position: str | None, limit: int, max_bytes: int
+    ) -> Peek:
+        """Nobody looks at its messages."""
+        raise Invalid("the log shows no messages")
+
     async def ends(self, log: str, partitions: Sequence[int]) -> Mapping[int, str]:
         """The ends of these partitions; partitions that never had a message are left out."""
         ends = self.the(log).ends
@@ -239,7 +260,9 @@ class Logs:
         owner: LogOwner,
         committed: Sequence[Positions],
         keys: Mapping[int, str] | None = None,
+        retention: Retention | None = None,
     ) -> Mapping[int, str]:
+        """All that may go is to go: no retention hides a trim that comes too early."""
         told = list(committed)
         self.told.append(("maintain", log, partition_count, told))
         known = self.the(log)

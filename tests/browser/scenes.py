@@ -1,0 +1,395 @@
+"""Queues to look at, and the states in which the dashboard shows them.
+
+A real service shows real queues. Their consumers are flows of this process: some are behind, one
+has just come, and the partitions that it is to get are on their way. `STATES` are pages that such
+queues do not show by themselves: dialogs, errors, nothing, names of any length. The test for
+accessibility and the pictures for people go through the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from broker import keys
+from broker.core.access import Role
+from counterpoise.client import Client
+from counterpoise.conditions import Condition
+from counterpoise.flow import Flow
+from counterpoise.keys import partition_of
+from counterpoise.publisher import Publisher
+from tests.browser.chromium import Browser, Page, click, fill
+from tests.service import eventually
+
+
+class Scene:
+    """A queue, its messages and its consumers. They leave when `ending` ends."""
+
+    def __init__(
+        self, url: str, queue: str, partitions: int, ending: ExitStack, **settings: Any
+    ) -> None:
+        self.url = url
+        self.queue = queue
+        self.client = ending.enter_context(Client(url))
+        self.flows: list[Flow] = []
+        self._ending = ending
+        settings = {"rebalance_delay": 1, "max_handoff_time": 120, **settings}
+        self.client.create_queue(queue, partitions, **settings)
+
+    def publish(self, messages: int) -> None:
+        with Publisher(self.queue, url=self.url) as publisher:
+            for number in range(messages):
+                publisher.publish(b"an order", key=f"customer-{number % 997}")
+
+    def join(self, *names: str) -> None:
+        """Consumers bind, and every partition that moves is released at once."""
+        self.bind(*names)
+        eventually(self._released)
+
+    def arrive(self, name: str, released: int) -> None:
+        """One more binds, and only some of the partitions that it is to get are released."""
+        self.bind(name)
+        eventually(lambda: self._moving() != {})
+        for flow in self.flows:
+            moving = sorted(self._moving().get(flow, []))
+            flow.release_many([(number, None, False) for number in moving[:released]])
+
+    def grow(self, partitions: int) -> None:
+        """More partitions: they wait for the older messages of their keys."""
+        self.client.change_queue(self.queue, partition_count=partitions)
+        eventually(self._released)
+
+    def complain(self) -> None:
+        """The first consumer has partitions in quarantine, and does not reach its log."""
+        first = self.flows[0]
+        text = "ValueError: the order customer-17 names no currency, so it has no price"
+        poisoned = sorted(first.partitions)[:2]
+        of_partitions = [
+            Condition(
+                "quarantined", f"at {7 + number}: {text}", number, first.partitions[number].epoch
+            )
+            for number in poisoned
+        ]
+        away = Condition("log_away", "LogUnavailable: connection refused by 10.0.3.7, port 5432")
+        first.report([away, *of_partitions])
+
+    def work(self, behind: int) -> None:
+        """Commit up to at most `behind` messages of the end: partitions differ in their lag."""
+        ends = {one.partition: int(one.end or 0) for one in self.client.partitions(self.queue)}
+        for flow in self.flows:
+            flow.commit(
+                {
+                    number: str(max(0, ends[number] - number * number * 31 % (behind + 1)))
+                    for number in flow.partitions
+                }
+            )
+
+    def flowing(self, page: Page) -> None:
+        """Publish and commit until the page has measured how many messages a second that is."""
+
+        def measured() -> bool:
+            self.publish(120)
+            self.work(behind=40)
+            return "measuring" not in page.text(".figures")
+
+        eventually(measured)
+
+    def bind(self, *names: str) -> None:
+        for name in names:
+            flow = Flow(self.queue, url=self.url, client_name=name)
+            self.flows.append(self._ending.enter_context(flow))
+
+    def _moving(self) -> dict[Flow, list[int]]:
+        """The partitions that each consumer has to release."""
+        found = {
+            flow: [n for n, one in flow.partitions.items() if one.state == "revoking"]
+            for flow in self.flows
+        }
+        return {flow: numbers for flow, numbers in found.items() if numbers}
+
+    def _released(self) -> bool:
+        for flow, numbers in self._moving().items():
+            flow.release_many([(number, None, False) for number in numbers])
+        is_ready = self.client.queue(self.queue).rebalance_status == "Ready"
+        return is_ready and all(flow.partitions for flow in self.flows)
+
+
+def orders(url: str, ending: ExitStack, browser: Browser) -> Page:
+    """The page of the README's picture: a third consumer has come."""
+    scene = Scene(url, "orders", 24, ending)
+    scene.publish(4000)
+    scene.join("billing-1")
+    scene.join("billing-2")
+    scene.work(behind=40)
+    page = browser.open(f"{url}/#orders")
+    shows(page, ".headline", "Ready")
+    scene.flowing(page)
+    scene.arrive("billing-3", released=2)
+    scene.flowing(page)
+    shows(page, "#main", "On their way (4)")
+    return page
+
+
+def crowd(url: str, partitions: int, consumers: int, ending: ExitStack) -> str:
+    """A queue of this size, amid a rebalance after a resize; returns its name."""
+    queue = f"orders-{partitions}"
+    scene = Scene(url, queue, partitions // 2, ending, ordered_resize=True)
+    scene.publish(20 * partitions)
+    scene.join(*(f"billing-{number}" for number in range(1, consumers)))
+    scene.work(behind=12)
+    scene.grow(partitions)
+    scene.arrive(f"billing-{consumers}", released=0)
+    scene.complain()
+    return queue
+
+
+def split(url: str, ending: ExitStack) -> str:
+    """A dynamic queue, of which a partition was split and two were merged; returns its name."""
+    scene = Scene(url, "clicks", 4, ending, partitioning="dynamic")
+    scene.publish(400)
+    scene.join("web-1", "web-2")
+    scene.work(behind=12)
+    scene.client.split_partition(scene.queue, 1)
+    scene.client.merge_partitions(scene.queue, 2, 3)
+    return scene.queue
+
+
+def shows(page: Page, selector: str, words: str) -> None:
+    """Wait until the page shows these words there."""
+    eventually(lambda: words in page.text(selector))
+
+
+def measured(database_url: str, queue: str, rounds: int) -> None:
+    """As if the service had measured the queue for so many rounds, with a lag that rose by 30."""
+    with psycopg.connect(database_url) as connection:
+        connection.execute(
+            "INSERT INTO counterpoise.measurements SELECT id, "
+            "extract(epoch FROM clock_timestamp())::bigint - 30 * (%s - round), "
+            "30 * round, 90 * round FROM counterpoise.queues, generate_series(0, %s) AS round "
+            "WHERE name = %s",
+            (rounds, rounds, queue),
+        )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A service, the URL of its database, a browser, and what ends with them."""
+
+    url: str
+    database_url: str
+    browser: Browser
+    ending: ExitStack
+
+    def scene(self, queue: str, partitions: int, **settings: Any) -> Scene:
+        return Scene(self.url, queue, partitions, self.ending, **settings)
+
+    def page(self, path: str = "") -> Page:
+        return self.browser.open(f"{self.url}/{path}")
+
+    def of(self, scene: Scene) -> Page:
+        """The page of a queue, once it is there."""
+        page = self.page(f"#{scene.queue}")
+        eventually(lambda: page.text(".headline .status"))
+        return page
+
+
+def _nothing(stage: Stage) -> Page:
+    page = stage.page()
+    shows(page, "#main", "There is none yet")
+    return page
+
+
+def _loading(stage: Stage) -> Page:
+    scene = stage.scene("loading", 4)
+    page = stage.page()
+    shows(page, "#main", scene.queue)
+    page.ask("Fetch.enable", {"patterns": [{"urlPattern": "*/v1/queues/loading/*"}]})
+    page.run(f"location.hash = {scene.queue!r}")
+    shows(page, ".headline", "Loading")
+    return page
+
+
+def _unread(stage: Stage) -> Page:
+    """Messages, and no consumer."""
+    scene = stage.scene("unread", 6)
+    scene.publish(500)
+    page = stage.of(scene)
+    shows(page, "#main", "None is bound")
+    return page
+
+
+def _holddown(stage: Stage) -> Page:
+    scene = stage.scene("holddown", 64, rebalance_delay=3000)
+    scene.publish(5000)
+    scene.bind("billing-1")
+    page = stage.of(scene)
+    shows(page, ".headline", "begins in")
+    return page
+
+
+def _idle(stage: Stage) -> Page:
+    """All is processed, of an hour that was measured."""
+    scene = stage.scene("idle", 12)
+    scene.publish(1000)
+    scene.join("billing-1", "billing-2", "billing-3")
+    scene.work(behind=0)
+    measured(stage.database_url, scene.queue, rounds=100)
+    page = stage.of(scene)
+    shows(page, ".charts", "published")
+    return page
+
+
+def _rebalancing(stage: Stage) -> Page:
+    """Partitions that move, wait and are in quarantine."""
+    page = stage.page(f"#{crowd(stage.url, 16, 3, stage.ending)}")
+    shows(page, "#main", "On their way")
+    return page
+
+
+def _chosen(stage: Stage) -> Page:
+    """A partition that moved before and moves again, chosen."""
+    scene = stage.scene("chosen", 8)
+    scene.publish(300)
+    scene.join("billing-1")
+    scene.work(behind=12)
+    scene.arrive("billing-2", released=1)
+    page = stage.of(scene)
+    shows(page, ".headline", "1 of 4 handoffs done")
+    with Publisher(scene.queue, url=scene.url) as publisher:
+        order = b'{"order": 17, "items": [{"name": "screws", "count": 3}]}'
+        publisher.publish(order, key="customer-x3", headers={"trace": "00-4bf92f3577b34da6"})
+        publisher.publish(b"\xff\x00\x17", key="customer-x3")
+        publisher.publish(b"an order " * 400, key="customer-x3")
+    number = partition_of("customer-x3", 8)
+    page.act(f"document.querySelector('#partition-{number}')", "it.click()")
+    shows(page, ".detail", f"Partition {number}")
+    click(page, "Newest")
+    shows(page, ".messages", "screws")
+    return page
+
+
+def _open(stage: Stage) -> Page:
+    """A consumer whose row is open."""
+    scene = stage.scene("open", 120)
+    scene.publish(1000)
+    scene.join("billing-1", "billing-2", "billing-10")
+    page = stage.of(scene)
+    page.act("document.querySelector('.opens')", "it.click()")
+    shows(page, "tr.open", "flow")
+    return page
+
+
+def _names(stage: Stage) -> Page:
+    """The longest names that the service takes."""
+    scene = stage.scene("team-a." + "transactions-" * 14 + "eu", 4)
+    scene.publish(100)
+    scene.join("billing-" + "worker" * 30, "ein Verbraucher mit Leerzeichen " * 6)
+    scene.complain()
+    page = stage.of(scene)
+    shows(page, ".conditions", "quarantined")
+    return page
+
+
+def _queues(stage: Stage) -> Page:
+    """The list, of queues in all states."""
+    page = stage.page()
+    shows(page, "#main", "team-a.")
+    eventually(lambda: "measuring" not in page.text("#main"))
+    return page
+
+
+def _found_none(stage: Stage) -> Page:
+    page = _queues(stage)
+    fill(page, "#find", "nothing like it")
+    shows(page, "#main", "No queue has this")
+    return page
+
+
+def _audit(stage: Stage) -> Page:
+    page = stage.page("#/audit")
+    shows(page, "#main", "create queue")
+    page.act("document.querySelector('#main details')", "it.open = true")
+    return page
+
+
+def _missing(stage: Stage) -> Page:
+    page = stage.page("#no-such-queue")
+    shows(page, "#main", "does not exist")
+    return page
+
+
+def _away(stage: Stage) -> Page:
+    """The service does not answer."""
+    page = stage.page("#idle")
+    eventually(lambda: page.text(".headline .status"))
+    page.ask("Network.enable")
+    offline = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    page.ask("Network.emulateNetworkConditions", {"offline": True, **offline})
+    shows(page, "#notice", "does not answer")
+    return page
+
+
+def _dialog(queue: str, button: str, words: str, **fields: str) -> Callable[[Stage], Page]:
+    """The dialog behind a button on the page of this queue, filled, when it says these words."""
+
+    def state(stage: Stage) -> Page:
+        page = stage.page(f"#{queue}")
+        if queue:
+            eventually(lambda: page.text(".headline .status"))
+        if queue == "clicks":
+            page.act("document.querySelector('#partition-0')", "it.click()")
+        click(page, button)
+        for name, value in fields.items():
+            fill(page, f"#act-{name}", value)
+        shows(page, "dialog", words)
+        return page
+
+    return state
+
+
+def _dynamic(stage: Stage) -> Page:
+    """Partitions that were split and merged, and wait for those."""
+    page = stage.page(f"#{split(stage.url, stage.ending)}")
+    shows(page, "#main", "waiting")
+    return page
+
+
+def _login(stage: Stage) -> Page:
+    """From now on the service needs a key."""
+    keys.create(stage.database_url, Role.ADMIN, ("*",), "root")
+    page = stage.page()
+    eventually(lambda: page.run("document.querySelector('#login')?.hidden === false"))
+    return page
+
+
+# In this order: some need the queues of others, and the last one closes the service.
+STATES: Mapping[str, Callable[[Stage], Page]] = {
+    "nothing": _nothing,
+    "loading": _loading,
+    "unread": _unread,
+    "holddown": _holddown,
+    "idle": _idle,
+    "rebalancing": _rebalancing,
+    "chosen": _chosen,
+    "open": _open,
+    "dynamic": _dynamic,
+    "names": _names,
+    "queues": _queues,
+    "found-none": _found_none,
+    "audit": _audit,
+    "missing": _missing,
+    "away": _away,
+    "create": _dialog("", "Create a queue", "on the built-in log", name="flights"),
+    "resize": _dialog("open", "Resize", "retire", count="7"),
+    "rebalance": _dialog("holddown", "Rebalance now", "ends at once"),
+    "positions": _dialog("unread", "Set positions", "never be read", where="latest"),
+    "delete": _dialog("unread", "Delete", "are not processed"),
+    "drain": _dialog("open", "Drain billing-1", "other consumer"),
+    "split-one": _dialog("clicks", "Split", "takes no more"),
+    "position": _dialog("clicks", "Set its position", "read again", at="0"),
+    "login": _login,
+}
