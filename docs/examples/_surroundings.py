@@ -39,6 +39,7 @@ SMALL = {
     "spark__sql__shuffle__partitions": "1",
 }
 WAIT_SECONDS = 180.0
+LOOK_SECONDS = 0.4
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class Stage:
                     self._fail(name, process)
             if time.monotonic() > deadline:
                 raise SystemExit(f"Not within {WAIT_SECONDS:g} s: {what}")
-            time.sleep(0.1)
+            time.sleep(LOOK_SECONDS)
         self.say(what)
 
     def say(self, what: str) -> None:
