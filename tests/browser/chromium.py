@@ -65,6 +65,10 @@ def _address(process: subprocess.Popen[str]) -> str:
     raise RuntimeError(f"Chromium did not start:\n{''.join(said)}")
 
 
+class Navigated(RuntimeError):
+    """The page went to another address while it was asked."""
+
+
 class Browser:
     """The commands to a browser."""
 
@@ -98,7 +102,9 @@ class Browser:
                 self._told.append(message)
                 continue
             if "error" in message:
-                raise RuntimeError(f"{method}: {message['error']}")
+                error = message["error"]
+                kind = Navigated if "navigated" in error["message"] else RuntimeError
+                raise kind(f"{method}: {error}")
             result: dict[str, Any] = message["result"]
             return result
 
@@ -138,8 +144,11 @@ class Page:
         eventually(lambda: self.run(attempt))
 
     def text(self, selector: str = "body") -> str:
-        """The text of this element; empty while there is no such element."""
-        return str(self.run(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
+        """The text of this element; empty while there is no such element, or no such page yet."""
+        try:
+            return str(self.run(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
+        except Navigated:
+            return ""
 
     def faults(self) -> list[str]:
         """Exceptions and errors in the page's console."""
