@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Protocol
 
 from broker import keys
 from broker.core.access import Role
-from broker.key_database import NoAddress, Served, service_at
+from broker.key_database import NoAddress, Served, Silent, service_at
 from broker.keys import Created, NoSuchKey
 from broker.launch import Reached
 from broker.store.ports import KeySummary
@@ -86,13 +86,16 @@ class RefusedByService(Exception):
 def keys_of_service(url: str | None) -> Iterator[KeysOf | None]:
     """The keys of the service at this address (None: COUNTERPOISE_URL, or the default).
 
-    None: no service answers, or it is of a release without these calls, or it needs a key and we
-    have none. Raises RefusedByService, in the block too.
+    None: no service is there, or it is of a release without these calls, or it needs a key and we
+    have none. Raises RefusedByService, in the block too; also for one that does not answer.
     """
-    try:
+    service: Served | Silent | str = ""
+    with suppress(NoAddress):  # the database's way says so
         service = service_at(url)
-    except NoAddress:  # the database's way says so
-        service = ""
+    if isinstance(service, Silent):
+        raise RefusedByService(
+            f"{service.reason}; try again, or name its database with --data-dir or --database-url"
+        )
     if not isinstance(service, Served):
         yield None
         return

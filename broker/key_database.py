@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from counterpoise.client import Client
-from counterpoise.errors import InvalidUrl, ServiceUnavailable
+import httpx
 
-TIMEOUT_SECONDS = 3.0
+from counterpoise.client import Client
+from counterpoise.errors import InvalidUrl, ServiceUnavailable, Unreachable
+
+TIMEOUT_SECONDS = 10.0
 
 
 class NoAddress(Exception):
@@ -27,9 +29,16 @@ class Served(NamedTuple):
     database: str | None
 
 
-def service_at(url: str | None) -> Served | str:
+class Silent(NamedTuple):
+    """What is at the address takes connections, and no answer came: perhaps a slow service."""
+
+    url: str
+    reason: str
+
+
+def service_at(url: str | None) -> Served | Silent | str:
     """The service at this address (None: COUNTERPOISE_URL, or the default), or the address if no
-    service answers there. Raises NoAddress."""
+    service is there. Raises NoAddress."""
     try:
         client = Client(url, timeout_seconds=TIMEOUT_SECONDS)
     except InvalidUrl as error:
@@ -39,6 +48,9 @@ def service_at(url: str | None) -> Served | str:
         try:
             answer = client.probe("/readyz")
             document = json.loads(answer.text)
+        except Unreachable as error:
+            absent = isinstance(error.__cause__, httpx.ConnectError)
+            return root if absent else Silent(root, str(error))
         except (ServiceUnavailable, ValueError):
             return root
     if not isinstance(document, dict) or not {"status", "code"} & document.keys():

@@ -22,7 +22,7 @@ from pydantic import SecretStr
 from broker import exposure, keys
 from broker.core.errors import Invalid
 from broker.exposure import TlsError, certificate_of
-from broker.key_database import NoAddress, Served, service_at
+from broker.key_database import NoAddress, Served, Silent, service_at
 from broker.postgres import checks, migrations, restoring
 from broker.postgres.embedded import (
     DataDirectoryInUse,
@@ -124,14 +124,23 @@ def reached(
     except NoAddress as error:
         fail(Exit.SETTINGS, str(error))
     name = _name_of_database(settings)
-    if isinstance(service, Served) and settings.database_url is None and not _is_running(settings):
+    if settings.database_url is None and not _is_running(settings):
         # The Postgres of a service runs. Another one must not be made.
-        _refuse_other_database(service, name)
+        if isinstance(service, Served):
+            _refuse_other_database(service, name)
+        if isinstance(service, Silent):
+            fail(
+                Exit.ANOTHER_DATABASE,
+                f"{service.reason}, so it may use another database than {name}; try again, or "
+                "give the --data-dir or --database-url that it was started with",
+            )
     with _ends_on_signals(), _database(settings, running_may=True) as settings:
         url, log_url = _urls(settings)
         try:
             used = f"no service answers at {service}"
-            if isinstance(service, Served):
+            if isinstance(service, Silent):
+                used = f"{service.reason}: whether it uses it is unknown"
+            elif isinstance(service, Served):
                 used = f"the service at {service.url} uses it"
                 if service.database is None:
                     used = f"whether the service at {service.url} uses it is unknown"

@@ -36,7 +36,8 @@ def queue(target: Service, name_of_a_queue: Callable[[], str]) -> Iterator[str]:
                 *([] if slice else [began]),
                 {"kind": "Granted", "grants": grants, "at": 1.0},
             ]
-            rows.append((made.json()["id"], place + 2, json.dumps(records), id + 1))
+            # The service may commit revision 2 meanwhile.
+            rows.append((made.json()["id"], place + 1000, json.dumps(records), id + 1))
         with database.cursor() as cursor:
             cursor.executemany(
                 "INSERT INTO counterpoise.records (queue_id, revision, at, records, rebalance_id,"

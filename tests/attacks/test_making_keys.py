@@ -146,7 +146,8 @@ def test_the_command_goes_to_the_service_and_names_it(
     assert f"Service: {url}" in made.stderr
     key_id = key_id_of(made.stdout.strip()) or ""
     assert "etl" in said("list").stdout
-    assert said("revoke", key_id).stdout.strip() == f"{key_id} is revoked"
+    revoked = said("revoke", key_id)
+    assert revoked.stdout.strip() == f"{key_id} is revoked", revoked.output
     unknown = said("revoke", "000000000000")
     assert (unknown.exit_code, "keys list" in unknown.stderr) == (Exit.KEY, True)
     stronger = said("create", "--role", "viewer")

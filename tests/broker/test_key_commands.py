@@ -19,7 +19,7 @@ from broker.key_commands import app
 from broker.launch import Exit
 from broker.postgres.embedded import EmbeddedPostgres
 from tests.broker.test_cli import run
-from tests.service import ServeProcess
+from tests.service import ServeProcess, listen
 
 KEY = re.compile(r"cp_[0-9a-f]{12}_[0-9a-f]{64}")
 
@@ -153,6 +153,27 @@ def test_another_database_than_the_services_gets_no_key(
     with psycopg.connect(database_url) as connection:
         assert connection.execute("SELECT to_regclass('counterpoise.keys')").fetchone() == (None,)
     assert httpx.get(f"{served.url}/v1/queues").status_code == 200
+
+
+def test_where_a_service_does_not_answer_no_second_postgres_is_made(
+    migrated_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be slow, or frozen: the first key would close another database."""
+    monkeypatch.setattr("broker.key_database.TIMEOUT_SECONDS", 0.2)
+    monkeypatch.delenv("COUNTERPOISE_DATABASE_URL", raising=False)
+    directory = tmp_path / "another"
+    command = ["create", "--role", "viewer"]
+    with listen() as frozen:
+        silent = f"http://127.0.0.1:{frozen.getsockname()[1]}"
+        for given in ([], ["--data-dir", str(directory)]):
+            refused = CliRunner().invoke(app, [*command, *given, "--url", silent])
+            assert refused.exit_code in (Exit.KEY, Exit.ANOTHER_DATABASE)
+            assert "did not answer in time" in refused.stderr
+            assert "--database-url" in refused.stderr
+        named = keys(migrated_url, *command, service=silent)
+    assert not directory.exists()
+    assert named.exit_code == 0
+    assert "whether it uses it is unknown" in named.stderr
 
 
 def test_the_database_is_named_without_its_password(migrated_url: str) -> None:
