@@ -17,6 +17,7 @@ import pytest
 
 from tests.architecture.conftest import environment_like_ours
 from tests.architecture.test_repository import ROOT
+from tests.counterpoise.spark.small import with_small_java
 from tests.service import eventually, free_port
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("wheels")]
@@ -111,9 +112,13 @@ def directory(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A user without settings and without data; other services may be on the usual port."""
+    """A user without settings and without data; other services may be on the usual port.
+
+    Spark's Java compiles less, which no user would notice.
+    """
     port = str(free_port())
     return {
+        "PYSPARK_SUBMIT_ARGS": with_small_java()["PYSPARK_SUBMIT_ARGS"],
         "PATH": os.environ["PATH"],
         "LANG": "C.UTF-8",
         "HOME": str(tmp_path),
