@@ -14,7 +14,7 @@ from broker.calls.access import QueueAccess
 from broker.core.access import digest
 from broker.core.errors import FlowGone, FlowNotFound, Forbidden, QueueNotFound, Unauthorized
 from broker.replica.coordinator import Coordinator
-from broker.replica.store_calls import Batcher, store_available
+from broker.replica.store_calls import store_available
 from broker.store.ports import FlowRow, Lease
 
 MOST_KNOWN_TOKENS = 100_000
@@ -36,7 +36,7 @@ class BoundFlows:
         # Of flows that were bound when they were last read: the queue's id, the token's digest.
         self._tokens: dict[str, tuple[str, bytes]] = {}
         # The flows of a queue that is deleted are read all at once.
-        self._rows: Batcher[str, FlowRow | None] = Batcher(self._read_rows)
+        self._rows = queues.replica.batcher(self._read_rows)
 
     async def authenticate(self, name: str, flow_id: str, token: str) -> BoundFlow:
         """The flow of this id in the queue of this name, whose token this is.

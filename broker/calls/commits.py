@@ -17,7 +17,6 @@ from broker.core.errors import QueueNotFound
 from broker.logs.positions import Reach
 from broker.pieces import pieces
 from broker.replica.renewals import RowLocked
-from broker.replica.store_calls import Batcher
 from broker.store.ports import PositionCommit, Positions
 
 MOST_AT_ONCE = 100
@@ -59,7 +58,7 @@ class CommitCalls:
         self._views = views
         self._cuts = cuts
         self._reach = reach
-        self._batches: Batcher[_Batch, _Done] = Batcher(self._commit_batches, most=MOST_AT_ONCE)
+        self._batches = queues.replica.batcher(self._commit_batches, most=MOST_AT_ONCE)
 
     async def commit(
         self, flow: BoundFlow, seq: int | None, items: Sequence[c.CommitItem]

@@ -21,7 +21,7 @@ from broker.core.queue import Queue
 from broker.core.transitions import State
 from broker.pieces import pieces
 from broker.replica.coordinator import Coordinator
-from broker.replica.store_calls import Batcher, store_available
+from broker.replica.store_calls import store_available
 from broker.store.ports import Positions
 
 # Views of more partitions are made in pieces, and one view at a time: each keeps the processor busy
@@ -89,9 +89,7 @@ class FlowViews:
         self._clock = queues.replica.clock
         self._bound = bound
         self._one_big_view = asyncio.Lock()
-        self._positions: Batcher[tuple[str, Sequence[int]], Positions] = Batcher(
-            self._read_positions
-        )
+        self._positions = queues.replica.batcher(self._read_positions)
 
     async def view(
         self, flow: BoundFlow, *, fresh: bool = False, positions: Positions | None = None

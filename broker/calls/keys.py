@@ -29,7 +29,7 @@ from broker.core.access import (
     key_id_of,
 )
 from broker.core.errors import BrokerError, Forbidden, QueueNotFound, Unauthorized, Unavailable
-from broker.replica.store_calls import UNAVAILABLE, Batcher, store_available
+from broker.replica.store_calls import UNAVAILABLE, store_available
 from broker.replica.transaction import Submission
 from broker.store.ports import USED_SECONDS, KeyRow, StoreUnavailable
 
@@ -66,7 +66,7 @@ class KeyCalls:
         self._any_made = False
         self._looked_at = float("-inf")
         self._ended: dict[str | None, set[asyncio.Event]] = {}
-        self._reads: Batcher[str | None, KeyRow | None] = Batcher(self._read_many)
+        self._reads = queues.replica.batcher(self._read_many)
 
     # Who calls
 

@@ -32,7 +32,7 @@ from broker.core.queue import Queue
 from broker.logs.ports import Logs
 from broker.pieces import pieces
 from broker.replica.coordinator import Coordinator
-from broker.replica.store_calls import Batcher, store_available
+from broker.replica.store_calls import store_available
 from broker.scaling import Load, load_of
 from broker.store.ports import QueueGone, StoreUnavailable
 
@@ -68,10 +68,8 @@ class MonitoringCalls:
     def __init__(self, queues: QueueAccess, logs: Logs) -> None:
         self._queues = queues
         self._logs = logs
-        self._new: Batcher[_Place, Sequence[views.EventView] | Exception]
-        self._new = Batcher(self._read_changes)
-        self._missed: Batcher[_Place, Sequence[views.EventView] | Exception]
-        self._missed = Batcher(self._read_changes)
+        self._new = queues.replica.batcher(self._read_changes)
+        self._missed = queues.replica.batcher(self._read_changes)
 
     async def rebalance_status(self, name: str) -> views.RebalanceStatusView:
         """The rebalance status. Raises QueueNotFound."""

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from broker.core.model import HandedOver
+from broker.core.model import HandedOver, Settings
 from broker.core.records import Child, Cut, Ended, Grant, Move, Record, Redirect
 
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Record.__args__}
 FIELDS = {kind: frozenset(field.name for field in fields(kind)) for kind in KINDS.values()}
+SETTINGS = frozenset(field.name for field in fields(Settings))
 # Fields that replicas of the release before do not know are left out where they say what that
 # release takes for granted (docs, *Upgrade*).
 _LEFT_OUT = {
@@ -57,12 +58,12 @@ def to_json(record: Record) -> dict[str, Any]:
 def from_json(values: Mapping[str, Any]) -> Record:
     """The record that `to_json` made the values of.
 
-    Raises KeyError for a kind or a field this version does not know: a replica of an older version
-    must not guess.
+    Raises KeyError for a kind, a field or a setting that this version does not know: a replica of
+    an older version must not guess.
     """
     arguments = {_NAMED.get(name, name): value for name, value in values.items()}
     kind = KINDS[arguments.pop("kind")]
-    unknown = arguments.keys() - FIELDS[kind]
+    unknown = arguments.keys() - FIELDS[kind] or arguments.get("changes", {}).keys() - SETTINGS
     if unknown:
         raise KeyError(*sorted(unknown))
     try:
@@ -119,6 +120,9 @@ def _as_known(values: Mapping[str, Any]) -> Record | None:
     for name, item in ITEMS.items():
         if name in known:
             known[name] = [value[: len(item._fields)] for value in known[name]]
+    if "changes" in known:
+        changes = known["changes"].items()
+        known["changes"] = {name: value for name, value in changes if name in SETTINGS}
     try:
         return from_json({"kind": values["kind"], **known})
     except KeyError:

@@ -121,6 +121,13 @@ class Renewals:
             gathered, self.gathered = self.gathered, {}
             self._go_out(gathered)
 
+    async def finish(self) -> None:
+        """Sends what is gathered, and waits for what is under way."""
+        self.hurry()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._batcher.finish()
+
     @contextmanager
     def by_commit(self, commit: Commit) -> Iterator[None]:
         """While this commit is under way, which renews what is gathered of those that it renews. If

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -35,7 +35,7 @@ from broker.replica.clock import StoreClock
 from broker.replica.coordinator import Coordinator
 from broker.replica.events import EventCounters, EventLog
 from broker.replica.renewals import Renewals
-from broker.replica.store_calls import Batcher, store_available
+from broker.replica.store_calls import Answer, Batcher, Item, store_available
 from broker.store.ports import Store, StoreUnavailable
 from broker.tracing import Traces, traces
 
@@ -69,7 +69,8 @@ class Replica:
         self._new_id = new_id
         self.monotonic = monotonic
         self._ids: dict[str, str] = {}
-        self._finds: Batcher[str, str | None] = Batcher(self._find)
+        self._batchers: list[Batcher[Any, Any]] = []
+        self._finds = self.batcher(self._find)
         self._coordinators: dict[str, Coordinator] = {}
         self._used: dict[str, float] = {}
         self.renewals = Renewals(store)
@@ -105,10 +106,19 @@ class Replica:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(c.stop() for c in self._coordinators.values()))
+        await asyncio.gather(self.renewals.finish(), *(one.finish() for one in self._batchers))
         if self._notifying is not None:
             await asyncio.wait([self._notifying], timeout=1)
             self._notifying.cancel()
         await self.store.stop()
+
+    def batcher(
+        self, call: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]], most: int = 1000
+    ) -> Batcher[Item, Answer]:
+        """A batcher of calls of the store. They outlast callers that give up, but not `stop`."""
+        made = Batcher(call, most)
+        self._batchers.append(made)
+        return made
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -65,6 +65,11 @@ class Batcher(Generic[Item, Answer]):
             self._task = asyncio.create_task(self._work())
         return future
 
+    async def finish(self) -> None:
+        """Waits for the calls under way, and for those that wait for them."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
     async def _work(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]

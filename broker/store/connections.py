@@ -105,6 +105,7 @@ class Connections:
         self._pooled = transaction_pooling
         self._connect_seconds = connect_seconds
         self._answer_seconds = answer_seconds
+        self._closed = False
         arguments: dict[str, Any] = {"async_creator_fn": self._creator}
         if transaction_pooling:
             arguments["prepared_statement_cache_size"] = 0
@@ -124,17 +125,20 @@ class Connections:
 
     async def connect(self) -> asyncpg.Connection[asyncpg.Record]:
         """A connection outside of the pool. Raises StoreUnavailable."""
-        with _unavailable():
+        with self._unavailable():
             return await self._creator()
 
     async def close(self) -> None:
-        """Closes the pool; connections in use are closed when they are given back."""
+        """Closes the pool; connections in use are closed when they are given back. No other is
+        opened.
+        """
+        self._closed = True
         await pools.close(self._engine)
 
     @asynccontextmanager
     async def single(self) -> AsyncIterator[AsyncConnection]:
         """For one statement, which is a transaction of its own. Raises StoreUnavailable."""
-        with _unavailable():
+        with self._unavailable():
             async with self._single.connect() as connection:
                 yield connection
 
@@ -157,7 +161,7 @@ class Connections:
         arguments = [
             parameters[name] if name in parameters else constants[name] for name in prepared.names
         ]
-        with _unavailable():
+        with self._unavailable():
             lent: PoolProxiedConnection = await greenlet_spawn(
                 self._engine.sync_engine.pool.connect
             )
@@ -193,7 +197,7 @@ class Connections:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
         """For several statements in one transaction. Raises StoreUnavailable, TransactionLost."""
-        with _unavailable():
+        with self._unavailable():
             async with self._engine.begin() as connection:
                 with _lost():
                     yield connection
@@ -213,7 +217,7 @@ class Connections:
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[AsyncConnection]:
         """For several statements that read one state of the database. Raises StoreUnavailable."""
-        with _unavailable():
+        with self._unavailable():
             async with self._engine.connect() as connection:
                 await connection.execution_options(
                     isolation_level="REPEATABLE READ", postgresql_readonly=True
@@ -255,6 +259,35 @@ class Connections:
             "tcp_keepalives_count": "3",
         }
 
+    @contextmanager
+    def _unavailable(self) -> Iterator[None]:
+        """Turns errors that mean that the database is unreachable into StoreUnavailable.
+
+        The service's log says why, unless this replica itself has closed the connections.
+        """
+        if self._closed:
+            raise StoreUnavailable("this replica has stopped")
+        try:
+            yield
+        except StoreUnavailable as error:
+            self._report(str(error), error.code)
+            raise
+        except Exception as error:
+            if _state(error) == TOO_NEW:
+                raise QueueTooNew(str(error).splitlines()[0]) from error
+            reason = _reason(error)
+            if reason is not None:
+                unavailable = StoreUnavailable(reason, _state(error))
+                self._report(reason, unavailable.code)
+                raise unavailable from error
+            if (_state(error) or "").startswith(CONSTRAINT_VIOLATION):
+                raise AssertionError(str(getattr(error, "orig", error))) from error
+            raise
+
+    def _report(self, reason: str, code: str | None) -> None:
+        if not self._closed:
+            REPORTER.report(reason, code)
+
 
 def _refuse_closed(_: Any, record: Any, __: Any) -> None:
     """A connection that the server has closed is replaced silently."""
@@ -270,27 +303,6 @@ def _lost() -> Iterator[None]:
     except DBAPIError as error:
         if error.connection_invalidated:
             raise TransactionLost(_reason(error) or "", _state(error)) from error
-        raise
-
-
-@contextmanager
-def _unavailable() -> Iterator[None]:
-    """Turns errors that mean that the database is unreachable into StoreUnavailable."""
-    try:
-        yield
-    except StoreUnavailable as error:
-        REPORTER.report(str(error), error.code)
-        raise
-    except Exception as error:
-        if _state(error) == TOO_NEW:
-            raise QueueTooNew(str(error).splitlines()[0]) from error
-        reason = _reason(error)
-        if reason is not None:
-            unavailable = StoreUnavailable(reason, _state(error))
-            REPORTER.report(reason, unavailable.code)
-            raise unavailable from error
-        if (_state(error) or "").startswith(CONSTRAINT_VIOLATION):
-            raise AssertionError(str(getattr(error, "orig", error))) from error
         raise
 
 

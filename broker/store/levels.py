@@ -5,7 +5,11 @@ feature that it uses, stored in its row by each commit. A replica of a lower lev
 queue, and the database refuses its commits (`migrations/control`, `v0012_levels`). So a replica of
 the release before cannot spoil a queue whose features it does not know.
 
-Whoever adds a feature that older code must not meet gives it the number of its revision here.
+Whoever adds a feature that older code must not meet gives it the number of its revision here. A
+setting that older code leaves alone needs none: it stays in the row, and a replica that does not
+know it loads the queue anew when it changes (`broker.core.stored`). So the retention of a log has
+no level. Almost all new queues have one, and with a level older replicas could serve none of them;
+and a level would not keep older replicas from trimming, which is no commit.
 """
 
 from __future__ import annotations

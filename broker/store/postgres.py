@@ -116,9 +116,11 @@ class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases, Postgres
     async def create(self, commit: Commit) -> None:
         await self._connections.carry_out(lambda one: insert_queue(one, commit))
         if len(commit.partitions) >= ANALYZE_FROM:
-            # Plans that were made while the table was small would read all of it.
+            # Plans that were made while the table was small would read all of it. An ANALYZE that
+            # waited would end the autovacuum of this table. Where large queues come and go, none
+            # would ever reach its end, and the files would grow without a bound.
             async with self._connections.single() as connection:
-                await connection.execute(text(f"ANALYZE {partitions.fullname}"))
+                await connection.execute(text(f"ANALYZE (SKIP_LOCKED) {partitions.fullname}"))
 
     async def delete(self, queue_id: str, *, force: bool, act: Act | None = None) -> None:
         lock = select(queues.c.id).where(queues.c.id == queue_id).with_for_update()

@@ -9,6 +9,11 @@ too. Each works in a thread and from an address of its own, and repeats its atta
 The run fails if an honest consumer lost its lease, if a promise was broken (`tests.judge`), or if
 an attack did not run. It prints what the service and its database hold before the attacks, at their
 end, and after a while without them.
+
+It fails, too, if rows of the attackers' queues are left (`KEPT`), or if an autovacuum was
+cancelled: only a statement of the service that waits for it does that, and if that goes on, the
+files grow without a bound. The files themselves are only printed. After the attacks they are nearly
+as large as amid them, because Postgres keeps the room of deleted rows for new ones.
 """
 
 from __future__ import annotations
@@ -36,6 +41,7 @@ from tests.attacks.test_chunks import ATTACKS as CHUNKS
 from tests.attacks.test_chunks import HEAD, endless, sent
 from tests.attacks.wire import Wire
 from tests.faults.stage import QUEUE, Postgres, Scene, Worker
+from tests.rows import rows
 from tests.service import ServeProcess, eventually
 
 CONSUMERS, PARTITIONS = 20, 40
@@ -45,6 +51,21 @@ CHURNING, STREAMS, SILENT, GUESSES = 12, 300, 100, 200
 LARGE_PARTITIONS = 20_000
 # Long enough for all that the service ends and deletes by itself in under a minute or two.
 AFTER_SECONDS = 150.0
+# Tables whose rows stay for a time, or as long as their queue, and why.
+KEPT = {
+    "counterpoise.audit": "COUNTERPOISE_AUDIT_DAYS",
+    "counterpoise.conditions": "of flows, until these are forgotten",
+    "counterpoise.flows": "for a day, so that their clients learn why they left",
+    "counterpoise.measurements": "an hour",
+    "counterpoise.outages": "COUNTERPOISE_HISTORY_DAYS",
+    "counterpoise.records": "COUNTERPOISE_HISTORY_DAYS",
+    "counterpoise_log.clients": "credentials, until they expire",
+    "counterpoise_log.messages": "the honest ones, which nothing commits in the queue `audit`",
+    "counterpoise_log.publishers": "30 days",
+}
+# Of these, rows of deleted queues may be left.
+OUTLIVE_QUEUES = ("measurements",)
+CANCELLED = "canceling autovacuum task"
 EVIL_STATEMENTS = (
     "SELECT '" + "x" * 2_000_000 + "'::integer",
     "SELECT count(*) FROM generate_series(1, 3000000) a",
@@ -88,6 +109,26 @@ class Guarded(Scene):
         self._held.callback(worker.end)
         return worker
 
+    def orphans(self) -> dict[str, int]:
+        """By table, the rows of queues that were deleted."""
+        with psycopg.connect(self.postgres.url) as connection:
+            tables = connection.execute(
+                "SELECT relname FROM pg_attribute JOIN pg_class AS c ON c.oid = attrelid"
+                " WHERE relnamespace = 'counterpoise'::regnamespace AND relkind = 'r'"
+                " AND attname = 'queue_id' AND relname <> ALL (%s)",
+                [list(OUTLIVE_QUEUES)],
+            ).fetchall()
+            counts = " UNION ALL ".join(
+                f"SELECT '{name}', count(*) FROM counterpoise.{name} WHERE queue_id NOT IN"
+                " (SELECT id FROM counterpoise.queues)"
+                for (name,) in tables
+            )
+            return {name: count for name, count in connection.execute(counts.encode()) if count}
+
+    def vacuums_cancelled(self) -> int:
+        """How often Postgres had to cancel an autovacuum."""
+        return sum(log.read_text().count(CANCELLED) for log in self.database.rglob("postgres.log*"))
+
     def held(self) -> dict[str, int]:
         """What the service and its database hold now."""
         assert self.service.process is not None
@@ -95,7 +136,7 @@ class Guarded(Scene):
         status = Path(f"/proc/{pid}/status").read_text()
         resident = next(line for line in status.splitlines() if line.startswith("VmRSS"))
         with psycopg.connect(self.postgres.url) as connection:
-            rows = connection.execute(
+            sizes = connection.execute(
                 "SELECT nspname, sum(pg_total_relation_size(c.oid))::bigint FROM pg_class AS c"
                 " JOIN pg_namespace AS n ON n.oid = relnamespace WHERE relkind = 'r'"
                 " AND nspname LIKE 'counterpoise%' GROUP BY nspname"
@@ -109,11 +150,13 @@ class Guarded(Scene):
         return {
             "memory of the service, KiB": int(resident.split()[1]),
             "its open files": len(os.listdir(f"/proc/{pid}/fd")),
-            **{f"tables of {name}, KiB": size // 1024 for name, size in sorted(rows)},
+            **{f"tables of {name}, KiB": size // 1024 for name, size in sorted(sizes)},
             "login roles": more[0],
             "sessions": more[1],
             "temporary files, KiB": more[2] // 1024,
             "log files, KiB": sum(f.stat().st_size for f in self.database.rglob("*.log*")) // 1024,
+            "autovacuums cancelled": self.vacuums_cancelled(),
+            **{f"rows of {name}": count for name, count in rows(self.postgres.url).items()},
         }
 
 
@@ -143,17 +186,24 @@ class Attackers:
             )
         ]
 
-    def begin(self) -> None:
+    def make_queue(self) -> None:
         with self._http("127.0.0.9", self._admin) as http:
             made = http.post("/queues", json={"name": "team-a.q", "partition_count": 4})
             made.raise_for_status()
+
+    def begin(self) -> None:
         for thread in self._threads:
             thread.start()
 
     def end(self) -> None:
+        """Also deletes the large queues whose deletion was not answered."""
         self._over.set()
         for thread in self._threads:
             thread.join()
+        with self._http("127.0.0.9", self._admin) as http:
+            for queue in http.get("/queues?limit=1000").raise_for_status().json()["items"]:
+                if queue["name"].startswith("team-a.large-"):
+                    http.delete(f"/queues/{queue['name']}?force=true").raise_for_status()
 
     def _repeat(self, act: Callable[[str], None], address: str) -> None:
         while not self._over.is_set():
@@ -276,8 +326,9 @@ def run(directory: Path, seconds: float, say: Callable[[str], None]) -> Iterator
         publishers = scene.workers("publish", "writer", PUBLISHERS, MESSAGES_PER_SECOND)
         time.sleep(min(60.0, seconds / 4))
         bound = {flow.flow_id for flow in scene.ask(lambda client: client.flows(QUEUE))}
-        figures = [scene.held()]
         attackers = Attackers(scene)
+        attackers.make_queue()
+        figures = [scene.held()]
         attackers.begin()
         say(f"{len(attackers._threads)} attackers have begun")
         until = time.monotonic() + seconds
@@ -300,9 +351,22 @@ def run(directory: Path, seconds: float, say: Callable[[str], None]) -> Iterator
         say(f"rounds: {dict(attackers.rounds)}\nanswers: {dict(attackers.answers)}")
         if len(attackers.rounds) < len(attackers._threads):
             yield f"some attacks were never made: {dict(attackers.rounds)}"
+        yield from _left(figures[0], figures[2], scene.orphans())
         print(f"{'':36}{'before':>12}{'amid':>12}{'after':>12}")
         for name in figures[0]:
             print(f"{name:36}" + "".join(f"{each.get(name, 0):>12,}" for each in figures))
+
+
+def _left(before: dict[str, int], after: dict[str, int], orphans: dict[str, int]) -> Iterator[str]:
+    """What the attackers have left in the database, and should not have."""
+    if orphans:
+        yield f"rows of deleted queues: {orphans}"
+    ended = {f"rows of {name}" for name in KEPT}
+    for name in after:
+        if name.startswith("rows of ") and name not in ended and after[name] != before.get(name):
+            yield f"{name}: {before.get(name)} before the attacks, {after[name]} after them"
+    if cancelled := after["autovacuums cancelled"]:
+        yield f"{cancelled} autovacuums were cancelled"
 
 
 def main() -> int:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import closing
+
 import psycopg
 import pytest
 
+from broker.calls.conditions import ReportedCondition
 from broker.calls.views import QueueSpec
+from broker.core.commands import CommitItem
 from broker.service import Broker
+from broker.store.mirrors import Mirrored
+from counterpoise.logs.builtin.log import PostgresLog
+from tests.log_support import append
+from tests.rows import rows
 from tests.service import settings_for
 
 
@@ -35,3 +44,55 @@ async def test_flows_that_left_are_known_as_long_as_the_history_and_a_day(
     finally:
         await broker.stop()
     assert names == ([("etl-1",)] if kept else [])
+
+
+async def test_a_deleted_queue_leaves_only_rows_that_have_an_end(migrated_url: str) -> None:
+    """Its measurements are kept for an hour, its credentials until they have expired."""
+    broker = Broker(settings_for(migrated_url))
+    await broker.start()
+    try:
+        before = rows(migrated_url)
+        made = await broker.queues.create(QueueSpec("flights", 8, rebalance_delay=0.0))
+        await broker.queues.create(QueueSpec("audit", log="builtin:flights"))
+        await broker.queues.create(QueueSpec("keys", 1, partitioning="dynamic"))
+        with closing(PostgresLog("flights", migrated_url)) as log:
+            await asyncio.to_thread(append, log, "one", "two", partition_count=8)
+        flows = []
+        for name in ("flights", "flights", "audit", "keys"):
+            bound = await broker.flows.bind(name, "etl", None, 60.0, False)
+            flows.append(await broker.bound_flows.of(name, bound.flow_id))
+        await broker.commits.commit(flows[0], 1, [CommitItem(0, 1, "1")])
+        await broker.conditions.report(flows[0], 1, [ReportedCondition("stuck", "a word")])
+        await broker.replica.store.mirrors.report(Mirrored(made.id, made.log, "etl"), "refused")
+        await broker.lineage.split("keys", 0, "middle")
+        for count in (4, 8, 2):
+            await broker.queues.change("flights", {"partition_count": count}, True)
+        await broker.queues.rebalance("flights")
+        await broker.flows.unbind("flights", flows[1].flow_id)
+        await broker.measurements.take()
+        between = rows(migrated_url)
+        for name in ("audit", "flights", "keys"):
+            await broker.queues.delete(name, force=True)
+        await broker.upkeep()
+    finally:
+        await broker.stop()
+    grown = {table for table, count in between.items() if count > before[table]}
+    assert grown >= {
+        "counterpoise.conditions",
+        "counterpoise.flows",
+        "counterpoise.lineage",
+        "counterpoise.mirror_failures",
+        "counterpoise.partitions",
+        "counterpoise.queues",
+        "counterpoise.records",
+        "counterpoise.trims",
+        "counterpoise_log.clients",
+        "counterpoise_log.logs",
+        "counterpoise_log.messages",
+        "counterpoise_log.partitions",
+        "counterpoise_log.publishers",
+    }
+    after = rows(migrated_url)
+    for table in ("counterpoise.measurements", "counterpoise_log.clients"):
+        assert after.pop(table) <= between[table]
+    assert after == {table: before[table] for table in after}

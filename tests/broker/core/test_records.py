@@ -102,6 +102,16 @@ def test_nor_is_a_known_kind_with_other_items_or_less_than_it_needs() -> None:
             from_json(values)
 
 
+def test_a_change_of_an_unknown_setting_is_passed_on_and_not_replayed() -> None:
+    """The replica loads the queue anew; no call meets an error."""
+    values = {"kind": "SettingsChanged", "changes": {"colour": "red", "max_handoff_time": 5.0}}
+    with pytest.raises(KeyError, match="colour"):
+        from_json(values)
+    record = shown_from_json(values)
+    assert understood(record) == r.SettingsChanged({"max_handoff_time": 5.0})
+    assert shown_values(record) == values
+
+
 def test_for_showing_what_is_known_is_read_and_the_rest_passed_on() -> None:
     granted = r.Granted((r.Grant(1, None, "A", 1, "initial", None, False),), 1.0)
     values = json.loads(json.dumps(to_json(granted)))

@@ -1,10 +1,12 @@
 """How a replica keeps its queues up to date: notifications, alarms, the sweep."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
+from broker.core.commands import CommitItem
 from broker.core.errors import FlowNotFound, QueueNotFound
 from broker.replica.replica import IDLE_SECONDS
 from broker.testing.loop import settle, virtual
@@ -291,6 +293,52 @@ class TestStop:
         assert await poll is None
         assert await watch == "ended"
         assert await events == "ended"
+
+    @virtual
+    @pytest.mark.parametrize("method", ["renew", "commit_positions", "find"])
+    async def test_a_stop_finishes_calls_of_the_store_whose_callers_have_given_up(
+        self, method: str
+    ) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await two.create_queue(spec())
+        flow = await two.join("orders", "first", lease=60)
+        if method != "find":
+            await one.update("orders", flow)
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "renew": lambda: one.heartbeat("orders", flow),
+            "commit_positions": lambda: one.commit("orders", flow, 1, [CommitItem(0, 1, "5")]),
+            "find": lambda: one.queue("orders"),
+        }
+        gate = one.net.hold(method)
+        calling = asyncio.ensure_future(calls[method]())
+        await one.net.met(method)
+        calling.cancel()
+        stopping = asyncio.ensure_future(one.replica.stop())
+        await settle()
+        assert not stopping.done()
+        gate.set()
+        await stopping
+        calls_before = one.net.calls.copy()
+        await asyncio.sleep(30)
+        assert one.net.calls == calls_before
+
+    @virtual
+    async def test_a_stop_sends_the_renewals_that_wait_for_others(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        flow = await one.join("orders", "first", lease=60)
+        revision = (await one.update("orders", flow)).revision
+        poll = asyncio.ensure_future(one.wait_update("orders", flow, revision, 20))
+        await settle()
+        poll.cancel()
+        assert flow in one.replica.renewals.gathered
+        await one.replica.stop()
+        calls_before = one.net.calls.copy()
+        assert calls_before["renew"] == 1
+        await asyncio.sleep(30)
+        assert one.net.calls == calls_before
 
     @virtual
     async def test_nothing_is_left_running(self) -> None:

@@ -10,8 +10,10 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from sqlalchemy import text
 
 from broker.postgres import migrations
+from broker.postgres.checks import REPORTER
 from broker.postgres.embedded import EmbeddedPostgres
 from broker.store.ports import PositionCommit, StoreUnavailable
 from broker.store.postgres import PostgresStore
@@ -59,6 +61,29 @@ async def test_a_restart_of_postgres_costs_no_more_than_its_time(tmp_path: Path)
     await listening.aclose()  # type: ignore[attr-defined]
     await store.stop()
     server.stop()
+
+
+async def test_a_call_after_the_stop_says_nothing_of_the_database(
+    migrated_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(REPORTER, "report", lambda error, code: said.append(error))
+    store = PostgresStore(migrated_url)
+    await store.start()
+
+    async def stopped_amid_it() -> None:
+        async with store._connections.transaction() as connection:
+            await store.stop()
+            driver = (await connection.get_raw_connection()).driver_connection
+            assert driver is not None
+            driver.terminate()
+            await connection.execute(text("SELECT 1"))
+
+    with pytest.raises(StoreUnavailable):
+        await stopped_amid_it()
+    with pytest.raises(StoreUnavailable, match="has stopped"):
+        await store.pulse()
+    assert said == []
 
 
 async def test_connections_that_were_ended_are_replaced_unnoticed(

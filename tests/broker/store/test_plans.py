@@ -117,6 +117,30 @@ async def test_rows_are_found_by_their_keys(connection: psycopg.Connection[Any])
     assert not bad
 
 
+async def test_the_statistics_of_a_large_queue_end_no_vacuum(
+    postgres: PostgresGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Postgres cancels an autovacuum for which somebody waits."""
+    monkeypatch.setattr("broker.store.postgres.ANALYZE_FROM", 3)
+    store = await postgres.store()
+    with psycopg.connect(postgres.url) as connection:
+
+        def counted() -> int:
+            row = connection.execute(
+                "SELECT reltuples::integer FROM pg_class"
+                " WHERE oid = 'counterpoise.partitions'::regclass"
+            ).fetchone()
+            assert row is not None
+            return int(row[0])
+
+        await Replica(store).create(3)
+        assert counted() == 3
+        # The lock of a VACUUM, which is under way until this transaction ends.
+        connection.execute("LOCK TABLE counterpoise.partitions IN SHARE UPDATE EXCLUSIVE MODE")
+        await Replica(store).create(3)
+        assert counted() == 3
+
+
 def order_of_locks(
     plan: dict[str, Any], given: Sequence[str] | None = None
 ) -> Iterator[Sequence[str]]:
