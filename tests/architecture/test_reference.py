@@ -38,14 +38,14 @@ def test_every_public_name_of_a_package_is_on_a_page(package: str) -> None:
 def imports() -> dict[str, str]:
     """What the documents and examples import from the packages, each with a place."""
     found: dict[str, str] = {}
+    public = re.compile(r"counterpoise(?!\.demo)")
     codes = [(one.id, one.values[0]) for one in blocks("python")]
     examples = (name for name in tracked_files() if re.match(r"docs/examples/.*\.py$", name))
     codes += [(name, text(name)) for name in examples]
     for name, code in codes:
         for node in ast.walk(ast.parse(code)):
-            package = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-            if re.match(r"counterpoise(?!\.demo)", package):
-                found |= {alias.name: f"{name}: {package}" for alias in node.names}
+            if isinstance(node, ast.ImportFrom) and public.match(node.module or ""):
+                found |= {alias.name: f"{name}: {node.module}" for alias in node.names}
     return found
 
 
