@@ -141,6 +141,11 @@ sim-long: setup ## play simulated runs until interrupted, from where it stopped 
 openapi: setup ## write openapi.yaml anew from what the app serves
 	@$(BIN)/python -m api.openapi > openapi.yaml.new && mv openapi.yaml.new openapi.yaml
 
+.PHONY: reference
+reference: setup ## write the options in docs/commands.md, and docs/api, anew from the code
+	@$(BIN)/python docs/commands.py
+	@$(BIN)/python docs/api_pages.py
+
 .PHONY: manifests
 manifests: setup ## write deploy/kubernetes/service.yaml anew from the Helm chart
 	@$(BIN)/python deploy/manifests.py > service.yaml.new && mv service.yaml.new deploy/kubernetes/service.yaml

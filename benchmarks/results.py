@@ -53,7 +53,8 @@ def document(
     introduction = (
         f"Written by `{command}` (a {how} run, {sum(seconds.values()):,.0f} s). A time holds for"
         " one machine in one hour, so each figure is compared with a *yardstick* that was measured"
-        " beside it. [docs/performance.md](../docs/performance.md) explains the figures."
+        " beside it. [docs/performance-background.md](../docs/performance-background.md) explains"
+        " the figures."
     )
     lines = [
         "# Results of the benchmarks",

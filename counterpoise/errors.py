@@ -166,6 +166,7 @@ class FlowGone(Refused):
 
     @property
     def reason(self) -> str:
+        """Why it has ended; `unknown` if the service did not say."""
         return str(self.problem.get("reason", "unknown"))
 
 
@@ -196,6 +197,7 @@ class Invalid(Refused):
 
     @property
     def errors(self) -> Sequence[InvalidField]:
+        """Each wrong field with a message; empty if the service named none."""
         found = self.problem.get("errors")
         return tuple(
             InvalidField(str(error.get("field", "")), str(error.get("message", "")))

@@ -81,12 +81,24 @@ def simulate(
     ] = "autoscale",
     partitions: Annotated[
         int | None,
-        typer.Option("--partitions", "-p", min=1, max=MOST_PARTITIONS, show_default="64"),
+        typer.Option(
+            "--partitions",
+            "-p",
+            min=1,
+            max=MOST_PARTITIONS,
+            help="How many partitions the queue has.",
+            show_default="64",
+        ),
     ] = None,
     flows: Annotated[
         int | None,
         typer.Option(
-            "--consumers", "--flows", min=1, max=MOST_FLOWS, help="How many.", show_default="8"
+            "--consumers",
+            "--flows",
+            min=1,
+            max=MOST_FLOWS,
+            help="How many consumers share it at the start.",
+            show_default="8",
         ),
     ] = None,
     from_queue: Annotated[
@@ -100,13 +112,28 @@ def simulate(
         ),
     ] = None,
     rebalance_delay: Annotated[
-        float | None, typer.Option(min=0.0, max=3600.0, help="Seconds.", show_default="5")
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=3600.0,
+            help="The holddown before a rebalance, in seconds.",
+            show_default="5",
+        ),
     ] = None,
     max_handoff_time: Annotated[
-        float | None, typer.Option(min=0.0, max=3600.0, help="Seconds.", show_default="3")
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=3600.0,
+            help="How long an owner may take to finish, in seconds.",
+            show_default="3",
+        ),
     ] = None,
     max_concurrent_handoffs: Annotated[
-        int | None, typer.Option(min=1, max=100_000, show_default="all at once")
+        int | None,
+        typer.Option(
+            min=1, max=100_000, help="Handoffs at the same time.", show_default="all at once"
+        ),
     ] = None,
     finish_seconds: Annotated[
         float | None,

@@ -30,10 +30,12 @@ class Ownership:
 
     @property
     def partition(self) -> int:
+        """The partition's number."""
         return self._granted.partition
 
     @property
     def epoch(self) -> int:
+        """The epoch of the grant."""
         return self._granted.epoch
 
     @property

@@ -9,13 +9,14 @@
         .load()
     )
 
-Start reading at `planning`, then `progress`: what is read and what is done, without
-Spark.
-
-Each name is loaded when it is first used. For a query Spark starts a chain of Python processes.
-Each of them imports this package to unpickle one object and loads only what that object needs: a
-task loads neither an HTTP client nor the sink.
+Each name is loaded when it is first used.
 """
+
+# Start reading at `planning`, then `progress`: what is read and what is done, without Spark.
+#
+# For a query Spark starts a chain of Python processes. Each of them imports this package to
+# unpickle one object and loads only what that object needs: a task loads neither an HTTP client nor
+# the sink.
 
 from typing import TYPE_CHECKING
 

@@ -27,6 +27,7 @@ from packaging.version import InvalidVersion, Version
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGURATION = Path(__file__).with_name("mkdocs.yml")
+STYLE = Path(__file__).with_name("site.css")
 PAGES = (
     "README.md",
     "CHANGELOG.md",
@@ -41,7 +42,8 @@ LINK = re.compile(r"\]\(([^)#\s]+)")
 
 
 def gather(directory: Path) -> None:
-    """Copy the pages and the files that they link."""
+    """Copy the pages and the files that they link, and the style."""
+    copy(STYLE, directory)
     for page in sorted({page for pattern in PAGES for page in ROOT.glob(pattern)}):
         copy(page, directory)
         show_diagrams(directory / page.relative_to(ROOT), directory)

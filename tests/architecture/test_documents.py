@@ -138,7 +138,9 @@ def test_the_guides_sink_is_the_one_of_the_tested_example() -> None:
         assert re.sub(r'["\s]', "", code) in example
 
 
-@pytest.mark.parametrize("name", ["docs/protocol.md", "docs/design.md", "docs/performance.md"])
+@pytest.mark.parametrize(
+    "name", ["docs/protocol.md", "docs/design.md", "docs/performance-background.md"]
+)
 def test_the_size_of_a_slice_is_the_one_of_the_code(name: str) -> None:
     said = re.findall(r"(?:slices of|at most) (\d+) partitions", prose(name))
     assert said == [str(SLICE)]

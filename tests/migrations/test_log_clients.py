@@ -2,7 +2,7 @@
 tables.
 
 They run in other people's processes and are not replaced together with the service. So migrations
-of the log may only add to what they use (docs/operations.md, *Upgrade*). The statements of a
+of the log may only add to what they use (CONTRIBUTING.md, *Write a migration*). The statements of a
 release's clients are written down here once and never changed. A client with new statements gets a
 new entry.
 """

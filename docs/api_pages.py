@@ -1,0 +1,265 @@
+"""Writes docs/api, the reference of the Python packages, from their signatures and docstrings.
+
+`make reference` runs it. The public names of a package are those in its `__all__`; without one
+its classes.
+"""
+
+import importlib
+import inspect
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).with_name("api")
+# By page: its title, what to read first, and its packages with the names on it (empty: all that are
+# on no other page).
+PAGES: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
+    "consumer": (
+        "Consumer",
+        "[Python consumers](../consumer.md) says how to use it.",
+        {"counterpoise.consumer": ""},
+    ),
+    "publisher": (
+        "Publisher",
+        "[Publishing](../logs.md#publishing) says how to use it.",
+        {"counterpoise.publisher": ""},
+    ),
+    "spark": (
+        "Spark source and sinks",
+        (
+            "How to use them: [Spark](../spark.md), [the fenced sink](../sink.md), "
+            "[aggregates](../aggregates.md), [processors](../processors.md), "
+            "[warm-up](../warmup.md), [writing](../writing.md)."
+        ),
+        {
+            "counterpoise.spark": "",
+            "counterpoise.spark.processors": "",
+            "counterpoise.spark.sink": "Report Scope",
+        },
+    ),
+    "flow": (
+        "Flow",
+        (
+            "For consumers that read the log themselves. Most programs take a "
+            "[`Consumer`](consumer.md#consumer)."
+        ),
+        {
+            "counterpoise.flow": "Flow AsyncFlow Owned Warming",
+            "counterpoise.wire": "Child ChildrenItem CommitItem ReleaseItem LogAccess",
+            "counterpoise.conditions": "Condition",
+        },
+    ),
+    "client": (
+        "Client",
+        "Every call of [the contract](../protocol.md), and what it returns.",
+        {
+            "counterpoise.client": "Client AsyncClient",
+            "counterpoise.wire": "",
+            "counterpoise.conditions": "HeldCondition",
+        },
+    ),
+    "errors": (
+        "Errors",
+        "What they mean for an operator is in [Troubleshooting](../troubleshooting.md).",
+        {"counterpoise.errors": "", "counterpoise.spark.errors": ""},
+    ),
+    "logs": (
+        "Log",
+        (
+            "For consumers that read a log of their own kind. [Logs](../logs.md) describes "
+            "those that are there."
+        ),
+        {
+            "counterpoise.logs": "",
+            "counterpoise.keys": "partition_of",
+            "counterpoise.logs.groups": "place",
+        },
+    ),
+    "testing": (
+        "Testing package",
+        "[Test consumers](../testing.md) says how to use it.",
+        {"counterpoise.testing": ""},
+    ),
+}
+MARK = "<!-- docs/api_pages.py writes this page from the docstrings. -->"
+LINE_LENGTH = 88
+
+
+def public(package: str, chosen: str = "") -> list[tuple[str, Any]]:
+    """The public names of a package, each with what it is."""
+    module = importlib.import_module(package)
+    names = chosen.split() or getattr(module, "__all__", None)
+    if names is None:
+        elsewhere = {
+            name for *_, packages in PAGES.values() for name in packages.get(package, "").split()
+        }
+        names = [
+            name
+            for name, value in vars(module).items()
+            if inspect.isclass(value) and value.__module__ == package and name[0] != "_"
+            if name not in elsewhere
+        ]
+    return [(name, getattr(module, name)) for name in names]
+
+
+def page(title: str, introduction: str, packages: Mapping[str, str]) -> str:
+    """The text of a page."""
+    parts = [f"# {title}", MARK, introduction]
+    described: set[str] = set()
+    for package, chosen in packages.items():
+        parts += [f"## {package}", "" if chosen else prose(importlib.import_module(package))]
+        for name, value in public(package, chosen):
+            parts += [f"### {name}", *entry(name, value, described)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def entry(name: str, value: Any, described: set[str]) -> Iterator[str]:
+    """The paragraphs on a name. `described`: the members that the page has already."""
+    if inspect.isfunction(value):
+        yield from (fenced(name, value), prose(value))
+        return
+    if not inspect.isclass(value):
+        yield f"```\n{name} = {readable(str(value))}\n```"
+        return
+    if issubclass(value, BaseException):
+        code = f" Code: `{value.code}`." if "code" in vars(value) else ""
+        yield f"Error. Base: `{value.__base__.__name__}`.{code}"
+    elif not getattr(value, "_is_protocol", False):
+        yield fenced(name, value)
+    yield prose(value)
+    if (made := vars(value).get("__init__")) and made.__doc__:
+        yield prose(made)
+    repeated = []
+    for member, found in members(value):
+        called = "" if isinstance(found, property) else signature(member, found)
+        if (said := f"{member}\n{called}\n{prose(found)}") in described:
+            repeated.append(f"`{member}`")
+            continue
+        described.add(said)
+        yield f"#### {name}.{member}"
+        yield from ([fenced(member, found)] if called else [])
+        yield prose(found)
+    if repeated:
+        coroutines = "coroutines, " if name.startswith("Async") else ""
+        yield f"Also, {coroutines}as above: {', '.join(repeated)}."
+
+
+def members(owner: type) -> Iterator[tuple[str, Any]]:
+    """The public methods and properties that our own classes describe, in their order."""
+    seen: set[str] = set()
+    for one in owner.__mro__:
+        if not one.__module__.startswith("counterpoise"):
+            continue
+        for member, found in vars(one).items():
+            plain = getattr(found, "__func__", found)
+            is_ours = member[0] != "_" and member not in seen
+            if is_ours and (isinstance(found, property) or inspect.isfunction(plain)):
+                seen.add(member)
+                if plain.__doc__:
+                    yield member, plain
+
+
+def fenced(name: str, value: Any) -> str:
+    """How it is called, as code."""
+    prefix = "async " if inspect.iscoroutinefunction(value) else ""
+    return f"```py\n{prefix}{signature(name, value)}\n```"
+
+
+def signature(name: str, value: Any) -> str:
+    """How it is called, in one line or with a line for each argument."""
+    try:
+        called = inspect.signature(value)
+    except ValueError:  # a class of Python's own
+        return f"{name}(…)"
+    arguments: list[str] = []
+    kind: Any = None
+    for parameter in called.parameters.values():
+        if parameter.name in ("self", "cls") or parameter.name[0] == "_":
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and kind not in (
+            parameter.KEYWORD_ONLY,
+            parameter.VAR_POSITIONAL,
+        ):
+            arguments.append("*")
+        kind = parameter.kind
+        arguments.append(argument(parameter))
+    result = readable(annotation(called.return_annotation))
+    # A method of a client is made of a function that returns the call that it sends.
+    result = re.sub(r"^Call\[(.*)\]$", r"\1", re.sub(r"^Listing\[", "list[", result))
+    end = f") -> {result}" if result and not inspect.isclass(value) else ")"
+    line = f"{name}({', '.join(arguments)}{end}"
+    if len(line) <= LINE_LENGTH:
+        return line
+    return "\n".join([f"{name}(", *(f"    {one}," for one in arguments), end])
+
+
+def argument(parameter: inspect.Parameter) -> str:
+    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    kind = readable(annotation(parameter.annotation))
+    said = f"{stars}{parameter.name}{f': {kind}' if kind else ''}"
+    if parameter.default is parameter.empty:
+        return said
+    default = repr(parameter.default)
+    default = "…" if "<" in default else readable(default)
+    return f"{said} = {default}" if kind else f"{said}={default}"
+
+
+def annotation(found: Any) -> str:
+    if found is inspect.Parameter.empty:
+        return ""
+    if isinstance(found, typing.ForwardRef):  # of a named tuple
+        return found.__forward_arg__
+    return found if isinstance(found, str) else inspect.formatannotation(found)
+
+
+def readable(code: str) -> str:
+    """Names without the modules that they are in, and without the quotes of types."""
+    code = re.sub(r"\b(?:\w+\.)+(?=[A-Za-z_])", "", code)
+    return re.sub(r"'([A-Z]\w*)'", r"\1", code)
+
+
+def prose(value: Any) -> str:
+    """Its docstring as Markdown: underlined titles become bold."""
+    said = inspect.getdoc(value) or ""
+    if inspect.isclass(value) and said.startswith(f"{value.__name__}("):  # a dataclass without one
+        return ""
+    return re.sub(r"^(\w.*)\n-{4,}$", r"**\1**\n", said, flags=re.M)
+
+
+def index() -> str:
+    """The page that leads to the others, with every name and the first sentence on it."""
+    parts = [
+        "# Python API",
+        MARK,
+        "What programs import, by package. `counterpoise` itself has "
+        + ", ".join(f"`{name}`" for name, _ in public("counterpoise"))
+        + ".",
+    ]
+    for file, (_, _, packages) in PAGES.items():
+        for package, chosen in packages.items():
+            rows = ["| name | |", "|---|---|"]
+            for name, value in public(package, chosen):
+                rows.append(f"| [`{name}`]({file}.md#{name.lower()}) | {first(value)} |")
+            parts += [f"## {package}", "\n".join(rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def first(value: Any) -> str:
+    """The first sentence of its docstring, for a cell of a table."""
+    if not (inspect.isclass(value) or inspect.isfunction(value)):
+        return ""
+    said = " ".join(prose(value).split("\n\n")[0].split())
+    return re.split(r"(?<=[.:]) (?=[A-Z`])", said)[0].rstrip(":").replace("|", r"\|")
+
+
+def pages() -> dict[str, str]:
+    """The texts of all pages, by the names of their files."""
+    return {"README.md": index(), **{f"{file}.md": page(*of) for file, of in PAGES.items()}}
+
+
+if __name__ == "__main__":
+    HERE.mkdir(exist_ok=True)
+    for file, text in pages().items():
+        (HERE / file).write_text(text, "utf-8")

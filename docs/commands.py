@@ -1,0 +1,108 @@
+"""Writes the options in docs/commands.md as the commands have them; `make reference` runs it.
+
+A command has two places in the page: what it does, below `<!-- counterpoise … -->`, and its
+options, between `<!-- options -->` and `<!-- end -->`. Everything else is written by hand.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+
+from counterpoise.cli.app import app
+
+PAGE = Path(__file__).with_name("commands.md")
+PLACE = re.compile(
+    r"(<!-- (?P<name>counterpoise [a-z -]+) -->\n).*?"
+    r"(?P<by_hand><!-- by hand -->\n.*?<!-- options -->\n).*?(<!-- end -->\n)",
+    re.S,
+)
+# The page describes these once, for all commands that have them so.
+COMMON = {
+    "QUEUE": "The queue's name.",
+    "--help": "Show this message and exit.",
+    "--json": "Print JSON, for programs.",
+    "--url": "The service's address.",
+}
+
+
+def commands(group: Any = None, name: str = "counterpoise") -> Iterator[tuple[str, Any, Any]]:
+    """Each command that does something: its name, itself, and its context."""
+    group = group or get_command(app)
+    context = group.context_class(group, info_name=name)
+    for word in group.list_commands(context):
+        command = group.get_command(context, word)
+        if hasattr(command, "commands") and not command.hidden:
+            yield from commands(command, f"{name} {word}")
+        elif not command.hidden:
+            yield f"{name} {word}", command, command.context_class(command, info_name=word)
+
+
+def options(name: str, command: Any, context: Any) -> str:
+    """How the command is called, and a table of its arguments and options."""
+    pieces = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
+    rows = []
+    common = []
+    for parameter in command.get_params(context):
+        written, said = parameter.get_help_record(context) or ("--help", "")
+        first = written.split()[0]
+        meaning = re.split(r"\s*(?<!\\)\[", said)[0]
+        if first.startswith("--") and meaning == COMMON.get(first):
+            common.append(first)
+        elif meaning != COMMON.get(first):
+            is_argument = parameter.param_type_name == "argument"
+            rows.append(f"| {code(first.upper() if is_argument else written)} | {cell(said)} |")
+    usage = " ".join([name, *(piece.strip("{}").upper() for piece in pieces)])
+    for option in sorted({*common} - {"--help"}):
+        usage += f" [{option}]" if option == "--json" else f" [{option} ADDRESS]"
+    parts = [f"```\n{usage}{' [OPTIONS]' if rows else ''}\n```\n"]
+    if rows:
+        parts += ["\n".join(["| option | meaning |", "|---|---|", *rows, ""])]
+    return "\n".join(parts)
+
+
+def code(written: str) -> str:
+    """`-p, --partition <list[int]>` as code, with the kind of its value in capitals."""
+    kind = re.sub(r"<(?:list\[)?(\w+)[ \]\w]*>", lambda kind: kind[1].upper(), written)
+    return f"`{re.sub('[<>]', '', kind).replace('|', ' or ')}`"
+
+
+def cell(said: str) -> str:
+    """The meaning of an option, with its default and bounds in parentheses."""
+    said = re.sub(r"\s*\\\[env: (\w+)\]", r" Variable: `\1`.", said)
+    meaning, _, extra = said.strip().removesuffix("]").partition("[")
+    notes = [note for note in extra.split("; ") if note and not note.startswith("env var")]
+    if meaning.count("(") > meaning.count(")"):  # no extra, but brackets within the meaning
+        meaning, notes = said, []
+    joined = re.sub(r"default: \((.*?)\)(?=;|$)", r"default: \1", "; ".join(notes))
+    joined = re.sub(r"([\d.]+)<=x<=([\d.]+)", r"\1 to \2", joined).replace("x>=", "at least ")
+    joined = re.sub(r"(?<![\d.])(\d+)\.0(?![\d.])", r"\1", joined)
+    return markdown(f"{meaning.strip()} ({joined})" if joined else meaning).strip()
+
+
+def markdown(said: str) -> str:
+    """The help with commands as code, and without marks that Markdown would take for its own."""
+    said = re.sub(r"'((?:counterpoise|positions) [^']*)'", r"`\1`", said)
+    said = re.sub(r"^(export .*)$", r"`\1`", said, flags=re.M)
+    return re.sub(r"([*|<])", r"\\\1", said)
+
+
+def page(text: str) -> str:
+    """The page, with the places of the commands written anew."""
+    found = {name: (command, context) for name, command, context in commands()}
+
+    def write(place: re.Match[str]) -> str:
+        command, context = found[place["name"]]
+        does = markdown(command.help)
+        made = options(place["name"], command, context)
+        return f"{place[1]}\n{does}\n\n{place['by_hand']}\n{made}\n{place[4]}"
+
+    places = [place["name"] for place in PLACE.finditer(text)]
+    assert sorted(places) == sorted(found), f"not once in {PAGE}: {set(places) ^ set(found)}"
+    return PLACE.sub(write, text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text("utf-8")), "utf-8")
