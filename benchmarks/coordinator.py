@@ -259,6 +259,7 @@ def lines(found: Found) -> list[str]:
     made = [
         f"Apache Kafka {kafka}, confluent-kafka {client}. Medians over rounds and partitions.",
         "All consumers are threads of one process. A share group (unordered) has no owners: “–”.",
+        "*Usual pause* is that without a change: a pause that is not longer is the machine's.",
     ]
     losses: list[str] = []
     for title, columns, rows in _tables(found):
