@@ -205,6 +205,10 @@ $(CONNECTOR): benchmarks/kafka_source.pom.xml $(KAFKA)
 bench-kafka: setup $(CONNECTOR) ## our source beside Spark's own on a Kafka from Maven; its section of RESULTS.md
 	@$(BIN)/python -m benchmarks.kafka_source --write $(ARGS)
 
+.PHONY: bench-kafka-groups
+bench-kafka-groups: setup $(KAFKA) ## our service beside the groups of a Kafka from Maven; its section of RESULTS.md
+	@$(BIN)/python -m benchmarks.coordinator --write $(ARGS)
+
 .PHONY: lock
 lock: ## choose versions anew: deploy/constraints.txt (then: make setup), benchmarks/peers.txt
 	@test -x $(BIN)/uv || { test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/python -m pip install --quiet uv; }

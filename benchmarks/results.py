@@ -85,16 +85,20 @@ def section_apart(
     title: str, command: str, figures: Sequence[Figure], machine: Sequence[str]
 ) -> str:
     """A section that a command of its own writes; the command of the page keeps it."""
-    lines = [
+    return section_of(title, command, _table(figures), machine)
+
+
+def section_of(title: str, command: str, lines: Sequence[str], machine: Sequence[str]) -> str:
+    """The same with other lines than those of figures."""
+    head = [
         f"## {title}",
         "",
         f"{_APART}{command}`, apart from the rest.",
         "",
         *[f"* {line}" for line in machine],
         "",
-        *_table(figures),
     ]
-    return "\n".join(lines) + "\n\n"
+    return "\n".join([*head, *lines]) + "\n\n"
 
 
 def sections_apart(page: str) -> list[str]:

@@ -20,8 +20,12 @@ import pytest
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
     NewPartitions,
     NewTopic,
+    ResourceType,
     ScramCredentialInfo,
     ScramMechanism,
     UserScramCredentialUpsertion,
@@ -65,6 +69,12 @@ SETTINGS: Mapping[str, object] = {
     "transaction.state.log.num.partitions": 1,
     "share.coordinator.state.topic.num.partitions": 1,
     "group.initial.rebalance.delay.ms": 0,
+    # Groups may ask for shorter intervals than by default, see `configure_group`.
+    **{
+        f"group.{kind}.min.{interval}.ms": 1
+        for kind in ("consumer", "share")
+        for interval in ("heartbeat.interval", "session.timeout")
+    },
     # A broker that was killed is noticed in seconds.
     "broker.heartbeat.interval.ms": 500,
     "broker.session.timeout.ms": 3000,
@@ -247,6 +257,16 @@ class ApacheKafka:
         """Delete the messages below an offset, as retention would."""
         place = TopicPartition(topic, partition, below)
         self.admin.delete_records([place])[place].result(ANSWER_SECONDS)
+
+    def configure_group(self, group: str, settings: Mapping[str, object]) -> None:
+        """Set these settings of a group, which may not exist yet."""
+        entries = [
+            ConfigEntry(name, str(value), incremental_operation=AlterConfigOpType.SET)
+            for name, value in settings.items()
+        ]
+        if entries:
+            one = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
+            self.admin.incremental_alter_configs([one])[one].result(ANSWER_SECONDS)
 
     def leader(self, topic: str, partition: int) -> Node:
         """The node that leads a partition."""

@@ -1,0 +1,315 @@
+"""Counterpoise beside the groups of Kafka's own coordinator: same broker, same topics, same eyes.
+
+    make bench-kafka-groups [ARGS='--rounds 5']     # takes Kafka from Maven; writes RESULTS.md
+    python -m benchmarks.coordinator [--rounds 3] [--scenarios joins …] [--only kip-848 …]
+
+One Apache Kafka (a broker in a process, KRaft) and a service on an embedded Postgres share the
+machine with all consumers, which are threads of this process: two cores have no place for 40
+processes. Each variant has topics of its own, all with the same partitions and messages. A program
+takes one message after the other and does nothing with it.
+
+* *Counterpoise*: `counterpoise.consumer.Consumer`; leaves by `stop()`, which drains.
+* *range*, *cooperative-sticky*: the classic protocol of confluent-kafka; the members plan.
+* *KIP-848*: `group.protocol=consumer`; the broker plans ("uniform").
+* *share group*: KIP-932. Partitions have no owners and no order, so it has no moves; partitions
+  "move" here when their messages begin to come to another member.
+
+Each runs *as shipped* and *short*. Short is: Counterpoise without a holddown, with leases of 6 s,
+and asking an idle log every 20 ms; Kafka's groups with heartbeats every 20 ms and sessions of 6 s.
+With 10 consumers or more it is 100 ms: two cores would do nothing else. As shipped, a broker allows
+KIP-848 and share groups no heartbeats below 5 s; this one is told to allow 1 ms. Short groups do
+not wait between assignments (1 s as shipped), and classic ones look for new partitions as often as
+they send heartbeats (every 5 minutes as shipped). Growth and deploys of the variants as shipped run
+two at a time, because they wait for minutes; all else runs one after the other.
+
+* *joins*: one consumer joins 1, 4 or 8, then the oldest leaves in order. 64 partitions, 20 messages
+  a second in each. *Balanced*: the last consumer says that it owns its share, numbers differ by at
+  most one. *Pause*: the longest time between two messages of a partition, median over the
+  partitions that stay, or move.
+* *growth*: a topic of 10 consumers and 100 partitions gets 900 more, one message in each. The old
+  ones have a message a second each.
+* *deploy*: 40 consumers on 200 partitions, a message a second in each. One after the other leaves
+  in order and, once it has left, a replacement of another name joins; the next one leaves when all
+  partitions are owned evenly again (share group: when the replacement has got a message).
+
+The broker writes its groups to the page cache of one replica. Counterpoise waits for its disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks import results
+from benchmarks.groups import (
+    FULL,
+    KINDS,
+    VARIANTS,
+    Deploy,
+    Growth,
+    Joins,
+    Sizes,
+    Stage,
+    Step,
+    Variant,
+    deploy,
+    growth,
+    joins,
+)
+from benchmarks.service import UNLIMITED, running
+from counterpoise.client import Client
+from tests import kafka_server
+
+TITLE = "Kafka's groups"
+SCENARIOS = ("growth", "joins", "deploy")
+Result = Joins | Growth | Deploy
+# By the scenario with its size, and the variant.
+Found = dict[tuple[str, int], dict[Variant, list[Result]]]
+
+
+def measure(
+    variants: Sequence[Variant], scenarios: Sequence[str], rounds: int, sizes: Sizes = FULL
+) -> Iterator[tuple[tuple[str, int], Variant, Result]]:
+    """All results, as they are found."""
+    with (
+        tempfile.TemporaryDirectory() as name,
+        kafka_server.ApacheKafka(Path(name)) as kafka,
+        running(Path(name), UNLIMITED) as service,
+        Client(service.url) as client,
+    ):
+        yield from on(Stage(kafka, service.url, client), variants, scenarios, rounds, sizes)
+
+
+def on(
+    stage: Stage, variants: Sequence[Variant], scenarios: Sequence[str], rounds: int, sizes: Sizes
+) -> Iterator[tuple[tuple[str, int], Variant, Result]]:
+    """The same on a broker and a service that run."""
+    if "growth" in scenarios:
+
+        def grown(variant: Variant) -> list[Result]:
+            # As shipped, members of a classic group look for partitions every five minutes.
+            times = 1 if variant.kind == "classic" and not variant.short else rounds
+            return [growth(stage, variant, f"growth-{n}", sizes) for n in range(times)]
+
+        yield from _each(("growth", sizes.growth_members), variants, grown)
+    if "joins" in scenarios:
+        for number, size, variant in itertools.product(range(rounds), sizes.joins, variants):
+            yield ("joins", size), variant, joins(stage, variant, size, f"{size}-{number}", sizes)
+    if "deploy" in scenarios:
+        what = ("deploy", sizes.deploy_members)
+        yield from _each(what, variants, lambda one: [deploy(stage, one, "deploy", sizes)])
+
+
+def _each(
+    what: tuple[str, int], variants: Sequence[Variant], run: Callable[[Variant], list[Result]]
+) -> Iterator[tuple[tuple[str, int], Variant, Result]]:
+    """Those as shipped two at a time, then the short ones one after the other."""
+    shipped = [one for one in variants if not one.short]
+    short = [one for one in variants if one.short]
+    with ThreadPoolExecutor(2) as pool:
+        for variant, found in zip(shipped, pool.map(run, shipped), strict=True):
+            yield from ((what, variant, one) for one in found)
+    for variant in short:
+        yield from ((what, variant, one) for one in run(variant))
+
+
+def main() -> None:
+    """Parse the arguments, measure, print; with `--write` into RESULTS.md."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", choices=KINDS, default=[*KINDS])
+    parser.add_argument("--scenarios", nargs="*", choices=SCENARIOS, default=[*SCENARIOS])
+    parser.add_argument("--write", action="store_true", help="into benchmarks/RESULTS.md")
+    given = parser.parse_args()
+    machine = results.machine()
+    print("\n".join(machine), flush=True)
+    variants = [one for one in VARIANTS if one.name in given.only]
+    found: Found = {}
+    try:
+        for what, variant, result in measure(variants, given.scenarios, given.rounds):
+            print(f"{time.strftime('%X')} {what}, {variant.label}: {result}"[:400], flush=True)
+            found.setdefault(what, {}).setdefault(variant, []).append(result)
+    finally:
+        # Also if a later part fails: the first ones took minutes.
+        body = lines(found)
+        print("\n".join(body))
+        if given.write and found:
+            page = Path(results.__file__).with_name("RESULTS.md")
+            more = " ".join(one for one in sys.argv[1:] if one != "--write")
+            command = "make bench-kafka-groups" + (f" ARGS='{more}'" if more else "")
+            section = results.section_of(TITLE, command, body, machine)
+            page.write_text(results.with_section(page.read_text(), section))
+
+
+# ---------------------------------------------------------------------- tables
+
+OURS = "counterpoise"
+# What is less is noise, or nobody notices it.
+WORSE, WORSE_SECONDS = 1.2, 0.02
+
+
+@dataclass(frozen=True)
+class Column:
+    """Something measured, of which less is better."""
+
+    title: str
+    of: Callable[[Any], float | Sequence[float] | None]
+    """Of a result; None: there is no such thing."""
+    unit: str = "time"
+
+    def median(self, found: Sequence[Any]) -> float | None:
+        """Over the rounds, and over all partitions of them."""
+        values = [self.of(one) for one in found]
+        flat = [
+            one
+            for value in values
+            if value is not None
+            for one in ([value] if isinstance(value, (int, float)) else value)
+        ]
+        return statistics.median(flat) if flat else None
+
+    def text(self, value: float | None) -> str:
+        """For a table."""
+        if value is None:
+            return "–"
+        if self.unit == "time":
+            return f"{value * 1e3:,.0f} ms" if value < 10 else f"{value:,.1f} s"
+        return f"{value:,.1f} s" if self.unit == "s" else f"{value:,.0f}"
+
+    def is_worse(self, ours: float, other: float) -> bool:
+        """Whether ours loses, beyond noise."""
+        least = WORSE_SECONDS if self.unit == "time" else 0.5
+        return ours > WORSE * other and ours - other > least
+
+
+def _of_step(step: Callable[[Joins], Step], event: str) -> list[Column]:
+    return [
+        Column(f"{event}: balanced", lambda one: step(one).seconds),
+        *(
+            [Column("its first message", lambda one: step(one).first_seconds)]
+            if event == "join"
+            else []
+        ),
+        Column("usual pause", lambda one: step(one).usual_seconds),
+        Column(f"{event}: pause, stays", lambda one: step(one).stay_seconds),
+        Column(f"{event}: pause, moves", lambda one: step(one).move_seconds),
+        Column(f"{event}: moved", lambda one: step(one).changed, "count"),
+        Column(f"{event}: least", lambda one: step(one).least, "count"),
+        Column(
+            f"{event}: taken and given back",
+            lambda one: None if step(one).seconds is None else step(one).moves.given_back,
+            "count",
+        ),
+        Column(f"{event}: repeated", lambda one: step(one).repeated, "count"),
+    ]
+
+
+def _longest(of: Sequence[float]) -> float | None:
+    return max(of, default=None)
+
+
+def _owned(one: Deploy, value: float) -> float | None:
+    return value if one.moves.moved or one.moves.ownerless_seconds else None
+
+
+TABLES: Mapping[str, Sequence[Column]] = {
+    "join": _of_step(lambda one: one.join, "join"),
+    "leave": _of_step(lambda one: one.leave, "leave"),
+    "growth": [
+        Column("balanced", lambda one: one.seconds),
+        Column("all new partitions delivered", lambda one: one.delivered_seconds),
+        Column("longest pause of an old partition", lambda one: _longest(one.pause_seconds)),
+        Column(
+            "old partitions moved", lambda one: None if one.seconds is None else one.moved, "count"
+        ),
+        Column("lost", lambda one: one.lost, "count"),
+    ],
+    "deploy": [
+        Column("time", lambda one: one.seconds, "s"),
+        Column("moves", lambda one: _owned(one, one.moves.moved), "count"),
+        Column("least", lambda one: one.least, "count"),
+        Column("taken and given back", lambda one: _owned(one, one.moves.given_back), "count"),
+        Column(
+            "partition-seconds without an owner",
+            lambda one: _owned(one, one.moves.ownerless_seconds),
+            "s",
+        ),
+        Column("longest pause, median partition", lambda one: one.pause_seconds),
+        Column("longest pause of all", lambda one: _longest(one.pause_seconds)),
+        Column("repeated", lambda one: one.repeated, "count"),
+        Column("lost", lambda one: one.lost, "count"),
+    ],
+}
+
+
+def lines(found: Found) -> list[str]:
+    """The body of the section: versions, tables, and what loses."""
+    kafka = next(iter(kafka_server.PROGRAM.glob("kafka_2.13-*.jar"))).stem.partition("-")[2]
+    client = metadata.version("confluent-kafka")
+    made = [
+        f"Apache Kafka {kafka}, confluent-kafka {client}. Medians over rounds and partitions.",
+        "All consumers are threads of one process. A share group (unordered) has no owners: “–”.",
+        "*Usual pause* is that without a change: a pause that is not longer is the machine's.",
+    ]
+    losses: list[str] = []
+    for title, columns, rows in _tables(found):
+        head = ["", "rounds", *(one.title for one in columns)]
+        made += ["", f"### {title}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+        for variant, of in rows.items():
+            texts = [one.text(one.median(of)) for one in columns]
+            made.append(f"| {variant.label} | {len(of)} | {' | '.join(texts)} |")
+        losses += _losses(title, columns, rows)
+    made += ["", "### Where Counterpoise loses", ""]
+    made += losses or ["Nowhere."]
+    return made
+
+
+def _tables(
+    found: Found,
+) -> Iterator[tuple[str, Sequence[Column], Mapping[Variant, Sequence[Any]]]]:
+    for (scenario, size), rows in sorted(found.items(), key=lambda one: one[0][0] != "joins"):
+        if scenario == "joins":
+            of = f"{FULL.join_partitions} partitions"
+            yield f"A consumer joins: {size} → {size + 1}, {of}", TABLES["join"], rows
+            yield f"The oldest leaves: {size + 1} → {size}, {of}", TABLES["leave"], rows
+        elif scenario == "growth":
+            before, after = FULL.growth
+            title = f"A topic grows: {size} consumers, {before} → {after:,} partitions"
+            yield title, TABLES["growth"], rows
+        else:
+            title = f"A deploy: {size} consumers, {FULL.deploy_partitions} partitions"
+            yield title, TABLES["deploy"], rows
+
+
+def _losses(
+    title: str, columns: Sequence[Column], rows: Mapping[Variant, Sequence[Any]]
+) -> Iterator[str]:
+    """A line for each column in which another variant of the same kind of settings is better."""
+    for short in (False, True):
+        of = {one.name: found for one, found in rows.items() if one.short is short}
+        for column in columns:
+            medians = {name: column.median(found) for name, found in of.items()}
+            ours = medians.pop(OURS, None)
+            better = [
+                f"{name} {column.text(value)}"
+                for name, value in medians.items()
+                if value is not None and ours is not None and column.is_worse(ours, value)
+            ]
+            if better:
+                how = "short" if short else "as shipped"
+                mine = column.text(ours)
+                yield f"* {title}, {how}, *{column.title}*: {mine}; {', '.join(better)}."
+
+
+if __name__ == "__main__":
+    main()
