@@ -273,6 +273,7 @@ def queue(body: Json) -> Queue:
         start=str(body["start"]),
         retention_seconds=_float(body.get("retention_seconds")),
         retention_bytes=body.get("retention_bytes"),
+        mirror_group=body.get("mirror_group"),
         rebalance_status=str(body["rebalance_status"]),
         scale_status=str(body["scale_status"]),
         flow_count=int(body["flow_count"]),

@@ -37,6 +37,7 @@ class Queue:
     start: str
     retention_seconds: float | None
     retention_bytes: int | None
+    mirror_group: str | None
     rebalance_status: str
     scale_status: str
     flow_count: int

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from api.openapi import all_routes, document
-from counterpoise import wire
+from counterpoise import reading, wire
+from tests.service import Service
 
 # Where the names differ; all others are the same.
 SCHEMAS = {
@@ -49,3 +50,12 @@ def test_the_client_has_the_fields_of_the_service(shape: type[Any]) -> None:
         assert known - {"raw"} <= served
     else:
         assert known == served
+
+
+def test_what_a_queue_says_of_its_log_is_read(service: Service) -> None:
+    with service.http as http:
+        made = http.post("/queues", json={"name": "flights", "partition_count": 1}).json()
+    queue = reading.queue({**made, "mirror_group": "etl"})
+    assert queue.mirror_group == "etl"
+    assert (queue.retention_seconds, queue.retention_bytes) == (86_400.0, 1 << 30)
+    assert reading.queue(made).mirror_group is None

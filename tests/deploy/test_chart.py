@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import kubernetes_validate
 import pytest
@@ -147,6 +148,15 @@ def test_keda_scales_as_in_the_example(chart: Any) -> None:
     assert objects["ScaledObject"] == example["ScaledObject"]
 
 
+def test_keda_scales_by_age_too_if_that_is_wanted(chart: Any) -> None:
+    scaling = [{**ALL["scaling"][0], "maxLagSeconds": 86_400 * 365}]
+    objects = rendered(chart, {**ALL, "scaling": scaling})
+    [scaled] = [one for (kind, _), one in objects.items() if kind == "ScaledObject"]
+    [trigger] = scaled["spec"]["triggers"]
+    asked = urlsplit(trigger["metadata"]["url"]).query
+    assert asked == "lag_per_consumer=10000&max_lag_seconds=31536000"
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -162,6 +172,7 @@ def test_keda_scales_as_in_the_example(chart: Any) -> None:
         {"settings": {"INSECURE": True}},
         {"settings": {"LOG_URLS": "redis://user:password@host"}},
         {"scaling": [{"queue": "orders"}]},
+        {"scaling": [{**ALL["scaling"][0], "maxLagSeconds": 0}]},
         {"scaling": [{**ALL["scaling"][0], "target": {"kind": "Pod", "name": "one"}}]},
     ],
     ids=str,
