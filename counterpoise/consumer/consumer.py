@@ -528,7 +528,8 @@ class Consumer:
     # -------------------------------------------------------------- poison
 
     def _origin(self) -> Origin:
-        return Origin(self.queue, self.flow.log or "", self._reader.incarnation)
+        flow = self.flow
+        return Origin(self.queue, flow.log or "", self._reader.incarnation, flow.queue_id or "")
 
     def _quarantined(self, lane: Lane, failure: Failure) -> None:
         if self._on_quarantined is not None:

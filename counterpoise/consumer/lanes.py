@@ -119,10 +119,14 @@ class Lane:
     # What is set aside of it; None without delayed redelivery, and before it is loaded.
     redelivery: Redelivery | None = None
     loading: bool = False
-    # How often it was to be loaded: what was read before the last time does not do.
+    # How often it was to be loaded: what was read before the last time does not do. And for what:
+    # the last resize, and the partitions that it waited for.
     loads: int = 0
-    # Whether a message that is set aside is to be tried now.
+    loads_for: tuple[int | None, tuple[int, ...]] = (None, ())
+    # Whether a message that is set aside is to be tried now, and `Redelivery.next_due` as the
+    # settler knows it.
     due: bool = False
+    next_due: float | None = None
 
     def __post_init__(self) -> None:
         self.partition, self.epoch = self.key = self.grant.key
@@ -146,6 +150,12 @@ class Lane:
         """Begin no message before the retry queue was read (again)."""
         self.loading = True
         self.loads += 1
+        self.loads_for = self.barrier
+
+    @property
+    def barrier(self) -> tuple[int | None, tuple[int, ...]]:
+        """The last resize, and the partitions that it waits for."""
+        return self.grant.owned.resize, self.grant.owned.waits_for
 
     def drop_waiting(self) -> None:
         """Drop the messages read ahead; they can be read again."""
@@ -235,9 +245,11 @@ class Lanes:
                 self.has_new = True
                 self._wake_reader()
             if changes.moved:
-                self._load_again(lambda lane: lane.grant.owned.resize is not None)
                 if self._wake_keeper is not None:
-                    self._wake_keeper()
+                    for lane in self._lanes.values():
+                        if lane.barrier != lane.loads_for:
+                            lane.load()
+                            self._wake_keeper()
                 # A barrier may be gone, and a cut that was reached before it was known is to be
                 # said.
                 self._wake_reader()
@@ -259,21 +271,29 @@ class Lanes:
     # -------------------------------------------------------------- what is set aside
 
     def loading(self) -> list[tuple[Lane, int]]:
-        """The lanes that wait for `loaded`, and may be loaded now, each with its `loads`: also
-        again, while a key is held that another partition has set aside.
+        """The lanes that wait for `loaded`, and may be loaded now, each with its `loads`. And those
+        with keys held that another partition has set aside: they go on meanwhile, because such keys
+        only become free.
         """
         with self._changed:
-            self._load_again(lambda lane: bool(lane.redelivery and lane.redelivery.held_elsewhere))
             return [
                 (lane, lane.loads)
                 for lane in self._lanes.values()
-                if lane.loading and lane.partition not in self._ledger.in_flight
+                if self._may_load(lane)
+                or (
+                    not lane.loading
+                    and lane.redelivery is not None
+                    and lane.redelivery.held_elsewhere
+                )
             ]
 
-    def _load_again(self, which: Callable[[Lane], bool]) -> None:
-        if self._wake_keeper is not None:
-            for lane in filter(which, self._lanes.values()):
-                lane.load()
+    def must_load(self) -> bool:
+        """Whether lanes wait for `loaded`, and may be loaded now."""
+        with self._changed:
+            return self.closed or any(map(self._may_load, self._lanes.values()))
+
+    def _may_load(self, lane: Lane) -> bool:
+        return lane.loading and lane.partition not in self._ledger.in_flight
 
     def loaded(
         self, lane: Lane, loads: int, redelivery: Redelivery, elsewhere: Mapping[str, int]
@@ -284,7 +304,9 @@ class Lanes:
         """
         with self._changed:
             lane.redelivery, lane.loading = redelivery, lane.loads != loads
-            redelivery.plan(lane.grant.done, elsewhere)
+            redelivery.held_elsewhere = elsewhere
+            if lane.partition not in self._ledger.in_flight:  # else when its turn ends
+                redelivery.plan(lane.grant.done)
             self._hold_back(lane)
             self._stand(lane)
             self._wake_settler()
@@ -297,16 +319,21 @@ class Lanes:
         with self._changed:
             table = lane.redelivery
             assert table is not None
-            return table.count == 0 or (
+            if (
                 table.count < self._max_messages
                 and table.size_bytes + size_bytes <= self._share_bytes()
-            )
+            ):
+                return True
+            # Of what another owner has set aside, perhaps nothing is tried before more is read.
+            table.plan(lane.grant.done)
+            return not table.has_passed()
 
     def give_back(self, due: Due) -> None:
         """The worker is done with what was due, or its turn is over."""
         with self._changed:
             due.lane.in_hand = 0
             self._end_work(due.lane)
+            self._wake_settler()  # it knows what is due next
 
     # -------------------------------------------------------------- reading ahead
 
@@ -468,10 +495,13 @@ class Lanes:
             self._end_work(lane)
 
     def _end_work(self, lane: Lane) -> None:
-        if lane.set_aside and lane.redelivery is not None:
-            lane.redelivery.plan(lane.grant.done)
-        self._hold_back(lane)
+        # First, whatever fails below.
         self._ledger.end([lane.partition])
+        table = lane.redelivery
+        if table is not None and table.count:
+            table.plan(lane.grant.done)
+        is_planned = table is not None and table.next_due != lane.next_due
+        self._hold_back(lane)
         current = self._lanes.get(lane.partition)
         if current is not None:
             self._stand(current)
@@ -479,7 +509,7 @@ class Lanes:
                 self._wake_keeper()
         reached = self._limit is not None and self.handled >= self._limit
         may_go = lane.grant.at_end or not lane.grant.open or lane.grant.reached_cut
-        if may_go or reached or lane.set_aside or self._uncommitted >= self._commit_messages:
+        if may_go or reached or is_planned or self._uncommitted >= self._commit_messages:
             self._wake_settler()
         self._changed.notify_all()
 
@@ -523,6 +553,7 @@ class Lanes:
             pausing = []
             for lane in self._lanes.values():
                 next_due = lane.redelivery.next_due if lane.redelivery is not None else None
+                lane.next_due = next_due
                 if next_due is not None and next_due > now:
                     pausing.append(next_due)
                 elif next_due is not None:

@@ -52,11 +52,14 @@ class SameQueue(CounterpoiseError):
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of a dead letter: the queue, and its log with the log's incarnation."""
+    """The origin of a dead letter: the queue, and its log with the log's incarnation. `queue_id`:
+    of the queue, if the service says it.
+    """
 
     queue: str
     log: str
     incarnation: str
+    queue_id: str = ""
 
 
 Store: TypeAlias = Callable[[Message, Failure], Any]
@@ -144,6 +147,8 @@ class Retry:
         token: str | None = None,
         log_url: str | None = None,
     ) -> None:
+        if isinstance(after_seconds, str | bytes):
+            raise TypeError(f"after_seconds must be a list of seconds, not {after_seconds!r}")
         delays = tuple(map(float, after_seconds))
         if not delays or not all(0 <= delay <= LONGEST_DELAY_SECONDS for delay in delays):
             raise ValueError(
@@ -160,11 +165,18 @@ class Retry:
         self.url, self.token, self.log_url = url, token, log_url
 
     def check(self, queue: str, url: str | None, token: str | None) -> None:
-        """As `DeadLetter.check`, of the retry queue and of `then`."""
+        """As `DeadLetter.check`, of the retry queue and of `then`; also that the retry queue has a
+        log of its own and may be published to (`Forbidden`).
+        """
+        same = SameQueue(f"what {queue!r} sets aside would come back to it: name another queue")
         if self.queue == queue:
-            raise SameQueue(f"what {queue!r} sets aside would come back to it: name another queue")
+            raise same
         with Client(self.url or url, token=token) as client:
-            client.queue(self.queue)
+            log = client.queue(self.queue).log
+            if self.url in (None, url) and log == client.queue(queue).log:
+                raise same
+        with Client(self.url or url, token=self.token or token) as client:
+            client.log_access(self.queue, "publish")
         if isinstance(self.then, DeadLetter):
             if self.then.to == self.queue:
                 raise SameQueue(f"{self.queue!r} has what is set aside: name another for letters")

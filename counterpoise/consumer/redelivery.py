@@ -18,12 +18,11 @@ source partitions did:
 - **failed**: tried again in vain, with the number of tries and the time of the next one;
 - **done**: handled, or passed by `then`.
 
-A record names the *place* of its message (queue, incarnation of its log, partition, position) and
-the epoch of the owner. What is set aside is a function of the *set* of records, in whatever order
-they are read: a place is set aside while its newest `message` has a higher epoch than its newest
-`done`. (An owner comes to a place once in its epoch. So a `message` of a higher epoch was written
-by an owner that has read the place again.) So neither a repeated record does harm, nor a retry
-queue with another number of partitions.
+A record names the *place* of its message (queue with its id, incarnation of its log, partition,
+position) and the epoch of the owner. What is set aside is a function of the *set* of records, in
+whatever order they are read: a place is set aside while its newest `message` has a higher epoch
+than its newest `done`. (An owner comes to a place once in its epoch. So a `message` of a higher
+epoch was written by an owner that has read the place again.) So a repeated record does no harm.
 
 1. **The owner of the source partition is the only one that sets aside, tries again and is done.**
    It does both in one thread at a time, as it handles the partition (`lanes`). So it knows in
@@ -44,8 +43,9 @@ queue with another number of partitions.
    *era*, the number of the last resize before it. It waits while a message of its key and of a
    lower era is set aside in *another* partition. The new owner learns of it in time: a partition
    passes its cut only after others have reached theirs, and they have set aside before. So the
-   retry queue is read again when a barrier has moved, and from time to time while a key is held
-   from there. Eras decide, so no two partitions wait for each other.
+   retry queue is read again when a barrier has moved, before anything else is begun. It is read
+   from time to time while a key is held from there, and the other keys go on meanwhile. Eras
+   decide, so no two partitions wait for each other.
 6. **A partition with messages set aside is not finished.** After a split, a merge or a smaller
    partition count it stays until they are done, and so what comes after it waits.
 
@@ -88,9 +88,12 @@ Compare = Callable[[str, str], int]
 
 
 class MessagePlace(NamedTuple):
-    """Where a message comes from: the queue, its log's incarnation, the partition, the position."""
+    """Where a message comes from. `queue_id`: a queue that was deleted and made again has another
+    one, and its epochs begin anew. `incarnation`: of its log.
+    """
 
     queue: str
+    queue_id: str
     incarnation: str
     partition: int
     position: str
@@ -121,6 +124,12 @@ class SetAside:
     failure: Exception | None = None
     # It is done, but the record of that could not be written yet.
     done: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Its size in memory, about."""
+        headers = sum(len(name) + len(text) for name, text in self.headers.items())
+        return len(self.value) + len(self.key or "") + headers
 
     def message(self, owned: Ownership) -> Message:
         """The message for a handler, under the present grant of its partition."""
@@ -160,22 +169,25 @@ class Redelivery:
 
     def __init__(
         self,
+        queue_id: str,
         incarnation: str,
         compare: Compare,
         found: Iterable[SetAside] = (),
-        done: str | None = None,
     ) -> None:
-        """`incarnation` of the queue's log, which also compares positions; `found`: what the owners
-        before have set aside; `done`: how far the partition is done, None: not at all.
+        """`queue_id` and `incarnation` are the present ones of the queue and of its log, which also
+        compares positions; `found`: what the owners before have set aside, in the order of records.
+        `plan` says how far the partition is done.
         """
 
         def order(a: SetAside, b: SetAside) -> int:
-            # A log that was made again begins anew: what is left of the earlier one is older.
-            newer = (a.place.incarnation == incarnation) - (b.place.incarnation == incarnation)
-            return newer or compare(a.place.position, b.place.position)
+            # What is left of an earlier log or queue is older; this log cannot compare it.
+            newer = self._is_present(a.place) - self._is_present(b.place)
+            both = self._is_present(a.place) and self._is_present(b.place)
+            return compare(a.place.position, b.place.position) if both else newer
 
         self._order, self._compare = cmp_to_key(order), compare
-        self._incarnation, self._done = incarnation, done
+        self._queue_id, self._incarnation = queue_id, incarnation
+        self._done: str | None = None
         self._by_key: dict[str | MessagePlace, list[SetAside]] = {}
         self._places: set[MessagePlace] = set()
         self.size_bytes = 0
@@ -235,19 +247,15 @@ class Redelivery:
         if not self._by_key[name]:
             del self._by_key[name]
         self._places.discard(one.place)
-        self.size_bytes -= len(one.value)
+        self.size_bytes -= one.size_bytes
         self.plan()
 
-    def plan(
-        self, done: str | None = None, held_elsewhere: Mapping[str, int] | None = None
-    ) -> None:
+    def plan(self, done: str | None = None) -> None:
         """Compute `next_due` and `count` again, after a change: also of how far the partition is
-        done, or of `held_elsewhere`. No worker uses it meanwhile.
+        done, or of `held_elsewhere`. No other worker uses it meanwhile.
         """
         if done is not None:
             self._done = done
-        if held_elsewhere is not None:
-            self.held_elsewhere = held_elsewhere
         self.next_due = min((one.due for one in self._first()), default=None)
         self.count = len(self._places)
 
@@ -259,8 +267,15 @@ class Redelivery:
             if self._is_passed(one.place) and not self._waits(one.key, one.era)
         )
 
+    def has_passed(self) -> bool:
+        """Whether the position has passed some: only those are tried, so only they make room."""
+        return any(self._is_passed(place) for place in self._places)
+
+    def _is_present(self, place: MessagePlace) -> bool:
+        return (place.queue_id, place.incarnation) == (self._queue_id, self._incarnation)
+
     def _is_passed(self, place: MessagePlace) -> bool:
-        if place.incarnation != self._incarnation:
+        if not self._is_present(place):
             return True
         return self._done is not None and self._compare(place.position, self._done) < 0
 
@@ -272,7 +287,7 @@ class Redelivery:
         of_key.append(one)
         of_key.sort(key=self._order)
         self._places.add(one.place)
-        self.size_bytes += len(one.value)
+        self.size_bytes += one.size_bytes
 
 
 def _name(one: SetAside) -> str | MessagePlace:

@@ -37,7 +37,7 @@ from counterpoise.consumer.poison import (
     error_text,
 )
 from counterpoise.consumer.redelivery import MessagePlace, Redelivery, SetAside
-from counterpoise.consumer.retry_queue import RetryQueue
+from counterpoise.consumer.retry_queue import AWAY, RetryQueue
 from counterpoise.consumer.watchdog import Watchdog
 from counterpoise.errors import ServiceUnavailable
 from counterpoise.logs import LogUnavailable
@@ -340,7 +340,9 @@ class Worker:
 
     def _origin_of(self, lane: Lane, position: str) -> MessagePlace:
         origin = self._rules.origin()
-        return MessagePlace(origin.queue, origin.incarnation, lane.partition, position)
+        return MessagePlace(
+            origin.queue, origin.queue_id, origin.incarnation, lane.partition, position
+        )
 
     def _set_aside(
         self, lane: Lane, message: Message, failure: Failure | None = None
@@ -356,17 +358,8 @@ class Worker:
         place = self._place(lane, message.position)
         if table.has(origin):
             return None  # By an owner that was killed before its commit.
-        if lane.owned.lost or not self._watchdog.may_work(now):
+        if not self._may_set_aside(lane):
             return now
-        if not self._lanes.may_set_aside(lane, len(message.value)):
-            if not table.is_full:
-                table.is_full = True
-                logger.error(
-                    "%s: the partition waits, because %d of its messages are set aside",
-                    place,
-                    table.count,
-                )
-            return now + FULL_SECONDS
         one = SetAside(
             origin,
             lane.epoch,
@@ -376,12 +369,21 @@ class Worker:
             message.published_at,
             era=table.era(origin, lane.grant.owned),
         )
+        if not self._lanes.may_set_aside(lane, one.size_bytes):
+            if not table.is_full:
+                table.is_full = True
+                logger.error(
+                    "%s: the partition waits, because %d of its messages are set aside",
+                    place,
+                    table.count,
+                )
+            return now + FULL_SECONDS
         if failure is not None:
             one.attempts, one.delays, one.error = failure.attempts, 1, error_text(failure.error)
             one.due = now + policy.after_seconds[0]
         try:
-            retries.write("message", one, lane.epoch)
-        except (ServiceUnavailable, LogUnavailable) as error:
+            retries.write("message", one, lane.epoch, lambda: self._may_set_aside(lane))
+        except AWAY as error:
             logger.warning("%s: could not be set aside, again later: %s", place, error)
             return time.monotonic() + UNWRITTEN_SECONDS
         except Exception as error:
@@ -400,6 +402,9 @@ class Worker:
             logger.info("%s: set aside behind an earlier message of its key", place)
         return None
 
+    def _may_set_aside(self, lane: Lane) -> bool:
+        return not lane.owned.lost and self._watchdog.may_work(time.monotonic())
+
     def _try_again(self, due: Due) -> None:
         """Try what is due, until the turn is over."""
         lane, table = due.lane, due.lane.redelivery
@@ -408,7 +413,7 @@ class Worker:
         try:
             while (now := time.monotonic()) < until and self._may_go_on(lane, now):
                 one = table.due(now)
-                if one is None or lane.quarantined:
+                if one is None or lane.quarantined or lane.owned.lost:
                     break
                 self._begin(lane, one.place.position)
                 self._redeliver(lane, table, one)
@@ -488,7 +493,7 @@ class Worker:
         try:
             # Of a log that was made anew the epochs begin anew, too.
             retries.write(kind, one, max(lane.epoch, one.epoch))
-        except (ServiceUnavailable, LogUnavailable) as error:
+        except AWAY as error:
             place = self._place(lane, one.place.position)
             logger.warning("%s: the retry queue took no record: %s", place, error)
             return False
