@@ -6,11 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from counterpoise.consumer import retry_queue, work
 from counterpoise.consumer.message import Ownership, messages_of
-from counterpoise.consumer.poison import Origin, Retry
+from counterpoise.consumer.poison import Origin
 from counterpoise.consumer.redelivery import MessagePlace, Redelivery, SetAside
-from counterpoise.consumer.retry_queue import Keeper, NotARecord, Records, RetryQueue, record
+from counterpoise.consumer.retry_queue import NotARecord, Records, record
 from counterpoise.flow.view import Owned
 from counterpoise.logs import Message
 from counterpoise.logs.port import MAX_MESSAGE_BYTES
@@ -140,7 +139,7 @@ def test_what_is_no_record_is_an_error(name, text):
     elif name:
         del headers[f"counterpoise-retry-{name}"]
     records = read([told("message", one_of(), 1)])
-    with pytest.raises(NotARecord, match="'retries' .* partition 3 at position 9 .*Retry"):
+    with pytest.raises(NotARecord, match=r"'retries' .* partition 3 at position 9 .*Retry"):
         records.add(row(Message(b"x", "k", headers), 9, partition=3))
 
 
