@@ -53,6 +53,7 @@ from counterpoise.consumer.consumer import Consumer, LaneStatus, Status, stop_on
 from counterpoise.consumer.lanes import Failure
 from counterpoise.consumer.message import Message, Ownership
 from counterpoise.consumer.poison import DeadLetter, Retry, SameQueue
+from counterpoise.consumer.retry_queue import NotARecord
 from counterpoise.consumer.work import Each, Handle
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "Handle",
     "LaneStatus",
     "Message",
+    "NotARecord",
     "Ownership",
     "Retry",
     "SameQueue",

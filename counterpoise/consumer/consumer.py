@@ -241,7 +241,11 @@ class Consumer:
             on_warming_ended=on_warming_ended,
         )
         self._wake_reader, self._wake_settler, self._wake_keeper = Waking(), Waking(), Waking()
-        redelivers = isinstance(self._policy, Retry)
+        self._retries = (
+            RetryQueue(self._policy, url=url, token=token)
+            if isinstance(self._policy, Retry)
+            else None
+        )
         self._lanes = Lanes(
             lambda: self.flow.partitions,
             max_messages=max_messages,
@@ -250,7 +254,7 @@ class Consumer:
             commit_messages=commit_messages,
             wake_reader=self._wake_reader.wake,
             wake_settler=self._wake_settler.wake,
-            wake_keeper=self._wake_keeper.wake if redelivers else None,
+            wake_keeper=None if self._retries is None else self._wake_keeper.wake,
         )
         self._watchdog = Watchdog(self.flow.lease_seconds, max_processing_seconds, time.monotonic())
         self._reader = Reader(
@@ -270,11 +274,6 @@ class Consumer:
             conditions=lambda: conditions_of(self._lanes, self._reader),
             commit_seconds=commit_seconds,
             drain_seconds=drain_seconds,
-        )
-        self._retries = (
-            RetryQueue(self._policy, url=url, token=token)
-            if isinstance(self._policy, Retry)
-            else None
         )
         self._rules = Rules(
             self._policy,

@@ -129,12 +129,13 @@ LONGEST_DELAY_SECONDS = 30 * 86400.0
 class Retry:
     """Set a failed message aside in `queue`, try it again after each delay, then decide by `then`.
 
-    `queue`: the retry queue, a queue of its own, which all consumers with this policy use; it may
-    have any log and any number of partitions. `after_seconds`: the delays, each from the failure
-    before; the message is tried once after each. `then`: a policy for a message that fails after
-    the last one, "quarantine" if none is given. `url`: of the retry queue's service, by default the
-    consumer's own. `token`: the key that publishes to it, by default the consumer's; binding and
-    reading use the consumer's. `log_url` replaces the access to its log that the service gives.
+    `queue`: the retry queue, a queue of its own, which all consumers with this policy use and
+    nobody else; it may have any log but theirs, and any number of partitions. `after_seconds`: the
+    delays, each from the failure before; the message is tried once after each. `then`: a policy for
+    a message that fails after the last one, "quarantine" if none is given. `url`: of the retry
+    queue's service, by default the consumer's own. `token`: the key that publishes to it, by
+    default the consumer's; binding and reading use the consumer's. `log_url` replaces the access to
+    its log that the service gives.
     """
 
     def __init__(

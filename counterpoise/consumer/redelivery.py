@@ -52,21 +52,8 @@ epoch was written by an owner that has read the place again.) So a repeated reco
 The bounds: a consumer keeps the messages of its partitions in memory, at most as many and as large
 as it reads ahead; then the partition waits until one is done.
 
-Who keeps the retry queue short: every consumer binds a flow to it (`retry_queue`). An owner of one
-of its partitions commits the position of the oldest record of a message that is still set aside,
-and the log trims what is before.
-
-Not covered:
-
-- An owner that is frozen, or cut off from the retry queue's log, *while it writes* `message`: the
-  record may come after the next owner has read the queue, and has handled the message itself. It is
-  then handled once more by a later owner, perhaps after newer ones of its key. In the same way the
-  effect of a handler that was frozen may come late.
-- A retry queue that takes no `done` while the partition is handed over (it is tried for 10 s): the
-  next owner tries the message once more.
-- Consumers of the queue without this policy: what is set aside stays in the retry queue, and keys
-  are overtaken. All consumers of a queue need the same policy.
-- Messages without a key have no order, so none waits for another.
+`retry_queue` reads and keeps the retry queue. What is not covered, *Trying again later* in
+docs/consumer.md says.
 """
 
 from __future__ import annotations

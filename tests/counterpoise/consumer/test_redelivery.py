@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from functools import partial
 
 import pytest
 
@@ -13,6 +14,7 @@ from counterpoise.logs import LogUnavailable
 from counterpoise.publisher import Publisher
 from tests.counterpoise.consumer.conftest import in_order, positions
 from tests.counterpoise.consumer.test_poison import POISON, Picky
+from tests.counterpoise.leases import LONG_SECONDS
 from tests.service import eventually
 
 LONG = 3600.0
@@ -23,9 +25,16 @@ BEHIND = [number for number in range(POISON + 1, 60) if number % 7 == POISON % 7
 
 
 @pytest.fixture
+def running(running):
+    """Consumers that wait for a slow service, and keep their leases."""
+    return partial(running, lease_seconds=LONG_SECONDS, timeout_seconds=60)
+
+
+@pytest.fixture
 def retries(client, monkeypatch):
     """The retry queue, with another number of partitions, and swept often."""
     monkeypatch.setattr(retry_queue, "SWEEP_SECONDS", 0.5)
+    monkeypatch.setattr(retry_queue, "CALL_SECONDS", 60)
     client.create_queue("retries", 3, rebalance_delay=0)
     return "retries"
 
@@ -289,7 +298,12 @@ def test_of_a_batch_only_the_keys_that_are_held_wait(service, client, publish, r
         passed.extend(numbers)
 
     consumer = Consumer(
-        "flights", handle, url=service.url, on_poison=Retry(retries, after_seconds=OFTEN)
+        "flights",
+        handle,
+        url=service.url,
+        on_poison=Retry(retries, after_seconds=OFTEN),
+        lease_seconds=LONG_SECONDS,
+        timeout_seconds=60,
     )
     thread = threading.Thread(target=consumer.run)
     thread.start()

@@ -302,6 +302,7 @@ def test_the_keeper_reads_again_when_the_log_is_missing_or_trimmed(monkeypatch):
         if errors:
             raise errors.pop()
         lanes.close()
+        waking.wake()
         return Records("retries", lambda _: True), None
 
     flow = SimpleNamespace(
@@ -312,8 +313,9 @@ def test_the_keeper_reads_again_when_the_log_is_missing_or_trimmed(monkeypatch):
         draining=False,
     )
     queue: Any = SimpleNamespace(flow=lambda **_: flow, read=read, close=lambda: None)
+    waking = Waking()
     keeper = Keeper(
-        lambda: ORIGIN, queue, lanes, Waking(), compare, client_name="one", lease_seconds=10.0
+        lambda: ORIGIN, queue, lanes, waking, compare, client_name="one", lease_seconds=10.0
     )
     keeper.run()
     (lane,) = lanes.snapshot()
