@@ -415,7 +415,8 @@ class Keeper:
         lanes = self._lanes.loading()
         if not lanes:
             return False
-        numbers = {lane.partition for lane, _ in lanes}
+        # An owner knows what it has set aside itself.
+        numbers = {lane.partition for lane, _ in lanes if lane.redelivery is None}
         read = self._retries.read(
             lambda place: place.queue == self._queue and place.partition in numbers
         )
@@ -427,7 +428,6 @@ class Keeper:
         origin, again = self._origin(), False
         for lane, loads in lanes:
             before, owned = lane.redelivery, lane.grant.owned
-            # An owner knows what it has set aside itself.
             table = before or Redelivery(
                 origin.queue_id, origin.incarnation, self._compare, found[lane.partition]
             )
