@@ -340,4 +340,4 @@ def test_publishing_to_the_retry_queue_is_asked_for_at_the_start(answers):
 
 def test_delays_are_no_text():
     with pytest.raises(TypeError, match="after_seconds must be a list"):
-        Retry("retries", after_seconds="60")
+        Retry("retries", after_seconds="60")  # type: ignore[arg-type]
