@@ -52,7 +52,8 @@ There is no `async for`: `AsyncFlow` is for programs with an event loop.
 from counterpoise.consumer.consumer import Consumer, LaneStatus, Status, stop_on_signals
 from counterpoise.consumer.lanes import Failure
 from counterpoise.consumer.message import Message, Ownership
-from counterpoise.consumer.poison import DeadLetter, SameQueue
+from counterpoise.consumer.poison import DeadLetter, Retry, SameQueue
+from counterpoise.consumer.retry_queue import NotARecord
 from counterpoise.consumer.work import Each, Handle
 
 __all__ = [
@@ -63,7 +64,9 @@ __all__ = [
     "Handle",
     "LaneStatus",
     "Message",
+    "NotARecord",
     "Ownership",
+    "Retry",
     "SameQueue",
     "Status",
     "stop_on_signals",

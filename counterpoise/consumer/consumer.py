@@ -28,8 +28,9 @@ from counterpoise.conditions import (
 )
 from counterpoise.consumer.lanes import Failure, Lane, Lanes
 from counterpoise.consumer.message import Message
-from counterpoise.consumer.poison import DeadLetter, Origin, Policy, checked
+from counterpoise.consumer.poison import DeadLetter, Origin, Policy, Retry, checked
 from counterpoise.consumer.reading import LOG_APPEARS_SECONDS, Reader
+from counterpoise.consumer.retry_queue import Keeper, RetryQueue
 from counterpoise.consumer.settling import Settler
 from counterpoise.consumer.waking import Waking
 from counterpoise.consumer.watchdog import Watchdog
@@ -83,8 +84,10 @@ class LaneStatus:
     """One owned partition: how far it is handled, and its waiting messages.
 
     `attempts`: how often the message at `position` has failed. `quarantined`: the last error, if
-    the partition is in quarantine. `waits`: `at 1002 for 0, 2`, if an ordered resize lets the
-    partition go no further than position 1002 until partitions 0 and 2 have reached their cuts.
+    the partition is in quarantine. `set_aside`: how many messages before `position` wait to be
+    tried again, or behind such a one of their key. `waits`: `at 1002 for 0, 2`, if an ordered
+    resize lets the partition go no further than position 1002 until partitions 0 and 2 have reached
+    their cuts.
     """
 
     epoch: int
@@ -96,6 +99,7 @@ class LaneStatus:
     attempts: int
     quarantined: str | None
     waits: str = ""
+    set_aside: int = 0
 
     @classmethod
     def of(cls, lane: Lane) -> LaneStatus:
@@ -111,6 +115,7 @@ class LaneStatus:
             failure.attempts if failure is not None else 0,
             repr(failure.error) if lane.quarantined and failure is not None else None,
             barrier_text(lane.grant.owned.cut, lane.grant.owned.waits_for),
+            lane.set_aside,
         )
 
 
@@ -235,7 +240,12 @@ class Consumer:
             on_warming=on_warming,
             on_warming_ended=on_warming_ended,
         )
-        self._wake_reader, self._wake_settler = Waking(), Waking()
+        self._wake_reader, self._wake_settler, self._wake_keeper = Waking(), Waking(), Waking()
+        self._retries = (
+            RetryQueue(self._policy, url=url, token=token)
+            if isinstance(self._policy, Retry)
+            else None
+        )
         self._lanes = Lanes(
             lambda: self.flow.partitions,
             max_messages=max_messages,
@@ -244,6 +254,7 @@ class Consumer:
             commit_messages=commit_messages,
             wake_reader=self._wake_reader.wake,
             wake_settler=self._wake_settler.wake,
+            wake_keeper=None if self._retries is None else self._wake_keeper.wake,
         )
         self._watchdog = Watchdog(self.flow.lease_seconds, max_processing_seconds, time.monotonic())
         self._reader = Reader(
@@ -265,7 +276,13 @@ class Consumer:
             drain_seconds=drain_seconds,
         )
         self._rules = Rules(
-            self._policy, attempts, backoff_seconds, self._origin, self._quarantined, self._fail
+            self._policy,
+            attempts,
+            backoff_seconds,
+            self._origin,
+            self._quarantined,
+            self._fail,
+            self._retries,
         )
         self._team: list[Worker] = []
         self._error: BaseException | None = None
@@ -276,8 +293,13 @@ class Consumer:
 
     @property
     def handled(self) -> int:
-        """The number of handled messages, dead letters included."""
+        """The number of handled messages, including dead letters and those that were set aside."""
         return self._lanes.handled
+
+    @property
+    def set_aside(self) -> int:
+        """How many messages of its partitions wait to be tried again, or behind such a one."""
+        return sum(lane.set_aside for lane in self._lanes.snapshot())
 
     def stop(self, *, now: bool = False) -> None:
         """Finish the present messages, hand everything over in order, and end.
@@ -366,7 +388,7 @@ class Consumer:
                 "a consumer runs once, and this one has run: make another Consumer to go on"
             )
         self._begun = True
-        if isinstance(self._policy, DeadLetter):
+        if isinstance(self._policy, DeadLetter | Retry):
             self._policy.check(self.queue, self._url, self._token)
         return self._reader.reach(self._client, lambda: self._settler.stopping or until())
 
@@ -382,12 +404,15 @@ class Consumer:
                 self._thread("reader", self._reader.run),
                 self._thread("lookout", self._look_out),
             ]
+            if self._retries is not None:
+                threads.append(self._thread("keeper", self._keeper(self._retries).run))
             try:
                 yield threads[0]
             finally:
                 self.stop(now=True)
                 threads[0].join()
                 self._wake_reader.wake()
+                self._wake_keeper.wake()
                 self.flow.close()
                 for thread in threads[1:]:
                     thread.join(LEAVE_SECONDS)
@@ -417,6 +442,19 @@ class Consumer:
         thread = threading.Thread(target=guarded, name=f"consumer-{self.queue}-{name}", daemon=True)
         thread.start()
         return thread
+
+    def _keeper(self, retries: RetryQueue) -> Keeper:
+        compare = self._reader.compare
+        assert compare is not None, "the log was reached before the bind"
+        return Keeper(
+            self._origin,
+            retries,
+            self._lanes,
+            self._wake_keeper,
+            compare,
+            client_name=self.flow.client_name,
+            lease_seconds=self.flow.lease_seconds,
+        )
 
     def _worker(self) -> Worker:
         worker = Worker(
@@ -489,7 +527,8 @@ class Consumer:
     # -------------------------------------------------------------- poison
 
     def _origin(self) -> Origin:
-        return Origin(self.queue, self.flow.log or "", self._reader.incarnation)
+        flow = self.flow
+        return Origin(self.queue, flow.log or "", self._reader.incarnation, flow.queue_id or "")
 
     def _quarantined(self, lane: Lane, failure: Failure) -> None:
         if self._on_quarantined is not None:

@@ -19,6 +19,10 @@ places in a partition are always in this order:
    it back at the end when its turn is over. A lane that fails waits alone, as long as its policy
    says.
 4. **A lane whose grant is no longer open drops its waiting messages at once.**
+5. **With delayed redelivery a lane loads before it begins.** A worker gets no message of it before
+   `loaded` says what the owners before have set aside, and that is read only while no message of
+   the partition is in flight (`counterpoise.consumer.redelivery`). A message that is due is a piece
+   of its own.
 
 Memory is bounded: a lane is read when less than half of `max_messages` waits, up to `max_messages`,
 or up to the lane's share of `max_bytes` if that is less (one message is always allowed). The piece
@@ -38,6 +42,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from counterpoise.consumer.message import Ownership
+from counterpoise.consumer.redelivery import Redelivery
 from counterpoise.flow.ledger import Grant, Item, Ledger
 from counterpoise.flow.view import Key, Owned
 from counterpoise.logs import Successor
@@ -111,6 +116,17 @@ class Lane:
     quarantined: bool = False
     # Since when the log has ended before the next position to read.
     ahead_since: float | None = None
+    # What is set aside of it; None without delayed redelivery, and before it is loaded.
+    redelivery: Redelivery | None = None
+    loading: bool = False
+    # How often it was to be loaded: what was read before the last time does not do. And for what:
+    # the last resize, and the partitions that it waited for.
+    loads: int = 0
+    loads_for: tuple[int | None, tuple[int, ...]] = (None, ())
+    # Whether a message that is set aside is to be tried now, and `Redelivery.next_due` as the
+    # settler knows it.
+    due: bool = False
+    next_due: float | None = None
 
     def __post_init__(self) -> None:
         self.partition, self.epoch = self.key = self.grant.key
@@ -124,6 +140,22 @@ class Lane:
     def position(self) -> str | None:
         """The position up to which it is handled; None: the queue's `start` decides."""
         return self.grant.done
+
+    @property
+    def set_aside(self) -> int:
+        """How many of its messages are set aside, as far as known."""
+        return 0 if self.redelivery is None else self.redelivery.count
+
+    def load(self) -> None:
+        """Begin no message before the retry queue was read (again)."""
+        self.loading = True
+        self.loads += 1
+        self.loads_for = self.barrier
+
+    @property
+    def barrier(self) -> tuple[int | None, tuple[int, ...]]:
+        """The last resize, and the partitions that it waits for."""
+        return self.grant.owned.resize, self.grant.owned.waits_for
 
     def drop_waiting(self) -> None:
         """Drop the messages read ahead; they can be read again."""
@@ -143,8 +175,15 @@ class Piece:
     drops: int
 
 
+@dataclass(frozen=True)
+class Due:
+    """A lane of which a worker tries again what is set aside and due (`Lane.redelivery`)."""
+
+    lane: Lane
+
+
 class Lanes:
-    """The lanes of one consumer. `wake_reader` and `wake_settler` are called, with a lock held."""
+    """The lanes of one consumer. The functions that wake others are called with a lock held."""
 
     def __init__(
         self,
@@ -156,7 +195,9 @@ class Lanes:
         commit_messages: int = 1000,
         wake_reader: Callable[[], None] = lambda: None,
         wake_settler: Callable[[], None] = lambda: None,
+        wake_keeper: Callable[[], None] | None = None,
     ) -> None:
+        """`wake_keeper`: with delayed redelivery, wakes the one that calls `loading`."""
         self._look = look
         self._max_messages = max_messages
         self._max_bytes = max_bytes
@@ -164,6 +205,7 @@ class Lanes:
         self._commit_messages = commit_messages
         self._wake_reader = wake_reader
         self._wake_settler = wake_settler
+        self._wake_keeper = wake_keeper
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
         # For the workers. A lane that can be worked on wakes one of them: with many, the others
@@ -195,10 +237,19 @@ class Lanes:
                     lane.drop_waiting()
             for grant in changes.new:
                 owned = Ownership(grant.owned, self._look)
-                self._lanes[grant.partition] = Lane(grant, owned, read_to=grant.done)
+                lane = self._lanes[grant.partition] = Lane(grant, owned, read_to=grant.done)
+                if self._wake_keeper is not None:
+                    grant.holds_back = True
+                    lane.load()
+                    self._wake_keeper()
                 self.has_new = True
                 self._wake_reader()
             if changes.moved:
+                if self._wake_keeper is not None:
+                    for lane in self._lanes.values():
+                        if lane.barrier != lane.loads_for:
+                            lane.load()
+                            self._wake_keeper()
                 # A barrier may be gone, and a cut that was reached before it was known is to be
                 # said.
                 self._wake_reader()
@@ -216,6 +267,73 @@ class Lanes:
         lane.drop_waiting()
         if self._limit is not None:
             self._wake_reader()
+
+    # -------------------------------------------------------------- what is set aside
+
+    def loading(self) -> list[tuple[Lane, int]]:
+        """The lanes that wait for `loaded`, and may be loaded now, each with its `loads`. And those
+        with keys held that another partition has set aside: they go on meanwhile, because such keys
+        only become free.
+        """
+        with self._changed:
+            return [
+                (lane, lane.loads)
+                for lane in self._lanes.values()
+                if self._may_load(lane)
+                or (
+                    not lane.loading
+                    and lane.redelivery is not None
+                    and lane.redelivery.held_elsewhere
+                )
+            ]
+
+    def must_load(self) -> bool:
+        """Whether lanes wait for `loaded`, and may be loaded now."""
+        with self._changed:
+            return self.closed or any(map(self._may_load, self._lanes.values()))
+
+    def _may_load(self, lane: Lane) -> bool:
+        return lane.loading and lane.partition not in self._ledger.in_flight
+
+    def loaded(
+        self, lane: Lane, loads: int, redelivery: Redelivery, elsewhere: Mapping[str, int]
+    ) -> None:
+        """The owners before have set this aside, and other partitions these keys
+        (`Redelivery.held_elsewhere`). Work on the lane may begin, unless it is to be loaded again
+        since.
+        """
+        with self._changed:
+            lane.redelivery, lane.loading = redelivery, lane.loads != loads
+            redelivery.held_elsewhere = elsewhere
+            if lane.partition not in self._ledger.in_flight:  # else when its turn ends
+                redelivery.plan(lane.grant.done)
+            self._hold_back(lane)
+            self._stand(lane)
+            self._wake_settler()
+
+    def _hold_back(self, lane: Lane) -> None:
+        lane.grant.holds_back = lane.loading or lane.set_aside > 0
+
+    def may_set_aside(self, lane: Lane, size_bytes: int) -> bool:
+        """Whether memory has room for one more message of this size that is set aside."""
+        with self._changed:
+            table = lane.redelivery
+            assert table is not None
+            if (
+                table.count < self._max_messages
+                and table.size_bytes + size_bytes <= self._share_bytes()
+            ):
+                return True
+            # Of what another owner has set aside, perhaps nothing is tried before more is read.
+            table.plan(lane.grant.done)
+            return not table.has_passed()
+
+    def give_back(self, due: Due) -> None:
+        """The worker is done with what was due, or its turn is over."""
+        with self._changed:
+            due.lane.in_hand = 0
+            self._end_work(due.lane)
+            self._wake_settler()  # it knows what is due next
 
     # -------------------------------------------------------------- reading ahead
 
@@ -303,8 +421,10 @@ class Lanes:
 
     # -------------------------------------------------------------- working
 
-    def take(self, most: int | None, wait_seconds: float) -> Piece | None:
-        """A piece of the next lane in the queue, at most `most` messages; None if there is none."""
+    def take(self, most: int | None, wait_seconds: float) -> Piece | Due | None:
+        """A piece of the next lane in the queue, at most `most` messages, or what is due of it;
+        None if there is none.
+        """
         with self._changed:
             self._work.wait_for(
                 lambda: self.closed or (self._line and not self.paused), wait_seconds
@@ -313,14 +433,14 @@ class Lanes:
                 lane = self._line.popleft()
                 lane.queued = False
                 if self._can_work(lane):
-                    return self._piece(lane, most)
+                    return self._due(lane) if lane.due else self._piece(lane, most)
             return None
 
     def _can_work(self, lane: Lane) -> bool:
         return (
-            bool(lane.waiting)
+            (lane.due or (bool(lane.waiting) and not lane.not_before))
             and lane.grant.open
-            and not (lane.quarantined or lane.not_before)
+            and not (lane.quarantined or lane.loading)
             and lane.partition not in self._ledger.in_flight
         )
 
@@ -330,6 +450,11 @@ class Lanes:
             lane.queued = True
             self._line.append(lane)
             self._work.notify()
+
+    def _due(self, lane: Lane) -> Due:
+        lane.due, lane.in_hand = False, 1
+        self._ledger.begin([lane.partition])
+        return Due(lane)
 
     def _piece(self, lane: Lane, most: int | None) -> Piece:
         chunk = lane.waiting.popleft()
@@ -358,7 +483,6 @@ class Lanes:
         lane, rows = piece.lane, piece.chunk.batch.num_rows
         with self._changed:
             lane.in_hand, lane.not_before = 0, not_before
-            self._ledger.end([lane.partition])
             self.handled += handled
             self._uncommitted += handled
             if not lane.grant.open or lane.quarantined:
@@ -368,14 +492,26 @@ class Lanes:
                 for chunk in reversed(rest.one_by_one() if split else [rest]):
                     lane.waiting.appendleft(chunk)
                     self._count(lane, chunk, 1)
-            current = self._lanes.get(lane.partition)
-            if current is not None:
-                self._stand(current)
-            reached = self._limit is not None and self.handled >= self._limit
-            may_go = lane.grant.at_end or not lane.grant.open or lane.grant.reached_cut
-            if may_go or reached or self._uncommitted >= self._commit_messages:
-                self._wake_settler()
-            self._changed.notify_all()
+            self._end_work(lane)
+
+    def _end_work(self, lane: Lane) -> None:
+        # First, whatever fails below.
+        self._ledger.end([lane.partition])
+        table = lane.redelivery
+        if table is not None and table.count:
+            table.plan(lane.grant.done)
+        is_planned = table is not None and table.next_due != lane.next_due
+        self._hold_back(lane)
+        current = self._lanes.get(lane.partition)
+        if current is not None:
+            self._stand(current)
+            if current.loading and self._wake_keeper is not None:
+                self._wake_keeper()
+        reached = self._limit is not None and self.handled >= self._limit
+        may_go = lane.grant.at_end or not lane.grant.open or lane.grant.reached_cut
+        if may_go or reached or is_planned or self._uncommitted >= self._commit_messages:
+            self._wake_settler()
+        self._changed.notify_all()
 
     def quarantine(self, lane: Lane) -> None:
         """Begin no more messages of the lane, but keep it. Called by the worker that handles it."""
@@ -409,10 +545,20 @@ class Lanes:
             return True
 
     def call_due(self, now: float) -> float | None:
-        """Put lanes whose pause is over into the queue. Returns when the next pause ends."""
+        """Put lanes whose pause is over, or that have a message due, into the queue.
+
+        Returns when the next pause ends, or the next message is due.
+        """
         with self._changed:
             pausing = []
             for lane in self._lanes.values():
+                next_due = lane.redelivery.next_due if lane.redelivery is not None else None
+                lane.next_due = next_due
+                if next_due is not None and next_due > now:
+                    pausing.append(next_due)
+                elif next_due is not None:
+                    lane.due = True
+                    self._stand(lane)
                 if lane.not_before > now:
                     pausing.append(lane.not_before)
                 elif lane.not_before:

@@ -16,6 +16,10 @@ Then:
   its origin (log, incarnation, partition, position), and a log accepts each sequence of a publisher
   once.
 
+- **retry**: the message is set aside and tried again after each of some delays, while the other
+  keys of its partition continue, and later messages of its key wait behind it. After the last
+  delay one of the policies above decides (`counterpoise.consumer.redelivery`).
+
 A message that cannot be stored as a dead letter is not passed. If the error can be temporary (the
 service or the log is unavailable), storing is tried again as long as the partition is owned.
 Otherwise the consumer halts, with a note that names the position and the handler's exception.
@@ -25,9 +29,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from counterpoise.client import Client
 from counterpoise.consumer.lanes import Failure
@@ -41,18 +45,21 @@ STORE_SECONDS = 10.0
 
 
 class SameQueue(CounterpoiseError):
-    """Dead letters must not go to the queue that they come from."""
+    """Dead letters, and what is set aside, must not go to the queue that they come from."""
 
     code = "same_queue"
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of a dead letter: the queue, and its log with the log's incarnation."""
+    """The origin of a dead letter: the queue, and its log with the log's incarnation. `queue_id`:
+    of the queue, if the service says it.
+    """
 
     queue: str
     log: str
     incarnation: str
+    queue_id: str = ""
 
 
 Store: TypeAlias = Callable[[Message, Failure], Any]
@@ -114,16 +121,86 @@ class DeadLetter:
         return f"DeadLetter({self.to!r})"
 
 
-Policy: TypeAlias = str | DeadLetter
-POLICIES = ("halt", "quarantine")
+LastPolicy: TypeAlias = Literal["halt", "quarantine"] | DeadLetter
+LAST_POLICIES = ("halt", "quarantine")
+LONGEST_DELAY_SECONDS = 30 * 86400.0
+
+
+class Retry:
+    """Set a failed message aside in `queue`, try it again after each delay, then decide by `then`.
+
+    `queue`: the retry queue, a queue of its own, which all consumers with this policy use and
+    nobody else; it may have any log but theirs, and any number of partitions. `after_seconds`: the
+    delays, each from the failure before; the message is tried once after each. `then`: a policy for
+    a message that fails after the last one, "quarantine" if none is given. `url`: of the retry
+    queue's service, by default the consumer's own. `token`: the key that publishes to it, by
+    default the consumer's; binding and reading use the consumer's. `log_url` replaces the access to
+    its log that the service gives.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        *,
+        after_seconds: Sequence[float],
+        then: LastPolicy = "quarantine",
+        url: str | None = None,
+        token: str | None = None,
+        log_url: str | None = None,
+    ) -> None:
+        if isinstance(after_seconds, str | bytes):
+            raise TypeError(f"after_seconds must be a list of seconds, not {after_seconds!r}")
+        delays = tuple(map(float, after_seconds))
+        if not delays or not all(0 <= delay <= LONGEST_DELAY_SECONDS for delay in delays):
+            raise ValueError(
+                "after_seconds must have at least one delay, each from 0 to "
+                f"{LONGEST_DELAY_SECONDS:g} seconds, not {after_seconds!r}"
+            )
+        if not _is_last(then):
+            raise ValueError(
+                f'then must be "halt", "quarantine" or DeadLetter("queue"), not {then!r}'
+            )
+        self.queue = queue
+        self.after_seconds = delays
+        self.then: LastPolicy = then
+        self.url, self.token, self.log_url = url, token, log_url
+
+    def check(self, queue: str, url: str | None, token: str | None) -> None:
+        """As `DeadLetter.check`, of the retry queue and of `then`; also that the retry queue has a
+        log of its own and may be published to (`Forbidden`).
+        """
+        same = SameQueue(f"what {queue!r} sets aside would come back to it: name another queue")
+        if self.queue == queue:
+            raise same
+        with Client(self.url or url, token=token) as client:
+            log = client.queue(self.queue).log
+            if self.url in (None, url) and log == client.queue(queue).log:
+                raise same
+        with Client(self.url or url, token=self.token or token) as client:
+            client.log_access(self.queue, "publish")
+        if isinstance(self.then, DeadLetter):
+            if self.then.to == self.queue:
+                raise SameQueue(f"{self.queue!r} has what is set aside: name another for letters")
+            self.then.check(queue, url, token)
+
+    def __repr__(self) -> str:
+        return f"Retry({self.queue!r}, after_seconds={self.after_seconds}, then={self.then!r})"
+
+
+Policy: TypeAlias = LastPolicy | Retry
+
+
+def _is_last(policy: object) -> bool:
+    return isinstance(policy, DeadLetter) or policy in LAST_POLICIES
 
 
 def checked(policy: Policy) -> Policy:
     """The policy; raises ValueError if it is invalid."""
-    if isinstance(policy, DeadLetter) or policy in POLICIES:
+    if isinstance(policy, Retry) or _is_last(policy):
         return policy
     raise ValueError(
-        f'on_poison must be "halt", "quarantine" or DeadLetter("queue"), not {policy!r}'
+        'on_poison must be "halt", "quarantine", DeadLetter("queue") or '
+        f'Retry("queue", after_seconds=[…]), not {policy!r}'
     )
 
 
@@ -171,8 +248,6 @@ def letter_id(message: Message, origin: Origin) -> str:
 
 def headers(message: Message, failure: Failure, origin: Origin) -> dict[str, str]:
     """The headers of a dead letter."""
-    error = f"{type(failure.error).__name__}: {failure.error}"
-    error = error.replace("\0", "").encode(errors="replace").decode()
     added = {
         "queue": origin.queue,
         "partition": str(message.partition),
@@ -180,6 +255,12 @@ def headers(message: Message, failure: Failure, origin: Origin) -> dict[str, str
         "position": message.position,
         "published-at": message.published_at.isoformat(),
         "attempts": str(failure.attempts),
-        "error": error[:LONGEST_ERROR_CHARACTERS],
+        "error": error_text(failure.error),
     }
     return {**message.headers, **{HEADER + name: text for name, text in added.items()}}
+
+
+def error_text(error: BaseException) -> str:
+    """An error as a header can hold it."""
+    text = f"{type(error).__name__}: {error}".replace("\0", "")
+    return text.encode(errors="replace").decode()[:LONGEST_ERROR_CHARACTERS]

@@ -152,7 +152,9 @@ class Reader:
         self._away_since = 0.0
         self._warnings = Warnings(logger, flow.queue)
         self._away_with: CounterpoiseError | None = None
+        # Of the log; known once it was reached.
         self.incarnation = ""
+        self.compare: Callable[[str, str], int] | None = None
 
     def reach(self, client: Callable[[], Client], over: Callable[[], bool]) -> bool:
         """Wait until the log has answered once; False if `over` returns True before.
@@ -169,7 +171,7 @@ class Reader:
                 unheard_since = time.monotonic()
                 access = self._log_url or environment_access(view.log) or view.access
                 with closing(open_log(view.log, access, timeout_seconds=REACH_SECONDS)) as log:
-                    log.bounds([])
+                    self.incarnation, self.compare = log.bounds([]).incarnation, log.compare
             except ServiceUnavailable:
                 if time.monotonic() - unheard_since > BIND_SECONDS:
                     raise

@@ -9,6 +9,9 @@ get their turn is wasted, so a worker with slow messages takes fewer at once.
 later. An exception of the handler becomes a `Failure` of the lane, and after the last attempt the
 policy decides (`counterpoise.consumer.poison`). If a batch fails, the failed message is unknown, so
 the handler gets its messages again one by one, in batches of one.
+
+With delayed redelivery a message may be set aside instead of being handled, and a turn may try
+again what is set aside and due (`counterpoise.consumer.redelivery`).
 """
 
 from __future__ import annotations
@@ -23,9 +26,18 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from counterpoise.backoff import Backoff
-from counterpoise.consumer.lanes import Failure, Lane, Lanes, Piece
+from counterpoise.consumer.lanes import Chunk, Due, Failure, Lane, Lanes, Piece
 from counterpoise.consumer.message import Message, Ownership, messages_of
-from counterpoise.consumer.poison import DeadLetter, Origin, Policy
+from counterpoise.consumer.poison import (
+    DeadLetter,
+    LastPolicy,
+    Origin,
+    Policy,
+    Retry,
+    error_text,
+)
+from counterpoise.consumer.redelivery import MessagePlace, Redelivery, SetAside
+from counterpoise.consumer.retry_queue import AWAY, RetryQueue
 from counterpoise.consumer.watchdog import Watchdog
 from counterpoise.errors import ServiceUnavailable
 from counterpoise.logs import LogUnavailable
@@ -36,6 +48,10 @@ Each: TypeAlias = Callable[[Message], Any]
 TURN_MESSAGES = 100
 TURN_SECONDS = 0.1
 LONGEST_BACKOFF_SECONDS = 60.0
+# How long a partition waits at a time while too many of its messages are set aside, and how long a
+# record of the retry queue that could not be written.
+FULL_SECONDS = 1.0
+UNWRITTEN_SECONDS = 1.0
 
 logger = logging.getLogger("counterpoise.consumer")
 
@@ -51,6 +67,8 @@ class Rules:
     # Called when a partition has been quarantined, and when an error must end the consumer.
     quarantined: Callable[[Lane, Failure], None]
     halt: Callable[[BaseException], None]
+    # With the policy `Retry`.
+    retries: RetryQueue | None = None
 
 
 class Worker:
@@ -79,7 +97,9 @@ class Worker:
         piece = self._take(wait_seconds)
         if piece is None:
             return False
-        if self._handle is not None:
+        if isinstance(piece, Due):
+            self._try_again(piece)
+        elif self._handle is not None:
             self._batch(piece, self._handle)
         else:
             assert self._each is not None
@@ -91,10 +111,11 @@ class Worker:
         piece = self._take(wait_seconds)
         if piece is None:
             return
+        assert isinstance(piece, Piece)
         done = 0
         try:
             for message, following in self._of(piece):
-                self._begin(piece, message.position)
+                self._begin(piece.lane, message.position)
                 yield message
                 self._end()
                 piece.lane.grant.done = following
@@ -105,53 +126,54 @@ class Worker:
 
     # -------------------------------------------------------------- handling
 
-    def _take(self, wait_seconds: float) -> Piece | None:
+    def _take(self, wait_seconds: float) -> Piece | Due | None:
         piece = self._lanes.take(None if self._handle is not None else self._most, wait_seconds)
         if piece is not None and not self._watchdog.may_work(time.monotonic()):
             # The process was suspended, so its view may be out of date. The watchdog resolves that.
             self._lanes.pause(True)
-            self._lanes.put_back(piece, 0)
+            if isinstance(piece, Due):
+                self._lanes.give_back(piece)
+            else:
+                self._lanes.put_back(piece, 0)
             return None
         return piece
 
     def _of(self, piece: Piece) -> Iterator[tuple[Message, str]]:
         """The messages of a piece, each with the position after it, until the turn is over."""
-        grant, lanes, watchdog = piece.lane.grant, self._lanes, self._watchdog
+        lane = piece.lane
         messages = messages_of(piece.chunk.batch, piece.lane.owned)
         ends = [message.position for message in messages[1:]]
         ends.append(piece.chunk.end)
         until = time.monotonic() + TURN_SECONDS
         for number, pair in enumerate(zip(messages, ends, strict=True)):
             now = time.monotonic()
-            if not grant.open or lanes.paused or lanes.closed:
-                return
             if number and now > until:
                 self._most = number
                 return
-            if not watchdog.may_work(now):
-                lanes.pause(True)
+            if not self._may_go_on(lane, now):
                 return
             yield pair
         if time.monotonic() < until:
             self._most = min(TURN_MESSAGES, 2 * self._most)
 
+    def _may_go_on(self, lane: Lane, now: float) -> bool:
+        lanes = self._lanes
+        if not lane.grant.open or lanes.paused or lanes.closed:
+            return False
+        if not self._watchdog.may_work(now):
+            lanes.pause(True)
+            return False
+        return True
+
     def _singles(self, piece: Piece, each: Each) -> None:
         lane, done, not_before = piece.lane, 0, 0.0
         try:
             for message, following in self._of(piece):
-                self._begin(piece, message.position)
-                failure = lane.failure
-                if failure is None or failure.attempts < self._rules.attempts:
-                    try:
-                        each(message)
-                        failure = None
-                    except Exception as error:
-                        failure = self._failed(lane, message.position, error)
-                if failure is not None:
-                    pause = self._pause_for(lane, failure, message)
-                    if pause is not None:
-                        not_before = pause
-                        break
+                self._begin(lane, message.position)
+                pause = self._single(lane, message, each)
+                if pause is not None:
+                    not_before = pause
+                    break
                 self._end()
                 lane.failure, lane.grant.done = None, following
                 done += 1
@@ -162,12 +184,35 @@ class Worker:
             self._end()
             self._lanes.put_back(piece, done, not_before=not_before)
 
+    def _single(self, lane: Lane, message: Message, each: Each) -> float | None:
+        """Handle the message. None: pass it; a time: its lane pauses until then."""
+        if self._must_wait(lane, message.key, message.position):
+            return self._set_aside(lane, message)
+        failure = lane.failure
+        if failure is None or failure.attempts < self._rules.attempts:
+            try:
+                each(message)
+            except Exception as error:
+                failure = self._failed(lane, message.position, error)
+            else:
+                return None
+        return self._pause_for(lane, failure, message)
+
     def _batch(self, piece: Piece, handle: Handle) -> None:
-        lane, batch = piece.lane, piece.chunk.batch
-        rows, done, split, not_before = batch.num_rows, 0, False, 0.0
-        self._begin(piece, piece.chunk.start)
+        lane, done, split, not_before = piece.lane, 0, False, 0.0
+        self._begin(lane, piece.chunk.start)
         try:
+            chunk = self._begin_of(lane, piece.chunk)
+            batch, rows = chunk.batch, chunk.batch.num_rows
+            message = messages_of(batch.slice(0, 1), lane.owned)[0]
             failure = lane.failure
+            if self._must_wait(lane, message.key, message.position):
+                pause = self._set_aside(lane, message)
+                if pause is None:
+                    lane.grant.done, done = chunk.end, 1
+                else:
+                    not_before = pause
+                return
             if failure is None or failure.attempts < self._rules.attempts:
                 try:
                     handle(lane.owned, batch)
@@ -183,18 +228,30 @@ class Worker:
                         return
                     failure = self._failed(lane, piece.chunk.start, error)
             if failure is not None:
-                message = messages_of(batch.slice(0, 1), lane.owned)[0]
                 pause = self._pause_for(lane, failure, message)
                 if pause is not None:
                     not_before = pause
                     return
-            lane.failure, lane.grant.done, done = None, piece.chunk.end, rows
+            lane.failure, lane.grant.done, done = None, chunk.end, rows
         except BaseException as error:
             self._rules.halt(error)
             raise
         finally:
             self._end()
             self._lanes.put_back(piece, done, split=split, not_before=not_before)
+
+    def _begin_of(self, lane: Lane, chunk: Chunk) -> Chunk:
+        """The first messages of the chunk that are handled together: those before the first that
+        must wait, or this one, or the one that has failed, alone.
+        """
+        count = chunk.batch.num_rows
+        if lane.failure is not None:
+            count = 1
+        elif lane.redelivery is not None and lane.redelivery.holds_some:
+            keys, positions = (chunk.batch.column(name).to_pylist() for name in ("key", "position"))
+            waits = map(lambda key, at: self._must_wait(lane, key, at), keys, positions)
+            count = max(1, next((number for number, found in enumerate(waits) if found), count))
+        return chunk if count == chunk.batch.num_rows else chunk.split(count)[0]
 
     @property
     def _halts_at_once(self) -> bool:
@@ -215,9 +272,24 @@ class Worker:
         if failure.attempts < rules.attempts:
             logger.warning("%s: attempt %d failed: %r", place, failure.attempts, failure.error)
             return time.monotonic() + self._backoff(failure.attempts)
-        if isinstance(rules.policy, DeadLetter):
+        if isinstance(rules.policy, Retry):
+            return self._set_aside(lane, message, failure)
+        return self._decide(
+            rules.policy,
+            lane,
+            failure,
+            message,
+            "neither it nor what follows it in this partition is committed",
+        )
+
+    def _decide(
+        self, policy: LastPolicy, lane: Lane, failure: Failure, message: Message, on_halt: str
+    ) -> float | None:
+        """Apply the policy; returns as `_pause_for`. `on_halt`: where the message is then."""
+        rules, place = self._rules, self._place(lane, failure.position)
+        if isinstance(policy, DeadLetter):
             try:
-                rules.policy.store(message, failure, rules.origin())
+                policy.store(message, failure, rules.origin())
             except (ServiceUnavailable, LogUnavailable) as error:
                 logger.warning("%s: could not store the dead letter, again later: %s", place, error)
                 return time.monotonic() + max(0.1, rules.backoff_seconds)
@@ -231,12 +303,13 @@ class Worker:
             logger.error(
                 "%s: passed on to %r after %d attempts: %r",
                 place,
-                rules.policy.to,
+                policy.to,
                 failure.attempts,
                 failure.error,
             )
             return None
-        if rules.policy == "quarantine":
+        if policy == "quarantine":
+            lane.failure = failure
             logger.error(
                 "%s: quarantined after %d attempts, nothing more of this partition is handled "
                 "here: %r",
@@ -249,20 +322,189 @@ class Worker:
             rules.quarantined(lane, failure)
             return time.monotonic()
         failure.error.add_note(
-            f"{place} could not be handled in {failure.attempts} attempts; "
-            "neither it nor what follows it in this partition is committed"
+            f"{place} could not be handled in {failure.attempts} attempts; {on_halt}"
         )
         raise failure.error
 
     def _backoff(self, attempts: int) -> float:
         return Backoff(self._rules.backoff_seconds, LONGEST_BACKOFF_SECONDS).after(attempts)
 
+    # -------------------------------------------------------------- delayed redelivery
+
+    def _must_wait(self, lane: Lane, key: str | None, position: str) -> bool:
+        """Whether the message is set aside, or an earlier one of its key is."""
+        table = lane.redelivery
+        if table is None:
+            return False
+        return table.must_wait(key, self._origin_of(lane, position), lane.grant.owned)
+
+    def _origin_of(self, lane: Lane, position: str) -> MessagePlace:
+        origin = self._rules.origin()
+        return MessagePlace(
+            origin.queue, origin.queue_id, origin.incarnation, lane.partition, position
+        )
+
+    def _set_aside(
+        self, lane: Lane, message: Message, failure: Failure | None = None
+    ) -> float | None:
+        """Set the message aside; without a failure, behind earlier ones of its key. Returns as
+        `_pause_for`.
+        """
+        policy, retries, table = self._rules.policy, self._rules.retries, lane.redelivery
+        assert isinstance(policy, Retry)
+        assert retries is not None
+        assert table is not None
+        now, origin = time.monotonic(), self._origin_of(lane, message.position)
+        place = self._place(lane, message.position)
+        if table.has(origin):
+            return None  # By an owner that was killed before its commit.
+        if not self._may_set_aside(lane):
+            return now
+        one = SetAside(
+            origin,
+            lane.epoch,
+            message.key,
+            message.value,
+            message.headers,
+            message.published_at,
+            era=table.era(origin, lane.grant.owned),
+        )
+        if not self._lanes.may_set_aside(lane, one.size_bytes):
+            if not table.is_full:
+                table.is_full = True
+                logger.error(
+                    "%s: the partition waits, because %d of its messages are set aside",
+                    place,
+                    table.count,
+                )
+            return now + FULL_SECONDS
+        if failure is not None:
+            one.attempts, one.delays, one.error = failure.attempts, 1, error_text(failure.error)
+            one.due = now + policy.after_seconds[0]
+        try:
+            retries.write("message", one, lane.epoch, lambda: self._may_set_aside(lane))
+        except AWAY as error:
+            logger.warning("%s: could not be set aside, again later: %s", place, error)
+            return time.monotonic() + UNWRITTEN_SECONDS
+        except Exception as error:
+            error.add_note(f"{place} could not be set aside in {policy.queue!r}")
+            raise
+        table.add(one)
+        if failure is not None:
+            logger.warning(
+                "%s: set aside after %d attempts, tried again in %g s: %r",
+                place,
+                failure.attempts,
+                policy.after_seconds[0],
+                failure.error,
+            )
+        else:
+            logger.info("%s: set aside behind an earlier message of its key", place)
+        return None
+
+    def _may_set_aside(self, lane: Lane) -> bool:
+        return not lane.owned.lost and self._watchdog.may_work(time.monotonic())
+
+    def _try_again(self, due: Due) -> None:
+        """Try what is due, until the turn is over."""
+        lane, table = due.lane, due.lane.redelivery
+        assert table is not None
+        until = time.monotonic() + TURN_SECONDS
+        try:
+            while (now := time.monotonic()) < until and self._may_go_on(lane, now):
+                one = table.due(now)
+                if one is None or lane.quarantined or lane.owned.lost:
+                    break
+                self._begin(lane, one.place.position)
+                self._redeliver(lane, table, one)
+                self._end()
+        except BaseException as error:
+            self._rules.halt(error)
+            raise
+        finally:
+            self._end()
+            self._lanes.give_back(due)
+
+    def _redeliver(self, lane: Lane, table: Redelivery, one: SetAside) -> None:
+        policy, retries = self._rules.policy, self._rules.retries
+        assert isinstance(policy, Retry)
+        assert retries is not None
+        place = self._place(lane, one.place.position)
+        if not one.done and one.failure is None:
+            error = self._call(lane, one)
+            one.attempts += 1
+            if error is None:
+                one.done = True
+            elif lane.owned.lost:
+                return  # Not owned any more: no verdict.
+            elif one.delays < len(policy.after_seconds):
+                delay = policy.after_seconds[one.delays]
+                one.delays, one.due = one.delays + 1, time.monotonic() + delay
+                one.error = error_text(error)
+                table.plan()
+                logger.warning(
+                    "%s: attempt %d failed, tried again in %g s: %r",
+                    place,
+                    one.attempts,
+                    delay,
+                    error,
+                )
+                self._write(retries, "failed", one, lane)
+                return
+            else:
+                one.failure = error
+        if one.failure is not None:
+            failure = Failure(one.place.position, one.attempts, one.failure)
+            if not isinstance(policy.then, DeadLetter):
+                one.failure = None  # Who goes on with it tries it again.
+            pause = self._decide(
+                policy.then,
+                lane,
+                failure,
+                one.message(lane.owned),
+                "it stays set aside, and what follows it of its key behind it",
+            )
+            if pause is not None:
+                one.due = pause
+                table.plan()
+                return
+            one.done, one.failure = True, None
+        if self._write(retries, "done", one, lane):
+            table.remove(one)
+            table.is_full = False
+            logger.info("%s: done after %d attempts", place, one.attempts)
+        else:
+            one.due = time.monotonic() + UNWRITTEN_SECONDS
+            table.plan()
+
+    def _call(self, lane: Lane, one: SetAside) -> Exception | None:
+        try:
+            if self._handle is not None:
+                self._handle(lane.owned, one.batch())
+            else:
+                assert self._each is not None
+                self._each(one.message(lane.owned))
+        except Exception as error:
+            return error
+        return None
+
+    def _write(self, retries: RetryQueue, kind: str, one: SetAside, lane: Lane) -> bool:
+        """Write a record; False if that was not possible now."""
+        try:
+            # Of a log that was made anew the epochs begin anew, too.
+            retries.write(kind, one, max(lane.epoch, one.epoch))
+        except AWAY as error:
+            place = self._place(lane, one.place.position)
+            logger.warning("%s: the retry queue took no record: %s", place, error)
+            return False
+        return True
+
     # -------------------------------------------------------------- for the watchdog
 
-    def _begin(self, piece: Piece, position: str) -> None:
+    def _begin(self, lane: Lane, position: str) -> None:
         activity = self._activity
         activity.thread_id = threading.get_ident()
-        activity.place = (*piece.lane.key, position)
+        activity.place = (*lane.key, position)
         activity.since = time.monotonic()
 
     def _end(self) -> None:

@@ -49,6 +49,10 @@ Rules
    position is committed already. How far a partition may be read meanwhile, its caller asks
    `counterpoise.flow.barriers`.
 
+7. **What is set aside comes before the end.** A consumer may set messages aside, which `done` has
+   passed then (`counterpoise.consumer.redelivery`). While it `holds_back` some, the grant is not at
+   its end: a retiring or sealed partition is not finished.
+
 What to tell the service is computed again each time (level-triggered). A call that failed, or whose
 answer was lost, is made again with the values of that moment.
 
@@ -106,6 +110,8 @@ class Grant:
     over: bool = False
     # Why the service refuses the report that it has ended (`REFUSALS`).
     refused: str | None = None
+    # Messages before `done` are set aside, and are still to be handled.
+    holds_back: bool = False
     # The service has confirmed, since the last view, that the cut is reached.
     said: bool = False
     # Whether messages may be handed out; follows from the fields above and from `owned.state`.
@@ -121,8 +127,8 @@ class Grant:
 
     @property
     def at_end(self) -> bool:
-        """Whether it is done up to its final end."""
-        if self.final is None:
+        """Whether it is done up to its final end, and nothing is held back (rule 7)."""
+        if self.final is None or self.holds_back:
             return False
         start, end = self.final
         return (start if self.done is None else self.done) == end

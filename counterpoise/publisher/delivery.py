@@ -113,16 +113,18 @@ class Delivery:
         log = self._log
         return log is not None and log.appends_in_parallel
 
-    def deliver(self, batch: Batch, *, once: bool = False) -> AppendResult:
+    def deliver(
+        self, batch: Batch, *, once: bool = False, timeout_seconds: float | None = None
+    ) -> AppendResult:
         """Append the batch exactly once. Returns what the last attempt did.
 
         Raises the last ServiceUnavailable or LogUnavailable after `timeout_seconds` of trying
-        (`once`: after the first attempt), and permanent errors at once (Refused, InvalidMessage,
-        PublisherIdInUse, ...). The same batch can be given again afterwards, also to another
-        delivery.
+        (None: those of the constructor; `once`: after the first attempt), and permanent errors at
+        once (Refused, InvalidMessage, PublisherIdInUse, ...). The same batch can be given again
+        afterwards, also to another delivery.
         """
         with self._lock:
-            return self._persist(lambda log: self._append(log, batch), once)
+            return self._persist(lambda log: self._append(log, batch), once, timeout_seconds)
 
     def next_sequence(self, publisher: str) -> int:
         """The first sequence of this publisher that the log lacks. Raises like `deliver`."""
@@ -161,8 +163,11 @@ class Delivery:
             )
         return result
 
-    def _persist(self, act: Callable[[Log], T], once: bool = False) -> T:
-        deadline = self._monotonic() + self._timeout_seconds
+    def _persist(
+        self, act: Callable[[Log], T], once: bool = False, timeout_seconds: float | None = None
+    ) -> T:
+        seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        deadline = self._monotonic() + seconds
         pauses = Pauses(_BACKOFF)
         while True:
             try:

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 from zlib import crc32
 
 from counterpoise.client import Client
@@ -102,7 +102,7 @@ class Publisher:
         service = client or Client(url, token=token, timeout_seconds=min(10.0, timeout_seconds))
         self._own_client = service if client is None else None
         self._delivery = Delivery(
-            lambda refused: _log_view(service, queue, refused),
+            lambda refused: log_view(service, queue, "publish", refused),
             open_log,
             log_url=log_url,
             timeout_seconds=timeout_seconds,
@@ -239,10 +239,12 @@ class Publisher:
             self._raise_if_unusable()
 
 
-def _log_view(service: Client, queue: str, refused: bool) -> LogView:
+def log_view(
+    service: Client, queue: str, access: Literal["read", "publish"], refused: bool
+) -> LogView:
     """How to reach the queue's log; `refused`: with other credentials than the last time."""
     if refused:
         # A service of the release before does not know the word.
         with suppress(Invalid):
-            return service.log_access(queue, "publish", refused=True)
-    return service.log_access(queue, "publish")
+            return service.log_access(queue, access, refused=True)
+    return service.log_access(queue, access)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from counterpoise.consumer import Consumer, DeadLetter
+from counterpoise.consumer.poison import Policy
 from counterpoise.publisher import Publisher
 
 
@@ -32,7 +33,7 @@ def consume(service, queue, count, handle=lambda message: None):
         seen.append(message)
         handle(message)
 
-    letter = DeadLetter("dead") if queue != "dead" else "halt"
+    letter: Policy = DeadLetter("dead") if queue != "dead" else "halt"
     Consumer(queue, each=each, url=service.url, limit=count, on_poison=letter).run()
     return seen
 

@@ -36,3 +36,8 @@ def test_the_example_runs(service):
 @pytest.mark.long
 def test_orders_meet_their_payments(service):
     assert _prints("aligned.md", service.url, 0) == "100 pairs\n"
+
+
+@pytest.mark.long
+def test_a_message_is_tried_again_later_and_its_key_waits(service):
+    assert _prints("consumer.md", service.url, 1) == "N1 was tried 3 times: [1, 4, 7, 10]\n"

@@ -1,10 +1,12 @@
 """A topic of Kafka between a publisher and consumers that share it: in order, each message once."""
 
+import threading
 import uuid
 
 import pytest
 
 from counterpoise.client import Client
+from counterpoise.consumer import Retry
 from tests.counterpoise.consumer.conftest import in_order, positions
 from tests.kafka_server import LIST_OFFSETS, kafka
 from tests.service import eventually
@@ -50,6 +52,34 @@ def test_two_consumers_share_a_topic_and_hand_over_without_a_trace(client, runni
     outcomes = {move.outcome for r in client.rebalances("flights") for move in r.moves}
     assert outcomes == {"initial", "graceful"}
     assert sum(int(position or 0) for position in positions(client).values()) == 700
+
+
+def test_what_is_set_aside_in_a_topic_is_handed_over_in_order(client, kafka, running, publish):
+    name = uuid.uuid4().hex
+    kafka.create_topic(name, 2)
+    client.create_queue("retries", log=kafka.log(name), rebalance_delay=0)
+    policy = Retry("retries", after_seconds=[0.5] * 100_000)
+    gate = threading.Event()
+
+    def fail(message):
+        if int(message.value) == 23 and not gate.is_set():
+            raise ValueError("not yet")
+
+    held = [number for number in range(23, 300) if number % 7 == 23 % 7]
+    publish(range(300))
+    with running(fail, on_poison=policy) as one:
+        eventually(lambda: one.consumer.set_aside == len(held))
+        with running(fail, on_poison=policy) as two:
+            eventually(lambda: two.consumer.flow.status == "bound")
+            one.stop()
+            eventually(lambda: two.consumer.set_aside == len(held))
+            assert not {*one.numbers, *two.numbers} & {*held}
+            gate.set()
+            eventually(lambda: len(one.seen) + len(two.seen) == 300)
+    assert sorted(one.numbers + two.numbers) == list(range(300))
+    assert in_order(one, two)
+    outcomes = {move.outcome for r in client.rebalances("flights") for move in r.moves}
+    assert outcomes == {"initial", "graceful"}
 
 
 def test_a_broker_that_is_lost_before_it_answers_is_asked_again(client, kafka, running, publish):
