@@ -19,16 +19,16 @@ calls one fails on the server, in its first micro-batch, with the same words.
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from counterpoise.spark.channel import FORMAT, refuse_connect
 from counterpoise.spark.errors import InvalidOption
 from counterpoise.spark.options import read_options
 from counterpoise.spark.stateful import OPERATORS, StatefulUse, state_lost, unrestored
+from counterpoise.spark.wrapping import check_before
 
 if TYPE_CHECKING:
     from counterpoise.spark.options import SourceOptions
@@ -89,21 +89,8 @@ def refuse_at_start() -> None:
     from pyspark.sql.connect.streaming.readwriter import DataStreamWriter
 
     for name in ("start", "toTable"):
-        _wrap(DataStreamWriter, name, _refuse_lost_state)
-    _wrap(DataStreamWriter, "foreachBatch", _refuse_sinks)
-
-
-def _wrap(of: type, name: str, check: Callable[..., None]) -> None:
-    method = getattr(of, name)
-    if hasattr(method, "__wrapped__"):
-        return
-
-    @functools.wraps(method)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        check(self, *args, **kwargs)
-        return method(self, *args, **kwargs)
-
-    setattr(of, name, checked)
+        check_before(DataStreamWriter, name, _refuse_lost_state)
+    check_before(DataStreamWriter, "foreachBatch", _refuse_sinks)
 
 
 def _refuse_lost_state(writer: Any, *_: object, **__: object) -> None:

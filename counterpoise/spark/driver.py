@@ -70,6 +70,7 @@ from counterpoise.spark.channel import DriverEnd, channels_of, reads_ours
 from counterpoise.spark.offsets import VERSION_FIELD, Json
 from counterpoise.spark.plain_errors import own_words
 from counterpoise.spark.refusals import raise_at_start, refuse_if_needed
+from counterpoise.spark.wrapping import wrap_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -315,12 +316,9 @@ def finish_batches() -> None:
     try:
         from pyspark.sql.utils import ForeachBatchFunction
 
-        call = ForeachBatchFunction.call
+        wrap_once(ForeachBatchFunction, "call", _finishing)
     except (ImportError, AttributeError):
         logger.info("counterpoise: this PySpark has no ForeachBatchFunction to protect")
-        return
-    if not hasattr(call, "__wrapped__"):
-        ForeachBatchFunction.call = _finishing(call)  # type: ignore[method-assign]
 
 
 def _finishing(call: Callable[..., None]) -> Callable[..., None]:

@@ -15,6 +15,8 @@ import logging
 import re
 from typing import TYPE_CHECKING, Any
 
+from counterpoise.spark.wrapping import wrap_once
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -53,8 +55,7 @@ def use_own_words(*, connect: bool = False) -> None:
         logger.info("counterpoise: Spark's errors are shown as they are (%s)", error)
         return
     for kind in kinds:
-        if not hasattr(kind.__str__, "__wrapped__"):
-            kind.__str__ = _in_own_words(kind.__str__)  # type: ignore[method-assign]
+        wrap_once(kind, "__str__", _in_own_words)
 
 
 def silence(spark: SparkSession, name: str) -> bool:

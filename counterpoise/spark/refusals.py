@@ -32,6 +32,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from counterpoise.spark.errors import Unsupported
+from counterpoise.spark.wrapping import wrap_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -163,12 +164,9 @@ def raise_at_start() -> None:
     try:
         from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-        wrap = DataStreamWriter._sq
+        wrap_once(DataStreamWriter, "_sq", _raising)
     except (ImportError, AttributeError):
         logger.info("counterpoise: this PySpark has no DataStreamWriter that can refuse a query")
-        return
-    if not hasattr(wrap, "__wrapped__"):
-        DataStreamWriter._sq = _raising(wrap)  # type: ignore[method-assign]
 
 
 def _raising(wrap: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,7 +22,6 @@ for the queue's access type. `register` installs it, for all Counterpoise querie
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from counterpoise.spark.channel import FORMAT
 from counterpoise.spark.errors import StateLost
 from counterpoise.spark.options import SourceOptions, read_options
+from counterpoise.spark.wrapping import check_before
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -233,15 +233,8 @@ def refuse_at_start() -> None:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     for name in ("start", "toTable"):
-        method = getattr(DataStreamWriter, name)
-        if not hasattr(method, "__wrapped__"):
-            setattr(DataStreamWriter, name, _examined(method))
+        check_before(DataStreamWriter, name, _examine)
 
 
-def _examined(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        refuse_lost_state(self._df)
-        return method(self, *args, **kwargs)
-
-    return begin
+def _examine(writer: Any, *_: object, **__: object) -> None:
+    refuse_lost_state(writer._df)
