@@ -14,9 +14,10 @@ how a cost grows with a size, which are drawn (`benchmarks.plots`).
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -136,3 +137,13 @@ def spread(values: Sequence[float]) -> tuple[float, float] | None:
         return None
     ordered = sorted(values)
     return ordered[len(ordered) // 10], ordered[len(ordered) - 1 - len(ordered) // 10]
+
+
+def print_measured(description: str, measure: Callable[[int, int], Sequence[Figure]]) -> None:
+    """Parse how many messages and rounds, call `measure` with them, and print what it found."""
+    parser = argparse.ArgumentParser(description=description.partition("\n")[0])
+    parser.add_argument("--messages", type=int, default=200_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    for figure in measure(arguments.messages, arguments.rounds):
+        print(figure)

@@ -18,7 +18,6 @@ Target: 1.5 of Y10.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -29,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from benchmarks.figures import Figure, rate, timed
+from benchmarks.figures import Figure, print_measured, rate, timed
 from benchmarks.service import running
 from benchmarks.source import checkpoint, publish, small_session
 from counterpoise.client import Client
@@ -55,12 +54,7 @@ CREATE TABLE counts (window_start timestamptz, window_end timestamptz, key text,
 
 def main() -> None:
     """Parse the arguments, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--messages", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
-    for figure in measure(arguments.messages, arguments.rounds):
-        print(figure)
+    print_measured(__doc__, measure)
 
 
 def figures(quick: bool = False) -> list[Figure]:

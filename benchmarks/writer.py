@@ -16,7 +16,6 @@ Targets: 0.7 of Y9, `Publisher` with two connections, which generates its messag
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -25,7 +24,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.figures import Figure, rate, timed
+from benchmarks.figures import Figure, print_measured, rate, timed
 from benchmarks.service import running
 from benchmarks.source import small_session
 from counterpoise.client import Client
@@ -45,12 +44,7 @@ Y9 = "Y9"
 
 def main() -> None:
     """Parse the arguments, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--messages", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
-    for figure in measure(arguments.messages, arguments.rounds):
-        print(figure)
+    print_measured(__doc__, measure)
 
 
 def figures(quick: bool = False) -> list[Figure]:

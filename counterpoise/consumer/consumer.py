@@ -316,10 +316,9 @@ class Consumer:
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Work until stopped, or until `until`, called about ten times a second, returns True.
 
-        Raises RuntimeError the second time. Raises the handler's exception if the policy is to
-        halt, the service's refusal of the flow,
-        `LogError` if the log cannot be read from the queue's position, and at the end `EndRefused`
-        if what comes after a partition could not be reported.
+        Raises RuntimeError the second time, the handler's exception if the policy is to halt, the
+        service's refusal of the flow, `LogError` if the log cannot be read from the queue's
+        position, and at the end `EndRefused` if what comes after a partition could not be reported.
         """
         if self._handle is None and self._each is None:
             raise TypeError("give the consumer handle= or each=, or iterate over it")
