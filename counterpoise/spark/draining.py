@@ -42,12 +42,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("counterpoise.spark")
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
+DEFAULT_END_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 # How long a query may take to stop before it is left behind.
 _STOP_SECONDS = 5.0
 _STOP_AT_ONCE_SECONDS = 1.0
-# How long the program may take to end by itself after its queries.
-_END_SECONDS = 5.0
 _SPARE_SECONDS = 5.0
 
 HeldPartitions = Mapping[str, Mapping[int, str]]
@@ -94,13 +93,14 @@ def drain_on_sigterm(
     what: SparkSession | StreamingQuery | Iterable[StreamingQuery],
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     signals: Sequence[signal.Signals] = (signal.SIGTERM,),
+    end_seconds: float = DEFAULT_END_SECONDS,
 ) -> None:
     """Drain when the process or its JVM is told to end, and end the process with exit code 0.
 
     `what`: queries, or the session: then those that run when the signal comes (queries of other
     sources are just stopped). `signals`: add `signal.SIGINT` for Ctrl-C. The program continues when
-    its queries have stopped (`awaitTermination` returns). If it has not ended by itself within five
-    seconds, SystemExit(0) is raised in the main thread, so that `finally` and atexit run.
+    its queries have stopped (`awaitTermination` returns). If it has not ended by itself within
+    `end_seconds`, SystemExit(0) is raised in the main thread, so that `finally` and atexit run.
 
     A drain that times out is logged and ends with exit code 1. A second signal stops the queries at
     once, as `query.stop()` does, with exit code 128 + signal. Call it in the main thread (otherwise
@@ -110,11 +110,11 @@ def drain_on_sigterm(
     told to end waits for the drain, then stops Spark and ends with its own exit code (143).
     """
     refuse_connect(what, "drain_on_sigterm")
-    departure = _Departure(what, timeout_seconds, signals[0])
+    departure = _Departure(what, timeout_seconds, end_seconds, signals[0])
     for number in signals:
         signal.signal(number, departure.on_signal)
     before_spark_stops(
-        departure.on_end_of_jvm, timeout_seconds + _STOP_SECONDS + _END_SECONDS + _SPARE_SECONDS
+        departure.on_end_of_jvm, timeout_seconds + _STOP_SECONDS + end_seconds + _SPARE_SECONDS
     )
 
 
@@ -125,11 +125,13 @@ class _Departure:
         self,
         what: SparkSession | StreamingQuery | Iterable[StreamingQuery],
         timeout_seconds: float,
+        end_seconds: float,
         number: int,
     ) -> None:
         """`number`: the signal that interrupts the main thread."""
         self._what = what
         self._timeout_seconds = timeout_seconds
+        self._end_seconds = end_seconds
         self._number = number
         self._begun = threading.Lock()  # taken once and never released; a signal handler may try it
         self._over = threading.Event()
@@ -178,7 +180,7 @@ class _Departure:
             _stop(queries, _STOP_AT_ONCE_SECONDS if self._at_once.is_set() else _STOP_SECONDS)
         else:
             _stop(queries)
-            threading.main_thread().join(_END_SECONDS)
+            threading.main_thread().join(self._end_seconds)
             self._end(code, number)
 
     def _drained(self, queries: Sequence[StreamingQuery]) -> int:

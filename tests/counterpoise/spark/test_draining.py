@@ -135,12 +135,11 @@ def test_a_sink_that_never_returns_does_not_hold_the_program(
 
 
 def test_a_signal_drains_and_ends_the_program_with_0(
-    query: Query, signalled: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    query: Query, signalled: signal.Signals
 ) -> None:
-    monkeypatch.setattr(draining, "_END_SECONDS", 0.05)
     plain = Query(query.channel.directory, "another source's")
     plain.channels = []
-    drain_on_sigterm(given(query, plain), 10, [signalled])
+    drain_on_sigterm(given(query, plain), 10, [signalled], end_seconds=0.05)
     leaves(query)
     with pytest.raises(SystemExit) as end:
         get_signals(signalled)

@@ -47,7 +47,7 @@ def test_a_jvm_that_is_told_to_end_drains_first(
         until(lambda: any(flow.draining for flow in client.flows("flights")), "it drains")
         # The micro-batch goes on, and is finished.
         (submitted.home / "hold").unlink()
-        assert submitted.jvm.wait(120) == 128 + signal.SIGTERM
+        assert submitted.jvm.wait(300) == 128 + signal.SIGTERM
         until(lambda: find(python) is None, "the program has ended")
         assert (submitted.home / "ended").read_text() == "3", submitted.said()
         assert not client.flows("flights")
