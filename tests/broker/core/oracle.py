@@ -611,6 +611,7 @@ class Oracle:
             for record in decision.records
             if isinstance(record, r.HandoffsRedirected) and record.deadline is None
             for redirect in record.redirects
+            if not _takes_the_place(before, queue, redirect)
         }
         begun: dict[int, str] = {}
         for record in decision.records:
@@ -664,6 +665,17 @@ def _admits(decision: Decision) -> bool:
 
 def _bound(queue: Queue, flow_id: str) -> Flow | None:
     return queue.flows.get(flow_id) or queue.gone.get(flow_id)
+
+
+def _takes_the_place(before: dict[str, Any], queue: Queue, redirect: r.Redirect) -> bool:
+    """Whether the partition goes to the flow that has replaced its successor: the contract takes
+    that for the same plan, and a revoked partition is planned again only after its handoff."""
+    old = before["handoffs"].get(redirect.partition, {}).get("successor")
+    heir = queue.flows.get(redirect.successor or "")
+    if old is None or heir is None:
+        return False
+    flows = before["flows"] | before["gone"]
+    return bool(flows[old.removeprefix("flow ")]["instance"] == _plain(heir.instance))
 
 
 def _goes_on(queue: Queue, owner: Flow) -> Flow | None:

@@ -410,6 +410,22 @@ class TestRule12:
         orders.unbind("A")
         assert orders.owned("C2") == [0]
 
+    def test_what_is_on_its_way_to_the_old_flow_goes_to_the_new_one(self) -> None:
+        """Though another flow has fewer meanwhile: the new flow takes the place of the old one, and
+        a partition in `revoking` is planned again only after its handoff."""
+        owned = {"D": [0], "B": [2, 3], "C": [1]}
+        orders = World.owning(owned, rebalance_delay=0, max_concurrent_handoffs=1)
+        orders.drain("D")
+        assert orders.on_their_way() == {0: ("revoking", "C")}
+        orders.resize(2)
+        orders.bind("C2", "i-C")
+        assert orders.on_their_way() == {0: ("revoking", "C2")}
+        orders.release("D", 0)
+        while orders.status != "Ready":
+            for number in orders.on_their_way():
+                orders.release(str(orders.owner(number)), number)
+        assert orders.owners() == {"D": [], "B": [1, 2, 3], "C2": [0]}  # 2 and 3 retire
+
     def test_partitions_in_revoking_go_to_their_successors(self) -> None:
         orders = World.owning({"A": [0, 1, 2, 3]}, rebalance_delay=0)
         orders.bind("B")
