@@ -51,7 +51,7 @@ def chromium(program: str, directory: Path) -> Iterator[Browser]:
             yield Browser(socket)
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=240)
 
 
 def _address(process: subprocess.Popen[str]) -> str:
@@ -97,7 +97,7 @@ class Browser:
             command["sessionId"] = session
         self._socket.send(json.dumps(command))
         while True:
-            message = json.loads(self._socket.recv(timeout=60))
+            message = json.loads(self._socket.recv(timeout=240))
             if message.get("id") != self._number:
                 self._told.append(message)
                 continue
