@@ -174,7 +174,7 @@ def terminal():
         os.close(within)
 
 
-def read_until(screen, text, after="", seconds=60):
+def read_until(screen, text, after="", seconds=240):
     """Read what a terminal shows until `text` appears, after `behind` bytes."""
     deadline = time.monotonic() + seconds
     shown = ""
