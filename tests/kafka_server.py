@@ -42,8 +42,8 @@ LIST_OFFSETS = 2
 PROGRAM = Path(sys.prefix, "kafka")
 CERTIFICATE = Path(__file__).parent / "certificates/first.pem"
 CLUSTER_ID = "counterpoise-tests-0001"
-START_SECONDS = 120.0
-ANSWER_SECONDS = 30.0
+START_SECONDS = 240.0
+ANSWER_SECONDS = 150.0
 # A user of the listeners that ask for one; a password that URLs have to encode.
 USER, PASSWORD = "alice", "se:cret/@"
 
@@ -284,7 +284,7 @@ class ApacheKafka:
     def tool(self, name: str, *arguments: str) -> str:
         """What a command-line tool of Kafka prints, given by its class."""
         command = [*java(name), "--bootstrap-server", self.bootstrap, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -37,8 +37,8 @@ from tests.eventual import eventually as eventually  # used with services, mostl
 from tests.forked import Forked
 
 COUNTERPOISE = [str(Path(sys.executable).with_name("counterpoise"))]
-START_SECONDS = 60.0
-STOP_SECONDS = 60.0
+START_SECONDS = 150.0
+STOP_SECONDS = 150.0
 
 
 @dataclass

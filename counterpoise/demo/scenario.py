@@ -13,7 +13,7 @@ from counterpoise.demo.stage import PARTITIONS, QUEUE, DemoFailed, Stage
 
 S = TypeVar("S", bound=Stage)
 
-CATCH_SECONDS = 30.0
+CATCH_SECONDS = 300.0
 CATCH_POLL_SECONDS = 0.005
 
 
@@ -35,7 +35,7 @@ class Acts(Generic[S]):
         stage = self._stage
         self._news("no limit on the rate any more: the rest as fast as possible")
         stage.lift_the_rate()
-        stage.wait("all flights to be processed", stage.all_committed, seconds=300.0)
+        stage.wait("all flights to be processed", stage.all_committed, seconds=600.0)
         self.grants = stage.grants()
         self._news("everything is processed and committed; the applications stop")
         stage.close_applications()

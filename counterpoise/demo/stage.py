@@ -27,16 +27,19 @@ from counterpoise.publisher import Publisher
 
 QUEUE = "flights"
 PARTITIONS = 12
+VICTIM = "beta"
 DEFAULT_PORT = 8640
 REBALANCE_DELAY_SECONDS = 2.0
 # A micro-batch takes about a second; on a busy machine a handoff takes longer.
-MAX_HANDOFF_SECONDS = 15.0
-LEASE_SECONDS = 4.0
+MAX_HANDOFF_SECONDS = 60.0
+LEASE_SECONDS = 30.0
+# Of what is to be killed: its partitions wait for so long.
+SHORT_LEASE_SECONDS = 4.0
 POLL_SECONDS = 0.2
 WAIT_SECONDS = 300.0
-GRACE_SECONDS = 60.0
+GRACE_SECONDS = 150.0
 # How long the service may fail to answer before the demo gives up.
-BLIND_SECONDS = 15.0
+BLIND_SECONDS = 60.0
 
 
 class DemoFailed(Exception):
@@ -158,7 +161,7 @@ class Stage:
             "--queue": QUEUE,
             "--name": name,
             "--instance": instance,
-            "--lease-seconds": LEASE_SECONDS,
+            "--lease-seconds": SHORT_LEASE_SECONDS if name == VICTIM else LEASE_SECONDS,
             "--max-messages": self.plan.batch_messages,
             "--directory": own,
             "--checkpoint": self._directory / f"checkpoint-{instance}",

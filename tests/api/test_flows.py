@@ -74,7 +74,7 @@ def test_a_partition_is_named_once(api: httpx.Client) -> None:
 
 
 def test_a_graceful_handoff(api: httpx.Client) -> None:
-    create_queue(api, "q", 2, max_handoff_time=60)
+    create_queue(api, "q", 2, max_handoff_time=600)
     first = bind(api, "q")
     first.until("owned", 0, 1)
     second = bind(api, "q")
@@ -103,7 +103,7 @@ def test_a_forced_handoff(api: httpx.Client) -> None:
 
 
 def test_a_warm_up(api: httpx.Client) -> None:
-    create_queue(api, "q", 2, max_handoff_time=60)
+    create_queue(api, "q", 2, max_handoff_time=600)
     first = bind(api, "q")
     first.until("owned", 0, 1)
     assert first.outcomes("commit", first.item(1, position="4")) == ["ok"]
@@ -121,7 +121,7 @@ def test_a_warm_up(api: httpx.Client) -> None:
 
 
 def test_draining(api: httpx.Client) -> None:
-    create_queue(api, "q", 1, max_handoff_time=60)
+    create_queue(api, "q", 1, max_handoff_time=600)
     first = bind(api, "q")
     first.until("owned", 0)
     second = bind(api, "q")
@@ -269,7 +269,7 @@ def test_a_stream_does_not_renew(service: Service) -> None:
 def test_two_services_are_one(services: Callable[[int], Sequence[Service]]) -> None:
     one, two = services(2)
     with one.http as here, two.http as there:
-        create_queue(here, "q", 4, max_handoff_time=60)
+        create_queue(here, "q", 4, max_handoff_time=600)
         first = bind(here, "q", lease_seconds=60)
         first.until("owned", 0, 1, 2, 3)
         second = bind(there, "q", lease_seconds=60)

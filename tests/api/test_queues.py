@@ -179,7 +179,7 @@ def test_the_status_of_a_holddown_and_rebalancing_at_once(api: httpx.Client) -> 
 
 
 def test_partitions_flows_and_history(api: httpx.Client) -> None:
-    create_queue(api, "q", 3, max_handoff_time=60)
+    create_queue(api, "q", 3, max_handoff_time=600)
     first = bind(api, "q", "first")
     first.until("owned", 0, 1, 2)
     second = bind(api, "q", "second")

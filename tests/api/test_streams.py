@@ -155,12 +155,12 @@ def test_the_service_stops_with_open_streams_and_polls() -> None:
             threads.append(threading.Thread(target=stream, args=(path, opened)))
         for thread in threads:
             thread.start()
-        assert opened.acquire(timeout=60)
-        assert opened.acquire(timeout=60)
+        assert opened.acquire(timeout=240)
+        assert opened.acquire(timeout=240)
         eventually(lambda: len(service.app.state.open_calls) == 3)
         assert service.stop() < LONGEST_WAIT_SECONDS / 2
         for thread in threads:
-            thread.join(60)
+            thread.join(240)
         assert sorted(map(str, ended)) == ["204", "[]", "[]"]
         assert broker.stopped
 
@@ -191,7 +191,7 @@ class Wire:
             self.changed.notify_all()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60), self.changed:
+        async with asyncio.timeout(240), self.changed:
             await self.changed.wait_for(condition)
 
     async def carry(self, stream: EventStream[bytes]) -> None:

@@ -49,7 +49,7 @@ def run(directory: Path, tests: str) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=500,
     )
 
 

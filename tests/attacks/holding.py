@@ -84,7 +84,7 @@ class _Holding:
             done.set()
 
         self._loop.call_soon_threadsafe(do)
-        assert done.wait(60), "the loop does not turn"
+        assert done.wait(240), "the loop does not turn"
 
     def turn(self) -> None:
         if not self._on:

@@ -72,7 +72,7 @@ class Calls:
 
     def until_owned(self, queue: str) -> None:
         path = f"/queues/{queue}/rebalance"
-        eventually(lambda: not self.send("GET", path)["unassigned"], 120)
+        eventually(lambda: not self.send("GET", path)["unassigned"])
 
 
 @pytest.mark.parametrize(

@@ -146,9 +146,9 @@ def test_it_ends_an_open_stream_and_stops(migrated_url: str, tmp_path: Path, sig
 
         thread = threading.Thread(target=follow)
         thread.start()
-        assert opened.wait(60)
+        assert opened.wait(240)
         assert served.end(signum) in (0, 130)
-        assert closed.wait(60), "the stream was cut instead of ended"
+        assert closed.wait(240), "the stream was cut instead of ended"
         thread.join()
 
 

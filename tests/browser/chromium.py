@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def chromium(program: str, directory: Path) -> Iterator[Browser]:
             yield Browser(socket)
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=240)
 
 
 def _address(process: subprocess.Popen[str]) -> str:
@@ -78,13 +78,14 @@ class Browser:
         self._told: list[dict[str, Any]] = []
 
     def open(self, url: str) -> Page:
-        """A new page with this address."""
+        """A new page with this address, once its document is there."""
         target = self.ask("Target.createTarget", {"url": "about:blank"})["targetId"]
         attached = self.ask("Target.attachToTarget", {"targetId": target, "flatten": True})
         page = Page(self, attached["sessionId"])
         for domain in ("Runtime", "Log", "Page"):
             page.ask(f"{domain}.enable")
         page.ask("Page.navigate", {"url": url})
+        eventually(lambda: url == "about:blank" or page.is_there())
         return page
 
     def ask(
@@ -97,7 +98,7 @@ class Browser:
             command["sessionId"] = session
         self._socket.send(json.dumps(command))
         while True:
-            message = json.loads(self._socket.recv(timeout=60))
+            message = json.loads(self._socket.recv(timeout=240))
             if message.get("id") != self._number:
                 self._told.append(message)
                 continue
@@ -134,6 +135,13 @@ class Page:
         answer = self.ask("Runtime.evaluate", given)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
+
+    def is_there(self) -> bool:
+        """Whether its first document has come, and is parsed."""
+        with suppress(Navigated):
+            come = "location.href !== 'about:blank' && document.readyState !== 'loading'"
+            return bool(self.run(come))
+        return False
 
     def act(self, element: str, action: str) -> None:
         """Do something to an element as soon as it is there.

@@ -178,7 +178,7 @@ def test_an_open_consumer_shows_all_of_its_partitions_and_its_cells_stand_out(
 def test_few_partitions_show_their_numbers_and_a_click_shows_how_one_came_to_its_owner(
     page: Page, client: Client, service: Service
 ) -> None:
-    client.create_queue("flights", 2, rebalance_delay=0, max_handoff_time=60)
+    client.create_queue("flights", 2, rebalance_delay=0, max_handoff_time=600)
     with Publisher("flights", url=service.url) as publisher:
         for number in range(200):
             publisher.publish(b"x", f"k{number}")
@@ -323,7 +323,7 @@ def test_a_queue_that_is_ready_shows_what_its_consumers_report(
 def test_it_follows_partitions_as_flows_come_and_go(
     page: Page, client: Client, service: Service, tmp_path: Path
 ) -> None:
-    client.create_queue("flights", 5, rebalance_delay=0, max_handoff_time=60)
+    client.create_queue("flights", 5, rebalance_delay=0, max_handoff_time=600)
     with Publisher("flights", url=service.url) as publisher:
         for number in range(50):
             publisher.publish(b"x", f"k{number}")
@@ -383,7 +383,7 @@ def test_the_keyboard_chooses_a_partition_and_the_filter_dims_the_others(
 def test_an_administrator_sees_what_would_happen_and_does_it(
     page: Page, client: Client, service: Service
 ) -> None:
-    client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=60)
+    client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=600)
     go(page, "flights")
     with Flow("flights", url=service.url, client_name="first"):
         eventually(lambda: "owner first" in "".join(labels(page)))

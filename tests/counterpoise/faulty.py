@@ -156,7 +156,7 @@ class FaultyService:
             self.changed.notify_all()
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(60)
+        self._thread.join(240)
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         service = self

@@ -27,7 +27,7 @@ KUBERNETES = ("1.33", kubernetes_validate.latest_version())
 
 def checked(*command: str | Path) -> str:
     """What a checker says of a file that is right."""
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=500)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     return said

@@ -96,7 +96,7 @@ class SmallDisk:
 
     def status(self, path: str) -> int:
         """The service's status for this request."""
-        return httpx.get(f"{self.service.url}{path}", timeout=20).status_code
+        return httpx.get(f"{self.service.url}{path}", timeout=60).status_code
 
     def starting_fails(self) -> bool:
         """Whether the log says that Postgres cannot be started for now."""
@@ -142,7 +142,7 @@ def run(directory: Path, seed: int, say: Callable[[str], None]) -> Verdict | Non
         disk = scene.disk
         for _ in range(TIMES):
             wanted = len(scene.handled()) + 100
-            eventually(partial(_handled, scene, wanted), 120)
+            eventually(partial(_handled, scene, wanted))
             with scene.fault(SERVICE, KIND):
                 say(KIND)
                 disk.fill()
@@ -152,7 +152,7 @@ def run(directory: Path, seed: int, say: Callable[[str], None]) -> Verdict | Non
                 say("  Postgres has ended")
                 time.sleep(rng.uniform(1.0, LEASE_SECONDS * 1.5))
                 disk.make_room()
-                eventually(lambda: disk.status("/readyz") == 200, 120)
+                eventually(lambda: disk.status("/readyz") == 200)
             say("  there is room again, and Postgres")
         return scene.settle(publishers, consumers, PARTITIONS)
 

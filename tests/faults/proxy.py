@@ -101,7 +101,7 @@ class Proxy:
             return
         self.cut()
         self._do(self._loop.stop)
-        self._thread.join(60)
+        self._thread.join(240)
 
     def __enter__(self) -> Proxy:
         return self
@@ -136,7 +136,7 @@ class Proxy:
                 done.set()
 
         self._loop.call_soon_threadsafe(run)
-        assert done.wait(60), "the proxy's loop is stuck"
+        assert done.wait(240), "the proxy's loop is stuck"
 
     def _cut(self) -> None:
         self._weather = "cut"

@@ -20,7 +20,7 @@ class Done(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """How soon after their end killed consumers had lost all their partitions, and whether the
+    """How long after their end killed consumers were seen to have partitions, and whether the
     machine was overloaded meanwhile.
     """
 

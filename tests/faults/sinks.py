@@ -35,7 +35,7 @@ FULL, SMALL = 25, 3
 """How often each fault comes."""
 PUBLISHED = 3_000
 """So many messages come with each fault, at least."""
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 240.0
 
 
 @dataclass

@@ -47,12 +47,14 @@ QUEUE = "orders"
 # A queue that never commits, so that the log is not trimmed before the judge has read it.
 AUDIT = "audit"
 LEASE_SECONDS, HOLDDOWN_SECONDS, HANDOFF_SECONDS = 4.0, 0.5, 2.0
+# Of a PySpark application, which none of the faults hits.
+SPARK_LEASE_SECONDS = 60.0
 # For how long after a fault its possible effects are attributed to it; a lease may end a second
 # late.
 REACH_SECONDS = LEASE_SECONDS + HOLDDOWN_SECONDS + HANDOFF_SECONDS + 1.0
 # How long a poll waits for its answer: a replica that hangs longer may cost leases.
 HANG_SECONDS = LEASE_SECONDS * 7 / 12
-SETTLE_SECONDS = 120.0
+SETTLE_SECONDS = 300.0
 # Until all consumers of a stage own partitions, on a machine that does other things too.
 START_SECONDS = 300.0
 
@@ -100,7 +102,7 @@ class Worker:
         assert self.process is not None
         self.process.send_signal(signum)
 
-    def end(self, signum: int = signal.SIGTERM, seconds: float = 60.0) -> None:
+    def end(self, signum: int = signal.SIGTERM, seconds: float = 240.0) -> None:
         """Send a signal and wait. A process that does not end is killed, and that is an error."""
         if self.process is None:
             return
@@ -181,7 +183,7 @@ class Scene:
 
     def spark(self, name: str) -> Worker:
         """A process with one PySpark application, the consumer NAME-0."""
-        return self._worker("spark", name, 1, LEASE_SECONDS)
+        return self._worker("spark", name, 1, SPARK_LEASE_SECONDS)
 
     def publishers(self, name: str, count: int, messages_per_second: float) -> Worker:
         """A process with `count` publishers, each of which publishes so many messages a second."""
@@ -216,7 +218,7 @@ class Scene:
     def ask(
         self,
         call: Callable[[Client], T],
-        seconds: float = 120.0,
+        seconds: float = 240.0,
         replicas: Sequence[ServeProcess] = (),
     ) -> T:
         """Call the replicas directly, one after the other, until one of them answers.

@@ -19,7 +19,7 @@ from tests.faults import disk
 from tests.faults.disk import SmallDisk
 from tests.service import eventually
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(400), pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("processes")]
 
 # An outage of up to 3 s is not noticed as one (`broker.store.leases`), and a flow renews its lease
 # every third of it: both together have to fit.
@@ -39,7 +39,7 @@ def small(tmp_path: Path) -> Iterator[SmallDisk]:
 def test_a_full_disk_is_reported_and_all_resumes(small: SmallDisk) -> None:
     url = small.service.url
     with contextlib.ExitStack() as stack:
-        client = stack.enter_context(Client(url, timeout_seconds=15))
+        client = stack.enter_context(Client(url, timeout_seconds=60))
         client.create_queue("orders", 4, rebalance_delay=0.1)
         lost: list[Owned] = []
         flow = stack.enter_context(
@@ -57,7 +57,7 @@ def test_a_full_disk_is_reported_and_all_resumes(small: SmallDisk) -> None:
         assert small.status("/healthz") == 200
 
         small.make_room()
-        eventually(lambda: small.status("/readyz") == 200, 120)
+        eventually(lambda: small.status("/readyz") == 200)
         assert set(_commit(flow, "2").values()) == {"ok"}
         assert lost == []
         positions = {each.position for each in client.partitions("orders")}
@@ -67,7 +67,7 @@ def test_a_full_disk_is_reported_and_all_resumes(small: SmallDisk) -> None:
 
 def _commit(flow: Flow, position: str) -> dict[int, str]:
     items = [(number, owned.epoch, position) for number, owned in flow.partitions.items()]
-    return dict(flow.commit(items, timeout_seconds=20))
+    return dict(flow.commit(items, timeout_seconds=150))
 
 
 def test_all_promises_hold_while_the_disk_is_full_under_load(tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ def consume_with_spark(
     """A PySpark application whose micro-batches go to the journal. SIGTERM stops its query."""
     # The other roles start sooner without it.
     from counterpoise.demo.work.application import session, warm_up
+    from tests.counterpoise.spark.starting import started
 
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
@@ -122,10 +123,10 @@ def consume_with_spark(
 
     options = {"url": url, "queue": queue, "clientName": name, "leaseSeconds": lease}
     messages = spark.readStream.format("counterpoise").options(**options).load()
-    query = (
-        messages.writeStream.foreachBatch(handle)
-        .option("checkpointLocation", str(home / "checkpoint"))
-        .start()
+    query = started(
+        messages.writeStream.foreachBatch(handle).option(
+            "checkpointLocation", str(home / "checkpoint")
+        )
     )
     while query.isActive and not stopping.wait(0.2):
         pass

@@ -27,6 +27,10 @@ MASTER = "local[1]"
 CHECKPOINT_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
+# Spark gives the process of a source ten seconds to start, which a busy machine may exceed. Nothing
+# of the source has run then, so the query is started again.
+NOT_CONNECTED = "Python worker failed to connect back"
+STARTS = 5
 
 
 class BatchWork:
@@ -148,11 +152,15 @@ def main(arguments: list[str] | None = None) -> int:
         spark.stop()
         return 0
     work = Work(options)
-    query = stream(spark, options, BatchWork(work, options.lake))
-    while query.isActive and not cues.stop.wait(0.2):
-        pass
-    failure = query.exception()
-    query.stop()
+    processing = BatchWork(work, options.lake)
+    for _ in range(STARTS):
+        query = stream(spark, options, processing)
+        while query.isActive and not cues.stop.wait(0.2):
+            pass
+        failure = query.exception()
+        query.stop()
+        if NOT_CONNECTED not in str(failure):
+            break
     spark.stop()
     work.sink.close()
     if failure is None:

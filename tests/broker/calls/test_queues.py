@@ -76,7 +76,7 @@ class TestDeleting:
             others.release()
 
         one.logs.maintain = hanging  # type: ignore[assignment,method-assign]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             await one.keep_logs()
         maintained = [log for what, log, *_ in one.logs.told if what == "maintain"]
         assert maintained == [*logs[1:], logs[0]]

@@ -24,7 +24,7 @@ from tests.service import running, settings_for
 __all__ = ["log", "log_url"]
 
 # Calls under way are given up. Each releases its connection within two seconds.
-STOP_SECONDS = 60.0
+STOP_SECONDS = 120.0
 HOLDER = Holder.caller("queue", None, None)
 
 

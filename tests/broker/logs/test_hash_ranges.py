@@ -258,7 +258,7 @@ async def test_an_append_waits_only_for_the_sealing_itself(logs, log, monkeypatc
 
     async def appended_meanwhile(*arguments):
         await begin(*arguments)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             done = await asyncio.to_thread(put, log, Ranges(equal_ranges(1)), "a")
         assert done == AppendResult(1, 0)
 

@@ -171,7 +171,7 @@ def test_postgres_ends_with_its_service_and_the_next_start_finds_the_data(
         query(url, "CREATE TABLE kept AS SELECT 42 AS answer")
         pid = server_pid(made)
         process.send_signal(last_signal)
-        process.wait(60)
+        process.wait(240)
         # The next start comes at once: it waits until the old Postgres has ended.
         with EmbeddedPostgres(made) as next_url:
             assert find(pid) is None
@@ -182,7 +182,7 @@ def test_postgres_ends_with_a_killed_service_without_another_start(made: Path) -
     with service(made) as (process, _):
         pid = server_pid(made)
         process.kill()
-        process.wait(60)
+        process.wait(240)
         wait_until_gone(pid)
 
 
@@ -208,7 +208,7 @@ def test_a_postgres_that_outlives_its_service_is_waited_for(made: Path) -> None:
         pid = server_pid(made)
         os.kill(pid, signal.SIGSTOP)
         process.kill()
-        process.wait(60)
+        process.wait(240)
         try:
             with pytest.raises(DataDirectoryInUse, match="earlier service"):
                 EmbeddedPostgres(made, start_seconds=0.3).start()

@@ -25,7 +25,7 @@ from counterpoise.wire import Bound, CommitItem, ReleaseItem, Update
 from tests.broker.test_cli import run
 from tests.service import Service, eventually, running, settings_for
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("processes")]
 
 
 @contextlib.contextmanager
@@ -68,7 +68,7 @@ class Database:
             [str(self._programs / program), *arguments],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -95,7 +95,7 @@ def release_revoked(client: Client, flow: Bound, position: str) -> None:
 
 
 def ready(service: Service) -> int:
-    return httpx.get(f"{service.url}/readyz", timeout=15).status_code
+    return httpx.get(f"{service.url}/readyz", timeout=240).status_code
 
 
 def epochs(client: Client) -> dict[int, int]:

@@ -31,7 +31,7 @@ def pair(migrated_url: str, tmp_path: Path) -> Iterator[Pair]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_a_crowd_on_two_services(pair: Pair, crowd_of: CrowdOf) -> None:
     one, two = pair
     async with AsyncClient(one.url) as first, AsyncClient(two.url) as second:
@@ -53,7 +53,7 @@ async def test_a_crowd_on_two_services(pair: Pair, crowd_of: CrowdOf) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_a_large_crowd_that_changes_all_the_time(pair: Pair, crowd_of: CrowdOf) -> None:
     one, two = pair
     async with AsyncClient(one.url) as first, AsyncClient(two.url) as second:
@@ -75,7 +75,7 @@ async def test_a_large_crowd_that_changes_all_the_time(pair: Pair, crowd_of: Cro
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_services_that_are_killed_one_after_the_other(pair: Pair, crowd_of: CrowdOf) -> None:
     """Acknowledged commits are there (the checker looks), and no live flow loses anything."""
     urls = [service.url for service in pair]
@@ -102,7 +102,7 @@ async def test_services_that_are_killed_one_after_the_other(pair: Pair, crowd_of
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_frozen_services_expire_no_flow(pair: Pair, crowd_of: CrowdOf) -> None:
     """The leases are shorter than the freeze; the database's clock runs on."""
     urls = [service.url for service in pair]
@@ -151,7 +151,7 @@ async def _something(crowd: Crowd, clients: list[AsyncClient], counts: list[int]
         pass
 
 
-async def peace(clients: list[AsyncClient], queue: str, crowd: Crowd, seconds: float = 120) -> None:
+async def peace(clients: list[AsyncClient], queue: str, crowd: Crowd, seconds: float = 240) -> None:
     """In the end the queue is balanced, and all services and consumers know it."""
     deadline = time.monotonic() + seconds
     while (problem := await _problem(clients, queue, crowd)) is not None:

@@ -62,7 +62,7 @@ class Worker:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_no_flow_loses_a_partition(migrated_url: str, tmp_path: Path) -> None:
     release = Release(tmp_path / "next", contract=True)
     arguments = ["--database-url", migrated_url]
@@ -71,7 +71,7 @@ def test_no_flow_loses_a_partition(migrated_url: str, tmp_path: Path) -> None:
             stack.enter_context(ServeProcess(tmp_path / f"{number}.log", arguments))
             for number in range(REPLICAS)
         ]
-        client = stack.enter_context(Client(replicas[0].url, timeout_seconds=15))
+        client = stack.enter_context(Client(replicas[0].url, timeout_seconds=60))
         client.create_queue("orders", 8, rebalance_delay=0.2)
         workers = [Worker(replica.url, stack) for replica in replicas for _ in range(2)]
         eventually(
@@ -96,7 +96,7 @@ def test_no_flow_loses_a_partition(migrated_url: str, tmp_path: Path) -> None:
             replica.program = release.program
             replica.start()
             for url in (each.url for each in replicas):
-                assert httpx.get(f"{url}/readyz", timeout=15).status_code == 200
+                assert httpx.get(f"{url}/readyz", timeout=60).status_code == 200
             for going_on in [worker.goes_on() for worker in workers]:
                 eventually(going_on)
         with psycopg.connect(migrated_url) as connection:
@@ -107,16 +107,16 @@ def test_no_flow_loses_a_partition(migrated_url: str, tmp_path: Path) -> None:
         # more.
         old = ServeProcess(tmp_path / "old.log", [*arguments, "--no-migrate"])
         with old:
-            assert httpx.get(f"{old.url}/readyz", timeout=15).status_code == 200
+            assert httpx.get(f"{old.url}/readyz", timeout=60).status_code == 200
             with psycopg.connect(migrated_url) as connection:
                 connection.execute(
                     "UPDATE counterpoise.alembic_version"
                     " SET version_num = 'control_after', serves = '{control_next,control_after}'"
                 )
-            eventually(lambda: httpx.get(f"{old.url}/readyz", timeout=15).status_code == 503)
-            assert "newer version" in httpx.get(f"{old.url}/readyz", timeout=15).json()["detail"]
+            eventually(lambda: httpx.get(f"{old.url}/readyz", timeout=60).status_code == 503)
+            assert "newer version" in httpx.get(f"{old.url}/readyz", timeout=60).json()["detail"]
             for replica in replicas:
-                assert httpx.get(f"{replica.url}/readyz", timeout=15).status_code == 200
+                assert httpx.get(f"{replica.url}/readyz", timeout=60).status_code == 200
         with pytest.raises(AssertionError, match="newer version"):
             old.start()
         old.end()

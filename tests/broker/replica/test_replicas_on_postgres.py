@@ -55,7 +55,7 @@ Pair = tuple[Service, Service]
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while not await condition():  # noqa: ASYNC110 - another process changes it
             await asyncio.sleep(0.02)
 

@@ -123,7 +123,7 @@ class PostgresGround:
     async def until_waiting(self) -> None:
         """Until a session waits for a lock."""
         waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while not self.sql(waiting):  # noqa: ASYNC110 - the database's state
                 await asyncio.sleep(0.02)
 

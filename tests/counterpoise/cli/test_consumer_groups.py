@@ -255,7 +255,7 @@ class TestOnApacheKafka:
             "User:somebody", "*", AclOperation.ALL, AclPermissionType.ALLOW,
         )  # fmt: skip
         (made,) = apache_kafka.admin.create_acls([only]).values()
-        made.result(30)
+        made.result(240)
         log = apache_kafka.log(name, "SCRAM")
         access = f"kafka://{USER}:{quote(PASSWORD, safe='')}@{apache_kafka.servers('SCRAM')}"
         access += "?sasl.mechanisms=SCRAM-SHA-512&security.protocol=SASL_PLAINTEXT"

@@ -9,12 +9,12 @@ import uuid
 import pytest
 from typer.testing import CliRunner
 
-from counterpoise.cli import reading
+from counterpoise.cli import doctor, reading
 from counterpoise.cli.app import app
 from counterpoise.client import Client
 from tests.kafka_server import USER
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(180), pytest.mark.xdist_group("kafka")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("kafka")]
 
 
 @pytest.fixture
@@ -46,7 +46,9 @@ def log_of(url):
     return {one["check"]: (one["state"], one["found"]) for one in json.loads(said)}["log of orders"]
 
 
-def test_a_cluster_where_all_is_well(topic, served):
+def test_a_cluster_where_all_is_well(topic, served, monkeypatch):
+    for module in (doctor, reading):
+        monkeypatch.setattr(module, "TIMEOUT_SECONDS", 150.0)
     state, found = log_of(served.url)
     assert state == "fine"
     assert f"/{topic} can be read" in found

@@ -60,7 +60,7 @@ def test_the_hottest_partition_is_split_where_its_load_lies(service, client):
         done = run(client, "split", "flights", "--hottest", "--seconds", "1", "--json")
     finally:
         stop.set()
-        publishing.join(60)
+        publishing.join(240)
     assert done.exit_code == 0, done.output
     answer = json.loads(done.output)
     assert answer["sealed"][0]["partition"] == 0

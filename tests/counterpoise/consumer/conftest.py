@@ -14,7 +14,7 @@ from counterpoise.publisher import Publisher
 @pytest.fixture
 def client(service):
     with Client(service.url) as client:
-        client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=60)
+        client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=600)
         yield client
 
 
@@ -74,7 +74,7 @@ class InThread:
             raise self.error
 
     def join(self):
-        self.thread.join(60)
+        self.thread.join(240)
         assert not self.thread.is_alive()
 
 

@@ -98,9 +98,9 @@ def test_a_queue_that_starts_at_the_latest_skips_what_was_before(service, client
 def test_it_ends_after_a_limit_and_not_one_message_later(service, client, publish):
     publish(range(50))
     with Running(service.url, limit=17) as one:
-        one.thread.join(60)
+        one.thread.join(240)
     with Running(service.url, limit=33) as another:
-        another.thread.join(60)
+        another.thread.join(240)
     assert (len(one.handled), len(another.handled)) == (17, 33)
     assert numbers(one, another) == list(range(50))
 
@@ -125,7 +125,7 @@ def test_an_unknown_or_deleted_queue_ends_the_consumer(service, client, caplog):
     one.thread.start()
     eventually(lambda: one.partitions)
     client.delete_queue("flights", force=True)
-    one.thread.join(60)
+    one.thread.join(240)
     # It ends, and tells why; only what is wrong from the beginning is raised.
     assert not one.thread.is_alive()
     assert one.error is None

@@ -19,7 +19,7 @@ def _prints(page: str, url: str, program: int = -1) -> str:
         env={**os.environ, "COUNTERPOISE_URL": url},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -26,7 +26,7 @@ def client(service, kafka, topic):
     """The queue has another name than the topic, and its partition count."""
     with Client(service.url) as client:
         queue = client.create_queue(
-            "flights", log=kafka.log(topic), rebalance_delay=0, max_handoff_time=60
+            "flights", log=kafka.log(topic), rebalance_delay=0, max_handoff_time=600
         )
         assert queue.partition_count == 4
         yield client
@@ -95,7 +95,7 @@ def test_a_broker_that_is_lost_before_it_answers_is_asked_again(client, kafka, r
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_cluster_that_is_away_for_a_while_costs_time_and_no_message(
     client, kafka, running, publish
 ):
@@ -104,10 +104,10 @@ def test_a_cluster_that_is_away_for_a_while_costs_time_and_no_message(
         eventually(lambda: len(one.seen) == 100)
         kafka.stop_brokers()
         try:
-            eventually(lambda: one.consumer.status().log_away, 120)
+            eventually(lambda: one.consumer.status().log_away)
         finally:
             kafka.start_brokers()
         publish(range(100, 200))
-        eventually(lambda: len(one.seen) == 200, 120)
+        eventually(lambda: len(one.seen) == 200)
     assert sorted(one.numbers) == list(range(200))
     assert in_order(one)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from counterpoise.cli import doctor
 from counterpoise.cli.app import app
 from counterpoise.client import Client
 from counterpoise.logs import AppendBatch, AppendResult, LogUnavailable, Message, open_log
@@ -18,7 +19,7 @@ from tests.kafka_server import ApacheKafka
 from tests.log_support import texts
 from tests.service import eventually
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("kafka")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200), pytest.mark.xdist_group("kafka")]
 
 SECONDS = 180
 
@@ -134,11 +135,14 @@ def committed(client):
     return sum(int(position or 0) for position in positions(client).values())
 
 
-def test_with_one_replica_away_an_append_is_acknowledged_if_enough_are_left(cluster, served):
+def test_with_one_replica_away_an_append_is_acknowledged_if_enough_are_left(
+    cluster, served, monkeypatch
+):
     """`acks=all`: with `min.insync.replicas` 2 it goes on, with 3 it waits for the third.
 
     `counterpoise doctor` says so.
     """
+    monkeypatch.setattr(doctor, "TIMEOUT_SECONDS", SECONDS)
     logs: dict[int, Any] = {}
     for needed in (2, 3):
         topic = uuid.uuid4().hex

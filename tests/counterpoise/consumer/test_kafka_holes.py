@@ -16,7 +16,7 @@ from tests.counterpoise.consumer.conftest import in_order, positions
 from tests.log_support import texts
 from tests.service import eventually
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.xdist_group("kafka")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("kafka")]
 
 HOURS = 40
 KEYS = 4
@@ -78,7 +78,7 @@ def test_compaction_amid_a_reading_leaves_the_newest_of_each_key_in_order(
     """The consumer holds at its first message until those that it has not fetched are compacted."""
     compacted = threading.Event()
     send(range(HOURS // 2))
-    with running(lambda _: compacted.wait(120), max_messages=2, commit_seconds=0.1) as one:
+    with running(lambda _: compacted.wait(240), max_messages=2, commit_seconds=0.1) as one:
         eventually(lambda: one.partitions)
         send(range(HOURS // 2, HOURS))
         # The last segment is not compacted, the one before it may wait.

@@ -113,7 +113,7 @@ def test_a_lane_with_messages_wakes_one_worker():
     assert len(lanes._work._waiters) == 7
     lanes.close()
     for worker in workers:
-        worker.join(60)
+        worker.join(240)
     assert len(pieces) == 8
 
 
@@ -428,7 +428,7 @@ def test_any_sequence_handles_each_partition_in_order_once_per_epoch(seed):
         lanes.close()
         ended.set()
         for thread in threads:
-            thread.join(60)
+            thread.join(240)
     assert wrong == []
     assert sum(map(len, handled.values())) == lanes.handled >= 500
     for positions in handled.values():

@@ -43,7 +43,7 @@ class Stage:
         def handle(message):
             if message.partition == self.held_partition and not self.gate.is_set():
                 self.holding.set()
-                assert self.gate.wait(60)
+                assert self.gate.wait(240)
             if consumer.is_dead.is_set():
                 raise Ended
             self.handled.append((message.key, int(message.value)))

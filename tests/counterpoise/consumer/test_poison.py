@@ -238,7 +238,7 @@ def test_a_letter_that_another_consumer_stores_at_the_same_time_is_stored(
 
     def next_sequence(self, publisher):
         found = asked(self, publisher)
-        both_have_asked.wait(60)
+        both_have_asked.wait(240)
         return found
 
     monkeypatch.setattr(Delivery, "next_sequence", next_sequence)
@@ -329,7 +329,7 @@ def test_a_failing_message_is_let_go_when_its_partition_is_revoked(client, runni
             raise ValueError("not here")
 
     with running(fail, attempts=2, backoff_seconds=3600) as one:
-        assert failed.wait(60)
+        assert failed.wait(240)
         with running() as two:
             eventually(lambda: two.consumer.flow.status == "bound")
             one.stop()

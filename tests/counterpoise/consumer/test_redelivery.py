@@ -318,7 +318,7 @@ def test_of_a_batch_only_the_keys_that_are_held_wait(service, client, publish, r
         eventually(lambda: len(passed) == 300)
     finally:
         consumer.stop(now=True)
-        thread.join(60)
+        thread.join(240)
     assert sorted(passed) == list(range(300))
     for key in range(7):
         of_key = [number for number in passed if number % 7 == key]

@@ -150,7 +150,7 @@ def troupe(service):
 def goes_on(stage):
     """Wait until some more messages are done."""
     target = min(len(stage.finished) + BETWEEN, stage.count)
-    eventually(lambda: len(stage.finished) >= target, 120)
+    eventually(lambda: len(stage.finished) >= target)
 
 
 def play(stage, service, troupe, blows):
@@ -162,10 +162,10 @@ def play(stage, service, troupe, blows):
         one = team.pop(stage.random.randrange(len(team)))
         blow(one)
         team.append(troupe(stage))
-    eventually(lambda: stage.finished == set(range(stage.count)), 120)
+    eventually(lambda: stage.finished == set(range(stage.count)))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_handoffs_repeat_nothing_and_no_key_is_overtaken(service, client, retries, troupe):
     stage = Stage(1)
     play(stage, service, troupe, [lambda one: one.consumer.stop()] * 3)
@@ -176,7 +176,7 @@ def test_handoffs_repeat_nothing_and_no_key_is_overtaken(service, client, retrie
     assert outcomes == {"initial", "graceful"}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("seed", "rounds"), [(2, 1), pytest.param(3, 3, marks=pytest.mark.long)])
 def test_kills_and_lost_leases_lose_nothing_and_no_key_is_overtaken(
     service, client, retries, troupe, migrated_url, seed, rounds
@@ -194,10 +194,10 @@ def test_kills_and_lost_leases_lose_nothing_and_no_key_is_overtaken(
     assert stage.violations() == []
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_splits_and_merges_wait_for_what_is_set_aside(service, client, retries, troupe):
     client.delete_queue("flights")
-    client.create_queue("flights", partitioning="dynamic", rebalance_delay=0, max_handoff_time=60)
+    client.create_queue("flights", partitioning="dynamic", rebalance_delay=0, max_handoff_time=600)
     stage = Stage(4)
     team = [troupe(stage) for _ in range(2)]
     for _ in range(2):
@@ -206,11 +206,11 @@ def test_splits_and_merges_wait_for_what_is_set_aside(service, client, retries, 
             client.split_partition("flights", number)
         stage.publish(service.url, BETWEEN)
         goes_on(stage)
-    eventually(lambda: stage.finished == set(range(stage.count)), 120)
+    eventually(lambda: stage.finished == set(range(stage.count)))
     assert stage.violations() == []
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_consumers_that_hold_no_key_are_found(service, client, retries, troupe, monkeypatch):
     monkeypatch.setattr(Redelivery, "must_wait", lambda *_: False)
     stage = Stage(1)

@@ -24,7 +24,7 @@ def client(service):
     """A service with a dynamic queue of one partition."""
     with Client(service.url) as client:
         client.create_queue(
-            "flights", partitioning="dynamic", rebalance_delay=0, max_handoff_time=60
+            "flights", partitioning="dynamic", rebalance_delay=0, max_handoff_time=600
         )
         yield client
 

@@ -23,7 +23,7 @@ def one_partition(service, client):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_others_take_over_from_a_stuck_consumer_without_stale_writes(
     client, running, publish, caplog, migrated_url
 ):
@@ -38,7 +38,7 @@ def test_others_take_over_from_a_stuck_consumer_without_stale_writes(
     with running(
         act, workers=2, lease_seconds=LONG_SECONDS, max_processing_seconds=2, commit_seconds=3600
     ) as one:
-        assert stuck.wait(60)
+        assert stuck.wait(240)
         with running(lease_seconds=LONG_SECONDS) as two:
             eventually(lambda: "the lease is not renewed any more" in caplog.text)
             assert "go_on.wait" in caplog.text  # It reports where it is stuck.
@@ -68,7 +68,7 @@ def test_a_handler_that_ends_in_time_continues_normally(client, one_partition, r
 
     def act(message):
         if message.value == b"3":
-            go_on.wait(60)
+            go_on.wait(240)
 
     with running(act, queue="one", lease_seconds=LONG_SECONDS, max_processing_seconds=0.2) as one:
         eventually(lambda: one.consumer.status().stuck)
@@ -94,7 +94,7 @@ Consumer("one", each=handle, url=sys.argv[1], lease_seconds=4, commit_seconds=0)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_suspended_process_begins_no_message_of_lost_partitions(service, client, running):
     client.create_queue("one", 1, rebalance_delay=0)
     with Publisher("one", url=service.url) as publisher:

@@ -75,7 +75,7 @@ def played(demos: list[Demo], *arguments: str, plain: bool = False) -> tuple[int
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.xdist_group("spark 3")
 def test_the_demo_ends_with_a_good_verdict(demos: list[Demo]) -> None:
     """Into a lake as well. (The demo of splits is played without.)"""
@@ -89,7 +89,7 @@ def test_the_demo_ends_with_a_good_verdict(demos: list[Demo]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.xdist_group("spark 3")
 def test_a_sabotaged_demo_ends_with_a_bad_verdict(demos: list[Demo]) -> None:
     code, output = played(demos, "--sabotage", "unfenced", plain=True)
@@ -99,7 +99,7 @@ def test_a_sabotaged_demo_ends_with_a_bad_verdict(demos: list[Demo]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.xdist_group("spark 3")
 def test_the_demo_of_splits_ends_with_a_good_verdict(demos: list[Demo]) -> None:
     code, output = played(demos, "--split")
@@ -123,7 +123,7 @@ def test_the_evidence_of_a_sabotaged_demo_gets_a_bad_verdict(sabotage: str) -> N
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.xdist_group("spark 3")
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_every_end_of_the_demo_ends_its_processes(
@@ -143,9 +143,9 @@ def test_every_end_of_the_demo_ends_its_processes(
         children.update(now)
         return len(children) >= 4 and "java" in {process.name for process in now}
 
-    until(all_are_there, 180)
+    until(all_are_there, 300)
     demo.send_signal(how)
-    assert demo.wait(120) == code
+    assert demo.wait(300) == code
     # An application that was about to start notices the end once it runs.
     until(lambda: not children & running(), 240)
 

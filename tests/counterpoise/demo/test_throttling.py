@@ -77,7 +77,7 @@ def publisher(queue: Queue) -> Iterator[ThrottledPublisher]:
     publisher.stop()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 240.0) -> None:
     tick = threading.Event()
     for _ in range(int(seconds / 0.01)):
         if condition():

@@ -43,7 +43,7 @@ class Awaited:
 
         def method(*args, **options):
             future = asyncio.run_coroutine_threadsafe(attribute(*args, **options), self._loop)
-            return future.result(60)
+            return future.result(240)
 
         return method
 
@@ -61,7 +61,7 @@ class Awaited:
 
     def _stop(self):
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(60)
+        self._thread.join(240)
         self._loop.close()
 
 
@@ -378,7 +378,7 @@ async def test_a_commit_that_is_cancelled_leaves_the_flow_whole(faulty):
             async with asyncio.timeout(0.2):
                 await flow.release(0, epoch=1)
         faulty.show()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while not lost:
                 await flow.wait(1)
         assert [owned.partition for owned in lost] == [0]
@@ -392,5 +392,5 @@ async def test_async_callbacks_are_awaited(faulty):
         granted.set()
 
     async with AsyncFlow("flights", url=faulty.url, on_granted=on_granted):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             await granted.wait()

@@ -221,7 +221,7 @@ def test_growing_brings_new_partitions_to_flows_that_are_bound(flow, flights):
 def test_two_services_share_one_queue(services):
     first_service, second_service = services(2)
     with Client(first_service.url) as client:
-        client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=60)
+        client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=600)
     with Flow("flights", url=first_service.url) as first:
         release = first.release
         first_released = []
@@ -270,11 +270,11 @@ async def test_the_same_with_asyncio(service, flights):
 
     first = AsyncFlow("flights", url=service.url, on_revoking=revoking)
     async with first:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while len(first.partitions) < 4:
                 await first.wait()
         async with AsyncFlow("flights", url=service.url, on_granted=granted.append) as second:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 while len(second.partitions) < 2:
                     await second.wait()
             assert {owned.position for owned in second.partitions.values()} == {"7"}

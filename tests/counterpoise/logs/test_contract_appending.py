@@ -153,7 +153,7 @@ def test_a_reader_that_follows_the_end_misses_nothing_while_many_append(any_log,
         reader = pool.submit(follow)
         list(pool.map(publish, names))
         done.set()
-        seen = reader.result(60)
+        seen = reader.result(240)
     assert sorted(seen) == sorted(f"{name}-{number}" for name in names for number in range(60))
     by_partition = [texts(any_log, 0), texts(any_log, 1)]
     for name in names:
@@ -374,4 +374,4 @@ def test_nothing_is_appended_behind_an_end_that_was_final(any_log, kit, counts):
         finally:
             stop.set()
         for one in publishers:
-            one.result(60)
+            one.result(240)

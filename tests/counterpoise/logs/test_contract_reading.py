@@ -180,7 +180,7 @@ def test_several_threads_may_use_one_log(any_log):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(240)
     assert found == [[str(number) for number in range(100)]] * 8
 
 

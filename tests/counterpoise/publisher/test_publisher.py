@@ -117,7 +117,7 @@ def test_many_threads_may_publish(publisher, log):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(240)
     publisher.flush()
     assert sorted(everything(log)) == sorted(f"{n}-{m}" for n in range(6) for m in range(200))
 
@@ -186,7 +186,7 @@ def test_a_publisher_that_starts_before_the_service_waits_for_it(service, log):
 
         publisher._delivery._pause = fail
         publisher.publish(b"a")
-        assert failed.wait(60)
+        assert failed.wait(240)
         service.start()
         publisher.flush()
     assert everything(log) == ["a"]

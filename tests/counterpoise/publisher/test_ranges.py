@@ -109,7 +109,7 @@ def test_splits_and_merges_amid_batches_lose_repeat_and_reorder_nothing(publishe
                 key = f"k{number % 17}"
                 published[key].append(f"{key}:{number}")
                 publisher.publish(published[key][-1].encode(), key=key)
-            reshaping.result(60)
+            reshaping.result(240)
     publisher.flush()
     found = in_order(log)
     for key, values in published.items():

@@ -259,7 +259,7 @@ def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> N
 
     home = Path(settings["home"])
     if settings["drain_seconds"] is not None:
-        drain_on_sigterm(spark, settings["drain_seconds"])
+        drain_on_sigterm(spark, settings["drain_seconds"], end_seconds=150)
     messages = spark.readStream.format("counterpoise").options(**settings["options"]).load()
     query = started(
         messages.writeStream.foreachBatch(Sink(home)).option(

@@ -28,7 +28,7 @@ def started(writer: DataStreamWriter) -> StreamingQuery:
     """The query, started and initialised, or ended by any other error than that one."""
     for attempt in range(1, ATTEMPTS + 1):
         query = writer.start()
-        until(partial(_initialised, query), "the query is initialised", 120)
+        until(partial(_initialised, query), "the query is initialised")
         if attempt == ATTEMPTS or not _never_connected(query):
             break
         print(f"{NOT_CONNECTED}: start {attempt} of {ATTEMPTS}", flush=True)

@@ -27,7 +27,7 @@ from tests.counterpoise.spark.starting import started
 
 home, url = Path(sys.argv[1]), sys.argv[2]
 spark = session("submitted")
-drain_on_sigterm(spark, timeout_seconds=60, end_seconds=150)
+drain_on_sigterm(spark, timeout_seconds=150, end_seconds=150)
 messages = spark.readStream.format("counterpoise").option("queue", "flights").option("url", url)
 writer = messages.load().writeStream.foreachBatch(Sink(home))
 query = started(writer.option("checkpointLocation", str(home / "checkpoint")))
@@ -125,5 +125,5 @@ class Submitted:
             yield self
         finally:
             kill_family(self.jvm.pid)
-            self.jvm.wait(30)
+            self.jvm.wait(150)
             print(self.said())

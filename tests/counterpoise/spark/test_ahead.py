@@ -22,7 +22,7 @@ def test_the_next_item_is_found_while_the_first_is_used() -> None:
 
     items = ahead(read)
     assert next(items) == "a"
-    assert found.wait(60)
+    assert found.wait(240)
     assert list(items) == ["b"]
 
 
@@ -39,7 +39,7 @@ def test_it_reads_two_items_ahead_and_no_further() -> None:
     items = ahead(read)
     assert next(items) == 0
     # One is kept, and one waits to be kept.
-    assert all(asked.acquire(timeout=60) for _ in range(3))
+    assert all(asked.acquire(timeout=240) for _ in range(3))
     assert len(taken) == 3
     assert list(items) == list(range(1, 10))
 

@@ -19,7 +19,7 @@ from tests.counterpoise.spark.stage import Stage, staged
 from tests.counterpoise.spark.waiting import until
 from tests.service import ServeProcess
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("spark 1")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("spark 1")]
 
 
 def duplicates(rows: list[Row]) -> dict[int, int]:
@@ -38,7 +38,7 @@ def check_order(rows: list[Row]) -> None:
 
 
 def test_a_second_application_joins_and_the_first_leaves_without_a_trace(stage: Stage) -> None:
-    stage.queue(4, rebalance_delay=0.2, max_handoff_time=60)
+    stage.queue(4, rebalance_delay=0.2, max_handoff_time=600)
     first = stage.application("first", maxMessagesPerTrigger=50)
     second = stage.application("second", maxMessagesPerTrigger=50)
 
@@ -91,8 +91,8 @@ def check_joining_and_leaving(
 
 def test_told_twice_to_end_an_application_ends_at_once_and_lets_go(stage: Stage) -> None:
     """Told once it leaves in order: `tests/counterpoise/on_redis/test_spark.py`."""
-    stage.queue(2, rebalance_delay=0.2, max_handoff_time=60)
-    only = stage.application("only", drain_seconds=60)
+    stage.queue(2, rebalance_delay=0.2, max_handoff_time=600)
+    only = stage.application("only", drain_seconds=300)
     only.hold("after")
     only.start()
     stage.publish(40)
@@ -111,7 +111,7 @@ def test_killed_and_restarted_it_replays_the_batch_that_was_planned(stage: Stage
     """
     stage.queue(3, rebalance_delay=0.2)
     stage.publish(60)
-    one = stage.application("one", maxMessagesPerTrigger=20, leaseSeconds=120).start()
+    one = stage.application("one", maxMessagesPerTrigger=20, leaseSeconds=600).start()
     until(stage.all_seen, "the first messages")
     one.hold("after")
     stage.publish(60)
@@ -143,10 +143,10 @@ def test_killed_while_others_go_on_its_planned_slices_are_skipped_and_reported(
     stage: Stage,
 ) -> None:
     """Restarted after its lease, when another has read on: nothing is read twice."""
-    stage.queue(2, rebalance_delay=0, max_handoff_time=60)
+    stage.queue(2, rebalance_delay=0, max_handoff_time=600)
     stage.publish(40)
     one = stage.application("one", leaseSeconds=10)
-    two = stage.application("two", leaseSeconds=120)
+    two = stage.application("two", leaseSeconds=600)
     one.start()
     until(stage.all_seen, "the first messages")
     until(lambda: stage.committed() == stage.published, "the first commits")
@@ -172,8 +172,8 @@ def test_killed_while_others_go_on_its_planned_slices_are_skipped_and_reported(
 def test_a_batch_that_outlasts_the_handoff_loses_to_the_successor(stage: Stage) -> None:
     stage.queue(2, rebalance_delay=0, max_handoff_time=0.5)
     stage.publish(40)
-    slow = stage.application("slow", leaseSeconds=120)
-    other = stage.application("other", leaseSeconds=120)
+    slow = stage.application("slow", leaseSeconds=600)
+    other = stage.application("other", leaseSeconds=600)
     slow.start()
     until(stage.all_seen, "the first messages")
     until(lambda: stage.committed() == stage.published, "the first commit")
@@ -213,8 +213,8 @@ def test_a_batch_that_outlasts_the_handoff_loses_to_the_successor(stage: Stage) 
 def test_a_stuck_application_loses_its_lease_and_comes_back(stage: Stage) -> None:
     stage.queue(2, rebalance_delay=0)
     stage.publish(40)
-    stuck = stage.application("stuck", leaseSeconds=1, maxBatchSeconds=5)
-    other = stage.application("other", leaseSeconds=120)
+    stuck = stage.application("stuck", leaseSeconds=5, maxBatchSeconds=1)
+    other = stage.application("other", leaseSeconds=600)
     stuck.start()
     until(stage.all_seen, "the first messages")
     other.start()
@@ -247,7 +247,7 @@ def test_a_service_that_is_away_for_a_while_does_not_end_the_query(
     stage = stage_on_served
     stage.queue(2, rebalance_delay=0)
     stage.publish(40)
-    one = stage.application("one", leaseSeconds=10).start()
+    one = stage.application("one", leaseSeconds=600).start()
     until(lambda: stage.committed() == stage.published, "the first messages")
     one.hold("before")
     stage.publish(40)

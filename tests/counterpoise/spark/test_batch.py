@@ -174,7 +174,7 @@ def failure_of_stream(stream: Any, checkpoint: Path) -> str:
     writer = stream.load().writeStream.format("noop")
     query = started(writer.option("checkpointLocation", str(checkpoint)))
     with pytest.raises(StreamingQueryException) as failed:
-        query.awaitTermination(60)
+        query.awaitTermination(240)
     return str(failed.value)
 
 

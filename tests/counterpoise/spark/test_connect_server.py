@@ -20,25 +20,29 @@ from tests.service import Service, free_port
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.xdist_group("spark 1")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("spark 1")]
 
 READS = """\
 import json
 import sys
 
 from counterpoise.spark import session
+from tests.counterpoise.spark.starting import NOT_CONNECTED
 
 url, home = sys.argv[1:]
 spark = session()
 messages = spark.readStream.format("counterpoise").options(queue="flights", url=url).load()
 rows = messages.selectExpr("cast(value as string) as value", "epoch")
 writer = rows.writeStream.format("json").option("path", f"{home}/rows")
-query = writer.option("checkpointLocation", f"{home}/of-client").start()
-try:
-    query.awaitTermination()
-    print(json.dumps("ended"))
-except Exception as error:
-    print(json.dumps(str(error)))
+writer = writer.option("checkpointLocation", f"{home}/of-client")
+said = NOT_CONNECTED
+while NOT_CONNECTED in said:
+    try:
+        writer.start().awaitTermination()
+        said = "ended"
+    except Exception as error:
+        said = str(error)
+print(json.dumps(said))
 """
 """It works until an administrator drains it."""
 
@@ -128,7 +132,7 @@ def remote(spark: SparkSession) -> Iterator[str]:
 def stage(spark: SparkSession, service: Service, tmp_path: Path) -> Iterator[QueryStage]:
     stage = QueryStage(spark, service, tmp_path)
     for queue in ("flights", "letters"):
-        stage.client.create_queue(queue, 2, rebalance_delay=0, max_handoff_time=60)
+        stage.client.create_queue(queue, 2, rebalance_delay=0, max_handoff_time=600)
     yield stage
     stage.end()
 
@@ -146,7 +150,7 @@ def program(text: str, remote: str, stage: QueryStage) -> subprocess.Popen[str]:
 
 
 def said(client: subprocess.Popen[str]) -> Any:
-    output, _ = client.communicate(timeout=240)
+    output, _ = client.communicate(timeout=500)
     assert client.returncode == 0
     return json.loads(output.splitlines()[-1])
 

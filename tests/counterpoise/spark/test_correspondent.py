@@ -146,7 +146,7 @@ def test_a_query_that_is_stopped_waits_to_hear_what_is_done(talk: Talk, log: Pos
     stopping = threading.Thread(target=talk.consumption.stop)
     stopping.start()
     talk.done(first, ended=True)
-    stopping.join(60)
+    stopping.join(240)
     assert talk.flow.closed
     assert talk.position() == "1"
 

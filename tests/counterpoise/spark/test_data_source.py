@@ -78,7 +78,7 @@ def test_a_query_goes_on_where_it_stopped_and_available_now_drains(
         stream = stream.options(url=service.url, queue="flights", maxMessagesPerTrigger=10)
         writer = stream.load().writeStream.foreachBatch(sink).trigger(availableNow=True)
         query = started(writer.option("checkpointLocation", str(tmp_path / "checkpoint")))
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(240)
         until(lambda: not client.flows("flights"), "the flow unbinds")
 
     drain()
@@ -122,7 +122,7 @@ def test_an_unknown_queue_fails_the_query(
 ) -> None:
     query = start(spark, Collected(), tmp_path / "checkpoint", url=service.url, queue="nobody")
     with pytest.raises(StreamingQueryException) as failed:
-        query.awaitTermination(60)
+        query.awaitTermination(240)
     assert "nobody" in str(failed.value)
 
 
@@ -133,7 +133,7 @@ def test_a_wrong_address_fails_the_query_after_the_time_for_starting(
     options = {"url": "http://127.0.0.1:9", "queue": "q", "startTimeoutSeconds": "1"}
     query = start(spark, Collected(), tmp_path / "checkpoint", **options)
     with pytest.raises(StreamingQueryException) as failed:
-        query.awaitTermination(60)
+        query.awaitTermination(240)
     assert "http://127.0.0.1:9" in str(failed.value)
     assert "COUNTERPOISE_URL" in str(failed.value)
 
@@ -151,5 +151,5 @@ def test_a_checkpoint_of_another_queue_is_refused(
     query.stop()
     query = start(spark, sink, tmp_path / "checkpoint", url=service.url, queue="second")
     with pytest.raises(StreamingQueryException) as failed:
-        query.awaitTermination(60)
+        query.awaitTermination(240)
     assert "belongs to queue 'first'" in str(failed.value)

@@ -162,7 +162,7 @@ def test_ids_that_come_again_after_a_drain_a_crash_and_a_resize(
     spark: SparkSession, service: Service, client: Client, database_url: str, tmp_path: Path
 ) -> None:
     """Spark's own dropDuplicates passes 36 of 72 ids twice after a drain."""
-    client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=60)
+    client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=600)
     with psycopg.connect(database_url) as connection:
         connection.execute("CREATE TABLE passed (id text)")
     dies = threading.Event()

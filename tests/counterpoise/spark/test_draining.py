@@ -70,7 +70,7 @@ def get_signals(*signals: signal.Signals) -> None:
     """A program that gets signals, and would run for long."""
     for one in signals:
         signal.raise_signal(one)
-    threading.Event().wait(10)
+    threading.Event().wait(240)
 
 
 def given(*queries: Query) -> Any:
@@ -83,10 +83,10 @@ def test_all_queries_are_told_at_once_and_stopped_when_they_have_left(
     other = Query(tmp_path, "two")
     second = leaves(other)
     leaves(query, after=second.join)  # it would never leave if the orders came one after the other
-    drain(given(query, other), 10)
+    drain(given(query, other), 600)
     assert query.stopped.is_set()
     assert other.stopped.is_set()
-    assert 5 < (query.channel.get("drain") or {})["timeout_seconds"] <= 10
+    assert 300 < (query.channel.get("drain") or {})["timeout_seconds"] <= 600
 
 
 def test_a_drain_reports_partitions_still_held_and_stops_the_query(query: Query) -> None:
@@ -105,7 +105,7 @@ def test_a_query_that_begins_just_now_is_waited_for(query: Query) -> None:
 
     threading.Timer(0.1, begin).start()
     leaves(query)
-    drain(given(query), 10)
+    drain(given(query), 600)
     query.isActive = True
     query.channels = None
     with pytest.raises(DrainTimedOut, match="had not begun to read"):
@@ -115,12 +115,12 @@ def test_a_query_that_begins_just_now_is_waited_for(query: Query) -> None:
 def test_a_query_of_others_is_refused_and_one_that_failed_says_so(query: Query) -> None:
     query.channels = []
     with pytest.raises(NoChannel, match=r"query\.stop"):
-        drain(given(query), 10)
+        drain(given(query), 600)
     query.isActive, query.failure = False, RuntimeError("the sink failed")
     with pytest.raises(RuntimeError, match="the sink failed"):
-        drain(given(query), 10)
+        drain(given(query), 600)
     query.failure = None
-    drain(given(query), 10)
+    drain(given(query), 600)
 
 
 def test_a_sink_that_never_returns_does_not_hold_the_program(
@@ -139,7 +139,7 @@ def test_a_signal_drains_and_ends_the_program_with_0(
 ) -> None:
     plain = Query(query.channel.directory, "another source's")
     plain.channels = []
-    drain_on_sigterm(given(query, plain), 10, [signalled], end_seconds=0.05)
+    drain_on_sigterm(given(query, plain), 600, [signalled], end_seconds=0.05)
     leaves(query)
     with pytest.raises(SystemExit) as end:
         get_signals(signalled)
@@ -155,7 +155,7 @@ def test_a_signal_whose_drain_times_out_ends_it_with_1(
     with pytest.raises(SystemExit) as end:
         get_signals(signalled)
     assert end.value.code == 1
-    assert query.stopped.wait(60)
+    assert query.stopped.wait(240)
 
 
 def test_a_second_signal_ends_it_at_once(query: Query, signalled: signal.Signals) -> None:
@@ -163,4 +163,4 @@ def test_a_second_signal_ends_it_at_once(query: Query, signalled: signal.Signals
     with pytest.raises(SystemExit) as end:
         get_signals(signalled, signalled)
     assert end.value.code == 128 + signalled
-    assert query.stopped.wait(60)
+    assert query.stopped.wait(240)

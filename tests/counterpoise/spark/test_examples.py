@@ -13,7 +13,7 @@ from tests.counterpoise.spark.small import with_small_java
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 
 # About half a minute each on an idle machine; most of it is Spark's start.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("spark 3")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200), pytest.mark.xdist_group("spark 3")]
 
 
 def play(example: str, directory: Path) -> str:
@@ -24,7 +24,7 @@ def play(example: str, directory: Path) -> str:
         env=with_small_java(),
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=1150,
         check=False,
     )
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]

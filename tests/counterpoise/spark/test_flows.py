@@ -34,7 +34,7 @@ Binder = Callable[..., BoundFlow]
 @pytest.fixture
 def client(service: Service) -> Iterator[Client]:
     with Client(service.url) as client:
-        client.create_queue("flights", 6, rebalance_delay=0)
+        client.create_queue("flights", 6, rebalance_delay=0, max_handoff_time=600)
         yield client
 
 
@@ -60,7 +60,7 @@ def bound(service: Service, client: Client) -> Iterator[Binder]:
         flow.close(timeout_seconds=2)
 
 
-def obliging(flow: BoundFlow | Flow, condition: Callable[[], object], seconds: float = 10) -> None:
+def obliging(flow: BoundFlow | Flow, condition: Callable[[], object]) -> None:
     """Wait until the condition holds; meanwhile release revoked partitions."""
 
     def holds() -> object:
@@ -73,7 +73,7 @@ def obliging(flow: BoundFlow | Flow, condition: Callable[[], object], seconds: f
             flow.release_many(items)
         return condition()
 
-    until(holds, seconds)
+    until(holds)
 
 
 def test_n_flows_hold_n_shares_and_each_call_goes_to_the_holding_flow(
@@ -271,27 +271,27 @@ def test_an_application_with_two_flows_works_for_two_also_after_a_restart(
         until(lambda: len(other.partitions) == 6)
         query = run()
         try:
-            obliging(other, lambda: sorted(held().values()) == [2, 2, 2], 60)
+            obliging(other, lambda: sorted(held().values()) == [2, 2, 2])
             publish(service, "flights", 120)
             theirs = set(other.partitions)
-            until(lambda: {row.partition for row in sink.rows} | theirs == set(range(6)), 60)
+            until(lambda: {row.partition for row in sink.rows} | theirs == set(range(6)))
             ours = {row.partition for row in sink.rows}
             assert len(ours) == 4
             # A holddown that outlasts the restart: its partitions wait for it.
-            client.change_queue("flights", rebalance_delay=60)
+            client.change_queue("flights", rebalance_delay=600)
             epochs = {one.partition: one.epoch for one in client.partitions("flights")}
             # If it were stopped before the last micro-batch is in Spark's commit log, that would be
             # repeated.
-            until(lambda: committed_by_us() == len(sink.rows), 60)
+            until(lambda: committed_by_us() == len(sink.rows))
         finally:
             query.stop()
         until(lambda: set(held()) == {"other"})
         query = run()
         try:
-            until(lambda: len(held()) == 3 and sorted(held().values()) == [2, 2, 2], 60)
+            until(lambda: len(held()) == 3 and sorted(held().values()) == [2, 2, 2])
             publish(service, "flights", 120, first=120)
             seen = len(sink.rows)
-            until(lambda: {row.partition for row in sink.rows[seen:]} == ours, 60)
+            until(lambda: {row.partition for row in sink.rows[seen:]} == ours)
         finally:
             query.stop()
     again = {row.partition: row.epoch for row in sink.rows}

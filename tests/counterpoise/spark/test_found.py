@@ -15,7 +15,7 @@ from tests.counterpoise.spark.queries import committed, publish
 from tests.counterpoise.spark.small import with_small_java
 from tests.service import Service
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.xdist_group("spark 3")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("spark 3")]
 
 ROOT = Path(__file__).resolve().parents[3]
 MODULE = ROOT / "deploy" / "pyspark_counterpoise.py"
@@ -25,6 +25,8 @@ import sys
 
 from counterpoise.spark.environment import ensure_java
 from pyspark.sql import SparkSession
+
+from tests.counterpoise.spark.starting import started
 
 url, checkpoint = sys.argv[1:]
 ensure_java()
@@ -37,15 +39,15 @@ rows = []
 stream = spark.readStream.format("counterpoise").options(**options).load()
 writer = stream.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
 writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)
-writer.start().awaitTermination()
+started(writer).awaitTermination()
 
 from counterpoise.spark import drain
 from counterpoise.spark.channel import NoChannel
 
 writer = stream.writeStream.format("noop").option("checkpointLocation", checkpoint + "-2")
-query = writer.start()
+query = started(writer)
 try:
-    drain(query, 60)
+    drain(query, 240)
     refused = ""
 except NoChannel as error:
     refused = str(error)

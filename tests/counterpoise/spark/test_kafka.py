@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["kafka"]
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(240), pytest.mark.xdist_group("spark 1")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("spark 1")]
 
 MESSAGES = 2000
 
@@ -70,7 +70,7 @@ def test_a_query_reads_a_topic_in_order_goes_on_after_a_restart_and_shows_no_sec
             )
         )
         try:
-            until(lambda: not query.isActive or committed(client) == until_seen, 90)
+            until(lambda: not query.isActive or committed(client) == until_seen)
             assert query.exception() is None
             assert "geheim" not in str(query.recentProgress)
             assert "geheim" not in str(query._jsq.toString())

@@ -21,7 +21,7 @@ from tests.kafka_server import ApacheKafka
 from tests.processes import kill_family
 from tests.service import ServeProcess
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("kafka")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("kafka")]
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "kafka_shared.py"
 PARTITIONS = 4
@@ -104,17 +104,17 @@ def test_two_applications_go_on_from_given_offsets_and_one_leaves(
             )
 
         first, second = application("first"), application("second")
-        until(lambda: owned() == {"first": 2, "second": 2}, "they share", 300)
+        until(lambda: owned() == {"first": 2, "second": 2}, "they share")
         publish(1000)
         until_done()
         publish(400)
         first.terminate()
         until(lambda: owned() == {"second": 4}, "the first has handed over")
-        assert first.wait(120) == 0, (tmp_path / "first.log").read_text()[-4000:]
+        assert first.wait(240) == 0, (tmp_path / "first.log").read_text()[-4000:]
         publish(200)
         until_done()
         second.terminate()
-        assert second.wait(120) == 0, (tmp_path / "second.log").read_text()[-4000:]
+        assert second.wait(240) == 0, (tmp_path / "second.log").read_text()[-4000:]
     seen = {
         name: [
             (int(partition), int(position))

@@ -70,7 +70,7 @@ def test_neither_the_service_nor_the_log_being_away_ends_a_query(
         url=to_service.url,
         logUrl=to_log.url,
         queue="flights",
-        leaseSeconds=60,
+        leaseSeconds=600,
     )
 
     def come(count: int) -> None:
@@ -115,7 +115,7 @@ def test_neither_the_service_nor_the_log_being_away_ends_a_query(
             seen = to_log.refused
 
             def mend() -> None:
-                until(lambda: to_log.refused > seen, "a task has tried in vain", 60)
+                until(lambda: to_log.refused > seen, "a task has tried in vain")
                 to_log.mend()
 
             threading.Thread(target=mend, daemon=True).start()
@@ -147,7 +147,7 @@ def test_a_micro_batch_in_the_checkpoint_is_never_cut_short_by_a_log_that_ends_b
         "url": service.url,
         "logUrl": to_log.url,
         "queue": "flights",
-        "leaseSeconds": 60,
+        "leaseSeconds": 600,
     }
 
     def fail() -> None:
@@ -169,7 +169,7 @@ def test_a_micro_batch_in_the_checkpoint_is_never_cut_short_by_a_log_that_ends_b
     def come_back() -> None:
         before = to_log.passed_on
         # Of several connections, at most one is the first of the task.
-        until(lambda: to_log.passed_on > before + 2, "a task has tried in vain", 60)
+        until(lambda: to_log.passed_on > before + 2, "a task has tried in vain")
         connection.execute("INSERT INTO counterpoise_log.messages SELECT * FROM lost")
         connection.execute("UPDATE counterpoise_log.partitions SET next_position = 20")
 

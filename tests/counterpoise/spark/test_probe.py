@@ -30,7 +30,7 @@ class SlowLog(NumberLog):
 
     def bounds(self, partitions: Sequence[int]) -> Bounds:
         self.asked += 1
-        assert self.may_answer.acquire(timeout=60)
+        assert self.may_answer.acquire(timeout=240)
         return super().bounds(partitions)
 
     def close(self) -> None:

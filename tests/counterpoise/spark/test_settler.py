@@ -153,9 +153,9 @@ def test_nothing_is_told_by_a_flow_that_is_not_bound(flow: FlowDouble, status: s
     settler = settler_of(flows, progress, Defect())
     settler.start()
     # The second check shows that the first one was complete.
-    assert looked.acquire(timeout=30)
+    assert looked.acquire(timeout=240)
     settler._shared.wake.set()
-    assert looked.acquire(timeout=30)
+    assert looked.acquire(timeout=240)
     assert not flow.released
     assert settler.last_error is None
     settler._closed.set()
@@ -259,7 +259,7 @@ def test_an_order_to_hand_over_all_wakes_the_thread(flow: FlowDouble) -> None:
     quiet = threading.Event()
     settler = settler_of(flow, done_to("7"), quiet.set)
     settler.start()
-    assert quiet.wait(30)
+    assert quiet.wait(240)
     assert not flow.released
     flow.draining = flow.queue.draining = True
     settler.hand_over_all()
@@ -273,7 +273,7 @@ def test_the_end_wakes_the_thread_and_hands_over_what_a_draining_flow_has(
     told = threading.Semaphore(0)
     settler = settler_of(flow, done_to("7"), lambda: told.release())
     settler.start()
-    assert told.acquire(timeout=30)
+    assert told.acquire(timeout=240)
     flow.draining = flow.queue.draining = True
     settler.close(30.0)
     assert not settler._thread.is_alive()

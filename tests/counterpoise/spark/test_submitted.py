@@ -17,13 +17,13 @@ from tests.counterpoise.spark.waiting import until
 from tests.processes import find
 from tests.service import Service
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(420), pytest.mark.xdist_group("spark 3")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("spark 3")]
 
 
 @pytest.fixture
 def submitted(service: Service, tmp_path: Path) -> Iterator[Submitted]:
     with Client(service.url) as client:
-        client.create_queue("flights", 2, rebalance_delay=0, max_handoff_time=60)
+        client.create_queue("flights", 2, rebalance_delay=0, max_handoff_time=600)
     publish(service, "flights", 20)
     with Submitted(tmp_path, service.url).watched() as one:
         yield one
@@ -34,7 +34,7 @@ def test_a_jvm_that_is_told_to_end_drains_first(
     service: Service, submitted: Submitted, both: bool
 ) -> None:
     """As a pod that is told to stop; `both`: the signal also reaches Python, as under systemd."""
-    until(lambda: submitted.batches() or submitted.over(), "the first micro-batch", 200)
+    until(lambda: submitted.batches() or submitted.over(), "the first micro-batch")
     assert not submitted.over(), submitted.said()
     (submitted.home / "hold").write_text("before")
     publish(service, "flights", 20, first=20)
@@ -47,7 +47,7 @@ def test_a_jvm_that_is_told_to_end_drains_first(
         until(lambda: any(flow.draining for flow in client.flows("flights")), "it drains")
         # The micro-batch goes on, and is finished.
         (submitted.home / "hold").unlink()
-        assert submitted.jvm.wait(300) == 128 + signal.SIGTERM
+        assert submitted.jvm.wait(400) == 128 + signal.SIGTERM
         until(lambda: find(python) is None, "the program has ended")
         assert (submitted.home / "ended").read_text() == "3", submitted.said()
         assert not client.flows("flights")
@@ -65,10 +65,10 @@ def test_a_killed_program_is_told_apart_from_one_that_left(
     service: Service, submitted: Submitted
 ) -> None:
     """Its source process survives it for a moment and unbinds for it: it says why."""
-    until(lambda: submitted.batches() or submitted.over(), "the first micro-batch", 200)
+    until(lambda: submitted.batches() or submitted.over(), "the first micro-batch")
     assert not submitted.over(), submitted.said()
     os.kill(submitted.python(), signal.SIGKILL)
     with Client(service.url) as client:
-        until(lambda: not client.flows("flights"), "the source process unbinds", 60)
+        until(lambda: not client.flows("flights"), "the source process unbinds")
         newest = client.rebalances("flights")[0]
         assert newest.trigger == "driver_lost", submitted.said()

@@ -19,13 +19,13 @@ from tests.counterpoise.spark.state.application import StatefulApplication
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("spark 2")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200), pytest.mark.xdist_group("spark 2")]
 
 
 class WarmStage(Stage):
     def learning_queue(self, partitions: int, **settings: object) -> None:
         """The queue, and another one that keeps the history (docs, *What the log must keep*)."""
-        self.queue(partitions, **{"rebalance_delay": 0, "max_handoff_time": 60, **settings})
+        self.queue(partitions, **{"rebalance_delay": 0, "max_handoff_time": 600, **settings})
         self.client.create_queue("flights-history", partitions, log="builtin:flights")
 
     def stateful(
@@ -70,7 +70,7 @@ class WarmStage(Stage):
         """Publish, and wait until everything is processed."""
         self.publish(count)
         # The first micro-batch starts Spark's processes on its executors.
-        until(self.seen_or_over, f"{self.published} messages are seen", 180)
+        until(self.seen_or_over, f"{self.published} messages are seen")
         assert self.all_seen(), "an application has failed"
         until(lambda: self.committed() == self.published, "and committed")
 
@@ -188,8 +188,10 @@ def test_three_applications_start_and_leave_while_the_others_warm_up(stage: Warm
     """
     stage.learning_queue(6, rebalance_delay=600)
     stage.publish(300)
+    # One of them is killed, and its lease waited for.
     applications = [
-        stage.stateful(name, "replay", leaseSeconds=5) for name in ("one", "two", "three")
+        stage.stateful(name, "replay", leaseSeconds=6 if name == "two" else 600)
+        for name in ("one", "two", "three")
     ]
     one, two, three = applications
     for application in applications:

@@ -131,7 +131,7 @@ def test_a_message_is_never_seen_before_one_with_a_lower_position(log, log_url):
         assert log.bounds([0, 1]).ends == {0: "1", 1: "1"}
         assert not fast.done()
         holding.commit()
-        fast.result(60)
+        fast.result(240)
     assert texts(log, 0) == ["first", "slow", "fast"]
     other.close()
 
@@ -155,7 +155,7 @@ def test_an_append_locks_partitions_in_ascending_order(log, log_url):
         # It waits for partition 1 and has not locked 2.
         append(log, "free", partition=2)
         holding.commit()
-        waiting.result(60)
+        waiting.result(240)
     assert (texts(log, 1), texts(log, 2)) == (["slow", "1"], ["free", "2"])
     other.close()
 
@@ -180,7 +180,7 @@ def test_a_repetition_waits_for_its_first_attempt_and_then_is_a_duplicate(log, l
             repeated = pool.submit(append, log, "a", first=sequence)
             until(lambda: waiters(log_url) == 1)
             holding.commit()
-            assert repeated.result(60) == AppendResult(0, 1)
+            assert repeated.result(240) == AppendResult(0, 1)
     assert texts(log, 0) == ["a", "a"]
 
 
@@ -191,7 +191,7 @@ def test_next_sequence_waits_for_an_append_that_is_under_way(log, log_url):
             following = pool.submit(log.next_sequence, "p")
             until(lambda: waiters(log_url) == 1)
             holding.commit()
-            assert following.result(60) == sequence + 1
+            assert following.result(240) == sequence + 1
 
 
 def test_an_append_whose_connection_is_killed_is_unknown_and_repeating_it_is_safe(log, log_url):
@@ -207,7 +207,7 @@ def test_an_append_whose_connection_is_killed_is_unknown_and_repeating_it_is_saf
                 " WHERE datname = current_database() AND wait_event_type = 'Lock'"
             )
         with pytest.raises(LogUnavailable):
-            killed.result(60)
+            killed.result(240)
     assert texts(log, 0) == ["first"]
     assert append(log, "a", "b") == AppendResult(2, 0)
     assert append(log, "a", "b") == AppendResult(0, 2)
@@ -230,9 +230,9 @@ def test_a_resize_waits_for_appends_under_way_and_later_ones_see_it(log, log_url
         assert (bounds.partition_count, bounds.ends[3]) == (4, "0")
         assert not bounds.is_final(3)
         holding.commit()
-        assert resized.result(60)
+        assert resized.result(240)
         with pytest.raises(StalePartitionCount):
-            refused.result(60)
+            refused.result(240)
     bounds = log.bounds([1, 3])
     assert (bounds.partition_count, bounds.ends[3]) == (2, "1")
     assert bounds.is_final(3)
@@ -262,6 +262,6 @@ def test_a_steady_stream_of_appends_does_not_keep_a_resize_waiting(log, log_url)
         until(lambda: int(log.bounds([0]).ends[0]) > 20)
         try:
             assert resize(log_url, 5)
-            assert [one.result(60) for one in publishers] == ["CP001"] * 6
+            assert [one.result(240) for one in publishers] == ["CP001"] * 6
         finally:
             stop.set()

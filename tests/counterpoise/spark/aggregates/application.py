@@ -31,7 +31,7 @@ def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> N
         "hourly",
         values={"n": Count(), "total": Sum("x"), "last": Last("x")},
         windows=Windows("published_at", 3600),
-        confirm_seconds=30,
+        confirm_seconds=240,
     )
 
     def count(batch: Any, batch_id: int) -> None:

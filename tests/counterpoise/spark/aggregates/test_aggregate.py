@@ -36,7 +36,7 @@ class Stage(QueryStage):
     def __init__(self, spark: SparkSession, service: Service, url: str, home: Path) -> None:
         super().__init__(spark, service, home)
         self.url = url
-        self.client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=60)
+        self.client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=600)
         self.expected: Counter[tuple[datetime, str]] = Counter()
         with psycopg.connect(url) as connection:
             connection.execute(
@@ -123,7 +123,7 @@ def test_a_backlog_goes_to_an_application_at_a_later_time(stage: Stage) -> None:
     counting = stage.aggregate()
 
     def behind(batch: DataFrame, batch_id: int) -> None:
-        go_on.wait(60)
+        go_on.wait(240)
         counting(batch, batch_id)
 
     one = stage.start("one", behind, maxMessagesPerTrigger=20)

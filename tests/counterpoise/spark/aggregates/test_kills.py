@@ -19,7 +19,7 @@ from tests.counterpoise.spark.stage import Stage, staged
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("spark 2")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800), pytest.mark.xdist_group("spark 2")]
 
 PARTITIONS = 6
 KEYS = 19
@@ -80,9 +80,9 @@ def stage(
 def test_every_window_is_written_once_and_whole(stage: CountingStage, seed: int) -> None:
     """Each round publishes within an hour of its own, out of order, and ends one application."""
     chance = random.Random(seed)
-    stage.queue(PARTITIONS, rebalance_delay=0.2, max_handoff_time=60)
+    stage.queue(PARTITIONS, rebalance_delay=0.2, max_handoff_time=600)
     applications = [
-        stage.counting(name, leaseSeconds=4, maxMessagesPerTrigger=60) for name in ("one", "two")
+        stage.counting(name, leaseSeconds=10, maxMessagesPerTrigger=60) for name in ("one", "two")
     ]
     for one in applications:
         one.start()

@@ -19,7 +19,6 @@ from tests.service import free_port
 
 MASTER = "org.apache.spark.deploy.master.Master"
 WORKER = "org.apache.spark.deploy.worker.Worker"
-SECONDS = 120.0
 
 
 class Standalone:
@@ -38,13 +37,13 @@ class Standalone:
     def start(self, workers: int) -> None:
         """Start the master, then the workers, and wait until they are registered."""
         self._start("master", MASTER, *self._ports)
-        until(lambda: self._alive() == 0, "the master answers", SECONDS)
+        until(lambda: self._alive() == 0, "the master answers")
         for number in range(workers):
             name = f"worker-{number}"
             directory = ("--work-dir", str(self.home / name), "--webui-port", "0")
             size = ("--cores", "1", "--memory", "1g")
             self._start(name, WORKER, *directory, *size, self.url)
-        until(lambda: self._alive() == workers, "all workers are registered", SECONDS)
+        until(lambda: self._alive() == workers, "all workers are registered")
 
     def _environment(self) -> Mapping[str, str]:
         """Of the daemons and of spark-submit, with the Java that `counterpoise java-home` names."""
@@ -97,7 +96,7 @@ class Standalone:
         """SIGKILL to all of them, and to the executors."""
         for process in self._processes:
             kill_family(process.pid)
-            process.wait(30)
+            process.wait(150)
 
 
 @contextlib.contextmanager

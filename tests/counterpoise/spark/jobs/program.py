@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-# The time limit for things that end by themselves.
+# The time limit for what a job leaves. The process of a source ends by itself after its query, and
+# is waited for longer.
 CLEAR_SECONDS = 15.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SOURCE_PROCESS = b"python_streaming_source_runner"
@@ -137,14 +138,18 @@ def _difference(before: Any, after: Any) -> str:
 
 def in_use(spark: SparkSession) -> list[str]:
     """What runs or is cached in the JVM, in any session."""
-    queries = spark._jsparkSession.sharedState().activeStreamingQueries()
-    found = [f"a query runs: {run}" for run in map(str, queries)]
+    found = [f"a query runs: {run}" for run in queries_of(spark)]
     cached = spark.sparkContext._jsc.getPersistentRDDs().size()
     if cached:
         found.append(f"{cached} RDDs are kept")
     if sources := source_processes():
         found.append(f"processes of sources run: {sorted(sources)}")
     return found
+
+
+def queries_of(spark: SparkSession) -> list[str]:
+    """The queries that run in the JVM, in any session."""
+    return [str(run) for run in spark._jsparkSession.sharedState().activeStreamingQueries()]
 
 
 def source_processes() -> set[int]:
@@ -206,6 +211,11 @@ class Program:
             print(failure, file=sys.stderr, flush=True)
         with contextlib.suppress(AssertionError):  # then the next job is told
             until(lambda: not in_use(self._spark), "nothing of the job runs", CLEAR_SECONDS)
+        with contextlib.suppress(AssertionError):
+            until(
+                lambda: queries_of(self._spark) or not source_processes(),
+                "no source's process runs",
+            )
         return Ended(failure, (*in_use(self._spark), *before.changed()))
 
     def _run(self, job: Job) -> None:

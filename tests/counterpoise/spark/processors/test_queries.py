@@ -45,7 +45,7 @@ class Stage(QueryStage):
 
     def open(self, queue: str, partitions: int | None, **settings: Any) -> None:
         self.queue = queue
-        given = {"rebalance_delay": 0, "max_handoff_time": 60, **settings}
+        given = {"rebalance_delay": 0, "max_handoff_time": 600, **settings}
         self.client.create_queue(queue, partitions, **given)
 
     def table(self, columns: str) -> None:
@@ -66,10 +66,10 @@ class Stage(QueryStage):
         return self.started(made.writeStream.foreachBatch(sink), name)
 
     def until_owned(self, **owned: int) -> None:
-        until(lambda: self.shares() == owned, f"the owners are {owned}", 90)
+        until(lambda: self.shares() == owned, f"the owners are {owned}")
 
     def until_done(self) -> None:
-        until(lambda: self.all_committed() or self.failed(), "everything is committed", 90)
+        until(lambda: self.all_committed() or self.failed(), "everything is committed")
         assert not self.failed()
 
     def resize(self, queue: str, count: int) -> None:
@@ -83,7 +83,7 @@ class Stage(QueryStage):
                 one.lag == 0 for one in self.client.partitions(self.queue)
             )
 
-        until(lambda: done() or self.failed(), "the rows are there", 90)
+        until(lambda: done() or self.failed(), "the rows are there")
         assert self.rows(columns) == sorted(wanted)
 
     def failed(self) -> list[Any]:

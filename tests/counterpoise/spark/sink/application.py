@@ -189,13 +189,19 @@ def fenced_sink(
 
     if "database" in results:
         write = WriteEvents(home, name)
-        return FencedSink(results["database"], write, name="events", confirm_seconds=30)
+        return FencedSink(
+            results["database"],
+            write,
+            name="events",
+            confirm_seconds=240,
+            idle_seconds=600,  # a test may hold it inside of a transaction for long
+        )
     from pyspark.sql.functions import lit
 
     from tests.counterpoise.spark.sink.places import LAKES
 
     place = LAKES[results["lake"]](Path(results["directory"]))
-    sink = place.sink("events", confirm_seconds=30)
+    sink = place.sink("events", confirm_seconds=240)
     target: Any = sink._target
     target._table = HoldingTable(target._table, home)
 

@@ -53,9 +53,9 @@ def running_mariadb() -> Iterator[MariaDbServer]:
             process = subprocess.Popen(command, stdout=output, stderr=output)
         server = MariaDbServer(path)
         try:
-            eventually(lambda: process.poll() is not None or server.listens(), 60)
+            eventually(lambda: process.poll() is not None or server.listens())
             assert process.poll() is None, log.read_text()
             yield server
         finally:
             process.terminate()
-            process.wait(60)
+            process.wait(240)

@@ -21,7 +21,7 @@ from tests.kafka_server import ApacheKafka
 from tests.service import Service
 
 # The drivers of this group are warm; a broker starts sooner than they.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("spark 3")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("spark 3")]
 
 PARTITIONS = 6
 
@@ -62,11 +62,11 @@ def test_one_is_killed_and_one_drained_and_each_message_is_there_once(
     topic = uuid.uuid4().hex
     apache_kafka.create_topic(topic, PARTITIONS)
     stage.client.create_queue(
-        "flights", log=apache_kafka.log(topic), rebalance_delay=0, max_handoff_time=60
+        "flights", log=apache_kafka.log(topic), rebalance_delay=0, max_handoff_time=600
     )
     stage.publish(60)
     killed = stage.fenced("killed", leaseSeconds=8)
-    drained = stage.fenced("drained", leaseSeconds=120)
+    drained = stage.fenced("drained", leaseSeconds=600)
     killed.start()
     drained.start()
     until(lambda: stage.shared("killed", "drained"), "shared")

@@ -30,7 +30,7 @@ from tests.counterpoise.spark.stage import KEYS, Stage, staged
 from tests.counterpoise.spark.waiting import until
 from tests.service import ServeProcess, Service
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("spark 2")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200), pytest.mark.xdist_group("spark 2")]
 
 STEPS = ("before", "inside", "amid", "after", "log")
 LAKE_STEPS = ("before", "commit", "after", "log")
@@ -261,10 +261,12 @@ def hold_each_at_its_step(stage: SinkStage, victims: FencedApplications) -> int:
     after.hold("after")
     until(after.held, "one holds after the sink")
     batch = log.finished_batches()
+    own = stage.owned_by("log")
+    # It renews its lease no more.
     log.stop_its_source()
     log.go_on()
     log.until_finished(batch)
-    assert stage.owned_by("log") & stage.not_told()
+    assert own & stage.not_told()
     if (commit := members.get("commit")) is not None:
         commit.hold("commit")
         until(commit.held, "one holds before its commit")
@@ -293,9 +295,9 @@ def test_killed_at_every_step_and_restarted_at_once(stage: SinkStage) -> None:
     is skipped. Its messages come again in another micro-batch, from the service's position. So a
     sink that knows micro-batches by their number would write them twice; the fence knows positions.
     """
-    stage.queue(PARTITIONS, rebalance_delay=0.2, max_handoff_time=60)
+    stage.queue(PARTITIONS, rebalance_delay=0.2, max_handoff_time=600)
     stage.publish(60)
-    victims = stage.one_for_each(STEPS, leaseSeconds=120)
+    victims = stage.one_for_each(STEPS, leaseSeconds=600)
     victims.start()
     until(lambda: stage.shared(*STEPS), "shared")
     stage.until_idle()
@@ -328,7 +330,7 @@ def test_on_a_cluster_an_executor_is_killed_and_then_all_of_it(stage: SinkStage)
     """Between its partitions: the other executor has committed, or a retry finds it done."""
     stage.queue(4, rebalance_delay=0.2)
     stage.publish(60)
-    one = stage.fenced("one", master=CLUSTER, leaseSeconds=120).start()
+    one = stage.fenced("one", master=CLUSTER, leaseSeconds=600).start()
     one.prepare()
     until(stage.all_written, "the first messages")
     partition = hold_amid(stage, one)
@@ -353,9 +355,9 @@ def test_on_a_cluster_an_executor_is_killed_and_then_all_of_it(stage: SinkStage)
 
 def test_killed_at_every_step_and_restarted_when_another_has_taken_over(stage: SinkStage) -> None:
     """The returning applications skip their planned batches, because the other has written them."""
-    stage.queue(PARTITIONS, rebalance_delay=0, max_handoff_time=60)
+    stage.queue(PARTITIONS, rebalance_delay=0, max_handoff_time=600)
     stage.publish(60)
-    other = stage.fenced("other", leaseSeconds=120)
+    other = stage.fenced("other", leaseSeconds=600)
     victims = stage.one_for_each(STEPS, leaseSeconds=8)
     other.start()
     victims.start()
@@ -385,8 +387,8 @@ def test_stuck_ones_that_wake_after_a_forced_handoff(stage: SinkStage) -> None:
     # the fence.
     stage.client.create_queue("archive", 4, log="builtin:flights")
     stage.publish(60)
-    stuck = stage.fenced("stuck", leaseSeconds=120)
-    other = stage.fenced("other", leaseSeconds=120)
+    stuck = stage.fenced("stuck", leaseSeconds=600)
+    other = stage.fenced("other", leaseSeconds=600)
     stuck.start()
     until(stage.all_written, "the first messages")
     first = stage.published
@@ -427,11 +429,11 @@ def test_in_a_lake_killed_at_every_step_and_stuck_before_a_commit(lake_stage: Si
     Then one is stuck with its files written, loses its partitions to the others, and commits late.
     """
     stage = lake_stage
-    stage.queue(8, rebalance_delay=0.2, max_handoff_time=60)
+    stage.queue(8, rebalance_delay=0.2, max_handoff_time=600)
     # It has read nothing, so the log keeps the messages of stuck plans.
     stage.client.create_queue("archive", 8, log="builtin:flights")
     stage.publish(60)
-    victims = stage.one_for_each(LAKE_STEPS, leaseSeconds=120)
+    victims = stage.one_for_each(LAKE_STEPS, leaseSeconds=600)
     victims.start()
     until(lambda: stage.shared(*LAKE_STEPS), "shared")
     stage.until_idle()

@@ -169,7 +169,7 @@ def test_a_repeated_message_is_dropped(stage: Stage) -> None:
     stage.publish(40)
     first = stage.start(fail_at_first)
     with pytest.raises(StreamingQueryException, match="after the sink"):
-        first.awaitTermination(60)
+        first.awaitTermination(240)
     until(lambda: not stage.client.flows("flights"), "it unbinds")
     positions = stage.until_committed(stage.start(fail_at_first))
     assert sorted(stage.values()) == list(range(40))
@@ -206,7 +206,7 @@ def test_rows_go_into_a_lake(stage: Stage, tmp_path: Path, kind: str) -> None:
     stage.publish(40)
     first = stage.start(fail_at_first, shape)
     with pytest.raises(StreamingQueryException, match="after the sink"):
-        first.awaitTermination(60)
+        first.awaitTermination(240)
     until(lambda: not stage.client.flows("flights"), "it unbinds")
     stage.publish(40)
     positions = stage.until_committed(stage.start(fail_at_first, shape))
@@ -224,7 +224,7 @@ def test_aggregates_are_refused_with_what_to_do(stage: Stage) -> None:
     stage.publish(5)
     query = stage.start(sink, lambda rows: rows.groupBy("key").count(), mode="update")
     with pytest.raises(StreamingQueryException, match="aggregate within the sink's write"):
-        query.awaitTermination(60)
+        query.awaitTermination(240)
 
 
 def test_pairs_of_aligned_logs_are_refused_with_what_to_do(spark: SparkSession) -> None:
@@ -264,7 +264,7 @@ def test_an_epoch_that_the_service_never_granted_fails_the_query(stage: Stage) -
         connection.execute("UPDATE counterpoise_high_water SET epoch = 99 WHERE partition = 2")
     stage.publish(40)
     with pytest.raises(StreamingQueryException, match=r"partition 2 \(epoch 1\)"):
-        query.awaitTermination(60)
+        query.awaitTermination(240)
     positions = {one.partition: one.position for one in stage.client.partitions("flights")}
     assert positions[2] == stage.high_water()[2]
 
@@ -331,7 +331,7 @@ def test_a_query_of_another_source_is_refused(spark: SparkSession, tmp_path: Pat
         .start()
     )
     with pytest.raises(StreamingQueryException, match="reads nothing from a counterpoise") as error:
-        query.awaitTermination(60)
+        query.awaitTermination(240)
     assert "sEcReT" not in str(error.value)
 
 

@@ -17,7 +17,7 @@ from tests.counterpoise.spark.waiting import until
 from tests.counterpoise.spark.writer.application import ChainApplication, made_of
 from tests.service import Service
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("spark 2")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200), pytest.mark.xdist_group("spark 2")]
 
 QUEUES = ("flights", "middle", "results")
 MESSAGES, KILLS = 2000, 2
@@ -40,7 +40,7 @@ class ChainStage(Stage):
     def results(self) -> list[list[str]]:
         """The values in each partition of the last queue."""
         view = self.client.log_access("results", "read")
-        with closing(open_log(view.log, view.access, timeout_seconds=10)) as log:
+        with closing(open_log(view.log, view.access, timeout_seconds=150)) as log:
             ends = log.bounds(range(16)).ends
             return [
                 [
@@ -59,8 +59,8 @@ class ChainStage(Stage):
 
     def until_through(self) -> None:
         """Everything is written, and both stages have committed it."""
-        until(lambda: self.count() >= len(self.expected()), "everything is in the last queue", 240)
-        until(self.nothing_left, "everything is committed", 240)
+        until(lambda: self.count() >= len(self.expected()), "everything is in the last queue")
+        until(self.nothing_left, "everything is committed")
 
     def nothing_left(self) -> bool:
         return all(one.lag == 0 for queue in QUEUES[:2] for one in self.client.partitions(queue))

@@ -53,13 +53,13 @@ class Stage(QueryStage):
     def run(self, writer: DataStreamWriter, checkpoint: str = "checkpoint") -> None:
         """Everything that is there. Raises what the query raises."""
         query = self.started(writer.trigger(availableNow=True), checkpoint)
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(240)
         until(lambda: not self.client.flows("flights"), "the flow unbinds")
 
     def written(self) -> list[list[str]]:
         """The values in each partition of `out`."""
         view = self.client.log_access("out", "read")
-        log = open_log(view.log, view.access, timeout_seconds=10)
+        log = open_log(view.log, view.access, timeout_seconds=150)
         try:
             bounds = log.bounds(range(9))
             return [
