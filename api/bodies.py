@@ -18,11 +18,11 @@ One caller has at most a quarter of the budget. Renewals of leases have no bodie
 **Read in pieces.** A call that names partitions may name 100,000 of them. To parse and check them
 at once would hold the loop for a quarter of a second, and a hostile body of the same size for ten.
 So a body above `SMALL_BYTES` is read in pieces of about `PIECE_BYTES`, and other requests have
-their turn between them. What it may hold is known beforehand: plain values, and one large list or
-mapping. A piece is cut where an item ends, by a pattern that cannot be misled by quotes, and parsed
-and validated by itself. An item may have a large list itself, as the children of a partition have
-their parents. One that is larger than a piece is read like the body: its plain values, and its list
-in pieces.
+their turn between them. What it may hold is known beforehand: plain values, and one or two large
+lists or mappings. A piece is cut where an item ends, by a pattern that cannot be misled by quotes,
+and parsed and validated by itself. An item may have a large list itself, as the children of a
+partition have their parents. One that is larger than a piece is read like the body: its plain
+values, and its list in pieces.
 
 Reading ends at the first piece with a wrong item. Of that piece only the wrong items are kept, so
 that the answer names them and not all that follows. In the list of an item, what follows is passed
@@ -38,7 +38,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, get_args, get_origin
 
@@ -60,7 +60,7 @@ BODY_SECONDS = 10.0
 SHARE_OF_ONE = 4
 # The calls that name partitions. A queue may have the name of one of them.
 _LARGE = re.compile(
-    "/v1/queues/[^/]+/(positions|flows/[^/]+/(commit|release|ready|children|conditions))"
+    "POST /v1/queues(/[^/]+/(positions|flows/[^/]+/(commit|release|ready|children|conditions)))?"
 )
 # Where the scope of a request has its `Body`, if it has one.
 BODY = "counterpoise.body"
@@ -94,9 +94,9 @@ _PAIRS, _VALUES = _several(_PAIR), _several(_PLAIN)
 _OBJECTS, _OBJECTS_WITH_OBJECTS = _several(_OBJECT), _several(_OBJECT_WITH_OBJECTS)
 
 
-def may_be_large(path: str) -> bool:
+def may_be_large(method: str, path: str) -> bool:
     """Whether a body of this call may be larger than `SMALL_BYTES`."""
-    return _LARGE.fullmatch(path) is not None
+    return _LARGE.fullmatch(f"{method} {path}") is not None
 
 
 class BodyBudget:
@@ -273,7 +273,9 @@ class Limits:
             raise RequestRefused(problem("unsupported_media_type", message))
 
     def _most_bytes(self, head: Head) -> int:
-        return self.limit_bytes if may_be_large(head.path) else min(SMALL_BYTES, self.limit_bytes)
+        if may_be_large(head.method, head.path):
+            return self.limit_bytes
+        return min(SMALL_BYTES, self.limit_bytes)
 
     async def read(self, head: Head, receive: Receive, answer: _Answer) -> bytes:
         """The whole body, which holds its part of the budget. Raises RequestRefused, _HungUp."""
@@ -400,7 +402,9 @@ class ReadRequest(Request):
         return self._value()
 
 
-async def read_body(request: Request, model: type[BaseModel], large: LargeField | None) -> Request:
+async def read_body(
+    request: Request, model: type[BaseModel], large: Sequence[LargeField]
+) -> Request:
     """The request with its parsed body, to be validated by `model`. Raises `Invalid`."""
     arrived: Body | None = request.scope.get(BODY)
     body = b"" if arrived is None else arrived.content
@@ -409,7 +413,7 @@ async def read_body(request: Request, model: type[BaseModel], large: LargeField 
         arrived.content = b""
     if not body:
         return ReadRequest(request, lambda: None, b"")
-    if large is None or len(body) <= SMALL_BYTES:
+    if not large or len(body) <= SMALL_BYTES:
         return ReadRequest(request, lambda: _bounded(orjson.loads(body), model, large))
     value = await _Reader(body, large).read()
     return ReadRequest(request, lambda: _few_unknown(value, model))
@@ -418,7 +422,7 @@ async def read_body(request: Request, model: type[BaseModel], large: LargeField 
 class _Reader:
     """Reads one large body."""
 
-    def __init__(self, body: bytes, large: LargeField) -> None:
+    def __init__(self, body: bytes, large: Sequence[LargeField]) -> None:
         self._body = body
         self._large = large
         self._at = 0
@@ -426,18 +430,19 @@ class _Reader:
 
     async def read(self) -> dict[str, object]:
         """Its value, the large field validated as far as it is right. Raises `Invalid`."""
-        value = await self._object(self._large)
+        value = await self._object(*self._large)
         if not self._wrong:
             self._take(_REST, "expected nothing after the object")
         return value
 
-    async def _object(self, large: LargeField) -> dict[str, object]:
-        """The object here: the body, or a large item."""
+    async def _object(self, *fields: LargeField) -> dict[str, object]:
+        """The object here: the body, or a large item. `fields`: its large ones."""
         value: dict[str, object] = {}
         self._take(_START, "expected a JSON object")
         for _ in range(MOST_PLAIN_FIELDS):
             name = str(self._parsed(self._take(_NAME, "expected a field's name")[1]))
-            if name == large.name and self._body.startswith(large.opening, self._at):
+            large = next((one for one in fields if one.name == name), None)
+            if large is not None and self._body.startswith(large.opening, self._at):
                 self._at += 1
                 value[name] = await self._items(large)
                 if self._wrong:
@@ -467,7 +472,7 @@ class _Reader:
                 count += len(checked)
                 # More than there may be are not read; that they are too many is said of the whole.
                 wrong = not right or count > large.most
-                self._wrong = wrong and large is self._large
+                self._wrong = wrong and large in self._large
                 if self._wrong:
                     break
             found = end.match(self._body, self._at)
@@ -508,14 +513,15 @@ class _Reader:
         return Invalid(f"body: {message}", [("body", message)])
 
 
-def _bounded(value: Any, model: type[BaseModel], large: LargeField | None) -> Any:
+def _bounded(value: Any, model: type[BaseModel], large: Sequence[LargeField]) -> Any:
     """A small body's value without most of what is wrong with it."""
     if not isinstance(value, dict):
         return value
     value = _few_unknown(value, model)
-    items = value.get(large.name) if large is not None else None
-    if large is not None and isinstance(items, dict if large.mapping else list):
-        value = {**value, large.name: large.checked(items)[0]}
+    for field in large:
+        items = value.get(field.name)
+        if isinstance(items, dict if field.mapping else list):
+            value = {**value, field.name: field.checked(items)[0]}
     return value
 
 

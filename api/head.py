@@ -25,12 +25,14 @@ class Head:
         "is_chunked",
         "is_of_flow",
         "length",
+        "method",
         "network",
         "path",
         "token",
     )
 
     def __init__(self, scope: Scope) -> None:
+        self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.fields: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         # The bearer token; empty without one.

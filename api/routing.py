@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -139,8 +139,8 @@ class Route(APIRoute):
     """
 
     requirement: Requirement
-    # The field that is read in pieces.
-    large: bodies.LargeField | None = None
+    # The fields that are read in pieces.
+    large: Sequence[bodies.LargeField] = ()
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         self.requirement = requirement_of(endpoint)
@@ -155,8 +155,8 @@ class Route(APIRoute):
         model = self._body_model()
         if model is None:
             return self._guarded(handler)
-        name = next((name for name in LARGE_FIELDS if name in model.model_fields), None)
-        large = self.large = None if name is None else bodies.LargeField(model, name)
+        names = [name for name in LARGE_FIELDS if name in model.model_fields]
+        large = self.large = tuple(bodies.LargeField(model, name) for name in names)
 
         async def read(request: Request) -> Response:
             return await handler(await bodies.read_body(request, model, large))

@@ -46,8 +46,9 @@ export class QueuePage {
     this.partial = make("p", { class: "soft" });
     const act = (title, does) => make("button", { disabled: "", onclick: () => does(this.picture, this.needsKey) }, title);
     this.resize = act("Resize", actions.resize);
+    this.mirror = act("Mirror", shaping.mirror);
     this.actions = make("div", { class: "actions", hidden: !this.mayChange && "" },
-      this.resize, act("Rebalance now", actions.rebalance), act("Set positions", actions.positions), act("Delete", shaping.remove));
+      this.resize, act("Rebalance now", actions.rebalance), act("Set positions", actions.positions), this.mirror, act("Delete", shaping.remove));
     this.waiting = make("p", { class: "soft" }, "Loading…");
     this.element = make("div", { class: "queue", "aria-busy": "true" },
       make("a", { class: "back", href: "#" }, "← All queues"),
@@ -176,6 +177,8 @@ export class QueuePage {
     const { queue, status } = this.picture;
     // The partitions of a dynamic queue come and go with its log.
     this.resize.hidden = queue.partitioning === "dynamic";
+    // Only Kafka has consumer groups.
+    this.mirror.hidden = !queue.log.startsWith("kafka://");
     this.facts.replaceChildren(
       fact("partitions", number(queue.operational_partition_count)),
       fact("spread", status.spread), fact("since", clock(status.since)),
@@ -183,7 +186,8 @@ export class QueuePage {
       ...(queue.access_type === "exclusive" ? [fact("access", "exclusive")] : []),
       fact("holddown", duration(queue.rebalance_delay)), fact("handoff time", duration(queue.max_handoff_time)),
       ...(queue.retention_seconds === null ? [] : [fact("keeps of processed", kept(queue))]),
-      fact("revision", number(queue.revision)), fact("log", queue.log));
+      fact("revision", number(queue.revision)), fact("log", queue.log),
+      ...(queue.mirror_group === null ? [] : [fact("mirrored into group", queue.mirror_group)]));
   }
 }
 

@@ -1,5 +1,5 @@
-/** What administrators do to queues as such and to single partitions: create, delete, split, merge, and
- *  one partition's position. */
+/** What administrators do to queues as such and to single partitions: create, mirror, delete, split,
+ *  merge, and one partition's position. */
 
 import { ask, labelled, NOTHING, readAgain } from "./actions.js";
 import { call, pathOf } from "./calls.js";
@@ -25,6 +25,24 @@ export function create(needsKey) {
     },
     act: ({ name, count, ordered }, key) =>
       call("POST", "/queues", { content: { name, partition_count: count, ordered_resize: ordered }, key }),
+  });
+}
+
+/** Mirrors the positions of a queue on Kafka into a consumer group, or no longer. */
+export function mirror({ queue }, needsKey) {
+  const { mirror_group: now } = queue;
+  ask({
+    title: `Mirror the positions of ${queue.name}`, button: "Change", needsKey,
+    fields: { group: labelled("Consumer group of Kafka (empty: none)",
+      { maxlength: 249, value: now ?? `counterpoise.${queue.name}`, autocomplete: "off", spellcheck: "false" }) },
+    preview: ({ group }) => {
+      if (group === (now ?? "")) return NOTHING(now === null ? "The positions are not mirrored." : `The positions are mirrored into the group ${now}.`);
+      const left = now === null ? [] : [`The offsets of the group ${now} stay as they are now.`];
+      if (!group) return ["The positions are not mirrored any more.", ...left];
+      return [`The positions are written as offsets of the group ${group}, for tools that watch groups. No consumer reads them.`, ...left,
+        "!Offsets that the group has in the topic are replaced. A group with members is left alone."];
+    },
+    act: ({ group }, key) => call("PATCH", pathOf(queue.name), { content: { mirror_group: group || null }, key }),
   });
 }
 

@@ -23,22 +23,24 @@ from typing import Annotated, Literal
 import typer
 from rich.text import Text
 
-from counterpoise.cli.lag import lag_of
+from counterpoise.cli.lag import PartitionLag, lag_of
 from counterpoise.cli.output import (
     AsJson,
     Url,
     console,
     counted,
+    duration,
     held_back_text,
     held_conditions,
     print_json,
     table,
 )
+from counterpoise.cli.reading import messages_of, opened
 from counterpoise.client import Client, package_version
 from counterpoise.errors import CounterpoiseError, QueueUnreadable, Refused, ServiceUnavailable
 from counterpoise.logs import LogError
 from counterpoise.logs.address import environment_access, kind_of
-from counterpoise.wire import Queue
+from counterpoise.wire import LogView, Queue
 
 State = Literal["fine", "warning", "wrong", "skipped"]
 STYLES = {"fine": "green", "warning": "yellow", "wrong": "bold red", "skipped": "dim"}
@@ -48,6 +50,8 @@ TIMEOUT_SECONDS = 5.0
 # A `Date` has whole seconds, and the answer was on its way.
 CLOCKS_APART_SECONDS = 3.0
 MOST_QUEUES = 50
+# Of a retry queue with more, what is set aside is not counted.
+MOST_RECORDS = 100_000
 OLDEST_SPARK = (4, 3)
 # By kind of condition; {} is the queue.
 ADVICE = {
@@ -272,8 +276,9 @@ def _queues(client: Client, names: list[str] | None) -> Iterator[Finding]:
     if not queues and not names:
         yield Finding("queues", "fine", "none yet", "counterpoise queues create NAME -p PARTITIONS")
     for queue in queues[:MOST_QUEUES]:
-        log = _log(client, queue)
+        log, *more = _log(client, queue)
         yield log
+        yield from more
         if log.state != "wrong":
             yield from _replicas(queue)
         yield from _conditions(client, queue)
@@ -288,33 +293,81 @@ def _unreadable(name: str, error: QueueUnreadable) -> Finding:
     )
 
 
-def _log(client: Client, queue: Queue) -> Finding:
-    """Whether this machine reads the log of a queue, and the positions are positions of it."""
+def _log(client: Client, queue: Queue) -> Iterator[Finding]:
+    """Whether this machine reads the log of a queue, and the positions are positions of it. Of a
+    retry queue also what waits in it.
+    """
     check = f"log of {queue.name}"
     try:
         view, rows = lag_of(client, queue.name)
     except LogError as error:
-        return Finding(check, "wrong", str(error), "consumers on this machine cannot read it")
+        yield Finding(check, "wrong", str(error), "consumers on this machine cannot read it")
+        return
     except QueueUnreadable as error:
-        return _unreadable(queue.name, error)
+        yield _unreadable(queue.name, error)
+        return
     except CounterpoiseError as error:
-        return Finding(check, "skipped", str(error))
+        yield Finding(check, "skipped", str(error))
+        return
     beyond = [row.partition for row in rows if row.lag is None]
     if beyond:
-        return Finding(
+        yield Finding(
             check,
             "wrong",
             f"{counted(len(beyond), 'position')} beyond the end of {view.log}: it was made anew, "
             "or has lost messages",
             f"counterpoise positions set {queue.name} earliest --dry-run",
         )
+        return
     lag = sum(row.lag or 0 for row in rows)
     found = f"{view.log} can be read; {counted(lag, 'message')} behind"
-    if not queue.flow_count and not lag:
-        return Finding(check, "fine", f"{found}, no consumer is bound and none is needed")
+    waiting = [*_set_aside(queue, view, rows)] if lag else []
+    if waiting or queue.flow_count:
+        yield Finding(check, "fine", f"{found}, {counted(queue.flow_count, 'consumer')}")
+        yield from waiting
+    elif lag:
+        yield Finding(check, "warning", f"{found}, and no consumer is bound", "start one")
+    else:
+        yield Finding(check, "fine", f"{found}, no consumer is bound and none is needed")
+
+
+def _set_aside(queue: Queue, view: LogView, lags: list[PartitionLag]) -> Iterator[Finding]:
+    """Of a retry queue, how many messages of which queue are set aside in it.
+
+    The service does not know which queue is one. Its records say it, and what is done.
+    """
+    from counterpoise.consumer.retry_queue import COLUMNS, NotARecord, Records, is_record, rows
+
+    positions = {one.partition: one.position for one in lags if one.lag}
+    check, records = f"retries in {queue.name}", Records(queue.name, lambda _: False)
+    try:
+        with opened(view) as log:
+            first = next(messages_of(log, positions), None)
+            if first is None or not is_record(first):
+                return
+            if sum(one.lag or 0 for one in lags) > MOST_RECORDS:
+                yield Finding(check, "skipped", f"there are more than {MOST_RECORDS:,} records")
+                return
+            for some in rows(log, positions, log.bounds([*positions]), COLUMNS):
+                for row in some:
+                    records.add(row)
+            oldest = {one: at for one in positions if (at := records.oldest(one)) is not None}
+            ages = log.ages(oldest)
+    except NotARecord as error:
+        yield Finding(check, "wrong", str(error))
+        return
+    except LogError:
+        # Its owner has just passed what was to be read, and the log has deleted it.
+        return
+    counts = sorted(records.counts().items())
+    if not counts:
+        return
+    told = ", ".join(f"{counted(count, 'message')} of {origin}" for origin, count in counts)
+    since = f", the oldest for {duration(max(ages.values()))}" if ages else ""
+    advice = f"'counterpoise peek {queue.name}' shows them and why they failed"
     if not queue.flow_count:
-        return Finding(check, "warning", f"{found}, and no consumer is bound", "start one")
-    return Finding(check, "fine", f"{found}, {counted(queue.flow_count, 'consumer')}")
+        advice = f"no consumer does it: start one of {counts[0][0]} with Retry({queue.name!r}, …)"
+    yield Finding(check, "warning", f"{told} wait to be tried again{since}", advice)
 
 
 def _replicas(queue: Queue) -> Iterator[Finding]:

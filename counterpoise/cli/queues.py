@@ -22,6 +22,8 @@ app = typer.Typer(no_args_is_help=True, help="Queues: list, create, show, change
 
 # Queues whose logs are asked at the same time: one that is away takes a second and a half.
 PARALLEL_CALLS = 8
+# The log of a new queue is asked for the end of each partition at which a position is given.
+CREATE_SECONDS = 60.0
 
 
 class AccessChoice(StrEnum):
@@ -341,7 +343,7 @@ def create_queue(
         if dry_run:
             _show_transfer(name, transfer, begin, as_json)
             return
-    with Client(url) as client:
+    with Client(url, timeout_seconds=CREATE_SECONDS) as client:
         created = client.create_queue(name, partitions, **{**FITTING[consumers], **settings})
     if as_json:
         taken = {} if transfer is None else {"from_group": transfer.document()}

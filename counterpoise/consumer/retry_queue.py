@@ -20,6 +20,7 @@ import logging
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -199,6 +200,10 @@ class Records:
                 said.error,
             )
 
+    def counts(self) -> Counter[str]:
+        """How many messages of each queue are set aside."""
+        return Counter(place.queue for place, known in self._known.items() if known.is_set_aside)
+
     def held_elsewhere(self, origin: Origin, partition: int) -> dict[str, int]:
         """The keys of which other partitions of the queue have messages set aside, and of which
         lowest era. Nobody may ever come to what is left of an earlier queue or log.
@@ -219,6 +224,11 @@ class Records:
             if epoch > self._known[place].done_epoch:
                 return position
         return None
+
+
+def is_record(row: dict[str, Any]) -> bool:
+    """Whether a message is, by its headers, a record of what is set aside."""
+    return "record" in _texts(row)
 
 
 def _texts(row: dict[str, Any]) -> dict[str, str]:

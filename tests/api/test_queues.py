@@ -334,6 +334,25 @@ def test_the_largest_number_of_a_partition_can_be_named() -> None:
     assert body.model_dump(exclude_unset=True) == given
 
 
+@pytest.mark.long
+def test_as_many_positions_as_a_queue_may_have_partitions_come_with_a_new_queue(
+    api: httpx.Client,
+) -> None:
+    count = common.MOST_PARTITIONS
+    positions = {str(number): f"{10**18 + number}" for number in range(count)}
+    create_queue(api, "q", count, log="other://q", positions=positions)
+    last = api.get("/queues/q/partitions", params={"cursor": str(count - 3)}).json()["items"]
+    assert {str(one["partition"]): one["position"] for one in last} == {
+        str(number): positions[str(number)] for number in range(count - 2, count)
+    }
+    more = {"name": "r", "partition_count": count, "log": "other://r"}
+    refused = api.post("/queues", json={**more, "positions": {**positions, f"{count}": "1"}})
+    assert "positions" in str(problem(refused, 422, "invalid")["errors"])
+    wrong = {**positions, "x": "1"}
+    told = problem(api.post("/queues", json={**more, "positions": wrong}), 422, "invalid")
+    assert [error["field"] for error in told["errors"]] == ["positions.x.[key]"]
+
+
 @pytest.mark.parametrize("purpose", ["read", "publish"])
 def test_access_to_the_log(api: httpx.Client, purpose: str) -> None:
     create_queue(api, "q", 3)

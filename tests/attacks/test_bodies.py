@@ -12,10 +12,18 @@ import pytest
 from pydantic import ValidationError
 from starlette.requests import Request
 
-from api.bodies import BODY, SMALL_BYTES, LargeField, may_be_large, read_body
+from api.bodies import (
+    BODY,
+    MOST_PLAIN_FIELDS,
+    SMALL_BYTES,
+    LargeField,
+    may_be_large,
+    read_body,
+)
 from api.openapi import all_routes
 from api.routing import Route
 from api.schemas.monitoring import ConditionsReport
+from api.schemas.queues import QueueCreate
 from broker.service import Broker
 from tests.attacks.bystander import Bystander
 from tests.attacks.holding import MOST_YARDSTICKS, as_in_a_process_of_its_own, hold_each_time
@@ -133,8 +141,10 @@ def test_no_body_holds_the_loop(
             path = path.replace("{queue}", "q").replace("{partition}", "0")
             assert "{" not in path
             headers = token if path.startswith(path_of_flow) else {}
-            # A list, a mapping, and a list of lists stand for all bodies that may be large.
-            if size > SMALL_BYTES and not path.endswith(("/commit", "/positions", "/children")):
+            # A list, a mapping, a list of lists, and both a list and a mapping stand for all bodies
+            # that may be large.
+            large = ("/commit", "/positions", "/children", "/queues")
+            if size > SMALL_BYTES and not path.endswith(large):
                 continue
             for name, body in bodies(size):
 
@@ -267,18 +277,19 @@ def test_whatever_may_be_large_is_read_in_pieces() -> None:
     large = {
         route.path.rpartition("/")[2]: route.large
         for route in all_routes()
-        if isinstance(route, Route) and may_be_large(route.path)
+        if isinstance(route, Route) and may_be_large(next(iter(route.methods or ())), route.path)
     }
-    assert {name: one is not None for name, one in large.items()} == {
-        "commit": True,
-        "release": True,
-        "ready": True,
-        "children": True,
-        "conditions": True,
-        "positions": True,
+    assert {name: [one.name for one in fields] for name, fields in large.items()} == {
+        "queues": ["partitions", "positions"],
+        "commit": ["partitions"],
+        "release": ["partitions"],
+        "ready": ["partitions"],
+        "children": ["partitions"],
+        "conditions": ["conditions"],
+        "positions": ["positions"],
     }
-    assert large["conditions"] is not None
-    assert large["conditions"].most == 1000
+    assert large["conditions"][0].most == 1000
+    assert len(QueueCreate.model_fields) <= MOST_PLAIN_FIELDS
 
 
 async def test_of_items_above_the_most_no_more_are_read() -> None:
@@ -287,7 +298,7 @@ async def test_of_items_above_the_most_no_more_are_read() -> None:
     body = b'{"seq":1,"conditions":[' + b",".join([condition] * 20_000) + b"]}"
     large = LargeField(ConditionsReport, "conditions")
     request = Request({"type": "http", BODY: SimpleNamespace(content=body)})
-    read = await (await read_body(request, ConditionsReport, large)).json()
+    read = await (await read_body(request, ConditionsReport, [large])).json()
     assert large.most < len(read["conditions"]) < 5_000
     with pytest.raises(ValidationError, match="at most 1000 items"):
         ConditionsReport.model_validate(read)
@@ -296,8 +307,9 @@ async def test_of_items_above_the_most_no_more_are_read() -> None:
 def test_only_calls_on_partitions_have_large_bodies(target: Service) -> None:
     with target.http as http:
         body = {"name": "q" * SMALL_BYTES, "partition_count": 1}
-        # Also not where the name of a queue is that of a large call.
-        for answer in (http.post("/queues", json=body), http.patch("/queues/commit", json=body)):
+        # Also not where the name of a queue is that of a large call, or by another method.
+        for method, path in (("PATCH", "/queues/commit"), ("GET", "/queues")):
+            answer = http.request(method, path, json=body)
             assert answer.status_code == 413
             assert str(SMALL_BYTES) in answer.json()["detail"]
 

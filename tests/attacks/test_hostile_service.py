@@ -1,6 +1,6 @@
 """A service that names a server of its own as the log's: what a client sends there.
 
-docs/security.md, *The built-in log*: nothing of the client's machine but what the service gave it.
+docs/security-background.md: nothing of the client's machine but what the service gave it.
 """
 
 from __future__ import annotations

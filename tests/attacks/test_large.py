@@ -115,6 +115,9 @@ def play(call: Calls, queue: str, partitions: int) -> None:
     ready = [{"partition": one["partition"], "epoch": one["epoch"]} for one in items]
     call("ready", "POST", f"{path}/ready", json={"partitions": ready}, headers=token)
     positions = {str(number): "0" for number in range(partitions)}
+    follower = {"name": f"{queue}-follower", "log": f"builtin:{queue}", "positions": positions}
+    call("create at positions", "POST", "/queues", json=follower)
+    call("delete the follower", "DELETE", f"/queues/{queue}-follower")
     call(
         "dry run", "POST", f"/queues/{queue}/positions?dry_run=true", json={"positions": positions}
     )

@@ -1,6 +1,7 @@
 """A reader of the log that keeps a lock on its tables, while they are migrated.
 
-docs/security.md, *Locks*: any role that may read a table may lock it in ACCESS SHARE mode.
+docs/security-background.md, *Locks*: any role that may read a table may lock it in ACCESS SHARE
+mode.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Replicas of the release before log_0003 and of this one give roles to the same built-in log.
 
-docs/security.md, *The built-in log*, *Upgrade*. Those replicas hand out two roles that all readers,
+docs/security-background.md, *Upgrade*. Those replicas hand out two roles that all readers,
 or all publishers, share. What they and their clients send is written down here once.
 """
 

@@ -96,14 +96,16 @@ def test_what_is_no_call_is_refused_before_the_body(secured: Guarded, call: str)
         assert ends(wire, answer)
 
 
-def test_strangers_who_send_no_bodies_take_nothing(secured: Guarded) -> None:
+@pytest.mark.parametrize("path", ["/v1/queues", "/v1/queues/team-a.none/flows/{flow}/commit"])
+def test_strangers_who_send_no_bodies_take_nothing(secured: Guarded, path: str) -> None:
     """Neither of the budget of bodies nor of the requests in progress."""
     state = secured.service.app.state
-    with Wire(secured.service.url) as wire:
-        path = "/v1/queues/team-a.none/flows/{flow}/commit"
-        answer_to_a_head(wire, f"POST {path}", content_length=str(2**20))
-        assert state.budget.taken == 0
-        assert not state.rates.at_work
+    for token in (WRONG, secured.keys["viewer"]):
+        with Wire(secured.service.url) as wire:
+            answer = answer_to_a_head(wire, f"POST {path}", token, content_length=str(2**20))
+            assert answer.status in (401, 403)
+            assert state.budget.taken == 0
+            assert not state.rates.at_work
 
 
 def test_a_body_of_a_caller_who_may_call_leaves_the_connection_open(secured: Guarded) -> None:

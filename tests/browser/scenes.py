@@ -19,6 +19,7 @@ from broker import keys
 from broker.core.access import Role
 from counterpoise.client import Client
 from counterpoise.conditions import Condition
+from counterpoise.demo.mock_kafka import MockKafka
 from counterpoise.flow import Flow
 from counterpoise.keys import partition_of
 from counterpoise.publisher import Publisher
@@ -351,6 +352,19 @@ def _dialog(queue: str, button: str, words: str, **fields: str) -> Callable[[Sta
     return state
 
 
+def _mirror(stage: Stage) -> Page:
+    """The dialog of a queue on Kafka, whose positions are mirrored, over its details."""
+    kafka = stage.ending.enter_context(MockKafka())
+    kafka.create_topic("topic", 4)
+    log, group = kafka.log("topic"), "counterpoise.mirrored"
+    page = stage.of(stage.scene("mirrored", 4, log=log, mirror_group=group))
+    page.act("document.querySelector('.more')", "it.open = true")
+    click(page, "Mirror")
+    fill(page, "#act-group", "dashboards")
+    shows(page, "dialog", "as offsets of the group dashboards")
+    return page
+
+
 def _dynamic(stage: Stage) -> Page:
     """Partitions that were split and merged, and wait for those."""
     page = stage.page(f"#{split(stage.url, stage.ending)}")
@@ -387,6 +401,7 @@ STATES: Mapping[str, Callable[[Stage], Page]] = {
     "resize": _dialog("open", "Resize", "retire", count="7"),
     "rebalance": _dialog("holddown", "Rebalance now", "ends at once"),
     "positions": _dialog("unread", "Set positions", "never be read", where="latest"),
+    "mirror": _mirror,
     "delete": _dialog("unread", "Delete", "are not processed"),
     "drain": _dialog("open", "Drain billing-1", "other consumer"),
     "split-one": _dialog("clicks", "Split", "takes no more"),

@@ -12,13 +12,16 @@ import pytest
 
 from counterpoise.client import Client
 from counterpoise.conditions import Condition
+from counterpoise.demo.mock_kafka import MockKafka
 from counterpoise.flow import Flow
 from counterpoise.publisher import Publisher
 from tests.api.access import guarded
 from tests.browser.chromium import MARKS, PROGRAM, Browser, Page, chromium, click, fill, submit
 from tests.browser.scenes import STATES, Stage, measured
+from tests.kafka_server import kafka
 from tests.service import Service, eventually
 
+__all__ = ["kafka"]
 AXE = (importlib.resources.files("axe_core_python") / "axe.min.js").read_text("utf-8")
 pytestmark = MARKS
 
@@ -499,6 +502,48 @@ def test_an_administrator_changes_one_partition(page: Page, client: Client) -> N
     eventually(lambda: "new epoch" in page.text(".preview"))
     submit(page)
     eventually(lambda: client.partitions("clicks")[2].position == "0")
+
+
+def test_an_administrator_mirrors_a_queue_on_kafka_and_ends_it(
+    page: Page, client: Client, kafka: MockKafka
+) -> None:
+    kafka.create_topic("flights", 2)
+    client.create_queue("on-kafka", log=kafka.log("flights"))
+    client.create_queue("built-in", 2)
+    shown = "[...document.querySelectorAll('.actions button')].filter((one) => !one.hidden)"
+    names = f"{shown}.map((one) => one.innerText)"
+    go(page, "built-in")
+    eventually(lambda: len(labels(page)) == 2)
+    assert "Mirror" not in page.run(names)
+    go(page, "on-kafka")
+    eventually(lambda: len(labels(page)) == 2)
+    assert "Mirror" in page.run(names)
+
+    def facts() -> str:
+        return str(page.run("document.querySelector('.more').textContent"))
+
+    assert "mirrored" not in facts()
+    mirror_to(page, client, "counterpoise.on-kafka")
+    eventually(lambda: "mirrored into groupcounterpoise.on-kafka" in facts())
+    mirror_to(page, client, "etl")
+    eventually(lambda: "mirrored into groupetl" in facts())
+    mirror_to(page, client, "")
+    eventually(lambda: "mirrored" not in facts())
+
+
+def mirror_to(page: Page, client: Client, group: str) -> None:
+    """Change the group of the queue on Kafka in its dialog; empty: none."""
+    before = client.queue("on-kafka").raw["mirror_group"]
+    click(page, "Mirror")
+    # What is there already is nothing to do.
+    fill(page, "#act-group", before or "")
+    eventually(lambda: page.text(".preview") and is_off(page))
+    fill(page, "#act-group", group)
+    eventually(lambda: not is_off(page))
+    kept = f"The offsets of the group {before} stay as they are now."
+    assert (kept in page.text(".preview")) == (before is not None)
+    submit(page)
+    eventually(lambda: client.queue("on-kafka").raw["mirror_group"] == (group or None))
 
 
 def test_a_thousand_partitions_and_fifty_consumers_are_legible(

@@ -24,10 +24,10 @@ lives, by 1. After a crash nothing is searched: their publishers are many, and a
 takes longer than the append. To tell apart messages with the same sequence, the place among them is
 a part of the number under which the appender keeps them.
 
-docs/logs.md lists the limits: requests of a killed process may arrive after its successor has
-looked; a publisher whose last records are not among the last records of the topic is not found; an
-append becomes visible message by message; and a partition that is added between the check of the
-partition count and the answer is not noticed.
+docs/logs.md and docs/logs-background.md list the limits: requests of a killed process may arrive
+after its successor has looked; a publisher whose last records are not among the last records of the
+topic is not found; an append becomes visible message by message; and a partition that is added
+between the check of the partition count and the answer is not noticed.
 """
 
 from __future__ import annotations

@@ -15,6 +15,9 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from counterpoise.cli import queues
+from counterpoise.cli.consumer_groups import Begin, Transfer
+from counterpoise.client import Client
 from tests.eventual import eventually
 from tests.kafka_server import PASSWORD, USER
 
@@ -51,6 +54,23 @@ def test_a_mirror_is_switched_on_and_off(run, kafka, name):
     wrong = ("queues", "change", name, "--no-mirror", "--mirror-group", "g")
     assert "give either" in run(*wrong, code=2).output
     assert "topic of Kafka" in run("queues", "create", "b", "-p", "1", "--mirror", code=1).output
+
+
+@pytest.mark.long
+def test_a_group_with_offsets_of_as_many_partitions_as_may_be_is_taken_over(
+    run, service, monkeypatch
+):
+    """What is read of the group is made up, and so is that the log is in Kafka."""
+    count = 100_000
+    begins = [Begin(number, "5", f"{10**18 + number}", 0) for number in range(count)]
+    monkeypatch.setattr(queues, "kind_of", lambda _: "kafka")
+    monkeypatch.setattr(queues, "offsets_of_group", lambda *_, **__: Transfer("etl", begins))
+    group = ("--log", "other://a", "--from-group", "etl")
+    run("queues", "create", "a", "-p", f"{count}", *group, "--json")
+    with Client(service.url) as client:
+        assert client.queue("a").partition_count == count
+        [first] = client.partitions("a", max_items=1)
+    assert first.position == begins[0].begin
 
 
 def mirrored(kafka, group, topic):

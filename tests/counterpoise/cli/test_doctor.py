@@ -1,6 +1,7 @@
 """`counterpoise doctor`: what is wrong, and what to do."""
 
 import json
+import threading
 from datetime import UTC, datetime
 from email.utils import format_datetime
 
@@ -9,8 +10,10 @@ import pytest
 from counterpoise.cli import doctor
 from counterpoise.client import Client, package_version
 from counterpoise.conditions import Condition, report
+from counterpoise.consumer import Consumer, Retry
 from tests.counterpoise.cli.conftest import run_at
 from tests.counterpoise.faulty import Answer, FaultyService, faulty_service
+from tests.eventual import eventually
 
 
 def examined(url, *options, code=0):
@@ -72,6 +75,37 @@ def test_lag_and_doctor_show_what_consumers_report(run, service):
         state, said = examined(service.url, code=1)["a: quarantined"]
     assert state == "wrong"
     assert "partition 1, billing: at 7: [red]ValueError[/red]" in said
+
+
+def test_it_says_what_is_set_aside_in_a_retry_queue(run, service):
+    for queue in ("flights", "later"):
+        run("queues", "create", queue, "-p", "2", "--rebalance-delay", "0")
+    run("publish", "flights", "-q", "--key-separator", ":", stdin="k:bad\nk:behind\nother:good\n")
+
+    def handle(message):
+        if message.value == b"bad":
+            raise ConnectionError("the seats are away")
+
+    policy = Retry("later", after_seconds=[3600])
+    consumer = Consumer("flights", each=handle, on_poison=policy, url=service.url)
+    thread = threading.Thread(target=consumer.run)
+    thread.start()
+    try:
+        eventually(lambda: consumer.set_aside == 2)
+        found = examined(service.url)
+        assert found["log of later"][0] == "fine"
+        state, said = found["retries in later"]
+        assert (state, "retries in flights" in found) == ("warning", False)
+        assert "2 messages of flights wait to be tried again, the oldest for " in said
+        assert "'counterpoise peek later' shows them" in said
+    finally:
+        consumer.stop()
+        thread.join(60)
+    eventually(lambda: run("queues", "list", "--json").output.count('"flow_count": 0') == 2)
+    found = examined(service.url, "--queue", "later")
+    # Any other consumer would pass what waits, so nobody is told to start one.
+    assert found["log of later"][0] == "fine"
+    assert "start one of flights with Retry('later', …)" in found["retries in later"][1]
 
 
 def test_it_names_a_queue_that_is_not_there(service):
