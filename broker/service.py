@@ -22,6 +22,8 @@ from broker.calls.cuts import CutCalls
 from broker.calls.ends import LogEnds
 from broker.calls.flow_views import FlowViews
 from broker.calls.flows import FlowCalls
+from broker.calls.growth import ROUND_SECONDS as GROWTH_SECONDS
+from broker.calls.growth import TopicGrowth
 from broker.calls.key_administration import KeyAdministration
 from broker.calls.keys import REFRESH_SECONDS, KeyCalls
 from broker.calls.lineage import LineageCalls
@@ -91,6 +93,7 @@ class Calls:
         self.messages = MessageCalls(access, logs)
         self.measurements = MeasurementCalls(access, self.monitoring)
         self.mirrors = Mirrors(access, logs)
+        self.growth = TopicGrowth(access, logs)
         self.lineage = LineageCalls(access, logs, readers)
         ends = LogEnds(access.store, logs)
         self.bound_flows = bound = BoundFlows(access)
@@ -150,12 +153,14 @@ class Broker(Calls):
         self._alarms.every("upkeep", UPKEEP_SECONDS, self.upkeep)
         self._alarms.every("measurements", ROUND_SECONDS, self.measure)
         self._alarms.every("mirrors", MIRROR_SECONDS, self.mirror)
+        self._alarms.every("growth", GROWTH_SECONDS, self.growth.round)
         self._alarms.every("log sessions", WATCH_SECONDS, self._logs_by_kind.watch)
         self._alarms.every("log credentials", ENDED_KEYS_SECONDS, self.logs.end_credentials_of_keys)
 
     async def stop(self) -> None:
         """Finishes what is under way and stops."""
         await self.mirrors.stop()
+        await self.growth.stop()
         await self.replica.stop()
         for engine in self._log_engines:
             await pools.close(engine)

@@ -259,6 +259,17 @@ class LogsByKind:
         except LogError as error:
             raise _cannot_be_used(error) from None
 
+    def clusters(self, logs: Sequence[str]) -> Mapping[object, Sequence[str]]:
+        """See `Logs`."""
+        return self._external.clusters(logs)
+
+    async def partition_counts(self, logs: Sequence[str]) -> Mapping[str, int]:
+        """See `Logs`."""
+        try:
+            return await self._external.partition_counts(logs)
+        except LogError as error:
+            raise _cannot_be_used(error) from None
+
     async def set_partition_count(
         self,
         log: str,

@@ -8,8 +8,9 @@ away only delays administrators, by some seconds.
 
 **A log that hangs hurts itself alone.** Each call on a log takes a thread, until the log has
 answered or failed, even if its caller has given up. So for each caller (a key) there are PER_LOG
-threads for one log and PER_CALLER for all logs; the service itself, its mirrors, and all flows
-together, have more. Who wants more waits, and holds up nobody else.
+threads for one log and PER_CALLER for all logs; the service itself, its mirrors, its questions
+about partition counts, and all flows together have more. Who wants more waits, and holds up nobody
+else.
 
 **The service is nobody's probe.** Whoever may create queues names the addresses of their logs. So
 the service connects only where `log_urls` has an access, or, without that setting, on its own
@@ -25,14 +26,16 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import lru_cache
 from typing import Generic, Protocol, TypeVar, cast
 
 import structlog
 
 from broker.logs.peeking import Peek, peek_at
-from broker.logs.ports import CALLER, FLOWS, MIRRORS, Bounds, Holder, LogOwner, Purpose
+from broker.logs.ports import CALLER, FLOWS, GROWTH, MIRRORS, Bounds, Holder, LogOwner, Purpose
 from counterpoise.logs import InvalidPosition, LogError, LogNotFound, LogUnavailable
 from counterpoise.logs.address import (
+    Host,
     check_access,
     fitting,
     implementation,
@@ -150,8 +153,15 @@ class ManagedLog(Log, Protocol):
         ...
 
 
-class GroupedLog(Protocol):
-    """A log in Kafka, whose cluster has consumer groups."""
+class TopicLog(Protocol):
+    """A log in Kafka, whose cluster has other topics, and consumer groups."""
+
+    def partition_counts(self, topics: Sequence[str]) -> Mapping[str, int]:
+        """Those of topics of the cluster; topics that are not there or refused are left out.
+
+        Raises LogUnavailable.
+        """
+        ...
 
     def store_offsets(self, group: str, positions: Mapping[int, str]) -> None:
         """Store the positions as offsets of a consumer group without members.
@@ -170,6 +180,13 @@ def access_of(log: str, urls: str) -> str | None:
     if access is None and (urls.split() or not is_on_this_machine(parse_log(log))):
         raise LogUnlisted(log)
     return access
+
+
+@lru_cache(10_000)
+def _cluster_of(log: str, urls: str) -> tuple[tuple[Host, ...], str | None]:
+    """The servers of a log, and the service's access. Raises as `access_of`."""
+    address = parse_log(log)
+    return tuple(sorted(address.hosts, key=str)), access_of(address.canonical(), urls)
 
 
 def open_managed(log: str, access: str | None, *, timeout_seconds: float) -> ManagedLog:
@@ -220,6 +237,24 @@ class ExternalLogs:
     async def partition_count(self, log: str) -> int:
         """See `LogKind`."""
         return await self._ask(log, lambda it: it.partition_count())
+
+    def clusters(self, logs: Sequence[str]) -> Mapping[object, Sequence[str]]:
+        """See `Logs`."""
+        found: dict[object, list[str]] = {}
+        for log in logs:
+            with suppress(LogError):
+                found.setdefault(_cluster_of(log, self._urls), []).append(log)
+        return found
+
+    async def partition_counts(self, logs: Sequence[str]) -> Mapping[str, int]:
+        """Those of logs in one cluster of Kafka, asked through one of them; see `Logs`."""
+
+        def act(it: ManagedLog) -> dict[str, int]:
+            names = {log: parse_log(log).name for log in logs}
+            counts = cast("TopicLog", it).partition_counts(sorted({*names.values()}))
+            return {log: counts[name] for log, name in names.items() if name in counts}
+
+        return await self._ask(next((log for log in logs if log in self._open), logs[0]), act)
 
     async def set_partition_count(
         self, log: str, partition_count: int, revision: int, owner: LogOwner
@@ -282,7 +317,7 @@ class ExternalLogs:
         """
 
         def act(it: ManagedLog) -> None:
-            cast("GroupedLog", it).store_offsets(group, positions)
+            cast("TopicLog", it).store_offsets(group, positions)
 
         await self._ask(log, act)
 
@@ -410,7 +445,7 @@ class _Places(Generic[K]):
 
 
 def _places_of(caller: str) -> int:
-    return _PER_GROUP if caller in ("", FLOWS, MIRRORS) else PER_CALLER
+    return _PER_GROUP if caller in ("", FLOWS, GROWTH, MIRRORS) else PER_CALLER
 
 
 def _furthest(log: ManagedLog, committed: Sequence[Mapping[int, str]]) -> Mapping[int, str]:

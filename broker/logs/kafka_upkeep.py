@@ -26,6 +26,10 @@ class KafkaUpkeep(KafkaLog):
     def partition_count(self) -> int:
         return self._topic.shape(self._begin()).partition_count
 
+    def partition_counts(self, topics: Sequence[str]) -> Mapping[str, int]:
+        """Those of topics of the cluster; topics that are not there or refused are left out."""
+        return self._topic.partition_counts(topics, self._begin())
+
     def set_partition_count(
         self, partition_count: int, revision: int, owner: LogOwner | None = None
     ) -> bool:

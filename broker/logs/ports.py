@@ -20,9 +20,10 @@ from counterpoise.logs import Bounds, LogError, LogUnavailable, Successor
 Purpose = Literal["read", "publish"]
 CALLER: ContextVar[str] = ContextVar("caller", default="")
 """For whom the service calls a log: the id of a key, FLOWS, ANYONE without keys, MIRRORS for
-positions that it mirrors, else itself."""
+positions that it mirrors, GROWTH for the counts of topics, else itself."""
 FLOWS = "flows"
 MIRRORS = "mirrors"
+GROWTH = "growth"
 ANYONE = "anyone"
 __all__ = [
     "Bounds",
@@ -217,6 +218,21 @@ class Logs(Protocol):
 
     async def partition_count(self, log: str) -> int:
         """The partition count of a log with its own count. Raises Unavailable, Invalid."""
+        ...
+
+    def clusters(self, logs: Sequence[str]) -> Mapping[object, Sequence[str]]:
+        """These logs with counts of their own, by the cluster that has them (and the access to it).
+
+        Addresses to which the service does not connect are left out.
+        """
+        ...
+
+    async def partition_counts(self, logs: Sequence[str]) -> Mapping[str, int]:
+        """The partition counts of logs of one cluster, by one question.
+
+        Logs that are not there, or refused to the service, are left out. Raises Invalid if the
+        cluster does not answer.
+        """
         ...
 
     async def set_partition_count(

@@ -179,6 +179,10 @@ class Replica:
         """The coordinator of the queue with this id, which may be gone."""
         return self._of(queue_id)
 
+    def loaded(self) -> list[Coordinator]:
+        """The coordinators of the queues in memory, which are as last known."""
+        return [one for one in self._coordinators.values() if one.queue is not None]
+
     def adopt(self, queue: Queue) -> None:
         """A queue that was just created here, which will be used soon."""
         self._ids[queue.name] = queue.id

@@ -223,6 +223,19 @@ class Logs:
             raise self.error
         return self.topics[log] if log in self.topics else self.the(log).count
 
+    def clusters(self, logs: Sequence[str]) -> Mapping[object, Sequence[str]]:
+        """By all of the address but the topic."""
+        found: dict[object, list[str]] = {}
+        for log in logs:
+            found.setdefault(log.rpartition("/")[0], []).append(log)
+        return found
+
+    async def partition_counts(self, logs: Sequence[str]) -> Mapping[str, int]:
+        self.told.append(("partition_counts", *logs))
+        if self.error is not None:
+            raise self.error
+        return {log: self.topics[log] for log in logs if log in self.topics}
+
     async def bounds(self, log: str, partitions: Sequence[int] | None = None) -> Bounds | None:
         """Those of all partitions, whichever are named."""
         return None if self.error is not None else self.the(log).bounds()

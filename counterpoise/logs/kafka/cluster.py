@@ -20,7 +20,7 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
-from counterpoise.logs.errors import LogAccessRefused
+from counterpoise.logs.errors import LogAccessRefused, LogNotFound
 from counterpoise.logs.kafka.access import Access, Failures, librdkafka_logger
 from counterpoise.logs.kafka.answers import Attempt, Questions
 from counterpoise.logs.kafka.appender import PRODUCER
@@ -227,6 +227,21 @@ class Topic:
                 asked = attempt.admin.describe_cluster(request_timeout=attempt.seconds)
                 topic_id = f"{attempt.answer(asked).cluster_id}/{self.name}"
             return Shape(len(topic.partitions), topic_id)
+
+        return self._questions.ask(question, deadline)
+
+    def partition_counts(self, names: Sequence[str], deadline: float) -> dict[str, int]:
+        """Those of topics of the cluster; topics that are not there or refused are left out."""
+
+        def question(attempt: Attempt) -> dict[str, int]:
+            asked = attempt.admin.describe_topics(
+                TopicCollection([*names]), request_timeout=attempt.seconds
+            )
+            counts = {}
+            for name, answer in asked.items():
+                with suppress(LogNotFound, LogAccessRefused):
+                    counts[name] = len(attempt.answer(answer).partitions)
+            return counts
 
         return self._questions.ask(question, deadline)
 

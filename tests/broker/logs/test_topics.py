@@ -32,8 +32,9 @@ def log(kafka, topic):
 
 
 @pytest.fixture
-def client(monkeypatch, services):
-    monkeypatch.setattr(broker_service, "UPKEEP_SECONDS", 0.2)
+def client(request, monkeypatch, services):
+    """What finds a topic's growth comes soon; only what a test names if it is a parameter."""
+    monkeypatch.setattr(broker_service, getattr(request, "param", "UPKEEP_SECONDS"), 0.2)
     (service,) = services(1)
     with Client(service.url) as client:
         yield client
@@ -87,6 +88,7 @@ def test_credentials_in_the_name_of_the_log_are_refused_and_not_repeated(client)
     assert "geheim" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("client", ["UPKEEP_SECONDS", "GROWTH_SECONDS"], indirect=True)
 def test_all_queues_of_a_topic_grow_with_it_and_their_flows_get_the_new_partitions(
     client, kafka, topic, log
 ):
@@ -121,6 +123,15 @@ def test_a_topic_with_fewer_partitions_takes_none_away(client, kafka, topic, log
     kafka.grow_topic(topic, 4)
     eventually(lambda: client.queue("two").partition_count == 4)
     assert client.queue("orders").partition_count == 4
+
+
+def test_topics_of_one_cluster_and_one_access_are_asked_together():
+    urls = "kafka://u:p@*.in:9092/private kafka://v:q@*.in:9092"
+    logs = external.ExternalLogs(urls)
+    named = [f"kafka://{place}" for place in ("a.in,b.in/x", "b.in:9092,a.in/y", "a.in/x")]
+    private, far = "kafka://a.in,b.in/private", "kafka://elsewhere/x"
+    assert [*logs.clusters([*named, private, far]).values()] == [named[:2], named[2:], [private]]
+    logs.close()
 
 
 def test_positions_are_found_in_the_topic(client, kafka, topic, log):

@@ -121,3 +121,46 @@ def test_without_an_answer_the_deadline_is_an_error_and_no_offset(error):
     with pytest.raises(LogUnavailable):
         asked_through(clients).bounds([0], 0.0)
     assert len(clients) == 2
+
+
+class Several:
+    """An admin client for topics: so many partitions, or an error."""
+
+    def __init__(self, topics):
+        self.topics = topics
+        self.asked = []
+
+    def describe_topics(self, topics, **_):
+        self.asked.append(len(self.topics))
+        return {name: self.answer(found) for name, found in self.topics.items()}
+
+    def answer(self, found):
+        future: Future[SimpleNamespace] = Future()
+        if isinstance(found, int):
+            future.set_result(SimpleNamespace(partitions=[*range(found)]))
+        else:
+            future.set_exception(KafkaException(found))
+        return future
+
+    def poll(self, _seconds):
+        pass
+
+
+def test_counts_of_topics_are_one_question_and_leave_out_what_is_gone_or_refused():
+    topics = {
+        "orders": 3,
+        "gone": KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART),
+        "secret": KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED),
+        "invoices": 5,
+    }
+    admin = Several(topics)
+    found = asked_through([admin]).partition_counts([*topics], float("inf"))
+    assert found == {"orders": 3, "invoices": 5}
+    assert admin.asked == [4]
+
+
+def test_counts_are_asked_again_through_another_client_if_a_broker_is_lost():
+    lost = Several({"orders": KafkaError(KafkaError._TRANSPORT)})
+    assert asked_through([lost, Several({"orders": 3})]).partition_counts(
+        ["orders"], float("inf")
+    ) == {"orders": 3}
