@@ -45,6 +45,11 @@ def pytest_collection_finish() -> None:
 LONGEST_GROUPS = ("spark 2", "spark 1", "spark 3", "processes", "wheels", "spin", "computing")
 
 
+# A test may take so long. The limit ends what never ends, on slow machines too; that of short tests
+# is in pyproject.toml.
+LONG_SECONDS = 1800
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """`make test` skips nothing: what needs a program of the system is long (.ci/run has it).
 
@@ -53,6 +58,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("skipif") and not item.get_closest_marker("long"):
             raise pytest.UsageError(f"{item.nodeid} may be skipped, so it must be long")
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.timeout(LONG_SECONDS))
     if not config.getoption("loadscopereorder", True):
         items.sort(key=_rank)
 

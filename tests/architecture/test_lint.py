@@ -16,7 +16,6 @@ pytestmark = pytest.mark.xdist_group("computing")
 CHECKS = ("ruff check", "ruff format --check", "mypy")
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("check", CHECKS)
 def test_nothing_is_found(check: str) -> None:
     done = subprocess.run(

@@ -20,7 +20,7 @@ from tests.architecture.test_repository import ROOT
 from tests.counterpoise.spark.small import with_small_java
 from tests.service import eventually, free_port
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800), pytest.mark.xdist_group("wheels")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("wheels")]
 
 README = (ROOT / "README.md").read_text("utf-8")
 DONE = "what was typed has ended with "

@@ -10,7 +10,7 @@ import pytest
 from tests.architecture.conftest import environment_like_ours, install, new_environment, pip, run
 from tests.architecture.test_repository import ROOT, tracked_files
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("wheels")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("wheels")]
 
 CONSUMERS = frozenset({"counterpoise"})
 SERVICE = frozenset({"api", "broker", "migrations"})

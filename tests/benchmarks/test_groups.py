@@ -15,7 +15,7 @@ from tests.service import Service
 
 __all__ = ["apache_kafka"]
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("kafka")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("kafka")]
 
 SIZES = Sizes(
     joins=(1,),

@@ -567,7 +567,6 @@ def test_a_thousand_partitions_and_fifty_consumers_are_legible(
             assert page.run(cut) == 0
 
 
-@pytest.mark.timeout(900)
 def test_axe_finds_no_violation_in_any_state(
     browser: Browser, service: Service, migrated_url: str
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.faults.campaign import KILLED, LEAST, run
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800), pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("processes")]
 
 
 def test_all_promises_hold_while_everything_breaks(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.faults import disk
 from tests.faults.disk import SmallDisk
 from tests.service import eventually
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("processes")]
 
 # An outage of up to 3 s is not noticed as one (`broker.store.leases`), and a flow renews its lease
 # every third of it: both together have to fit.

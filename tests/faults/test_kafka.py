@@ -35,7 +35,7 @@ from tests.kafka_server import ApacheKafka, apache_kafka
 
 __all__ = ["apache_kafka"]
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800), pytest.mark.xdist_group("kafka")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("kafka")]
 
 BEFORE, AFTER = 6, 9
 """The partitions of the topic, which grows."""

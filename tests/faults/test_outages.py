@@ -17,7 +17,6 @@ from tests.service import eventually
 # All tests share one stage.
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(900),
     pytest.mark.xdist_group("outages"),
 ]
 

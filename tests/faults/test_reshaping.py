@@ -6,7 +6,7 @@ import pytest
 
 from tests.faults.reshaping import LEAST, run
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800), pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("processes")]
 
 
 def test_every_key_stays_in_order_while_partitions_come_and_go(tmp_path: Path) -> None:

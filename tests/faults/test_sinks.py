@@ -13,7 +13,7 @@ from tests.log_support import log_url
 
 __all__ = ["log_url"]
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.xdist_group("processes")]
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ ROOT = Path(__file__).resolve().parents[2]
 absent = missing()
 by_spin = [
     pytest.mark.long,
-    pytest.mark.timeout(1800),
     # One after another, because a search may take a GB of memory.
     pytest.mark.xdist_group("spin"),
     pytest.mark.skipif(absent is not None, reason=f"not installed: {absent}"),

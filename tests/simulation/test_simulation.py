@@ -68,7 +68,6 @@ def test_no_seed_breaks_a_promise(seeds: range) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seeds", chunks(needed.SEEDS, ALL_SEEDS, 500))
 def test_no_further_seed_breaks_a_promise(seeds: range) -> None:
     _hold(seeds)
@@ -84,7 +83,6 @@ def test_enough_seeds_are_played() -> None:
 
 
 @may_be_out_of_date
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("bug", MUTANTS)
 def test_a_planted_bug_is_found(bug: str) -> None:
     known = needed.FirstSeeds.load().bugs.get(bug)
@@ -114,7 +112,6 @@ def test_a_planted_bug_can_be_called_as_the_product(bug: str) -> None:
 
 
 @may_be_out_of_date
-@pytest.mark.timeout(600)
 def test_everything_that_must_occur_does() -> None:
     """The seeds of the file meet all of it."""
     met: set[str] = set()

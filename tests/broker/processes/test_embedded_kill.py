@@ -15,7 +15,6 @@ pytestmark = pytest.mark.xdist_group("processes")
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 async def test_flows_keep_their_partitions(tmp_path: Path, crowd_of: CrowdOf) -> None:
     service = ServeProcess(tmp_path / "log", ["--data-dir", str(tmp_path / "data")])
     with service:

@@ -25,7 +25,6 @@ PARTITIONS = 5000
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 async def test_floods_cost_no_flow_its_lease(migrated_url: str, tmp_path: Path) -> None:
     arguments = ["--database-url", migrated_url]
     limits = {

@@ -25,7 +25,7 @@ from counterpoise.wire import Bound, CommitItem, ReleaseItem, Update
 from tests.broker.test_cli import run
 from tests.service import Service, eventually, running, settings_for
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.xdist_group("processes")]
 
 
 @contextlib.contextmanager

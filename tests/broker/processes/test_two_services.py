@@ -31,7 +31,6 @@ def pair(migrated_url: str, tmp_path: Path) -> Iterator[Pair]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 async def test_a_crowd_on_two_services(pair: Pair, crowd_of: CrowdOf) -> None:
     one, two = pair
     async with AsyncClient(one.url) as first, AsyncClient(two.url) as second:
@@ -53,7 +52,6 @@ async def test_a_crowd_on_two_services(pair: Pair, crowd_of: CrowdOf) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 async def test_a_large_crowd_that_changes_all_the_time(pair: Pair, crowd_of: CrowdOf) -> None:
     one, two = pair
     async with AsyncClient(one.url) as first, AsyncClient(two.url) as second:
@@ -75,7 +73,6 @@ async def test_a_large_crowd_that_changes_all_the_time(pair: Pair, crowd_of: Cro
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 async def test_services_that_are_killed_one_after_the_other(pair: Pair, crowd_of: CrowdOf) -> None:
     """Acknowledged commits are there (the checker looks), and no live flow loses anything."""
     urls = [service.url for service in pair]
@@ -102,7 +99,6 @@ async def test_services_that_are_killed_one_after_the_other(pair: Pair, crowd_of
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 async def test_frozen_services_expire_no_flow(pair: Pair, crowd_of: CrowdOf) -> None:
     """The leases are shorter than the freeze; the database's clock runs on."""
     urls = [service.url for service in pair]

@@ -62,7 +62,6 @@ class Worker:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_no_flow_loses_a_partition(migrated_url: str, tmp_path: Path) -> None:
     release = Release(tmp_path / "next", contract=True)
     arguments = ["--database-url", migrated_url]

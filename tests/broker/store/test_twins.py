@@ -284,7 +284,6 @@ def test_both_stores_answer_the_simulations_calls_alike(twins_url: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_many_runs_with_every_answer_that_a_store_can_give(twins_url: str) -> None:
     found = outcomes_of(twins_url, range(100, 112))
     never = EVERY_OUTCOME - {outcome for outcome, times in found.items() if times > 1}
@@ -340,7 +339,6 @@ class Forgetful(MemoryDatabase):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "memory", [Unserved, Unfenced, Immortal, Eager, Unordered, Forgetful], ids=lambda m: m.__name__
 )

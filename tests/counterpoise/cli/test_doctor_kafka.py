@@ -14,7 +14,7 @@ from counterpoise.cli.app import app
 from counterpoise.client import Client
 from tests.kafka_server import USER
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.xdist_group("kafka")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("kafka")]
 
 
 @pytest.fixture

@@ -95,7 +95,6 @@ def test_a_broker_that_is_lost_before_it_answers_is_asked_again(client, kafka, r
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_a_cluster_that_is_away_for_a_while_costs_time_and_no_message(
     client, kafka, running, publish
 ):

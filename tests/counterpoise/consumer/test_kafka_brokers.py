@@ -19,7 +19,7 @@ from tests.kafka_server import ApacheKafka
 from tests.log_support import texts
 from tests.service import eventually
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1200), pytest.mark.xdist_group("kafka")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("kafka")]
 
 SECONDS = 180
 

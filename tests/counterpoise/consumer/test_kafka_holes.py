@@ -16,7 +16,7 @@ from tests.counterpoise.consumer.conftest import in_order, positions
 from tests.log_support import texts
 from tests.service import eventually
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("kafka")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("kafka")]
 
 HOURS = 40
 KEYS = 4

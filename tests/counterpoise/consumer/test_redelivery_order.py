@@ -165,7 +165,6 @@ def play(stage, service, troupe, blows):
     eventually(lambda: stage.finished == set(range(stage.count)))
 
 
-@pytest.mark.timeout(900)
 def test_handoffs_repeat_nothing_and_no_key_is_overtaken(service, client, retries, troupe):
     stage = Stage(1)
     play(stage, service, troupe, [lambda one: one.consumer.stop()] * 3)
@@ -176,7 +175,6 @@ def test_handoffs_repeat_nothing_and_no_key_is_overtaken(service, client, retrie
     assert outcomes == {"initial", "graceful"}
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("seed", "rounds"), [(2, 1), pytest.param(3, 3, marks=pytest.mark.long)])
 def test_kills_and_lost_leases_lose_nothing_and_no_key_is_overtaken(
     service, client, retries, troupe, migrated_url, seed, rounds
@@ -194,7 +192,6 @@ def test_kills_and_lost_leases_lose_nothing_and_no_key_is_overtaken(
     assert stage.violations() == []
 
 
-@pytest.mark.timeout(900)
 def test_splits_and_merges_wait_for_what_is_set_aside(service, client, retries, troupe):
     client.delete_queue("flights")
     client.create_queue("flights", partitioning="dynamic", rebalance_delay=0, max_handoff_time=600)
@@ -210,7 +207,6 @@ def test_splits_and_merges_wait_for_what_is_set_aside(service, client, retries, 
     assert stage.violations() == []
 
 
-@pytest.mark.timeout(900)
 def test_consumers_that_hold_no_key_are_found(service, client, retries, troupe, monkeypatch):
     monkeypatch.setattr(Redelivery, "must_wait", lambda *_: False)
     stage = Stage(1)

@@ -23,7 +23,6 @@ def one_partition(service, client):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_others_take_over_from_a_stuck_consumer_without_stale_writes(
     client, running, publish, caplog, migrated_url
 ):
@@ -94,7 +93,6 @@ Consumer("one", each=handle, url=sys.argv[1], lease_seconds=4, commit_seconds=0)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_a_suspended_process_begins_no_message_of_lost_partitions(service, client, running):
     client.create_queue("one", 1, rebalance_delay=0)
     with Publisher("one", url=service.url) as publisher:

@@ -75,7 +75,6 @@ def played(demos: list[Demo], *arguments: str, plain: bool = False) -> tuple[int
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
 @pytest.mark.xdist_group("spark 3")
 def test_the_demo_ends_with_a_good_verdict(demos: list[Demo]) -> None:
     """Into a lake as well. (The demo of splits is played without.)"""
@@ -89,7 +88,6 @@ def test_the_demo_ends_with_a_good_verdict(demos: list[Demo]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
 @pytest.mark.xdist_group("spark 3")
 def test_a_sabotaged_demo_ends_with_a_bad_verdict(demos: list[Demo]) -> None:
     code, output = played(demos, "--sabotage", "unfenced", plain=True)
@@ -99,7 +97,6 @@ def test_a_sabotaged_demo_ends_with_a_bad_verdict(demos: list[Demo]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
 @pytest.mark.xdist_group("spark 3")
 def test_the_demo_of_splits_ends_with_a_good_verdict(demos: list[Demo]) -> None:
     code, output = played(demos, "--split")
@@ -123,7 +120,6 @@ def test_the_evidence_of_a_sabotaged_demo_gets_a_bad_verdict(sabotage: str) -> N
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
 @pytest.mark.xdist_group("spark 3")
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_every_end_of_the_demo_ends_its_processes(

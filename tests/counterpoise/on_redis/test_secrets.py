@@ -107,7 +107,6 @@ def texts_under(directory: Path) -> dict[str, str]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_nothing_that_spark_shows_or_writes_has_a_secret_in_it(
     told: set[str], world: World, drivers: Drivers, tmp_path: Path, database_url: str
 ) -> None:

@@ -119,7 +119,6 @@ def test_a_chain_writes_each_message_once_and_shows_no_secret(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_an_application_on_a_cluster_shares_it_and_leaves_in_order_when_told_to_end(
     world: World, drivers: Drivers, tmp_path: Path
 ) -> None:

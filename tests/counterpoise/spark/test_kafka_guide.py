@@ -21,7 +21,7 @@ from tests.kafka_server import ApacheKafka
 from tests.processes import kill_family
 from tests.service import ServeProcess
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("kafka")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("kafka")]
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "kafka_shared.py"
 PARTITIONS = 4

@@ -15,7 +15,7 @@ from tests.counterpoise.spark.application import Application
 from tests.counterpoise.spark.stage import Stage
 from tests.counterpoise.spark.waiting import until
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("spark 1")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 1")]
 
 # A backlog of 60 messages takes three of these.
 BATCH = 20

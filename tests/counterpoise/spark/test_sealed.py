@@ -21,7 +21,7 @@ from tests.counterpoise.spark.stage import Stage
 from tests.counterpoise.spark.test_ordered_resize import BATCH, overtaken
 from tests.counterpoise.spark.waiting import until
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("spark 1")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 1")]
 
 MIDDLE = HASHES // 2
 WHOLE, LOWER, UPPER = "00000000-ffffffff.0", "00000000-7fffffff.1", "80000000-ffffffff.2"

@@ -17,7 +17,7 @@ from tests.counterpoise.spark.waiting import until
 from tests.processes import find
 from tests.service import Service
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("spark 3")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 3")]
 
 
 @pytest.fixture

@@ -16,8 +16,6 @@ from counterpoise.testing.plugin import counterpoise_service
 
 __all__ = ["counterpoise_service"]
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 def service(counterpoise_service: MemoryService) -> MemoryService:

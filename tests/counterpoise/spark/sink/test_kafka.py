@@ -21,7 +21,7 @@ from tests.kafka_server import ApacheKafka
 from tests.service import Service
 
 # The drivers of this group are warm; a broker starts sooner than they.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("spark 3")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 3")]
 
 PARTITIONS = 6
 

@@ -30,7 +30,7 @@ from tests.counterpoise.spark.sink.places import LocalRows
 from tests.log_support import until
 from tests.service import Service
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.long
 
 
 class Result:
