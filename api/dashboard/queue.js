@@ -47,6 +47,7 @@ export class QueuePage {
     const act = (title, does) => make("button", { disabled: "", onclick: () => does(this.picture, this.needsKey) }, title);
     this.resize = act("Resize", actions.resize);
     this.mirror = act("Mirror", shaping.mirror);
+    this.mirror.hidden = true;
     this.actions = make("div", { class: "actions", hidden: !this.mayChange && "" },
       this.resize, act("Rebalance now", actions.rebalance), act("Set positions", actions.positions), this.mirror, act("Delete", shaping.remove));
     this.waiting = make("p", { class: "soft" }, "Loading…");
