@@ -1,6 +1,7 @@
 """A queue on a real service, and its publisher."""
 
 import threading
+import uuid
 from collections import defaultdict
 
 import psycopg
@@ -10,11 +11,29 @@ from counterpoise.client import Client
 from counterpoise.consumer import Consumer
 from counterpoise.publisher import Publisher
 
+on_each_log = pytest.mark.parametrize("log_of", ["builtin", "redis"], indirect=True)
+"""The queues of the test are in logs of each kind, one after another."""
+
 
 @pytest.fixture
-def client(service):
+def log_of(request):
+    """`log_of(partitions)`: the arguments of `create_queue` for a log (by default built in)."""
+    kind = getattr(request, "param", "builtin")
+
+    def settings(partitions):
+        name = uuid.uuid4().hex
+        if kind == "redis":
+            log = request.getfixturevalue("redis_server").log(name)
+            return {"partition_count": partitions, "log": log}
+        return {"partition_count": partitions}
+
+    return settings
+
+
+@pytest.fixture
+def client(service, log_of):
     with Client(service.url) as client:
-        client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=600)
+        client.create_queue("flights", rebalance_delay=0, max_handoff_time=600, **log_of(4))
         yield client
 
 

@@ -12,7 +12,7 @@ from counterpoise.errors import QueueNotFound
 from counterpoise.keys import partition_of
 from counterpoise.logs import LogUnavailable
 from counterpoise.publisher import Publisher
-from tests.counterpoise.consumer.conftest import in_order, positions
+from tests.counterpoise.consumer.conftest import in_order, on_each_log, positions
 from tests.counterpoise.consumer.test_poison import POISON, Picky
 from tests.counterpoise.leases import LONG_SECONDS
 from tests.service import eventually
@@ -31,11 +31,11 @@ def running(running):
 
 
 @pytest.fixture
-def retries(client, monkeypatch):
+def retries(client, log_of, monkeypatch):
     """The retry queue, with another number of partitions, and swept often."""
     monkeypatch.setattr(retry_queue, "SWEEP_SECONDS", 0.5)
     monkeypatch.setattr(retry_queue, "CALL_SECONDS", 60)
-    client.create_queue("retries", 3, rebalance_delay=0)
+    client.create_queue("retries", rebalance_delay=0, **log_of(3))
     return "retries"
 
 
@@ -48,6 +48,7 @@ def at_end(client, count):
     return sum(int(position or 0) for position in positions(client).values()) == count
 
 
+@on_each_log
 def test_the_other_keys_go_on_and_the_key_waits(client, running, publish, retries):
     publish(range(60))
     with running(Picky(), on_poison=Retry(retries, after_seconds=[LONG])) as one:
@@ -62,6 +63,7 @@ def test_the_other_keys_go_on_and_the_key_waits(client, running, publish, retrie
     assert in_order(one)
 
 
+@on_each_log
 def test_a_message_that_succeeds_later_is_followed_by_its_key(client, running, publish, retries):
     publish(range(60))
     picky = Picky(times=2)
@@ -77,6 +79,7 @@ def test_a_message_that_succeeds_later_is_followed_by_its_key(client, running, p
     assert in_order(one)
 
 
+@on_each_log
 def test_what_comes_again_is_what_was_published(running, publish, retries):
     publish(range(60))
     failed: list[Message] = []
@@ -92,6 +95,7 @@ def test_what_comes_again_is_what_was_published(running, publish, retries):
     assert again == failed[0]
 
 
+@on_each_log
 def test_after_the_last_delay_the_next_policy_decides(client, running, publish, retries):
     publish(range(60))
     letters = []
@@ -166,6 +170,7 @@ def test_halt_after_the_last_delay_leaves_the_message_to_the_next_run(running, p
     assert in_order(one, two)
 
 
+@on_each_log
 def test_a_graceful_handoff_repeats_nothing_and_the_next_owner_holds_the_key(
     client, running, publish, retries
 ):
@@ -187,6 +192,7 @@ def test_a_graceful_handoff_repeats_nothing_and_the_next_owner_holds_the_key(
     assert outcomes == {"initial", "graceful"}
 
 
+@on_each_log
 def test_a_delay_that_has_begun_goes_on_at_the_next_owner(client, running, publish, retries):
     """Not begun anew: the tries are counted, and the last policy comes."""
     publish(range(60))
@@ -218,6 +224,7 @@ class Killed(BaseException):
     """The process is gone."""
 
 
+@on_each_log
 @pytest.mark.parametrize(
     ("record", "when"),
     [("message", "before"), ("message", "after"), ("done", "before"), ("done", "after")],

@@ -14,7 +14,7 @@ import pytest
 from counterpoise.consumer import DeadLetter, Retry, retry_queue
 from counterpoise.consumer.redelivery import Redelivery
 from counterpoise.publisher import Publisher
-from tests.counterpoise.consumer.conftest import Running
+from tests.counterpoise.consumer.conftest import Running, on_each_log
 from tests.counterpoise.leases import LONG_SECONDS, Health
 from tests.service import eventually
 
@@ -124,10 +124,10 @@ class Mortal(Running):
 
 
 @pytest.fixture
-def retries(client, monkeypatch):
+def retries(client, log_of, monkeypatch):
     monkeypatch.setattr(retry_queue, "SWEEP_SECONDS", 0.5)
     monkeypatch.setattr(retry_queue, "CALL_SECONDS", 60)
-    client.create_queue("retries", 3, rebalance_delay=0)
+    client.create_queue("retries", rebalance_delay=0, **log_of(3))
 
 
 @pytest.fixture
@@ -165,6 +165,7 @@ def play(stage, service, troupe, blows):
     eventually(lambda: stage.finished == set(range(stage.count)))
 
 
+@on_each_log
 def test_handoffs_repeat_nothing_and_no_key_is_overtaken(service, client, retries, troupe):
     stage = Stage(1)
     play(stage, service, troupe, [lambda one: one.consumer.stop()] * 3)
@@ -175,6 +176,7 @@ def test_handoffs_repeat_nothing_and_no_key_is_overtaken(service, client, retrie
     assert outcomes == {"initial", "graceful"}
 
 
+@on_each_log
 @pytest.mark.parametrize(("seed", "rounds"), [(2, 1), pytest.param(3, 3, marks=pytest.mark.long)])
 def test_kills_and_lost_leases_lose_nothing_and_no_key_is_overtaken(
     service, client, retries, troupe, migrated_url, seed, rounds
