@@ -11,8 +11,9 @@ from counterpoise.client import Client
 from counterpoise.consumer import Consumer
 from counterpoise.publisher import Publisher
 
-on_each_log = pytest.mark.parametrize("log_of", ["builtin", "redis"], indirect=True)
-"""The queues of the test are in logs of each kind, one after another."""
+_BROKER = pytest.param("kafka", marks=[pytest.mark.long, pytest.mark.xdist_group("kafka")])
+on_each_log = pytest.mark.parametrize("log_of", ["builtin", "redis", _BROKER], indirect=True)
+"""The queues of the test are in logs of each kind, one after another; Kafka is the real broker."""
 
 
 @pytest.fixture
@@ -22,6 +23,10 @@ def log_of(request):
 
     def settings(partitions):
         name = uuid.uuid4().hex
+        if kind == "kafka":
+            cluster = request.getfixturevalue("apache_kafka")
+            cluster.create_topic(name, partitions)
+            return {"log": cluster.log(name)}
         if kind == "redis":
             log = request.getfixturevalue("redis_server").log(name)
             return {"partition_count": partitions, "log": log}
