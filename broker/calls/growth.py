@@ -29,6 +29,7 @@ from broker.calls.access import QueueAccess
 from broker.core import commands as c
 from broker.core.cuts import last_resize
 from broker.core.errors import Invalid, QueueNotFound, Unavailable
+from broker.core.queue import Queue
 from broker.logs.names import decides_count
 from broker.logs.ports import CALLER, GROWTH, Logs
 from broker.replica.coordinator import Coordinator
@@ -100,9 +101,20 @@ class TopicGrowth:
 
 async def _follow(coordinator: Coordinator, count: int) -> None:
     queue = coordinator.queue
-    if queue is None or queue.is_resizing or queue.settings.partition_count >= count:
-        return
-    command = c.Change({"partition_count": count}, checked=last_resize(queue))
+    change = None if queue is None else growth_of(queue, count)
     # It was deleted or resized meanwhile, or the database is away: the next round compares again.
     with suppress(QueueNotFound, Unavailable):
-        await coordinator.submit(Submission(command))
+        if change is not None:
+            await coordinator.submit(Submission(change))
+
+
+def growth_of(queue: Queue, count: int) -> c.Change | None:
+    """The change with which a queue follows its topic, which has so many partitions; None if it
+    needs none.
+
+    Deciding it raises CutsOutdated if the queue was resized meanwhile: then the count may be an old
+    one.
+    """
+    if queue.is_resizing or queue.settings.partition_count >= count:
+        return None
+    return c.Change({"partition_count": count}, checked=last_resize(queue))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import structlog
@@ -12,15 +12,17 @@ import structlog
 from broker.calls import views
 from broker.calls.access import QueueAccess
 from broker.calls.cuts import CutCalls
+from broker.calls.growth import growth_of
 from broker.calls.positions import stored_positions
 from broker.calls.readers import LogReaders, Trims, log_owner, owner_among
-from broker.core.errors import BrokerError, Invalid
+from broker.core.errors import BrokerError, CutsOutdated, Invalid, QueueNotFound
 from broker.core.queue import Queue
 from broker.logs.names import decides_count, parts_of
 from broker.logs.ports import Logs
 from broker.logs.positions import number_of
 from broker.logs.retention import Retention
 from broker.pieces import pieces
+from broker.replica.transaction import Submission
 from broker.store.ports import StoreError
 from broker.store.trims import Trimming
 from counterpoise.logs.address import InvalidLog, kind_of
@@ -139,7 +141,14 @@ class Upkeep:
             return
         for reader in readers:
             if reader.partition_count < count:
-                await self._readers.follow(reader.name, count, discard=False)
+                await self._grow(reader.name, count)
+
+    async def _grow(self, name: str, count: int) -> None:
+        # It was deleted or resized meanwhile: the next upkeep compares again.
+        with suppress(QueueNotFound, CutsOutdated):
+            change = await self._queues.read(name, lambda queue: growth_of(queue, count))
+            if change is not None:
+                await self._queues.submit(name, lambda: Submission(change))
 
     async def _has_another_count(self, reader: views.QueueView, owner: views.QueueView) -> bool:
         count = owner.partition_count

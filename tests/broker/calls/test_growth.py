@@ -104,6 +104,30 @@ async def test_a_replica_that_knows_an_older_count_takes_no_partition_back() -> 
 
 
 @virtual
+async def test_nor_does_the_upkeep_that_asked_before_the_topic_grew_again() -> None:
+    world = World()
+    one = await following(world, {"a": LOG})
+    one.logs.topics[LOG] = 5
+    asked, answered, ask = asyncio.Event(), asyncio.Event(), one.logs.partition_count
+
+    async def slow(log: str) -> int:
+        count = await ask(log)
+        asked.set()
+        await answered.wait()
+        return count
+
+    one.logs.partition_count = slow  # type: ignore[method-assign]
+    upkeep = asyncio.create_task(one.keep_logs())
+    await asked.wait()
+    one.logs.topics[LOG] = 7
+    await round_of(one)
+    answered.set()
+    await upkeep
+    queue = world.check("a")
+    assert (queue.settings.partition_count, [*queue.retiring]) == (7, [])
+
+
+@virtual
 async def test_a_cluster_that_hangs_holds_up_itself_alone() -> None:
     world = World()
     one = await following(world, {"a": LOG, "d": FAR})
