@@ -32,10 +32,10 @@ SHORT = [pytest.param(one, id=one.name) for one in VARIANTS if one.short and one
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The service looks for new partitions of a topic every half second, not every minute, and a
-    slow machine loses nobody.
+    """The service looks for new partitions of a topic every half second, and a slow machine loses
+    nobody.
     """
-    monkeypatch.setattr("broker.service.UPKEEP_SECONDS", 0.5)
+    monkeypatch.setattr("broker.service.GROWTH_SECONDS", 0.5)
     monkeypatch.setattr("benchmarks.groups.SESSION_MILLISECONDS", 45_000)
 
 
