@@ -186,8 +186,8 @@ def test_a_slow_message_that_is_done_in_time_is_handed_over_in_order(
             slow.go_on.set()
             eventually(lambda: len(one.seen) + len(two.seen) == 10)
             one.join()
-    assert 0 < slow.left_after <= 60
-    assert 0 < left[0] <= 60
+    assert 0 < slow.left_after <= 600
+    assert 0 < left[0] <= 600
     assert one.numbers + two.numbers == list(range(10))
     outcomes = [move.outcome for r in client.rebalances("one") for move in r.moves]
     assert sorted(outcomes) == ["graceful", "initial"]
