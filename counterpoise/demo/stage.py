@@ -171,7 +171,7 @@ class Stage:
             command += [option, str(value)]
         if self.lake is not None:
             command += ["--lake", str(self.lake)]
-        if self._sabotage and name == "beta":
+        if self._sabotage and name == VICTIM:
             command += ["--sabotage", self._sabotage]
         child = self._start(name, command)
         self._states[name] = "starting"

@@ -32,6 +32,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+NOT_CONNECTED = "Python worker failed to connect back"
+"""In Spark's error, if the process of a query's source took longer than ten seconds to connect.
+
+Nothing of the source has run then, so the query can be started again."""
+
 
 def cache_dir() -> Path:
     """The user's cache directory: `counterpoise` in $XDG_CACHE_HOME, else in ~/.cache."""

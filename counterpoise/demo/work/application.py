@@ -16,7 +16,7 @@ from counterpoise.demo.work.flights import Flight
 from counterpoise.demo.work.lake import fenced_sink
 from counterpoise.demo.work.sink import FlightMessage, FlightSlice
 from counterpoise.demo.work.staging import Cues, Work, parser
-from counterpoise.spark.environment import ensure_java, installed_pyspark
+from counterpoise.spark.environment import NOT_CONNECTED, ensure_java, installed_pyspark
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,9 +27,7 @@ MASTER = "local[1]"
 CHECKPOINT_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
-# Spark gives the process of a source ten seconds to start, which a busy machine may exceed. Nothing
-# of the source has run then, so the query is started again.
-NOT_CONNECTED = "Python worker failed to connect back"
+# A busy machine may exceed Spark's limit for the start of a source's process.
 STARTS = 5
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from counterpoise.spark.environment import NOT_CONNECTED
 from tests.counterpoise.spark.waiting import until
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 ATTEMPTS = 3
-NOT_CONNECTED = "Python worker failed to connect back"
 
 
 def started(writer: DataStreamWriter) -> StreamingQuery:
