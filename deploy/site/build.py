@@ -92,6 +92,7 @@ def list_versions(target: Path) -> None:
     (target / "versions.json").write_text(json.dumps(listed), "utf-8")
     (target / "index.html").write_text(
         f'<!doctype html><meta charset="utf-8"><title>Counterpoise</title>'
+        f'<link rel="icon" href="{names[0]}/assets/images/favicon.png">'
         f'<meta http-equiv="refresh" content="0; url={names[0]}/index.html">'
         f'<a href="{names[0]}/index.html">Counterpoise {names[0]}</a>\n',
         "utf-8",

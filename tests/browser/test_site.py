@@ -17,6 +17,7 @@ from tests.browser.chromium import MARKS, PROGRAM, chromium
 from tests.service import eventually, free_port
 
 pytestmark = MARKS
+ICON = re.compile(r'<link rel="icon" href="([^"]+)">')
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,9 @@ def test_a_menu_leads_to_the_other_versions(tmp_path: Path) -> None:
         build(tmp_path / "site", "--version", version)
     listed = json.loads((tmp_path / "site/versions.json").read_text("utf-8"))
     assert [one["version"] for one in listed] == ["0.10", "0.9", "dev"]
+    # A browser that is quick asks the page for its icon before it leads on.
+    icons = ICON.findall((tmp_path / "site/index.html").read_text("utf-8"))
+    assert [(tmp_path / "site" / icon).is_file() for icon in icons] == [True]
     with served(tmp_path / "site") as address, chromium(PROGRAM, tmp_path) as browser:
         page = browser.open(f"{address}/index.html")  # which leads to the newest
         eventually(lambda: "0.10" in page.text(".md-version__current"))
