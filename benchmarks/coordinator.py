@@ -19,8 +19,8 @@ and asking an idle log every 20 ms; Kafka's groups with heartbeats every 20 ms a
 With 10 consumers or more it is 100 ms: two cores would do nothing else. As shipped, a broker allows
 KIP-848 and share groups no heartbeats below 5 s; this one is told to allow 1 ms. Short groups do
 not wait between assignments (1 s as shipped), and classic ones look for new partitions as often as
-they send heartbeats (every 5 minutes as shipped). Growth and deploys of the variants as shipped run
-two at a time, because they wait for minutes; all else runs one after the other.
+they send heartbeats (every 5 minutes as shipped). Growth of the variants as shipped runs two at a
+time, because it waits for minutes; all else runs one after the other.
 
 * *joins*: one consumer joins 1, 4 or 8, then the oldest leaves in order. 64 partitions, 20 messages
   a second in each. *Balanced*: the last consumer says that it owns its share, numbers differ by at
@@ -28,9 +28,10 @@ two at a time, because they wait for minutes; all else runs one after the other.
   partitions that stay, or move.
 * *growth*: a topic of 10 consumers and 100 partitions gets 900 more, one message in each. The old
   ones have a message a second each.
-* *deploy*: 40 consumers on 200 partitions, a message a second in each. One after the other leaves
-  in order and, once it has left, a replacement of another name joins; the next one leaves when all
-  partitions are owned evenly again (share group: when the replacement has got a message).
+* *deploy*: 40 consumers on 200 partitions, a message a second in each. Ten of them, one after the
+  other, leave in order and, once one has left, a replacement of another name joins; the next one
+  leaves when all partitions are owned evenly again (share group: when the replacement has got a
+  message). The rest of a deploy would be the same again, three times.
 
 The broker writes its groups to the page cache of one replica. Counterpoise waits for its disk.
 """
@@ -101,16 +102,17 @@ def on(
             times = 1 if variant.kind == "classic" and not variant.short else rounds
             return [growth(stage, variant, f"growth-{n}", sizes) for n in range(times)]
 
-        yield from _each(("growth", sizes.growth_members), variants, grown)
+        yield from _two_at_a_time(("growth", sizes.growth_members), variants, grown)
     if "joins" in scenarios:
         for number, size, variant in itertools.product(range(rounds), sizes.joins, variants):
             yield ("joins", size), variant, joins(stage, variant, size, f"{size}-{number}", sizes)
     if "deploy" in scenarios:
-        what = ("deploy", sizes.deploy_members)
-        yield from _each(what, variants, lambda one: [deploy(stage, one, "deploy", sizes)])
+        for variant in variants:
+            found = deploy(stage, variant, "deploy", sizes)
+            yield ("deploy", sizes.deploy_members), variant, found
 
 
-def _each(
+def _two_at_a_time(
     what: tuple[str, int], variants: Sequence[Variant], run: Callable[[Variant], list[Result]]
 ) -> Iterator[tuple[tuple[str, int], Variant, Result]]:
     """Those as shipped two at a time, then the short ones one after the other."""
@@ -235,7 +237,7 @@ TABLES: Mapping[str, Sequence[Column]] = {
         Column("lost", lambda one: one.lost, "count"),
     ],
     "deploy": [
-        Column("time", lambda one: one.seconds, "s"),
+        Column("time for one", lambda one: one.seconds, "s"),
         Column("moves", lambda one: _owned(one, one.moves.moved), "count"),
         Column("least", lambda one: one.least, "count"),
         Column("taken and given back", lambda one: _owned(one, one.moves.given_back), "count"),
@@ -287,7 +289,8 @@ def _tables(
             title = f"A topic grows: {size} consumers, {before} → {after:,} partitions"
             yield title, TABLES["growth"], rows
         else:
-            title = f"A deploy: {size} consumers, {FULL.deploy_partitions} partitions"
+            of = f"{size} consumers, {FULL.deploy_partitions} partitions"
+            title = f"A deploy: {FULL.deploy_replaced} of {of}"
             yield title, TABLES["deploy"], rows
 
 

@@ -114,6 +114,8 @@ class Sizes:
     growth_members: int = 10
     growth: tuple[int, int] = (100, 1000)
     deploy_members: int = 40
+    deploy_replaced: int = 10
+    """As many of the members."""
     deploy_partitions: int = 200
     slow_per_second: int = 1
     """The messages a second and partition while a topic grows, and amid a deploy."""
@@ -377,9 +379,10 @@ def growth(stage: Stage, variant: Variant, what: str, sizes: Sizes = FULL) -> Gr
 
 @dataclass(frozen=True)
 class Deploy:
-    """All consumers were replaced."""
+    """Consumers were replaced, one after the other."""
 
     seconds: float
+    """For each of them."""
     moves: Moves
     least: int
     pause_seconds: Sequence[float]
@@ -399,7 +402,7 @@ def deploy(stage: Stage, variant: Variant, what: str, sizes: Sizes = FULL) -> De
                 one.start()
             one.settle(count, time.perf_counter())
             began = time.perf_counter()
-            for _ in range(members):
+            for _ in range(sizes.deploy_replaced):
                 one.leave().join()
                 came = one.start()
 
@@ -412,9 +415,9 @@ def deploy(stage: Stage, variant: Variant, what: str, sizes: Sizes = FULL) -> De
             ended = time.perf_counter()
             time.sleep(AFTER_SECONDS)
         return Deploy(
-            ended - began,
+            (ended - began) / sizes.deploy_replaced,
             moves(observer.changes, began, ended),
-            count,
+            count * sizes.deploy_replaced // members,
             [observer.pause(number, began, ended) for number in range(count)],
             observer.repeated(began, ended),
             one.lost(),

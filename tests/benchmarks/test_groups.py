@@ -23,6 +23,7 @@ SIZES = Sizes(
     growth_members=2,
     growth=(4, 8),
     deploy_members=2,
+    deploy_replaced=2,
     deploy_partitions=4,
 )
 # The classic ones take the same way as KIP-848.

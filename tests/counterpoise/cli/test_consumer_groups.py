@@ -22,6 +22,7 @@ from tests.eventual import eventually
 from tests.kafka_server import PASSWORD, USER
 
 TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+READER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 
 
 def test_only_logs_in_kafka_have_consumer_groups(run):
@@ -252,6 +253,8 @@ class TestOnApacheKafka:
             run("consume", name, "-n", str(count), "-q")
             eventually(lambda: described() == shown())
         assert sum(int(lag) for _, _, lag in described()) == 3
+        offsets = {int(partition): int(offset) for partition, offset, _ in described()}
+        eventually(lambda: stored(apache_kafka, name) == offsets)
         run("positions", "set", name, "earliest")
         eventually(lambda: described() == [("0", "0", "6"), ("1", "0", "6")])
 
@@ -282,6 +285,20 @@ class TestOnApacheKafka:
         create = ("queues", "create", name, "--log", log, "--from-group", name)
         said = run(*create, code=1, environment={"COUNTERPOISE_LOG_URL": access}).output
         assert "needs Describe and Read of the group" in said
+
+
+def stored(apache_kafka, group):
+    """The offset of each partition in Kafka's own topic of offsets, which Burrow and some exporters
+    read."""
+    formatter = "org.apache.kafka.tools.consumer.OffsetsMessageFormatter"
+    options = ("--formatter", formatter, "--from-beginning", "--timeout-ms", "15000")
+    said = apache_kafka.tool(READER, "--topic", "__consumer_offsets", *options)
+    records = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    return {
+        one["key"]["data"]["partition"]: one["value"]["data"]["offset"]
+        for one in records
+        if one["key"]["data"]["group"] == group
+    }
 
 
 def commit(apache_kafka, name, places):
