@@ -42,7 +42,7 @@ from counterpoise.logs.kafka.access import Access, Failures, librdkafka_logger
 from counterpoise.logs.kafka.answers import Attempt, Questions
 from counterpoise.logs.kafka.appender import PRODUCER
 from counterpoise.logs.kafka.peeking import PEEKER
-from counterpoise.logs.kafka.reader import CONSUMER, STAYING
+from counterpoise.logs.kafka.reader import CONSUMER, SHARED, STAYING
 
 # There are few reads at a time, and an idle consumer costs little.
 IDLE_CONSUMERS = 4
@@ -102,15 +102,18 @@ class Clients:
 
     def staying_consumer(self) -> Consumer:
         """A new consumer that stays assigned; the caller keeps it. Raises as `producer`."""
-        consumer: Consumer = self._make(Consumer, "consumer", {"group.id": _GROUP, **STAYING})
-        return consumer
+        return self._consumer(STAYING)
+
+    def shared_consumer(self) -> Consumer:
+        """The same, for `counterpoise.logs.kafka.shared`."""
+        return self._consumer(SHARED)
 
     @contextmanager
     def _lent(self, idle: list[Consumer], properties: Mapping[str, Any]) -> Iterator[Consumer]:
         with self._lock:
             consumer = idle.pop() if idle else None
         if consumer is None:
-            consumer = self._make(Consumer, "consumer", {"group.id": _GROUP, **properties})
+            consumer = self._consumer(properties)
         made_in = os.getpid()
         try:
             yield consumer
@@ -150,6 +153,10 @@ class Clients:
                 idle.append(consumer)
                 return
         consumer.close()
+
+    def _consumer(self, properties: Mapping[str, Any]) -> Consumer:
+        made: Consumer = self._make(Consumer, "consumer", {"group.id": _GROUP, **properties})
+        return made
 
     def _make(self, kind: Callable[..., Any], role: str, properties: dict[str, Any]) -> Any:
         settings = {

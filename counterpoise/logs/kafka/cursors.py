@@ -16,6 +16,10 @@ positions of another topic, its queue has to be reset, which takes longer than t
 Of one log at most `MOST_CURSORS` stay, because each has connections and threads of its own, and up
 to `queued.max.messages.kbytes` in memory. Reads of more partitions than that use spare consumers,
 which are unassigned after each read.
+
+All this is for reads of a backlog. Light reads, of a few messages that have just come, go on from
+cursors that share one consumer (`counterpoise.logs.kafka.shared`), however many partitions there
+are. A partition may change from one kind to the other: a cursor that stayed behind forgets.
 """
 
 from __future__ import annotations
@@ -23,13 +27,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from confluent_kafka import Consumer, KafkaException
 
 from counterpoise.logs.kafka.cluster import leave_alone
 from counterpoise.logs.kafka.reader import Cursor
+from counterpoise.logs.kafka.shared import SharedCursor, SharedCursors
 
 MOST_CURSORS = 16
 KEEP_SECONDS = 5.0
@@ -42,12 +47,16 @@ class Cursors:
         self,
         topic: str,
         make: Callable[[], Consumer],
+        share: Callable[[], Consumer],
         spare: Callable[[], AbstractContextManager[Consumer]],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`make` makes a consumer with `STAYING`; `spare` lends one with `CONSUMER`."""
+        """`make` makes a consumer with `STAYING`, `share` with `SHARED`; `spare` lends one with
+        `CONSUMER`.
+        """
         self._topic = topic
         self._make = make
+        self._shared = SharedCursors(topic, share, monotonic)
         self._spare = spare
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -56,12 +65,13 @@ class Cursors:
         self._count = 0
 
     @contextmanager
-    def of(self, partition: int, *, stays: bool = True) -> Iterator[Cursor]:
+    def of(self, partition: int, *, stays: bool = True, light: bool = False) -> Iterator[Cursor]:
         """A cursor for one reader of this partition; where it is, is up to the reader.
 
-        With `stays` it keeps fetching afterwards, unless the reader raises.
+        With `stays` it keeps fetching afterwards, unless the reader raises. `light`: there are few
+        messages to read.
         """
-        cursor = self._take(partition) if stays else None
+        cursor = self._take(partition, light=light) if stays else None
         if cursor is None:
             with self._spare() as consumer:
                 yield Cursor(consumer, self._topic)
@@ -82,8 +92,29 @@ class Cursors:
             else:
                 self._give_back(partition, cursor, failed=failed)
 
+    def begin(self, starts: Mapping[int, int]) -> None:
+        """Light reads of these partitions, from there, are next: fetch for all of them at once.
+
+        Raises LogError if the access is not valid.
+        """
+        self.stop_stale()
+        with self._lock:
+            new = {one: start for one, start in starts.items() if one not in self._resting}
+        with suppress(KafkaException):  # the reads tell
+            self._shared.begin(new)
+
+    def stop_stale(self) -> float:
+        """Those that nobody has read with since a moment fetch nothing more. Returns the moment."""
+        stale_at = self._monotonic() - KEEP_SECONDS
+        self._shared.forget(stale_at)
+        with self._lock:
+            for number in [n for n, one in self._resting.items() if one.used_at < stale_at]:
+                self._stop(number)
+        return stale_at
+
     def close(self) -> None:
         """Close those that no reader has."""
+        self._shared.close()
         with self._lock:
             resting = list(self._resting.values())
             self._resting.clear()
@@ -94,15 +125,17 @@ class Cursors:
     def abandon(self) -> None:
         """In a forked child: forget all without touching them."""
         self._lock = threading.Lock()
+        leave_alone(self._shared.abandon())
         leave_alone(*(cursor.consumer for cursor in self._resting.values()))
         self._resting, self._count = {}, 0
 
-    def _take(self, partition: int) -> Cursor | None:
+    def _take(self, partition: int, *, light: bool) -> Cursor | None:
         """None: there are as many as there may be, all in use."""
-        stale_at = self._monotonic() - KEEP_SECONDS
+        stale_at = self.stop_stale()
         with self._lock:
-            for number in [n for n, one in self._resting.items() if one.used_at < stale_at]:
-                self._stop(number)
+            own = self._resting.get(partition)
+            if light and (own is None or own.used_at < stale_at):
+                return self._shared.take(partition)
             # Its own, or the one that has rested longest, if that is stale.
             cursor = self._resting.pop(partition, None)
             if cursor is None and self._resting:
@@ -122,6 +155,9 @@ class Cursors:
             raise
 
     def _give_back(self, partition: int, cursor: Cursor, *, failed: bool) -> None:
+        if isinstance(cursor, SharedCursor):
+            self._shared.give_back(partition, cursor, failed=failed)
+            return
         cursor.used_at = self._monotonic()
         with self._lock:
             other = self._resting.pop(partition, None)

@@ -58,6 +58,13 @@ from counterpoise.logs.kafka.reader import RangeReader
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog, fair_shares
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
 
+# A read of fewer offsets is light.
+LIGHT = 500
+
+
+def _is_light(start: int, end: int) -> bool:
+    return 0 < end - start < LIGHT
+
 
 class KafkaLog(NumberedLog):
     """The topic that a log names. See `counterpoise.logs.Log`.
@@ -83,7 +90,12 @@ class KafkaLog(NumberedLog):
         self._clients = Clients(reach, self._trouble)
         self._questions = Questions(self._clients.admin, self._clients.replace_admin, self._trouble)
         self._topic = Topic(self.name, self._questions)
-        self._cursors = Cursors(self.name, self._clients.staying_consumer, self._clients.consumer)
+        self._cursors = Cursors(
+            self.name,
+            self._clients.staying_consumer,
+            self._clients.shared_consumer,
+            self._clients.consumer,
+        )
         self._sizes = Sizes(self._sample)
         self._appending = threading.Lock()
         self._appender = Appender(
@@ -170,7 +182,8 @@ class KafkaLog(NumberedLog):
         if position >= last or max_messages < 1 or (max_bytes is not None and max_bytes < 1):
             return
         self._begin()
-        with self._cursors.of(partition, stays=goes_on) as cursor:
+        light = _is_light(position, last)
+        with self._cursors.of(partition, stays=goes_on, light=light) as cursor:
             yield from RangeReader(
                 cursor,
                 partition,
@@ -180,6 +193,14 @@ class KafkaLog(NumberedLog):
                 explain=lambda at, deadline: self._wrong_with(partition, at, deadline),
                 timeout_seconds=self._timeout_seconds,
             ).batches(max_messages, max_bytes)
+
+    def first(
+        self, ranges: Mapping[int, tuple[str, str]], *, max_messages: int, max_bytes: int
+    ) -> Mapping[int, tuple[pa.RecordBatch, str]]:
+        """Nothing: there is no such question. But all light reads among them fetch from now on."""
+        numbers = {one: (self.number(a), self.number(b)) for one, (a, b) in ranges.items()}
+        self._cursors.begin({one: a for one, (a, b) in numbers.items() if _is_light(a, b)})
+        return {}
 
     def _wrong_with(self, partition: int, position: int, deadline: float) -> LogError | None:
         """Why a read from there fails, None if it does not."""
@@ -194,7 +215,9 @@ class KafkaLog(NumberedLog):
         return None
 
     def bounds(self, partitions: Sequence[int]) -> Bounds:
+        """See `Log.bounds`. A log of which only this is asked fetches nothing."""
         deadline = self._begin()
+        self._cursors.stop_stale()
         shape = self._topic.shape(deadline)
         existing = [number for number in partitions if number < shape.partition_count]
         first, following = self._topic.bounds(existing, deadline)

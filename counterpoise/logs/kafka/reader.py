@@ -72,6 +72,14 @@ STAYING = {
 }
 """The same for a consumer that stays assigned."""
 
+SHARED = {
+    **STAYING,
+    # Partitions come and go, and each waits for the answer.
+    "fetch.wait.max.ms": 25,
+    "queued.max.messages.kbytes": 16 * 1024,
+}
+"""The same for one that stays assigned to many partitions."""
+
 _FILL_SECONDS = 0.02
 # After this long without an event the topic itself is checked: it may be gone.
 _QUIET_SECONDS = 1.0

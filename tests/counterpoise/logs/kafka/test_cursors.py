@@ -11,6 +11,7 @@ from counterpoise.logs import AppendBatch, Message, PositionTrimmed
 from counterpoise.logs.kafka import cursors, reader
 from counterpoise.logs.kafka.cursors import Cursors
 from counterpoise.logs.kafka.reader import Cursor
+from counterpoise.logs.kafka.shared import SharedCursor
 from tests.counterpoise.logs.kafka.test_reading import Clock, Partition, offsets, reading
 from tests.log_support import append, texts
 
@@ -119,7 +120,7 @@ class Consumers:
     def __init__(self):
         self.clock = Clock()
         self.made, self.spare = [], 0
-        self.cursors = Cursors("orders", self.make, self.lend, self.clock)
+        self.cursors = Cursors("orders", self.make, self.make, self.lend, self.clock)
 
     def make(self):
         self.made.append(Counted(range(10), 10))
@@ -211,15 +212,17 @@ def test_closing_ends_those_that_no_reader_has(consumers):
 # ------------------------------------------------------------------ a cluster
 
 
-def test_a_topic_is_read_range_by_range_with_one_assignment(log, monkeypatch):
+@pytest.mark.parametrize(("light", "kind"), [(0, Cursor), (500, SharedCursor)])
+def test_a_topic_is_read_range_by_range_with_one_assignment(log, light, kind, monkeypatch):
     assigned = []
-    assign = Cursor.assign
+    assign = kind.assign
 
     def watched(cursor, *at):
         assigned.append(at)
         assign(cursor, *at)
 
-    monkeypatch.setattr(Cursor, "assign", watched)
+    monkeypatch.setattr(kind, "assign", watched)
+    monkeypatch.setattr("counterpoise.logs.kafka.log.LIGHT", light)
     append(log, *map(str, range(60)))
     for start in range(0, 60, 7):
         end = min(60, start + 7)

@@ -115,10 +115,10 @@ class Clock:
         return self.now
 
 
-def reading(partition, start, end, explain=lambda at, deadline: None):
+def reading(partition, start, end, explain=lambda at, deadline: None, *, number=0):
     return RangeReader(
         partition if isinstance(partition, Cursor) else Cursor(partition, "orders"),
-        0,
+        number,
         start,
         end,
         trouble=Failures(parse_access("kafka://h/orders", None), "orders"),
