@@ -4,7 +4,6 @@ Consumers report conditions, what is wrong with their work, and people see them.
 a queue's changes as they are committed.
 """
 
-from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
@@ -228,19 +227,7 @@ async def _change_event(queue: str, item: views.EventView) -> bytes:
         "queue": queue,
         "revision": item.revision,
         "at": common.rfc3339(item.at),
-        "changes": [_with_times(change) for change in item.changes],
+        "changes": common.with_times(item.changes),
     }
     written = _written[item] = event("change", orjson.dumps(document), item.revision)
     return written
-
-
-def _with_times(value: object, name: str = "") -> object:
-    """A change in its wire form, with times as text (see `EventView`)."""
-    match value:
-        case Mapping():
-            return {str(key): _with_times(inner, str(key)) for key, inner in value.items()}
-        case float() if name == "deadline" or name.endswith(("_at", "_until")):
-            return common.rfc3339(value)
-        case Sequence() if not isinstance(value, str):
-            return [_with_times(inner) for inner in value]
-    return value

@@ -3,9 +3,24 @@
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, PlainValidator, StringConstraints, WithJsonSchema
+from pydantic import (
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    StringConstraints,
+    WithJsonSchema,
+)
 
-from api.schemas.common import EXAMPLE_TIME, AnswerModel, Page, RequestModel, Time, moment
+from api.schemas.common import (
+    EXAMPLE_TIME,
+    AnswerModel,
+    Page,
+    RequestModel,
+    Time,
+    moment,
+    with_times,
+)
 from broker.core.access import Role
 
 KeyId = Annotated[str, Field(examples=["3f9a0c51d7e2"])]
@@ -115,6 +130,9 @@ AuditedCall = Literal[
 ]
 
 
+Audited = Annotated[dict[str, Any], PlainSerializer(with_times, return_type=dict[str, Any])]
+
+
 class AuditItem(AnswerModel):
     """An administrative call."""
 
@@ -126,8 +144,8 @@ class AuditItem(AnswerModel):
     key_id: str | None = Field(description="The caller's key; null without one.")
     key_name: str | None
     address: str | None = Field(description="The caller's network address.")
-    before: dict[str, Any] | None = Field(description="The state before; null if there was none.")
-    after: dict[str, Any] | None = Field(description="The state after; null if there is none.")
+    before: Audited | None = Field(description="The state before; null if there was none.")
+    after: Audited | None = Field(description="The state after; null if there is none.")
 
 
 class AuditPage(Page[AuditItem]):

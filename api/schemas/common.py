@@ -7,6 +7,7 @@ views by attribute; times are Unix seconds there and RFC 3339 on the wire. The m
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -69,6 +70,22 @@ def rfc3339(unix_seconds: float) -> str:
 def _to_the_second(second: int) -> str:
     """Many answers of one moment have the same."""
     return f"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}"
+
+
+# How a time is called in what is stored as JSON: events and the audit.
+_TIME_NAME = re.compile("deadline|due|began|(.+_)?(at|until)")
+
+
+def with_times(value: Any, name: str = "") -> Any:
+    """A stored value called `name` in its wire form: its times, which are Unix seconds, as text."""
+    match value:
+        case Mapping():
+            return {str(key): with_times(inner, str(key)) for key, inner in value.items()}
+        case float() if _TIME_NAME.fullmatch(name):
+            return rfc3339(value)
+        case Sequence() if not isinstance(value, str):
+            return [with_times(inner) for inner in value]
+    return value
 
 
 Time = Annotated[

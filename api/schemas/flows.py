@@ -64,7 +64,13 @@ EXAMPLE_UPDATE: dict[str, JsonValue] = {
             "handed_over": "initial",
             "deadline": "2026-11-20T10:00:03.250Z",
         },
-        {"partition": 7, "epoch": 4, "state": "warming", "position": "77"},
+        {
+            "partition": 7,
+            "epoch": 4,
+            "state": "warming",
+            "position": "77",
+            "deadline": "2026-11-20T10:10:00.250Z",
+        },
     ],
 }
 

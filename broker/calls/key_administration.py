@@ -9,7 +9,8 @@ the maker of each.
 through the service's own machine, and only as long as there was never a key; it must be an
 administrator's of all queues, because nobody else could make the next one.
 
-A key is shown to those who could have made it. To others it does not exist.
+A key is shown to administrators of its patterns, also if it lasts longer than theirs. To others it
+does not exist.
 """
 
 from __future__ import annotations
@@ -69,12 +70,16 @@ class KeyAdministration:
 
         Raises Invalid, Forbidden, and Unauthorized for a caller without a key if there are keys.
         """
+        only_first = caller.key_id is None
+        if only_first:
+            with store_available():
+                if (await self._keys.read(())).any_made:
+                    raise Unauthorized(_NEEDS_KEY)
         patterns = tuple(dict.fromkeys(queues))
         check_patterns(patterns)
         check_key_name(name)
         if ends_at is not None and ends_at <= self._clock.now():
             raise Invalid("The end of the key has passed already.")
-        only_first = caller.key_id is None
         if only_first:
             _check_first(role, patterns, ends_at, local)
         else:

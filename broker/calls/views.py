@@ -419,7 +419,7 @@ class EventView:
     """One committed revision: what changed, each as a mapping with its `type`, JSON-ready.
 
     All followers of the queue get the same view, so that it is rendered once. Times inside
-    `changes` are Unix seconds, under keys `deadline`, `..._at` and `..._until`.
+    `changes` are Unix seconds; the API knows them by their names (`api.schemas.common.with_times`).
     """
 
     revision: int

@@ -176,9 +176,9 @@ class Updates(Part):
 class Monitoring(Part):
     async def events(self, queue: str, after: int | None) -> AsyncIterator[views.EventView]:
         self.broker.calls.append(("monitoring.events", (queue, after)))
-        yield views.EventView(
-            7, NOW, ({"type": "revoked", "partition": 0, "deadline": NOW + 3, "n": 1.5},)
-        )
+        times = dict.fromkeys(("deadline", "at", "until", "due", "began", "seen_at"), NOW + 3)
+        change = {"type": "revoked", "partition": 0, **times, "n": 1.5}
+        yield views.EventView(7, NOW, (change,))
         await asyncio.Event().wait()
 
 

@@ -10,9 +10,11 @@ import httpx
 import pytest
 
 from api.routing import LONGEST_WAIT_SECONDS
+from api.schemas.common import with_times
 from api.streams import EventStream, OpenCalls, event
 from broker.calls import views
 from broker.core.errors import FlowGone, Invalid
+from broker.core.stored import ITEMS, KINDS
 from broker.settings import load
 from tests.api.conftest import AS_FLOW
 from tests.api.scripted import ScriptedBroker, update
@@ -115,15 +117,28 @@ def test_changes_of_a_queue(http: httpx.Client, broker: ScriptedBroker) -> None:
     with http.stream("GET", "/queues/flights/events", headers=headers) as response:
         change = next(events(response))
     assert (change["id"], change["event"]) == ("7", "change")
+    times = ("deadline", "at", "until", "due", "began", "seen_at")
+    told = dict.fromkeys(times, "2026-11-20T10:00:03.250Z")
     assert json.loads(change["data"]) == {
         "queue": "flights",
         "revision": 7,
         "at": "2026-11-20T10:00:00.250Z",
-        "changes": [
-            {"type": "revoked", "partition": 0, "deadline": "2026-11-20T10:00:03.250Z", "n": 1.5}
-        ],
+        "changes": [{"type": "revoked", "partition": 0, **told, "n": 1.5}],
     }
     assert ("monitoring.events", ("flights", 6)) in broker.calls
+
+
+def test_each_time_of_a_record_is_known_by_its_name() -> None:
+    kinds = (*KINDS.values(), *ITEMS.values())
+    numbers = {
+        name
+        for kind in kinds
+        for name, type_ in kind.__annotations__.items()
+        if "float" in str(type_)
+    }
+    times = {name for name in numbers if isinstance(with_times(1.0, name), str)}
+    assert {"at", "until", "deadline", "held_until"} <= times
+    assert numbers - times == {"seconds", "lease_seconds", "moved"}
 
 
 def test_events_of_an_unknown_queue_are_refused(http: httpx.Client) -> None:

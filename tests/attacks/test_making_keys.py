@@ -56,6 +56,7 @@ def test_no_key_makes_a_stronger_one(secured: Guarded) -> None:
     assert make(url, again, queues=["team-a.x"], ends_at=ends).status_code == 201
     seen = httpx.get(f"{url}/v1/audit", headers=bearer(secured.root)).json()["items"]
     assert (seen[0]["call"], seen[0]["key_id"]) == ("create_key", key_id_of(again))
+    assert {each["after"]["ends_at"] for each in seen[:2]} == {made.json()["ends_at"]}
     assert again[16:] not in str(seen)
 
 
@@ -122,9 +123,10 @@ def test_a_caller_without_a_key_makes_none_where_others_may_call(
     settings = settings_for(empty, **given)
     with running(Broker(settings), settings) as service:
         assert httpx.get(f"{service.url}/v1/queues").status_code == 200
-        refused = make(service.url, None, role="admin")
-        assert refused.status_code in (401, 403)
-        assert "--database-url" in refused.json()["detail"]
+        for role in ("admin", "viewer"):
+            refused = make(service.url, None, role=role)
+            assert refused.status_code == (401 if "keys_optional" in given else 403)
+            assert "--database-url" in refused.json()["detail"]
         if "keys_optional" in given:
             (key,) = on_database.every(empty)
             assert httpx.delete(f"{service.url}/v1/keys/{key.id}").status_code == 401
