@@ -211,12 +211,15 @@ def test_what_nobody_reads_any_more_fetches_nothing(pool):
 
 def test_closing_leaves_the_consumer_to_its_readers(pool):
     assert pool.read(1, 0, 2) == [0, 1]
-    one = pool.cursors.take(0)
+    one, other = pool.cursors.take(0), pool.cursors.take(2)
+    assert one is not None
+    assert other is not None
     pool.cursors.close()
     assert pool.read(0, 0, 1) == [0]
     first, second = pool.made
-    assert first.open
     pool.cursors.give_back(0, one, failed=False)
+    assert first.open
+    pool.cursors.give_back(2, other, failed=True)
     assert not first.open
     pool.cursors.close()
     assert not second.open
