@@ -95,7 +95,7 @@ class QueueCalls:
         fences = await self._trims.fences(log, spec.name)
         first = await roots_of(spec, log, owner, self._logs.ranges)
         roots = first.partitions
-        ends = await self._ends(log, owner) if spec.start == "latest" and not roots else {}
+        ends = await self._ends(log, owner) if spec.start == "latest" else {}
         settings = Settings(
             partition_count=0 if roots else await self._first_count(spec, log, owner),
             access_type=spec.access_type,

@@ -23,7 +23,7 @@ from broker.core.errors import (
 )
 from broker.testing.loop import settle, virtual
 from broker.testing.store import Fault
-from tests.broker.shell import Service, World, spec
+from tests.broker.shell import Service, World, dynamic, spec
 
 
 class TestDeleting:
@@ -411,6 +411,8 @@ class TestStart:
         away = views.QueueSpec("away", 2, log="other://elsewhere", start="latest")
         with pytest.raises(Invalid, match="set the positions"):
             await one.create_queue(away)
+        with pytest.raises(Invalid, match="set the positions"):
+            await one.create_queue(dynamic(start="latest"))
         await one.create_queue(replace(away, start="earliest"))
         with pytest.raises(Invalid, match="set the positions"):
             await one.change_queue("away", {"start": "latest"}, False)
