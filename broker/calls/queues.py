@@ -30,7 +30,7 @@ from broker.core.errors import (
 from broker.core.model import Settings
 from broker.core.queue import Queue
 from broker.core.transitions import State
-from broker.logs.names import check_log, decides_count, has_owner, parts_of
+from broker.logs.names import builtin_name, check_log, decides_count, has_owner, parts_of
 from broker.logs.ports import LogOwner, Logs
 from broker.logs.retention import DEFAULT_BYTES, DEFAULT_SECONDS, Retention
 from broker.pieces import pieces
@@ -95,7 +95,7 @@ class QueueCalls:
         fences = await self._trims.fences(log, spec.name)
         first = await roots_of(spec, log, owner, self._logs.ranges)
         roots = first.partitions
-        ends = await self._ends(log, owner) if spec.start == "latest" and not roots else {}
+        ends = await self._ends(log, owner) if spec.start == "latest" else {}
         settings = Settings(
             partition_count=0 if roots else await self._first_count(spec, log, owner),
             access_type=spec.access_type,
@@ -117,8 +117,12 @@ class QueueCalls:
         if roots:
             made.add_roots(roots)
         else:
-            async for some in pieces(range(settings.partition_count)):
+            count = settings.partition_count
+            if owner is not None or width > 1:
+                count = await self._held_count(log, count, owner)
+            async for some in pieces(range(count)):
                 made.add(some)
+            made.retire()
         positions = await self._given_positions(spec, log, owner, made.queue)
         awaits_cuts = spec.ordered_resize and owner is not None
         entry, queue = made.finish(uuid4().hex, awaits_cuts=awaits_cuts), made.queue
@@ -208,6 +212,26 @@ class QueueCalls:
                 [("start", "cannot be 'latest' for a log of an unknown kind")],
             )
         return await self._logs.positions(log, "latest")
+
+    async def _held_count(self, log: str, count: int, owner: views.QueueView | None) -> int:
+        """How many partitions a new queue on a log of others has in all; so many (`count`) stay.
+
+        A log that was shrunk may hold messages in further ones: the queue reads them, too. `owner`
+        None: the log is of several queues. Raises Unavailable.
+        """
+        parts = parts_of(log)
+        names = [builtin_name(part) or "" for part in parts] if owner is None else [owner.name]
+        ever = [await self._queues.read(one, lambda queue: len(queue.partitions)) for one in names]
+        width = len(parts)
+        if max(ever) * width <= count:
+            return count
+        bounds = await self._logs.bounds(log)
+        if bounds is None:
+            raise Unavailable("The log does not say what it holds right now; try again.")
+        async for some in pieces([*bounds.ends.items()]):
+            held = (number for number, end in some if int(bounds.starts[number]) < int(end))
+            count = max(count, (max(held, default=-1) // width + 1) * width)
+        return count
 
     async def _given_positions(
         self, spec: views.QueueSpec, log: str, owner: views.QueueView | None, queue: Queue

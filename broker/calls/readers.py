@@ -173,13 +173,14 @@ class LogReaders:
     ) -> None:
         """A queue that reads another's log has that queue's partition count.
 
-        One that reads several has the largest of them.
+        One that reads several has the largest of them. It discards nothing: what one log has
+        discarded is not read, and the others still have theirs.
         """
         # A queue that was deleted meanwhile follows no other.
         with suppress(QueueNotFound):
             log = await self._queues.read(name, lambda queue: queue.settings.log)
             if len(parts_of(log)) > 1:
-                partition_count = await self.aligned_count(log, name)
+                partition_count, discard = await self.aligned_count(log, name), False
             changes = {"partition_count": partition_count}
             await self._queues.submit(name, lambda: Submission(c.Change(changes, discard), act=act))
 

@@ -26,6 +26,7 @@ class Creation:
         self.queue.outage_seen = outage_seen
         self._now = now
         self._records: list[r.Record] = []
+        self._retired: list[r.Record] = []
         begin(self.queue, 1)
 
     def add(self, numbers: Sequence[int]) -> None:
@@ -34,6 +35,15 @@ class Creation:
         assert numbers[0] == queue.configured_count, "a piece is missing"
         replay(queue, r.PartitionsAdded(numbers[0], numbers[-1] + 1, self._now))
         queue.journal.forget()
+
+    def retire(self) -> None:
+        """What was added beyond the partition count is to be drained."""
+        queue = self.queue
+        numbers = tuple(range(queue.settings.partition_count, queue.configured_count))
+        if numbers:
+            self._retired.append(r.PartitionsRetired(numbers))
+            replay(queue, self._retired[0])
+            queue.journal.forget()
 
     def add_roots(self, roots: Sequence[r.Child]) -> None:
         """The partitions of a dynamic queue that follow none."""
@@ -47,7 +57,7 @@ class Creation:
         queue, now = self.queue, self._now
         if queue.lineage is None:
             # However many pieces it was made in.
-            self._records.append(r.PartitionsAdded(0, queue.configured_count, now))
+            self._records += [r.PartitionsAdded(0, len(queue.partitions), now), *self._retired]
         if awaits_cuts:
             self._apply(r.CutsAwaited(now + FIRST_SECONDS))
         # That is for partitions that are added to others.

@@ -9,7 +9,7 @@ import pytest
 
 from api import bodies, connections, routing
 from api.connections import MOST_FIELDS
-from api.schemas import flows, monitoring
+from api.schemas import common, flows, monitoring
 from broker.calls import history, keys
 from broker.core import cuts, lineage
 from broker.logs import by_kind, hash_ranges, positions
@@ -25,6 +25,7 @@ SAID = [
     f"while {WORDS[bursts.SEVERAL]} or more arrive",
     f"at most {bursts.BURST_SECONDS:g} s, and a bind for at most {bursts.GATHER_SECONDS:g} s",
     f"at the end of the pass, or within {bursts.NOTIFY_SECONDS:g} s",
+    f'`"partitions": [{{"key": "root"}}]` (at most {common.MOST_ROOTS:,}) has',
     f"number that another key has (or one more than {lineage.FARTHEST:,} above the highest)",
     f"more than {lineage.MOST_PARTITIONS:,} partitions that exist",
     f"more than {lineage.MOST_KEYS:,} keys in its life",

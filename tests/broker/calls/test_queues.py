@@ -23,7 +23,7 @@ from broker.core.errors import (
 )
 from broker.testing.loop import settle, virtual
 from broker.testing.store import Fault
-from tests.broker.shell import Service, World, spec
+from tests.broker.shell import Service, World, dynamic, spec
 
 
 class TestDeleting:
@@ -387,6 +387,36 @@ class TestStart:
         assert [queue.name for queue in (await one.list_queues(9, None)).items] == ["orders"]
 
     @virtual
+    async def test_a_queue_on_a_log_that_was_shrunk_reads_what_it_still_holds(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=4))
+        log = one.logs.the("builtin:orders")
+        for partition in (0, 2):
+            log.append(partition)
+        await one.change_queue("orders", {"partition_count": 1}, False)
+        late = views.QueueSpec("late", log="builtin:orders", rebalance_delay=0)
+        made = await one.create_queue(late)
+        assert (made.partition_count, made.operational_partition_count) == (1, 3)
+        flow = await one.join("late", "first", lease=60)
+        seen = (await one.update("late", flow)).partitions
+        assert [(each.state, each.position) for each in seen] == [
+            ("owned", None),
+            ("retiring", None),
+            ("retiring", None),
+        ]
+        ended = [ReleaseItem(number, 1, at, finished=True) for number, at in ((1, "0"), (2, "1"))]
+        done = await one.release("late", flow, 1, ended)
+        assert [result.outcome for result in done.results] == ["ok", "ok"]
+        assert (await one.queue("late")).operational_partition_count == 1
+        world.check("late")
+        await one.create_queue(replace(late, name="later", start="latest"))
+        assert await positions(one, "later") == ["1", "0", "1"]
+        one.logs.error = Unavailable("The log does not answer right now.")
+        with pytest.raises(Unavailable, match="does not say what it holds"):
+            await one.create_queue(replace(late, name="last"))
+
+    @virtual
     async def test_no_queue_is_created_while_the_log_does_not_answer(self) -> None:
         world = World()
         one = await world.replica()
@@ -411,6 +441,8 @@ class TestStart:
         away = views.QueueSpec("away", 2, log="other://elsewhere", start="latest")
         with pytest.raises(Invalid, match="set the positions"):
             await one.create_queue(away)
+        with pytest.raises(Invalid, match="set the positions"):
+            await one.create_queue(dynamic(start="latest"))
         await one.create_queue(replace(away, start="earliest"))
         with pytest.raises(Invalid, match="set the positions"):
             await one.change_queue("away", {"start": "latest"}, False)

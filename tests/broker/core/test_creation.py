@@ -42,6 +42,18 @@ def test_a_queue_is_the_same_however_many_pieces_it_is_made_in(piece: int) -> No
     assert not made.queue.is_resizing
 
 
+def test_what_a_log_holds_beyond_its_count_is_drained() -> None:
+    made = creation(2)
+    made.add(range(3))
+    made.add(range(3, 4))
+    made.retire()
+    entry = made.finish("commit")
+    assert entry.records == (r.PartitionsAdded(0, 4, NOW), r.PartitionsRetired((2, 3)))
+    assert snapshot(made.queue) == snapshot(replayed(entry, Settings(partition_count=2)))
+    assert (made.queue.scale_status, made.queue.operational_partition_count) == ("ScalingDown", 4)
+    assert not made.queue.is_resizing
+
+
 def test_a_piece_cannot_be_left_out() -> None:
     made = creation(4)
     made.add(range(2))

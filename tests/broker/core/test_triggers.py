@@ -57,6 +57,17 @@ class TestRule1:
         orders.bind("B", at_once=True)
         assert (orders.status, orders.trigger) == ("Holddown", "bind")
 
+    def test_at_once_a_holddown_that_runs_goes_on(self) -> None:
+        """Those who left may come back, as after any other bind."""
+        orders = World.owning({"A": [0, 1], "B": [2]})
+        orders.unbind("A")
+        orders.unbind("B")
+        orders.bind("C", at_once=True)
+        assert (orders.status, orders.unassigned()) == ("Holddown", [0, 1, 2])
+        orders.bind("A2", "i-A")
+        assert orders.owned("A2") == [0, 1]
+        assert (orders.status, orders.owned("C")) == ("Ready", [2])
+
     def test_a_bind_to_fewer_flows_than_partitions_starts_a_holddown(self) -> None:
         orders = World.owning({"A": [0, 1], "B": [2]})
         orders.bind("C")

@@ -131,6 +131,27 @@ def test_it_follows_resizes_and_reads_everything_meanwhile(service: MemoryServic
     assert client.queue("matching").raw["operational_partition_count"] == 4
 
 
+@pytest.mark.parametrize("last", SIDES)
+def test_a_discard_in_one_log_discards_nothing_of_the_other(
+    service: MemoryService, last: str
+) -> None:
+    client = service.client
+    seen: list[Message] = []
+    for first, more in ((0, KEYS // 2), (KEYS // 2, KEYS)):
+        for side in SIDES:
+            publish(service, side, first, more)
+        if not seen:
+            service.run(Consumer("matching", each=seen.append, url=service.url))
+    for side in sorted(SIDES, key=last.__eq__):
+        client.change_queue(side, discard=side == "orders", partition_count=2)
+    assert client.queue("matching").partition_count == 4
+    service.run(Consumer("matching", each=seen.append, url=service.url))
+    paid = {message.key for message in seen if message.value.startswith(b"payments")}
+    assert len(paid) == KEYS
+    assert len(seen) < 2 * KEYS
+    assert client.queue("matching").raw["operational_partition_count"] == 4
+
+
 def test_a_log_keeps_what_the_aligned_queue_has_not_processed(service: MemoryService) -> None:
     service.client.change_queue("orders", retention_seconds=0)
     publish(service, "orders")
