@@ -50,6 +50,7 @@ _GROUP = "counterpoise"
 
 # The answer instead of an offset if no message is as late as requested.
 _NONE = -1
+SHAPE_SECONDS = 1.0
 _NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 SAMPLED_PARTITIONS = 3
@@ -220,9 +221,30 @@ class Topic:
     Each raises LogNotFound, LogAccessRefused, and LogUnavailable at the deadline (monotonic).
     """
 
-    def __init__(self, name: str, questions: Questions) -> None:
+    def __init__(
+        self, name: str, questions: Questions, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self.name = name
         self._questions = questions
+        self._monotonic = monotonic
+        # Recent, and when it was asked for.
+        self._shape: tuple[Shape, float] | None = None
+
+    def recent_shape(self, partitions: Iterable[int], deadline: float) -> Shape:
+        """The topic of at most `SHAPE_SECONDS` ago; the current one if it had not all of these.
+
+        An answer names all partitions with all their replicas: in a large topic it takes longer
+        than any question about the few partitions of one owner.
+        """
+        now, known = self._monotonic(), self._shape
+        if known is not None and now < known[1] + SHAPE_SECONDS:
+            count = known[0].partition_count
+            if all(one < count for one in partitions):
+                return known[0]
+        self._shape = None
+        shape = self.shape(deadline)
+        self._shape = shape, now
+        return shape
 
     def shape(self, deadline: float) -> Shape:
         """The current topic."""

@@ -215,10 +215,13 @@ class KafkaLog(NumberedLog):
         return None
 
     def bounds(self, partitions: Sequence[int]) -> Bounds:
-        """See `Log.bounds`. A log of which only this is asked fetches nothing."""
+        """See `Log.bounds`. Count and incarnation may be a second old.
+
+        A log of which only this is asked fetches nothing.
+        """
         deadline = self._begin()
         self._cursors.stop_stale()
-        shape = self._topic.shape(deadline)
+        shape = self._topic.recent_shape(partitions, deadline)
         existing = [number for number in partitions if number < shape.partition_count]
         first, following = self._topic.bounds(existing, deadline)
         starts = dict.fromkeys(partitions, "0")

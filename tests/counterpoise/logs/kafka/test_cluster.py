@@ -164,3 +164,25 @@ def test_counts_are_asked_again_through_another_client_if_a_broker_is_lost():
     assert asked_through([lost, Several({"orders": 3})]).partition_counts(
         ["orders"], float("inf")
     ) == {"orders": 3}
+
+
+# ------------------------------------------------------------------ what was asked a moment ago
+
+
+def test_the_shape_of_a_moment_ago_will_do_unless_a_partition_is_missing_in_it():
+    now = [0.0]
+    trouble = Failures(parse_access("kafka://h/orders", None), "orders")
+    admins = [Moving(KafkaError._TRANSPORT, 0)]
+    asked = []
+
+    def admin():
+        asked.append(now[0])
+        return admins[0]
+
+    one = Topic("orders", Questions(admin, admins.remove, trouble), lambda: now[0])
+    for at, partitions in ((0.0, [0]), (0.9, [0, 1]), (1.0, []), (1.5, [2]), (1.9, [1])):
+        now[0] = at
+        assert one.recent_shape(partitions, float("inf")).partition_count == 2
+    assert asked == [0.0, 1.0, 1.5]
+    one.shape(float("inf"))
+    assert asked[3:] == [1.9]
