@@ -22,8 +22,8 @@ WORDS = """
     planner planning play playing plugin polls pools port ports postgres problems process processes
     processor programs progress query rates reader readers reading rebalancer redis rendering
     replica report reports resizing restoring roles routes routing rows running scaling scenario
-    scenarios schemas scripts security sending server service settings settling simulate sink source
-    spark split stage staging state states status store stored stream streams structures tables
+    scenarios schemas scripts security sending server service settings settling shared simulate sink
+    source spark split stage staging state states status store stored stream streams structures tables
     tasks telemetry testing throttling tracing updates verdict view views warmup wire work writer
 """
 EVERYDAY = frozenset(WORDS.split())
