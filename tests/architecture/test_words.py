@@ -23,8 +23,9 @@ WORDS = """
     processor programs progress query rates reader readers reading rebalancer redis rendering
     replica report reports resizing restoring roles routes routing rows running scaling scenario
     scenarios schemas scripts security sending server service settings settling shared simulate sink
-    source spark split stage staging state states status store stored stream streams structures tables
-    tasks telemetry testing throttling tracing updates verdict view views warmup wire work writer
+    source spark split stage staging state states status store stored stream streams structures
+    tables tasks telemetry testing throttling tracing updates verdict view views warmup wire work
+    writer
 """
 EVERYDAY = frozenset(WORDS.split())
 

@@ -227,7 +227,7 @@ class Topic:
         self.name = name
         self._questions = questions
         self._monotonic = monotonic
-        # Recent, and when it was asked for.
+        # The last answer, and when it was asked for.
         self._shape: tuple[Shape, float] | None = None
 
     def recent_shape(self, partitions: Iterable[int], deadline: float) -> Shape:
@@ -236,19 +236,21 @@ class Topic:
         An answer names all partitions with all their replicas: in a large topic it takes longer
         than any question about the few partitions of one owner.
         """
-        now, known = self._monotonic(), self._shape
-        if known is not None and now < known[1] + SHAPE_SECONDS:
-            count = known[0].partition_count
-            if all(one < count for one in partitions):
-                return known[0]
-        self._shape = None
-        shape = self.shape(deadline)
-        self._shape = shape, now
-        return shape
+        if self._shape is not None:
+            shape, at = self._shape
+            complete = all(one < shape.partition_count for one in partitions)
+            if complete and self._monotonic() < at + SHAPE_SECONDS:
+                return shape
+        return self.shape(deadline)
 
     def shape(self, deadline: float) -> Shape:
         """The current topic."""
+        at, self._shape = self._monotonic(), None
+        shape = self._asked_shape(deadline)
+        self._shape = shape, at
+        return shape
 
+    def _asked_shape(self, deadline: float) -> Shape:
         def question(attempt: Attempt) -> Shape:
             topic = self._described(attempt)
             topic_id = "" if topic.topic_id is None else str(topic.topic_id)

@@ -96,6 +96,7 @@ class KafkaLog(NumberedLog):
             self._clients.shared_consumer,
             self._clients.consumer,
         )
+        self._ends: dict[int, int] = {}  # as last answered
         self._sizes = Sizes(self._sample)
         self._appending = threading.Lock()
         self._appender = Appender(
@@ -215,15 +216,19 @@ class KafkaLog(NumberedLog):
         return None
 
     def bounds(self, partitions: Sequence[int]) -> Bounds:
-        """See `Log.bounds`. Count and incarnation may be a second old.
+        """See `Log.bounds`. A log of which only this is asked fetches nothing.
 
-        A log of which only this is asked fetches nothing.
+        Count and incarnation may be a second old, unless a partition ends earlier than before: then
+        the topic may have been deleted and made again.
         """
         deadline = self._begin()
         self._cursors.stop_stale()
         shape = self._topic.recent_shape(partitions, deadline)
         existing = [number for number in partitions if number < shape.partition_count]
         first, following = self._topic.bounds(existing, deadline)
+        if any(end < self._ends.get(one, 0) for one, end in following.items()):
+            shape = self._topic.shape(deadline)
+        self._ends.update(following)
         starts = dict.fromkeys(partitions, "0")
         ends = dict.fromkeys(partitions, "0")
         for partition in existing:

@@ -51,7 +51,8 @@ def test_a_pause_names_both_of_its_parts_silence_and_what_followed(run, client):
     newest = run("history", "a").output.split("\n\n")[0]
     assert "s silent)" in newest
     (move,) = json.loads(run("history", "a", "--json", "--limit", "1").output)[0]["moves"]
-    assert move["seconds"] >= move["silent_seconds"] >= 1.0
+    # A lease of a second, by two clocks.
+    assert move["seconds"] >= move["silent_seconds"] >= 0.9
 
 
 def test_the_history_of_no_queue_is_one_line(run):

@@ -185,4 +185,6 @@ def test_the_shape_of_a_moment_ago_will_do_unless_a_partition_is_missing_in_it()
         assert one.recent_shape(partitions, float("inf")).partition_count == 2
     assert asked == [0.0, 1.0, 1.5]
     one.shape(float("inf"))
+    now[0] = 2.8
+    assert one.recent_shape([0], float("inf")).partition_count == 2
     assert asked[3:] == [1.9]

@@ -260,6 +260,17 @@ def test_a_position_of_a_topic_that_was_made_again_is_noticed(kafka, topic, log)
         texts(log, 0, "1", "2")
 
 
+def test_a_topic_that_was_made_again_with_fewer_messages_is_another_at_once(
+    kafka, topic, log, monkeypatch
+):
+    monkeypatch.setattr("counterpoise.logs.kafka.cluster.SHAPE_SECONDS", float("inf"))
+    append(log, "a", "b")
+    before = log.bounds([0]).incarnation
+    kafka.delete_topic(topic)
+    kafka.create_topic(topic, 4)
+    assert log.bounds([0]).incarnation != before
+
+
 def test_a_topic_that_is_missing_is_said_to_be_and_not_created(kafka):
     log = open_log(kafka.log("nowhere"), timeout_seconds=60)
     for _ in range(2):
