@@ -18,12 +18,9 @@ junit = $(if $(REPORTS),--junit-xml=$(REPORTS)/$(1).xml)
 # The tests start many processes, and each would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Tests wait most of their time, the long ones even more, so four or six run at once on two cores. A
-# choice of tests (by -k, a path, --lf) starts sooner in one process. WORKERS=... overrides all; 0 is
-# one process.
-usual := 4
-test-long: usual := 6
-WORKERS ?= $(if $(filter -k% --lf tests/% ./%,$(ARGS)),0,$(usual))
+# Tests wait most of their time, so four run at once even on two cores. A choice of tests (by -k, a
+# path, --lf) starts sooner in one process. WORKERS=... overrides both; 0 is one process.
+WORKERS ?= $(if $(filter -k% --lf tests/% ./%,$(ARGS)),0,4)
 # pytest-xdist 3.8 waits for ever for a worker that replaces a crashed one (its issue 1323).
 pytest = $(BIN)/pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 0
 

@@ -42,17 +42,7 @@ def pytest_collection_finish() -> None:
 
 # The groups of long tests that take longest, the longest first: the last test ends soonest so.
 # pytest-xdist alone would begin with the groups of most tests, however short these are.
-LONGEST_GROUPS = (
-    "spark 1",
-    "spark 2",
-    "spark 3",
-    "spin",
-    "processes",
-    "kafka",
-    "wheels",
-    "browser",
-    "computing",
-)
+LONGEST_GROUPS = ("spark 2", "spark 1", "spark 3", "processes", "wheels", "spin", "computing")
 
 
 # A test may take so long. The limit ends what never ends, on slow machines too; that of short tests

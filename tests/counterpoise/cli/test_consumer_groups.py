@@ -293,12 +293,15 @@ def stored(apache_kafka, group):
     formatter = "org.apache.kafka.tools.consumer.OffsetsMessageFormatter"
     options = ("--formatter", formatter, "--from-beginning", "--timeout-ms", "15000")
     said = apache_kafka.tool(READER, "--topic", "__consumer_offsets", *options)
-    records = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-    return {
-        one["key"]["data"]["partition"]: one["value"]["data"]["offset"]
-        for one in records
-        if one["key"]["data"]["group"] == group
-    }
+    offsets = {}
+    # One after the other, and what the tool says of itself after them.
+    while said.startswith("{"):
+        record, end = json.JSONDecoder().raw_decode(said)
+        said = said[end:].lstrip()
+        of = record["key"]["data"]
+        if of["group"] == group:
+            offsets[of["partition"]] = record["value"]["data"]["offset"]
+    return offsets
 
 
 def commit(apache_kafka, name, places):

@@ -238,9 +238,12 @@ def test_records_removed_by_retention_raise_and_are_not_skipped(kafka, topic, lo
     assert log.limit({0: "0"}, 3) == {0: "7"}
 
 
-def test_retention_amid_a_reading_is_noticed(kafka, topic, log, monkeypatch):
-    monkeypatch.setitem(reader.STAYING, "fetch.message.max.bytes", 2000)
-    monkeypatch.setitem(reader.STAYING, "queued.max.messages.kbytes", 1)
+@pytest.mark.parametrize("light", [0, 500])
+def test_retention_amid_a_reading_is_noticed(kafka, topic, log, light, monkeypatch):
+    monkeypatch.setattr("counterpoise.logs.kafka.log.LIGHT", light)
+    for properties in (reader.STAYING, reader.SHARED):
+        monkeypatch.setitem(properties, "fetch.message.max.bytes", 2000)
+        monkeypatch.setitem(properties, "queued.max.messages.kbytes", 1)
     monkeypatch.setattr(reader, "CHUNK_MESSAGES", 1)
     for first in range(0, 40, 4):
         append(log, *["x" * 900] * 4, first=first)
