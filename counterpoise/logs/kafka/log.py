@@ -218,12 +218,15 @@ class KafkaLog(NumberedLog):
     def bounds(self, partitions: Sequence[int]) -> Bounds:
         """See `Log.bounds`. A log of which only this is asked fetches nothing.
 
-        Count and incarnation may be a second old, unless a partition ends earlier than before: then
-        the topic may have been deleted and made again.
+        Count and incarnation may be a second old, unless a partition ends earlier than when it was
+        asked for last: then the topic may have been deleted and made again.
         """
         deadline = self._begin()
         self._cursors.stop_stale()
-        shape = self._topic.recent_shape(partitions, deadline)
+        if partitions and self._ends.keys() >= {*partitions}:
+            shape = self._topic.recent_shape(partitions, deadline)
+        else:
+            shape = self._topic.shape(deadline)
         existing = [number for number in partitions if number < shape.partition_count]
         first, following = self._topic.bounds(existing, deadline)
         if any(end < self._ends.get(one, 0) for one, end in following.items()):
