@@ -223,10 +223,7 @@ class SharedCursors:
     def close(self) -> None:
         """Close the consumer, or leave it to the last reader of its cursors."""
         with self._lock:
-            shared, self._shared = self._shared, None
-            self._resting, self._in_use = {}, set()
-        if shared is not None and shared.readers == 0:
-            shared.consumer.close()
+            self._leave_consumer()
 
     def abandon(self) -> Consumer | None:
         """In a forked child: forget all without touching it. Returns the consumer."""
@@ -245,6 +242,11 @@ class SharedCursors:
             for one in cursors:
                 one.stop()
         except (KafkaException, RuntimeError):
-            # The next read begins with another consumer; this one's readers close it.
-            self._shared = None
-            self._resting, self._in_use = {}, set()
+            self._leave_consumer()
+
+    def _leave_consumer(self) -> None:
+        """The next read begins with another one; this one is closed when it has no reader."""
+        shared, self._shared = self._shared, None
+        self._resting, self._in_use = {}, set()
+        if shared is not None and shared.readers == 0:
+            shared.consumer.close()

@@ -234,7 +234,8 @@ def test_a_consumer_that_is_broken_is_replaced(pool):
     pool.made[0].incremental_unassign = broken
     pool.cursors.give_back(0, cursor, failed=True)
     assert pool.read(0, 0, 2) == [0, 1]
-    assert len(pool.made) == 2
+    first, second = pool.made
+    assert (first.open, second.open) == (False, True)
 
 
 # ------------------------------------------------------------------ a cluster
