@@ -156,22 +156,21 @@ class MemoryServer:
 
     # -------------------------------------------------------------- time, and what happens in it
 
-    def advance(self, seconds: float, alive: Callable[[], Sequence[str]]) -> None:
-        """Let so much time pass; `alive`: the flows that renew their leases meanwhile."""
+    def advance(self, seconds: float, renews: Callable[[str, bool], bool]) -> None:
+        """Let so much time pass. `renews`: whether the flow of this id, which a running client
+        has bound (it sent a `binder`) or not, renews its lease meanwhile.
+        """
 
         def pass_time() -> None:
             end = self._loop.now + seconds
             while True:
-                flow_ids = alive()
-                self.database.renew(flow_ids)
-                shortest = min(
-                    (
-                        self.database.flows[id].values.lease_seconds
-                        for id in flow_ids
-                        if id in self.database.flows
-                    ),
-                    default=seconds,
-                )
+                alive = {
+                    id: flow.values.lease_seconds
+                    for id, flow in self.database.flows.items()
+                    if renews(id, flow.values.binder is not None)
+                }
+                self.database.renew(list(alive))
+                shortest = min(alive.values(), default=seconds)
                 step = max(0.01, shortest / RENEWALS_A_LEASE)
                 if self._loop.now + step >= end:
                     break
@@ -180,7 +179,7 @@ class MemoryServer:
 
         self._call(pass_time)
 
-    def expire(self, flow_ids: Sequence[str], alive: Callable[[], Sequence[str]]) -> None:
+    def expire(self, flow_ids: Sequence[str], renews: Callable[[str, bool], bool]) -> None:
         """The leases of these flows end now, and the service notices."""
 
         def end_leases() -> None:
@@ -192,7 +191,7 @@ class MemoryServer:
                     self.database.flows[flow_id].lease_expires_at = self.now()
 
         self._call(end_leases)
-        self.advance(SWEEP_SECONDS, lambda: [id for id in alive() if id not in flow_ids])
+        self.advance(SWEEP_SECONDS, lambda id, binder: id not in flow_ids and renews(id, binder))
 
     # -------------------------------------------------------------- the thread
 

@@ -48,10 +48,12 @@ class Flows:
         self._killed: set[str] = set()
         self._waiting: defaultdict[str, list[Callable[[Sent], object]]] = defaultdict(list)
 
-    def alive(self) -> list[str]:
-        """The flows that renew their leases by themselves."""
+    def renews(self, flow_id: str, has_binder: bool) -> bool:
+        """Whether this flow renews its lease by itself. One that a running client has bound does,
+        also before its first poll.
+        """
         with self._lock:
-            return list(self._polling)
+            return flow_id in self._polling or (has_binder and flow_id not in self._killed)
 
     def keep_alive(self, flow_id: str) -> None:
         """This flow renews its lease from now on."""

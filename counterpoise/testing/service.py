@@ -254,7 +254,7 @@ class MemoryService:
         Flows that poll (every `Consumer`, `Flow` and `AsyncFlow`) renew their leases meanwhile,
         unless they were killed. A flow that only a `Client` has bound does not.
         """
-        self._server.advance(seconds, self._flows.alive)
+        self._server.advance(seconds, self._flows.renews)
 
     def kill(self, who: Who) -> None:
         """Kill a consumer, as `kill -9` does: nothing that it does arrives any more.
@@ -275,7 +275,7 @@ class MemoryService:
 
     def expire(self, who: Who) -> None:
         """A lease runs out: the partitions go to others. One that was not killed binds again."""
-        self._server.expire(self._ids(who), self._flows.alive)
+        self._server.expire(self._ids(who), self._flows.renews)
 
     def revoke(self, queue: str) -> Rival:
         """Another consumer joins, so the owners have to hand over a share of their partitions.

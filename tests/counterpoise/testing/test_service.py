@@ -87,6 +87,18 @@ def test_the_last_consumer_does_not_wait_for_the_end_of_a_holddown(service):
     assert service.lag("flights") == 0
 
 
+def test_a_running_client_renews_its_lease_before_its_first_poll_already(service):
+    """Else time that passes between its bind and its poll would end its lease."""
+    bound = service.client.bind("orders", "running", lease_seconds=10.0, binder="b1", attempt=1)
+    calls_alone = service.client.bind("orders", "calls alone", lease_seconds=10.0)
+    service.advance(60.0)
+    assert [flow.flow_id for flow in service.client.flows("orders")] == [bound.flow_id]
+    assert calls_alone.flow_id != bound.flow_id
+    service.kill(bound.flow_id)
+    service.advance(60.0)
+    assert service.client.flows("orders") == []
+
+
 def test_what_the_calls_return_is_what_the_page_says(service):
     """The table of docs/testing.md, *What a test can do*."""
     service.create_queue("flights", partitions=2)
