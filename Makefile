@@ -85,6 +85,7 @@ $(KAFKA): tests/kafka.pom.xml $(VENV)/.installed
 	@rm -rf $(@D)
 	@mvn --quiet --batch-mode --file $< dependency:copy-dependencies \
 		-DincludeScope=runtime -DoutputDirectory=$(abspath $(@D))
+	@$(BIN)/python -m tests.kafka_archive
 	@touch $@
 
 .PHONY: kafka

@@ -40,6 +40,7 @@ LIST_OFFSETS = 2
 
 # What `make kafka` has installed.
 PROGRAM = Path(sys.prefix, "kafka")
+ARCHIVE = PROGRAM / "classes.jsa"
 CERTIFICATE = Path(__file__).parent / "certificates/first.pem"
 CLUSTER_ID = "counterpoise-tests-0001"
 START_SECONDS = 240.0
@@ -148,9 +149,16 @@ class Node:
         tool = ("kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(self._settings))
         return self._java(*tool)
 
-    def start(self) -> None:
-        """Start it; it answers somewhat later."""
-        self._process = self._java("kafka.Kafka", str(self._settings))
+    def start(self, *options: str) -> None:
+        """Start it, with options of the JVM; it answers somewhat later."""
+        self._process = self._java(*options, "kafka.Kafka", str(self._settings))
+
+    def stop(self) -> None:
+        """End it in order. None is running afterwards."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            process.wait(START_SECONDS)
 
     def kill(self) -> None:
         """Kill it at once, as a crash would. None is running afterwards."""
@@ -185,14 +193,18 @@ class Node:
 
 
 def java(*command: str) -> list[str]:
-    """The command line that runs a class of Kafka with these arguments."""
+    """The command line that runs a class of Kafka with these arguments; options of the JVM may
+    stand before the class.
+    """
     from counterpoise.spark.environment import ensure_java
 
     assert PROGRAM.exists(), "Apache Kafka is missing; `make kafka` installs it"
     home = ensure_java()
     assert home is not None, "there is no Java"
-    log = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
-    return [str(home / "bin/java"), *JVM, log, "-cp", f"{PROGRAM}/*", *command]
+    options = [*JVM, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
+    if ARCHIVE.exists():
+        options.append(f"-XX:SharedArchiveFile={ARCHIVE}")
+    return [str(home / "bin/java"), *options, "-cp", f"{PROGRAM}/*", *command]
 
 
 class ApacheKafka:

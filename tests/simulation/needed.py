@@ -6,7 +6,7 @@ try the seeds of the file. What these no longer find or meet is searched for fro
 
 `make test` plays `SEEDS` seeds: as many as it takes to find the bugs, and few more. It also plays
 the seeds that the file names for the rarest items, up to `MOST`. `make test-long` plays
-the others of 2,000.
+the others of 1,000.
 """
 
 from __future__ import annotations
