@@ -62,14 +62,20 @@ function refresh() {
 }
 
 async function look() {
+  let looked = page;
   try {
     if (session === null) await enter();
-    await page.refresh();
+    looked = page;
+    await looked.refresh();
     $("notice").textContent = "";
+    // The queue was gone, and there is one of this name again.
+    if (looked === page && !page.element.isConnected) { show(); await page.refresh(); }
   } catch (error) {
     if (error.code === "unauthorized") {
       $("notice").textContent = "";
       lock();
+    } else if (looked !== page) {
+      // Another page is shown meanwhile, and asks next.
     } else if (error.code === "queue_not_found") {
       $("main").replaceChildren(make("section", {}, make("h2", {}, `The queue ${page.name} does not exist.`),
         make("p", {}, make("a", { href: "#" }, "All queues"))));

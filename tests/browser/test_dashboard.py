@@ -483,6 +483,39 @@ def test_an_administrator_creates_and_deletes_a_queue_and_finds_both_in_the_audi
     assert violations(page) == []
 
 
+def test_the_end_of_a_queue_that_was_left_leaves_the_next_page_alone(
+    browser: Browser, service: Service, client: Client
+) -> None:
+    """The answer to the page of the deleted queue comes when another page is shown."""
+    client.create_queue("flights", 2)
+    page = browser.open(service.url)
+    go(page, "flights")
+    page.run(
+        "{ window.real = fetch; window.held = [];"
+        " window.fetch = (url, ...more) => String(url).includes('flights')"
+        " ? new Promise((done) => held.push(() => done(real(url, ...more)))) : real(url, ...more); }"
+    )
+    eventually(lambda: page.run("held.length") > 0)
+    client.delete_queue("flights")
+    page.act("document.querySelector('#audit')", "it.click()")
+    eventually(lambda: page.text("#main h2") == "Audit")
+    page.run("{ window.fetch = real; for (const answer of held) answer(); }")
+    calls = "[...document.querySelectorAll('[data-label=call]')].map((one) => one.innerText)"
+    eventually(lambda: page.run(calls) == ["delete queue", "create queue"])
+
+
+def test_a_queue_that_is_there_again_is_shown_again(
+    browser: Browser, service: Service, client: Client
+) -> None:
+    client.create_queue("flights", 2)
+    page = browser.open(service.url)
+    go(page, "flights")
+    client.delete_queue("flights")
+    eventually(lambda: "does not exist" in page.text("#main"))
+    client.create_queue("flights", 3)
+    eventually(lambda: len(labels(page)) == 3)
+
+
 def test_an_administrator_changes_one_partition(page: Page, client: Client) -> None:
     client.create_queue("clicks", 2, partitioning="dynamic", rebalance_delay=0)
     go(page, "clicks")
