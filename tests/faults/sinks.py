@@ -86,6 +86,15 @@ class Torture:
         self.result = Tortured(kind)
 
     def run(self, times: int) -> Tortured:
+        try:
+            self._torture(times)
+        except AssertionError as error:
+            self.result.wrong.append(str(error))
+        else:
+            self._judge()
+        return self.result
+
+    def _torture(self, times: int) -> None:
         self._authority.create(PARTITIONS)
         place = place_of(self._kind, self._where)
         names = [f"w{number}" for number in range(WRITERS)]
@@ -99,20 +108,18 @@ class Torture:
                 self._authority.give(one, names[one % WRITERS])
             for fault in faults:
                 self._publish()
-                before = self._done()
+                done = self._done()
                 victim = self._rng.choice(names)
-                self._until_more_than(before)
+                self._until_more_than(done)
                 time.sleep(self._rng.uniform(0.0, 0.1))
                 getattr(self, f"_{fault}")(victim, [one for one in names if one != victim])
                 self.result.faults[fault] += 1
                 if isinstance(place, Chained):
                     place.disturb(self._rng)
-            eventually(
+            self._until(
                 lambda: all(one.position == one.published for one in self._authority.owned()),
-                PATIENCE_SECONDS,
+                "everything is written",
             )
-        self._judge()
-        return self.result
 
     # ------------------------------------------------------------------ faults
 
@@ -132,13 +139,13 @@ class Torture:
             writer.send_signal(signal.SIGSTOP)
         lost = self._rob(victim, others)
         self._publish()
-        eventually(
+        self._until(
             lambda: all(
                 one.position > lost[one.partition].position
                 for one in self._authority.owned()
                 if one.partition in lost
             ),
-            PATIENCE_SECONDS,
+            f"the partitions of {victim}, which is frozen, go on elsewhere",
         )
         writer.send_signal(signal.SIGCONT)
         self._authority.give(self._rng.randrange(PARTITIONS), victim)
@@ -173,18 +180,31 @@ class Torture:
         """Kill a writer. One that has ended by itself has failed."""
         writer = self._writers[name]
         if writer.poll() is not None:
-            *_, last = ["it wrote nothing", *self._output(name).read_text().splitlines()]
-            self.result.wrong.append(f"writer {name} has ended by itself: {last}")
+            self.result.wrong.append(self._end_of(name))
         writer.kill()
         writer.wait()
+
+    def _end_of(self, name: str) -> str:
+        *_, last = ["it wrote nothing", *self._output(name).read_text().splitlines()]
+        return f"writer {name} has ended by itself: {last}"
 
     def _publish(self) -> None:
         for partition in range(PARTITIONS):
             count = PUBLISHED // PARTITIONS + self._rng.randrange(50)
             self._authority.publish(partition, count)
 
-    def _until_more_than(self, before: int) -> None:
-        eventually(lambda: self._done() > before, PATIENCE_SECONDS)
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for it, as long as all writers live. Raises AssertionError."""
+
+        def holds() -> bool:
+            for name, writer in self._writers.items():
+                assert writer.poll() is None, self._end_of(name)
+            return condition()
+
+        eventually(holds, PATIENCE_SECONDS, what)
+
+    def _until_more_than(self, done: int) -> None:
+        self._until(lambda: self._done() > done, "something is written")
 
     def _done(self) -> int:
         return sum(one.position for one in self._authority.owned())

@@ -112,9 +112,6 @@ class Database:
         """A transaction that commits at the end of the block, or rolls back on an error."""
         with contextlib.ExitStack() as ending:
             connection = ending.enter_context(self._connect(bounds.retry_seconds))
-            if database_of(connection.dialect) == MARIADB:
-                # Repeatable reads would lock the gap around a row that is not there yet.
-                connection.execution_options(isolation_level="READ COMMITTED")
             ending.enter_context(connection.begin())
             _limit(connection, bounds)
             yield connection
@@ -180,6 +177,11 @@ def _limit(connection: Connection, bounds: TransactionLimits) -> None:
         idle, longest = (
             max(1, round(one)) for one in (bounds.idle_seconds, bounds.transaction_seconds)
         )
+        # Repeatable reads would lock the gap around a row that is not there yet. As an option of
+        # the connection, the level would be set back at its end, which fails on a session that the
+        # server has ended, with an error that hides the first one. The transaction begins later,
+        # with the first row.
+        connection.exec_driver_sql("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         # Times are in UTC. A value that does not fit is an error, and is not cut.
         connection.exec_driver_sql(
             f"SET SESSION wait_timeout = {idle}, net_read_timeout = {idle},"
