@@ -194,14 +194,16 @@ class Torture:
             self._authority.publish(partition, count)
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait for it, as long as all writers live. Raises AssertionError."""
+        """Wait for it as long as all writers live and write. Raises AssertionError."""
 
-        def holds() -> bool:
+        def goes_on() -> bool:
             for name, writer in self._writers.items():
                 assert writer.poll() is None, self._end_of(name)
-            return condition()
+            return condition() or self._done() > done
 
-        eventually(holds, PATIENCE_SECONDS, what)
+        while not condition():
+            done = self._done()
+            eventually(goes_on, PATIENCE_SECONDS, what)
 
     def _until_more_than(self, done: int) -> None:
         self._until(lambda: self._done() > done, "something is written")
