@@ -493,7 +493,8 @@ def test_the_end_of_a_queue_that_was_left_leaves_the_next_page_alone(
     page.run(
         "{ window.real = fetch; window.held = [];"
         " window.fetch = (url, ...more) => String(url).includes('flights')"
-        " ? new Promise((done) => held.push(() => done(real(url, ...more)))) : real(url, ...more); }"
+        " ? new Promise((done) => held.push(() => done(real(url, ...more))))"
+        " : real(url, ...more); }"
     )
     eventually(lambda: page.run("held.length") > 0)
     client.delete_queue("flights")
