@@ -9,6 +9,7 @@ Make topics under names of your own. Tests of lost brokers start an `ApacheKafka
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -155,16 +156,16 @@ class Node:
 
     def stop(self) -> None:
         """End it in order. None is running afterwards."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.terminate()
-            process.wait(START_SECONDS)
+        self._end(signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill it at once, as a crash would. None is running afterwards."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, how: signal.Signals) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
+            process.send_signal(how)
             process.wait(START_SECONDS)
 
     @property

@@ -69,7 +69,7 @@ async function look() {
     await looked.refresh();
     $("notice").textContent = "";
     // The queue was gone, and there is one of this name again.
-    if (looked === page && !page.element.isConnected) { show(); await page.refresh(); }
+    if (!page.element.isConnected) { show(); refresh(); }
   } catch (error) {
     if (error.code === "unauthorized") {
       $("notice").textContent = "";

@@ -59,6 +59,12 @@ def go(page: Page, queue: str) -> None:
     eventually(lambda: page.text(".queue h2") == queue and page.text(".headline .status"))
 
 
+def audited(page: Page) -> list[str]:
+    """The calls that the page of the audit shows."""
+    calls = "[...document.querySelectorAll('[data-label=call]')].map((one) => one.innerText)"
+    return [str(one) for one in page.run(calls)]
+
+
 def labels(page: Page) -> list[str]:
     """What a screen reader says of each partition."""
     cells = "[...document.querySelectorAll('.cell')].map((cell) => cell.ariaLabel)"
@@ -478,8 +484,7 @@ def test_an_administrator_creates_and_deletes_a_queue_and_finds_both_in_the_audi
     submit(page)
     eventually(lambda: client.queues() == [])
     page.act("document.querySelector('#audit')", "it.click()")
-    calls = "[...document.querySelectorAll('[data-label=call]')].map((one) => one.innerText)"
-    eventually(lambda: page.run(calls) == ["delete queue", "create queue"])
+    eventually(lambda: audited(page) == ["delete queue", "create queue"])
     assert violations(page) == []
 
 
@@ -501,8 +506,7 @@ def test_the_end_of_a_queue_that_was_left_leaves_the_next_page_alone(
     page.act("document.querySelector('#audit')", "it.click()")
     eventually(lambda: page.text("#main h2") == "Audit")
     page.run("{ window.fetch = real; for (const answer of held) answer(); }")
-    calls = "[...document.querySelectorAll('[data-label=call]')].map((one) => one.innerText)"
-    eventually(lambda: page.run(calls) == ["delete queue", "create queue"])
+    eventually(lambda: audited(page) == ["delete queue", "create queue"])
 
 
 def test_a_queue_that_is_there_again_is_shown_again(

@@ -108,9 +108,9 @@ class Torture:
                 self._authority.give(one, names[one % WRITERS])
             for fault in faults:
                 self._publish()
-                done = self._done()
+                before = self._done()
                 victim = self._rng.choice(names)
-                self._until_more_than(done)
+                self._until_more_than(before)
                 time.sleep(self._rng.uniform(0.0, 0.1))
                 getattr(self, f"_{fault}")(victim, [one for one in names if one != victim])
                 self.result.faults[fault] += 1
@@ -205,8 +205,8 @@ class Torture:
             done = self._done()
             eventually(goes_on, PATIENCE_SECONDS, what)
 
-    def _until_more_than(self, done: int) -> None:
-        self._until(lambda: self._done() > done, "something is written")
+    def _until_more_than(self, before: int) -> None:
+        self._until(lambda: self._done() > before, "something is written")
 
     def _done(self) -> int:
         return sum(one.position for one in self._authority.owned())

@@ -178,9 +178,9 @@ def _limit(connection: Connection, bounds: TransactionLimits) -> None:
             max(1, round(one)) for one in (bounds.idle_seconds, bounds.transaction_seconds)
         )
         # Repeatable reads would lock the gap around a row that is not there yet. As an option of
-        # the connection, the level would be set back at its end, which fails on a session that the
-        # server has ended, with an error that hides the first one. The transaction begins later,
-        # with the first row.
+        # the connection, the level would be set back when the connection is returned: that fails
+        # if the server has ended the session, although the transaction is committed. The
+        # transaction begins later, with the first row.
         connection.exec_driver_sql("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         # Times are in UTC. A value that does not fit is an error, and is not cut.
         connection.exec_driver_sql(
