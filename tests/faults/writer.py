@@ -68,10 +68,10 @@ class Authority:
         self._change(where, position, partition, epoch)
 
     def free(self) -> bool:
-        """Whether no process holds it: one that is frozen amid a change would do so for ever."""
+        """Whether no process holds it, not even to read: a frozen one would do so for ever."""
         with closing(sqlite3.connect(self.path, timeout=1)) as connection:
             try:
-                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("BEGIN EXCLUSIVE")
             except sqlite3.OperationalError:
                 return False
             return True

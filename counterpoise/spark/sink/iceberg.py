@@ -22,7 +22,7 @@ import pickle
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -53,6 +53,9 @@ from counterpoise.spark.sink.lake import (
     unknown_columns,
 )
 
+if TYPE_CHECKING:
+    from sqlalchemy.engine import ExceptionContext
+
 _MAIN = "main"
 # Of a new table: one manifest for each commit would soon be too many.
 _PROPERTIES = {TableProperties.MANIFEST_MERGE_ENABLED: "true"}
@@ -68,6 +71,7 @@ class IcebergLake:
             catalog = load_catalog(catalog)
         elif isinstance(catalog, Mapping):
             catalog = load_catalog(**catalog)
+        _end_failed_transactions(catalog)
         self._catalog = catalog
         self._name = name
         self._new_columns: NewColumns = new_columns
@@ -112,6 +116,27 @@ class IcebergLake:
             return self._catalog.create_table(self._name, schema, properties=_PROPERTIES)
         except TableAlreadyExistsError as error:
             raise Overtaken(str(error)) from None
+
+
+def _end_failed_transactions(catalog: Catalog) -> None:
+    """Roll back the transaction of a catalog in SQLite when a commit fails.
+
+    A commit fails if another process keeps the catalog's file locked. SQLite leaves the transaction
+    open then, SQLAlchemy takes it for ended, and the next session of this connection would read its
+    high-waters, which were never committed.
+    """
+    engine = getattr(catalog, "engine", None)
+    if engine is None or engine.dialect.name != "sqlite":
+        return
+    from sqlalchemy import event  # a catalog with an engine has imported it
+
+    if not event.contains(engine, "handle_error", _roll_back):
+        event.listen(engine, "handle_error", _roll_back)
+
+
+def _roll_back(context: ExceptionContext) -> None:
+    if context.connection is not None:
+        context.connection.connection.rollback()
 
 
 class IcebergSnapshot:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sqlite3
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.transforms import DayTransform
+from sqlalchemy.exc import OperationalError
 
 from counterpoise.logs import InvalidPosition
 from counterpoise.spark import FencedSink
@@ -444,6 +447,23 @@ def test_a_catalog_may_be_one_that_is_there(iceberg: Iceberg) -> None:
     target = Lake(table, None, (), TARGET_BYTES, COMMIT_SECONDS)
     assert iceberg.write([Slice(0, 1, "0", "2")], rows_of(0, 0, 2), target=target) == {0: "written"}
     assert iceberg.positions(0) == [0, 1]
+
+
+def test_a_commit_that_a_locked_catalog_refuses_has_written_nothing(tmp_path: Path) -> None:
+    """SQLite keeps its transaction open then, and its connection would read it as committed."""
+    properties = Iceberg(tmp_path).properties
+    iceberg = Iceberg(tmp_path, {**properties, "uri": f"{properties['uri']}?timeout=0"})
+    target = iceberg.target()
+    iceberg.write([Slice(0, 1, "0", "3")], rows_of(0, 0, 3), target=target)
+    with closing(sqlite3.connect(tmp_path / "catalog.db", isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM iceberg_tables").fetchall()
+        for _ in range(2):
+            with pytest.raises(OperationalError, match="database is locked"):
+                iceberg.write([Slice(0, 1, "3", "6")], rows_of(0, 3, 6), target=target)
+    assert iceberg.high_water() == {0: (1, "3")}
+    assert iceberg.write([Slice(0, 1, "3", "6")], rows_of(0, 3, 6), target=target) == {0: "written"}
+    assert iceberg.positions(0) == [*range(6)]
 
 
 def test_files_of_an_older_partitioning_are_written_anew(iceberg: Iceberg) -> None:
