@@ -194,12 +194,11 @@ def run(
     times: int = 20,
     seconds: float = 150.0,
     rate: float = 1000.0,
-) -> list[Shaped]:
+) -> Iterator[Shaped]:
     """Both queues, one after the other, each on a stage of its own."""
-    results = []
     for nth, changes in enumerate((RESIZES, SPLITS)):
         own = directory / str(nth)
         own.mkdir(parents=True)
         with Stage(own, replicas=1) as stage:
-            results.append(Reshaping(stage, changes, times, seconds, seed, rate).run(say))
-    return results
+            shaped = Reshaping(stage, changes, times, seconds, seed, rate).run(say)
+        yield shaped

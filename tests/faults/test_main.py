@@ -33,7 +33,7 @@ def test_a_disk_that_cannot_be_mounted_was_not_run(
 ) -> None:
     monkeypatch.setattr(disk, "_INSIDE", ("false",))
     assert outcome(monkeypatch, "--keep", str(tmp_path / "first")) == 0
-    assert f"    -         -  {disk.KIND}: {disk.NOT_RUN}" in capsys.readouterr().out
+    assert f"{disk.KIND}: {disk.NOT_RUN}" in capsys.readouterr().out
     assert outcome(monkeypatch, "--complete", "--keep", str(tmp_path / "second")) == 1
     assert "not complete" in capsys.readouterr().out
 
@@ -44,7 +44,7 @@ def test_a_promise_that_a_full_disk_breaks_is_told(
     verdict = Verdict()
     monkeypatch.setattr(disk, "run", lambda *_: verdict)
     assert outcome(monkeypatch, "--complete") == 0
-    assert f"    2         -  {disk.KIND}" in capsys.readouterr().out
+    assert f"{disk.KIND}, 2 times" in capsys.readouterr().out
     verdict.violations["lost"].append("a message")
     assert outcome(monkeypatch) == 1
     assert "lost: a message" in capsys.readouterr().out
@@ -66,3 +66,15 @@ def test_a_run_that_changed_nothing_or_lost_something_is_told(
     told = capsys.readouterr().out
     assert "no messages handled by Spark" in told
     assert "PROMISES BROKEN BY ORDERED RESIZES\nout of order: a key" in told
+
+
+def test_a_part_that_fails_hides_no_table_of_an_earlier_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> Verdict:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(disk, "run", fails)
+    with pytest.raises(OSError, match="no space left"):
+        outcome(monkeypatch)
+    assert "killed consumers lost their partitions within 4.00 s" in capsys.readouterr().out
