@@ -7,8 +7,9 @@ an autoscaler that follows the lag alone would answer its own changes for ever. 
 
 1. **Up** as far as the lag demands: one consumer for each `lag_per_consumer` messages, at most one
    for each partition.
-2. **Down** by one at a time, only while the lag is less than half of what the remaining consumers
-   are there for, and only when the queue is Ready and has been left alone for `quiet_seconds`.
+2. **Down** by one step at a time, only while the lag is less than half of what the remaining
+   consumers are there for, and only when the queue is Ready and has been left alone for
+   `quiet_seconds`.
 3. **Never down while anything moves.** In a holddown the consumers that were there before it count:
    one that is restarted comes back, and what runs must not be stopped in its place.
 4. **Unknown is no change.** While the log does not say the lag, the present number stays.
@@ -16,6 +17,10 @@ an autoscaler that follows the lag alone would answer its own changes for ever. 
    is not processed waits longer, but only when the queue has been Ready and left alone for as long.
    So what waited because of a change does not count: it was there before, or the consumers that
    there are now had the whole time for it. And none is taken away until the age is below half.
+
+A step is one consumer, and one more for each ten that are present: Kubernetes ignores a change of a
+tenth or less (the tolerance of its HorizontalPodAutoscaler). A step up is at least as large, but
+never beyond the bounds.
 
 So two steps down are at least `quiet_seconds` apart, and a step down comes at least `quiet_seconds`
 after any change. Nothing is remembered for it: the queue's own history says when it was changed.
@@ -83,8 +88,9 @@ def _unbounded(load: Load, rule: Rule, most: int) -> Advice:
     if load.lag is None:
         return Advice(present, "unknown")
     demanded = min(math.ceil(load.lag / rule.lag_per_consumer), most)
+    step = present // 10 + 1
     if demanded > present:
-        return Advice(demanded, "lag")
+        return Advice(max(demanded, present + step), "lag")
     if not load.is_ready:
         return Advice(present, "holding")
     age, limit = load.lag_seconds, rule.max_lag_seconds
@@ -96,8 +102,8 @@ def _unbounded(load: Load, rule: Rule, most: int) -> Advice:
         return Advice(present, "unknown")
     if limit is not None and age is not None and age * 2 > limit:
         return Advice(present, "age")
-    if load.lag * 2 < rule.lag_per_consumer * (present - 1) or load.lag == 0:
-        return Advice(present - 1, "shrinking")
+    if load.lag * 2 < rule.lag_per_consumer * (present - step) or load.lag == 0:
+        return Advice(present - step, "shrinking")
     return Advice(present, "lag")
 
 

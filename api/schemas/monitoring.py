@@ -167,8 +167,8 @@ class Scaling(AnswerModel):
     consumers: int = Field(description="So many; never more than partitions.")
     why: str = Field(
         description="`lag` (it demands them), `age` (a message is too old for fewer), `holding` "
-        "(the queue is not Ready), `quiet` (it was changed not long ago), `shrinking` (one is not "
-        "needed), `unknown` (the log does not say the lag); later versions may add others."
+        "(the queue is not Ready), `quiet` (it was changed not long ago), `shrinking` (fewer are "
+        "enough), `unknown` (the log does not say the lag); later versions may add others."
     )
     present: int = Field(description="Bound flows that do not drain.")
     partition_count: int

@@ -1,6 +1,7 @@
 """The number of consumers for an autoscaler: the rules, and no flapping on the real core.
 
-An autoscaler of the simplest kind follows the number every 15 s, without any patience of its own.
+An autoscaler follows the number every 15 s, without any patience of its own; as Kubernetes' does,
+it takes a change of a tenth for none.
 Its consumers take half a minute to start and drain before they end.
 """
 
@@ -36,6 +37,12 @@ LOAD = Load(partitions=8, lag=0, consumers=4, consumers_before=4, is_ready=True,
         (replace(LOAD, lag=4001), 5, "lag"),
         (replace(LOAD, lag=1499), 3, "shrinking"),
         (replace(LOAD, lag=1500), 4, "lag"),
+        # A step is more than a tenth, up and down.
+        (replace(LOAD, partitions=40, consumers=20), 17, "shrinking"),
+        (replace(LOAD, partitions=40, consumers=20, lag=8499), 17, "shrinking"),
+        (replace(LOAD, partitions=40, consumers=20, lag=8500), 20, "lag"),
+        (replace(LOAD, partitions=40, consumers=20, lag=20_001), 23, "lag"),
+        (replace(LOAD, partitions=22, consumers=20, lag=20_001), 22, "lag"),
         # Never more than partitions.
         (replace(LOAD, lag=10**9), 8, "lag"),
         (replace(LOAD, lag=10**9, partitions=2, consumers=2), 2, "lag"),
@@ -113,6 +120,7 @@ class Cluster:
 
     START_SECONDS = 30
     SYNC_SECONDS = 15
+    TOLERANCE = 0.1
     RATE = 100.0  # messages a second and consumer
 
     def __init__(self, follow: Follow, arrivals: Callable[[int], float], partitions: int = 8):
@@ -184,6 +192,8 @@ class Cluster:
         self.oldest = max(self.oldest, self.age)
         wanted = self.follow(load_of(self.queue, lag, float(self.now), lag_seconds=self.age))
         status = self.queue.status.value
+        if self.replicas and abs(1.0 - wanted / self.replicas) <= self.TOLERANCE:
+            return
         if wanted > self.replicas:
             self.changes.append(Change(self.now, True, status))
         while self.replicas < wanted:
@@ -269,6 +279,16 @@ def test_a_rolling_deployment_changes_nothing() -> None:
         cluster.run(20)
     assert all(change.is_up for change in cluster.changes[before:])
     assert cluster.replicas >= replicas
+
+
+def test_many_consumers_end_at_the_minimum_without_lag() -> None:
+    bounded = replace(RULE, quiet_seconds=30, minimum=2)
+    cluster = Cluster(lambda load: advise(load, bounded).consumers, lambda now: 0.0, partitions=20)
+    cluster.lag = [1000.0] * 20
+    cluster.run(60)
+    assert (cluster.replicas, cluster.most) == (20, 20)
+    cluster.run(900)
+    assert cluster.replicas == 2
 
 
 def test_an_idle_queue_goes_to_nothing_and_comes_back() -> None:
