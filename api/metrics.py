@@ -2,7 +2,7 @@
 
 Every application has its own registry, so that two services in one process count separately. Paths
 are route templates, never names. Counters with the label `queue` are bounded in number
-(`broker.mailbox.tally`). A caller sees the series of the queues that exist and match its key;
+(`broker.replica.events`). A caller sees the series of the queues that exist and match its key;
 without a database, of those that match. What has no queue is seen by all.
 
 **The lag of queues** (`Lags`) is measured in the background, while somebody scrapes. Measuring a
@@ -151,6 +151,8 @@ class Metrics:
             registry=self.registry,
         )
         self._labels.register(self._results)
+        for call in ("commit", "release", "ready", "children"):
+            self._labels.from_zero(self._results, call=call, outcome="stale_epoch")
         open_gauge = Gauge(
             "counterpoise_http_open_calls",
             "Long polls and event streams that are open.",
@@ -199,6 +201,7 @@ class Metrics:
         other work.
         """
         names = None if queues is None else {queue.name for queue in queues}
+        self._labels.show(names or ())
         visible = _Visible(self.registry, names, patterns, [*_families(queues or (), lags)])
         return await asyncio.to_thread(generate_latest, visible)
 

@@ -6,7 +6,8 @@ replicas is the truth, and an event is logged once.
 **Counters** have the queue as a label. Their number must not grow with what users create: a replica
 counts so many queues by name, and all others as one, `OTHER`. A name stays taken until the queue is
 known to be gone (`QueueLabels.keep`); who may not see a queue is not shown its counters
-(`api.metrics`).
+(`api.metrics`). A counter that an alert asks for begins at 0 when the queue is first shown: from a
+series that begins with its first event, Prometheus learns of no increase.
 
 **Log lines** answer what an operator asks: why did it rebalance? Who left, and why? Which handoff
 was forced? Each line names queue and revision, and where it applies the flow with its client, the
@@ -76,6 +77,8 @@ class QueueLabels:
         self._most = most
         self._names: set[str] = set()
         self._metrics: list[MetricWrapperBase] = []
+        self._from_zero: list[tuple[Counter, dict[str, str]]] = []
+        self._shown: set[str] = set()
 
     def of(self, name: str) -> str:
         """The value of the label `queue`."""
@@ -90,10 +93,22 @@ class QueueLabels:
         """Their series of a queue end with it."""
         self._metrics += metrics
 
+    def from_zero(self, counter: Counter, **labels: str) -> None:
+        """Each queue that is shown has this series, from the start."""
+        self._from_zero.append((counter, labels))
+
+    def show(self, existing: Iterable[str]) -> None:
+        """These queues are about to be shown."""
+        for label in {self.of(name) for name in existing} - self._shown:
+            self._shown.add(label)
+            for counter, labels in self._from_zero:
+                counter.labels(queue=label, **labels)
+
     def keep(self, existing: Collection[str]) -> None:
         """These are all queues that exist: forget the others."""
         for name in self._names.difference(existing):
             self._names.discard(name)
+            self._shown.discard(name)
             for metric in self._metrics:
                 metric.remove_by_labels({"queue": name})
 
@@ -169,6 +184,10 @@ class EventCounters:
             registry=None,
         )
         self.queues.register(*self._of_queues)
+        self.queues.from_zero(self._rebalances, trigger="bind")
+        self.queues.from_zero(self._handoffs, outcome="forced")
+        self.queues.from_zero(self._held)
+        self.queues.from_zero(self._left, reason="lease_expired")
 
     @property
     def collectors(self) -> tuple[MetricWrapperBase, ...]:

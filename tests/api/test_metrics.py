@@ -112,13 +112,13 @@ def bound_once(tally: EventCounters, queue: str) -> None:
     tally.note(queue, [Entry(1, 1.0, (flow,), None, "c")])
 
 
-def counted(tally: EventCounters) -> dict[str, float]:
+def counted(tally: EventCounters, name: str = "counterpoise_flows_bound_total") -> dict[str, float]:
     return {
         one.labels["queue"]: one.value
         for collector in tally.collectors
         for family in collector.collect()
         for one in family.samples
-        if one.name == "counterpoise_flows_bound_total"
+        if one.name == name
     }
 
 
@@ -130,6 +130,18 @@ def test_the_number_of_series_is_bounded_and_follows_the_queues() -> None:
     tally.queues.keep({"b", "c", "d"})
     bound_once(tally, "d")
     assert counted(tally) == {"b": 1, OTHER: 2, "d": 1}
+
+
+def test_series_that_begin_at_zero_are_bounded_and_end_with_their_queue() -> None:
+    tally = EventCounters(QueueLabels(most=1))
+    tally.queues.show(["a", "b"])
+    assert counted(tally) == {}
+    held = {"a": 0.0, OTHER: 0.0}
+    assert counted(tally, "counterpoise_flows_held_back_total") == held
+    tally.queues.keep({"b"})
+    assert counted(tally, "counterpoise_flows_held_back_total") == {OTHER: 0.0}
+    tally.queues.show(["b"])
+    assert counted(tally, "counterpoise_flows_held_back_total") == {"b": 0.0, OTHER: 0.0}
 
 
 class Logs:

@@ -90,6 +90,22 @@ def test_each_expression_selects_by_labels_that_exist(exposed: str) -> None:
                 assert asked <= labels[name], expression
 
 
+def test_what_alerts_count_begins_at_zero(service: Service) -> None:
+    with service.http as api:
+        create_queue(api, "q", 2)
+    samples = re.findall(
+        r'^(counterpoise_\w+)\{(.*queue="q".*)\} 0\.0$',
+        httpx.get(f"{service.url}/metrics").text,
+        re.M,
+    )
+    for rule in rules():
+        for name, inside in re.findall(r"increase\((\w+)(?:\{(.*?)\})?\[", rule["expr"]):
+            asked = set(filter(None, inside.split(",")))
+            assert any(
+                name == exposed and asked <= set(labels.split(",")) for exposed, labels in samples
+            ), rule["alert"]
+
+
 def test_kinds_of_conditions_have_an_alert_each() -> None:
     asked = {kind for rule in rules() for kind in re.findall(r'kind="(\w+)"', str(rule["expr"]))}
     assert asked == set(KINDS)
