@@ -1,0 +1,137 @@
+"""The figures that pages take from the last full run of the benchmarks are those of its results.
+
+After a new run a failing test says what a page has to contain.
+"""
+
+import re
+
+import pytest
+
+from tests.architecture.test_documents import text
+
+ROWS: dict[tuple[str, str], list[str]] = {}
+"""The cells of a row, by the title of its section and its name."""
+for part in re.split(r"^## ", text("benchmarks/RESULTS.md"), flags=re.M)[1:]:
+    for line in re.findall(r"^\| (.+) \|$", part, re.M):
+        name, *cells = line.split(" | ")
+        ROWS.setdefault((part.partition("\n")[0], name), cells)
+
+
+class Figure:
+    """A row of the results."""
+
+    def __init__(self, section: str, name: str) -> None:
+        ratio, _, value, spread, _ = (
+            [float(one) for one in re.findall(r"\d[\d.]*", cell.replace(",", ""))]
+            for cell in ROWS[section, name]
+        )
+        self.ratio = ratio[0] if ratio else 0.0
+        self.value = value[0]
+        self.spread = spread
+
+    @property
+    def thousands(self) -> str:
+        return f"{round(self.value, -3):,.0f}"
+
+
+ONE = Figure("Handoffs", "pause of a partition, one handoff")
+TWENTY = Figure("Handoffs", "pause of a partition, 20 handoffs at once")
+OTHERS = Figure("Handoffs", "throughput of the others during 20 handoffs")
+KEPT = f"{OTHERS.value:.1f} % of their throughput"
+RENEWAL = Figure("Calls", "CPU of one of the heartbeats")
+COMMIT = Figure("Calls", "CPU of one of the commits")
+RENEWALS = Figure("Calls", "heartbeats a second of a core")
+COMMITS = Figure("Calls", "commits a second of a core")
+SMALL = Figure("Binds", "join to balanced, 64 partitions")
+NINTH = Figure("Binds", "join to balanced, 64 partitions, 8 → 9 flows")
+LARGE = Figure("Binds", "join to balanced, 512 partitions")
+MEMORY = Figure("Idle", "5,000 idle flows, lease 60 s: memory of each with its connection")
+SHARE = Figure("Idle", "5,000 idle flows, lease 60 s: share of a core")
+PUBLISH = Figure("Log", "publish, through Publisher")
+READ, READ_BY_TWO = (Figure("Source", f"through the source, local[{n}]") for n in (1, 2))
+PAUSES = [
+    Figure("Pause", f"pause of a partition, {what}")
+    for what in ("second query starts", "first query of a session", "second query drains")
+]
+RATIOS = [one.ratio for one in PAUSES]
+TIMES = [one.value for one in PAUSES]
+
+
+def joined(by: str = "", wait: str = "") -> str:
+    times = (
+        Figure("Protocols", f"join to balanced{by}, 64 partitions, {join} consumers{wait}").value
+        for join in ("1 → 2", "4 → 5", "8 → 9")
+    )
+    return ", ".join(f"{time:,.0f}" for time in times) + " ms"
+
+
+def of_kafka(protocol: str) -> str:
+    wait = "" if protocol == "KIP-848" else " (the mock waits 300 ms a generation)"
+    return f"{protocol} | {joined(f' by Kafka{chr(39)}s {protocol}', wait)} |"
+
+
+def replicas(call: str) -> str:
+    service, postgres = (
+        Figure("Replicas", f"{call}: CPU of {one}, two replicas").ratio
+        for one in ("the service", "Postgres")
+    )
+    each = Figure("Replicas", f"{call}: replicas to a core of Postgres").value
+    return f"| {service:.1f} | {postgres:.1f} | {each:.1f} |"
+
+
+def planned(by: str = "") -> str:
+    time = Figure("Peers", f"plan{by}, 100 → 101 members, 10,000 partitions").value
+    return f"| {time:,.0f} ms |" if time >= 100 else f"| {time:.1f} ms |"
+
+
+SAID = {
+    "docs/performance.md": [
+        f"| {ONE.value:.0f} ms ({ONE.spread[0]:.0f} to {ONE.spread[1]:.0f}), each of 20 at once",
+        f"each of 20 at once {TWENTY.value:.0f} ms; the other partitions keep {KEPT} |",
+        f"| {min(RATIOS):.1f} to {max(RATIOS):.1f} median micro-batches, {min(TIMES):.0f} to",
+        f"to {max(TIMES):.0f} ms; on a busy machine",
+        f"balanced after * | {joined()} |",
+        f"| {SMALL.value:.1f} ms, and {LARGE.value:.1f} ms ({LARGE.ratio:.1f} times as long",
+        f"| {READ.thousands} messages/s with `local[1]`, {READ_BY_TWO.thousands} with `local[2]` |",
+        f"| {PUBLISH.thousands} messages/s |",
+        f"| {RENEWAL.value:.2f} and {COMMIT.value:.2f} ms: a core answers {RENEWALS.value:,.0f} or",
+        f"or {round(COMMITS.value, -1):,.0f} a second |",
+        f"| {SHARE.value:.1f} % of a core, {MEMORY.value:.0f} KB of memory each |",
+        f"A flow takes some {MEMORY.value:.0f} KB with its connection",
+        f"with the records of its handoffs {planned()}",
+        f"sticky {planned(' by kafka-python sticky')}",
+        f"sticky {planned(' by aiokafka sticky')}",
+        f"| faust-streaming 0.15 {planned(' by faust')}",
+        f"round robin {planned(' by kafka-python round robin')}",
+        f"range {planned(' by kafka-python range')}",
+        f"| Counterpoise, no holddown | {joined()} |",
+        *map(of_kafka, ("range", "cooperative-sticky", "KIP-848")),
+        f"| renewal {replicas('renewals')}",
+        f"| commit {replicas('commits')}",
+        f"| bind with its unbind, 32 queues {replicas('binds')}",
+        f"| the same, on one queue {replicas('binds to one queue')}",
+    ],
+    "docs/performance-background.md": [
+        f"takes {LARGE.value:.1f} ms (30 times Y1 + Y2) and one with 64 (32 handoffs)",
+        f"one with 64 (32 handoffs) {SMALL.value:.1f} ms ({SMALL.ratio:.0f} times)",
+        f"the service {RENEWAL.value:.2f} ms of CPU, {RENEWAL.ratio:.0f} times a bare GET;",
+        f"a commit of one partition {COMMIT.value:.2f} ms, {COMMIT.ratio:.0f} times",
+        f"{SHARE.value:.1f} % in the last. With its connection and long poll each of 5,000",
+        f"adds {MEMORY.value:.0f} KB of resident memory",
+        f"| `local[1]` | {READ.thousands} |",
+        f"| `local[2]` | {READ_BY_TWO.thousands} |",
+        f"One pauses for {ONE.value:.0f} ms, {ONE.ratio:.0f} times Y1 + Y2 (the target is 20)",
+        f"each of 20 for {TWENTY.value:.0f} ms, and the others keep {KEPT}.",
+        f"the join of a ninth consumer takes {NINTH.value:.0f} ms",
+    ],
+    "docs/promises.md": [
+        f"the others kept {KEPT}, and the 20 paused for {TWENTY.value:.0f} ms each",
+    ],
+    "README.md": [f"{SMALL.value:.0f} to {NINTH.value:.0f} ms from the bind of a new consumer"],
+}
+
+
+@pytest.mark.parametrize("page", SAID)
+def test_a_page_has_the_figures_of_the_last_run(page: str) -> None:
+    plain = re.sub(r"\s+", " ", text(page))
+    assert [said for said in SAID[page] if said not in plain] == []
