@@ -156,7 +156,7 @@ serve: setup ## run the service on 127.0.0.1:8640
 	@$(BIN)/counterpoise serve $(ARGS)
 
 .PHONY: faults
-faults: setup ## kill, freeze and cut off real processes for five minutes (docs/faults.md)
+faults: setup ## kill, freeze and cut off real processes, up to 20 minutes (docs/faults.md)
 	@$(BIN)/python -m tests.faults $(ARGS)
 
 .PHONY: soak
