@@ -5,9 +5,11 @@ There is no container engine here, so what an engine would find out is read from
 
 import json
 import re
+import stat
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
@@ -217,6 +219,27 @@ def test_compose_is_reached_from_this_machine_only() -> None:
     published = [port for one in COMPOSE["services"].values() for port in one.get("ports", ())]
     assert published
     assert all(port.startswith("127.0.0.1:") for port in published)
+
+
+def test_the_users_in_the_containers_of_compose_can_read_its_secrets(tmp_path: Path) -> None:
+    """A file of a secret keeps its owner and mode there, and nobody is root or has capabilities."""
+    for name in ("docker", "curl"):
+        program = tmp_path / name
+        program.write_text("#!/bin/sh\necho text")
+        program.chmod(0o755)
+    (tmp_path / "deploy/compose").mkdir(parents=True)
+    lines = re.findall(r"^#   (.*)$", text("compose/compose.yaml"), re.M)
+    subprocess.run(
+        ["sh", "-ec", "umask 077\n" + "\n".join(lines)],
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        check=True,
+    )
+    for secret in COMPOSE["secrets"].values():
+        file = tmp_path / "deploy/compose" / secret["file"]
+        assert file.read_text().strip()
+        assert stat.S_IMODE(file.stat().st_mode) == 0o644
+        assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
 
 
 def test_kubernetes_needs_keys_and_tls() -> None:

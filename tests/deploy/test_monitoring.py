@@ -141,7 +141,7 @@ def test_compose_gives_prometheus_its_key_and_its_rules() -> None:
     key = scraping["scrape_configs"][0]["authorization"]["credentials_file"]
     assert key == f"/run/secrets/{secret}"
     ignored = (DEPLOY / "compose" / ".gitignore").read_text("utf-8").split()
-    assert Path(compose["secrets"][secret]["file"]).name in ignored
+    assert f"{Path(compose['secrets'][secret]['file']).parts[0]}/" in ignored
     mounted = dict(volume.split(":")[:2] for volume in prometheus["volumes"])
     inside = {there: here for here, there in mounted.items()}
     (file,) = scraping["rule_files"]
