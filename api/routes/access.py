@@ -177,12 +177,14 @@ async def audit(
 
 
 def _set_cookie(request: Request, response: Response, token: str, seconds: int) -> None:
+    # Behind a proxy that speaks TLS only the page's origin shows it.
+    page = request.headers.get("origin", "")
     response.set_cookie(
         session_cookie(request),
         token,
         max_age=seconds,
         path="/",
-        secure=request.url.scheme == "https",
+        secure="https" in (request.url.scheme, page.partition(":")[0]),
         httponly=True,
         samesite="strict",
     )

@@ -154,11 +154,16 @@ async def test_callers_from_other_machines_are_not_administrators() -> None:
 async def test_a_session_stays_within_tls() -> None:
     """No page of another host of the same domain can set or read the cookie of one with TLS."""
     app = create_app(ScriptedBroker().as_broker(), load())
-    for scheme, name in (("https", "__Host-counterpoise"), ("http", "counterpoise_session")):
+    for scheme, page, name in (
+        ("https", "https", "__Host-counterpoise"),
+        ("http", "http", "counterpoise_session"),
+        ("http", "https", "counterpoise_session"),  # behind a proxy with TLS
+    ):
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url=f"{scheme}://localhost") as http:
-            entered = await http.post("/v1/session", json={"key": "any"})
+            headers = {"Origin": f"{page}://localhost"}
+            entered = await http.post("/v1/session", json={"key": "any"}, headers=headers)
             cookie = entered.headers["set-cookie"]
             assert cookie.startswith(f"{name}=session-1; ")
-            assert ("; Secure" in cookie) == (scheme == "https")
+            assert ("; Secure" in cookie) == (page == "https")
             assert "Domain" not in cookie

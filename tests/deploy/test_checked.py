@@ -4,9 +4,10 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import httpx
 import kubernetes_validate
 import pytest
 import yaml
@@ -92,7 +93,7 @@ def on_loopback(port: int, replicas: dict[str, Service]) -> str:
 
 @pytest.fixture
 def replicas(migrated_url: str) -> Iterator[dict[str, Service]]:
-    settings = settings_for(migrated_url, allowed_hosts="counterpoise,service-1,service-2")
+    settings = settings_for(migrated_url, allowed_hosts="proxy,service-1,service-2")
     with ExitStack() as stack:
         yield {
             name: stack.enter_context(running(Broker(settings), settings))
@@ -107,17 +108,14 @@ def is_ready(client: Client) -> bool:
     return False
 
 
-@needs_haproxy
-@pytest.mark.long
-def test_a_consumer_behind_the_proxy_outlives_each_replica(
-    replicas: dict[str, Service], tmp_path: Path
-) -> None:
+@contextmanager
+def proxied(replicas: dict[str, Service], tmp_path: Path) -> Iterator[str]:
+    """The address of a proxy that has found a replica."""
     assert HAPROXY is not None
     port = free_port()
     config = tmp_path / "haproxy.cfg"
     config.write_text(on_loopback(port, replicas))
     checked(HAPROXY, "-c", "-f", config)
-    lost: list[int] = []
     with (
         (tmp_path / "haproxy.log").open("w") as log,
         subprocess.Popen([HAPROXY, "-f", config], stdout=log, stderr=log) as proxy,
@@ -126,19 +124,39 @@ def test_a_consumer_behind_the_proxy_outlives_each_replica(
             url = f"http://127.0.0.1:{port}"
             with Client(url) as client:
                 eventually(lambda: is_ready(client))
-                client.create_queue("orders", 4, rebalance_delay=0)
-                flow = Flow("orders", url=url, on_lost=lambda one: lost.append(one.partition))
-                with flow:
-                    eventually(lambda: len(flow.partitions) == 4)
-                    replicas["service-1"].stop()
-                    commit = dict.fromkeys(range(4), "1")
-                    assert set(flow.commit(commit).values()) == {"ok"}
-                    # The other one serves: a rebalance begins, and is told.
-                    with Flow("orders", client_name="other", url=url):
-                        eventually(
-                            lambda: "revoking" in {o.state for o in flow.partitions.values()}
-                        )
-                assert lost == []
+            yield url
         finally:
             # While it starts it takes no other signal.
             proxy.kill()
+
+
+@needs_haproxy
+@pytest.mark.long
+def test_a_consumer_behind_the_proxy_outlives_each_replica(
+    replicas: dict[str, Service], tmp_path: Path
+) -> None:
+    lost: list[int] = []
+    with proxied(replicas, tmp_path) as url, Client(url) as client:
+        client.create_queue("orders", 4, rebalance_delay=0)
+        flow = Flow("orders", url=url, on_lost=lambda one: lost.append(one.partition))
+        with flow:
+            eventually(lambda: len(flow.partitions) == 4)
+            replicas["service-1"].stop()
+            commit = dict.fromkeys(range(4), "1")
+            assert set(flow.commit(commit).values()) == {"ok"}
+            # The other one serves: a rebalance begins, and is told.
+            with Flow("orders", client_name="other", url=url):
+                eventually(lambda: "revoking" in {o.state for o in flow.partitions.values()})
+        assert lost == []
+
+
+@needs_haproxy
+@pytest.mark.long
+def test_people_log_in_behind_the_proxy(replicas: dict[str, Service], tmp_path: Path) -> None:
+    with proxied(replicas, tmp_path) as url, replicas["service-1"].http as directly:
+        key = directly.post("/keys", json={"role": "admin"}).json()["key"]
+        page = {"Origin": url, "Sec-Fetch-Site": "same-origin"}
+        entered = httpx.post(f"{url}/v1/session", json={"key": key}, headers=page)
+        assert entered.status_code == 200, entered.text
+        session = httpx.get(f"{url}/v1/session", cookies=entered.cookies)
+        assert session.json()["role"] == "admin"
