@@ -130,31 +130,43 @@ def proxied(replicas: dict[str, Service], tmp_path: Path) -> Iterator[str]:
             proxy.kill()
 
 
+def first_key(replicas: dict[str, Service]) -> str:
+    """The key of an administrator; it is made on the service's own machine."""
+    with replicas["service-1"].http as directly:
+        key: str = directly.post("/keys", json={"role": "admin"}).json()["key"]
+    return key
+
+
 @needs_haproxy
 @pytest.mark.long
 def test_a_consumer_behind_the_proxy_outlives_each_replica(
     replicas: dict[str, Service], tmp_path: Path
 ) -> None:
     lost: list[int] = []
-    with proxied(replicas, tmp_path) as url, Client(url) as client:
+    key = first_key(replicas)
+    with proxied(replicas, tmp_path) as url, Client(url, token=key) as client:
         client.create_queue("orders", 4, rebalance_delay=0)
-        flow = Flow("orders", url=url, on_lost=lambda one: lost.append(one.partition))
+        flow = Flow("orders", url=url, token=key, on_lost=lambda one: lost.append(one.partition))
         with flow:
             eventually(lambda: len(flow.partitions) == 4)
             replicas["service-1"].stop()
             commit = dict.fromkeys(range(4), "1")
             assert set(flow.commit(commit).values()) == {"ok"}
             # The other one serves: a rebalance begins, and is told.
-            with Flow("orders", client_name="other", url=url):
+            with Flow("orders", client_name="other", url=url, token=key):
                 eventually(lambda: "revoking" in {o.state for o in flow.partitions.values()})
         assert lost == []
 
 
 @needs_haproxy
 @pytest.mark.long
-def test_people_log_in_behind_the_proxy(replicas: dict[str, Service], tmp_path: Path) -> None:
-    with proxied(replicas, tmp_path) as url, replicas["service-1"].http as directly:
-        key = directly.post("/keys", json={"role": "admin"}).json()["key"]
+def test_people_behind_the_proxy_need_a_key_and_log_in(
+    replicas: dict[str, Service], tmp_path: Path
+) -> None:
+    with proxied(replicas, tmp_path) as url:
+        # Without keys only callers from the service's own machine need none.
+        assert httpx.get(f"{url}/v1/queues").status_code == 401
+        key = first_key(replicas)
         page = {"Origin": url, "Sec-Fetch-Site": "same-origin"}
         entered = httpx.post(f"{url}/v1/session", json={"key": key}, headers=page)
         assert entered.status_code == 200, entered.text
