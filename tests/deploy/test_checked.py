@@ -63,14 +63,22 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.skipif(PROMTOOL is None, reason="needs promtool (Debian package prometheus)")
 def test_prometheus_takes_its_configuration_with_the_alerts(tmp_path: Path) -> None:
-    config = (DEPLOY / "compose/prometheus.yml").read_text("utf-8")
-    (tmp_path / "key").write_text("key")
-    (tmp_path / "alerts.yml").write_text((DEPLOY / "prometheus/alerts.yml").read_text("utf-8"))
-    config = config.replace("/run/secrets/metrics-key", str(tmp_path / "key"))
-    config = config.replace("/etc/prometheus/", f"{tmp_path}/")
-    (tmp_path / "prometheus.yml").write_text(config)
+    page = (ROOT / "docs/monitoring.md").read_text("utf-8")
+    [of_kubernetes] = re.findall(r"```yaml\n(.*?)```", page, re.S)
+    # Debian's promtool is built without Kubernetes.
+    finding = r"kubernetes_sd_configs:\n(?: {6}.*\n)+"
+    of_kubernetes = re.sub(finding, "static_configs: [{targets: [pod]}]\n", of_kubernetes)
+    compose = (DEPLOY / "compose/prometheus.yml").read_text("utf-8")
+    shutil.copy(DEPLOY / "prometheus/alerts.yml", tmp_path)
+    (tmp_path / "metrics-key").write_text("key")
+    (tmp_path / "counterpoise").mkdir()
+    (tmp_path / "counterpoise/key").write_text("key")
+    shutil.copy(ROOT / "tests/certificates/first.pem", tmp_path / "counterpoise/ca.crt")
     assert PROMTOOL is not None
-    assert "rules found" in checked(PROMTOOL, "check", "config", tmp_path / "prometheus.yml")
+    for config, says in ((compose, "rules found"), (of_kubernetes, "is valid")):
+        config = re.sub("/run/secrets/|/etc/prometheus/", f"{tmp_path}/", config)
+        (tmp_path / "prometheus.yml").write_text(config)
+        assert says in checked(PROMTOOL, "check", "config", tmp_path / "prometheus.yml")
 
 
 # ------------------------------------------------------------------ the proxy

@@ -150,6 +150,28 @@ def test_compose_gives_prometheus_its_key_and_its_rules() -> None:
         assert not here.startswith(".") or (DEPLOY / "compose" / here).exists(), here
 
 
+def test_kubernetes_is_asked_as_the_alerts_and_the_manifests_say() -> None:
+    page = (ROOT / "docs" / "monitoring.md").read_text("utf-8")
+    [example] = re.findall(r"```yaml\n(.*?)```", page, re.S)
+    [job] = yaml.safe_load(example)["scrape_configs"]
+    manifests = yaml.safe_load_all((DEPLOY / "kubernetes" / "service.yaml").read_text("utf-8"))
+    [pod] = [one["spec"]["template"] for one in manifests if one["kind"] == "Deployment"]
+    # Without credentials it would get 401, so nothing offers the pods to a job of another name.
+    assert "annotations" not in pod["metadata"]
+    assert {job["job_name"]} == set(re.findall(r'job="(\w+)"', str(rules())))
+    [found] = job["kubernetes_sd_configs"]
+    [selector] = found["selectors"]
+    label, value = selector["label"].split("=")
+    assert pod["metadata"]["labels"][label] == value
+    assert {"credentials_file"} == set(job["authorization"])
+    names = next(
+        one["value"]
+        for one in pod["spec"]["containers"][0]["env"]
+        if one["name"] == "COUNTERPOISE_ALLOWED_HOSTS"
+    )
+    assert job["tls_config"]["server_name"] in names.split(",")
+
+
 def test_keda_asks_for_what_the_service_answers(service: Service) -> None:
     documents = yaml.safe_load_all((DEPLOY / "kubernetes" / "keda.yaml").read_text("utf-8"))
     by_kind = {one["kind"]: one for one in documents}
