@@ -57,6 +57,8 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     assert SYSTEMD is not None
     installed = tmp_path / "counterpoise.service"
     installed.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", unit, flags=re.M))
+    (tmp_path / "counterpoise.service.d").mkdir()
+    shutil.copy(DEPLOY / "systemd/tls.conf", tmp_path / "counterpoise.service.d")
     assert checked(SYSTEMD, "verify", installed) == ""
 
 

@@ -261,6 +261,16 @@ def test_the_unit_is_restarted_only_where_that_may_help() -> None:
         assert directive in unit
 
 
+def test_the_unit_gets_its_certificate_from_root() -> None:
+    """Its user exists only while it runs, so no file of the key could be its own."""
+    assert "DynamicUser=yes" in text("systemd/counterpoise.service")
+    parts = [text(name) for name in FILES if name.startswith("systemd/")]
+    named = [(part, path) for part in parts for path in re.findall(r"TLS_(?:CERT|KEY)=(\S+)", part)]
+    assert named
+    for part, path in named:
+        assert f"\nLoadCredential={path.removeprefix('%d/')}:/etc/counterpoise/" in part
+
+
 # ------------------------------------------------------------------ the chart (see test_chart)
 
 
