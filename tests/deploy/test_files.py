@@ -271,6 +271,26 @@ def test_the_unit_gets_its_certificate_from_root() -> None:
         assert f"\nLoadCredential={path.removeprefix('%d/')}:/etc/counterpoise/" in part
 
 
+# ------------------------------------------------------------------ Spark
+
+
+def test_the_driver_may_write_its_checkpoint() -> None:
+    """A new volume is root's, unless the pod has a group for it."""
+    [pod] = documents("kubernetes/spark-driver.yaml")
+    assert any("persistentVolumeClaim" in volume for volume in pod["spec"]["volumes"])
+    security = pod["spec"]["securityContext"]
+    assert security["fsGroup"] == security["runAsUser"]
+
+
+def test_the_page_about_clusters_submits_as_the_pod_template_says() -> None:
+    [said] = re.findall(
+        r"^(#   spark-submit (?:.*\n#     )+.*)$", text("kubernetes/spark-driver.yaml"), re.M
+    )
+    command = said.replace("#   ", "")
+    assert "COUNTERPOISE_URL" in command
+    assert command in (ROOT / "docs/cluster.md").read_text("utf-8")
+
+
 # ------------------------------------------------------------------ the chart (see test_chart)
 
 
