@@ -37,6 +37,7 @@ from counterpoise.cli.output import (
     ranges,
     say,
 )
+from counterpoise.cli.reading import named_value
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.plain import plain, plain_json
@@ -253,6 +254,9 @@ def consume(
     """Print the messages of the partitions that this consumer owns, and commit them.
 
     The first interrupt (or SIGTERM) hands its partitions over in order; the second ends it at once.
+
+    --json prints one line for each message, with "value", or "value_base64" for a
+    value that is not text.
     """
     from counterpoise.consumer import Consumer, stop_on_signals
 
@@ -399,12 +403,13 @@ class _Output:
         return plain(line.decode(errors="replace")).encode() if self._for_people else line
 
     def _json(self, owned: Any, message: dict[str, Any]) -> bytes:
+        name, value = named_value(message["value"])
         document = {
             "partition": message["partition"],
             "position": message["position"],
             "epoch": owned.epoch,
             "key": message["key"],
-            "value": message["value"].decode(errors="replace"),
+            name: value,
             "headers": dict(message["headers"] or ()),
             "published_at": message["published_at"].isoformat(),
         }

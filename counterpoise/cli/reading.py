@@ -102,9 +102,8 @@ def messages_of(log: Log, positions: Mapping[int, str | None]) -> Iterator[Any]:
             start = planned[number]
 
 
-def _value(message: dict[str, Any], max_bytes: int) -> tuple[str, str]:
-    """What to call the value, and its first bytes: text that is not cut within a character."""
-    value: bytes = message["value"]
+def named_value(value: bytes, max_bytes: int | None = None) -> tuple[str, str]:
+    """`value` and its text, or `value_base64`; of the first bytes, not cut within a character."""
     try:
         value.decode()
     except UnicodeDecodeError:
@@ -114,7 +113,7 @@ def _value(message: dict[str, Any], max_bytes: int) -> tuple[str, str]:
 
 def document(message: dict[str, Any], max_bytes: int) -> dict[str, Any]:
     """A row of MESSAGE_SCHEMA for JSON."""
-    name, value = _value(message, max_bytes)
+    name, value = named_value(message["value"], max_bytes)
     return {
         "partition": message["partition"],
         "position": message["position"],
@@ -132,7 +131,7 @@ def _line(message: dict[str, Any], max_bytes: int) -> str:
 
 def text_of(message: dict[str, Any], max_bytes: int) -> str:
     """Two lines: where it is, and its value."""
-    name, value = _value(message, max_bytes)
+    name, value = named_value(message["value"], max_bytes)
     size = len(message["value"])
     where = [
         f"partition {message['partition']} position {message['position']}",

@@ -44,6 +44,11 @@ def test_messages_are_shown_and_nothing_is_changed(run, published):
     assert "  base64 /wA=\n" in text
     assert run("positions", "show", "a", "--json").stdout == before
     assert json.loads(run("flows", "list", "a", "--json").stdout) == []
+    # A consumer gets the same values, whole.
+    got = run("consume", "a", "-n", "4", "-q", "--json").stdout
+    values = [json.loads(line) for line in got.splitlines()]
+    assert [one.get("value") for one in values] == ["3 screws", None, "ä" * 2000, "\x1b[2J"]
+    assert values[1]["value_base64"] == "/wA="
 
 
 def test_messages_are_picked_by_place_key_and_number(run, published):
