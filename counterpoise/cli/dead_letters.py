@@ -5,14 +5,17 @@ it comes from and why it is there. A letter *waits* until a consumer of that que
 
 `redrive` is such a consumer: it publishes the letter to the queue that it comes from, as it was
 there, and then commits its position. It is published under an id made of its place, as the letter
-itself was, so a redrive that is interrupted and begun again sends none twice. It takes as many
-letters as wait when it begins: those that fail again wait for the next redrive.
+itself was, so a redrive that is interrupted and begun again sends none twice. It takes the letters
+that wait when it begins, and ends in each partition behind the last of them: what fails again, or
+comes meanwhile, waits for the next redrive. It does not begin beside other consumers of the
+letters, which would take some of them.
 
 The message comes back behind the newer messages of its key: it has waited, and they have not.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,6 +39,7 @@ from counterpoise.logs import Log
 from counterpoise.plain import plain_line
 
 if TYPE_CHECKING:
+    from counterpoise.consumer import Consumer
     from counterpoise.consumer.message import Message
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, redrive.")
@@ -47,6 +51,12 @@ class NoLetter(CounterpoiseError):
     """A message is no dead letter, or there is none at this place."""
 
     code = "no_letter"
+
+
+class LettersTaken(CounterpoiseError):
+    """Another consumer takes the letters."""
+
+    code = "letters_taken"
 
 
 @app.command("list")
@@ -128,26 +138,37 @@ def redrive(
 
     Mend the consumer first: a message that fails again becomes a letter again.
     An interrupted redrive sends none twice. A message comes back behind the
-    newer messages of its key.
+    newer messages of its key. It ends with exit code 1 if it has sent less than
+    it was to, and 130 if that is because of an interrupt or SIGTERM.
     """
     from counterpoise.consumer import Consumer, stop_on_signals
     from counterpoise.consumer.poison import HEADER, Origin, letter_id, publish_once
 
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
+    last: dict[int, str] = {}
     with _opened(queue, url) as (log, positions):
         origin = Origin(queue, "redrive", log.bounds([]).incarnation)
         for message in messages_of(log, positions):
-            target = _target(queue, message, to)
-            counts[target] = counts.get(target, 0) + 1
-            if sum(counts.values()) == most:
+            counts[_target(queue, message, to)] += 1
+            last[message["partition"]] = message["position"]
+            if counts.total() == most:
                 break
+        # One message of each partition, from its last letter on.
+        ends = log.limit(last, len(last))
     with Client(url, timeout_seconds=TIMEOUT_SECONDS) as client:
         for target in counts:
             client.log_access(target, "publish")
+        flows = [] if dry_run else list(client.flows(queue, max_items=1))
     if dry_run or not counts:
         _report(queue, counts, "would be sent" if dry_run else "sent", as_json)
         return
-    sent: dict[str, int] = {}
+    if flows:
+        raise LettersTaken(
+            f"{queue} is consumed by {flows[0].client_name!r}, which would take some of the "
+            f"letters: stop its consumers first ('counterpoise consumers list {queue}')"
+        )
+    # By partition and position: after a handoff a letter may come again.
+    sent: dict[tuple[int, str], str] = {}
 
     def send(message: Message) -> None:
         row = {"headers": message.headers, "partition": message.partition}
@@ -158,19 +179,41 @@ def redrive(
         publish_once(
             target, letter_id(message, origin), message.value, message.key, headers, url=url
         )
-        sent[target] = sent.get(target, 0) + 1
+        sent[message.partition, message.position] = target
 
-    consumer = Consumer(queue, each=send, url=url, limit=sum(counts.values()), commit_messages=1)
-    with stop_on_signals(consumer):
-        consumer.run()
-    _report(queue, sent, "sent", as_json)
+    consumer = Consumer(queue, each=send, url=url, ends=ends, commit_messages=1, at_once=True)
+    signals = _Signals(consumer)
+    with stop_on_signals(signals):
+        consumer.run(lambda: len(sent) == counts.total())
+    _report(queue, Counter(sent.values()), "sent", as_json, counts.total())
+    if len(sent) < counts.total():
+        raise typer.Exit(130 if signals.came else 1)
 
 
-def _report(queue: str, counts: dict[str, int], verb: str, as_json: bool) -> None:
+class _Signals:
+    """Passes signals on to a consumer, and remembers that they came."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self.came = False
+
+    def stop(self, *, now: bool = False) -> None:
+        self.came = True
+        self._consumer.stop(now=now)
+
+
+def _report(
+    queue: str, counts: Counter[str], verb: str, as_json: bool, planned: int | None = None
+) -> None:
     if as_json:
         print_json({"queue": queue, verb.replace(" ", "_"): counts})
         return
-    if not counts:
+    if planned is not None and counts.total() < planned:
+        say(
+            f"{counts.total()} of {counted(planned, 'letter')} of {queue} sent; "
+            f"'counterpoise dead-letters list {queue}' shows what waits"
+        )
+    elif not counts:
         say(f"no letter waits in {queue}")
     for target, count in sorted(counts.items()):
         say(f"{counted(count, 'letter')} of {queue} {verb} to {target}")

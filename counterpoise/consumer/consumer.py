@@ -173,6 +173,7 @@ class Consumer:
         max_messages: int = 1000,
         max_bytes: int = 64 * 1024 * 1024,
         limit: int | None = None,
+        ends: Mapping[int, str] | None = None,
         idle_seconds: float = 0.2,
         commit_seconds: float = 0.5,
         commit_messages: int = 1000,
@@ -204,7 +205,8 @@ class Consumer:
         iterate. `workers`: so many threads, each with one partition at a time; 1 works in the
         caller's thread. `max_messages`: the limit of messages read ahead of one partition, and of a
         batch; `max_bytes`: the limit of all partitions together. `limit`: end after so many
-        messages. `idle_seconds`: how often the log is asked when it has no new messages.
+        messages. `ends`: read each of these partitions up to its position, and of others nothing.
+        `idle_seconds`: how often the log is asked when it has no new messages.
 
         Positions are committed every `commit_seconds`, or after `commit_messages`. After `stop`,
         the handover may take `drain_seconds`. `on_poison`, `attempts`, `backoff_seconds`,
@@ -262,6 +264,7 @@ class Consumer:
             self._lanes,
             self._wake_reader,
             log_url=log_url,
+            ends=ends,
             idle_seconds=idle_seconds,
             log_appears_seconds=log_appears_seconds,
         )

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cmp_to_key
 
 import pyarrow as pa
 
@@ -134,14 +135,16 @@ class Reader:
         *,
         log_url: str | None,
         idle_seconds: float,
+        ends: Mapping[int, str] | None = None,
         log_appears_seconds: float = LOG_APPEARS_SECONDS,
     ) -> None:
-        """`log_url` replaces the access that the service gives."""
+        """`log_url` replaces the access that the service gives. `ends`: see `Consumer`."""
         self._flow = flow
         self._lanes = lanes
         self._waking = waking
         self._log_url = log_url
         self._idle_seconds = idle_seconds
+        self._ends = ends
         self._log_appears_seconds = log_appears_seconds
         self._log: Log | None = None
         self._access_refused = False
@@ -270,6 +273,7 @@ class Reader:
         # How far an ordered resize lets a lane be read need not be the end of its partition.
         ends = within(bounds, view, {lane.partition: start for lane, start in places}).ends
         ranges: list[LaneRange] = []
+        by_position = cmp_to_key(log.compare)
         for lane, start in places:
             end = ends[lane.partition]
             try:
@@ -280,7 +284,10 @@ class Reader:
                 self._refused(lane, start, error)
                 continue
             if ahead < 0:
-                ranges.append(LaneRange(lane, start, end))
+                if self._ends is not None:
+                    end = min(end, self._ends.get(lane.partition, start), key=by_position)
+                if log.compare(start, end) < 0:
+                    ranges.append(LaneRange(lane, start, end))
                 continue
             lane.ahead_since = None
             if end == bounds.ends[lane.partition]:

@@ -1,11 +1,14 @@
 """`counterpoise dead-letters`: letters are listed and shown, and go back to their queues."""
 
 import json
+import signal
+from zlib import crc32
 
 import pytest
 
-from counterpoise.consumer import Consumer, DeadLetter
+from counterpoise.consumer import Consumer, DeadLetter, poison, reading
 from counterpoise.consumer.poison import Policy
+from counterpoise.flow import Flow
 from counterpoise.publisher import Publisher
 
 
@@ -86,6 +89,58 @@ def test_what_fails_again_waits_for_the_next_redrive(run, service, letters):
     run("dead-letters", "redrive", "dead")
     consume(service, "orders", 2, odd)
     assert [one["position"] for one in listed(run)] == ["2", "3"]
+
+
+def test_only_the_letters_that_were_counted_go(run, service, monkeypatch):
+    """In each partition it ends behind the last of them, whatever comes meanwhile."""
+    for name, count in (("dead", "4"), ("a", "1"), ("b", "1")):
+        run("queues", "create", name, "-p", count)
+    # Partition 0 has letters of `a`, the others of a queue that cannot take any.
+    with Publisher("dead", url=service.url) as publisher:
+        for number in range(24):
+            target = "a" if crc32(f"k{number}".encode()) % 4 == 0 else "gone"
+            publisher.publish(b"x", f"k{number}", {f"{poison.HEADER}queue": target})
+    waiting = listed(run, "-n", "99")
+    of_a = [one for one in waiting if one["partition"] == 0]
+    assert {one["dead_letter"]["queue"] for one in of_a} == {"a"}
+    most = len(of_a) - 1
+    # Each new partition gets a message before one gets more.
+    monkeypatch.setattr(reading, "FIRST_MESSAGES", 1)
+    real = poison.publish_once
+
+    def publish_once(*arguments, **options):
+        with Publisher("dead", url=service.url) as publisher:
+            publisher.publish(b"new", of_a[0]["key"], {f"{poison.HEADER}queue": "a"})
+        real(*arguments, **options)
+
+    monkeypatch.setattr(poison, "publish_once", publish_once)
+    said = run("dead-letters", "redrive", "dead", "-n", str(most), "--json").stdout
+    assert json.loads(said)["sent"] == {"a": most}
+    left = listed(run, "-n", "99")
+    # Its last, those that came meanwhile, and all of the others.
+    assert len([one for one in left if one["partition"] == 0]) == 1 + most
+    assert [one for one in left if one["partition"]] == waiting[len(of_a) :]
+
+
+def test_letters_that_another_consumer_takes_are_refused_and_missed(
+    run, service, letters, monkeypatch
+):
+    with Flow("dead", url=service.url, client_name="another"):
+        said = run("dead-letters", "redrive", "dead", code=1).stderr
+        assert "dead is consumed by 'another'" in said
+        assert "2 letters" in run("dead-letters", "redrive", "dead", "--dry-run").stderr
+    real = poison.publish_once
+
+    def stopped(*arguments, **options):
+        real(*arguments, **options)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(poison, "publish_once", stopped)
+    said = run("dead-letters", "redrive", "dead", code=130).stderr
+    assert "1 letter of dead sent to orders\n" in said
+    assert "1 of 2 letters of dead sent;" in said
+    assert len(listed(run)) == 1
 
 
 def test_letters_go_elsewhere_and_in_parts(run, letters):
