@@ -98,7 +98,11 @@ def _join(draft: Draft, before: int, *, at_once: bool = False) -> None:
         take_up(draft)
     elif at_once:
         rebalance(draft, "bind")
-    elif before < queue.share_count or (queue.lineage is not None and not queue.is_balanced):
+    elif before < queue.share_count or (
+        # In an exclusive queue, one that was held back may have been bound before the owner. What
+        # a cut off decision leaves is no imbalance of a fixed queue.
+        not queue.is_balanced and (queue.lineage is not None or not draft.is_cut_off)
+    ):
         hold_down(draft, "bind", before)
 
 

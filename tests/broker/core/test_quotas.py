@@ -193,6 +193,23 @@ class TestHeldBack:
         orders.settle()
         assert len(orders.owned("X")) == 2
 
+    def test_the_first_of_an_exclusive_queue_gets_it_when_it_joins(self) -> None:
+        """Not later, when something else happens."""
+        orders = spent()
+        joins(orders, "X")
+        orders.change(access_type="exclusive", max_handoff_time=1)
+        orders.advance(1)
+        orders.bind("C")
+        orders.unbind("A")
+        orders.unbind("B")
+        assert orders.owners() == {"X": [], "C": list(range(8))}
+        until = orders.queue.flows["X"].held_until
+        assert until is not None
+        orders.advance(until - orders.now)
+        assert (orders.status, orders.trigger) == ("Holddown", "bind")
+        orders.settle()
+        assert orders.owners() == {"X": list(range(8)), "C": []}
+
     def test_those_that_wait_join_one_after_the_other(self) -> None:
         orders = spent()
         for name in ("X", "Y", "Z"):
