@@ -90,7 +90,10 @@ def publish(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Publish each line as a message; messages without a key are spread over the partitions."""
+    """Publish each line as a message; messages without a key are spread over the partitions.
+
+    The end of a line, LF or CR LF, is not part of its message.
+    """
     from counterpoise.publisher import Publisher
 
     if key is not None and key_separator is not None:
@@ -106,7 +109,7 @@ def publish(
         with PublishProgress(queue, size_bytes, not quiet) as progress:
             with publisher, _input(file) as lines:
                 for number, line in enumerate(lines, 1):
-                    value = line.rstrip(b"\r\n")
+                    value = line.removesuffix(b"\n").removesuffix(b"\r")
                     publisher.publish(*_split(number, value, separator, key))
                     count = number
                     progress.took(len(line))

@@ -210,13 +210,14 @@ def test_lines_are_published_and_consumed(run, tmp_path):
     file.write_bytes(b"k1: one\nk2: two\nk1: three\n")
     said = run("publish", "a", "--file", str(file), "--key-separator", ": ").stderr
     assert said == "published 3 messages to a\n"
-    run("publish", "a", "--key", "k3", "-q", stdin="four\nfünf\n")
+    run("publish", "a", "--key", "k3", "-q", stdin="four\r\nfünf\r\r\n")
     got = run("consume", "a", "-n", "2", "-q", "--json").stdout
     messages = [json.loads(line) for line in got.splitlines()]
     assert len(messages) == 2
-    rest = run("consume", "a", "-n", "3", "--idle", "20", "--key-separator", "\\t").stdout
-    lines = [f"{one['key']}\t{one['value']}" for one in messages] + rest.splitlines()
-    assert sorted(lines) == ["k1\tone", "k1\tthree", "k2\ttwo", "k3\tfour", "k3\tfünf"]
+    rest = run("consume", "a", "-n", "3", "--idle", "20", "--key-separator", "\\t").stdout_bytes
+    lines = [f"{one['key']}\t{one['value']}" for one in messages]
+    lines += rest.decode().removesuffix("\n").split("\n")
+    assert sorted(lines) == ["k1\tone", "k1\tthree", "k2\ttwo", "k3\tfour", "k3\tfünf\r"]
     assert lines.index("k1\tone") < lines.index("k1\tthree")
     assert run("consume", "a", "--idle", "0.3", "-q").stdout == ""
 
