@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 from uuid import uuid4
 
 from counterpoise import reading, wire
-from counterpoise.errors import BadAnswer, InvalidUrl, error_of
+from counterpoise.errors import BadAnswer, Invalid, InvalidUrl, error_of
 from counterpoise.reading import json_of
 from counterpoise.wire import ChildrenItem, CommitItem, Json, Page, ReadyItem, ReleaseItem
 
@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 DEFAULT_URL = "http://127.0.0.1:8640"
 PAGE_SIZE = 1000
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,11 @@ def _segment(text: str) -> str:
 
 
 def queue_path(name: str, rest: str = "") -> str:
+    """Raises Invalid for a name that no queue has, which could be the path of another call."""
+    if not _NAME.fullmatch(name):
+        raise Invalid(
+            f"A queue's name is 1 to 200 of the characters A-Z a-z 0-9 . _ -, not {name!r}"
+        )
     return f"/queues/{_segment(name)}{rest}"
 
 

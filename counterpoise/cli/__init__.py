@@ -5,6 +5,9 @@ entry-point group `counterpoise.commands`.
 """
 
 import gc
+import io
+import os
+import sys
 
 # Most of what a command makes are modules, which stay. With Python's own number the collector looks
 # through them so often that a start takes a sixth longer.
@@ -14,10 +17,24 @@ _MADE_BETWEEN_COLLECTIONS = 20_000
 def main() -> None:
     """The command `counterpoise`."""
     gc.set_threshold(_MADE_BETWEEN_COLLECTIONS)
+    mend_streams()
 
     from counterpoise.cli import app
 
     app.main()
+
+
+def mend_streams() -> None:
+    """Whatever the standard streams are, commands can use them: one that is closed becomes the null
+    device, and characters that the terminal does not have become escapes.
+    """
+    # From the lowest number on, so that no other file becomes a standard stream.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open to the end
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 __all__ = ["main"]

@@ -244,4 +244,7 @@ app.command(name="peek")(reading.peek)
 
 def main() -> None:
     """The console script."""
-    app()
+    try:
+        app()
+    except OSError as error:  # of options that are answered before there is a command
+        fail(f"{type(error).__name__}: {error}")

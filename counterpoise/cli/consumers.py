@@ -30,6 +30,7 @@ from counterpoise.cli.output import (
     console,
     counted,
     duration,
+    finite,
     print_json,
     say,
     seconds_until,
@@ -86,6 +87,7 @@ def drain(
     timeout: Annotated[
         float | None,
         typer.Option(
+            callback=finite,
             min=0.0,
             help="Seconds after which warm-ups of its successors are cut short, and after which "
             "this command stops waiting.",

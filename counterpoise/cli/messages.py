@@ -33,6 +33,7 @@ from counterpoise.cli.output import (
     QueueName,
     Url,
     counted,
+    finite,
     print_json,
     ranges,
     say,
@@ -226,6 +227,7 @@ def consume(
         float | None,
         typer.Option(
             "--idle",
+            callback=finite,
             min=0.0,
             help="End after this many seconds without a message (a holddown does not count).",
         ),
@@ -244,6 +246,7 @@ def consume(
     lease: Annotated[
         float,
         typer.Option(
+            callback=finite,
             min=1.0,
             max=3600.0,
             help="The lease: partitions are lost after this many seconds without renewal.",

@@ -10,6 +10,7 @@ them.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -52,6 +53,13 @@ SomePartitions = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 MOST_CONDITIONS = 8
+
+
+def finite(value: float | None) -> float | None:
+    """The callback of options that are numbers of seconds; typer takes nan and inf for numbers."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number of seconds")
+    return value
 
 
 class PlainConsole(Console):
@@ -119,6 +127,11 @@ def ranges(numbers: Iterable[int]) -> str:
 def counted(number: int, noun: str) -> str:
     """`1 message`, `2 messages`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def no_partition(unknown: Iterable[int]) -> str:
+    """Says that a queue does not have these."""
+    return f"the queue has no partition {', '.join(map(str, unknown))}"
 
 
 def seconds_until(time: datetime | None, now: datetime | None = None) -> float | None:

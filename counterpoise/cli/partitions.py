@@ -27,6 +27,7 @@ from counterpoise.cli.output import (
     conditions_text,
     console,
     counted,
+    finite,
     held_conditions,
     print_json,
 )
@@ -173,7 +174,10 @@ def split_partition(
         bool, typer.Option("--hottest", help="The partition with the highest append rate.")
     ] = False,
     seconds: Annotated[
-        float, typer.Option(min=0.1, max=600, help="How long --hottest measures the rates.")
+        float,
+        typer.Option(
+            callback=finite, min=0.1, max=600, help="How long --hottest measures the rates."
+        ),
     ] = 5.0,
     url: Url = None,
     as_json: AsJson = False,

@@ -23,6 +23,7 @@ from counterpoise.cli.output import (
     Url,
     console,
     counted,
+    no_partition,
     print_json,
     table,
 )
@@ -172,7 +173,11 @@ def _target(text: str) -> Target:
         return "earliest" if text == "earliest" else "latest"
     try:
         return moment(text)
-    except (ValueError, OverflowError):
+    except OverflowError:
+        raise typer.BadParameter(
+            f"{text!r} is out of range: times begin with the year 1", param_hint="TO"
+        ) from None
+    except ValueError:
         raise typer.BadParameter(f"{text!r} is none of: {FORMS}", param_hint="TO") from None
 
 
@@ -184,19 +189,25 @@ def moment(text: str) -> datetime:
     ago = AGO.fullmatch(text)
     if ago is not None:
         return datetime.now(UTC) - timedelta(**{UNITS[ago[2]]: int(ago[1])})
-    return datetime.fromisoformat(text).astimezone(UTC)
+    time = datetime.fromisoformat(text)
+    try:
+        return time.astimezone(UTC)
+    except ValueError as error:
+        raise OverflowError from error
 
 
 def _positions_in(file: Path | None) -> Target:
     assert file is not None
     try:
-        document: Any = json.loads(file.read_bytes())
-        if isinstance(document, Mapping) and "partitions" in document:
-            found = {one["partition"]: one["position"] for one in document["partitions"]}
+        document: Any = json.loads(file.read_bytes(), object_pairs_hook=_each_once)
+        if "partitions" in document:
+            found = [(one["partition"], one["position"]) for one in document["partitions"]]
         else:
-            found = dict(document.items())
-        positions = {int(number): position for number, position in found.items()}
-        if not positions or not all(isinstance(p, str | None) for p in positions.values()):
+            found = [*document.items()]
+        positions = {_number(number): position for number, position in found}
+        if not found or len(positions) < len(found):
+            raise ValueError
+        if not all(isinstance(p, str | None) for p in positions.values()):
             raise ValueError
     except (ValueError, TypeError, KeyError, AttributeError):
         raise typer.BadParameter(
@@ -206,13 +217,27 @@ def _positions_in(file: Path | None) -> Target:
     return positions
 
 
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Raises ValueError for a name that it has twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError
+    return found
+
+
+def _number(text: object) -> int:
+    """The number of a partition: an integer, or its decimal text. Raises ValueError."""
+    number = int(text) if isinstance(text, str) else text
+    if type(number) is not int or number < 0 or str(number) != str(text):
+        raise ValueError
+    return number
+
+
 def _positions_of(partitions: list[int], rows: list[Json]) -> Mapping[int, str | None]:
     """The positions of these partitions, from the answer for all."""
     positions: dict[int, str | None] = {row["partition"]: row["position"] for row in rows}
     if unknown := sorted({*partitions} - positions.keys()):
-        raise typer.BadParameter(
-            f"the queue has no partition {', '.join(map(str, unknown))}", param_hint="--partition"
-        )
+        raise typer.BadParameter(no_partition(unknown), param_hint="--partition")
     return {number: positions[number] for number in partitions}
 
 

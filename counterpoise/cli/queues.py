@@ -11,7 +11,16 @@ from typing import Annotated, Any
 import typer
 
 from counterpoise.cli.consumer_groups import Transfer, offsets_of_group
-from counterpoise.cli.output import AsJson, QueueName, Url, console, counted, print_json, table
+from counterpoise.cli.output import (
+    AsJson,
+    QueueName,
+    Url,
+    console,
+    counted,
+    finite,
+    print_json,
+    table,
+)
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, QueueUnreadable
 from counterpoise.logs.address import kind_of
@@ -58,14 +67,20 @@ Access = Annotated[
     ),
 ]
 RebalanceDelay = Annotated[
-    float | None, typer.Option(help="The holddown before a rebalance, in seconds (default 5).")
+    float | None,
+    typer.Option(callback=finite, help="The holddown before a rebalance, in seconds (default 5)."),
 ]
 MaxHandoffTime = Annotated[
-    float | None, typer.Option(help="How long an owner may take to finish, in seconds (default 3).")
+    float | None,
+    typer.Option(
+        callback=finite, help="How long an owner may take to finish, in seconds (default 3)."
+    ),
 ]
 MaxWarmupTime = Annotated[
     float | None,
-    typer.Option(help="How long a successor may warm up, in seconds (default 600)."),
+    typer.Option(
+        callback=finite, help="How long a successor may warm up, in seconds (default 600)."
+    ),
 ]
 MaxConcurrentHandoffs = Annotated[
     int | None, typer.Option(help="Handoffs at the same time (default: all).")
@@ -73,6 +88,7 @@ MaxConcurrentHandoffs = Annotated[
 RetentionSeconds = Annotated[
     float | None,
     typer.Option(
+        callback=finite,
         help="How long the built-in log keeps processed messages, in seconds (default 86400).",
         show_default=False,
     ),

@@ -14,7 +14,15 @@ from typing import Annotated, Any
 
 import typer
 
-from counterpoise.cli.output import AsJson, QueueName, SomePartitions, Url, counted, say
+from counterpoise.cli.output import (
+    AsJson,
+    QueueName,
+    SomePartitions,
+    Url,
+    counted,
+    no_partition,
+    say,
+)
 from counterpoise.client import Client
 from counterpoise.logs import Log, LogError, open_log
 from counterpoise.logs.address import environment_access, kind_of
@@ -60,10 +68,10 @@ def peek(
         raise typer.BadParameter("--position needs one --partition", param_hint="--position")
     with Client(url, timeout_seconds=TIMEOUT_SECONDS) as client:
         view = client.log_access(queue, "read")
-        numbers = partition or [one.partition for one in client.partitions(queue)]
+        numbers = [one.partition for one in client.partitions(queue)]
     shown = searched = 0
     with opened(view) as log:
-        for message in messages_of(log, dict.fromkeys(sorted({*numbers}), position)):
+        for message in messages_of(log, dict.fromkeys(sorted({*(partition or numbers)}), position)):
             searched += 1
             if key is None or message["key"] == key:
                 shown += 1
@@ -73,6 +81,9 @@ def peek(
             if searched == MOST_SEARCHED:
                 say(f"the search ended after {counted(searched, 'message')}")
                 break
+    # The log may still have messages of a partition that was removed.
+    if not shown and (unknown := sorted({*(partition or ())} - {*numbers})):
+        raise typer.BadParameter(no_partition(unknown), param_hint="--partition")
     if not shown:
         say(f"{queue}: no such message in {view.log}")
 

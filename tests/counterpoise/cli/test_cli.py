@@ -1,5 +1,7 @@
 """The command line against the real service, and its failures."""
 
+import errno
+import io
 import json
 import os
 import re
@@ -7,12 +9,12 @@ import select
 import signal
 import sys
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 
 import pytest
 
-from counterpoise.cli import messages, queues
+from counterpoise.cli import main, mend_streams, messages, queues
 from counterpoise.client import Client, package_version
 from counterpoise.conditions import Condition, report
 from counterpoise.flow import Flow
@@ -410,10 +412,49 @@ def test_a_wrong_address_is_said(url, says):
         ["queues", "change", "a"],
         ["publish", "a", "--key", "k", "--key-separator", "="],
         ["consume", "a", "--lease", "0"],
+        ["queues", "create", "a", "-p", "1", "--rebalance-delay", "nan"],
+        ["consume", "a", "--idle", "inf"],
     ],
 )
 def test_wrong_usage_is_exit_code_2(arguments):
-    run_at("http://127.0.0.1:9", *arguments, code=2)
+    said = run_at("http://127.0.0.1:9", *arguments, code=2).stderr
+    if arguments[-1] in ("nan", "inf"):
+        assert f"{arguments[-1]} is no number of seconds" in said
+        assert arguments[-2] in said
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "\udcff"])
+def test_a_name_that_no_queue_has_is_refused_before_anything_is_asked(name):
+    said = run_at("http://127.0.0.1:9", "queues", "show", name, code=1).stderr
+    assert said.startswith("counterpoise: A queue's name is 1 to 200 of the characters")
+    assert said.count("\n") == 1
+
+
+def test_standard_streams_may_be_closed_full_or_not_utf_8(monkeypatch):
+    narrow = io.TextIOWrapper(io.BytesIO(), "ascii")
+    for name, stream in (("stdin", None), ("stdout", narrow), ("stderr", None)):
+        monkeypatch.setattr(sys, name, stream)
+    mend_streams()
+    with closing(sys.stdin), closing(sys.stderr), narrow:
+        assert sys.stdin.read() == ""
+        assert not sys.stdin.isatty()
+        print("a · b", file=sys.stdout)
+        print("lost", file=sys.stderr)
+        narrow.flush()
+        assert narrow.buffer.getvalue() == b"a \\xb7 b\n"
+    said = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", said)
+    monkeypatch.setattr(sys, "stdout", FullStream())
+    monkeypatch.setattr(sys, "argv", ["counterpoise", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert said.getvalue() == "counterpoise: OSError: [Errno 28] No space left on device\n"
+
+
+class FullStream(io.StringIO):
+    def write(self, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_the_version_is_said():

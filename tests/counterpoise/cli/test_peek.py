@@ -59,6 +59,7 @@ def test_messages_are_picked_by_place_key_and_number(run, published):
     assert positions("--key", "c1", "-n", "1") == ["0"]
     assert positions("-p", "0", "--position", "2") == ["2", "3"]
     assert "no such message" in run("peek", "a", "--key", "c9").stderr
+    assert "the queue has no partition 99" in run("peek", "a", "-p", "99", code=2).stderr
     assert "--position needs one --partition" in run("peek", "a", "--position", "1", code=2).stderr
     assert run("peek", "a", "-p", "0", "--position", "99", code=1).stderr.count("\n") == 1
 

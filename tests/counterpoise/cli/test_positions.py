@@ -86,6 +86,8 @@ def test_times_are_read_as_people_write_them():
     [
         ([], None),
         (["yesterday"], None),
+        (["999999d"], None),
+        (["0001-01-01"], None),
         (["earliest"], '{"0": "1"}'),
         ([], "nonsense"),
         ([], "[]"),
@@ -93,6 +95,11 @@ def test_times_are_read_as_people_write_them():
         ([], '{"x": "1"}'),
         ([], '{"0": 1}'),
         ([], '{"partitions": [{"partition": 0}]}'),
+        ([], '{"partitions": [{"partition": 0.9, "position": "1"}]}'),
+        ([], '{"partitions": [{"partition": 0, "position": "1"}, {"partition": 0}]}'),
+        ([], '{"0": "1", "00": "2"}'),
+        ([], '{"0": "1", "0": "2"}'),
+        ([], '{"-1": "1"}'),
     ],
 )
 def test_wrongmoments_are_refused_before_anything_is_asked(run, tmp_path, arguments, content):
@@ -100,7 +107,8 @@ def test_wrongmoments_are_refused_before_anything_is_asked(run, tmp_path, argume
         file = tmp_path / "positions.json"
         file.write_text(content)
         arguments = [*arguments, "--file", str(file)]
-    run("positions", "set", "nowhere", *arguments, code=2)
+    said = run("positions", "set", "nowhere", *arguments, code=2).stderr
+    assert ("out of range" in said) == (arguments in (["999999d"], ["0001-01-01"]))
 
 
 def test_positions_that_the_log_cannot_have_are_refused_by_name(run, consumed, tmp_path):
