@@ -14,8 +14,8 @@ other flows. So before any replica serves it:
    Until the year 2242 such epochs are below 2^53, so they are exact in JSON everywhere.
 2. *Every flow ends*, with the reason `restored`: its partitions may differ from those in the
    database. Its client binds again by itself. A flow bound after the backup is not known at all.
-3. *Handoffs, holddowns and rebalances end.* Partitions are unassigned, and their next grant is
-   `orphaned`: messages after the position may have been seen before.
+3. *Handoffs, holddowns and rebalances end.* Partitions that had an owner are unassigned, and their
+   next grant is `orphaned`: messages after the position may have been seen before.
 4. *Revisions are raised in the same way*, so that revisions stored elsewhere (the partition count
    of a log that was not restored, readers of event streams) are not ahead of the queue.
 5. *A restored log gets another incarnation*: publishers append other messages at the positions of
@@ -170,12 +170,14 @@ SET reason = %(reason)s, left_at = %(now)s, active = false,
     view_revision = greatest(view_revision, %(floor)s)
 WHERE reason IS NULL
 """
-# Removed partitions too: they may have been used again after the backup.
+# Removed partitions too: they may have been used again after the backup. A waiting or finished
+# partition of a dynamic queue has no owner: the order of its keys is in that state.
 _END_TENURES = """
 UPDATE counterpoise.partitions
 SET epoch = greatest(epoch + 1, %(floor)s),
-    state = CASE state WHEN 'removed' THEN state ELSE 'unassigned' END,
-    unowned_since = CASE state WHEN 'removed' THEN NULL ELSE %(now)s END,
+    state = CASE WHEN state IN ('removed', 'waiting', 'finished') THEN state
+        ELSE 'unassigned' END,
+    unowned_since = CASE WHEN state NOT IN ('removed', 'waiting', 'finished') THEN %(now)s END,
     owner = NULL, successor = NULL, deadline = NULL, handoff_since = NULL, warm = NULL,
     let_go = 'orphaned', released_by = NULL, warmed_by = NULL, warmed_epoch = NULL, seq = NULL
 """

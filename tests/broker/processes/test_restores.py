@@ -22,6 +22,8 @@ from counterpoise.errors import FlowGone, FlowNotFound
 from counterpoise.flow import Flow
 from counterpoise.publisher import Publisher
 from counterpoise.wire import Bound, CommitItem, ReleaseItem, Update
+from tests.api.consumer import bind as bound
+from tests.api.test_lineage import tokens
 from tests.broker.test_cli import run
 from tests.service import Service, eventually, running, settings_for
 
@@ -179,18 +181,42 @@ def test_grants_after_the_backup_are_fenced(migrated_url: str, tmp_path: Path) -
     assert len(set(incarnations)) == 3
 
 
+def stamped_long_ago(url: str) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute("UPDATE counterpoise.service SET stamped_at = stamped_at - 60")
+
+
+def test_a_child_waits_for_its_parents_after_a_restore_too(migrated_url: str) -> None:
+    child = {"key": "child", "parents": ["left", "right"]}
+    with serving(migrated_url) as (service, _), service.http as http:
+        flow = tokens(http, "left", "right", "other")
+        assert flow.outcomes("children", flow.item(0, finished=True, children=[child])) == ["ok"]
+    stamped_long_ago(migrated_url)
+    above = restoring.fence(migrated_url).epochs_above
+    with serving(migrated_url) as (service, client), service.http as http:
+        known = [*client.partitions("tokens")]
+        assert [each.state for each in known] == ["finished", *2 * ["unassigned"], "waiting"]
+        assert all(each.epoch > above for each in known)
+        flow = bound(http, "tokens")
+        flow.until("owned", 1, 2)
+        assert flow.outcomes("children", flow.item(1, finished=True, children=[child])) == ["ok"]
+        flow.until("owned", 2, 3)
+        assert {each["handed_over"] for each in flow.view["partitions"]} == {"orphaned"}
+        assert flow.outcomes("release", flow.item(3, finished=True)) == ["ok"]
+        assert [each.partition for each in client.partitions("tokens")] == [2]
+
+
 def test_epochs_are_above_the_given_one(migrated_url: str) -> None:
     with serving(migrated_url) as (_, client):
         client.create_queue("orders", 2)
     highest = 2**60
-    with psycopg.connect(migrated_url) as connection:
-        connection.execute("UPDATE counterpoise.service SET stamped_at = stamped_at - 60")
+    stamped_long_ago(migrated_url)
     assert restoring.fence(migrated_url, above=highest).epochs_above == highest
     with serving(migrated_url) as (_, client):
         assert set(epochs(client).values()) == {highest + 1}
         incarnation = Database(migrated_url, Path()).incarnation()
+    stamped_long_ago(migrated_url)
     with psycopg.connect(migrated_url) as connection:
-        connection.execute("UPDATE counterpoise.service SET stamped_at = stamped_at - 60")
         connection.execute("UPDATE counterpoise.partitions SET position = '7' WHERE number = 1")
     fenced = restoring.fence(migrated_url, log_restored=False)
     assert (fenced.partitions, fenced.logs, fenced.ahead) == (2, (), (("orders", 1),))
