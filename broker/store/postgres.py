@@ -52,7 +52,7 @@ from broker.store.ports import (
     StoreUnavailable,
 )
 from broker.store.positions import PostgresPositions
-from broker.store.reading import load
+from broker.store.reading import build, read
 from broker.store.rows import (
     queue_row,
 )
@@ -177,7 +177,8 @@ class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases, Postgres
 
     async def load(self, queue_id: str) -> Queue:
         async with self._connections.snapshot() as connection:
-            return await load(connection, queue_id)
+            rows = await read(connection, queue_id)
+        return await build(queue_id, rows)
 
     async def revisions(self, queue_ids: Sequence[str]) -> Mapping[str, int]:
         query = select(queues.c.id, queues.c.revision).where(any_of(queues.c.id, "queue_ids"))

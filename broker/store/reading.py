@@ -6,12 +6,12 @@ are right. All is done in pieces (`broker.pieces`), because a queue may be large
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import starmap
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import Column, Row, Select, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.core.graph import Lineage
@@ -36,50 +36,75 @@ from broker.store.tables import bound, flows, lineage, partitions, queues
 ROWS_AT_ONCE = 1000
 # Partitions in the message about rows that do not fit.
 MOST_NAMED = 10
-_LINEAGE = select(lineage.c.number, lineage.c.key, lineage.c.parents).where(
-    lineage.c.queue_id == bindparam("queue")
-)
 _STATES = {state.value: state for state in State}
 _HANDED_OVER: dict[str | None, HandedOver] = {how.value: how for how in HandedOver}
 
 
-async def load(connection: AsyncConnection, queue_id: str) -> Queue:
-    """The queue, from one state of the database. Raises QueueGone, QueueTooNew, QueueDamaged."""
-    head = select(queues).where(queues.c.id == queue_id)
+class Rows(NamedTuple):
+    """The rows of one queue, of one state of the database. `gone`: see `Restoring`."""
+
+    head: Mapping[str, Any]
+    flows: Sequence[FlowValues]
+    gone: Sequence[FlowValues]
+    partitions: Sequence[PartitionValues]
+    lineage: Sequence[LineageValues]
+
+
+async def read(connection: AsyncConnection, queue_id: str) -> Rows:
+    """The rows of the queue. Raises QueueGone.
+
+    A transaction must not stay idle for long (`IDLE_SECONDS`), so the queue is made of the rows
+    after its end.
+    """
+    head = (await connection.execute(select(queues).where(queues.c.id == queue_id))).first()
+    if head is None:
+        raise QueueGone(queue_id)
     values = [flows.c[key] for key in FlowValues._fields]
     bound_flows = select(*values).where(flows.c.queue_id == queue_id, bound).order_by(flows.c.seat)
-    some_partitions = (
-        select(*(partitions.c[key] for key in PartitionValues._fields))
-        .where(partitions.c.queue_id == queue_id, partitions.c.number > bindparam("after"))
-        .order_by(partitions.c.number)
-        .limit(ROWS_AT_ONCE)
-    )
-    row = (await connection.execute(head)).first()
-    if row is None:
-        raise QueueGone(queue_id)
     found = [*starmap(FlowValues, await connection.execute(bound_flows))]
-    owned: list[PartitionValues] = []
+    of_queue = partitions.c.queue_id == queue_id
+    fields = [partitions.c[key] for key in PartitionValues._fields]
+    all_partitions = [
+        PartitionValues(*row)
+        async for row in _ordered(connection, select(*fields).where(of_queue), partitions.c.number)
+    ]
     named: set[str] = set()
-    while len(owned) % ROWS_AT_ONCE == 0:
-        if owned:
-            await pause()
-        after = {"after": owned[-1].number if owned else -1}
-        rows = (await connection.execute(some_partitions, after)).all()
-        if not rows:
-            break
-        owned += starmap(PartitionValues, rows)
-        named |= named_flows(owned[-len(rows) :])
+    async for some in pieces(all_partitions):
+        named |= named_flows(some)
     gone: list[FlowValues] = []
     if missing := named.difference(flow.id for flow in found):
         query = select(*values).where(any_of(flows.c.id, "flow_ids"))
         left = await connection.execute(query, {"flow_ids": sorted(missing)})
         gone += starmap(FlowValues, left)
     keys: list[LineageValues] = []
-    if row.partitioning == "dynamic":
-        keys += starmap(LineageValues, await connection.execute(_LINEAGE, {"queue": queue_id}))
-    with _readable(row._asdict()):
-        restoring = Restoring(queue_id, row._asdict(), found, gone, keys)
-        async for some in pieces(owned):
+    if head.partitioning == "dynamic":
+        nodes = select(*(lineage.c[key] for key in LineageValues._fields))
+        nodes = nodes.where(lineage.c.queue_id == queue_id)
+        keys += [LineageValues(*row) async for row in _ordered(connection, nodes, lineage.c.key)]
+    return Rows(head._asdict(), found, gone, all_partitions, keys)
+
+
+async def _ordered(
+    connection: AsyncConnection, query: Select[Any], key: Column[Any]
+) -> AsyncIterator[Row[Any]]:
+    """The rows by their key, read in pieces."""
+    query = query.order_by(key).limit(ROWS_AT_ONCE)
+    some = (await connection.execute(query)).all()
+    while True:
+        for row in some:
+            yield row
+        if len(some) < ROWS_AT_ONCE:
+            return
+        await pause()
+        last = some[-1]._mapping[key]
+        some = (await connection.execute(query.where(key > last))).all()
+
+
+async def build(queue_id: str, rows: Rows) -> Queue:
+    """The queue that has these rows. Raises QueueTooNew, QueueDamaged."""
+    with _readable(rows.head):
+        restoring = Restoring(queue_id, rows.head, rows.flows, rows.gone, rows.lineage)
+        async for some in pieces(rows.partitions):
             restoring.add(some)
         return restoring.queue()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -12,12 +14,17 @@ from broker.core import records as r
 from broker.core.draft import SLICE
 from broker.core.queue import Queue
 from broker.store.ports import Store
-from broker.store.reading import restore
+from broker.store.reading import Restoring, restore
 from broker.store.rows import flow_values, partition_values, queue_values
 from tests.broker.core.oracle import snapshot
 from tests.broker.core.test_sequences import QUOTAS, SETTINGS, STEPS, Player
 from tests.broker.core.world import World
-from tests.broker.store.support import Replica
+from tests.broker.store.support import PostgresGround, Replica
+
+IDLE = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND state LIKE 'idle in transaction%'
+"""
 
 
 # Generated examples do not depend on the store's code, so few examples are enough.
@@ -131,6 +138,41 @@ async def test_text_of_any_kind_comes_back(store: Store) -> None:
     entries = await store.entries_after(orders.id, 1)
     [bound] = [record for record in entries[6].records if isinstance(record, r.FlowBound)]
     assert bound.client_name == "client 6 snow ☃ 𝄞"
+
+
+async def test_a_queue_is_made_after_the_transaction_that_reads_it(
+    postgres: PostgresGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue that took 2 s to make, as large ones on a busy replica, could not be loaded: the
+    server ends a transaction that is idle for so long."""
+    orders = Replica(await postgres.store())
+    await orders.create(4)
+    idle: list[int] = []
+    made = Restoring.queue
+
+    def watched(self: Restoring) -> Queue:
+        with psycopg.connect(postgres.url) as connection:
+            idle.extend(number for (number,) in connection.execute(IDLE))
+        return made(self)
+
+    monkeypatch.setattr(Restoring, "queue", watched)
+    assert snapshot(await orders.store.load(orders.id)) == snapshot(orders.queue)
+    assert idle == [0]
+
+
+async def test_rows_are_read_in_pieces(
+    postgres: PostgresGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of partitions and of keys, some of them of removed partitions."""
+    orders = Replica(await postgres.store())
+    await orders.create_dynamic(*"abcdef")
+    await orders.bind("f")
+    children = tuple(c.NewChild(key, ("a",)) for key in "zyxw")
+    await orders.do(c.Children("f", (c.ChildrenItem(0, 1, children, True),)))
+    await orders.do(c.Children("f", (c.ChildrenItem(1, 1, (), True),)))
+    for at_once in (1, 2, 3, 10):
+        monkeypatch.setattr("broker.store.reading.ROWS_AT_ONCE", at_once)
+        assert snapshot(await orders.store.load(orders.id)) == snapshot(orders.queue)
 
 
 def test_a_row_of_the_version_before_says_who_left() -> None:
