@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import islice
 from typing import Literal, TypeAlias
 
 import structlog
@@ -19,7 +18,13 @@ from broker.calls.access import QueueAccess, act_of
 from broker.calls.ends import child_of
 from broker.calls.monitoring import number_of
 from broker.calls.readers import LogReaders, log_owner
-from broker.calls.rendering import children_of, partition_view, queue_view, waits_for
+from broker.calls.rendering import (
+    children_of,
+    on_a_page,
+    partition_view,
+    queue_view,
+    waits_for,
+)
 from broker.calls.views import QueueSpec, QueueView
 from broker.core import commands as c
 from broker.core import records as r
@@ -184,7 +189,8 @@ class LineageCalls:
         self._readers = readers
 
     async def graph(self, name: str, limit: int, cursor: str | None) -> LineagePage:
-        """The partitions that exist, by number; the cursor is the last number of the previous page.
+        """The partitions that exist, by number, at most PAGE_BYTES of them; the cursor is the last
+        number of the previous page.
 
         Raises QueueNotFound; Invalid for a fixed queue.
         """
@@ -304,9 +310,9 @@ class LineageCalls:
 
 def _page(limit: int, after: int, queue: Queue) -> LineagePage:
     lineage = lineage_of(queue)
-    numbers = list(islice(lineage.above(after), limit + 1))
+    numbers, more = on_a_page(queue, after, limit)
     nodes = []
-    for number in numbers[:limit]:
+    for number in numbers:
         node, seen = lineage.nodes[number], partition_view(queue, queue.partitions[number], {})
         nodes.append(
             LineageNode(
@@ -319,6 +325,6 @@ def _page(limit: int, after: int, queue: Queue) -> LineagePage:
                 waits_for(lineage, node),
             )
         )
-    cursor = str(nodes[-1].partition) if len(numbers) > limit else None
+    cursor = str(numbers[-1]) if more else None
     removed = len(lineage.numbers) - len(lineage.nodes)
     return LineagePage(tuple(nodes), cursor, queue.name, queue.revision, removed)

@@ -13,7 +13,6 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import NamedTuple
 
 from broker.calls import views
@@ -22,6 +21,7 @@ from broker.calls.history import History, within
 from broker.calls.rendering import (
     event_view,
     flow_view,
+    on_a_page,
     partition_view,
     status_of,
 )
@@ -138,26 +138,26 @@ class MonitoringCalls:
     async def partitions(
         self, name: str, limit: int, cursor: str | None, *, ages: bool = True
     ) -> views.Page[views.PartitionView]:
-        """Partitions by number; the cursor is the last number of the previous page.
+        """Partitions by number, at most PAGE_BYTES of them; the cursor is the last number of the
+        previous page.
 
         Waits a moment for the log to report their ends and, with `ages`, the times of their next
         messages, which some logs have to fetch.
         """
         after = -1 if cursor is None else number_of(cursor)
 
-        def numbers(queue: Queue) -> list[int]:
-            return [partition.number for partition in islice(queue.existing(after), limit + 1)]
-
         async def work(coordinator: Coordinator) -> views.Page[views.PartitionView]:
-            wanted = await coordinator.read(numbers, fresh=True)
+            wanted, more = await coordinator.read(
+                lambda queue: on_a_page(queue, after, limit), fresh=True
+            )
             with store_available():
-                positions = await self._queues.store.positions(coordinator.queue_id, wanted[:limit])
+                positions = await self._queues.store.positions(coordinator.queue_id, wanted)
 
             def extract(queue: Queue) -> tuple[Settings, tuple[views.PartitionView, ...]]:
                 # Some may have been removed since.
                 return queue.settings, tuple(
                     partition_view(queue, queue.partitions[number], positions)
-                    for number in wanted[:limit]
+                    for number in wanted
                     if queue.exists(number)
                 )
 
@@ -165,7 +165,7 @@ class MonitoringCalls:
             items = await self._with_spans(settings, items)
             if ages:
                 items = await self._with_ages(settings, items)
-            return views.Page(items, str(wanted[limit - 1]) if len(wanted) > limit else None)
+            return views.Page(items, str(wanted[-1]) if more else None)
 
         return await self._queues.on(name, work)
 

@@ -16,6 +16,12 @@ from broker.pieces import PIECE, pieces
 from broker.replica.coordinator import Coordinator
 from broker.store.ports import Positions, QueueRow
 
+# As JSON an item is a little longer than it is measured here: a page has 1 MiB at most.
+PAGE_BYTES = 900_000
+# Of an item without names, and of a name beside its text.
+ITEM_BYTES = 200
+NAME_BYTES = 10
+
 
 def queue_row_view(row: QueueRow) -> views.QueueView:
     """A queue as listed."""
@@ -93,6 +99,28 @@ def children_of(queue: Queue, node: Node) -> tuple[str, ...]:
 def waits_for(lineage: Lineage, node: Node) -> tuple[int, ...]:
     """The parents that are not finished, lowest number first."""
     return tuple(sorted(parent.number for parent in lineage.unfinished(node.parents)))
+
+
+def on_a_page(queue: Queue, after: int, limit: int) -> tuple[list[int], bool]:
+    """The numbers of the partitions above `after` that a page shows, and whether there are more.
+
+    Keys are long, and a partition of a dynamic queue may have many parents and children. So a page
+    has at most PAGE_BYTES of them, or one partition.
+    """
+    found: list[int] = []
+    size = 0
+    for partition in queue.existing(after):
+        node = None if queue.lineage is None else queue.lineage.nodes[partition.number]
+        size += ITEM_BYTES + (0 if node is None else _names_bytes(node))
+        if len(found) == limit or (found and size > PAGE_BYTES):
+            return found, True
+        found.append(partition.number)
+    return found, False
+
+
+def _names_bytes(node: Node) -> int:
+    names = [node.key, *node.parents, *node.children]
+    return sum(map(len, names)) + NAME_BYTES * len(names)
 
 
 def partition_view(queue: Queue, partition: Partition, positions: Positions) -> views.PartitionView:

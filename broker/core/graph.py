@@ -44,7 +44,8 @@ class Lineage:
 
     `nodes` are the partitions that exist, by number. `numbers` has each key that ever was, `taken`
     each number. `waiting` and `finished` are the partitions in these states. `over` are those of
-    the waiting that have nothing left to wait for: their waits are to be ended.
+    the waiting that have nothing left to wait for: their waits are to be ended. `parent_count` is
+    the number of parents that the nodes name, together.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -55,6 +56,7 @@ class Lineage:
         self.waiting: set[int] = set()
         self.finished: set[int] = set()
         self.over: set[int] = set()
+        self.parent_count = 0
         self._lowest: Heap[int] = Heap()
         self._sorted: list[int] = []
         self._journal = journal
@@ -108,6 +110,7 @@ class Lineage:
         journal.add(self.taken, number)
         if number >= self.next_number:
             journal.set(self, next_number=number + 1)
+        journal.set(self, parent_count=self.parent_count + len(parents))
         self._link(node)
         journal.add(self.waiting, number)
         if not node.pending:
@@ -140,10 +143,12 @@ class Lineage:
         """Only the key and the number are remembered."""
         assert number in self.finished, "it is not finished"
         assert not self.nodes[number].open, "a partition that follows it is not finished"
-        for key in self.nodes[number].parents:
+        parents = self.nodes[number].parents
+        for key in parents:
             parent = self.node_of(key)
             if parent is not None:
                 self._journal.drop(parent.children, self.nodes[number].key)
+        self._journal.set(self, parent_count=self.parent_count - len(parents))
         self._journal.drop(self.nodes, number)
         self._unsort(number)
         self._journal.did(insort, self._sorted, number)
@@ -177,18 +182,25 @@ class Lineage:
         finished: Iterable[int],
         removed: Iterable[tuple[str, int]],
     ) -> None:
-        """The graph of stored partitions (number, key, parents), and the keys of removed ones."""
+        """The graph of stored partitions (number, key, parents), and the keys of removed ones.
+
+        It is complete when all its nodes are linked (`relink`).
+        """
         for number, key, parents in existing:
             self.nodes[number] = Node(number, key, parents)
             self.numbers[key] = number
+            self.parent_count += len(parents)
         self._sorted = sorted(self.nodes)
         self.numbers.update(removed)
         self.taken.update(self.numbers.values())
         self.next_number = max(self.taken, default=-1) + 1
         self.waiting.update(waiting)
         self.finished.update(finished)
-        for number in self._sorted:
-            self._link(self.nodes[number])
-        for number in self.waiting:
-            if not self.nodes[number].pending:
-                self._end(self.nodes[number])
+
+    def relink(self, numbers: Iterable[int]) -> None:
+        """Links the next of the restored partitions, lowest number first."""
+        for number in numbers:
+            node = self.nodes[number]
+            self._link(node)
+            if number in self.waiting and not node.pending:
+                self._end(node)

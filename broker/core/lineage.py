@@ -41,6 +41,9 @@ MOST_CHILDREN = 10_000
 # Numbers of a log may come out of order, but not from anywhere: so far above the highest.
 FARTHEST = 1_000_000
 MOST_NUMBER = 2**31 - 1
+# Of all partitions together, as if each were merged of two. Parents are stored by key, and all are
+# read when a replica takes up the queue.
+MOST_PARENTS = 2 * MOST_PARTITIONS
 # In the life of a queue: keys of removed partitions are remembered, too.
 MOST_KEYS = 1_000_000
 
@@ -82,6 +85,8 @@ def record_children(draft: Draft, children: tuple[c.NewChild, ...]) -> Outcome:
         for key in parents:
             followers[key] = followers.get(key, 0) + 1
     if len(new) > room(lineage):
+        return Outcome.TOO_MANY_PARTITIONS
+    if lineage.parent_count + sum(followers.values()) > MOST_PARENTS:
         return Outcome.TOO_MANY_PARTITIONS
     for key, count in followers.items():
         parent = lineage.node_of(key)

@@ -40,7 +40,7 @@ _STATES = {state.value: state for state in State}
 _HANDED_OVER: dict[str | None, HandedOver] = {how.value: how for how in HandedOver}
 
 
-class Rows(NamedTuple):
+class QueueRows(NamedTuple):
     """The rows of one queue, of one state of the database. `gone`: see `Restoring`."""
 
     head: Mapping[str, Any]
@@ -50,7 +50,7 @@ class Rows(NamedTuple):
     lineage: Sequence[LineageValues]
 
 
-async def read(connection: AsyncConnection, queue_id: str) -> Rows:
+async def read(connection: AsyncConnection, queue_id: str) -> QueueRows:
     """The rows of the queue. Raises QueueGone.
 
     A transaction must not stay idle for long (`IDLE_SECONDS`), so the queue is made of the rows
@@ -65,7 +65,7 @@ async def read(connection: AsyncConnection, queue_id: str) -> Rows:
     of_queue = partitions.c.queue_id == queue_id
     fields = [partitions.c[key] for key in PartitionValues._fields]
     all_partitions = [
-        PartitionValues(*row)
+        PartitionValues._make(row)
         async for row in _ordered(connection, select(*fields).where(of_queue), partitions.c.number)
     ]
     named: set[str] = set()
@@ -80,8 +80,10 @@ async def read(connection: AsyncConnection, queue_id: str) -> Rows:
     if head.partitioning == "dynamic":
         nodes = select(*(lineage.c[key] for key in LineageValues._fields))
         nodes = nodes.where(lineage.c.queue_id == queue_id)
-        keys += [LineageValues(*row) async for row in _ordered(connection, nodes, lineage.c.key)]
-    return Rows(head._asdict(), found, gone, all_partitions, keys)
+        keys += [
+            LineageValues._make(row) async for row in _ordered(connection, nodes, lineage.c.key)
+        ]
+    return QueueRows(head._asdict(), found, gone, all_partitions, keys)
 
 
 async def _ordered(
@@ -100,12 +102,14 @@ async def _ordered(
         some = (await connection.execute(query.where(key > last))).all()
 
 
-async def build(queue_id: str, rows: Rows) -> Queue:
+async def build(queue_id: str, rows: QueueRows) -> Queue:
     """The queue that has these rows. Raises QueueTooNew, QueueDamaged."""
     with _readable(rows.head):
         restoring = Restoring(queue_id, rows.head, rows.flows, rows.gone, rows.lineage)
         async for some in pieces(rows.partitions):
             restoring.add(some)
+        async for numbers in pieces(restoring.nodes()):
+            restoring.link(numbers)
         return restoring.queue()
 
 
@@ -156,11 +160,23 @@ class Restoring:
             _restore_partition(self._queue, values)
         self._queue.journal.forget()
 
+    def nodes(self) -> Sequence[int]:
+        """The partitions of a dynamic queue, to be linked after the last was added."""
+        queue = self._queue
+        if queue.lineage is None:
+            return ()
+        _restore_lineage(queue, queue.lineage, self._lineage)
+        return sorted(queue.partitions)
+
+    def link(self, numbers: Iterable[int]) -> None:
+        """The next of the `nodes` follow their parents."""
+        if self._queue.lineage is not None:
+            self._queue.lineage.relink(numbers)
+        self._queue.journal.forget()
+
     def queue(self) -> Queue:
-        """The queue, after its last partition; its journal is empty."""
+        """The queue, after its last partition was linked; its journal is empty."""
         queue, row = self._queue, self._row
-        if queue.lineage is not None:
-            _restore_lineage(queue, queue.lineage, self._lineage)
         for flow in self._gone:
             leave(queue, flow)
         _restore_absent(queue, row)
@@ -189,6 +205,7 @@ def restore(
     with _readable(row):
         restoring = Restoring(queue_id, row, flows, gone, lineage)
         restoring.add(partitions)
+        restoring.link(restoring.nodes())
         return restoring.queue()
 
 

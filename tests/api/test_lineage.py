@@ -98,6 +98,22 @@ def test_a_child_may_have_many_parents_with_long_keys(api: httpx.Client) -> None
     assert found[0]["parents"] == merged[0]["parents"]
 
 
+def test_a_page_ends_before_it_is_large(api: httpx.Client) -> None:
+    """Ten children with 900 long parents each: 2 MB in one answer before."""
+    keys = [long_key(n) for n in range(900)]
+    flow = tokens(api, *keys)
+    children = [{"key": f"child-{n}", "parents": keys} for n in range(10)]
+    assert flow.outcomes("children", flow.item(0, children=children)) == ["ok"]
+    for path in ("lineage", "partitions"):
+        cursor, seen, pages = "899", list[int](), 0
+        while cursor is not None:
+            page = api.get(f"/queues/tokens/{path}?limit=1000&cursor={cursor}")
+            assert len(page.content) < 2**20
+            seen += [one["partition"] for one in page.json()["items"]]
+            cursor, pages = page.json()["next_cursor"], pages + 1
+        assert (seen, pages) == ([*range(900, 910)], 3)
+
+
 def test_a_call_names_so_many_children_and_parents_at_the_most(api: httpx.Client) -> None:
     flow = tokens(api, "0", "1")
     parents = ["0", *(f"{n}" for n in range(1, 1000))]

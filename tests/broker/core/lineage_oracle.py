@@ -117,6 +117,7 @@ class LineageOracle:
         existing = [(node.number, node.key, node.parents) for node in nodes]
         removed = [(k, n) for k, n in lineage.numbers.items() if n not in lineage.nodes]
         again.restore(existing, lineage.waiting, lineage.finished, removed)
+        again.relink(sorted(lineage.nodes))
         assert graph(again) == graph(lineage)
 
     def _check_grants(self, before: dict[str, Any], queue: Queue, decision: Decision) -> None:

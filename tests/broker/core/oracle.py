@@ -52,7 +52,7 @@ def graph(lineage: Lineage) -> dict[str, Any]:
         n.key: (n.number, n.parents, set(n.children), n.pending, n.open)
         for n in lineage.nodes.values()
     }
-    names = ("numbers", "taken", "next_number", "waiting", "finished", "over")
+    names = ("numbers", "taken", "next_number", "waiting", "finished", "over", "parent_count")
     return {"nodes": nodes, **{name: _plain(getattr(lineage, name)) for name in names}}
 
 

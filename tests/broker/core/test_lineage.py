@@ -186,6 +186,21 @@ class TestRefusals:
         assert orders.report("A", "b", finished=True) == "ok"
         assert orders.report("A", "a", Child("d", ("a",))) == "ok"
 
+    def test_the_partitions_of_a_queue_name_so_many_parents_at_the_most(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Together, as long as they exist: all are in the memory of each replica."""
+        monkeypatch.setattr("broker.core.lineage.MOST_PARENTS", 4)
+        orders = at_work("a", "b")
+        merged = Child("c", ("a", "b")), Child("d", ("a", "b", "a")), Child("e", ("a",))
+        assert orders.report("A", "a", *merged) == "too_many_partitions"
+        assert orders.report("A", "a", *merged[:2]) == "ok"
+        assert orders.report("A", "a", merged[2]) == "too_many_partitions"
+        assert orders.report("A", "a", *merged[:2], finished=True) == "ok"
+        assert orders.report("A", "b", finished=True) == "ok"
+        assert orders.report("A", "c", finished=True) == "ok"
+        assert orders.report("A", "d", Child("e", ("d", "c"))) == "ok"
+
     def test_a_hole_in_the_numbers_can_be_filled(self) -> None:
         orders = at_work("a", "b")
         assert orders.report("A", "a", Child("c", ("a",), 7)) == "ok"
