@@ -98,10 +98,12 @@ class KeyAdministration:
     ) -> views.Page[KeySummary]:
         """The keys in the order in which they were made; the cursor is the last id of the page
         before. `everything`: also those that do not count any more. Raises Unauthorized."""
-        found = [one for one in await self._shown(caller) if everything or one.state == "valid"]
+        shown = await self._shown(caller)
         if cursor is not None:
-            ids = [one.id for one in found]
-            found = found[ids.index(cursor) + 1 :] if cursor in ids else []
+            # It may have been revoked since.
+            ids = [one.id for one in shown]
+            shown = shown[ids.index(cursor) + 1 :] if cursor in ids else []
+        found = [one for one in shown if everything or one.state == "valid"]
         items = tuple(found[:limit])
         return views.Page(items, items[-1].id if len(found) > limit else None)
 
