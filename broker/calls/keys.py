@@ -43,11 +43,13 @@ SESSION_SECONDS = 12 * 3600.0
 MOST_SESSIONS = 100
 MOST_ENDED_AT_ONCE = 1000
 FOR_THIS_FLOW = "A flow's token is valid only for this flow and its own queue."
+NEVER = float("-inf")
 _UNKNOWN = "This key is not known here, was revoked, or has reached its end."
 
 
 class _Known(NamedTuple):
-    """A key as it was read, and the monotonic times of that and of its last use."""
+    """A key as it was read, and the monotonic times of that and of its last use (NEVER: nobody has
+    shown its secret)."""
 
     row: KeyRow
     read_at: float
@@ -64,7 +66,7 @@ class KeyCalls:
         self._known: dict[str, _Known] = {}
         self._noted_at: dict[str, float] = {}
         self._any_made = False
-        self._looked_at = float("-inf")
+        self._looked_at = NEVER
         self._ended: dict[str | None, set[asyncio.Event]] = {}
         self._reads = queues.replica.batcher(self._read_many)
 
@@ -93,8 +95,7 @@ class KeyCalls:
         row = None if key_id is None else await self._row(key_id, stale_may=stale_may)
         if row is None or not hmac.compare_digest(row.hash, digest(token)):
             raise Unauthorized(_UNKNOWN)
-        if (known := self._known.get(row.id)) is not None:
-            self._known[row.id] = known._replace(used_at=self._monotonic())
+        self._is_used(row.id)
         return _caller(row, address)
 
     async def by_session(self, token: str, address: str | None = None) -> Caller:
@@ -104,6 +105,7 @@ class KeyCalls:
         row = None if session is None else await self._row(session.key_id)
         if session is None or row is None:
             raise Unauthorized("This session has ended; log in again.")
+        self._is_used(row.id)
         caller = _caller(row, address)
         ends = [time for time in (session.ends_at, caller.ends_at) if time is not None]
         return replace(caller, ends_at=min(ends), reads_only=True)
@@ -125,6 +127,10 @@ class KeyCalls:
                 if (await self._queues.replica.coordinator(queue)).queue_id == queue_id:
                     return flow_caller(flow_id, queue, key_id, address)
         raise Forbidden(FOR_THIS_FLOW)
+
+    def _is_used(self, key_id: str) -> None:
+        if (known := self._known.get(key_id)) is not None:
+            self._known[key_id] = known._replace(used_at=self._monotonic())
 
     async def _row(self, key_id: str, *, stale_may: bool = False) -> KeyRow | None:
         known = self._known.get(key_id)
@@ -203,11 +209,11 @@ class KeyCalls:
         Without the store nothing happens; the sweep reports that.
         """
         now = self._monotonic()
-        horizon = now - IDLE_SECONDS
-        for idle in [id for id, known in self._known.items() if known.used_at < horizon]:
+        for idle in [id for id, known in self._known.items() if _is_idle(known, now)]:
             del self._known[idle]
+        used = [id for id, known in self._known.items() if known.used_at > NEVER]
         with suppress(StoreUnavailable):
-            await self._read_many([None, *self._known, *(id for id in self._ended if id)])
+            await self._read_many([None, *used, *(id for id in self._ended if id)])
             await self._note_uses(now)
             if self._any_made:
                 await self._end_flows()
@@ -225,8 +231,11 @@ class KeyCalls:
             if row is None:
                 self._known.pop(key_id, None)
                 self._wake(key_id)
+            elif known is not None:
+                self._known[key_id] = known._replace(row=row, read_at=began)
             else:
-                self._known[key_id] = _Known(row, began, began if known is None else known.used_at)
+                # Somebody has only named it, unless a stream of its holder is open.
+                self._known[key_id] = _Known(row, began, began if key_id in self._ended else NEVER)
         return [None if id is None else found.counting.get(id) for id in key_ids]
 
     def _wake(self, key_id: str | None) -> None:
@@ -237,12 +246,12 @@ class KeyCalls:
         used = [
             id
             for id, known in self._known.items()
-            if known.used_at > (noted := self._noted_at.get(id, float("-inf")))
+            if known.used_at > (noted := self._noted_at.get(id, NEVER))
             and now - noted > USED_SECONDS
         ]
         if used:
             await self._keys.used(used)
-            self._noted_at = {id: self._noted_at.get(id, now) for id in self._known}
+            self._noted_at = {id: at for id, at in self._noted_at.items() if id in self._known}
             self._noted_at.update(dict.fromkeys(used, now))
 
     async def _end_flows(self) -> None:
@@ -257,6 +266,12 @@ class KeyCalls:
     async def _end_flow(self, queue_id: str, flow_id: str) -> None:
         coordinator = self._queues.replica.coordinator_of(queue_id)
         await coordinator.submit(Submission(c.Unbind(flow_id, "key_ended")))
+
+
+def _is_idle(known: _Known, now: float) -> bool:
+    if known.used_at == NEVER:
+        return now - known.read_at > TRUSTED_SECONDS
+    return now - known.used_at > IDLE_SECONDS
 
 
 def _caller(row: KeyRow, address: str | None) -> Caller:

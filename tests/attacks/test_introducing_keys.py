@@ -104,13 +104,20 @@ def test_the_last_use_is_written_now_and_then(secured: Guarded) -> None:
     key = secured.key("viewer")
     id = key_id_of(key)
 
-    def used() -> float | None:
+    def used(id: str | None = id) -> float | None:
         [found] = [each for each in keys.every(secured.url) if each.id == id]
         return found.last_used_at
 
     assert used() is None
     began = time.time()
     with secured.http as http:
+        # A stranger who knows its id, which is no secret, uses another key.
+        other = secured.key("viewer")
+        assert http.get("/v1/queues", headers=bearer(f"cp_{id}_{'0' * 64}")).status_code == 401
+        http.get("/v1/queues", headers=bearer(other))
+        others = key_id_of(other)
+        eventually(lambda: used(others) is not None)
+        assert used() is None
         for _ in range(3):
             http.get("/v1/queues", headers=bearer(key))
         eventually(lambda: used() is not None)
