@@ -42,6 +42,7 @@ ServiceUrl = Annotated[
 ]
 
 _DURATION = re.compile(r"([0-9]{1,6})(m|h|d)")
+LATEST = 253_402_300_799
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -196,7 +197,12 @@ def _reached(
 def _time(unix_seconds: float | None) -> str | None:
     if unix_seconds is None:
         return None
-    return datetime.fromtimestamp(int(unix_seconds), UTC).isoformat().replace("+00:00", "Z")
+    # A database may have later ones, which no year has.
+    return (
+        datetime.fromtimestamp(min(int(unix_seconds), LATEST), UTC)
+        .isoformat()
+        .replace("+00:00", "Z")
+    )
 
 
 def _document(key: Any) -> dict[str, Any]:

@@ -43,6 +43,8 @@ EXAMPLE_QUEUE_ID = "0198c0dc-11aa-7b02-8c41-5d0e9f6a7b8c"
 EXAMPLE_FLOW = "0198c0de-7f2a-7c31-9d2f-0c5d7a1b2e3f"
 
 
+# Unix seconds of the years 1 and 10000.
+THE_FIRST, AFTER_THE_LAST = -62_135_596_800, 253_402_300_800
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.ASCII)
 
 
@@ -54,11 +56,19 @@ def moment(value: object, otherwise: str = "") -> datetime:
         raise ValueError(
             f"should be {otherwise}an RFC 3339 time since 1970, like 2026-11-20T10:00:00Z"
         )
-    return datetime.fromisoformat(text)
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"should be {otherwise}a time before the year 10000 in UTC") from None
 
 
 def rfc3339(unix_seconds: float) -> str:
-    """A time on the wire: UTC, to the millisecond."""
+    """A time on the wire: UTC, to the millisecond. A year has four digits there: a time before the
+    first or after the last one is written as the nearest of them.
+    """
+    if unix_seconds >= AFTER_THE_LAST:
+        return "9999-12-31T23:59:59.999Z"
+    unix_seconds = max(unix_seconds, THE_FIRST)
     second = math.floor(unix_seconds)
     microsecond = round((unix_seconds - second) * 1e6)
     if microsecond == 1_000_000:

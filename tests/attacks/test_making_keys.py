@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 from typer.testing import CliRunner
 
@@ -58,6 +59,45 @@ def test_no_key_makes_a_stronger_one(secured: Guarded) -> None:
     assert (seen[0]["call"], seen[0]["key_id"]) == ("create_key", key_id_of(again))
     assert {each["after"]["ends_at"] for each in seen[:2]} == {made.json()["ends_at"]}
     assert again[16:] not in str(seen)
+
+
+def test_no_end_of_a_key_keeps_others_from_the_list(secured: Guarded) -> None:
+    """An end in the year 10000 was taken, and then no answer could show it: neither the list of all
+    keys nor the audit."""
+    url, beyond = secured.service.url, "9999-12-31T23:59:59-23:59"
+    maker = secured.key("admin", "team-a.*")
+    refused = make(url, maker, queues=["team-a.x"], ends_at=beyond)
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "ends_at")
+    assert "year 10000" in refused.text
+    secured.create("in-time")
+    moved = httpx.post(
+        f"{url}/v1/queues/in-time/positions", json={"to": beyond}, headers=bearer(secured.root)
+    )
+    assert moved.status_code == 422
+    last = make(url, maker, queues=["team-a.x"], ends_at="9999-12-31T23:59:59.9999999Z").json()
+    with psycopg.connect(secured.url) as connection:
+        # As a release before this one has stored it.
+        later = "UPDATE counterpoise.keys SET ends_at = 253402387139 WHERE id = %s"
+        connection.execute(later, [last["id"]])
+    for path in ("keys?limit=1000", "audit"):
+        listed = httpx.get(f"{url}/v1/{path}", headers=bearer(secured.root))
+        assert listed.status_code == 200
+        assert "9999-12-31T23:59:59.999Z" in listed.text
+    ran = CliRunner().invoke(app, ["list", "--database-url", secured.url])
+    assert "9999-12-31T23:59:59Z" in ran.output
+
+
+def test_a_page_goes_on_after_a_key_that_was_revoked_since(secured: Guarded) -> None:
+    with secured.http as http:
+        http.headers.update(bearer(secured.key("admin", "team-p.*")))
+        made = [make(secured.service.url, secured.root, queues=["team-p.x"]) for _ in range(4)]
+        ids = [each.json()["id"] for each in made]
+        page = http.get("/v1/keys?limit=3").json()
+        assert page["next_cursor"] == ids[1]
+        assert http.delete(f"/v1/keys/{ids[1]}").status_code == 200
+        page = http.get(f"/v1/keys?limit=3&cursor={ids[1]}").json()
+        assert [each["id"] for each in page["items"]] == ids[2:]
+        assert page["next_cursor"] is None
 
 
 def test_keys_of_others_are_neither_shown_nor_revoked(secured: Guarded) -> None:
