@@ -39,11 +39,14 @@ from typing import Any, TypeAlias
 import psycopg
 
 from broker.postgres.migrations import CONNECT_SECONDS, DatabaseUnreachable, MigrationFailed, unfit
+from counterpoise.logs.address import parse_log
+from counterpoise.logs.groups import place
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
 EPOCHS_PER_SECOND = 2**20
 REASON = "restored"
+BUILTIN = "builtin:"
 SERVED_SECONDS = 3
 
 
@@ -193,7 +196,7 @@ _RENEW_LOGS = """
 UPDATE counterpoise_log.logs SET incarnation = gen_random_uuid() RETURNING name
 """
 _POSITIONS = """
-SELECT q.name AS queue, substr(q.log, 9) AS log, p.number, p.position::numeric AS position
+SELECT q.name AS queue, q.log, p.number, p.position::numeric AS position
 FROM counterpoise.queues AS q JOIN counterpoise.partitions AS p ON p.queue_id = q.id
 WHERE q.log LIKE 'builtin:%' AND p.position ~ '^[0-9]+$'
 """
@@ -226,8 +229,12 @@ def _fence(
     partitions = control.execute(_END_TENURES, values).rowcount
     queues = control.execute(_SETTLE_QUEUES, values).rowcount
     ahead: dict[str, int] = {}
-    for queue, name, number, position in control.execute(_POSITIONS).fetchall():
-        if position > ends.get((name, number), 0):
+    names: dict[str, list[str]] = {}
+    for queue, address, number, position in control.execute(_POSITIONS).fetchall():
+        if address not in names:
+            names[address] = [part.removeprefix(BUILTIN) for part in parse_log(address).parts]
+        which, partition = place(number, len(names[address]))
+        if position > ends.get((names[address][which], partition), 0):
             ahead[str(queue)] = ahead.get(str(queue), 0) + 1
     control.execute(f"UPDATE counterpoise.service SET home = {_HERE}")
     control.commit()

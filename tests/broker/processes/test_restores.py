@@ -223,3 +223,21 @@ def test_epochs_are_above_the_given_one(migrated_url: str) -> None:
     assert Database(migrated_url, Path()).incarnation() == incarnation
     with serving(migrated_url) as (_, client):
         assert set(epochs(client).values()) == {highest + 2}
+
+
+def test_positions_in_aligned_logs_are_compared_with_each_log(migrated_url: str) -> None:
+    """They were all said to be ahead of a log that there is not."""
+    with serving(migrated_url) as (_, client):
+        for name in ("orders", "payments"):
+            client.create_queue(name, 2)
+        client.create_queue("both", log="builtin:orders+payments")
+    stamped_long_ago(migrated_url)
+    with psycopg.connect(migrated_url) as connection:
+        connection.execute(
+            "UPDATE counterpoise_log.partitions AS p SET next_position = 5 "
+            "FROM counterpoise_log.logs AS l "
+            "WHERE l.log_id = p.log_id AND l.name = 'payments' AND p.partition = 1"
+        )
+        # Partition 1 of the second log is number 3; that of the first one, number 2, is empty.
+        connection.execute("UPDATE counterpoise.partitions SET position = '5' WHERE number > 1")
+    assert restoring.fence(migrated_url).ahead == (("both", 1),)
