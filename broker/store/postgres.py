@@ -11,6 +11,7 @@ Locks are taken in one order (`commit`), and one plan works for any number of ro
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -118,9 +119,11 @@ class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases, Postgres
         if len(commit.partitions) >= ANALYZE_FROM:
             # Plans that were made while the table was small would read all of it. An ANALYZE that
             # waited would end the autovacuum of this table. Where large queues come and go, none
-            # would ever reach its end, and the files would grow without a bound.
-            async with self._connections.single() as connection:
-                await connection.execute(text(f"ANALYZE (SKIP_LOCKED) {partitions.fullname}"))
+            # would ever reach its end, and the files would grow without a bound. If it fails, the
+            # queue is there all the same.
+            with suppress(StoreUnavailable):
+                async with self._connections.single() as connection:
+                    await connection.execute(text(f"ANALYZE (SKIP_LOCKED) {partitions.fullname}"))
 
     async def delete(self, queue_id: str, *, force: bool, act: Act | None = None) -> None:
         lock = select(queues.c.id).where(queues.c.id == queue_id).with_for_update()

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import text
 
 from broker.core import commands as c
 from broker.core import records as r
@@ -158,6 +159,18 @@ async def test_a_queue_is_made_after_the_transaction_that_reads_it(
     monkeypatch.setattr(Restoring, "queue", watched)
     assert snapshot(await orders.store.load(orders.id)) == snapshot(orders.queue)
     assert idle == [0]
+
+
+async def test_a_large_queue_is_created_even_if_its_table_is_not_analyzed(
+    postgres: PostgresGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The creation was committed and answered 503, and the queue had no log."""
+    ended = text("SELECT pg_terminate_backend(pg_backend_pid())")
+    monkeypatch.setattr("broker.store.postgres.ANALYZE_FROM", 4)
+    monkeypatch.setattr("broker.store.postgres.text", lambda _: ended)
+    orders = Replica(await postgres.store())
+    await orders.create(4)
+    assert snapshot(await orders.store.load(orders.id)) == snapshot(orders.queue)
 
 
 async def test_rows_are_read_in_pieces(
