@@ -424,7 +424,7 @@ class QueueCalls:
             shown = [each.name for each in followers if caller is None or caller.sees(each.name)]
             which = f"The queue {shown[0]!r}" if shown else "Another queue"
             raise QueueInUse(f"{which} reads the log of {name!r}; delete that queue first.")
-        coordinator = self._replica.coordinator_of(before.id)
+        coordinator = self._replica.coordinator_of(before.id, name)
         act = act_of(caller, "delete_queue", name)
         if act is not None:
             act = replace(act, before=_shown(rows[0].queue))

@@ -5,7 +5,7 @@ replicas is the truth, and an event is logged once.
 
 **Counters** have the queue as a label. Their number must not grow with what users create: a replica
 counts so many queues by name, and all others as one, `OTHER`. A name stays taken until the queue is
-known to be gone (`QueueLabels.keep`); who may not see a queue is not shown its counters
+known to be gone (`QueueLabels.forget`, `keep`); who may not see a queue is not shown its counters
 (`api.metrics`). A counter that an alert asks for begins at 0 when the queue is first shown: from a
 series that begins with its first event, Prometheus learns of no increase.
 
@@ -107,6 +107,11 @@ class QueueLabels:
     def keep(self, existing: Collection[str]) -> None:
         """These are all queues that exist: forget the others."""
         for name in self._names.difference(existing):
+            self.forget(name)
+
+    def forget(self, name: str) -> None:
+        """The queue of this name is gone."""
+        if name in self._names:
             self._names.discard(name)
             self._shown.discard(name)
             for metric in self._metrics:

@@ -175,9 +175,9 @@ class Replica:
         self.tally.note(name, entries)
         self._event_log.note(name, entries)
 
-    def coordinator_of(self, queue_id: str) -> Coordinator:
-        """The coordinator of the queue with this id, which may be gone."""
-        return self._of(queue_id)
+    def coordinator_of(self, queue_id: str, name: str = "") -> Coordinator:
+        """The coordinator of the queue with this id, which may be gone; `name` as far as known."""
+        return self._of(queue_id, name)
 
     def loaded(self) -> list[Coordinator]:
         """The coordinators of the queues in memory, which are as last known."""
@@ -201,7 +201,11 @@ class Replica:
 
     def _changed(self, coordinator: Coordinator, ours: bool) -> None:
         if coordinator.gone:
-            self._drop(coordinator.queue_id)
+            name, queue_id = coordinator.name or coordinator.queue_id, coordinator.queue_id
+            # Its name may be another queue's already.
+            if self._ids.get(name, queue_id) == queue_id:
+                self.tally.queues.forget(name)
+            self._drop(queue_id)
         elif ours:
             self.notify(coordinator.queue_id)
         queue = coordinator.queue

@@ -11,7 +11,14 @@ from broker.core.errors import FlowNotFound, QueueNotFound
 from broker.replica.replica import IDLE_SECONDS
 from broker.testing.loop import settle, virtual
 from broker.testing.store import Fault
-from tests.broker.shell import World, spec
+from tests.broker.shell import Service, World, spec
+
+
+def counted(service: Service) -> set[str]:
+    """The queues that a replica counts by name."""
+    families = (family for each in service.replica.tally.collectors for family in each.collect())
+    labels = (one.labels for family in families for one in family.samples)
+    return {each["queue"] for each in labels if "queue" in each}
 
 
 class TestNews:
@@ -180,6 +187,29 @@ class TestNames:
 
 
 class TestMemory:
+    @virtual
+    async def test_a_deleted_queue_is_no_longer_counted_by_name(self) -> None:
+        """On no replica: the names that are counted are bounded."""
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        for _ in range(2):
+            await one.create_queue(spec())
+            await one.join("orders", "first")
+            await two.join("orders", "second")
+            await settle()
+            assert counted(one) == counted(two) == {"orders"}
+            await one.delete_queue("orders", force=True)
+            await settle()
+            assert counted(one) == counted(two) == set()
+        await one.create_queue(spec())
+        await one.join("orders", "first")
+        await settle()
+        await one.delete_queue("orders", force=True)
+        await one.create_queue(spec())
+        await one.join("orders", "first")
+        await settle()
+        assert counted(one) == {"orders"}
+
     @virtual
     async def test_an_unused_queue_leaves_the_memory_and_is_still_served(self) -> None:
         world = World()
