@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager
 from time import perf_counter
 from typing import Any, TypeVar
-from uuid import uuid4
 
 import asyncpg
 import orjson
@@ -82,11 +81,8 @@ class _Refused(ConnectionRefusedError):
 
 
 class Connections:
-    """A pool of connections.
-
-    `transaction_pooling`: the database is reached through pgbouncer or the like in transaction
-    mode. Such a pooler supports neither prepared statements of a session nor settings at its start;
-    the limits on the server's side must then be set for the role.
+    """A pool of connections to Postgres itself: poolers in transaction mode are refused
+    (`broker.postgres.checks`).
     """
 
     def __init__(
@@ -94,7 +90,6 @@ class Connections:
         database_url: str,
         pool_size: int,
         *,
-        transaction_pooling: bool = False,
         connect_seconds: float = 5.0,
         answer_seconds: float = 30.0,
     ) -> None:
@@ -102,17 +97,12 @@ class Connections:
         # Called with the seconds of each round trip of `fetch` that was answered.
         self.heard: Callable[[float], object] = lambda seconds: None
         self._dsn = re.sub(r"^postgres(ql)?(\+\w+)?://", "postgresql://", database_url)
-        self._pooled = transaction_pooling
         self._connect_seconds = connect_seconds
         self._answer_seconds = answer_seconds
         self._closed = False
-        arguments: dict[str, Any] = {"async_creator_fn": self._creator}
-        if transaction_pooling:
-            arguments["prepared_statement_cache_size"] = 0
-            arguments["prepared_statement_name_func"] = lambda: f"counterpoise_{uuid4().hex}"
         self._engine: AsyncEngine = create_async_engine(
             "postgresql+asyncpg://",
-            connect_args=arguments,
+            connect_args={"async_creator_fn": self._creator},
             pool_size=pool_size,
             max_overflow=0,
             pool_timeout=connect_seconds,
@@ -189,9 +179,7 @@ class Connections:
     async def _fetch(
         self, driver: Any, statement: str, arguments: Sequence[Any]
     ) -> Sequence[asyncpg.Record]:
-        # Behind a pooler, preparing and executing must meet the same session of the server.
-        async with driver.transaction() if self._pooled else nullcontext():
-            rows: Sequence[asyncpg.Record] = await driver.fetch(statement, *arguments)
+        rows: Sequence[asyncpg.Record] = await driver.fetch(statement, *arguments)
         return rows
 
     @asynccontextmanager
@@ -231,11 +219,11 @@ class Connections:
                 connection_class=RememberingConnection,
                 timeout=self._connect_seconds,
                 command_timeout=self._answer_seconds,
-                statement_cache_size=0 if self._pooled else 100,
+                statement_cache_size=100,
                 # By default the driver prepares long statements again each time that they are
                 # sent: for a commit, that took the server longer than to carry it out.
                 max_cacheable_statement_size=0,
-                server_settings={} if self._pooled else self._server_settings(),
+                server_settings=self._server_settings(),
             )
         except asyncpg.PostgresError as error:
             # Whatever the SQLSTATE is: a database that accepts no connections is unreachable.

@@ -72,22 +72,18 @@ class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases, Postgres
         database_url: str,
         pool_size: int = 8,
         *,
-        transaction_pooling: bool = False,
         listen_url: str | None = None,
         connect_seconds: float = 5.0,
         answer_seconds: float = 30.0,
         heartbeat_seconds: float = 5.0,
     ) -> None:
-        """`transaction_pooling`: `database_url` leads to pgbouncer or the like in transaction mode.
+        """`listen_url`: another way to the same database, for notifications of other replicas.
 
-        Such a pooler does not pass notifications of other replicas (the sweep still finds their
-        changes), so `listen_url` may name the database itself. After `heartbeat_seconds` without a
-        notification, the connection is tested.
+        After `heartbeat_seconds` without a notification, that connection is tested.
         """
         self._connections = Connections(
             database_url,
             pool_size,
-            transaction_pooling=transaction_pooling,
             connect_seconds=connect_seconds,
             answer_seconds=answer_seconds,
         )

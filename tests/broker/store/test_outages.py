@@ -240,15 +240,3 @@ async def test_calls_end_even_if_the_network_swallows_everything(
                 pass
         await orders.bind("A")
         await store.stop()
-
-
-async def test_no_statement_needs_a_session_through_a_pooler(postgres: PostgresGround) -> None:
-    """No named statement outlives a transaction; the rest of the suite covers everything else."""
-    store = PostgresStore(postgres.url, transaction_pooling=True)
-    orders = Replica(store)
-    await orders.create(3)
-    await orders.bind("A", "B")
-    await store.pulse()
-    await store.commit_positions([orders.position("A", 0, "1")])
-    assert snapshot(await store.load(orders.id)) == snapshot(orders.queue)
-    await store.stop()
