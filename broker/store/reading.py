@@ -64,37 +64,35 @@ async def read(connection: AsyncConnection, queue_id: str) -> QueueRows:
     found = [*starmap(FlowValues, await connection.execute(bound_flows))]
     of_queue = partitions.c.queue_id == queue_id
     fields = [partitions.c[key] for key in PartitionValues._fields]
-    all_partitions = [
-        PartitionValues._make(row)
-        async for row in _ordered(connection, select(*fields).where(of_queue), partitions.c.number)
-    ]
+    all_partitions: list[PartitionValues] = []
     named: set[str] = set()
-    async for some in pieces(all_partitions):
-        named |= named_flows(some)
+    query = select(*fields).where(of_queue)
+    async for some in _ordered(connection, query, partitions.c.number):
+        restored = [*map(PartitionValues._make, some)]
+        named |= named_flows(restored)
+        all_partitions += restored
     gone: list[FlowValues] = []
     if missing := named.difference(flow.id for flow in found):
-        query = select(*values).where(any_of(flows.c.id, "flow_ids"))
-        left = await connection.execute(query, {"flow_ids": sorted(missing)})
+        by_id = select(*values).where(any_of(flows.c.id, "flow_ids"))
+        left = await connection.execute(by_id, {"flow_ids": sorted(missing)})
         gone += starmap(FlowValues, left)
     keys: list[LineageValues] = []
     if head.partitioning == "dynamic":
         nodes = select(*(lineage.c[key] for key in LineageValues._fields))
         nodes = nodes.where(lineage.c.queue_id == queue_id)
-        keys += [
-            LineageValues._make(row) async for row in _ordered(connection, nodes, lineage.c.key)
-        ]
+        async for some in _ordered(connection, nodes, lineage.c.key):
+            keys += map(LineageValues._make, some)
     return QueueRows(head._asdict(), found, gone, all_partitions, keys)
 
 
 async def _ordered(
     connection: AsyncConnection, query: Select[Any], key: Column[Any]
-) -> AsyncIterator[Row[Any]]:
-    """The rows by their key, read in pieces."""
+) -> AsyncIterator[Sequence[Row[Any]]]:
+    """The rows by their key, in pieces."""
     query = query.order_by(key).limit(ROWS_AT_ONCE)
     some = (await connection.execute(query)).all()
     while True:
-        for row in some:
-            yield row
+        yield some
         if len(some) < ROWS_AT_ONCE:
             return
         await pause()
