@@ -13,7 +13,9 @@ operators work row by row, because the source reads a partition in one task. Onl
 known to do so pass.
 
 The id of the queue and the incarnation of its log are in the plan that the source writes before
-each micro-batch (`running_batch`). Spark makes the writer after that.
+each micro-batch (`running_batch`). Spark makes the writer after that. A plan belongs to a chain if
+it names the same queue at the same service (the option `url`), because two services may have queues
+of one name.
 """
 
 from __future__ import annotations
@@ -43,12 +45,16 @@ _SOURCE = "StreamingRelationV2"
 
 @dataclass(frozen=True)
 class Chain:
-    """What is known of a query's rows: the queue that they come from, or why they are unfit."""
+    """What is known of a query's rows: the queue that they come from, or why they are unfit.
+
+    `url`: the source's option.
+    """
 
     queue: str | None
     unfit: str | None = None
     queue_id: str | None = None
     log: str | None = None
+    url: str | None = None
 
 
 def describe(plan: Any) -> Chain | None:
@@ -58,14 +64,15 @@ def describe(plan: Any) -> Chain | None:
         return None
     if len(leaves) > 1:
         return Chain(None, "the query reads several queues, and their positions are not one order")
-    queue = str(leaves[0].extraOptions().get("queue"))
+    options = leaves[0].extraOptions()
+    queue = str(options.get("queue"))
     node = plan
     while node.children().size():
         kind = node.getClass().getSimpleName()
         if kind not in _ROW_BY_ROW or node.children().size() > 1:
             return Chain(queue, f"the operator {kind} may move rows between tasks")
         node = node.children().apply(0)
-    return Chain(queue)
+    return Chain(queue, url=options.get("url") or None)
 
 
 def _sources(plan: Any) -> list[Any]:
@@ -81,7 +88,8 @@ def _sources(plan: Any) -> list[Any]:
 def put_chain(home: str | Path, query_id: str, chain: Chain) -> None:
     """Write the document of a query that starts. Raises OSError."""
     Channel(home, f"query {query_id}").put(
-        "chain", {"query": query_id, "queue": chain.queue, "unfit": chain.unfit}
+        "chain",
+        {"query": query_id, "queue": chain.queue, "unfit": chain.unfit, "url": chain.url},
     )
 
 
@@ -94,20 +102,21 @@ def chains_in(home: str | Path | None) -> Mapping[str, Chain]:
     for path in Path(home).glob("*/chain.json"):
         said = Channel.read(path)
         if said is not None:
-            plan = plans.get(said["queue"]) or {}
+            queue, url = said["queue"], said["url"]
+            plan = plans.get((queue, url)) or {}
             found[said["query"]] = Chain(
-                said["queue"], said["unfit"], plan.get("queue_id"), plan.get("log")
+                queue, said["unfit"], plan.get("queue_id"), plan.get("log"), url
             )
     return found
 
 
-def _plans(home: Path) -> dict[str, Json]:
-    """By queue. All queries of a driver that read a queue read the same one."""
+def _plans(home: Path) -> dict[tuple[str, str | None], Json]:
+    """By queue and the option `url`. All queries of a driver with both the same read one queue."""
     found = {}
     for path in sorted(home.glob("*/plan.json"), key=_age):
         plan = Channel.read(path)
         if plan is not None:
-            found[plan["end"]["queue"]] = plan
+            found[plan["end"]["queue"], plan["url"]] = plan
     return found
 
 

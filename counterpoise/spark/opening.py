@@ -100,7 +100,7 @@ def prepare(
     groups = [log_partition(connection, options, ())] * (options.max_input_partitions or cores)
     channel = None if home is None else source_end(home, start.instance, None)
     if channel is not None:
-        plans = PlanWriter(channel, queue.id, bounds.incarnation)
+        plans = PlanWriter(channel, queue.id, bounds.incarnation, options.url)
         plans.say(start.to_json(), end, [one.slices for one in groups], ())
     return PreparedBatch(end, groups, channel)
 

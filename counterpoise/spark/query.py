@@ -129,7 +129,7 @@ class Consumption:
         plans = (
             None
             if channel is None
-            else PlanWriter(channel, place.queue_id or "", place.incarnation)
+            else PlanWriter(channel, place.queue_id or "", place.incarnation, options.url)
         )
         self._batches = Batches(options, flow, self._shared, connection, cores, plans, clock)
         self._correspondent = None if channel is None else Correspondent(channel, self)

@@ -5,13 +5,13 @@ The document `plan` has the ranges that the micro-batch really reads. The source
 Spark's offsets do not show that a range was skipped. The source writes the plan before
 `partitions()` returns, and Spark calls that before it runs any of the batch.
 
-    {"start": {…}, "end": {…}, "queue_id": "…", "log": "…",
+    {"start": {…}, "end": {…}, "queue_id": "…", "log": "…", "url": null,
      "read": [{"partition": 3, "epoch": 2, "from": "10", "to": "20"}], "skipped": […],
      "tasks": [[3, 5], [1]]}
 
-`start` and `end` are Spark's offsets, `log` is the log's incarnation. Epochs of `read` are those of
-the present grants. `tasks` has the partitions of `read` that each input partition of the source
-holds, in Spark's order.
+`start` and `end` are Spark's offsets, `log` is the log's incarnation, `url` the source's option.
+Epochs of `read` are those of the present grants. `tasks` has the partitions of `read` that each
+input partition of the source holds, in Spark's order.
 
 `RunningBatch` finds the query and its plan from the rows that `foreachBatch` gets. The session of
 these rows is one of its own, which does not list the query. The state that all sessions of an
@@ -61,6 +61,7 @@ def plan_document(
     *,
     queue_id: str,
     log: str,
+    url: str | None,
     read: Iterable[Slice],
     skipped: Iterable[Slice],
     tasks: Iterable[Sequence[Slice]],
@@ -71,6 +72,7 @@ def plan_document(
         "end": end,
         "queue_id": queue_id,
         "log": log,
+        "url": url,
         "read": [_range(one) for one in read],
         "skipped": [_range(one) for one in skipped],
         "tasks": [[one.partition for one in group] for group in tasks],
@@ -106,12 +108,14 @@ class PlanWriter:
     """The source's side: writes each plan to the channel.
 
     `queue_id` is the service's id of the queue: a queue recreated under its name has another.
+    `url`: the source's option.
     """
 
-    def __init__(self, channel: Channel, queue_id: str, log: str) -> None:
+    def __init__(self, channel: Channel, queue_id: str, log: str, url: str | None) -> None:
         self._channel = channel
         self._queue_id = queue_id
         self._log = log
+        self._url = url
 
     def say(
         self,
@@ -127,6 +131,7 @@ class PlanWriter:
             end,
             queue_id=self._queue_id,
             log=self._log,
+            url=self._url,
             read=sorted((one for group in groups for one in group), key=lambda one: one.partition),
             skipped=skipped,
             tasks=groups,

@@ -299,7 +299,7 @@ def test_a_superseded_range_waits_until_the_source_has_heard_of_it(tmp_path: Pat
 def test_only_the_plan_of_the_batch_that_runs_is_taken(tmp_path: Path) -> None:
     """After a restart, Spark asks for a plan from the end to the end before that of the batch."""
     channel = Channel(tmp_path, "one")
-    plans = PlanWriter(channel, "id-1", "log-1")
+    plans = PlanWriter(channel, "id-1", "log-1", None)
     at = [{"queue": "flights", "partitions": {"0": number}} for number in range(3)]
     assert planned_for(channel, at[0], at[1]) is None
     plans.say(at[1], at[1], [], [])
@@ -355,7 +355,7 @@ def test_the_plan_is_known_before_the_batch_runs(tmp_path: Path) -> None:
     start, end = {"queue": "flights"}, {"queue": "flights", "partitions": {}}
     history = Slice(7, 3, "0", "9", replay=True)
     tasks = [(Slice(3, 2, "10", "20"), history), (Slice(1, 5, "7", "8"),), (history,)]
-    PlanWriter(channel, "id-1", "log-1").say(start, end, tasks, [Slice(2, 1, "0", "4")])
+    PlanWriter(channel, "id-1", "log-1", None).say(start, end, tasks, [Slice(2, 1, "0", "4")])
     document = channel.get("plan")
     assert document is not None
     planned = planned_of(json.loads(json.dumps(document)))

@@ -13,6 +13,8 @@ from counterpoise.spark import CounterpoiseDataSource, QueueSink
 from counterpoise.spark.chains import Chain, chains_in, put_chain
 from counterpoise.spark.channel import Channel
 from counterpoise.spark.errors import InvalidOption, InvalidRows, InvalidSink, Unsupported
+from counterpoise.spark.offsets import Offset
+from counterpoise.spark.running_batch import PlanWriter
 from counterpoise.spark.writer.numbering import Input
 from counterpoise.spark.writer.options import write_options
 from counterpoise.spark.writer.writers import Written, input_of
@@ -130,13 +132,28 @@ def test_the_newest_plan_of_a_queue_names_its_input(tmp_path: Path) -> None:
     put_chain(home, "query", Chain("flights"))
     put_chain(home, "mixed", Chain(None, "several"))
     assert chains_in(home) == {"query": Chain("flights"), "mixed": Chain(None, "several")}
-    for source, queue, number in (
-        ("a", "flights", "1"),
-        ("b", "other", "2"),
-        ("c", "flights", "3"),
-    ):
-        plan = {"end": {"queue": queue}, "queue_id": f"id{number}", "log": f"log{number}"}
-        Channel(home, source).put("plan", plan)
+    for source, queue in (("1", "flights"), ("2", "other"), ("3", "flights")):
+        say_plan(home, source, queue, None)
     assert chains_in(home)["query"] == Chain("flights", None, "id3", "log3")
-    Channel(home, "c").drop("plan")
+    Channel(home, "3").drop("plan")
     assert chains_in(home)["query"] == Chain("flights", None, "id1", "log1")
+
+
+def test_queues_of_one_name_at_two_services_are_two_inputs(tmp_path: Path) -> None:
+    home, one, other = str(tmp_path), "http://one.test", "http://other.test"
+    for query, url in (("a", one), ("b", other)):
+        put_chain(home, query, Chain("events", url=url))
+    say_plan(home, "1", "events", one)
+    with pytest.raises(Unsupported, match="not written the plan"):
+        input_of("b", chains_in(home))
+    say_plan(home, "2", "events", other)
+    chains = chains_in(home)
+    assert [input_of(query, chains) for query in ("a", "b")] == [
+        Input("id1", "log1"),
+        Input("id2", "log2"),
+    ]
+
+
+def say_plan(home: str, source: str, queue: str, url: str | None) -> None:
+    end = Offset(queue).to_json()
+    PlanWriter(Channel(home, source), f"id{source}", f"log{source}", url).say(end, end, (), ())
