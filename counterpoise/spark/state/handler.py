@@ -236,16 +236,30 @@ class StateKeeper(Generic[S]):
             self._let_go(cell)
             cell = self._states.cell(number)
         began = time.monotonic()
-        if not self._patiently(cell, partial(self._states.bring_to, cell, position)):
+
+        def approach() -> None:
+            with cell.lock:
+                # A grant and its micro-batch may have come while the lock was awaited.
+                if cell.epoch is None:
+                    self._states.bring_to(cell, position)
+
+        if not self._patiently(cell, approach):
             return False
-        return time.monotonic() - began < NEAR_SECONDS
+        return cell.epoch is None and time.monotonic() - began < NEAR_SECONDS
 
     def _keep(self, number: int, one: Json) -> None:
         """Restore or publish the state of a granted partition that is not in flight."""
         cell = self._states.cell(number)
         position = one["position"]
+
+        def restore() -> None:
+            with cell.lock:
+                # A micro-batch may have brought it past the view while the lock was awaited.
+                if not cell.usable():
+                    self._states.bring_to(cell, position)
+
         if position is not None and not cell.usable():
-            self._patiently(cell, partial(self._states.bring_to, cell, position))
+            self._patiently(cell, restore)
         # An unusable state has nothing to publish; a failed restore has set its pause.
         if cell.usable() and (one["state"] == "revoking" or self._is_due(cell)):
             self._patiently(cell, partial(self._states.publish, cell))

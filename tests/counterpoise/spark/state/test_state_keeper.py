@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -144,6 +145,47 @@ def test_a_state_that_cannot_be_dumped_holds_up_no_other(
 
     states.let_go(states.cell(0))
     assert [cell.partition for cell in states.all()] == [1]
+
+
+class HeldLock:
+    """The lock of a cell that a micro-batch holds. The micro-batch ends as the keeper gets it."""
+
+    def __init__(self, ends: Callable[[], None]) -> None:
+        self._ends: Callable[[], None] | None = ends
+
+    def __enter__(self) -> None:
+        ends, self._ends = self._ends, None
+        if ends is not None:
+            ends()
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("state", ["owned", "warming"])
+def test_a_state_that_a_micro_batch_has_brought_past_the_view_stays(
+    tending: StateKeeper[list[str]],
+    states: States[list[str]],
+    log: PostgresLog,
+    channel: Channel,
+    monkeypatch: pytest.MonkeyPatch,
+    state: str,
+) -> None:
+    append(log, *TEXTS)
+    cell = states.cell(0)
+    states.bring_to(cell, "10")
+    if state == "owned":
+        cell.epoch, cell.clean, cell.published_at = 2, False, time.monotonic()
+
+    def ends() -> None:
+        assert cell.state is not None
+        cell.state.extend(TEXTS[10:15])
+        cell.epoch, cell.position, cell.clean = 2, "15", True
+
+    monkeypatch.setattr(cell, "lock", HeldLock(ends))
+    tending.follow(view(p0=one(state, "10")))
+    assert (cell.position, cell.state) == ("15", TEXTS[:15])
+    assert channel.get("ready") == {"partitions": {}}
 
 
 def test_nothing_is_published_of_a_log_that_was_never_reached(
