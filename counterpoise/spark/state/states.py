@@ -143,7 +143,7 @@ class Restorer(Generic[S]):
 
         self._snapshots.publish(snapshot, write)
         cell.published = position
-        self._prune(cell.partition, incarnation)
+        self._prune(snapshot)
         return True
 
     # ------------------------------------------------------------------ the steps
@@ -217,10 +217,16 @@ class Restorer(Generic[S]):
 
         return sorted(found, key=cmp_to_key(order), reverse=True)
 
-    def _prune(self, partition: int, incarnation: str) -> None:
-        log = self._access()
-        newest = self._newest_first(log, partition, incarnation)
-        self._snapshots.prune(self.queue, incarnation, partition, newest[:KEPT_SNAPSHOTS])
+    def _prune(self, published: Snapshot) -> None:
+        """Keep the newest snapshots, and the newest up to this one.
+
+        They differ after positions were set back: the newest are ahead then and of no use.
+        """
+        log, at = self._access(), published.position
+        newest = self._newest_first(log, published.partition, published.log)
+        reached = [one for one in newest if log.compare(one.position, at) <= 0]
+        kept = {*newest[:KEPT_SNAPSHOTS], *reached[:KEPT_SNAPSHOTS]}
+        self._snapshots.prune(self.queue, published.log, published.partition, kept)
 
 
 def _warn_of_gap(partition: int, begin: str, end: str) -> None:

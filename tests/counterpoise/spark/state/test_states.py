@@ -175,6 +175,13 @@ def test_nothing_is_published_twice_and_few_are_kept(
     kept = {one.position for one in snapshots.found("queue-1", incarnation, 0)}
     assert kept == {"12", "13", "14"}
 
+    cell = at(restorer, "5")  # positions were set back
+    for position in range(6, 10):
+        restorer.bring_to(cell, str(position))
+        assert restorer.publish(cell, 2, incarnation)
+    kept = {one.position for one in snapshots.found("queue-1", incarnation, 0)}
+    assert kept == {"7", "8", "9", "12", "13", "14"}
+
 
 def test_trimmed_messages_are_missing_and_it_says_which(
     restorer: Restorer[list[str]],
