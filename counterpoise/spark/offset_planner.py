@@ -156,7 +156,8 @@ class OffsetPlanner:
             if self._shared.is_closing():
                 return start
             view, instance = self._flow.partitions, self._flow.instance_id
-            planned = progress.plan(answer, asked, view, instance, self._flow.warming)
+            warms = self._warmup is not None
+            planned = progress.plan(answer, asked, view, instance, self._flow.warming, renews=warms)
             document = None if planned is None else self._shared.plan(planned)
             due = bool(progress.due(view))
         if self._warmup is not None:

@@ -6,8 +6,8 @@ To plan it again takes nothing else: neither the service nor memory. So a restar
 planned but uncommitted batch in the checkpoint replays exactly that batch.
 
 A range that both offsets have was read earlier. It stays in the offset as long as the partition is
-held, because reading continues at its end. Partitions enter and leave offsets as they are granted
-and lost.
+held, because reading continues at its end. Under another epoch of the same tenure an empty range
+replaces it. Partitions enter and leave offsets as they are granted and lost.
 
 The offset also has the *replays*: history that is read to restore the state of a warming partition
 (docs, *Warm-up*). They have a field of their own, so they are never mistaken for work. The offset
@@ -182,7 +182,7 @@ def slices(start: Offset, end: Offset) -> list[Slice]:
     return [
         Slice(number, one.epoch, one.start, one.end, one.tenure)
         for number, one in sorted(end.ranges.items())
-        if start.ranges.get(number) != one
+        if one.start != one.end and start.ranges.get(number) != one
     ]
 
 

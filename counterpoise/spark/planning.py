@@ -257,30 +257,40 @@ def plan(
     *,
     tenures: Mapping[int, int] | None = None,
     replays: Mapping[int, Replay] | None = None,
+    renews: bool = False,
 ) -> Offset | None:
     """The offset after `start`, or None when there is nothing to read.
 
     Reads [begins, ends) of the named partitions. A held partition that is not read now keeps its
-    range. A partition that is not held any more is dropped: nothing of it is in flight. `tenures`:
-    of partitions whose state is not named by the epoch. `replays` are added; a chain stays until
-    the first range of its partition.
+    range; under a new epoch it gets an empty one, so that the epoch after that continues it too.
+    `renews`: that alone is worth an offset. A partition that is not held any more is dropped:
+    nothing of it is in flight. `tenures`: of partitions whose state is not named by the epoch.
+    `replays` are added; a chain stays until the first range of its partition.
     """
     ranges: dict[int, Range] = {}
     fresh = False
     for number, held in view.items():
         begin, end = begins.get(number), ends.get(number)
         if begin is not None and end is not None and begin != end:
-            tenure = (tenures or {}).get(number, held.epoch)
-            ranges[number] = Range(held.epoch, begin, end, tenure if tenure != held.epoch else None)
+            ranges[number] = _range(held, begin, end, (tenures or {}).get(number, held.epoch))
             fresh = True
             continue
         before = start.ranges.get(number)
-        if before is not None and continues(before.epoch, held):
+        if before is None or not continues(before.epoch, held):
+            continue
+        if before.epoch == held.epoch:
             ranges[number] = before
+        else:
+            ranges[number] = _range(held, before.end, before.end, before.state_of)
+            fresh = fresh or renews
     if not fresh and not replays:
         return None
     chains = {n: one for n, one in start.replays.items() if n not in ranges}
     return Offset(start.queue, ranges, instance, log, {**chains, **(replays or {})})
+
+
+def _range(held: Owned, begin: str, end: str, tenure: int) -> Range:
+    return Range(held.epoch, begin, end, tenure if tenure != held.epoch else None)
 
 
 @dataclass(frozen=True, slots=True)

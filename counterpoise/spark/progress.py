@@ -180,11 +180,13 @@ class Progress:
         view: View,
         instance: str,
         warming: Mapping[int, Warming] | None = None,
+        *,
+        renews: bool = False,
     ) -> Offset | None:
         """The next offset, or None when there is nothing to read.
 
         `asked` is the view at the question, `view` the current one. Partitions whose owner, epoch
-        or state changed in between are left out.
+        or state changed in between are left out. `renews`: see `planning.plan`.
         """
         assert self.start is not None
         self._follow(view)
@@ -204,8 +206,11 @@ class Progress:
         history = answer.history
         self.gaps.update(history.gaps)
         self.near |= history.near
+        ranges = self.start.ranges
+        # Without ranges that were not read: an empty range after one would count.
+        read_before = {n: one for n, one in ranges.items() if (n, one.epoch) not in self.skipped}
         planned = plan(
-            self.start,
+            replace(self.start, ranges=read_before),
             view,
             begins,
             answer.ends,
@@ -213,6 +218,7 @@ class Progress:
             answer.bounds.incarnation,
             tenures=self._tenures(begins, view, history),
             replays=self._replays(answer, asked, view, warming or {}),
+            renews=renews,
         )
         if planned is not None:
             self.aims.update(history.aims)

@@ -46,7 +46,7 @@ def ask(
     restores = progress.restores(view, warming)
     question = Question(progress.wanted(view), max_messages=most, restores=restores)
     answer = answer_to(question, log, log.bounds(question.partitions))
-    return answer, progress.plan(answer, view, view, "me", warming)
+    return answer, progress.plan(answer, view, view, "me", warming, renews=True)
 
 
 def test_history_comes_in_portions_until_it_is_near(log: NumberLog) -> None:
@@ -125,6 +125,30 @@ def test_the_tenure_stays_that_of_the_chain_under_any_epoch(log: NumberLog) -> N
     _, following = ask(progress, log, again, {})
     assert following is not None
     assert following.ranges == {0: Range(6, "30", "40", tenure=3)}
+
+
+def test_the_tenure_stays_over_any_number_of_restarts(log: NumberLog) -> None:
+    offset = Offset("q", {0: Range(5, "0", "100")}, "me", "log-1")
+    for epoch in (6, 7, 8):
+        view = {0: Owned(0, epoch, "owned", "100", "replaced")}
+        if epoch == 8:  # messages of another partition keep it too
+            view[1] = Owned(1, epoch, "owned", "0", "replaced")
+        progress = progress_at(offset, view)
+        assert {one.partition for one in progress.restores(view, {})} == set(view) - {0}
+        _, planned = ask(progress, log, view, {})
+        assert planned is not None
+        assert planned.ranges[0] == Range(epoch, "100", "100", tenure=5)
+        assert 0 not in {one.partition for one in slices(offset, planned)}
+        assert 0 not in progress.in_flight
+        offset = planned
+    # An idle query has nothing more to say.
+    view = {0: view[0]}
+    progress.finished(offset, view)
+    assert ask(progress, log, view, {})[1] is None
+    log.publish(0, 5)
+    _, planned = ask(progress, log, view, {})
+    assert planned is not None
+    assert planned.ranges == {0: Range(8, "100", "105", tenure=5)}
 
 
 def test_granted_without_warm_up_all_history_comes_first(log: NumberLog) -> None:

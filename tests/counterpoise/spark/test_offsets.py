@@ -38,6 +38,7 @@ def test_a_batch_reads_ranges_of_the_end_that_the_start_lacks() -> None:
     end = Offset("q", {2: Range(1, "4", "6"), 3: Range(1, "0", "2"), 10: Range(2, "5", "9")})
     assert slices(FULL, end) == [Slice(2, 1, "4", "6"), Slice(3, 1, "0", "2")]
     assert slices(FULL, FULL) == []
+    assert slices(FULL, Offset("q", {2: Range(2, "4", "4", tenure=1)})) == []
     assert slices(Offset("q"), FULL) == [Slice(2, 1, "0", "4"), Slice(10, 2, "5", "9")]
 
 

@@ -94,6 +94,10 @@ def test_a_skipped_slice_does_not_count_as_done() -> None:
     progress.finished(offset("4", "9"), view)
     assert not progress.todo(view)
     assert progress.wanted(view) == {0: "4"}
+    log = NumberLog(1)
+    log.publish(0, 4)
+    answer = answer_to(Question({0: "4"}), log, log.bounds([0]))
+    assert progress.plan(answer, view, view, "me", renews=True) is None
 
 
 def test_slices_read_in_vain_are_reported_once() -> None:

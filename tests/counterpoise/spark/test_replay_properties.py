@@ -118,7 +118,7 @@ class LearningWorld(World):
         restores = self.progress.restores(asked, self.coming)
         question = Question(positions, False, self.limit, restores=restores)
         answer = answer_to(question, self.log, self.log.bounds(question.partitions))
-        planned = self.progress.plan(answer, asked, self.view, "me", self.coming)
+        planned = self.progress.plan(answer, asked, self.view, "me", self.coming, renews=True)
         if planned is None or not journaled:
             return
         document = json.loads(json.dumps(planned.to_json()))

@@ -179,6 +179,12 @@ def test_it_replays_says_ready_and_goes_on_from_the_grant(
     assert (ends(fourth), replays(fourth)) == ({"0": ("5", "6")}, {})
     (group,) = consumption.partitions(third, fourth)
     assert [(one.epoch, one.state_of, one.replay) for one in group.slices] == [(2, 2, False)]
+    # A restart that finds nothing to read stores its epoch.
+    flow.queue.partitions[0].grant("me", "replaced")
+    fifth = next_offset(consumption, fourth)
+    assert fifth["partitions"] == {"0": {"epoch": 3, "from": "6", "to": "6", "tenure": 2}}
+    assert consumption.partitions(fourth, fifth) == []
+    assert consumption.next_offset(fifth, None) is fifth
 
 
 def test_how_far_the_owner_is_is_asked_only_while_spark_asks(
@@ -242,6 +248,8 @@ def test_without_the_option_nothing_is_replayed(flow: FlowDouble, log: PostgresL
         assert (ends(offset), replays(offset)) == ({"0": ("4", "6")}, {})
         assert flow.ready_told == []
         assert flow.refreshed == 0
+        flow.queue.partitions[0].grant("me", "replaced")
+        assert consumption.next_offset(offset, None) is offset
     finally:
         consumption.stop()
 
