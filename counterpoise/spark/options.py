@@ -143,7 +143,9 @@ def find_floor(
     """The position in [first, target] where the history of `partition` begins.
 
     `first` is where the log's partition starts. If positions are not numbers, the result is
-    `first`. If the floor is a time, this reads a few single messages. Raises LogError.
+    `first`. If the floor is a time, this searches it by halving, as if times rose with positions.
+    A publisher may give a message a time of its own, so an old one is only believed together with
+    its neighbours: this reads a few messages at each step. Raises LogError.
     """
     if log.compare(first, target) >= 0 or not (first.isdecimal() and target.isdecimal()):
         return first
@@ -154,23 +156,34 @@ def find_floor(
         return first
     since = now() - timedelta(seconds=floor.seconds)
     while low < high:
-        middle = (low + high) // 2
-        published_at, position = _published_at(log, partition, middle, high)
-        if published_at is None or published_at >= since:
-            high = middle
+        begin = max(low, (low + high) // 2 - _NEIGHBOURS)
+        times = _times(log, partition, begin, high)
+        recent = [position for position, published_at in times if published_at >= since]
+        if recent:
+            high = recent[0]
+        elif times:
+            low = times[-1][0] + 1
         else:
-            low = position + 1
+            high = begin
     return str(low)
 
 
-def _published_at(log: Log, partition: int, at: int, end: int) -> tuple[datetime | None, int]:
-    """The publishing time and position of the first message in [at, end); (None, end): there is
-    none.
-    """
-    for batch in log.read(partition, str(at), str(end), max_messages=1):
-        if batch.num_rows:
-            return batch.column("published_at")[0].as_py(), int(batch.column("position")[0].as_py())
-    return None, end
+# So many messages before and after the middle are read at each step.
+_NEIGHBOURS = 8
+_STEP_BYTES = 1024 * 1024
+
+
+def _times(log: Log, partition: int, begin: int, end: int) -> list[tuple[int, datetime]]:
+    """The positions and publishing times of the first messages in [begin, end)."""
+    most = 2 * _NEIGHBOURS
+    batches = log.read(partition, str(begin), str(end), max_messages=most, max_bytes=_STEP_BYTES)
+    return [
+        (int(position), published_at)
+        for batch in batches
+        for position, published_at in zip(
+            batch["position"].to_pylist(), batch["published_at"].to_pylist(), strict=True
+        )
+    ]
 
 
 # The limit of a query's first micro-batches. It follows what micro-batches take

@@ -69,6 +69,20 @@ def test_a_time_is_found_in_the_log(log: PostgresLog, hours: float, found: str) 
     assert find_floor(floor, log, 0, "0", "10", lambda: NOON) == found
 
 
+@pytest.mark.parametrize("minutes", [100, 50, 10])
+def test_messages_that_were_backdated_are_no_end_of_the_search(
+    log: PostgresLog, minutes: int
+) -> None:
+    """One message a minute for a hundred minutes, and now and then one of last week."""
+    times = [NOON - timedelta(minutes=100 - n) for n in range(100)]
+    for n in (6, 12, 25, 50, 51, 75, 93, 98):
+        times[n] -= timedelta(days=7)
+    messages = [Message(b"x", published_at=at) for at in times]
+    log.append(AppendBatch("p", 0, 4, [0] * 100, messages))
+    found = find_floor(Floor(seconds=minutes * 60), log, 0, "0", "100", lambda: NOON)
+    assert found == {100: "0", 50: "52", 10: "90"}[minutes]
+
+
 def test_the_longest_time_that_is_taken_as_one_is_found(log: PostgresLog) -> None:
     log.append(AppendBatch("p", 0, 4, [0], [Message(b"x")]))
     assert find_floor(floor_of("36500d"), log, 0, "0", "1") == "0"
