@@ -37,6 +37,8 @@ _POLL_SECONDS = 0.02
 # The time reserved for the last call: a share of the whole, with a limit.
 _LAST_SHARE = 0.5
 _LAST_SECONDS = 10.0
+# The service takes no longer time.
+_LONGEST_SECONDS = 86_400.0
 
 
 class Leaver(Protocol):
@@ -108,7 +110,8 @@ class Leaving:
         while not self._closed.is_set() and self._flow.status != "gone":
             try:
                 if self._flow.status == "bound":
-                    self._flow.drain(max(0.0, self._last_call_at - self._clock()))
+                    left = self._last_call_at - self._clock()
+                    self._flow.drain(min(max(0.0, left), _LONGEST_SECONDS))
                     self._to_tell = False
                     return True
             except CounterpoiseError as error:

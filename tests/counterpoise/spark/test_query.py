@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +21,7 @@ from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.spark import query as consumption_module
 from counterpoise.spark.channel import Channel
 from counterpoise.spark.errors import FlowEnded
+from counterpoise.spark.leaving import Leaving
 from counterpoise.spark.offsets import Offset, Place, Range
 from counterpoise.spark.options import DEFAULT_MESSAGES_PER_TRIGGER, SourceOptions
 from counterpoise.spark.query import DRIVER_SECONDS, Consumption
@@ -45,6 +47,7 @@ class FlowDouble:
         self.last_error: CounterpoiseError | None = None
         self.lease_expires_at: float | None = None
         self.draining = False
+        self.drained_within: float | None = None
         self.instance_id = "me"
         self.queue_id = "queue-1"
         self.log = "builtin:flights"
@@ -67,6 +70,7 @@ class FlowDouble:
     def drain(self, timeout_seconds: float | None = None) -> None:
         self._check()
         self.draining = self.queue.draining = True
+        self.drained_within = timeout_seconds
 
     @property
     def partitions(self) -> Mapping[int, Owned]:
@@ -549,6 +553,22 @@ def test_a_driver_that_drains_too_ends_the_query_itself(
     until(lambda: flow.closed)
     until(lambda: consumption.status().status == "left")
     assert consumption.next_offset(first, None) is first
+
+
+def test_the_service_is_told_no_longer_time_than_it_takes() -> None:
+    class Leaver:
+        gone = threading.Event()
+
+        def take_nothing_new(self) -> None:
+            pass
+
+        def left(self) -> None:
+            self.gone.set()
+
+    flow, leaver = FlowDouble(Queue.of(1), threading.Event(), ""), Leaver()
+    Leaving(leaver, flow, lambda: True, math.inf).start()
+    until(leaver.gone.is_set)
+    assert flow.drained_within == 86_400
 
 
 @pytest.mark.parametrize(
