@@ -130,9 +130,15 @@ class Channel:
         return self._own
 
     def put(self, name: Name, document: Json) -> None:
-        """Write the document. Raises OSError if the disk refuses it."""
+        """Write the document, unless the driver has ended and removed the shared directory.
+
+        Raises OSError if the disk refuses it.
+        """
         directory = self.directory
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            directory.mkdir(mode=0o700, exist_ok=True)
+        except FileNotFoundError:
+            return
         target = directory / f"{name}.json"
         handle, temporary = tempfile.mkstemp(dir=directory, prefix=f".{name}-")
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import threading
 from pathlib import Path
@@ -99,6 +100,9 @@ def test_only_the_user_may_look(tmp_path: Path) -> None:
     document = channel.directory / "view.json"
     assert stat.S_IMODE(document.stat().st_mode) == 0o600
     assert json.loads(document.read_text()) == {}
+    shutil.rmtree(home)  # as the driver's program does when it ends
+    channel.put("view", {})
+    assert not home.exists()
 
 
 def test_the_driver_hears_the_source_that_speaks_for_the_instance_now(tmp_path: Path) -> None:
