@@ -116,11 +116,9 @@ class Cycles:
         self._left_behind = left_behind
 
     def done(self, now: float) -> None:
-        """The micro-batch is done; this was learned before Spark asked for the next one."""
-        self.asked(now)
-
-    def asked(self, now: float) -> None:
-        """Spark asks for the next one."""
+        """The micro-batch is done, if there was one: its event has come, or Spark asks for the
+        next one.
+        """
         if self._planned_at is not None:
             self._seen += 1
             if self._seen > _UNTYPICAL_CYCLES:

@@ -35,7 +35,7 @@ from counterpoise.conditions import Condition
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.flow import Flow
 from counterpoise.flow.core import FLOW_GONE
-from counterpoise.flow.view import Owned, Warming
+from counterpoise.flow.view import Key, Owned, Warming
 from counterpoise.spark.errors import CannotStart, FlowEnded
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.queue_log import AccessSource
@@ -253,40 +253,31 @@ class FlowGroup:
         timeout_seconds: float | None = None,
     ) -> dict[int, str]:
         """Outcomes by partition. Raises ServiceUnavailable if any call failed."""
-        shares: dict[int, list[Position]] = {}
-        for item in positions:
-            shares.setdefault(self._holder(item[0], item[1]), []).append(item)
-
-        def tell(index: int) -> dict[int, str]:
-            return self._flows[index].commit(shares[index], timeout_seconds=timeout_seconds)
-
-        return self._told(tell, {i: [one[0] for one in items] for i, items in shares.items()})
+        return self._told(
+            positions,
+            lambda item: (item[0], item[1]),
+            lambda flow, share: flow.commit(share, timeout_seconds=timeout_seconds),
+        )
 
     def release_many(
         self, items: Iterable[ReleaseItem], *, timeout_seconds: float | None = None
     ) -> dict[int, str]:
         """Outcomes by partition. Raises ServiceUnavailable if any call failed."""
-        shares: dict[int, list[ReleaseItem]] = {}
-        for item in items:
-            shares.setdefault(self._holder(item.partition, item.epoch), []).append(item)
-
-        def tell(index: int) -> dict[int, str]:
-            return self._flows[index].release_many(shares[index], timeout_seconds=timeout_seconds)
-
-        return self._told(tell, {i: [one.partition for one in some] for i, some in shares.items()})
+        return self._told(
+            items,
+            lambda item: (item.partition, item.epoch),
+            lambda flow, share: flow.release_many(share, timeout_seconds=timeout_seconds),
+        )
 
     def children_many(
         self, items: Iterable[ChildrenItem], *, timeout_seconds: float | None = None
     ) -> dict[int, str]:
         """Outcomes by partition. Raises ServiceUnavailable if any call failed."""
-        shares: dict[int, list[ChildrenItem]] = {}
-        for item in items:
-            shares.setdefault(self._holder(item.partition, item.epoch), []).append(item)
-
-        def tell(index: int) -> dict[int, str]:
-            return self._flows[index].children_many(shares[index], timeout_seconds=timeout_seconds)
-
-        return self._told(tell, {i: [one.partition for one in some] for i, some in shares.items()})
+        return self._told(
+            items,
+            lambda item: (item.partition, item.epoch),
+            lambda flow, share: flow.children_many(share, timeout_seconds=timeout_seconds),
+        )
 
     def ready(self, partition: int, epoch: int | None = None) -> str:
         """Report a partition as warmed up, through the flow that is to get it."""
@@ -381,20 +372,30 @@ class FlowGroup:
         return self._holders.get((partition, epoch), 0)
 
     def _told(
-        self, tell: Callable[[int], dict[int, str]], shares: Mapping[int, Sequence[int]]
+        self,
+        items: Iterable[A],
+        key: Callable[[A], Key],
+        tell: Callable[[BoundFlow, Sequence[A]], dict[int, str]],
     ) -> dict[int, str]:
-        """The outcomes of one call per flow. All calls are made, even if one fails."""
+        """The outcomes by partition of one call per flow, each with the items of its grants.
 
-        def guarded(index: int) -> dict[int, str]:
+        All calls are made, even if one fails.
+        """
+        shares: dict[int, list[A]] = {}
+        for item in items:
+            shares.setdefault(self._holder(*key(item)), []).append(item)
+
+        def told(index: int) -> dict[int, str]:
+            flow, share = self._flows[index], shares[index]
             try:
-                return tell(index)
+                return tell(flow, share)
             except CounterpoiseError:
-                if self._flows[index].status == "gone":
-                    return dict.fromkeys(shares[index], FLOW_GONE)
+                if flow.status == "gone":
+                    return {key(item)[0]: FLOW_GONE for item in share}
                 raise
 
         outcomes: dict[int, str] = {}
-        for answer in each(list(shares), guarded):
+        for answer in each(list(shares), told):
             outcomes.update(answer)
         return outcomes
 

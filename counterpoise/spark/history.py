@@ -99,14 +99,14 @@ def restore_of(
 def stage(one: Restore, log: Log, bounds: Bounds, find: FindFloor = earliest) -> ChainStage:
     """How far the chain of `one` is. Does not access the log, unless `find` does."""
     first, chain = bounds.starts[one.partition], one.chain
-    target = _lower(log, one.target, bounds.ends[one.partition])
+    target = lower(log, one.target, bounds.ends[one.partition])
     if chain is None or not _goes_on(chain, one, log):
         tenure = one.coming_epoch if chain is None else max(one.coming_epoch, chain.tenure + 1)
         begin = find(one.partition, first, target)
         gap = ("0", first) if find is earliest and first != "0" else None
         return ChainStage(tenure, begin, target, log.compare(begin, target) >= 0, gap)
     begin, gap = chain.end, None
-    near = log.compare(begin, _lower(log, one.aim or one.target, target)) >= 0
+    near = log.compare(begin, lower(log, one.aim or one.target, target)) >= 0
     if log.compare(begin, first) < 0 and log.compare(begin, target) < 0:
         begin, gap = first, (begin, first)
     return ChainStage(chain.tenure, begin, target, near, gap)
@@ -152,5 +152,6 @@ def portions(
     return Portions(replays, tenures, frozenset(near), aims, gaps)
 
 
-def _lower(log: Log, a: str, b: str) -> str:
+def lower(log: Log, a: str, b: str) -> str:
+    """The lower of two positions."""
     return a if log.compare(a, b) <= 0 else b

@@ -127,10 +127,10 @@ class OffsetPlanner:
 
     def _planned_after(self, start: Json, most: ReadBudget) -> Json | None:
         """The offset after `start`; `start`: nothing to read; None: unknown for now."""
-        asked = self._flow.partitions
         with self._shared.locked() as progress:
             if self._shared.is_closing():
                 return start
+            asked = self._flow.partitions
             positions = progress.wanted(asked)
             restores = () if self._warmup is None else self._warmup.restores(progress, asked)
         if not (positions or restores):
@@ -210,7 +210,7 @@ class OffsetPlanner:
             self._probe.look_ahead(expected)
 
     def _measure(self) -> None:
-        self._cycles.asked(self._clock())
+        self._cycles.done(self._clock())
         warning = self._cycles.warning(self._options.queue, self._max_handoff_seconds)
         if warning is not None:
             logger.warning("counterpoise: queue %s: %s", self._options.queue, warning)

@@ -25,7 +25,15 @@ from counterpoise.flow import barriers
 from counterpoise.flow.ledger import continues
 from counterpoise.flow.view import Owned
 from counterpoise.logs import Bounds, InvalidPosition, Log
-from counterpoise.spark.history import FindFloor, Portions, Restore, earliest, portions, stages
+from counterpoise.spark.history import (
+    FindFloor,
+    Portions,
+    Restore,
+    earliest,
+    lower,
+    portions,
+    stages,
+)
 from counterpoise.spark.offsets import Offset, Range, Replay, Slice
 
 View = Mapping[int, Owned]
@@ -153,7 +161,7 @@ def answer_to(
         left = {n: log.compare(begin, targets[n]) for n, begin in begins.items() if n in targets}
         begins = {n: begins[n] for n, compared in left.items() if compared}
         beyond = frozenset(n for n, compared in left.items() if compared > 0)
-        within = replace(bounds, ends={n: _lower(log, within.ends[n], targets[n]) for n in begins})
+        within = replace(bounds, ends={n: lower(log, within.ends[n], targets[n]) for n in begins})
     ahead = {
         number: (begin, bounds.ends[number])
         for number, begin in begins.items()
@@ -241,10 +249,6 @@ def _ends(
         return {number: within.ends[number] for number in begins}
     most = sys.maxsize if max_messages is None else max_messages
     return log.limit(begins, most, within, max_bytes=max_bytes)
-
-
-def _lower(log: Log, a: str, b: str) -> str:
-    return a if log.compare(a, b) <= 0 else b
 
 
 def plan(

@@ -3,7 +3,7 @@ from counterpoise.spark.cycles import BatchLimit, Cycles
 
 def cycle(cycles: Cycles, seconds: float, at: float = 0.0) -> None:
     cycles.planned(at)
-    cycles.asked(at + seconds)
+    cycles.done(at + seconds)
 
 
 def test_the_first_batch_is_not_measured() -> None:
@@ -32,7 +32,7 @@ def test_a_handoff_time_below_two_cycles_is_warned_of_once() -> None:
 
 def test_without_measurements_there_is_no_warning() -> None:
     cycles = Cycles()
-    cycles.asked(3)
+    cycles.done(3)
     assert cycles.warning("flights", 1) is None
     cycle(cycles, 9)
     cycle(cycles, 9)
@@ -45,7 +45,7 @@ def test_the_limit_learns_from_each_cycle_but_the_first() -> None:
     sizes = []
     for seconds, left_behind in [(0.5, True), (0.5, True), (0.5, False), (0.5, True), (9, True)]:
         cycles.planned(0, messages=limit.messages, left_behind=left_behind)
-        cycles.asked(seconds)
-        cycles.asked(seconds + 60)  # with nothing in flight
+        cycles.done(seconds)
+        cycles.done(seconds + 60)  # with nothing in flight
         sizes.append(limit.messages)
     assert sizes == [100, 200, 200, 400, 200]
