@@ -23,34 +23,8 @@ end, are never mistaken for those of this one.
 | `chain` | driver | which queue a query reads, and whether its rows keep their order (`chains`) |
 
 Nothing in them is a secret. The directory is removed with the driver; a killed driver leaves it in
-the system's directory for temporary files.
-
-*The source's end* (`Correspondent`) is a thread that reads the driver's documents and writes the
-view. It checks some twenty times a second. This is cheap, because documents rarely change and a
-stamp shows it. It reads:
-
-- `done`: the end offset of the latest micro-batch in Spark's commit log. Spark itself tells the
-  source only when it asks for the next offset, which is a trigger interval later, and never when
-  the query is stopped before.
-- `drain`: the order to leave.
-- `ready`: the partitions whose state the driver has restored (docs, *Warm-up*).
-
-If the channel fails (a full disk), its functions fail, but never the query.
-
-*Whether the driver still runs* (`Driver`) decides what the source process says when it ends. It
-survives its driver for a moment, and unbinds for it. Without this, the history of the queue would
-say that the consumer left, although it was killed. A driver is two processes: the Python program,
-and the JVM, whose child the source process is.
-
-- *The Python program* holds a lock on a file in the shared directory (`announce`) for as long as it
-  lives: the system ends the lock with the process, however that ends. A program that ends by
-  itself, also with an exception, removes the directory. So a file without a lock means that the
-  program was killed.
-- *The JVM* is gone when the source process has another parent than before.
-
-Where locks are not available (Windows, some file systems) there is no file, and only the JVM is
-watched. A child that the program forked without `exec` shares its lock: while it lives, a killed
-program is not noticed, and the flow is unbound without a reason.
+the system's directory for temporary files. `source_channel` is the source's end; `running_driver`
+says whether the driver still runs.
 """
 
 from __future__ import annotations
@@ -61,25 +35,19 @@ import functools
 import hashlib
 import json
 import logging
-import operator
 import os
 import shutil
-import sys
 import tempfile
-import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from counterpoise.spark.errors import SourceError
 from counterpoise.spark.offsets import VERSION_FIELD, Json
+from counterpoise.spark.running_driver import announce
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
-
-    from counterpoise.spark.status import QueryStatus
 
 
 logger = logging.getLogger("counterpoise.spark")
@@ -242,8 +210,8 @@ def channels_of(query: StreamingQuery) -> list[Channel] | None:
     if not reads_ours(execution):
         return []
     _known_home()
-    found = _documents(execution.availableOffsets())
-    instances = [one["instance"] for one in found if VERSION_FIELD in one and "instance" in one]
+    found = offsets_in(execution.availableOffsets()).values()
+    instances = [one["instance"] for one in found if "instance" in one]
     return [channel_to(instance) for instance in instances] or None
 
 
@@ -285,179 +253,22 @@ def reads_ours(execution: Any) -> bool:
     return False
 
 
-def _documents(progress: Any) -> Iterator[Json]:
-    """The offsets in a StreamProgress that are JSON objects."""
-    values = progress.values().iterator()
-    while values.hasNext():
-        with contextlib.suppress(ValueError):
-            document = json.loads(values.next().json())
-            if isinstance(document, dict):
-                yield document
-
-
-POLL_SECONDS = 0.05
-# How often a view is written if only its figures have changed.
-REPORT_SECONDS = 0.2
-
-
-class DrivenQuery(Protocol):
-    """The part of the consumption that the correspondent uses."""
-
-    def held(self) -> tuple[object, ...]: ...
-
-    def status(self) -> QueryStatus: ...
-
-    def batch_done(self, end: Json) -> bool: ...
-
-    def rows_dropped(self, total: int) -> None: ...
-
-    def restored(self, document: Json) -> None: ...
-
-    def leave(self, timeout_seconds: float) -> None: ...
-
-
-class Correspondent:
-    """Reads and writes for one source, on the channel of this source."""
-
-    def __init__(self, channel: Channel, speaker: DrivenQuery) -> None:
-        self._channel = channel
-        self._speaker = speaker
-        self._closed = threading.Event()
-        self._seen: dict[Name, tuple[int, int] | None] = {}
-        self._held: tuple[object, ...] = ()
-        self._said: Json | None = None
-        self._said_at = 0.0
-        self._failed: set[tuple[Callable[[], None], type[Exception]]] = set()
-        self._drained = False
-        self._ended = False
-        self._hearing = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="counterpoise-channel", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Write no more, and remove the documents: they are not true any longer."""
-        self._closed.set()
-        self._thread.join(1.0)
-        self._channel.drop("view", "plan", "ready", "drain", "done")
-
-    def wait_ended(self, timeout_seconds: float) -> None:
-        """Wait until the driver has written its last word on this query, for about that time."""
-        give_up_at = time.monotonic() + timeout_seconds
-        while not self._ended and time.monotonic() < give_up_at:
-            time.sleep(POLL_SECONDS / 5)
-            self._guarded(self._hear_done)
-
-    def _run(self) -> None:
-        while not self._closed.wait(POLL_SECONDS):
-            self._guarded(self._hear_done)
-            self._guarded(self._hear_ready)
-            self._guarded(self._hear_drain)
-            self._guarded(self._say)
-
-    def _guarded(self, act: Callable[[], None]) -> None:
-        try:
-            act()
-        except Exception as error:
-            # Log each kind once, because it is tried again twenty times a second.
-            if (act, type(error)) not in self._failed:
-                logger.exception("counterpoise: the channel to the driver fails")
-            self._failed.add((act, type(error)))
-
-    def _hear_done(self) -> None:
-        with self._hearing:
-            document = self._news("done")
-            if document is None:
-                return
-            end = document.get("offset")
-            if isinstance(end, dict):
-                self._speaker.batch_done(end)
-            self._speaker.rows_dropped(int(document.get("dropped") or 0))
-            self._ended = self._ended or bool(document.get("ended"))
-
-    def _hear_ready(self) -> None:
-        document = self._news("ready")
+def offsets_in(progress: Any) -> dict[int, Json]:
+    """Counterpoise's offsets in a StreamProgress, by source."""
+    found: dict[int, Json] = {}
+    entries = progress.iterator()
+    while entries.hasNext():
+        entry = entries.next()
+        offset = entry._2()
+        document = None if offset is None else _offset_of(offset.json())
         if document is not None:
-            self._speaker.restored(document)
-
-    def _hear_drain(self) -> None:
-        document = None if self._drained else self._news("drain")
-        if document is not None:
-            self._drained = True
-            self._speaker.leave(float(document["timeout_seconds"]))
-
-    def _news(self, name: Name) -> Json | None:
-        """The document, if it was written since it was last read."""
-        stamp = self._channel.stamp(name)
-        if stamp == self._seen.get(name):
-            return None
-        document = self._channel.get(name)
-        self._seen[name] = stamp
-        return document
-
-    def _say(self) -> None:
-        held, now = self._speaker.held(), time.monotonic()
-        same = len(held) == len(self._held) and all(map(operator.is_, held, self._held))
-        if same and now - self._said_at < REPORT_SECONDS:
-            return
-        status = self._speaker.status()
-        document = {**status.view(), "report": status.report()}
-        self._held, self._said_at = held, now
-        if document != self._said:
-            self._channel.put("view", document)
-            self._said = document
+            found[entry._1().hashCode()] = document
+    return found
 
 
-if sys.platform != "win32":
-    import fcntl
-
-_FILE = "driver"
-# The locks of this process by directory; an open file holds its lock.
-_held: dict[str, int] = {}
-
-
-def announce(home: str) -> None:
-    """Hold the lock in this directory until this process ends."""
-    if sys.platform == "win32":
-        return
-    new = Path(home) / f".{_FILE}"
-    handle = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _offset_of(text: str) -> Json | None:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Under its name it is locked from the start.
-        os.replace(new, Path(home) / _FILE)
-    except OSError:
-        os.close(handle)
-        return
-    _held[home] = handle
-
-
-class Driver:
-    """The driver of this source process, which is running now."""
-
-    def __init__(self, home: str | None) -> None:
-        """`home`: the directory that it shares, None if it shares none."""
-        self._home = home
-        self._parent = os.getppid()
-
-    def is_lost(self) -> bool:
-        """Whether one of its two processes was killed."""
-        return os.getppid() != self._parent or self._program_was_killed()
-
-    def _program_was_killed(self) -> bool:
-        if sys.platform == "win32" or self._home is None:
-            return False
-        try:
-            handle = os.open(Path(self._home) / _FILE, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            # Shared: the source processes of the driver's other queries may look at the same time.
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        finally:
-            os.close(handle)
-        return True
+        document = json.loads(text)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) and VERSION_FIELD in document else None

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from counterpoise.client import Client
 from counterpoise.errors import ServiceUnavailable
 from counterpoise.logs import Bounds
-from counterpoise.spark.channel import POLL_SECONDS, Channel, Driver, source_end
+from counterpoise.spark.channel import Channel, source_end
 from counterpoise.spark.errors import CannotStart, Unfinished
 from counterpoise.spark.flows import BoundFlow, bind
 from counterpoise.spark.leaving import nobody_else
@@ -31,6 +31,8 @@ from counterpoise.spark.probe import ask_bounds
 from counterpoise.spark.query import Consumption, QueueState
 from counterpoise.spark.queue_log import PAUSE_SECONDS, QueueLog, ReadAccess, retry_until
 from counterpoise.spark.running_batch import PlanWriter
+from counterpoise.spark.running_driver import Driver
+from counterpoise.spark.source_channel import POLL_SECONDS
 from counterpoise.spark.status import Handoffs
 from counterpoise.spark.tasks import LogPartition, log_partition
 from counterpoise.wire import Queue

@@ -29,7 +29,7 @@ from counterpoise.conditions import (
     rows_dropped,
 )
 from counterpoise.errors import CounterpoiseError
-from counterpoise.spark.channel import Channel, Correspondent, Driver
+from counterpoise.spark.channel import Channel
 from counterpoise.spark.cycles import BatchLimit, Cycles
 from counterpoise.spark.errors import DRAINED_FROM_OUTSIDE, FlowEnded
 from counterpoise.spark.flows import BoundFlow, in_doubt, raise_if_over
@@ -42,7 +42,9 @@ from counterpoise.spark.probe import LogProbe
 from counterpoise.spark.progress import SharedProgress
 from counterpoise.spark.queue_log import QueueLog
 from counterpoise.spark.running_batch import PlanWriter
+from counterpoise.spark.running_driver import Driver
 from counterpoise.spark.settler import QuerySettler
+from counterpoise.spark.source_channel import Correspondent
 from counterpoise.spark.status import Handoffs, QueryStatus
 from counterpoise.spark.tasks import LogPartition, log_partition
 from counterpoise.spark.warmup_tracker import WarmupTracker

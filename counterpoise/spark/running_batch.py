@@ -20,16 +20,15 @@ application share does.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from counterpoise.spark.channel import Channel, NoChannel, channel_to, refuse_connect
+from counterpoise.spark.channel import Channel, NoChannel, channel_to, offsets_in, refuse_connect
 from counterpoise.spark.errors import PlanMissing
-from counterpoise.spark.offsets import VERSION_FIELD, Json, Slice
+from counterpoise.spark.offsets import Json, Slice
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -221,7 +220,7 @@ def _execution(batch: DataFrame) -> Any:
 
 def _offsets(execution: Any) -> tuple[str, Json | None, Json]:
     """The instance of the running batch, and the batch's start and end."""
-    ends = _documents(execution.availableOffsets())
+    ends = offsets_in(execution.availableOffsets())
     if len(ends) != 1:
         raise NoChannel(
             "the query reads nothing from a counterpoise source"
@@ -233,28 +232,7 @@ def _offsets(execution: Any) -> tuple[str, Json | None, Json]:
     instance = end.get("instance")
     if instance is None:
         raise NoChannel("the source has not bound its flow yet")
-    return str(instance), _documents(execution.committedOffsets()).get(source), end
-
-
-def _documents(progress: Any) -> dict[int, Json]:
-    """Counterpoise's offsets in a StreamProgress, by source."""
-    found: dict[int, Json] = {}
-    entries = progress.iterator()
-    while entries.hasNext():
-        entry = entries.next()
-        offset = entry._2()
-        document = None if offset is None else _json(offset.json())
-        if document is not None:
-            found[entry._1().hashCode()] = document
-    return found
-
-
-def _json(text: str) -> Json | None:
-    try:
-        document = json.loads(text)
-    except ValueError:
-        return None
-    return document if isinstance(document, dict) and VERSION_FIELD in document else None
+    return str(instance), offsets_in(execution.committedOffsets()).get(source), end
 
 
 def planned_for(channel: Channel, start: Json | None, end: Json) -> BatchPlan | None:

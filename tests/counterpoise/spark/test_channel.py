@@ -178,8 +178,7 @@ class Query:
         return SimpleNamespace(collectLeaves=lambda: _sequence(leaves))
 
     def availableOffsets(self) -> Any:  # noqa: N802
-        values = [SimpleNamespace(json=lambda one=one: one) for one in self.offsets]
-        return SimpleNamespace(values=lambda: _sequence(values))
+        return _sequence([_entry(number, one) for number, one in enumerate(self.offsets)])
 
 
 def _sequence(items: list[Any]) -> Any:
@@ -194,6 +193,12 @@ def _sequence(items: list[Any]) -> Any:
 
     iterator = SimpleNamespace(hasNext=lambda: upcoming[0] is not None, next=following)
     return SimpleNamespace(iterator=lambda: iterator)
+
+
+def _entry(source: int, offset: str) -> Any:
+    """An entry of a Scala map from a source to its offset."""
+    stream = SimpleNamespace(hashCode=lambda: source)
+    return SimpleNamespace(_1=lambda: stream, _2=lambda: SimpleNamespace(json=lambda: offset))
 
 
 def channels(query: Query) -> list[Channel] | None:

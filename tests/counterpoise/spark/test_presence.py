@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from counterpoise.spark.channel import _FILE, Driver, make_home
+from counterpoise.spark.channel import make_home
+from counterpoise.spark.running_driver import _FILE, Driver
 
 PROGRAM = """
 import sys
