@@ -21,7 +21,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cmp_to_key
 
@@ -31,6 +30,7 @@ from counterpoise import tracing
 from counterpoise.backoff import Backoff
 from counterpoise.client import Client
 from counterpoise.consumer.lanes import Chunk, Lane, Lanes
+from counterpoise.consumer.opening import QueueReading
 from counterpoise.consumer.throttling import Warnings
 from counterpoise.consumer.waking import Waking
 from counterpoise.errors import CounterpoiseError, QueueNotFound, ServiceUnavailable
@@ -166,14 +166,12 @@ class Reader:
         if the service has not answered for as long as a bind would wait, and permanent errors:
         QueueNotFound, LogNotFound after `log_appears_seconds`, LogError.
         """
+        reading = QueueReading(self._flow.queue, self._log_url, REACH_SECONDS)
         unheard_since = time.monotonic()
         while True:
             try:
-                with client() as service:
-                    view = service.log_access(self._flow.queue, "read")
-                unheard_since = time.monotonic()
-                access = self._log_url or environment_access(view.log) or view.access
-                with closing(open_log(view.log, access, timeout_seconds=REACH_SECONDS)) as log:
+                with client() as service, reading.opened(service) as log:
+                    unheard_since = time.monotonic()
                     self.incarnation, self.compare = log.bounds([]).incarnation, log.compare
             except ServiceUnavailable:
                 if time.monotonic() - unheard_since > BIND_SECONDS:
@@ -181,7 +179,7 @@ class Reader:
             except (LogUnavailable, LogNotFound) as error:
                 self._failed(error)
             else:
-                self._failures, self._missing_since = 0, None
+                self._failures, self._missing_since, self._access_refused = 0, None, False
                 return True
             until = time.monotonic() + AWAY.after(max(1, self._failures))
             while (left := until - time.monotonic()) > 0:

@@ -22,7 +22,6 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from zlib import crc32
 
 from counterpoise.client import Client
 from counterpoise.consumer.lanes import Lanes
+from counterpoise.consumer.opening import QueueReading
 from counterpoise.consumer.poison import Origin, Retry
 from counterpoise.consumer.redelivery import Compare, MessagePlace, Redelivery, SetAside
 from counterpoise.consumer.throttling import Warnings
@@ -41,14 +41,12 @@ from counterpoise.keys import hash_of
 from counterpoise.logs import (
     Bounds,
     Log,
-    LogAccessRefused,
     LogNotFound,
     LogUnavailable,
     Message,
     PositionTrimmed,
     open_log,
 )
-from counterpoise.logs.address import environment_access
 from counterpoise.publisher.buffer import Batch
 from counterpoise.publisher.delivery import Delivery
 from counterpoise.publisher.publisher import log_view
@@ -279,8 +277,7 @@ class RetryQueue:
         )
         self._lock = threading.Lock()
         self._publisher, self._sequence = uuid.uuid4().hex, 0
-        # The log has refused the credentials for reading.
-        self._refused = False
+        self._reading = QueueReading(policy.queue, policy.log_url, CALL_SECONDS)
 
     def flow(self, **options: Any) -> Flow:
         """A flow of the retry queue, not bound yet."""
@@ -326,24 +323,10 @@ class RetryQueue:
         """What the retry queue says now; without `wanted` no messages are kept. None: `stop()` was
         true before the end. Raises ServiceUnavailable, LogError, NotARecord.
         """
-        try:
-            found = self._read(wanted, stop)
-        except LogAccessRefused:
-            self._refused = True
-            raise
-        self._refused = False
-        return found
-
-    def _read(
-        self, wanted: Callable[[MessagePlace], bool] | None, stop: Callable[[], bool]
-    ) -> tuple[Records, Bounds] | None:
-        with self._client(self._token) as client:
-            view = log_view(client, self.policy.queue, "read", self._refused)
+        with self._client(self._token) as client, self._reading.opened(client) as log:
             positions = {
                 one.partition: one.position for one in client.partitions(self.policy.queue)
             }
-        access = self.policy.log_url or environment_access(view.log) or view.access
-        with closing(open_log(view.log, access, timeout_seconds=CALL_SECONDS)) as log:
             bounds = log.bounds([*positions])
             records = Records(self.policy.queue, wanted or (lambda _: False))
             columns = COLUMNS if wanted is None else (*COLUMNS, "value")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.logs import Log, LogNotFound, LogUnavailable, open_log
 from counterpoise.logs.address import environment_access
+from counterpoise.publisher.publisher import log_view
 from counterpoise.spark.errors import CannotStart, SourceError
 from counterpoise.spark.options import SourceOptions
 from counterpoise.wire import LogAccess, LogView
@@ -55,9 +56,9 @@ class ReadAccess:
         return self.view.log
 
     def log_access(self, *, fresh: bool = False) -> LogAccess | None:
-        """The access that the service gave; `fresh`: ask the service again."""
+        """The access that the service gave; `fresh`: the log refused it, ask for another."""
         if fresh:
-            self.view = self._client.log_access(self._queue, "read")
+            self.view = log_view(self._client, self._queue, "read", True)
         return self.view.access
 
 

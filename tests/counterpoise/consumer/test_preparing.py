@@ -4,8 +4,10 @@ import logging
 
 import pytest
 
-from counterpoise.consumer import Consumer
-from counterpoise.logs import LogError
+from counterpoise.client import Client
+from counterpoise.consumer import Consumer, opening
+from counterpoise.logs import LogAccessRefused, LogError, open_log
+from counterpoise.testing import MemoryService
 from tests.counterpoise.consumer.conftest import Running
 from tests.service import eventually
 
@@ -48,6 +50,28 @@ def test_it_binds_when_the_log_is_reachable(service, client, publish, undisturbe
         assert undisturbed()
         postgres_of("UPDATE counterpoise_log.logs SET name = 'flights' WHERE name = 'elsewhere'")
         eventually(lambda: len(one.seen) == 3)
+
+
+def test_it_asks_for_other_credentials_once_the_log_has_refused_the_first(monkeypatch):
+    """A crash of Postgres, a failover or a restore may leave a role as it was before."""
+    asked, real = [], Client.log_access
+
+    def asking(client, queue, purpose, *, refused=False):
+        asked.append(refused)
+        return real(client, queue, purpose, refused=refused)
+
+    def opening_log(*arguments, **options):
+        if len(asked) < 3:
+            raise LogAccessRefused("no such role")
+        return open_log(*arguments, **options)
+
+    monkeypatch.setattr(Client, "log_access", asking)
+    monkeypatch.setattr(opening, "open_log", opening_log)
+    with MemoryService() as service:
+        service.create_queue("flights", 1)
+        consumer = Consumer("flights", print, url=service.url, at_once=True)
+        consumer.run(lambda: consumer.flow.status == "bound")
+    assert asked == [False, True, True]
 
 
 def test_permanent_errors_are_raised_before_the_bind(service, undisturbed):

@@ -6,10 +6,11 @@ from typing import cast
 
 import pytest
 
+from counterpoise.client import Client
 from counterpoise.errors import ServiceUnavailable
 from counterpoise.logs import Log
-from counterpoise.spark.queue_log import ASK_AGAIN_SECONDS, QueueLog
-from counterpoise.wire import LogAccess
+from counterpoise.spark.queue_log import ASK_AGAIN_SECONDS, QueueLog, ReadAccess
+from counterpoise.wire import LogAccess, LogView
 from tests.counterpoise.spark.doubles import NumberLog
 
 
@@ -56,3 +57,21 @@ def test_a_service_that_is_away_is_not_asked_at_every_question_to_the_log(giver:
     now[0] += ASK_AGAIN_SECONDS
     connection.open()
     assert connection.access == LogAccess("postgresql://u4@h/d")
+
+
+def test_without_a_flow_refused_credentials_are_replaced() -> None:
+    asked: list[bool] = []
+
+    class Service:
+        def log_access(self, queue: str, purpose: str, *, refused: bool = False) -> LogView:
+            asked.append(refused)
+            return LogView(
+                "builtin:flights", 1, "earliest", LogAccess(f"postgresql://u{len(asked)}@h/d")
+            )
+
+    access = ReadAccess(cast(Client, Service()), "flights")
+    connection = QueueLog(access, None, lambda name, access: cast(Log, Opened(1)))
+    connection.open()
+    connection.open(fresh=True)
+    assert asked == [False, True]
+    assert connection.access == LogAccess("postgresql://u2@h/d")
