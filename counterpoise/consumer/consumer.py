@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, Protocol, Self
 
@@ -391,7 +391,9 @@ class Consumer:
             )
         self._begun = True
         if isinstance(self._policy, DeadLetter | Retry):
-            self._policy.check(self.queue, self._url, self._token)
+            # The policy object may be that of several consumers.
+            bound = self._policy.check(self.queue, self._url, self._token)
+            self._rules = replace(self._rules, policy=bound)
         return self._reader.reach(self._client, lambda: self._settler.stopping or until())
 
     def _client(self) -> Client:

@@ -29,14 +29,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from counterpoise.client import Client
 from counterpoise.consumer.lanes import Failure
 from counterpoise.consumer.message import Message
 from counterpoise.errors import CounterpoiseError
+from counterpoise.logs.address import parse_log
 from counterpoise.publisher import Publisher, PublisherIdInUse
 
 HEADER = "counterpoise-dead-letter-"
@@ -60,6 +62,30 @@ class Origin:
     log: str
     incarnation: str
     queue_id: str = ""
+
+
+class Place(NamedTuple):
+    """A queue of the service at `url`, and the key that may see it."""
+
+    queue: str
+    url: str | None
+    token: str | None
+
+
+def refuse_same(message: str, target: Place, source: Place) -> None:
+    """Raise SameQueue with this message if what goes into `target` is read from `source`: they are
+    one queue, or two with a log in common.
+
+    Raises QueueNotFound if there is no target, and other errors of the service.
+    """
+    logs = _logs(target)
+    if target.url == source.url and not logs.isdisjoint(_logs(source)):
+        raise SameQueue(message)
+
+
+def _logs(place: Place) -> Set[str]:
+    with Client(place.url, token=place.token) as client:
+        return {*parse_log(client.queue(place.queue).log).parts}
 
 
 Store: TypeAlias = Callable[[Message, Failure], Any]
@@ -88,18 +114,21 @@ class DeadLetter:
         self.to = to
         self._url, self._token, self._log_url = url, token, log_url
 
-    def check(self, queue: str, url: str | None, token: str | None) -> None:
-        """Check that the target queue exists, before any message is handled.
+    def check(self, queue: str, url: str | None, token: str | None) -> DeadLetter:
+        """Check that the target queue exists, before any message is handled. Returns the policy for
+        the consumer of `queue`, whose `url` and `token` these are.
 
         Raises `SameQueue`, `QueueNotFound`, `ServiceUnavailable`.
         """
-        self._url, self._token = self._url or url, self._token or token
-        if not isinstance(self.to, str):
-            return
-        if self.to == queue:
-            raise SameQueue(f"dead letters of {queue!r} would come back to it: name another queue")
-        with Client(self._url, token=self._token) as client:
-            client.queue(self.to)
+        bound = copy(self)
+        bound._url, bound._token = self._url or url, self._token or token
+        if isinstance(self.to, str):
+            refuse_same(
+                f"dead letters of {queue!r} would come back to it: name another queue",
+                Place(self.to, bound._url, bound._token),
+                Place(queue, url, token),
+            )
+        return bound
 
     def store(self, message: Message, failure: Failure, origin: Origin) -> None:
         """Return when the message is stored. Raises the error that prevented it."""
@@ -165,23 +194,30 @@ class Retry:
         self.then: LastPolicy = then
         self.url, self.token, self.log_url = url, token, log_url
 
-    def check(self, queue: str, url: str | None, token: str | None) -> None:
+    def check(self, queue: str, url: str | None, token: str | None) -> Retry:
         """As `DeadLetter.check`, of the retry queue and of `then`; also that the retry queue has a
         log of its own and may be published to (`Forbidden`).
         """
-        same = SameQueue(f"what {queue!r} sets aside would come back to it: name another queue")
-        if self.queue == queue:
-            raise same
-        with Client(self.url or url, token=token) as client:
-            log = client.queue(self.queue).log
-            if self.url in (None, url) and log == client.queue(queue).log:
-                raise same
-        with Client(self.url or url, token=self.token or token) as client:
+        retries = Place(self.queue, self.url or url, token)
+        refuse_same(
+            f"what {queue!r} sets aside would come back to it: name another queue",
+            retries,
+            Place(queue, url, token),
+        )
+        with Client(retries.url, token=self.token or token) as client:
             client.log_access(self.queue, "publish")
-        if isinstance(self.then, DeadLetter):
-            if self.then.to == self.queue:
-                raise SameQueue(f"{self.queue!r} has what is set aside: name another for letters")
-            self.then.check(queue, url, token)
+        then = self.then
+        if isinstance(then, DeadLetter):
+            then = then.check(queue, url, token)
+            if isinstance(then.to, str):
+                refuse_same(
+                    f"{self.queue!r} has what is set aside: name another queue for letters",
+                    Place(then.to, then._url, then._token),
+                    retries,
+                )
+        bound = copy(self)
+        bound.then = then
+        return bound
 
     def __repr__(self) -> str:
         return f"Retry({self.queue!r}, after_seconds={self.after_seconds}, then={self.then!r})"

@@ -10,13 +10,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from counterpoise.consumer import Consumer, DeadLetter, Failure, SameQueue
+from counterpoise.consumer import Consumer, DeadLetter, Failure, Retry, SameQueue
 from counterpoise.consumer.message import Message, Ownership
 from counterpoise.consumer.poison import Origin
 from counterpoise.errors import QueueNotFound, Unreachable
 from counterpoise.flow.view import Owned
 from counterpoise.publisher import Publisher
 from counterpoise.publisher.delivery import Delivery
+from counterpoise.testing import MemoryService
 from tests.counterpoise.consumer.conftest import in_order, positions
 from tests.service import eventually
 
@@ -261,6 +262,49 @@ def test_a_queue_for_dead_letters_is_looked_for_before_anything_is_handled(servi
         with pytest.raises(error):
             Consumer("flights", print, url=service.url, on_poison=DeadLetter(target)).run()
     assert client.flows("flights") == []
+
+
+@pytest.fixture
+def memory():
+    with MemoryService() as service:
+        yield service
+
+
+@pytest.mark.parametrize("policy", [DeadLetter("flights"), Retry("flights", after_seconds=[1])])
+@pytest.mark.parametrize("consumed", ["view", "joined"])
+def test_what_comes_back_by_a_log_in_common_is_refused(memory, policy, consumed):
+    """A queue over the same log, and one that reads it beside another."""
+    memory.create_queue("flights", 1)
+    memory.create_queue("seats", 1)
+    memory.client.create_queue("view", log="builtin:flights")
+    memory.client.create_queue("joined", log="builtin:flights", align_with="seats")
+    with pytest.raises(SameQueue):
+        Consumer(consumed, each=print, url=memory.url, on_poison=policy).run()
+
+
+def test_letters_do_not_go_into_the_log_of_the_retry_queue(memory):
+    for name in ("flights", "retries"):
+        memory.create_queue(name, 1)
+    memory.client.create_queue("view", log="builtin:retries")
+    with pytest.raises(SameQueue):
+        Retry("retries", after_seconds=[1], then=DeadLetter("view")).check(
+            "flights", memory.url, None
+        )
+
+
+@pytest.mark.parametrize(
+    "policy", [DeadLetter("dead"), Retry("retries", after_seconds=[0], then=DeadLetter("dead"))]
+)
+def test_one_policy_serves_consumers_of_several_services(policy):
+    for _ in range(2):
+        with MemoryService() as service:
+            for name in ("flights", "dead", "retries"):
+                service.create_queue(name, 1)
+            service.publish("flights", b"23")
+            consumer = Consumer(
+                "flights", each=Picky(), url=service.url, on_poison=policy, at_once=True
+            )
+            consumer.run(lambda: bool(service.messages("dead")))
 
 
 def test_of_a_batch_that_fails_only_the_poison_is_put_aside(service, client, publish, dead):

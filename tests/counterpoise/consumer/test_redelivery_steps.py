@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from counterpoise.consumer import poison, retry_queue
+from counterpoise.consumer import opening, poison, retry_queue
 from counterpoise.consumer.lanes import Due, Piece
-from counterpoise.consumer.poison import Retry, SameQueue
+from counterpoise.consumer.poison import Retry
 from counterpoise.consumer.redelivery import Redelivery
 from counterpoise.consumer.retry_queue import Keeper, Records, RetryQueue
 from counterpoise.consumer.waking import Waking
@@ -269,7 +269,7 @@ def test_a_sweep_reads_no_values_and_is_broken_off(retries, monkeypatch):
 
     monkeypatch.setattr(retry_queue, "rows", rows)
     log = SimpleNamespace(bounds=lambda _: "bounds", close=lambda: None)
-    monkeypatch.setattr(retry_queue, "open_log", lambda *_, **__: log)
+    monkeypatch.setattr(opening, "open_log", lambda *_, **__: log)
     stops = iter([False, True])
     assert retries.read(stop=lambda: next(stops)) is None
     records, bounds = retries.read(lambda _: True)
@@ -283,7 +283,7 @@ def test_credentials_that_the_log_refuses_are_replaced(retries, answers, monkeyp
         raise LogAccessRefused("expired")
 
     log = SimpleNamespace(bounds=refuse, close=lambda: None)
-    monkeypatch.setattr(retry_queue, "open_log", lambda *_, **__: log)
+    monkeypatch.setattr(opening, "open_log", lambda *_, **__: log)
     for _ in range(2):
         with pytest.raises(LogAccessRefused):
             retries.read()
@@ -323,14 +323,8 @@ def test_the_keeper_reads_again_when_the_log_is_missing_or_trimmed(monkeypatch):
     assert not errors
 
 
-def test_a_retry_queue_over_the_same_log_is_refused(answers):
-    answers.logs = {"flights": "kafka:flights", "retries": "kafka:flights"}
-    with pytest.raises(SameQueue):
-        POLICY.check("flights", None, None)
-
-
 def test_publishing_to_the_retry_queue_is_asked_for_at_the_start(answers):
-    answers.logs = {"flights": "kafka:flights", "retries": "kafka:retries"}
+    answers.logs = {"flights": "builtin:flights", "retries": "builtin:retries"}
     POLICY.check("flights", None, None)
     assert answers.calls == [("retries", "publish", False)]
     answers.refuses = Forbidden("no")
