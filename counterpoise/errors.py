@@ -8,7 +8,8 @@ answer) is a `ServiceUnavailable`, so that one `except` clause can retry it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -282,6 +283,27 @@ def in_python(message: str) -> str:
     for call, method in _IN_PYTHON:
         message = call.sub(method, message)
     return message
+
+
+def as_passing(error: CounterpoiseError) -> CounterpoiseError:
+    """For a program that has reached the service before: ServiceUnavailable in place of the page of
+    a proxy, or of another server; else the error itself.
+    """
+    if isinstance(error, NotCounterpoise):
+        return ServiceUnavailable(f"something else answered in the service's place: {error}")
+    return error
+
+
+@contextmanager
+def reached_before() -> Iterator[None]:
+    """Errors of the block are raised `as_passing`."""
+    try:
+        yield
+    except CounterpoiseError as error:
+        found = as_passing(error)
+        if found is error:
+            raise
+        raise found from error
 
 
 def error_of(

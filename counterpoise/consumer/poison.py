@@ -37,7 +37,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from counterpoise.client import Client
 from counterpoise.consumer.lanes import Failure
 from counterpoise.consumer.message import Message
-from counterpoise.errors import CounterpoiseError
+from counterpoise.errors import CounterpoiseError, reached_before
 from counterpoise.logs.address import parse_log
 from counterpoise.publisher import Publisher, PublisherIdInUse
 
@@ -135,16 +135,17 @@ class DeadLetter:
         if not isinstance(self.to, str):
             self.to(message, failure)
             return
-        publish_once(
-            self.to,
-            letter_id(message, origin),
-            message.value,
-            message.key,
-            headers(message, failure, origin),
-            url=self._url,
-            token=self._token,
-            log_url=self._log_url,
-        )
+        with reached_before():  # by `check`
+            publish_once(
+                self.to,
+                letter_id(message, origin),
+                message.value,
+                message.key,
+                headers(message, failure, origin),
+                url=self._url,
+                token=self._token,
+                log_url=self._log_url,
+            )
 
     def __repr__(self) -> str:
         return f"DeadLetter({self.to!r})"

@@ -34,7 +34,7 @@ from counterpoise.consumer.poison import Origin, Retry
 from counterpoise.consumer.redelivery import Compare, MessagePlace, Redelivery, SetAside
 from counterpoise.consumer.throttling import Warnings
 from counterpoise.consumer.waking import Waking
-from counterpoise.errors import CounterpoiseError, ServiceUnavailable
+from counterpoise.errors import CounterpoiseError, ServiceUnavailable, reached_before
 from counterpoise.flow.blocking import Flow
 from counterpoise.flow.ledger import Item, Ledger
 from counterpoise.keys import hash_of
@@ -266,7 +266,7 @@ class RetryQueue:
     """The retry queue of a consumer: writes and reads its records. Thread-safe."""
 
     def __init__(self, policy: Retry, *, url: str | None, token: str | None) -> None:
-        """`url` and `token` are those of the consumer."""
+        """`url` and `token` are those of the consumer. The policy has been checked."""
         self.policy = policy
         self._url, self._token = policy.url or url, token
         self._delivery = Delivery(
@@ -323,7 +323,11 @@ class RetryQueue:
         """What the retry queue says now; without `wanted` no messages are kept. None: `stop()` was
         true before the end. Raises ServiceUnavailable, LogError, NotARecord.
         """
-        with self._client(self._token) as client, self._reading.opened(client) as log:
+        with (
+            reached_before(),
+            self._client(self._token) as client,
+            self._reading.opened(client) as log,
+        ):
             positions = {
                 one.partition: one.position for one in client.partitions(self.policy.queue)
             }
@@ -342,7 +346,7 @@ class RetryQueue:
         self._delivery.close()
 
     def _access(self, refused: bool) -> LogView:
-        with self._client(self.policy.token or self._token) as client:
+        with reached_before(), self._client(self.policy.token or self._token) as client:
             return log_view(client, self.policy.queue, "publish", refused)
 
     def _client(self, token: str | None) -> Client:

@@ -22,7 +22,7 @@ from counterpoise.consumer.lanes import Lanes
 from counterpoise.consumer.throttling import Warnings
 from counterpoise.consumer.waking import Waking
 from counterpoise.consumer.watchdog import Watchdog
-from counterpoise.errors import FlowGone, NotBound, ServiceUnavailable
+from counterpoise.errors import FlowGone, NotBound, ServiceUnavailable, reached_before
 from counterpoise.flow.blocking import Flow
 from counterpoise.flow.ledger import REFUSALS, Item
 from counterpoise.flow.refusals import Refusals, raise_refused
@@ -238,7 +238,7 @@ class Settler:
         if now < self._next_look:
             return False
         self._next_look = now + 1.0
-        with self._client() as client:
+        with reached_before(), self._client() as client:
             # While a drain has a successor, the queue is not Ready.
             status = client.rebalance_status(self._flow.queue).status
             return status == "Ready" or (status == "Holddown" and self._is_last(client))

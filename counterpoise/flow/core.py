@@ -264,7 +264,7 @@ class FlowCore:
         self.log_access: LogAccess | None = None
         # The service's clock (Unix seconds) minus the own clock, from the latest update.
         self.clock_offset: float | None = None
-        self._was_bound = False
+        self.was_bound = False
         self._binds = 0
         self._seq = 0
         self._acknowledged = Acknowledged()
@@ -303,7 +303,7 @@ class FlowCore:
         if self.status != "binding":
             return calls.unbind(self.settings.queue, bound.flow_id, bound.flow_token)
         self.status = "bound"
-        self._was_bound = True
+        self.was_bound = True
         self.bound = bound
         self.queue_id = self.queue_id or bound.queue_id
         self.log, self.start, self.log_access = bound.log, bound.start, bound.log_access
@@ -363,7 +363,7 @@ class FlowCore:
         if isinstance(error, ServiceUnavailable):
             return
         final = _ENDS_A_REBIND if current is None else _ENDS_A_FLOW
-        if self._was_bound and not isinstance(error, final):
+        if self.was_bound and not isinstance(error, final):
             return  # a single call was refused, or a proxy answered in place of the service
         if current is not None and self._may_bind_again(error):
             self._forget_flow("binding")

@@ -22,6 +22,7 @@ from counterpoise.errors import (
     Invalid,
     ServiceUnavailable,
     Unauthorized,
+    as_passing,
 )
 from counterpoise.flow.core import FLOW_GONE, FlowCore, Item, Request
 from counterpoise.wire import (
@@ -318,7 +319,9 @@ def _submit(
 def _until(
     core: FlowCore, call: Call[Any], flow_id: str | None, timeout_seconds: float
 ) -> Program[Sent]:
-    """Send until answered. Permanent errors are raised at once, transient ones when time is up."""
+    """Send until answered. Permanent errors are raised at once, transient ones when time is up;
+    of a flow that was bound, the answers of a proxy in the service's place are among these.
+    """
     failures = 0
     left = timeout_seconds
     # A single attempt that hangs leaves time for another.
@@ -328,10 +331,11 @@ def _until(
         if sent.error is None:
             return sent
         failures += 1
+        error = as_passing(sent.error) if core.was_bound else sent.error
         if flow_id is not None:
-            core.call_failed(flow_id, sent.error)
-        pause = pause_after(failures, sent.chance, sent.error, core.lease_seconds / 5)
+            core.call_failed(flow_id, error)
+        pause = pause_after(failures, sent.chance, error, core.lease_seconds / 5)
         left -= sent.now - sent.sent_at + pause
-        if not isinstance(sent.error, ServiceUnavailable) or left <= 0:
-            raise sent.error
+        if not isinstance(error, ServiceUnavailable) or left <= 0:
+            raise error
         yield Pause(pause)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from counterpoise.backoff import Backoff, Pauses
-from counterpoise.errors import CounterpoiseError, ServiceUnavailable
+from counterpoise.errors import CounterpoiseError, ServiceUnavailable, as_passing
 from counterpoise.logs import (
     AppendBatch,
     AppendResult,
@@ -195,8 +195,9 @@ class Delivery:
         if self._doubtful or self._log is None or self._view is None:
             try:
                 self._follow(self._ask(self._refused))
-            except ServiceUnavailable:
-                if self._log is None:
+            except CounterpoiseError as error:
+                # Once the log is known, a proxy's answer in place of the service's ends nothing.
+                if self._log is None or not isinstance(as_passing(error), ServiceUnavailable):
                     raise
             self._doubtful = False
         assert self._log is not None

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from counterpoise import client as client_module
 from counterpoise.consumer import Consumer, DeadLetter, Failure, Retry, SameQueue
 from counterpoise.consumer.message import Message, Ownership
 from counterpoise.consumer.poison import Origin
@@ -18,7 +19,7 @@ from counterpoise.flow.view import Owned
 from counterpoise.publisher import Publisher
 from counterpoise.publisher.delivery import Delivery
 from counterpoise.testing import MemoryService
-from tests.counterpoise.consumer.conftest import in_order, positions
+from tests.counterpoise.consumer.conftest import Running, in_order, positions
 from tests.service import eventually
 
 POISON = 23
@@ -307,6 +308,37 @@ def test_one_policy_serves_consumers_of_several_services(policy):
             consumer.run(lambda: bool(service.messages("dead")))
 
 
+def test_a_proxy_in_the_service_s_place_ends_no_consumer(memory, monkeypatch):
+    """It answers a letter, a report of what was set aside, and a question while draining."""
+    for name in ("flights", "dead"):
+        memory.create_queue(name, 1)
+    memory.publish("flights", b"23", b"24")
+    answered, real = [], client_module.read_answer
+
+    def read_answer(call, status, headers, content):
+        verb = call.path.partition("?")[0].rpartition("/")[2]
+        if verb in wanted:
+            wanted.remove(verb)
+            answered.append(verb)
+            return real(call, 404, {}, b"<html>default backend - 404</html>")
+        return real(call, status, headers, content)
+
+    monkeypatch.setattr(client_module, "read_answer", read_answer)
+    wanted: set[str] = set()
+
+    def refuse(message):
+        if message.value == b"23":
+            wanted.update({"log-access", "commit", "rebalance"})
+            raise ValueError("poison")
+
+    one = Running(memory.url, refuse, on_poison=DeadLetter("dead"), backoff_seconds=0.01)
+    with one:
+        eventually(lambda: memory.committed("flights") == {0: "2"})
+        one.stop()
+    assert sorted(answered) == ["commit", "log-access", "rebalance"]
+    assert len(memory.messages("dead")) == 1
+
+
 def test_of_a_batch_that_fails_only_the_poison_is_put_aside(service, client, publish, dead):
     publish(range(60))
     passed: Counter[int] = Counter()
@@ -326,6 +358,7 @@ def test_of_a_batch_that_fails_only_the_poison_is_put_aside(service, client, pub
 
 KILLED = """
 import os, signal, sys
+from counterpoise import client as client_module
 from counterpoise.consumer import Consumer, DeadLetter
 
 def handle(message):

@@ -118,6 +118,28 @@ def test_polls_that_fail_cost_nothing(faulty, make, fault):
         assert flow.last_error is None
 
 
+PROXIED = {
+    "404": Answer(404, text="<html>default backend - 404</html>"),
+    "302": Answer(302, text="", headers={"Location": "/login"}),
+    "403": Answer(403, text="<html>blocked</html>"),
+}
+
+
+@pytest.mark.parametrize("answer", PROXIED.values(), ids=PROXIED)
+def test_once_bound_a_proxy_s_answers_are_a_service_that_is_away(faulty, make, answer):
+    with make() as flow:
+        for call, run in (
+            ("/commit", lambda: flow.commit({0: "5"}, timeout_seconds=5)),
+            ("/release", lambda: flow.release(0, timeout_seconds=5)),
+        ):
+            faulty.script = failing(call, answer, 1)
+            assert run() in ({0: "ok"}, "ok")
+        faulty.script = failing("/commit", answer, 99)
+        with pytest.raises(ServiceUnavailable):
+            flow.commit({0: "5"}, timeout_seconds=0.3)
+        assert flow.status == "bound"
+
+
 @pytest.mark.long
 def test_a_poll_that_is_never_answered_is_repeated_within_the_lease(faulty, make):
     faulty.lease_seconds = 8

@@ -11,10 +11,13 @@ import psycopg
 import pytest
 
 from counterpoise.client import Client
-from counterpoise.errors import QueueNotFound, ServiceUnavailable
+from counterpoise.errors import NotCounterpoise, QueueNotFound, ServiceUnavailable
 from counterpoise.keys import partition_of
-from counterpoise.logs import InvalidMessage, LogUnavailable, open_log
+from counterpoise.logs import AppendResult, InvalidMessage, LogUnavailable, Message, open_log
 from counterpoise.publisher import BufferFull, Publisher, PublisherClosed, PublisherIdInUse
+from counterpoise.publisher.buffer import Batch
+from counterpoise.publisher.delivery import Delivery
+from counterpoise.wire import LogView
 from tests.counterpoise.log_access import service
 from tests.databases import end_other_sessions
 from tests.log_support import append, log, log_url, texts, until, with_logs
@@ -172,6 +175,40 @@ def test_a_service_that_is_away_does_not_stop_a_publisher_that_knows_the_log(
     publisher.flush()
     assert sorted(everything(log)) == ["a", "b"]
     service.start()
+
+
+def test_a_proxy_in_the_service_s_place_ends_no_publisher_that_knows_the_log():
+    view, appended = LogView("builtin:flights", 1, "earliest", None), []
+
+    def ask(_refused):
+        if asked:
+            raise NotCounterpoise("default backend - 404")
+        asked.append(view)
+        return view
+
+    class Appending:
+        def append(self, batch):
+            if not appended:
+                appended.append("cut")
+                raise LogUnavailable("cut")
+            appended.extend(message.value for message in batch.messages)
+            return AppendResult(1, 0)
+
+    def deliver():
+        delivery = Delivery(
+            ask,
+            lambda *_, **__: Appending(),
+            log_url=None,
+            timeout_seconds=9,
+            pause=lambda _: None,
+        )
+        delivery.deliver(Batch([Message(b"a")], [0], 0, set(), "p", 0))
+
+    asked: list[LogView] = []
+    deliver()
+    assert appended == ["cut", b"a"]
+    with pytest.raises(NotCounterpoise):
+        deliver()
 
 
 def test_a_publisher_that_starts_before_the_service_waits_for_it(service, log):
