@@ -391,10 +391,10 @@ class MemoryLog(NumberedLog):
 
 
 def _first_bytes(rows: Sequence[_Row], values_bytes: int) -> Sequence[_Row]:
-    """The rows before which there are fewer bytes than that of values, and than a chunk's."""
+    """The rows before which there are fewer bytes than that, and than a chunk's."""
     values = memory = 0
     for count, (message, _) in enumerate(rows):
-        if values >= values_bytes or memory >= CHUNK_BYTES:
+        if values >= values_bytes or memory >= min(CHUNK_BYTES, values_bytes):
             return rows[:count]
         values += len(message.value)
         memory += message.size_bytes()

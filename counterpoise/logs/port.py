@@ -246,7 +246,8 @@ class Log(Protocol):
         """The messages of [start, end) in order, as record batches of MESSAGE_SCHEMA.
 
         `end` None means the current end of the partition. At most `max_messages` are returned, and
-        none after `max_bytes` of values have been returned (but always at least one message).
+        none after `max_bytes` of values have been returned (but always at least one message). No
+        batch has more than `max_bytes` of values, keys and headers before its last message.
         Whatever a row holds, it is returned (`counterpoise.logs.rows`).
         Otherwise the read returns the complete range or raises: LogBehind if the partition ends
         before the range (a log may wait for it first). Memory is bounded for any range. Raises

@@ -147,7 +147,7 @@ class ChunkReader:
             "start": start,
             "end": min(end, start + messages),
             "value_bytes": CHUNK_BYTES if value_bytes is None else value_bytes,
-            "bytes": CHUNK_BYTES,
+            "bytes": CHUNK_BYTES if value_bytes is None else min(CHUNK_BYTES, value_bytes),
         }
         chunk = PackedRows(start)
         chunk.add_all(self._connection.query_sized(_READ, _READ_BEFORE, given))

@@ -201,7 +201,8 @@ class RangeReader:
             if not records:
                 continue
             columns = RecordColumns(records)
-            count = columns.fitting(CHUNK_BYTES, bytes_left)
+            most_bytes = CHUNK_BYTES if bytes_left is None else min(CHUNK_BYTES, bytes_left)
+            count = columns.fitting(most_bytes, bytes_left)
             if count < len(records):
                 columns = columns.first(count)
             messages_left -= count

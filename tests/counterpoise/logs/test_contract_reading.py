@@ -135,6 +135,15 @@ def test_a_limit_of_bytes_ends_with_the_message_that_reaches_it(any_log, sizes, 
     assert found == expected
 
 
+def test_keys_and_headers_count_for_the_size_of_a_batch(any_log):
+    """A reader stops after a batch, when it has as much as it may hold."""
+    messages = [Message(b"v", f"k{number}", {"h": "x" * 1000}) for number in range(30)]
+    any_log.append(AppendBatch("wide", 0, 4, [0] * 30, messages))
+    batches = list(any_log.read(0, "0", None, max_messages=99, max_bytes=5000))
+    assert sum(batch.num_rows for batch in batches) == 30
+    assert max(batch.num_rows for batch in batches) <= 5
+
+
 def test_large_messages_come_in_batches_of_bounded_size(any_log, chunk):
     chunk(size=1000)
     append(any_log, *["x" * 400] * 10)
