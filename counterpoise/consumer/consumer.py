@@ -327,9 +327,9 @@ class Consumer:
             raise TypeError("give the consumer handle= or each=, or iterate over it")
         if not self._prepared(until):
             return
-        with self._running() as settling:
+        with self._running() as threads:
             if self._workers > 1:
-                self._in_threads(settling, until)
+                self._in_threads(threads, until)
                 return
             worker = self._worker()
             while not self._lanes.closed:
@@ -400,8 +400,11 @@ class Consumer:
         return Client(self._url, token=self._token)
 
     @contextmanager
-    def _running(self) -> Iterator[threading.Thread]:
-        """Bind and run the threads; yields the settler's thread, which ends when all is settled."""
+    def _running(self) -> Iterator[list[threading.Thread]]:
+        """Bind and run the threads, and those that are added to them meanwhile.
+
+        The first one is the settler's, which ends when all is settled.
+        """
         with self.flow:
             threads = [
                 self._thread("settler", self._settler.run),
@@ -411,15 +414,17 @@ class Consumer:
             if self._retries is not None:
                 threads.append(self._thread("keeper", self._keeper(self._retries).run))
             try:
-                yield threads[0]
+                yield threads
             finally:
                 self.stop(now=True)
                 threads[0].join()
                 self._wake_reader.wake()
                 self._wake_keeper.wake()
+                # First: nothing is committed any more, and others wait for the partitions.
                 self.flow.close()
+                until = time.monotonic() + LEAVE_SECONDS
                 for thread in threads[1:]:
-                    thread.join(LEAVE_SECONDS)
+                    thread.join(max(0.0, until - time.monotonic()))
         if self._error is not None and not self._ended_with_its_queue():
             raise self._error
 
@@ -467,7 +472,7 @@ class Consumer:
         self._team.append(worker)
         return worker
 
-    def _in_threads(self, settling: threading.Thread, until: Callable[[], bool]) -> None:
+    def _in_threads(self, threads: list[threading.Thread], until: Callable[[], bool]) -> None:
         def work_of(worker: Worker) -> Callable[[], None]:
             def work() -> None:
                 while not self._lanes.closed:
@@ -475,16 +480,13 @@ class Consumer:
 
             return work
 
-        threads = [
-            self._thread(f"worker-{number}", work_of(self._worker()))
-            for number in range(self._workers)
-        ]
+        settling = threads[0]
+        for number in range(self._workers):
+            threads.append(self._thread(f"worker-{number}", work_of(self._worker())))
         while settling.is_alive():
             settling.join(WAIT_SECONDS)
             if until():
                 self.stop(now=True)
-        for thread in threads:
-            thread.join(LEAVE_SECONDS)
 
     def _fail(self, error: BaseException) -> None:
         """End because of this error; the first one is raised."""

@@ -160,7 +160,7 @@ class Reader:
         self.compare: Callable[[str, str], int] | None = None
 
     def reach(self, client: Callable[[], Client], over: Callable[[], bool]) -> bool:
-        """Wait until the log has answered once; False if `over` returns True before.
+        """Wait until the log has answered once; False if `over` returns True meanwhile.
 
         The flow is not bound yet; `client` makes a client of the service. Raises ServiceUnavailable
         if the service has not answered for as long as a bind would wait, and permanent errors:
@@ -180,7 +180,7 @@ class Reader:
                 self._failed(error)
             else:
                 self._failures, self._missing_since, self._access_refused = 0, None, False
-                return True
+                return not over()
             until = time.monotonic() + AWAY.after(max(1, self._failures))
             while (left := until - time.monotonic()) > 0:
                 if over():

@@ -35,6 +35,8 @@ LONGEST_WAIT_SECONDS = 0.25
 ASK_SECONDS = 1.0
 # A child's other parent may be reported later, by another flow.
 PARENT_SECONDS = 0.5
+# For the messages in hand at the end of a drain that took all of its time.
+IN_HAND_SECONDS = 2.0
 
 
 class Settler:
@@ -89,7 +91,7 @@ class Settler:
             self._lanes.close()
         # Before the partitions are released: the next owners meet the same.
         refused = self._lanes.refused()
-        if not self._lanes.wait_idle(self._drain_seconds):
+        if not self._lanes.wait_idle(self._seconds_left()):
             logger.warning(
                 "queue %s: a message is still being handled; leaving without it", self._flow.queue
             )
@@ -97,6 +99,13 @@ class Settler:
             self._lanes.follow()
             self._let_go()
             raise_refused(self._flow.queue, refused)
+
+    def _seconds_left(self) -> float:
+        """For the messages in hand: what is left of the drain, if there was one."""
+        if self._drain_until is None:
+            return self._drain_seconds
+        least = min(IN_HAND_SECONDS, self._drain_seconds)
+        return max(least, self._drain_until - time.monotonic())
 
     def _turn(self) -> None:
         if self._watchdog.stuck:

@@ -133,6 +133,7 @@ def test_the_only_consumer_that_is_drained_from_outside_finishes_and_leaves(
     assert client.flows("flights") == []
     assert one.numbers
     with running() as two:
+        eventually(lambda: len(two.partitions) == 4)
         eventually(lambda: len(one.seen) + len(two.seen) == 20)
     assert sorted(one.numbers + two.numbers) == list(range(20))
     outcomes = {move.outcome for r in client.rebalances("flights") for move in r.moves}
