@@ -12,7 +12,7 @@ from typing import Any
 
 from counterpoise import reading
 from counterpoise.calls import Call, Listing, flow_path, listing, queue_path
-from counterpoise.errors import CounterpoiseError, Refused
+from counterpoise.errors import CounterpoiseError, Refused, described
 from counterpoise.plain import plain_line
 from counterpoise.wire import Json
 
@@ -56,7 +56,7 @@ class HeldCondition:
 
 def text_of(error: BaseException) -> str:
     """An error in one line, fit for a condition."""
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {described(error, str)}"
 
 
 def log_away(away_for: Callable[[float], BaseException | None]) -> Iterator[Condition]:

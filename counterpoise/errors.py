@@ -8,7 +8,7 @@ answer) is a `ServiceUnavailable`, so that one `except` clause can retry it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -283,6 +283,14 @@ def in_python(message: str) -> str:
     for call, method in _IN_PYTHON:
         message = call.sub(method, message)
     return message
+
+
+def described(error: BaseException, text: Callable[[BaseException], str] = repr) -> str:
+    """The `repr` (or `str`) of a program's error, also if it raises an error itself."""
+    try:
+        return text(error)
+    except Exception:
+        return f"<{type(error).__name__} without a text>"
 
 
 def as_passing(error: CounterpoiseError) -> CounterpoiseError:

@@ -35,7 +35,7 @@ from counterpoise.consumer.settling import Settler
 from counterpoise.consumer.waking import Waking
 from counterpoise.consumer.watchdog import Watchdog
 from counterpoise.consumer.work import Each, Handle, Rules, Worker
-from counterpoise.errors import CounterpoiseError, QueueNotFound
+from counterpoise.errors import CounterpoiseError, QueueNotFound, described
 from counterpoise.flow.base import OnOwned, OnRevoking, OnWarming, OnWarmingEnded
 from counterpoise.flow.blocking import Flow
 from counterpoise.options import suggesting
@@ -113,7 +113,7 @@ class LaneStatus:
             lane.waiting_bytes,
             lane.in_hand,
             failure.attempts if failure is not None else 0,
-            repr(failure.error) if lane.quarantined and failure is not None else None,
+            described(failure.error) if lane.quarantined and failure is not None else None,
             barrier_text(lane.grant.owned.cut, lane.grant.owned.waits_for),
             lane.set_aside,
         )

@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from counterpoise.client import Client
+from counterpoise.conditions import text_of
 from counterpoise.consumer.lanes import Failure
 from counterpoise.consumer.message import Message
 from counterpoise.errors import CounterpoiseError, reached_before
@@ -299,5 +300,5 @@ def headers(message: Message, failure: Failure, origin: Origin) -> dict[str, str
 
 def error_text(error: BaseException) -> str:
     """An error as a header can hold it."""
-    text = f"{type(error).__name__}: {error}".replace("\0", "")
+    text = text_of(error).replace("\0", "")
     return text.encode(errors="replace").decode()[:LONGEST_ERROR_CHARACTERS]

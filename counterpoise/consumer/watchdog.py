@@ -6,8 +6,8 @@ Two things can stop a consumer without ending it:
   endless loop. The flow's own thread would renew the lease for ever, and these partitions would
   make no progress. So the watchdog stops renewing (`may_renew`), and no message is begun. Within
   the lease all partitions of this consumer go to others.
-- **The whole process is suspended** (stopped, swapped out, its machine suspended) for longer than
-  the lease. Meanwhile it renewed nothing and was told nothing.
+- **The whole process is suspended** (stopped, swapped out) for longer than the lease. Meanwhile
+  it renewed nothing and was told nothing.
 
 In both cases another consumer may own the partitions when this one continues. Its work would be
 fenced at the commit, but the messages would have been handled. So it begins no message (`may_work`)

@@ -39,7 +39,7 @@ from counterpoise.consumer.poison import (
 from counterpoise.consumer.redelivery import MessagePlace, Redelivery, SetAside
 from counterpoise.consumer.retry_queue import AWAY, RetryQueue
 from counterpoise.consumer.watchdog import Watchdog
-from counterpoise.errors import ServiceUnavailable
+from counterpoise.errors import ServiceUnavailable, described
 from counterpoise.logs import LogUnavailable
 
 Handle: TypeAlias = Callable[[Ownership, pa.RecordBatch], Any]
@@ -221,9 +221,9 @@ class Worker:
                     if rows > 1 and not self._halts_at_once:
                         split = True
                         logger.warning(
-                            "%s: a batch failed, trying one by one: %r",
+                            "%s: a batch failed, trying one by one: %s",
                             self._place(lane, piece.chunk.start),
-                            error,
+                            described(error),
                         )
                         return
                     failure = self._failed(lane, piece.chunk.start, error)
@@ -270,7 +270,9 @@ class Worker:
         if lane.owned.lost:
             return time.monotonic()  # Not owned any more: no attempt, no verdict.
         if failure.attempts < rules.attempts:
-            logger.warning("%s: attempt %d failed: %r", place, failure.attempts, failure.error)
+            logger.warning(
+                "%s: attempt %d failed: %s", place, failure.attempts, described(failure.error)
+            )
             return time.monotonic() + self._backoff(failure.attempts)
         if isinstance(rules.policy, Retry):
             return self._set_aside(lane, message, failure)
@@ -296,26 +298,26 @@ class Worker:
             except Exception as error:
                 error.add_note(
                     f"{place} could not be stored as a dead letter, after {failure.attempts} "
-                    f"attempts to handle it that ended with {failure.error!r}"
+                    f"attempts to handle it that ended with {described(failure.error)}"
                 )
                 raise
             self.dead_lettered += 1
             logger.error(
-                "%s: passed on to %r after %d attempts: %r",
+                "%s: passed on to %r after %d attempts: %s",
                 place,
                 policy.to,
                 failure.attempts,
-                failure.error,
+                described(failure.error),
             )
             return None
         if policy == "quarantine":
             lane.failure = failure
             logger.error(
                 "%s: quarantined after %d attempts, nothing more of this partition is handled "
-                "here: %r",
+                "here: %s",
                 place,
                 failure.attempts,
-                failure.error,
+                described(failure.error),
                 exc_info=failure.error,
             )
             self._lanes.quarantine(lane)
@@ -392,11 +394,11 @@ class Worker:
         table.add(one)
         if failure is not None:
             logger.warning(
-                "%s: set aside after %d attempts, tried again in %g s: %r",
+                "%s: set aside after %d attempts, tried again in %g s: %s",
                 place,
                 failure.attempts,
                 policy.after_seconds[0],
-                failure.error,
+                described(failure.error),
             )
         else:
             logger.info("%s: set aside behind an earlier message of its key", place)
@@ -443,11 +445,11 @@ class Worker:
                 one.error = error_text(error)
                 table.plan()
                 logger.warning(
-                    "%s: attempt %d failed, tried again in %g s: %r",
+                    "%s: attempt %d failed, tried again in %g s: %s",
                     place,
                     one.attempts,
                     delay,
-                    error,
+                    described(error),
                 )
                 self._write(retries, "failed", one, lane)
                 return

@@ -16,6 +16,7 @@ from counterpoise.consumer.message import Message, Ownership
 from counterpoise.consumer.poison import Origin
 from counterpoise.errors import QueueNotFound, Unreachable
 from counterpoise.flow.view import Owned
+from counterpoise.logs import Message as LogMessage
 from counterpoise.publisher import Publisher
 from counterpoise.publisher.delivery import Delivery
 from counterpoise.testing import MemoryService
@@ -306,6 +307,43 @@ def test_one_policy_serves_consumers_of_several_services(policy):
                 "flights", each=Picky(), url=service.url, on_poison=policy, at_once=True
             )
             consumer.run(lambda: bool(service.messages("dead")))
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("a defect of the program's")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize(
+    "policy", ["quarantine", DeadLetter("dead"), Retry("retries", after_seconds=[0])]
+)
+def test_an_error_without_a_text_is_an_error_like_others(memory, policy):
+    for name in ("dead", "retries"):
+        memory.create_queue(name, 1)
+    memory.create_queue("flights", 2)
+    # Both partitions have some.
+    memory.publish("flights", *(LogMessage(str(n).encode(), f"k{n}") for n in range(9)))
+
+    def refuse(message):
+        if message.value == b"0":
+            raise Unspeakable
+
+    quarantined = []
+    with Running(
+        memory.url,
+        refuse,
+        on_poison=policy,
+        attempts=2,
+        backoff_seconds=0.01,
+        on_quarantined=lambda *_: quarantined.append(one.consumer.status().quarantined),
+    ) as one:
+        if isinstance(policy, DeadLetter):
+            eventually(lambda: memory.messages("dead") and len(one.seen) == 8)
+        else:
+            eventually(lambda: quarantined)
+            assert list(quarantined[0].values()) == ["<Unspeakable without a text>"]
 
 
 def test_a_proxy_in_the_service_s_place_ends_no_consumer(memory, monkeypatch):
