@@ -89,26 +89,29 @@ class AsyncFlow(BaseFlow):
         if not await self._run(programs.leave(self._core, self._timeout_seconds)):
             raise self._core.last_error or ServiceUnavailable("the service did not answer")
 
-    async def close(self, *, timeout_seconds: float = 5.0) -> None:
+    async def close(self, *, timeout_seconds: float = 5.0, reason: str | None = None) -> None:
         """Unbind and end the tasks; see `Flow.close`."""
         client = self._client
         if self._pid != os.getpid() or client is None or self._closed.is_set():
             return
         self._closed.set()
-        if not await self._run(programs.leave(self._core, timeout_seconds)):
-            logger.warning("flow on %s: the unbind did not reach the service", self.queue)
-        self._to_tell.put_nowait(None)
         others = [
             task
             for task in (self._teller, self._keeper)
             if task is not None and task is not asyncio.current_task()
         ]
-        if others:
-            _, pending = await asyncio.wait(others, timeout=_JOIN_SECONDS)
-            for task in pending:
+        try:
+            if not await self._run(programs.leave(self._core, timeout_seconds, reason)):
+                logger.warning("flow on %s: the unbind did not reach the service", self.queue)
+            self._to_tell.put_nowait(None)
+            if others:
+                await asyncio.wait(others, timeout=_JOIN_SECONDS)
+        finally:
+            # Also when it is cancelled: nobody can close it a second time.
+            for task in others:
                 task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
-        await client.close()
+            await asyncio.gather(*others, return_exceptions=True)
+            await client.close()
 
     async def __aenter__(self) -> Self:
         return await self.open() if self.status == "new" else self
@@ -228,16 +231,24 @@ class AsyncFlow(BaseFlow):
         self._check_process()
         return await self._run(programs.ready(self._core, partition, epoch, self._timeout_seconds))
 
-    async def refresh(self) -> None:
+    def check(self) -> None:
+        """Raise if the flow is gone for good."""
+        self._check_process()
+        self._core.check()
+
+    async def refresh(self, *, timeout_seconds: float | None = None) -> None:
         """Fetch the committed positions of `warming` partitions; see `Flow.refresh`."""
         self._check_process()
-        await self._run(programs.refresh(self._core, self._timeout_seconds))
+        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        await self._run(programs.refresh(self._core, limit))
 
-    async def report(self, conditions: Iterable[Condition]) -> None:
+    async def report(
+        self, conditions: Iterable[Condition], *, timeout_seconds: float | None = None
+    ) -> None:
         """Say what is wrong with this consumer's work; see `Flow.report`."""
         self._check_process()
-        now, limit = time.monotonic(), self._timeout_seconds
-        await self._run(self._reports.report(self._core, conditions, now, limit))
+        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        await self._run(self._reports.report(self._core, conditions, time.monotonic(), limit))
 
     async def drain(self, timeout_seconds: float | None = None) -> None:
         """Begin to hand off all partitions; see `Flow.drain`."""

@@ -91,6 +91,8 @@ GrantKey: TypeAlias = tuple[int, int]  # partition and epoch
 # The outcome of every item of a call whose flow was over before the service could accept it.
 FLOW_GONE = "flow_gone"
 LOG_ACCESS_LEFT_SECONDS = 3600.0
+# Of so many partitions that were lost last a program may still name the number alone.
+LOST_EPOCHS = 1000
 ItemT = TypeVar("ItemT", CommitItem, ReleaseItem, ChildrenItem, ReadyItem)
 Build: TypeAlias = Callable[[str, str, str, Sequence[ItemT], int], Call[Results]]
 _ENDS_A_FLOW = (FlowGone, FlowNotFound, QueueNotFound, Unauthorized, Forbidden)
@@ -521,7 +523,8 @@ class FlowCore:
         held = {(owned.partition, owned.epoch) for owned in self.view.partitions.values()}
         self.notices.still_held(held)
         self._acknowledged.keep(held)
-        self._last_epochs.update(held)
+        lost = [one for one in self._last_epochs.items() if one[0] not in self.view.partitions]
+        self._last_epochs = dict(lost[-LOST_EPOCHS:]) | dict(held)
         self.version += 1
 
     def _renewed(self, sent_at: float) -> None:

@@ -15,6 +15,7 @@ from counterpoise.errors import (
     Unreachable,
     error_of,
 )
+from counterpoise.flow.core import LOST_EPOCHS
 from counterpoise.wire import CommitItem, LogAccess, ReadyItem, ReleaseItem
 from tests.counterpoise.flow.answers import (
     EPOCH,
@@ -391,6 +392,16 @@ def test_a_release_that_came_too_late_is_a_loss(answered):
     else:
         flow.unanswered(request)
     assert told(flow) == ["lost 0@1"]
+
+
+def test_epochs_of_partitions_that_were_lost_are_kept_of_the_last_ones():
+    """The partitions of a dynamic queue have ever higher numbers."""
+    flow = bound_core(1, partition(0, 1))
+    for number in range(1, 2 * LOST_EPOCHS):
+        take(flow, update(1 + number, partition(number, 7)))
+    number = 2 * LOST_EPOCHS - 1
+    assert [flow.epoch_of(n) for n in (0, number - LOST_EPOCHS, number)] == [None, 7, 7]
+    assert flow.epoch_of(number - LOST_EPOCHS - 1) is None
 
 
 def test_a_grant_does_not_overtake_the_loss_that_waits_for_a_release():

@@ -1,6 +1,7 @@
 """Both shells of the flow against a service that cuts, stalls and sends nonsense."""
 
 import asyncio
+import inspect
 import logging
 import os
 import pickle
@@ -404,6 +405,26 @@ async def test_a_commit_that_is_cancelled_leaves_the_flow_whole(faulty):
             while not lost:
                 await flow.wait(1)
         assert [owned.partition for owned in lost] == [0]
+
+
+async def test_a_close_that_is_cancelled_leaves_nothing_behind(faulty):
+    flow = AsyncFlow("flights", url=faulty.url, on_granted=lambda _: None)
+    await flow.open()
+    faulty.script = lambda seen: Stall() if seen.method == "DELETE" else None
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await flow.close()
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("flow-")]
+    assert flow._client is not None
+    assert flow._client._http.is_closed
+
+
+@pytest.mark.parametrize(
+    "method", ["check", "close", "refresh", "report", "drain", "ready", "wait"]
+)
+def test_both_flows_take_the_same_arguments(method):
+    blocking, awaited = (getattr(one, method) for one in (Flow, AsyncFlow))
+    assert inspect.signature(blocking).parameters == inspect.signature(awaited).parameters
 
 
 async def test_async_callbacks_are_awaited(faulty):
