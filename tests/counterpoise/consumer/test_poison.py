@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from counterpoise import calls
 from counterpoise import client as client_module
 from counterpoise.consumer import Consumer, DeadLetter, Failure, Retry, SameQueue
 from counterpoise.consumer.message import Message, Ownership
@@ -331,14 +332,15 @@ def test_an_error_without_a_text_is_an_error_like_others(memory, policy):
             raise Unspeakable
 
     quarantined = []
-    with Running(
+    one = Running(
         memory.url,
         refuse,
         on_poison=policy,
         attempts=2,
         backoff_seconds=0.01,
-        on_quarantined=lambda *_: quarantined.append(one.consumer.status().quarantined),
-    ) as one:
+        on_quarantined=lambda *_: quarantined.append(one.consumer.status().quarantined),  # type: ignore[has-type]
+    )
+    with one:
         if isinstance(policy, DeadLetter):
             eventually(lambda: memory.messages("dead") and len(one.seen) == 8)
         else:
@@ -351,7 +353,7 @@ def test_a_proxy_in_the_service_s_place_ends_no_consumer(memory, monkeypatch):
     for name in ("flights", "dead"):
         memory.create_queue(name, 1)
     memory.publish("flights", b"23", b"24")
-    answered, real = [], client_module.read_answer
+    answered, real = [], calls.read_answer
 
     def read_answer(call, status, headers, content):
         verb = call.path.partition("?")[0].rpartition("/")[2]
@@ -396,6 +398,7 @@ def test_of_a_batch_that_fails_only_the_poison_is_put_aside(service, client, pub
 
 KILLED = """
 import os, signal, sys
+from counterpoise import calls
 from counterpoise import client as client_module
 from counterpoise.consumer import Consumer, DeadLetter
 

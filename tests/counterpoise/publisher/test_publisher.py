@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from counterpoise.client import Client
 from counterpoise.errors import NotCounterpoise, QueueNotFound, ServiceUnavailable
 from counterpoise.keys import partition_of
-from counterpoise.logs import AppendResult, InvalidMessage, LogUnavailable, Message, open_log
+from counterpoise.logs import AppendResult, InvalidMessage, Log, LogUnavailable, Message, open_log
 from counterpoise.publisher import BufferFull, Publisher, PublisherClosed, PublisherIdInUse
 from counterpoise.publisher.buffer import Batch
 from counterpoise.publisher.delivery import Delivery
@@ -178,7 +179,8 @@ def test_a_service_that_is_away_does_not_stop_a_publisher_that_knows_the_log(
 
 
 def test_a_proxy_in_the_service_s_place_ends_no_publisher_that_knows_the_log():
-    view, appended = LogView("builtin:flights", 1, "earliest", None), []
+    view = LogView("builtin:flights", 1, "earliest", None)
+    appended: list[Any] = []
 
     def ask(_refused):
         if asked:
@@ -197,7 +199,7 @@ def test_a_proxy_in_the_service_s_place_ends_no_publisher_that_knows_the_log():
     def deliver():
         delivery = Delivery(
             ask,
-            lambda *_, **__: Appending(),
+            lambda *_, **__: cast(Log, Appending()),
             log_url=None,
             timeout_seconds=9,
             pause=lambda _: None,
