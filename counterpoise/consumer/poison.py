@@ -65,7 +65,7 @@ class Origin:
     queue_id: str = ""
 
 
-class Place(NamedTuple):
+class QueueAt(NamedTuple):
     """A queue of the service at `url`, and the key that may see it."""
 
     queue: str
@@ -73,7 +73,7 @@ class Place(NamedTuple):
     token: str | None
 
 
-def refuse_same(message: str, target: Place, source: Place) -> None:
+def refuse_same(message: str, target: QueueAt, source: QueueAt) -> None:
     """Raise SameQueue with this message if what goes into `target` is read from `source`: they are
     one queue, or two with a log in common.
 
@@ -84,7 +84,7 @@ def refuse_same(message: str, target: Place, source: Place) -> None:
         raise SameQueue(message)
 
 
-def _logs(place: Place) -> Set[str]:
+def _logs(place: QueueAt) -> Set[str]:
     with Client(place.url, token=place.token) as client:
         return {*parse_log(client.queue(place.queue).log).parts}
 
@@ -126,8 +126,8 @@ class DeadLetter:
         if isinstance(self.to, str):
             refuse_same(
                 f"dead letters of {queue!r} would come back to it: name another queue",
-                Place(self.to, bound._url, bound._token),
-                Place(queue, url, token),
+                QueueAt(self.to, bound._url, bound._token),
+                QueueAt(queue, url, token),
             )
         return bound
 
@@ -200,11 +200,11 @@ class Retry:
         """As `DeadLetter.check`, of the retry queue and of `then`; also that the retry queue has a
         log of its own and may be published to (`Forbidden`).
         """
-        retries = Place(self.queue, self.url or url, token)
+        retries = QueueAt(self.queue, self.url or url, token)
         refuse_same(
             f"what {queue!r} sets aside would come back to it: name another queue",
             retries,
-            Place(queue, url, token),
+            QueueAt(queue, url, token),
         )
         with Client(retries.url, token=self.token or token) as client:
             client.log_access(self.queue, "publish")
@@ -214,7 +214,7 @@ class Retry:
             if isinstance(then.to, str):
                 refuse_same(
                     f"{self.queue!r} has what is set aside: name another queue for letters",
-                    Place(then.to, then._url, then._token),
+                    QueueAt(then.to, then._url, then._token),
                     retries,
                 )
         bound = copy(self)
