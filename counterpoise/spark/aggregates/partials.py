@@ -16,6 +16,7 @@ time, its partition and its position. Positions of two partitions cannot be comp
 from __future__ import annotations
 
 import base64
+import decimal
 import hashlib
 import heapq
 import json
@@ -64,7 +65,10 @@ class Count(Aggregate):
 
 @dataclass(frozen=True)
 class Sum(Aggregate):
-    """The sum; null without a value. Whole numbers and decimals are exact, however large."""
+    """The sum; null without a value. Whole numbers and decimals are exact, however large.
+
+    Floats add up to infinity or NaN as in IEEE 754.
+    """
 
     column: str
 
@@ -103,7 +107,7 @@ class Max(Aggregate):
 
 @dataclass(frozen=True)
 class Avg(Aggregate):
-    """The mean; null without a value."""
+    """The mean; null without a value. That of decimals has up to 38 digits."""
 
     column: str
 
@@ -116,7 +120,8 @@ class Avg(Aggregate):
 
     def value(self, partial: list[Any]) -> Any:
         count, total = partial
-        return total / count if count else None
+        with decimal.localcontext(prec=_MEAN_DIGITS):
+            return total / count if count else None
 
 
 @dataclass(frozen=True)
@@ -209,6 +214,9 @@ def results_of(values: Values, partial: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _HASHES = 1 << 64
+_EXACT_DIGITS = 100
+"""More than the 38 digits of a decimal and those of any number of rows."""
+_MEAN_DIGITS = 38
 
 
 def _hash(value: Any) -> int:
@@ -228,7 +236,13 @@ def _numbers(values: Sequence[Any]) -> list[Any]:
 def _sum(values: Sequence[Any]) -> Any:
     if not values:
         return None
-    return math.fsum(values) if isinstance(values[0], float) else sum(values)
+    if isinstance(values[0], float):
+        try:
+            return math.fsum(values)
+        except (OverflowError, ValueError):
+            return sum(values)  # as in IEEE 754: beyond the largest number, or inf with -inf
+    with decimal.localcontext(prec=_EXACT_DIGITS):
+        return sum(values)
 
 
 def _came_before(one: list[Any], other: list[Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -359,6 +360,20 @@ def test_a_closing_that_fails_closes_nothing(counting: Counting) -> None:
     counting.database.execute("ALTER TABLE other RENAME TO per_ten")
     assert counting.closed() == 1
     assert counting.written() == [(0, "a", 2, 2)]
+
+
+def test_a_sum_that_is_no_number_stops_no_closing(counting: Counting) -> None:
+    for partition, infinite in enumerate(("Infinity", "-Infinity")):
+        counting.write(partition, (0, "a", 1, 1), (1, "a", 30, 1))
+        counting.database.execute(
+            "UPDATE counterpoise_partials SET partials = %s"
+            " WHERE partition = %s AND window_start = 0",
+            (f'{{"n":1,"total":{infinite}}}', partition),
+        )
+    counting.database.execute("ALTER TABLE per_ten ALTER total TYPE double precision")
+    assert counting.closed() == 1
+    ((*_, total),) = counting.written()
+    assert math.isnan(total)
 
 
 def test_results_go_to_a_function_in_the_transaction(counting: Counting) -> None:

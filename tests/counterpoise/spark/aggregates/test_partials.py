@@ -122,6 +122,35 @@ def test_floats(values: list[float]) -> None:
     assert Max("x").partial(values, marks) == max(numbers, default=None)
 
 
+@pytest.mark.parametrize(
+    ("values", "total"),
+    [
+        ([math.inf, -math.inf], math.nan),
+        ([1e308, 1e308], math.inf),
+        ([-1e308, -math.inf], -math.inf),
+    ],
+)
+def test_floats_beyond_the_largest_number_stop_nothing(values: list[float], total: float) -> None:
+    for one in (Sum("x"), Avg("x")):
+        parts = [from_text(to_text(one.partial([value], [(0, 0, 0)]))) for value in values]
+        for partial in (one.partial(values, [(0, 0, 0)] * 2), one.merge(*parts)):
+            assert repr(one.value(partial)) == repr(total)
+
+
+def test_decimals_are_added_exactly() -> None:
+    marks = [(0, 0, 0)] * 2
+    large = [Decimal("12345678901.123456789012345678"), Decimal("1E-18")]
+    assert Sum("x").partial(large, marks) == Decimal("12345678901.123456789012345679")
+    most = Decimal(9 * "1234" + "12")
+    for one in (Sum("x"), Avg("x")):
+        partial: Any = one.partial([most], marks[:1])
+        assert one.value(partial) == most
+        for _ in range(10):
+            partial = from_text(to_text(one.merge(partial, partial)))
+        times = 1024 if isinstance(one, Sum) else 1
+        assert one.value(partial) == Decimal(times * int(most))
+
+
 def test_about_how_many_are_different() -> None:
     many = ApproxDistinct("x", 1024)
     partial: Any = []
