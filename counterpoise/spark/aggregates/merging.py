@@ -134,8 +134,8 @@ class Merge:
             assigned = Assigned([(n, 0, FOREVER) for n in range(rows.num_rows)], (), None, 0)
             self._add(connection, key, scope.partition, read.groups(assigned.kept))
             return
-        clock = tables.lock_clock(connection, key, scope.partition)
-        assigned = assign(read.times, self.plan.windows, clock)
+        clock, now = tables.lock_clock(connection, key, scope.partition)
+        assigned = assign(read.times, self.plan.windows, clock, now)
         late = assigned.late
         if late and self.plan.late == "merge":
             assigned, late = self._merge_late(connection, key, read, assigned)

@@ -143,21 +143,22 @@ def set_low(connection: Connection, key: AggregateKey, low: int) -> None:
     )
 
 
-def lock_clock(connection: Connection, key: AggregateKey, partition: int) -> Clock:
-    """The clock of a partition, locked until the transaction ends.
+def lock_clock(connection: Connection, key: AggregateKey, partition: int) -> tuple[Clock, int]:
+    """The clock of a partition, locked until the transaction ends, and the present by the server's.
 
-    A new one begins at the low watermark: what is closed stays closed.
+    A new one begins at the low watermark: what is closed stays closed. Times in microseconds.
     """
     here = {**key.names, "partition": partition}
     select = text(
-        "SELECT latest, floor FROM counterpoise_clocks WHERE sink = :sink"
-        " AND queue_id = :queue_id AND partition = :partition FOR UPDATE"
+        "SELECT latest, floor, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now"
+        " FROM counterpoise_clocks WHERE sink = :sink AND queue_id = :queue_id"
+        " AND partition = :partition FOR UPDATE"
     )
     row = connection.execute(select, here).one_or_none()
     if row is None:
         add_clocks(connection, key, [partition], lock_low(connection, key))
         row = connection.execute(select, here).one()
-    return Clock(partition, row.latest, row.floor)
+    return Clock(partition, row.latest, row.floor), row.now
 
 
 def add_clocks(

@@ -5,6 +5,11 @@ Its *bound* is that time less the delay that the user allows. A row is *late* fo
 at or before the bound of its own partition. So whether a row is late depends on the rows before it
 in its partition, and on nothing else: not on micro-batches, owners, handoffs or other partitions.
 
+One wrong time must not end an aggregate. So a row whose time is too far ahead of the database's
+clock counts in its window, but does not move the clock. This alone depends on when the row was
+written. It does no harm: the row, its effect on the clock and the fence are one transaction, so a
+repetition finds either the outcome or no trace of it. And a clock that moves less closes less.
+
 The *low watermark* is the lowest bound of all partitions of the queue. Windows that end at or
 before it are closed. Rows of no partition can come to them any more, because each of those rows
 would be late. So a partition without rows, or one that lags, holds all windows open.
@@ -19,12 +24,21 @@ Therefore a window is closed once, and no partial is added to a closed one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 MICROSECONDS = 1_000_000
 FOREVER = (1 << 63) - 1
 """The end of the one window of rows that are not divided by time."""
+AHEAD_SECONDS = 3600.0
+
+
+def ahead_of(seconds: float | None) -> int:
+    """The setting `ahead_seconds` in microseconds. Raises ValueError."""
+    if seconds is not None and not seconds >= 0:
+        raise ValueError("ahead_seconds is at least 0, or None: without limit")
+    return FOREVER if seconds is None or seconds == math.inf else round(seconds * MICROSECONDS)
 
 
 @dataclass(frozen=True)
@@ -33,15 +47,19 @@ class Windows:
     (default: as long as they are), counted from 1970 in UTC.
 
     `delay_seconds`: how much later than its successors a row of a partition may come.
+    `ahead_seconds`: a row whose time is further ahead than this does not close windows; None:
+    without limit (docs, *Aggregates* and *Processors*: of what).
     """
 
     time: str
     size_seconds: float
     slide_seconds: float | None = None
     delay_seconds: float = 0.0
+    ahead_seconds: float | None = AHEAD_SECONDS
     size: int = field(init=False, repr=False)
     slide: int = field(init=False, repr=False)
     delay: int = field(init=False, repr=False)
+    ahead: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Raises ValueError."""
@@ -56,6 +74,7 @@ class Windows:
             ("delay", self.delay_seconds),
         ):
             object.__setattr__(self, name, round(seconds * MICROSECONDS))
+        object.__setattr__(self, "ahead", ahead_of(self.ahead_seconds))
 
     def of(self, time: int) -> Iterator[tuple[int, int]]:
         """The windows [start, end) that contain this time, the latest first. Microseconds."""
@@ -99,8 +118,11 @@ class Assigned:
     untimed: int
 
 
-def assign(times: Iterable[int | None], windows: Windows, clock: Clock) -> Assigned:
-    """The windows of the rows of one partition, in the order of their positions."""
+def assign(times: Iterable[int | None], windows: Windows, clock: Clock, now: int) -> Assigned:
+    """The windows of the rows of one partition, in the order of their positions.
+
+    `now`: the present in microseconds; rows too far ahead of it do not move the clock.
+    """
     kept: list[tuple[int, int, int]] = []
     late: list[tuple[int, int, int]] = []
     latest, untimed = clock.latest, 0
@@ -109,7 +131,7 @@ def assign(times: Iterable[int | None], windows: Windows, clock: Clock) -> Assig
         if time is None:
             untimed += 1
             continue
-        if latest is None or time > latest:
+        if (latest is None or time > latest) and time <= now + windows.ahead:
             latest = time
             bound = Clock(clock.partition, latest, clock.floor).bound(windows.delay)
         for start, end in windows.of(time):

@@ -179,6 +179,21 @@ def test_if_all_are_still_the_one_that_is_ahead_decides(counting: Counting) -> N
     assert counting.written() == [(0, "a", 2, 2)]
 
 
+def test_a_row_dated_far_ahead_ends_nothing(counting: Counting) -> None:
+    """Neither its own partition, nor those that are passed when all are still."""
+    counting.idle_seconds = 60
+    far = 253_402_127_000  # in the last days of the year 9999
+    counting.write(0, (0, "a", 1, 1), (1, "b", far, 1), (2, "a", 2, 1), (3, "a", 30, 1))
+    counting.write(1, (0, "a", 3, 1))
+    counting.make_still(0, 1)
+    assert counting.closed() == 1
+    counting.write(1, *((n, "a", 30 + n, 1) for n in range(1, 9)))
+    assert counting.dropped() == 0
+    assert counting.written() == [(0, "a", 3, 3)]
+    (kept,) = counting.query(f"SELECT groups FROM counterpoise_partials WHERE window_end > {far}")
+    assert kept == ('["b"]',)
+
+
 def test_late_rows_are_dropped_and_counted(counting: Counting) -> None:
     counting.write(0, (0, "a", 1, 1), (1, "a", 12, 1), (2, "a", 2, 1), (3, "a", None, 1))
     assert counting.dropped() == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -17,6 +18,8 @@ from counterpoise.spark.aggregates.windows import (
     advance,
     assign,
 )
+
+NOW = 100 * MICROSECONDS
 
 
 def seconds(*times: int | None) -> list[int | None]:
@@ -48,7 +51,7 @@ def test_windows_that_would_leave_rows_out_are_refused(
 
 def test_a_row_is_late_by_the_rows_before_it_in_its_partition() -> None:
     windows = Windows("at", 10, delay_seconds=5)
-    found = assign(seconds(3, 14, 9, 15, 9, None, 12), windows, Clock(0))
+    found = assign(seconds(3, 14, 9, 15, 9, None, 12), windows, Clock(0), NOW)
     # At 15, five seconds after the end, the window from 0 to 10 gets nothing more.
     assert [index for index, *_ in found.kept] == [0, 1, 2, 3, 6]
     assert found.late == [(4, 0, 10 * MICROSECONDS)]
@@ -56,17 +59,33 @@ def test_a_row_is_late_by_the_rows_before_it_in_its_partition() -> None:
     assert found.untimed == 1
 
 
+@pytest.mark.parametrize("wrong", [-1, math.nan])
+def test_no_limit_lies_in_the_past(wrong: float) -> None:
+    with pytest.raises(ValueError, match="ahead_seconds is at least 0"):
+        Windows("at", 10, ahead_seconds=wrong)
+
+
 def test_a_row_may_be_late_for_one_of_its_windows_alone() -> None:
     windows = Windows("at", 10, 5)
-    found = assign(seconds(10, 8), windows, Clock(0))
+    found = assign(seconds(10, 8), windows, Clock(0), NOW)
     assert found.late == [(1, 0, 10 * MICROSECONDS)]
     assert (1, 5 * MICROSECONDS, 15 * MICROSECONDS) in found.kept
 
 
 def test_a_floor_makes_rows_late() -> None:
     windows = Windows("at", 10)
-    found = assign(seconds(3, 12), windows, Clock(0, floor=10 * MICROSECONDS))
+    found = assign(seconds(3, 12), windows, Clock(0, floor=10 * MICROSECONDS), NOW)
     assert [index for index, *_ in found.late] == [0]
+
+
+def test_a_row_too_far_ahead_of_the_present_moves_nothing() -> None:
+    windows = Windows("at", 10, ahead_seconds=5)
+    found = assign(seconds(99, 10**12, 106, 98, 105, 98), windows, Clock(0), NOW)
+    assert [index for index, *_ in found.kept] == [0, 1, 2, 3, 4]
+    assert [index for index, *_ in found.late] == [5]
+    assert found.latest == 105 * MICROSECONDS
+    free = Windows("at", 10, ahead_seconds=None)
+    assert assign(seconds(10**12), free, Clock(0), NOW).latest == 10**12 * MICROSECONDS
 
 
 @given(
@@ -78,11 +97,11 @@ def test_the_cuts_between_micro_batches_make_no_difference(
     times: list[int | None], cuts: list[int], delay: int
 ) -> None:
     windows = Windows("at", 10, 4, delay)
-    whole = assign(seconds(*times), windows, Clock(0))
+    whole = assign(seconds(*times), windows, Clock(0), NOW)
     kept, late, clock = [], [], Clock(0)
     edges = [0, *sorted(cuts), len(times)]
     for begin, end in pairwise(edges):
-        found = assign(seconds(*times[begin:end]), windows, clock)
+        found = assign(seconds(*times[begin:end]), windows, clock, NOW)
         kept += [(index + begin, *window) for index, *window in found.kept]
         late += [(index + begin, *window) for index, *window in found.late]
         clock = Clock(0, found.latest)
@@ -142,7 +161,7 @@ def test_nothing_is_added_to_a_closed_window_and_the_watermark_never_falls(
         if data.draw(st.booleans()):
             number = data.draw(st.integers(0, 2))
             times = data.draw(st.lists(st.integers(0, 30), min_size=1, max_size=4))
-            found = assign(seconds(*times), windows, clocks[number])
+            found = assign(seconds(*times), windows, clocks[number], NOW)
             assert all(low is None or end > low for _, _, end in found.kept)
             clocks[number] = Clock(number, found.latest, clocks[number].floor)
             continue
