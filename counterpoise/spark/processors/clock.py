@@ -4,18 +4,25 @@ The *partition time* of a row is the largest event time of its partition, up to 
 row. Like all state it is a function of the log. So it never goes back, it does not depend on
 micro-batches and owners, and the rows of the history restore it exactly. For this one key must hold
 all state of a partition: rows are grouped by `partition` alone.
+
+One wrong time must not end a partition. No clock can tell which time is wrong: a later owner reads
+the same row at another time, would decide otherwise, and so restore another state. The log can. A
+time that is too far ahead of the partition time counts only when the next row *confirms* it, by a
+time that is not as far before it. So the time also goes on after a silence, one row later.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Row
 from pyspark.sql.functions import col, unix_micros
 from pyspark.sql.types import StructType
 
+from counterpoise.spark.aggregates.windows import AHEAD_SECONDS, ahead_of
 from counterpoise.spark.errors import InvalidSchema
 from counterpoise.spark.state.processor import TenuredProcessor
 
@@ -28,6 +35,35 @@ TIME = "counterpoise_time"
 
 Timed = Sequence[tuple[Row, int | None]]
 """Rows, each with the partition time in microseconds; None before the first row with a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionTime:
+    """The partition time after some rows, in microseconds.
+
+    `confirmed`: None before rows agree. `last`: the time of the last row that has one.
+    """
+
+    confirmed: int | None = None
+    last: int | None = None
+
+    @property
+    def now(self) -> int | None:
+        """The partition time. Until rows agree it is that of the row alone, and may go back: what
+        earlier rows have opened lies after it then.
+        """
+        return self.last if self.confirmed is None else self.confirmed
+
+    def after(self, time: int | None, ahead: int) -> PartitionTime:
+        """After one more row, which moves it by at most `ahead` unless rows agree."""
+        if time is None:
+            return self
+        confirmed = self.confirmed
+        if self.last is not None and self.last <= time + ahead:
+            confirmed = later(confirmed, self.last)
+        if confirmed is not None and time <= confirmed + ahead:
+            confirmed = max(confirmed, time)
+        return PartitionTime(confirmed, time)
 
 
 def timed(rows: DataFrame, time: str, needed: Iterable[str]) -> DataFrame:
@@ -47,12 +83,20 @@ class PartitionProcessor(TenuredProcessor):
     """A processor of the rows of one partition, in order, each with its partition time.
 
     `time`: a column of timestamps. `heartbeat`: a boolean column; rows where it is true move the
-    partition time and are nothing else.
+    partition time and are nothing else. `ahead_seconds`: how far one row alone may move it; None:
+    without limit.
     """
 
-    def __init__(self, time: str, heartbeat: str | None = None) -> None:
+    def __init__(
+        self,
+        time: str,
+        heartbeat: str | None = None,
+        ahead_seconds: float | None = AHEAD_SECONDS,
+    ) -> None:
+        """Raises ValueError."""
         self._time = time
         self._heartbeat = heartbeat
+        self._ahead = ahead_of(ahead_seconds)
 
     def over(self, rows: DataFrame) -> DataFrame:
         """What the processor makes of the rows of a source with `warmup=true`.
@@ -64,20 +108,19 @@ class PartitionProcessor(TenuredProcessor):
         return grouped.transformWithState(self, self.result(rows.schema), "Append", "None")
 
     def open(self, handle: Any) -> None:
-        self._clock = handle.getValueState("counterpoise_clock", "latest long")
+        self._clock = handle.getValueState("counterpoise_clock", "confirmed long, last long")
 
     def clear(self) -> None:
         self._clock.clear()
 
     def on_rows(self, key: Any, rows: list[Row], timers: Any) -> Iterator[Row]:
         known = self._clock.get()
-        latest: int | None = None if known is None else known[0]
+        clock = PartitionTime(*known or ())
         found = []
         for row in rows:
-            latest = later(latest, row[TIME])
-            found.append((row, latest))
-        if latest is not None:
-            self._clock.update((latest,))
+            clock = clock.after(row[TIME], self._ahead)
+            found.append((row, clock.now))
+        self._clock.update((clock.confirmed, clock.last))
         yield from self.on_timed_rows(found)
 
     def is_heartbeat(self, row: Row) -> bool:

@@ -1,7 +1,8 @@
 """Each id once, among the rows of one partition.
 
 An id is remembered from the row that has passed until the partition time is more than the horizon
-later. So whether a row passes depends on the rows of its partition alone.
+later (or earlier, after a first row with a wrong time). So whether a row passes depends on the rows
+of its partition alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
 from counterpoise.spark.aggregates.partials import to_text
-from counterpoise.spark.aggregates.windows import MICROSECONDS
+from counterpoise.spark.aggregates.windows import AHEAD_SECONDS, MICROSECONDS
 from counterpoise.spark.processors.clock import TIME, PartitionProcessor, Timed
 
 # The first two concern the warm-up alone: a row that passes is no history.
@@ -25,7 +26,8 @@ class DuplicateFilter(PartitionProcessor):
     except `tenure` and `replay`.
 
     `by`: the columns of the id; if all of them are null, the row has none and passes. Messages of
-    one id need one key: ids are remembered per partition.
+    one id need one key: ids are remembered per partition. `ahead_seconds`: how far one row alone
+    moves the partition time; None: without limit.
     """
 
     def __init__(
@@ -35,8 +37,10 @@ class DuplicateFilter(PartitionProcessor):
         time: str = "published_at",
         horizon_seconds: float = 86_400.0,
         heartbeat: str | None = None,
+        ahead_seconds: float | None = AHEAD_SECONDS,
     ) -> None:
-        super().__init__(time, heartbeat)
+        """Raises ValueError."""
+        super().__init__(time, heartbeat, ahead_seconds)
         self._by = tuple(by)
         self._horizon = round(horizon_seconds * MICROSECONDS)
 
@@ -65,7 +69,7 @@ class DuplicateFilter(PartitionProcessor):
             if now is not None and any(value is not None for value in values):
                 one = to_text(values)
                 at = passed.get(one) if one in passed else self._passed_at(one)
-                if at is not None and now - at <= self._horizon:
+                if at is not None and abs(now - at) <= self._horizon:
                     continue
                 passed[one] = now
             yield Row(**{name: row[name] for name in row.__fields__ if name not in _INNER})
@@ -80,8 +84,8 @@ class DuplicateFilter(PartitionProcessor):
     def _sweep(self, now: int | None) -> None:
         """Forget ids, but go through all of them only once per horizon."""
         known = self._swept.get()
-        if now is None or (known is not None and now - known[0] <= self._horizon):
+        if now is None or (known is not None and abs(now - known[0]) <= self._horizon):
             return
         self._swept.update((now,))
-        for key in [key for key, (at,) in self._ids.iterator() if now - at > self._horizon]:
+        for key in [key for key, (at,) in self._ids.iterator() if abs(now - at) > self._horizon]:
             self._ids.removeKey(key)

@@ -22,8 +22,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from pyspark.sql.types import StructType
 
 from counterpoise.spark.aggregates.partials import from_text, to_text
-from counterpoise.spark.aggregates.windows import MICROSECONDS
-from counterpoise.spark.processors.clock import TIME, later, timed
+from counterpoise.spark.aggregates.windows import AHEAD_SECONDS, MICROSECONDS, ahead_of
+from counterpoise.spark.processors.clock import TIME, PartitionTime, timed
 from counterpoise.spark.state.processor import in_order
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class JoinByKey(StatefulProcessor):
     and without `aligned` the partition and position of the row that came later, for the fenced
     sink.
 
-    `aligned`: how many logs the queue reads side by side (docs, *Joins*).
+    `aligned`: how many logs the queue reads side by side (docs, *Joins*). `ahead_seconds`: how far
+    one row alone moves the partition time; None: without limit.
     """
 
     tenured = True
@@ -62,7 +63,9 @@ class JoinByKey(StatefulProcessor):
         time: str = "published_at",
         by: str = "key",
         aligned: int = 1,
+        ahead_seconds: float | None = AHEAD_SECONDS,
     ) -> None:
+        """Raises ValueError."""
         self._kind = kind
         self._kinds = kinds
         self._columns = tuple(columns)
@@ -70,6 +73,7 @@ class JoinByKey(StatefulProcessor):
         self._time = time
         self._by = by
         self._aligned = aligned
+        self._ahead = ahead_of(ahead_seconds)
 
     def over(self, rows: DataFrame) -> DataFrame:
         """The pairs of the rows of a source with `warmup=true`.
@@ -91,7 +95,7 @@ class JoinByKey(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._partitions = handle.getMapState(
-            "partitions", "partition int", "tenure long, latest long"
+            "partitions", "partition int", "tenure long, confirmed long, last long"
         )
         self._open = handle.getMapState("open", "key string", "rows string")
         self._swept = handle.getValueState("swept", "at long")
@@ -107,30 +111,30 @@ class JoinByKey(StatefulProcessor):
             number: in_order(portion)
             for number, portion in groupby(by_partition, key=lambda row: row["partition"])
         }
-        latest_of = {
+        clocks = {
             number: self._begun(number, portion[0]["tenure"])
             for number, portion in portions.items()
         }
         opened: dict[str, list[Open]] = {}
         for number, portion in portions.items():
-            latest = latest_of[number]
+            clock = clocks[number]
             for row in portion:
-                latest = later(latest, row[TIME])
-                yield from self._pairs(row, latest, opened)
-            self._partitions.updateValue((number,), (portion[0]["tenure"], latest))
+                clock = clock.after(row[TIME], self._ahead)
+                yield from self._pairs(row, clock.now, opened)
+            known = (portion[0]["tenure"], clock.confirmed, clock.last)
+            self._partitions.updateValue((number,), known)
         for one, kept in opened.items():
             self._open.updateValue((one,), (to_text(kept),))
         self._sweep()
 
-    def _begun(self, number: int, tenure: int) -> int | None:
+    def _begun(self, number: int, tenure: int) -> PartitionTime:
         """The partition time; what the partition has left here in another tenure is dropped."""
         known = self._partitions.getValue((number,))
         if known is not None and known[0] == tenure:
-            latest: int | None = known[1]
-            return latest
+            return PartitionTime(*known[1:])
         if known is not None:
             self._keep(lambda one: bool(one[1] != number))
-        return None
+        return PartitionTime()
 
     def _pairs(self, row: Row, now: int | None, opened: dict[str, list[Open]]) -> Iterator[Row]:
         key, time = row[self._by], row[TIME]
@@ -163,7 +167,7 @@ class JoinByKey(StatefulProcessor):
 
     def _sweep(self) -> None:
         """Forget rows that can make no pair any more, but go through all only once in a while."""
-        clocks = [latest for _, latest in self._partitions.values()]
+        clocks = [confirmed for _, confirmed, _ in self._partitions.values()]
         if len(clocks) < self._aligned or None in clocks:
             return
         low, known = min(clocks), self._swept.get()

@@ -55,7 +55,7 @@ class WindowAggregate(PartitionProcessor):
         by: Sequence[str] = ("key",),
         heartbeat: str | None = None,
     ) -> None:
-        super().__init__(windows.time, heartbeat)
+        super().__init__(windows.time, heartbeat, windows.ahead_seconds)
         self._schema = schema
         self._values = dict(values)
         self._windows = windows

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from counterpoise.spark import Count, Last, Windows
 from counterpoise.spark.processors import DuplicateFilter, JoinByKey, WindowAggregate
-from counterpoise.spark.processors.clock import TIME
+from counterpoise.spark.processors.clock import TIME, PartitionTime
 from tests.counterpoise.spark.processors.worlds import (
     SECOND,
     Application,
@@ -116,6 +116,43 @@ def test_pairs_in_handoffs_and_crashes(seed: int) -> None:
         found = handed_over(pairs, rows, seed, crashes=crashes)
         ends = [frozenset((one["left_position"], one["right_position"])) for one in found]
         assert [(one["position"], pair) for one, pair in zip(found, ends, strict=True)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("times", "clock"),
+    [
+        pytest.param([5, 3, 9, 8], [5, 5, 9, 9], id="usual"),
+        pytest.param([5, 500, 6, 7], [5, 5, 6, 7], id="one is wrong"),
+        pytest.param([500, 5, 6, 7], [500, 5, 6, 7], id="the first one is wrong"),
+        pytest.param([5, 900, 6, 500, 7], [5, 5, 6, 6, 7], id="some are wrong"),
+        pytest.param([5, 500, None, 501, 7], [5, 5, 5, 501, 501], id="after a silence"),
+        pytest.param([5, 500, 495, 7], [5, 5, 500, 500], id="after a silence, out of order"),
+        pytest.param([5, 105, 205, 305], [5, 5, 105, 205], id="always far apart"),
+        pytest.param([None, 5, None], [None, 5, 5], id="without times"),
+    ],
+)
+def test_the_partition_time(times: list[int | None], clock: list[int | None]) -> None:
+    now, found = PartitionTime(), []
+    for time in times:
+        now = now.after(time, 10)
+        found.append(now.now)
+    assert found == clock
+
+
+@pytest.mark.parametrize("make", [windows, duplicates, pairs])
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_dated_far_ahead_change_nothing_else(
+    seed: int, make: Callable[[], StatefulProcessor]
+) -> None:
+    """They are as rows without a time, but for windows and pairs of their own time."""
+    rows = log(seed)
+    years = (Row(**{**row.asDict(), TIME: (900 - n) * 10**13}) for n, row in enumerate(rows))
+    far = [there if row[TIME] is None else row for row, there in zip(rows, years, strict=True)]
+    assert far != rows
+    for crashes in (False, True):
+        assert handed_over(make, far, seed, crashes=crashes) == handed_over(
+            make, rows, seed, crashes=crashes
+        )
 
 
 def test_a_pair_has_the_columns_of_its_two_rows() -> None:
