@@ -261,12 +261,23 @@ def to_text(document: Any) -> str:
 
     Raises TypeError for a value that is no number, text, bytes, time or date.
     """
-    return json.dumps(document, default=_tagged, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(_mapped(document), default=_tagged, separators=(",", ":"), ensure_ascii=False)
 
 
 def from_text(text: str) -> Any:
     """What `to_text` was given."""
     return json.loads(text, object_hook=_untagged)
+
+
+def _mapped(value: Any) -> Any:
+    """Maps that JSON cannot hold, or that look like a tagged value, as tagged values."""
+    if isinstance(value, list | tuple):
+        return [_mapped(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if _TAG in value or not all(isinstance(key, str) for key in value):
+        return {_TAG: "map", "is": [[_mapped(key), _mapped(one)] for key, one in value.items()]}
+    return {key: _mapped(one) for key, one in value.items()}
 
 
 def _tagged(value: Any) -> dict[str, str]:
@@ -284,6 +295,8 @@ def _tagged(value: Any) -> dict[str, str]:
 
 def _untagged(found: dict[str, Any]) -> Any:
     match found.get(_TAG):
+        case "map":
+            return {tuple(k) if isinstance(k, list) else k: one for k, one in found["is"]}
         case "time":
             return datetime.fromisoformat(found["is"])
         case "date":

@@ -175,6 +175,11 @@ def test_about_how_many_are_different() -> None:
         date(2026, 1, 2),
         None,
         True,
+        {"kind": "order"},
+        {"@": "time"},
+        {"@": "bytes", "is": "aGk="},
+        {"@": "map", "is": [{"@": "decimal"}]},
+        {1: "x", (2, "y"): b"z", date(2026, 1, 2): {"@": None}},
     ],
 )
 def test_what_a_column_may_have_comes_back_from_the_database(value: Any) -> None:

@@ -172,6 +172,17 @@ def test_a_pair_has_the_columns_of_its_two_rows() -> None:
     }
 
 
+def test_no_header_stops_a_join() -> None:
+    join = JoinByKey("kind", KINDS, ["headers"], within_seconds=8, time="at")
+    application = Application(join)
+    headers = {"@": "time"}, {"@": "bytes", "is": "aGk="}
+    for position, (kind, given) in enumerate(zip(KINDS, headers, strict=True)):
+        row = message(position, 1, key="a", kind=kind, headers=given)
+        found = application.read([row], 1)
+    ((left, right),) = [(pair["left_headers"], pair["right_headers"]) for pair in found]
+    assert (left, right) == headers
+
+
 def sides(count: int) -> list[list[Row]]:
     """Two aligned logs: message n of each makes one pair."""
     return [
