@@ -6,7 +6,7 @@
   transaction that writes rows of the partition moves it; the closing, if the partition is still.
 - `counterpoise_partials`: the partials of each window, group and partition. The same transaction
   writes them, and the closing removes them.
-- `counterpoise_late`: late rows, with `late="side"`.
+- `counterpoise_late`: late rows, with `late="side"`; `number` tells apart those of one message.
 
 *Locks.* A transaction that writes rows of a partition holds the partition's high-water (the fence),
 then its clock. It takes the row of the aggregate only where it adds a clock, or merges late rows.
@@ -58,9 +58,11 @@ CREATE TABLE IF NOT EXISTS counterpoise_partials (
 CREATE TABLE IF NOT EXISTS counterpoise_late (
     sink text NOT NULL, queue_id text NOT NULL, queue text NOT NULL, partition integer NOT NULL,
     position text NOT NULL, window_start timestamptz NOT NULL, window_end timestamptz NOT NULL,
-    row_columns text NOT NULL,
-    PRIMARY KEY (sink, queue_id, partition, position, window_start)
+    row_columns text NOT NULL
 );
+ALTER TABLE counterpoise_late ADD COLUMN IF NOT EXISTS number integer NOT NULL DEFAULT 0,
+    DROP CONSTRAINT IF EXISTS counterpoise_late_pkey,
+    ADD PRIMARY KEY (sink, queue_id, partition, position, window_start, number);
 """
 
 
@@ -101,10 +103,16 @@ def create(engine: Engine) -> None:
                 f"the sink's engine uses {isolation}: an aggregate needs READ COMMITTED, where a "
                 "statement that waited for a lock sees what was committed meanwhile"
             )
-        there = "SELECT to_regclass('counterpoise_late')"
-        if connection.scalar(text(there)) is not None:
+        # The column that was added last.
+        there = (
+            "SELECT true FROM pg_attribute"
+            " WHERE attrelid = to_regclass('counterpoise_late') AND attname = 'number'"
+        )
+        if connection.scalar(text(there)):
             return
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CREATION_LOCK})
+        if connection.scalar(text(there)):
+            return
         for statement in _TABLES.split(";")[:-1]:
             connection.execute(text(statement))
 
@@ -341,12 +349,21 @@ def changed_groups(connection: Connection, key: AggregateKey, end: int) -> Found
 def put_late(
     connection: Connection, key: AggregateKey, partition: int, rows: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Add late rows: `position`, `window_start`, `window_end` and `row_columns`."""
+    """Add late rows: `position`, `window_start`, `window_end` and `row_columns`.
+
+    Rows of one message are numbered, so all of them stay. Messages that are delivered again on
+    purpose replace their rows: only those of this transaction are counted.
+    """
     connection.execute(
         text(
             "INSERT INTO counterpoise_late (sink, queue_id, queue, partition, position,"
-            " window_start, window_end, row_columns) VALUES (:sink, :queue_id, :queue, :partition,"
-            " :position, :window_start, :window_end, :row_columns) ON CONFLICT DO NOTHING"
+            " window_start, window_end, row_columns, number) SELECT :sink, :queue_id, :queue,"
+            " :partition, :position, :window_start, :window_end, :row_columns, count(*)"
+            " FROM counterpoise_late WHERE sink = :sink AND queue_id = :queue_id"
+            " AND partition = :partition AND position = :position"
+            " AND window_start = :window_start AND xmin = pg_current_xact_id()::xid"
+            " ON CONFLICT (sink, queue_id, partition, position, window_start, number)"
+            " DO UPDATE SET row_columns = excluded.row_columns"
         ),
         [{**key.names, "queue": key.queue, "partition": partition, **row} for row in rows],
     )

@@ -214,6 +214,25 @@ def test_late_rows_go_to_a_table_of_their_own(counting: Counting) -> None:
     assert '"x":8' in row
 
 
+def test_all_late_rows_of_one_message_stay(counting: Counting) -> None:
+    """As explode makes them, and also where two calls of one transaction bring them."""
+    counting.plan = replace(PLAN, late="side")
+    # The table as it was before its rows had numbers.
+    counting.database.execute(
+        "ALTER TABLE counterpoise_late DROP COLUMN number,"
+        " ADD PRIMARY KEY (sink, queue_id, partition, position, window_start)"
+    )
+    tables.create(counting.engine)
+    counting.write(0, (0, "a", 100, 1))
+    rows = [(1, "b", 5, 1), (1, "c", 5, 2), (1, "c", 5, 2), (1, "d", 15, 3)]
+    for _ in range(2):
+        with counting.writing(0, *rows[:2]) as connection:
+            counting.add(connection, 0, rows[2:])
+        assert counting.query(
+            "SELECT row_columns::jsonb->>'key', number FROM counterpoise_late ORDER BY 1, 2"
+        ) == [("b", 0), ("c", 1), ("c", 2), ("d", 0)]
+
+
 def test_late_rows_are_merged_into_open_and_closed_windows(counting: Counting) -> None:
     counting.plan = replace(PLAN, late="merge", keep=30_000_000)
     counting.write(0, (0, "a", 1, 1), (1, "a", 12, 1), (2, "a", 2, 1))
