@@ -131,6 +131,7 @@ class Merge:
         key = AggregateKey(scope.sink, scope.queue_id, scope.queue)
         read = _Rows(self.plan, rows, scope.partition)
         if self.plan.windows is None:
+            tables.begin(connection, key)
             assigned = Assigned([(n, 0, FOREVER) for n in range(rows.num_rows)], (), None, 0)
             self._add(connection, key, scope.partition, read.groups(assigned.kept))
             return

@@ -11,8 +11,9 @@
 *Locks.* A transaction that writes rows of a partition holds the partition's high-water (the fence),
 then its clock. It takes the row of the aggregate only where it adds a clock, or merges late rows.
 The closing of windows takes the row of the aggregate first. Of clocks it locks only those that it
-wants to pass, and skips those that are locked: their partition is not still. So no one waits for a
-clock while it holds the row of the aggregate, and there is no circle.
+wants to pass, and skips those that are locked: their partition is not still. Of partials that are
+not divided by time it skips those that are locked, too. So no one waits for a clock or a partial
+while it holds the row of the aggregate, and there is no circle.
 
 *Isolation.* READ COMMITTED is enough. A writer that holds a clock merges into windows that end
 after its bound. The low watermark is at most the bound that is committed, so no closing that runs
@@ -117,27 +118,28 @@ def create(engine: Engine) -> None:
             connection.execute(text(statement))
 
 
+def begin(connection: Connection, key: AggregateKey) -> None:
+    """Add the row of the aggregate, by which `forget` finds everything else, if there is none."""
+    connection.execute(
+        text(
+            "INSERT INTO counterpoise_aggregates (sink, queue_id, queue)"
+            " VALUES (:sink, :queue_id, :queue) ON CONFLICT DO NOTHING"
+        ),
+        {**key.names, "queue": key.queue},
+    )
+
+
 def lock_low(connection: Connection, key: AggregateKey) -> int | None:
     """The low watermark, locked until the transaction ends."""
-    for _ in range(2):
-        row = connection.execute(
-            text(
-                "SELECT low FROM counterpoise_aggregates"
-                " WHERE sink = :sink AND queue_id = :queue_id FOR UPDATE"
-            ),
-            key.names,
-        ).one_or_none()
-        if row is not None:
-            break
-        connection.execute(
-            text(
-                "INSERT INTO counterpoise_aggregates (sink, queue_id, queue)"
-                " VALUES (:sink, :queue_id, :queue) ON CONFLICT DO NOTHING"
-            ),
-            {**key.names, "queue": key.queue},
-        )
-    assert row is not None
-    return None if row.low is None else int(row.low)
+    begin(connection, key)
+    low: int | None = connection.execute(
+        text(
+            "SELECT low FROM counterpoise_aggregates"
+            " WHERE sink = :sink AND queue_id = :queue_id FOR UPDATE"
+        ),
+        key.names,
+    ).scalar_one()
+    return low
 
 
 def set_low(connection: Connection, key: AggregateKey, low: int) -> None:
@@ -328,11 +330,16 @@ def forget_closed(connection: Connection, key: AggregateKey, until: int) -> None
 
 
 def changed_groups(connection: Connection, key: AggregateKey, end: int) -> Found:
-    """All partials of the groups of the window that ends there and has changed; it has not now."""
+    """All partials of the groups of the window that ends there and has changed; it has not now.
+
+    What a writer holds just now stays changed: waiting for it could be a deadlock, since a writer
+    locks partials in the order of its rows.
+    """
     groups = connection.scalars(
         text(
-            "UPDATE counterpoise_partials SET changed = false WHERE sink = :sink"
-            " AND queue_id = :queue_id AND window_end = :end AND changed RETURNING groups"
+            "UPDATE counterpoise_partials SET changed = false WHERE ctid = ANY(ARRAY("
+            "SELECT ctid FROM counterpoise_partials WHERE sink = :sink AND queue_id = :queue_id"
+            " AND window_end = :end AND changed FOR UPDATE SKIP LOCKED)) RETURNING groups"
         ),
         {**key.names, "end": end},
     ).all()

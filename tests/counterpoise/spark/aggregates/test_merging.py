@@ -251,11 +251,37 @@ def test_late_rows_are_merged_into_open_and_closed_windows(counting: Counting) -
     assert sorted(counting.written())[:2] == [(0, "a", 5, 13), (0, "b", 1, 5)]
 
 
-def test_rows_that_are_not_divided_by_time(counting: Counting) -> None:
+@pytest.fixture
+def undivided(counting: Counting) -> Counting:
+    """Results without windows."""
     counting.database.execute(
-        "DROP TABLE per_ten; CREATE TABLE per_ten (key text, n bigint, total bigint)"
+        "ALTER TABLE per_ten DROP COLUMN window_start, DROP COLUMN window_end"
     )
     counting.plan = replace(PLAN, windows=None)
+    return counting
+
+
+def test_a_closing_waits_for_no_writer_of_undivided_rows(undivided: Counting) -> None:
+    """They lock groups in any order, so waiting for each other would be a deadlock."""
+    undivided.write(0, (0, "a", None, 1), (1, "b", None, 1))
+    with undivided.writing(0, (2, "b", None, 1)) as writer:
+        assert undivided.closed() == 1
+        undivided.add(writer, 0, [(3, "a", None, 1)])
+    assert undivided.closed() == 2
+    assert sorted(undivided.query("SELECT * FROM per_ten")) == [("a", 2, 2), ("b", 2, 2)]
+
+
+def test_all_is_forgotten_that_nobody_has_closed(undivided: Counting) -> None:
+    undivided.write(0, (0, "a", None, 1))
+    with undivided.engine.begin() as connection:
+        tables.forget(connection, KEY.sink, KEY.queue)
+    undivided.write(0, (0, "a", None, 1))
+    undivided.closed()
+    assert undivided.query("SELECT * FROM per_ten") == [("a", 1, 1)]
+
+
+def test_rows_that_are_not_divided_by_time(undivided: Counting) -> None:
+    counting = undivided
     counting.write(0, (0, "a", None, 1), (1, "b", None, 2))
     counting.write(1, (0, "a", None, 3))
     assert counting.closed() == 2
