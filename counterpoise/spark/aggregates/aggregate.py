@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 from counterpoise.client import Client
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("counterpoise.spark")
 
 _PLACES = ("window_start", "window_end")
+_LIMITS = ("transaction_seconds", "retry_seconds")
 
 
 class FencedAggregate:
@@ -88,6 +89,9 @@ class FencedAggregate:
         self._results = Results(plan, table, emit)
         self._sink = FencedSink(where, Merge(plan, self._results), name=self.name, **fence)
         self._database = Database(where)
+        # `idle_seconds` is of windows here.
+        given = {name: fence[name] for name in fence.keys() & {*_LIMITS}}
+        self._limits = TransactionLimits(**given)
         self._idle_seconds = idle_seconds
         self._created = False
         # The queue that is counted and its service; known from the first micro-batch on.
@@ -116,7 +120,7 @@ class FencedAggregate:
     def close_windows(self) -> int:
         """Write the results of the windows that are complete; returns how many.
 
-        Each micro-batch ends with this, and with `idle_seconds` it is repeated in between. Any
+        Each micro-batch ends with this, and with `idle_seconds` it is repeated from then on. Any
         application of the queue may close a window, and one of them does. 0 before the first
         micro-batch, and while the service is away, which knows the partitions.
         """
@@ -125,17 +129,19 @@ class FencedAggregate:
         from counterpoise.spark.aggregates import tables
 
         key, url = self._counted
-        limits = TransactionLimits()
-        with self._database.transaction(limits) as connection:
-            known = tables.clocks(connection, key, None).keys()
-        # After the clocks: a partition with a clock that is not listed now has ended.
-        try:
-            with Client(url) as client:
-                live = {one.partition for one in client.partitions(key.queue)}
-        except CounterpoiseError as error:
-            logger.warning("counterpoise: windows of %s stay open: %s", self.name, error)
-            return 0
-        with self._database.transaction(limits) as connection:
+        known: Collection[int] = ()
+        live: Collection[int] = ()
+        if self._results.plan.windows is not None:
+            with self._database.transaction(self._limits) as connection:
+                known = tables.clocks(connection, key, None).keys()
+            # After the clocks: a partition with a clock that is not listed now has ended.
+            try:
+                with Client(url) as client:
+                    live = {one.partition for one in client.partitions(key.queue)}
+            except CounterpoiseError as error:
+                logger.warning("counterpoise: windows of %s stay open: %s", self.name, error)
+                return 0
+        with self._database.transaction(self._limits) as connection:
             return close_windows(
                 connection,
                 key,
@@ -151,7 +157,7 @@ class FencedAggregate:
             return 0
         from counterpoise.spark.aggregates import tables
 
-        with self._database.transaction(TransactionLimits()) as connection:
+        with self._database.transaction(self._limits) as connection:
             return tables.dropped(connection, self._counted[0])
 
     def forget(self, queue: str) -> None:
@@ -163,7 +169,7 @@ class FencedAggregate:
 
         self._create()
         self._sink.forget(queue)
-        with self._database.transaction(TransactionLimits()) as connection:
+        with self._database.transaction(self._limits) as connection:
             tables.forget(connection, self.name, queue)
 
     def close(self) -> None:
@@ -176,7 +182,7 @@ class FencedAggregate:
         from counterpoise.spark.aggregates import tables
 
         if not self._created:
-            with self._database.transaction(TransactionLimits()):
+            with self._database.transaction(self._limits):
                 pass  # Waits while the database is unavailable.
             tables.create(self._database.engine())
             self._created = True

@@ -14,7 +14,11 @@ import pytest
 
 from counterpoise.publisher import Publisher
 from counterpoise.spark import Count, FencedAggregate, Windows, drain
+from counterpoise.spark.aggregates import tables
+from counterpoise.spark.aggregates.tables import AggregateKey, Group
+from counterpoise.spark.aggregates.windows import FOREVER
 from counterpoise.spark.errors import InvalidSink
+from counterpoise.spark.sink.database import Database, TransactionLimits
 from tests.counterpoise.spark.queries import QueryStage
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service
@@ -194,3 +198,30 @@ def test_what_cannot_work_is_refused(wrong: dict[str, Any], says: str) -> None:
 def test_its_database_is_shown_nowhere() -> None:
     one = FencedAggregate("postgresql://me:secret@localhost/none", "n", values={"n": Count()})
     assert repr(one) == "FencedAggregate(name='n')"
+
+
+def test_results_without_windows_need_no_service(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor other limits than the user's."""
+    limits = []
+    begin = Database.transaction
+
+    def transaction(database: Database, given: TransactionLimits) -> Any:
+        limits.append(given)
+        return begin(database, given)
+
+    monkeypatch.setattr(Database, "transaction", transaction)
+    values = {"n": Count()}
+    counting = FencedAggregate(database_url, "totals", values=values, retry_seconds=5)
+    counting.forget("flights")
+    key = AggregateKey("totals", "q-1", "flights")
+    with psycopg.connect(database_url) as connection:
+        connection.execute("CREATE TABLE totals (key text, n bigint)")
+    with counting._database.transaction(counting._limits) as writer:
+        tables.put_partials(writer, key, 0, {Group(FOREVER, 0, '["a"]'): '{"n":2}'})
+    counting._counted = (key, "http://127.0.0.1:9")
+    assert counting.close_windows() == 1
+    assert counting.dropped() == 0
+    assert {one.retry_seconds for one in limits} == {5}
+    counting._database.engine().dispose()
