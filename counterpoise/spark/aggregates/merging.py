@@ -206,7 +206,7 @@ class _Rows:
 
     def groups(self, assigned: Sequence[tuple[int, int, int]]) -> dict[Group, dict[str, Any]]:
         """The partials of each group of these rows."""
-        by = [self._columns[name] for name in self._plan.by]
+        by, values = [self._columns[name] for name in self._plan.by], self._plan.values
         members: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
         for index, start, end in assigned:
             members[(end, start, *(column[index] for column in by))].append(index)
@@ -216,7 +216,10 @@ class _Rows:
                 name: [column[index] for index in indexes] for name, column in self._columns.items()
             }
             marks = [self._mark(index) for index in indexes]
-            found[Group(end, start, to_text(of))] = partial_of(self._plan.values, columns, marks)
+            group = Group(end, start, to_text(of))
+            one = partial_of(values, columns, marks)
+            # NaN is no equal of itself, but has one text.
+            found[group] = merged(values, found[group], one) if group in found else one
         return found
 
     def texts(self, assigned: Sequence[tuple[int, int, int]]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ A partial is a value that JSON can hold, with four laws, for any division of the
   the partitions nor their owners make a difference;
 - the order of merging makes no difference (for sums of floats: but for the last digits);
 - a part without rows has no partial;
-- it stays small, however many rows it stands for.
+- it stays small, however many rows it stands for: at most a row of each partition.
 
 Rows of one partition come in the order of their positions. A *mark* says where a row was: its event
 time, its partition and its position. Positions of two partitions cannot be compared. So `First` and
@@ -22,10 +22,11 @@ import heapq
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
+from operator import itemgetter
 from typing import Any
 
 Mark = tuple[int, int, int]
@@ -131,13 +132,13 @@ class First(Aggregate):
     column: str
 
     def partial(self, values: Sequence[Any], marks: Sequence[Mark]) -> list[Any]:
-        return [*marks[0], values[0]]
+        return [[*marks[0], values[0]]]
 
     def merge(self, one: list[Any], other: list[Any]) -> list[Any]:
-        return one if _came_before(one, other) else other
+        return _of_each_partition(min, one, other)
 
     def value(self, partial: list[Any]) -> Any:
-        return partial[-1]
+        return min(partial, key=_time_and_partition)[-1]
 
 
 @dataclass(frozen=True)
@@ -147,13 +148,13 @@ class Last(Aggregate):
     column: str
 
     def partial(self, values: Sequence[Any], marks: Sequence[Mark]) -> list[Any]:
-        return [*marks[-1], values[-1]]
+        return [[*marks[-1], values[-1]]]
 
     def merge(self, one: list[Any], other: list[Any]) -> list[Any]:
-        return other if _came_before(one, other) else one
+        return _of_each_partition(max, one, other)
 
     def value(self, partial: list[Any]) -> Any:
-        return partial[-1]
+        return max(partial, key=_time_and_partition)[-1]
 
 
 @dataclass(frozen=True)
@@ -245,10 +246,21 @@ def _sum(values: Sequence[Any]) -> Any:
         return sum(values)
 
 
-def _came_before(one: list[Any], other: list[Any]) -> bool:
-    if one[1] == other[1]:
-        return bool(one[2] <= other[2])
-    return bool(one[:2] < other[:2])
+def _of_each_partition(
+    choose: Callable[..., Any], one: list[Any], other: list[Any]
+) -> list[list[Any]]:
+    """Of each partition the row that is chosen by position, as mark and value.
+
+    All are kept: a late row can come before or after one of its own partition alone.
+    """
+    found: dict[int, list[Any]] = {}
+    for row in (*one, *other):
+        known = found.setdefault(row[1], row)
+        found[row[1]] = choose(known, row, key=itemgetter(2))
+    return [found[partition] for partition in sorted(found)]
+
+
+_time_and_partition = itemgetter(0, 1)
 
 
 # ------------------------------------------------------------------ as text

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import Connection, create_engine
 
-from counterpoise.spark.aggregates import Count, Last, Max, Sum, Windows, tables
+from counterpoise.spark.aggregates import Count, First, Last, Max, Sum, Windows, tables
 from counterpoise.spark.aggregates.merging import Counted, Merge, Results, close_windows
 from counterpoise.spark.aggregates.tables import AggregateKey
 from counterpoise.spark.errors import InvalidSink
@@ -278,6 +278,30 @@ def test_all_is_forgotten_that_nobody_has_closed(undivided: Counting) -> None:
     undivided.write(0, (0, "a", None, 1))
     undivided.closed()
     assert undivided.query("SELECT * FROM per_ten") == [("a", 1, 1)]
+
+
+def test_rows_whose_group_is_no_number_are_one_group(counting: Counting) -> None:
+    schema = COLUMNS.set(2, pa.field("key", pa.float64()))
+    rows = [{"partition": 0, "position": str(n), "key": math.nan, "at": 1, "x": n} for n in (1, 2)]
+    scope = Scope(KEY.sink, "flights", KEY.queue_id, 0, 1, "0", "9", 0)
+    with counting.engine.begin() as connection:
+        Merge(PLAN, counting.results)(connection, pa.Table.from_pylist(rows, schema), scope)
+    counting.live = {0}
+    counting.write(0, (3, "a", 30, 1))
+    counting.closed()
+    assert counting.written() == [(0, "NaN", 2, 3)]
+
+
+def test_a_late_row_is_first_or_last_by_its_position(counting: Counting) -> None:
+    """Its time is earlier than that of rows before it in its partition."""
+    late = Counted({"n": First("x"), "total": Last("x")}, ("key",), PLAN.windows, "merge", 10**9)
+    counting.plan = late
+    counting.write(0, (0, "a", 8, 1), (1, "a", 7, 2), (2, "b", 30, 0))
+    counting.write(1, (0, "a", 6, 3), (1, "b", 30, 0))
+    counting.closed()
+    assert counting.written() == [(0, "a", 3, 2)]
+    counting.write(0, (3, "a", 5, 4))
+    assert counting.written() == [(0, "a", 3, 3)]
 
 
 def test_rows_that_are_not_divided_by_time(undivided: Counting) -> None:

@@ -98,17 +98,7 @@ def test_any_division_of_the_rows_merged_in_any_order(
             size = chance.randint(1, len(rows))
             parts.append(rows[:size])
             rows = rows[size:]
-    # The parts of one partition are merged first, as in the database; then the partitions.
-    of_partition: dict[int, Any] = {}
-    for part in chance.sample(parts, len(parts)):
-        partition = part[0][0][1]
-        found = of(part)
-        if partition in of_partition:
-            both = [of_partition[partition], found]
-            chance.shuffle(both)
-            found = merged(VALUES, *both)
-        of_partition[partition] = found
-    whole, *others = chance.sample(list(of_partition.values()), len(of_partition))
+    whole, *others = map(of, chance.sample(parts, len(parts)))
     for one in others:
         whole = from_text(to_text(merged(VALUES, whole, one)))
     assert results_of(VALUES, whole) == naive([row for rows in partitions for row in rows])
