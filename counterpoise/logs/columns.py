@@ -94,9 +94,13 @@ def mappings(kind: pa.MapType, values: Sequence[Pairs | None]) -> pa.MapArray:
 def times(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     """The values of a column of times in UTC with microseconds: datetimes, or None."""
     return [
-        None if value is None else _EPOCH + timedelta(microseconds=value)
-        for value in column.cast(pa.int64()).to_pylist()
+        None if value is None else time_at(value) for value in column.cast(pa.int64()).to_pylist()
     ]
+
+
+def time_at(microseconds: int) -> datetime:
+    """The time so long after 1970, in UTC. Raises OverflowError for a time that no calendar has."""
+    return _EPOCH + timedelta(microseconds=microseconds)
 
 
 def _numbers(kind: pa.DataType, numbers: array[int]) -> pa.Array:

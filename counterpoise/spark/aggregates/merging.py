@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from counterpoise.logs.columns import times
+from counterpoise.logs.columns import time_at, times
 from counterpoise.spark.aggregates import tables
 from counterpoise.spark.aggregates.partials import (
     Mark,
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 Late = Literal["drop", "side", "merge"]
 Emit = Callable[["Connection", list[dict[str, Any]]], object]
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME = pa.timestamp("us", tz="UTC")
 _AS_NUMBERS = pa.int64()
 
@@ -98,7 +96,7 @@ class Results:
         of = dict(zip(self.plan.by, from_text(group.groups), strict=True))
         if self.plan.windows is None:
             return of
-        return {"window_start": at(group.start), "window_end": at(group.end), **of}
+        return {"window_start": time_at(group.start), "window_end": time_at(group.end), **of}
 
     def _replace(self, connection: Connection, rows: list[dict[str, Any]]) -> None:
         from sqlalchemy import text
@@ -227,8 +225,8 @@ class _Rows:
         return [
             {
                 "position": self._positions[index],
-                "window_start": at(start),
-                "window_end": at(end),
+                "window_start": time_at(start),
+                "window_end": time_at(end),
                 "row_columns": to_text({name: c[index] for name, c in self._columns.items()}),
             }
             for index, start, end in assigned
@@ -249,11 +247,6 @@ def _microseconds(rows: pa.Table, name: str) -> list[int | None]:
         raise InvalidSink(f"the column {name} has no times but {column.type}: cast it to timestamp")
     numbers: list[int | None] = column.cast(_TIME).cast(_AS_NUMBERS).to_pylist()
     return numbers
-
-
-def at(microseconds: int) -> datetime:
-    """A time of a window."""
-    return _EPOCH + timedelta(microseconds=microseconds)
 
 
 def close_windows(
