@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from counterpoise.logs.columns import time_at, times
+from counterpoise.logs.columns import time_at
 from counterpoise.spark.aggregates import tables
 from counterpoise.spark.aggregates.partials import (
     Mark,
@@ -27,6 +27,7 @@ from counterpoise.spark.aggregates.partials import (
 )
 from counterpoise.spark.aggregates.tables import TOGETHER, AggregateKey, Found, Group
 from counterpoise.spark.aggregates.windows import (
+    CALENDAR,
     FOREVER,
     MICROSECONDS,
     Assigned,
@@ -237,7 +238,11 @@ class _Rows:
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    return times(column) if column.type == _TIME else column.to_pylist()
+    """Times that no calendar has are None."""
+    if column.type != _TIME:
+        return list(column.to_pylist())
+    numbers: list[int | None] = column.cast(_AS_NUMBERS).to_pylist()
+    return [None if one is None or one not in CALENDAR else time_at(one) for one in numbers]
 
 
 def _microseconds(rows: pa.Table, name: str) -> list[int | None]:

@@ -32,6 +32,8 @@ MICROSECONDS = 1_000_000
 FOREVER = (1 << 63) - 1
 """The end of the one window of rows that are not divided by time."""
 AHEAD_SECONDS = 3600.0
+CALENDAR = range(-62_135_596_800 * MICROSECONDS, 253_402_300_800 * MICROSECONDS)
+"""The times from the year 1 to 9999, which Python and PostgreSQL have."""
 
 
 def ahead_of(seconds: float | None) -> int:
@@ -76,6 +78,10 @@ class Windows:
             object.__setattr__(self, name, round(seconds * MICROSECONDS))
         object.__setattr__(self, "ahead", ahead_of(self.ahead_seconds))
 
+    def have(self, time: int) -> bool:
+        """Whether the calendar has the bounds of all windows with this time."""
+        return time - self.size in CALENDAR and time + self.size in CALENDAR
+
     def of(self, time: int) -> Iterator[tuple[int, int]]:
         """The windows [start, end) that contain this time, the latest first. Microseconds."""
         start = time // self.slide * self.slide
@@ -109,7 +115,7 @@ class Clock:
 class Assigned:
     """Rows by index with a window of theirs: `(index, start, end)`. `latest`: of the clock after.
 
-    `untimed`: the number of rows without a time, which belong to no window.
+    `untimed`: the number of rows without a time (of the calendar), which belong to no window.
     """
 
     kept: Sequence[tuple[int, int, int]]
@@ -128,7 +134,7 @@ def assign(times: Iterable[int | None], windows: Windows, clock: Clock, now: int
     latest, untimed = clock.latest, 0
     bound = clock.bound(windows.delay)
     for index, time in enumerate(times):
-        if time is None:
+        if time is None or not windows.have(time):
             untimed += 1
             continue
         if (latest is None or time > latest) and time <= now + windows.ahead:

@@ -194,6 +194,17 @@ def test_a_row_dated_far_ahead_ends_nothing(counting: Counting) -> None:
     assert kept == ('["b"]',)
 
 
+def test_a_time_that_no_calendar_has_is_none(counting: Counting) -> None:
+    """As where milliseconds are taken for seconds: the year 58,850."""
+    wrong = (1_795_000_000_000, -62_135_596_799, -(10**12))
+    counting.write(0, *((n, "a", at, 1) for n, at in enumerate(wrong)), (3, "a", 1, 1))
+    counting.write(0, (4, "a", 30, 1))
+    counting.write(1, (0, "a", 30, 1))
+    assert counting.closed() == 1
+    assert counting.written() == [(0, "a", 1, 1)]
+    assert counting.dropped() == 3
+
+
 def test_late_rows_are_dropped_and_counted(counting: Counting) -> None:
     counting.write(0, (0, "a", 1, 1), (1, "a", 12, 1), (2, "a", 2, 1), (3, "a", None, 1))
     assert counting.dropped() == 2

@@ -80,12 +80,12 @@ def test_a_floor_makes_rows_late() -> None:
 
 def test_a_row_too_far_ahead_of_the_present_moves_nothing() -> None:
     windows = Windows("at", 10, ahead_seconds=5)
-    found = assign(seconds(99, 10**12, 106, 98, 105, 98), windows, Clock(0), NOW)
+    found = assign(seconds(99, 10**11, 106, 98, 105, 98), windows, Clock(0), NOW)
     assert [index for index, *_ in found.kept] == [0, 1, 2, 3, 4]
     assert [index for index, *_ in found.late] == [5]
     assert found.latest == 105 * MICROSECONDS
     free = Windows("at", 10, ahead_seconds=None)
-    assert assign(seconds(10**12), free, Clock(0), NOW).latest == 10**12 * MICROSECONDS
+    assert assign(seconds(10**11), free, Clock(0), NOW).latest == 10**11 * MICROSECONDS
 
 
 @given(
