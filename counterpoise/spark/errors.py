@@ -125,7 +125,7 @@ class PlanMissing(SinkError):
 
 
 class SinkNameInUse(SinkError):
-    """Two sinks of one name got the same micro-batch."""
+    """Two sinks of one name, or one sink twice, got the same micro-batch."""
 
     code = "sink_name_in_use"
 

@@ -1,34 +1,45 @@
 """The names of sinks: in one micro-batch each is used once.
 
 Two sinks of one name would each mistake the other's work for its own: the second would find
-everything written, and its own rows would be missing.
+everything written, and its own rows would be missing. So would those of a second part of the rows
+that goes through the same sink.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-import weakref
+from collections.abc import Iterator
 
 from counterpoise.spark.errors import SinkNameInUse
 
-# By kind of sink, name, target and run: the last micro-batch, and the sink that got it.
-_given: dict[tuple[type[object], str, str, str], tuple[int, weakref.ref[object]]] = {}
+# By kind of sink, name, target and run: the last micro-batch that is being written, or was. A query
+# that starts again is another run, so its last micro-batch may come once more.
+_given: dict[tuple[type[object], str, str, str], int] = {}
 _given_lock = threading.Lock()
 
 
-def check_unused(
-    sink: object, name: str, target: str, run_id: str, batch_id: int, *, where: str = ""
-) -> None:
-    """Raises SinkNameInUse if another sink of this name and target got the micro-batch; `where`
-    says which target.
+@contextlib.contextmanager
+def used_once(
+    kind: type[object], name: str, target: str, run_id: str, batch_id: int, *, where: str = ""
+) -> Iterator[None]:
+    """Within, the micro-batch is written under this name. After an error that may be tried again.
+
+    Raises SinkNameInUse if it was written already, or is just being written; `where` says to which
+    target.
     """
-    key = (type(sink), name, target, run_id)
+    key = (kind, name, target, run_id)
     with _given_lock:
-        before = _given.get(key)
-        other = before[1]() if before is not None and before[0] == batch_id else None
-        if other is not None and other is not sink:
+        if _given.get(key) == batch_id:
             raise SinkNameInUse(
-                f"two sinks named {name!r} were given the same micro-batch{where}: the second "
-                "would find everything written. Give each a name of its own"
+                f"two sinks named {name!r}, or one sink twice, were given the same micro-batch"
+                f"{where}: the second would find everything written. Give each part of the rows a "
+                "sink with a name of its own"
             )
-        _given[key] = (batch_id, weakref.ref(sink))
+        _given[key] = batch_id
+    try:
+        yield
+    except BaseException:
+        with _given_lock:
+            _given.pop(key, None)
+        raise

@@ -17,7 +17,7 @@ from counterpoise.logs.columns import integers
 from counterpoise.spark.errors import InvalidSink, MissingColumns
 from counterpoise.spark.running_batch import RunningBatch
 from counterpoise.spark.sink.batch import BatchRows
-from counterpoise.spark.sink.names import check_unused
+from counterpoise.spark.sink.names import used_once
 from counterpoise.spark.writer.appender import TargetQueue, append_all, check_columns
 from counterpoise.spark.writer.numbering import ByPosition, Input
 from counterpoise.spark.writer.options import (
@@ -106,9 +106,11 @@ class QueueSink:
                 "several messages with format('counterpoise')"
             )
         running = RunningBatch.of(batch)
-        queue = self._options.queue
-        where = f" for queue {queue!r}"
-        check_unused(self, self.name, queue, running.run_id, batch_id, where=where)
+        queue, where = self._options.queue, f" for queue {self._options.queue!r}"
+        with used_once(type(self), self.name, queue, running.run_id, batch_id, where=where):
+            self._write(batch, batch_id, running)
+
+    def _write(self, batch: DataFrame, batch_id: int, running: RunningBatch) -> None:
         planned = running.planned
         if not planned.read:
             return

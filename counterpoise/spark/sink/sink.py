@@ -20,7 +20,7 @@ from counterpoise.spark.sink.database import MakeEngine, TransactionLimits
 from counterpoise.spark.sink.fence import HighWaterKey, OnGap
 from counterpoise.spark.sink.insert import Insert
 from counterpoise.spark.sink.lake import COMMIT_SECONDS, TARGET_BYTES, Lake, NewColumns
-from counterpoise.spark.sink.names import check_unused
+from counterpoise.spark.sink.names import used_once
 from counterpoise.spark.sink.target import MicroBatch, RangeResult, Target
 from counterpoise.spark.sink.transactions import Transactions
 from counterpoise.spark.sink.writer import Write
@@ -214,16 +214,17 @@ class FencedSink:
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; `foreachBatch` calls this.
 
-        Raises MissingColumns, StaleEpoch, and what the tasks raise (as Spark's exception).
+        Raises MissingColumns, SinkNameInUse, StaleEpoch, and what the tasks raise (as Spark's
+        exception).
         """
         _check_columns(batch)
         running = RunningBatch.of(batch)
-        check_unused(self, self.name, self._target.key, running.run_id, batch_id)
         planned = running.planned
         mark = HighWaterKey(self.name, planned.queue_id, planned.log, planned.queue)
         rows = BatchRows(batch, running)
-        results = self._target.write(MicroBatch(mark, batch_id, planned.read, self._on_gap, rows))
-        self._finish(running, batch_id, results)
+        given = MicroBatch(mark, batch_id, planned.read, self._on_gap, rows)
+        with used_once(type(self), self.name, self._target.key, running.run_id, batch_id):
+            self._finish(running, batch_id, self._target.write(given))
 
     def forget(self, queue: str) -> int:
         """Accept the next range of each partition as the first (docs, *Delivering again*).

@@ -237,13 +237,12 @@ def test_pairs_of_aligned_logs_are_refused_with_what_to_do(spark: SparkSession) 
 
 @pytest.mark.long
 def test_two_sinks_of_one_name_are_refused(stage: Stage) -> None:
-    one, two = (FencedSink.to_table(stage.url, "events") for _ in range(2))
     refused: list[str] = []
 
     def write(batch: DataFrame, batch_id: int) -> None:
-        one(batch, batch_id)
+        FencedSink.to_table(stage.url, "events")(batch, batch_id)
         try:
-            two(batch, batch_id)
+            FencedSink.to_table(stage.url, "events")(batch, batch_id)
         except SinkNameInUse as error:
             refused.append(str(error))
 

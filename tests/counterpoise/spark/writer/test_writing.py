@@ -179,11 +179,10 @@ def test_the_sink_does_not_shuffle_what_is_together(
 @pytest.mark.long
 def test_two_sinks_of_one_name_are_refused(stage: Stage) -> None:
     stage.publish(10)
-    one, other = (QueueSink("out", url=stage.service.url) for _ in range(2))
 
     def both(batch: DataFrame, batch_id: int) -> None:
-        one(batch, batch_id)
-        other(batch, batch_id)
+        for _ in range(2):
+            QueueSink("out", url=stage.service.url)(batch, batch_id)
 
     with pytest.raises(StreamingQueryException, match=SinkNameInUse.__name__):
         stage.run(doubled(stage.messages()).writeStream.foreachBatch(both))

@@ -1,0 +1,39 @@
+"""A name is used once in a micro-batch, however the sinks are made."""
+
+from __future__ import annotations
+
+import pytest
+
+from counterpoise.spark import FencedSink, QueueSink
+from counterpoise.spark.errors import SinkNameInUse
+from counterpoise.spark.sink.names import used_once
+
+
+def write(name: str, batch_id: int, *, run: str = "one", kind: type = FencedSink) -> None:
+    with used_once(kind, name, "target", run, batch_id):
+        pass
+
+
+def test_a_micro_batch_is_written_once_under_a_name() -> None:
+    """No sink is kept: as with those that `foreachBatch` makes anew for each table."""
+    write("a", 7)
+    with pytest.raises(SinkNameInUse, match="one sink twice"):
+        write("a", 7)
+    write("b", 7)
+    write("a", 7, kind=QueueSink)
+    write("a", 8)
+    # A query that starts again repeats its last micro-batch.
+    write("a", 8, run="two")
+
+
+def test_what_has_failed_may_be_tried_again_and_what_runs_may_not() -> None:
+    def fail() -> None:
+        with used_once(FencedSink, "c", "target", "one", 7):
+            with pytest.raises(SinkNameInUse):
+                write("c", 7)
+            raise ZeroDivisionError
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            fail()
+    write("c", 7)
