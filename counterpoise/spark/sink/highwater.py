@@ -31,6 +31,9 @@ from counterpoise.spark.sink.fence import HighWater, HighWaterKey
 # for each other.
 _CREATION_LOCK = 0x636F756E746572
 _LOCK_NOT_AVAILABLE = "55P03"
+# Of a savepoint that is not there: MariaDB's number, and PostgreSQL's states, of which the second
+# says that there is no transaction at all.
+_NO_SUCH_SAVEPOINT = frozenset({1305, "3B001", "25P01"})
 
 # MariaDB compares texts without trailing spaces, so names are bytes there.
 _COLUMNS = {
@@ -101,6 +104,7 @@ class HighWaters:
                         connection = failing.enter_context(database.transaction(limits))
                         with _limited_wait(connection, limits.idle_seconds):
                             found = self._lock(connection, mark, partition)
+                        connection.exec_driver_sql("SAVEPOINT counterpoise")
                         ending.push(failing.pop_all())
                     break
                 except DBAPIError as error:
@@ -129,8 +133,22 @@ class HighWaters:
     def put(
         self, connection: Connection, mark: HighWaterKey, partition: int, to: HighWater
     ) -> None:
-        """Set the row that is `locked`."""
-        connection.execute(
+        """Set the row that is `locked`. Raises InvalidSink if that transaction has ended since.
+
+        A statement does not show that: the next one begins another transaction, without the lock.
+        After a deadlock MariaDB ends a transaction by itself. The savepoint ends with it.
+        """
+        try:
+            connection.exec_driver_sql("RELEASE SAVEPOINT counterpoise")
+        except DBAPIError as error:
+            if not _codes(error) & _NO_SUCH_SAVEPOINT:
+                raise
+            raise InvalidSink(
+                "the transaction of the fence has ended within write, so its rows are not "
+                "committed with the high-water: write must not commit, roll back or (in MariaDB) "
+                "change tables, and must not go on after a deadlock's error, but let it pass"
+            ) from error
+        changed = connection.execute(
             self._sql(
                 connection,
                 "UPDATE {} SET epoch = :epoch, next_position = :next, updated_at = now()"
@@ -139,6 +157,7 @@ class HighWaters:
             ),
             {**_key(mark, partition), "epoch": to.epoch, "next": to.next},
         )
+        assert changed.rowcount == 1, "the row of the high-water is gone"
 
     def forget(self, engine: Engine, sink: str, queue: str) -> int:
         """Accept any next range as the first, except of older epochs. Returns how many rows."""
@@ -187,8 +206,14 @@ def _limited_wait(connection: Connection, seconds: float) -> Iterator[None]:
 
 
 def _was_locked(error: DBAPIError) -> bool:
-    code = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
-    return code == _LOCK_NOT_AVAILABLE
+    return _LOCK_NOT_AVAILABLE in _codes(error)
+
+
+def _codes(error: DBAPIError) -> set[object]:
+    """The state in SQL, and the number that MariaDB's drivers have as the first argument."""
+    found = error.orig
+    states = {getattr(found, "sqlstate", None), getattr(found, "pgcode", None)}
+    return states | set(getattr(found, "args", ())[:1])
 
 
 def _key(mark: HighWaterKey, partition: int) -> dict[str, str | int]:

@@ -150,7 +150,7 @@ def _write(
             written += fresh.num_rows
             dropped += chunk.num_rows - fresh.num_rows
         if verdict.after is not None:
-            # The last statement: it fails if `write` has ended the transaction itself.
+            # It fails if the transaction has ended within `write`.
             high_waters.put(connection, mark, one.partition, verdict.after)
     gap = verdict.gap or (None, None)
     return pa.RecordBatch.from_arrays(

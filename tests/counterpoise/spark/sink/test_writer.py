@@ -66,6 +66,20 @@ def test_a_write_that_commits_by_itself_fails(writing: Writing) -> None:
     assert writing.high_water().get(0, (-1, None)) == (-1, None)
 
 
+@pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK"])
+def test_a_transaction_that_ended_on_the_server_moves_no_high_water(
+    writing: Writing, statement: str
+) -> None:
+    """The next statement begins another one, without the lock."""
+
+    def write(connection: Any, rows: pa.Table, scope: Any) -> None:
+        connection.exec_driver_sql(statement)
+
+    with pytest.raises(InvalidSink, match="has ended within write"):
+        writing.write([Slice(0, 1, "0", "2")], rows_of(0, 0, 2), write=write)
+    assert writing.high_water().get(0, (-1, None)) == (-1, None)
+
+
 class Held:
     """A `write` that waits in its transaction until the test releases it."""
 
