@@ -49,7 +49,7 @@ class Insert:
         into = f"{table} ({', '.join(quote(name) for name in names)})"
         driver: Any = connection.connection.driver_connection
         if driver_name == "pymysql":
-            _check_engine(connection, self.table)
+            _check(connection, self.table)
             with driver.cursor() as cursor:
                 for some_rows in inserts(into, rows.select(names)):
                     cursor.execute(some_rows)
@@ -70,17 +70,26 @@ class Insert:
                     copy.write_row(row)
 
 
-def _check_engine(connection: Connection, name: str) -> None:
+def _check(connection: Connection, name: str) -> None:
+    """Raises InvalidSink for a table without transactions, or a session that would read the
+    literals as other texts, or other statements: they are in UTF-8, escaped byte by byte.
+    """
     from sqlalchemy import text
 
     schema, _, table = name.rpartition(".")
-    engine = connection.scalar(
+    encoding, converted, engine = connection.execute(
         text(
-            "SELECT engine FROM information_schema.tables"
-            " WHERE table_schema = coalesce(:schema, database()) AND table_name = :table"
+            "SELECT @@character_set_client, @@character_set_connection,"
+            " (SELECT engine FROM information_schema.tables"
+            " WHERE table_schema = coalesce(:schema, database()) AND table_name = :table)"
         ),
         {"schema": schema or None, "table": table},
-    )
+    ).one()
+    if {encoding, converted} != {"utf8mb4"}:
+        raise InvalidSink(
+            f"the session has the character sets {encoding} and {converted}: to_table sends "
+            "UTF-8, so leave charset out of the database's URL, or make it utf8mb4"
+        )
     if engine is not None and engine != "InnoDB":
         raise InvalidSink(
             f"the table {name} has the engine {engine}, without transactions: the sink needs InnoDB"

@@ -90,6 +90,23 @@ def test_headers_become_json_and_times_are_in_utc(connection: Connection) -> Non
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("charset", "set_later"), [("gbk", "gbk"), ("latin1", "latin1"), ("utf8mb4", "gbk")]
+)
+def test_a_session_of_another_character_set_is_refused(
+    mariadb: MariaDbServer, charset: str, set_later: str
+) -> None:
+    """In gbk, a byte of this text swallows the backslash before the quotation mark."""
+    value = "丿'),('injected')-- "
+    database = Database(f"{mariadb.new_database()}&charset={charset}")
+    with database.transaction(TransactionLimits()) as one:
+        one.exec_driver_sql("CREATE TABLE result (value text CHARACTER SET utf8mb4)")
+        one.exec_driver_sql(f"SET NAMES {set_later}")
+        with pytest.raises(InvalidSink, match="utf8mb4"):
+            Insert("result", None)(one, pa.table({"value": [value]}), SCOPE)
+
+
+@pytest.mark.long
 def test_a_table_without_transactions_is_refused(connection: Connection) -> None:
     connection.exec_driver_sql("CREATE TABLE result (value int) ENGINE = MyISAM")
     with pytest.raises(InvalidSink, match="MyISAM"):
