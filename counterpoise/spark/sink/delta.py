@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
@@ -49,6 +50,7 @@ _FORGOTTEN = -1
 # Statistics are kept for the first columns of a table, as other writers do.
 _MOST_STATISTICS = 32
 _MOST_CHARACTERS = 32
+_LAST = "\U0010ffff"  # of all characters
 # Without a put that fails if the file exists, two commits may both succeed.
 _UNSAFE = frozenset({"aws_s3_allow_unsafe_rename", "allow_unsafe_rename"})
 
@@ -333,50 +335,65 @@ def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def statistics(rows: pa.Table) -> dict[str, Any]:
-    """What lets readers skip the file: bounds, not exact values."""
+    """What lets readers skip the file: bounds, not exact values.
+
+    Where some columns have bounds, delta-rs finds no row by a column without. So all have bounds
+    whose values have an order, or none has.
+    """
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
     nulls: dict[str, int] = {}
+    found = {"numRecords": rows.num_rows, "nullCount": nulls}
+    bounds = {"minValues": least, "maxValues": most}
     for name in rows.column_names[:_MOST_STATISTICS]:
         column = rows.column(name)
-        if pa.types.is_nested(column.type):
+        kind = column.type
+        if pa.types.is_nested(kind):
             continue
         nulls[name] = column.null_count
-        bounds = _bounds(column)
-        if bounds is not None:
-            least[name], most[name] = bounds
-    return {
-        "numRecords": rows.num_rows,
-        "minValues": least,
-        "maxValues": most,
-        "nullCount": nulls,
-    }
+        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+            continue
+        if column.null_count < len(column):
+            try:
+                least[name], most[name] = _bounds(column)
+            except OverflowError:
+                bounds = {}
+    return found | bounds
 
 
-def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
+def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any]:
+    """As in the log. Raises OverflowError for values that it cannot have."""
     kind = column.type
-    if column.null_count == len(column):
-        return None
-    if pa.types.is_integer(kind) or pa.types.is_date32(kind) or _is_text(kind):
-        ends = pc.min_max(column)
-        least, most = ends["min"].as_py(), ends["max"].as_py()
-        if _is_text(kind) and max(len(least), len(most)) > _MOST_CHARACTERS:
-            return None
-        return (least.isoformat(), most.isoformat()) if pa.types.is_date32(kind) else (least, most)
     if pa.types.is_timestamp(kind):
-        ends = pc.min_max(column.cast(pa.timestamp("us")).cast(pa.int64()))
+        column = column.cast(pa.timestamp("us")).cast(pa.int64())
+    ends = pc.min_max(column)
+    least, most = ends["min"].as_py(), ends["max"].as_py()
+    if pa.types.is_timestamp(kind):
         # The log has milliseconds.
-        return _instant(ends["min"].as_py() // 1000, kind), _instant(
-            -(-ends["max"].as_py() // 1000), kind
-        )
-    return None
+        return _instant(least // 1000, kind), _instant(-(-most // 1000), kind)
+    if pa.types.is_date(kind):
+        return least.isoformat(), most.isoformat()
+    if pa.types.is_decimal(kind):
+        least, most = math.floor(least), math.ceil(most)
+        if max(-least, most) >= min(10 ** (kind.precision - kind.scale), 2**53):
+            raise OverflowError
+    if pa.types.is_floating(kind) and not pc.all(pc.is_finite(column)).as_py():
+        raise OverflowError
+    if isinstance(most, str):
+        return least[:_MOST_CHARACTERS], _not_below(most)
+    return least, most
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+def _not_below(text: str) -> str:
+    """A short text that is not below this one. Raises OverflowError if there is none."""
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    if text[_MOST_CHARACTERS] == _LAST:
+        raise OverflowError
+    return text[:_MOST_CHARACTERS] + _LAST
 
 
 def _instant(milliseconds: int, kind: pa.DataType) -> str:
-    at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=milliseconds)
-    text = at.strftime("%Y-%m-%dT%H:%M:%S.") + f"{milliseconds % 1000:03}"
+    at = datetime(1970, 1, 1) + timedelta(milliseconds=milliseconds)  # noqa: DTZ001
+    text = at.isoformat(timespec="milliseconds")
     return text + "Z" if kind.tz else text

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,8 @@ from tests.counterpoise.spark.sink.places import (
 Lakes = Delta | Iceberg
 Task = Callable[[], Iterable[pa.RecordBatch]]
 
+LAST = "\U0010ffff"
+UTC_TIME = pa.timestamp("us", tz="UTC")
 WIDE = pa.schema(
     [
         *COLUMNS,
@@ -387,13 +391,47 @@ def test_statistics_of_a_delta_file_are_bounds(delta: Delta) -> None:
     assert (found["minValues"]["epoch"], found["maxValues"]["partition"]) == (1, 0)
     assert found["minValues"]["at"] == "2026-01-01T12:00:00.000Z"
     assert found["maxValues"]["at"] == "2026-01-02T12:00:00.001Z"
-    assert "value" not in found["maxValues"]
+    assert (found["minValues"]["value"], found["maxValues"]["value"]) == ("v0", "x" * 32 + LAST)
     assert "headers" not in found["nullCount"]
     delta.write([Slice(0, 1, "0", "5")], task(wide(5), WIDE), schema=WIDE)
     table = delta.table()
     assert table.count() == 5
     late = datetime(2026, 1, 2, 12, tzinfo=UTC)
     assert table.to_pyarrow_table(filters=[("at", ">", late)]).num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.string(), ["x" * 40, "x" * 32 + LAST + "y"]),
+        (pa.bool_(), [True]),
+        (pa.float32(), [1.5]),
+        (pa.float64(), [-0.1, math.inf]),
+        (pa.decimal128(4, 2), [Decimal("-1.25"), Decimal("99.99")]),
+        (pa.decimal128(38, 0), [Decimal(10**37 + 1)]),
+        (pa.date32(), [date.min, date.max]),
+        # The log has milliseconds, and rounded up, the last time is in the year 10000.
+        (UTC_TIME, [datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)]),
+    ],
+)
+def test_filters_find_values_of_each_type(
+    delta: Delta, kind: pa.DataType, values: list[Any]
+) -> None:
+    schema = pa.schema([*COLUMNS, ("kind", kind)])
+    for at, value in enumerate(values):
+        row = {"partition": 0, "position": str(at), "value": "v", "kind": value}
+        delta.write([Slice(0, 1, str(at), str(at + 1))], task([row], schema), schema=schema)
+    for value in values:
+        found = delta.table().to_pyarrow_table(filters=[("kind", "=", pa.scalar(value, kind))])
+        assert found.column("kind").to_pylist() == [value]
+
+
+def test_times_that_the_log_of_delta_cannot_have_are_written(delta: Delta) -> None:
+    schema = pa.schema([*COLUMNS, ("at", UTC_TIME), ("day", pa.date32())])
+    beyond = [pa.array([2**60]).cast(UTC_TIME), pa.array([2**30], pa.int32()).cast(pa.date32())]
+    rows = pa.RecordBatch.from_arrays([*batch(rows_of(0, 0, 1)).columns, *beyond], schema=schema)
+    assert delta.write([Slice(0, 1, "0", "1")], lambda: [rows], schema=schema) == {0: "written"}
+    assert delta.table().count() == 1
 
 
 def test_unsafe_renames_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
