@@ -130,7 +130,9 @@ class Lake:
     def write(self, batch: MicroBatch) -> list[RangeResult]:
         """The target's own. Raises Overtaken if others were faster for `commit_seconds`."""
         whole = batch.rows.schema
-        schema = pa.schema([whole.field(one) for one in chosen(whole.names, self._columns)])
+        names = chosen(whole.names, self._columns)
+        # Spark says of a literal's column that it has no nulls, but other rows may lack it.
+        schema = pa.schema([whole.field(one).with_nullable(True) for one in names])
         if not set(self._keys) <= set(schema.names):
             raise InvalidSink(f"the columns to write lack the keys {', '.join(self._keys)}")
         partitions = [one.partition for one in batch.ranges]
@@ -318,13 +320,18 @@ def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """
     columns = []
     for one in schema:
-        if one.name not in rows.column_names:
-            columns.append(pa.chunked_array([pa.nulls(rows.num_rows, one.type)]))
-            continue
-        try:
-            columns.append(rows.column(one.name).cast(one.type))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise InvalidSink(f"column {one.name} of the rows does not fit: {error}") from None
+        column = pa.chunked_array([pa.nulls(rows.num_rows, one.type)])
+        if one.name in rows.column_names:
+            try:
+                column = rows.column(one.name).cast(one.type)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise InvalidSink(f"column {one.name} of the rows does not fit: {error}") from None
+        if column.null_count and not one.nullable:
+            raise InvalidSink(
+                f"the table requires the column {one.name}, and there are rows without it: write "
+                "it, or make it nullable in the table"
+            )
+        columns.append(column)
     return pa.table(columns, schema=schema)
 
 

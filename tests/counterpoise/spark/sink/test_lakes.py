@@ -199,6 +199,33 @@ def test_a_value_that_does_not_fit_is_refused(lake: Lakes) -> None:
     assert lake.high_water() == {0: (1, "3")}
 
 
+def test_columns_that_the_rows_never_lack_may_be_null_in_the_table(lake: Lakes) -> None:
+    """Those of another application's rows, and of those before it was added."""
+    schema = pa.schema([*COLUMNS, pa.field("kind", pa.string(), nullable=False)])
+    row = {"partition": 0, "position": "1", "value": "v", "kind": "k"}
+    lake.write([Slice(0, 1, "0", "1")], rows_of(0, 0, 1))
+    added = lake.target(new_columns="add")
+    lake.write([Slice(0, 1, "1", "2")], task([row], schema), schema=schema, target=added)
+    lake.write([Slice(0, 1, "2", "3")], rows_of(0, 2, 3))
+    table = lake.table()
+    found = table.to_pyarrow_table() if isinstance(lake, Delta) else table.scan().to_arrow()
+    assert found.schema.field("kind").nullable
+    assert sorted(str(one["kind"]) for one in found.to_pylist()) == ["None", "None", "k"]
+
+
+def test_rows_without_a_column_that_the_table_requires_are_refused(lake: Lakes) -> None:
+    schema = pa.schema([*COLUMNS, pa.field("kind", pa.string(), nullable=False)])
+    if isinstance(lake, Delta):
+        DeltaTable.create(lake.uri, schema)
+    else:
+        lake.catalog().create_table(lake.name, schema)
+    with pytest.raises(InvalidSink, match="requires the column kind"):
+        lake.write([Slice(0, 1, "0", "1")], rows_of(0, 0, 1))
+    row = {"partition": 0, "position": "0", "value": "v", "kind": "k"}
+    both = task([row], schema)
+    assert lake.write([Slice(0, 1, "0", "1")], both, schema=schema) == {0: "written"}
+
+
 def test_a_position_beyond_64_bits_is_refused(lake: Lakes) -> None:
     with pytest.raises(InvalidPosition):
         lake.write([Slice(0, 1, "0", str(2**63))], rows_of(0, 0, 1))
