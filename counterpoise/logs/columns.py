@@ -35,6 +35,7 @@ MESSAGE_SCHEMA: pa.Schema = pa.schema(
 Pairs = Sequence[tuple[str, str]]
 
 _BINARY = pa.binary()
+_TIMES = pa.timestamp("us", tz="UTC")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -101,6 +102,14 @@ def times(column: pa.Array | pa.ChunkedArray) -> list[Any]:
 def time_at(microseconds: int) -> datetime:
     """The time so long after 1970, in UTC. Raises OverflowError for a time that no calendar has."""
     return _EPOCH + timedelta(microseconds=microseconds)
+
+
+def values_of(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """The values of a column. Those of times with a time zone, whichever it is, are in UTC."""
+    if getattr(column.type, "tz", None) is None:
+        found: list[Any] = column.to_pylist()
+        return found
+    return times(column.cast(_TIMES))
 
 
 def _numbers(kind: pa.DataType, numbers: array[int]) -> pa.Array:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from counterpoise.logs.columns import integers, times
+from counterpoise.logs.columns import integers, values_of
 from counterpoise.spark.aggregates.partials import to_text
 from counterpoise.spark.errors import InvalidSink
 
@@ -98,10 +98,7 @@ class Deduplicate:
             self.write(connection, new, scope)
 
     def _ids(self, rows: pa.Table) -> list[str | None]:
-        columns = [
-            times(column) if column.type == _TIME else column.to_pylist()
-            for column in (rows.column(name) for name in self.by)
-        ]
+        columns = [values_of(rows.column(name)) for name in self.by]
         return [
             None if all(value is None for value in values) else to_text(values)
             for values in zip(*columns, strict=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from counterpoise.logs.columns import time_at
+from counterpoise.logs.columns import time_at, values_of
 from counterpoise.spark.aggregates import tables
 from counterpoise.spark.aggregates.partials import (
     Mark,
@@ -238,10 +238,10 @@ class _Rows:
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    """Times that no calendar has are None."""
-    if column.type != _TIME:
-        return list(column.to_pylist())
-    numbers: list[int | None] = column.cast(_AS_NUMBERS).to_pylist()
+    """Times are in UTC; those that no calendar has are None."""
+    if getattr(column.type, "tz", None) is None:
+        return values_of(column)
+    numbers: list[int | None] = column.cast(_TIME).cast(_AS_NUMBERS).to_pylist()
     return [None if one is None or one not in CALENDAR else time_at(one) for one in numbers]
 
 

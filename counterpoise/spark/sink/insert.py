@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from counterpoise.logs.columns import times
+from counterpoise.logs.columns import values_of
 from counterpoise.spark.errors import InvalidSink
 from counterpoise.spark.sink.binary_copy import HEADER, TRAILER, binary_rows
 from counterpoise.spark.sink.database import quoted
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from counterpoise.spark.sink.writer import Scope
-
-# Of the source's times.
-_TIME = pa.timestamp("us", tz="UTC")
 
 
 @dataclass(frozen=True)
@@ -110,11 +107,9 @@ def _types(cursor: Any, table: str) -> dict[str, str]:
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    if column.type == _TIME:
-        return times(column)
-    values: list[Any] = column.to_pylist()
+    found = values_of(column)
     convert = _conversion(column.type)
-    return values if convert is None else [None if v is None else convert(v) for v in values]
+    return found if convert is None else [None if v is None else convert(v) for v in found]
 
 
 def _conversion(kind: pa.DataType) -> Callable[[Any], Any] | None:

@@ -113,6 +113,17 @@ def test_ids_are_remembered_by_all_partitions_for_the_horizon(writing: Writing) 
     assert writing.passed()[5:] == ["a"]
 
 
+def test_a_time_in_an_id_is_one_in_all_time_zones(writing: Writing) -> None:
+    """Spark gives times in the zone of its session, and applications may have several."""
+    for zone in ("UTC", "Asia/Tokyo"):
+        times = pa.array([1, None], pa.timestamp("us", tz=zone))
+        found = pa.table({"id": ["a", "a"], "of": times, "at": pa.array([1, 1], times.type)})
+        scope = Scope("events", "flights", "q-1", 0, 1, "0", "9", 0)
+        with writing.engine.begin() as connection:
+            Deduplicate(writing.insert, ["id", "of"], "at")(connection, found, scope)
+    assert writing.passed() == ["a", "a"]
+
+
 def test_ids_are_forgotten_behind_the_horizon_of_their_own_partition(writing: Writing) -> None:
     writing.rows(0, ("a", 1))
     writing.rows(1, ("b", 1))

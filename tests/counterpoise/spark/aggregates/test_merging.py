@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Connection, create_engine
 
 from counterpoise.spark.aggregates import Count, First, Last, Max, Sum, Windows, tables
-from counterpoise.spark.aggregates.merging import Counted, Merge, Results, close_windows
+from counterpoise.spark.aggregates.merging import Counted, Merge, Results, _Rows, close_windows
 from counterpoise.spark.aggregates.tables import AggregateKey
 from counterpoise.spark.errors import InvalidSink
 from counterpoise.spark.sink import Scope
@@ -129,6 +129,17 @@ def counting(database_url: str) -> Iterator[Counting]:
     yield counting
     counting.database.close()
     counting.engine.dispose()
+
+
+def test_a_time_in_a_key_is_one_group_in_all_time_zones() -> None:
+    """Spark gives times in the zone of its session, and applications may have several."""
+    plan = Counted({"n": Count()}, ("at",), None)
+    found = []
+    for zone in ("UTC", "Asia/Tokyo"):
+        at = pa.array([1_000_000, None], pa.timestamp("us", tz=zone))
+        rows = pa.table({"position": ["0", "1"], "at": at})
+        found.append(_Rows(plan, rows, 0).groups([(0, 0, 0), (1, 0, 0)]).keys())
+    assert found[0] == found[1]
 
 
 def test_a_window_is_written_once_with_the_rows_of_all_partitions(counting: Counting) -> None:

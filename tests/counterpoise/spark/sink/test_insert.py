@@ -122,6 +122,20 @@ def test_other_types_are_converted_by_the_server(
     assert len(values("result", connection)) == 2 * len(found) + 1
 
 
+def test_times_without_a_zone_are_in_utc_whatever_zone_the_rows_have(
+    connection: Connection,
+) -> None:
+    make(connection, "result", "timestamp")
+    for zone in ("UTC", "Asia/Tokyo"):
+        rows = rows_of(pa.timestamp("us", zone), [MOMENT])
+        assert not is_binary(connection, rows, "result")
+        Insert("result", None)(connection, rows, SCOPE)
+    assert {value for _, value in values("result", connection)} == {
+        None,
+        MOMENT.replace(tzinfo=None),
+    }
+
+
 @pytest.mark.parametrize(
     ("of", "kind", "value", "words"),
     [

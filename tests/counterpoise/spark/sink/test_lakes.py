@@ -207,7 +207,7 @@ def test_columns_that_the_rows_never_lack_may_be_null_in_the_table(lake: Lakes) 
     added = lake.target(new_columns="add")
     lake.write([Slice(0, 1, "1", "2")], task([row], schema), schema=schema, target=added)
     lake.write([Slice(0, 1, "2", "3")], rows_of(0, 2, 3))
-    table = lake.table()
+    table: Any = lake.table()
     found = table.to_pyarrow_table() if isinstance(lake, Delta) else table.scan().to_arrow()
     assert found.schema.field("kind").nullable
     assert sorted(str(one["kind"]) for one in found.to_pylist()) == ["None", "None", "k"]
