@@ -102,6 +102,9 @@ def _is_number_for(kind: pa.DataType, wanted: str) -> bool:
     """Digits in a text are a number to the server, too."""
     if pa.types.is_integer(kind):
         return True
+    if wanted == "float4":
+        # Beyond its range the server says so, and a cast gives infinity or 0.
+        return bool(pa.types.is_float32(kind))
     return _is_text(kind) if wanted.startswith("int") else bool(pa.types.is_floating(kind))
 
 

@@ -141,6 +141,8 @@ def test_times_without_a_zone_are_in_utc_whatever_zone_the_rows_have(
     [
         ("smallint", pa.int32(), 2**15, "smallint"),
         ("bigint", pa.string(), "7-0", "bigint"),
+        ("real", pa.float64(), 1e300, "real"),
+        ("real", pa.float64(), 1e-300, "real"),
         ("varchar(3)", pa.string(), "four", "too long"),
         ("jsonb", pa.string(), "{", "json"),
     ],
