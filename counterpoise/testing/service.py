@@ -2,7 +2,7 @@
 
 The service is the real one, HTTP interface included; only its database, its log and its time are in
 memory. Its clock stands still until `advance` moves it. So nothing expires because a machine is
-slow, and an hour takes a millisecond.
+slow, and an hour takes about a second.
 
 Consumers run as always, in real threads, by their own clocks: a consumer's `idle_seconds` is real.
 """
@@ -186,7 +186,8 @@ class MemoryService:
         def done() -> bool:
             nonlocal late
             late = time.monotonic() > deadline
-            return late or consumer.handled >= waiting
+            # What is set aside (`Retry`) will be tried again.
+            return late or (consumer.handled >= waiting and not consumer.set_aside)
 
         consumer.run(until=done)
         if late:
@@ -222,8 +223,14 @@ class MemoryService:
                 consumer.stop(now=True)
             for thread in threads:
                 thread.join(JOIN_SECONDS)
-        if errors:
-            raise errors[0]
+            if errors:
+                # Before an error of the block, which often follows from it, and is its context.
+                raise errors[0]
+        if alive := sum(thread.is_alive() for thread in threads):
+            raise TimeoutError(
+                f"{alive} of {len(threads)} consumers have not ended within {JOIN_SECONDS:g} s: "
+                "a handler does not return"
+            )
 
     def wait_until(self, condition: Callable[[], object], timeout_seconds: float = 10.0) -> None:
         """Return as soon as the condition holds; it is tried whenever something happens here.

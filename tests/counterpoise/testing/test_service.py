@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from counterpoise import AsyncFlow, Client, Consumer, Flow, Publisher
+from counterpoise.consumer import Retry
 from counterpoise.consumer.waking import Waking
 from counterpoise.errors import Invalid, Unreachable
 from counterpoise.logs import Message
@@ -248,7 +249,10 @@ def test_two_consumers_share_the_queue(service):
     assert len(seen) == 40
 
 
-def test_an_error_of_a_running_consumer_is_raised_at_the_end(service):
+@pytest.mark.parametrize("and_then", [lambda: None, lambda: 1 / 0])
+def test_an_error_of_a_running_consumer_is_raised_at_the_end(service, and_then):
+    """Also if the block fails, which may follow from it."""
+
     def fail(message):
         raise ValueError("cannot be handled")
 
@@ -256,9 +260,44 @@ def test_an_error_of_a_running_consumer_is_raised_at_the_end(service):
         with service.running(consumer := Consumer("orders", each=fail, idle_seconds=0.01)):
             service.publish("orders", "poison")
             service.wait_until(lambda: consumer.flow.status == "gone")
+            and_then()
 
     with pytest.raises(ValueError, match="cannot be handled"):
         play()
+
+
+def test_a_running_consumer_that_does_not_end_is_an_error(service, monkeypatch):
+    monkeypatch.setattr("counterpoise.testing.service.JOIN_SECONDS", 0.01)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait(message):
+        inside.set()
+        go_on.wait()
+
+    def play():
+        with service.running(Consumer("orders", each=wait, idle_seconds=0.01)):
+            service.publish("orders", "slow")
+            assert inside.wait(60)
+
+    with pytest.raises(TimeoutError, match="1 of 1 consumers"):
+        play()
+    go_on.set()
+
+
+def test_a_run_ends_behind_what_was_set_aside(service):
+    service.create_queue("again", partitions=1)
+    service.publish("orders", "first", "second", key="k")
+    seen = []
+
+    def fail_once(message):
+        seen.append(message.value)
+        if len(seen) == 1:
+            raise ValueError("not yet")
+
+    retry = Retry("again", after_seconds=[0.01], url=service.url)
+    service.run(Consumer("orders", each=fail_once, on_poison=retry))
+    assert sorted(seen) == [b"first", b"first", b"second"]
+    assert service.lag("orders") == 0
 
 
 def test_a_resize_and_a_trim_work_as_in_production(service):
