@@ -98,7 +98,10 @@ class DeltaLake:
 
     def forget(self, sink: str, queue: str) -> int:
         """As in `LakeTable`."""
-        table = DeltaTable(self._uri, storage_options=self._options)
+        try:
+            table = DeltaTable(self._uri, storage_options=self._options)
+        except TableNotFoundError:
+            return 0
         concerned = [
             name
             for name in _transactions(table, self._uri, self._options)
@@ -112,7 +115,7 @@ class DeltaLake:
         try:
             return DeltaTable(self._uri, storage_options=self._options)
         except TableNotFoundError:
-            pass
+            _check_partitioning(self._partition_by, schema.names)
         try:
             return DeltaTable.create(
                 self._uri,
@@ -259,6 +262,7 @@ def _check(table: DeltaTable, partition_by: tuple[str, ...]) -> None:
     kept = tuple(metadata.partition_columns)
     if partition_by and partition_by != kept:
         raise InvalidSink(f"the Delta table is partitioned by {kept}, not by {partition_by}")
+    _check_partitioning(kept, _arrow(table).names)
     rules = [name for name in settings if name.startswith("delta.constraints.")]
     rules += [
         name
@@ -280,6 +284,15 @@ def _check(table: DeltaTable, partition_by: tuple[str, ...]) -> None:
         raise InvalidSink(
             f"the Delta table has rules that the sink cannot keep ({', '.join(rules)}): write to a "
             "table without them"
+        )
+
+
+def _check_partitioning(partition_by: Sequence[str], columns: Sequence[str]) -> None:
+    """Raises InvalidSink if the files would have no column, for they have no row then either."""
+    if set(columns) <= set(partition_by):
+        raise InvalidSink(
+            "the Delta table is partitioned by all of its columns: leave one out, or its files "
+            "would be empty"
         )
 
 

@@ -44,7 +44,7 @@ from pyiceberg.table.update import (
     AssertTableUUID,
 )
 
-from counterpoise.spark.errors import Overtaken
+from counterpoise.spark.errors import InvalidSink, Overtaken
 from counterpoise.spark.sink.fence import HighWater, HighWaterKey
 from counterpoise.spark.sink.lake import (
     NewColumns,
@@ -96,7 +96,10 @@ class IcebergLake:
 
     def forget(self, sink: str, queue: str) -> int:
         """As in `LakeTable`."""
-        table = self._catalog.load_table(self._name)
+        try:
+            table = self._catalog.load_table(self._name)
+        except NoSuchTableError:
+            return 0
         prefix = f"{_quoted(sink, queue)}."
         marks = {
             name: _text(HighWater(_high_water(text).epoch, None))
@@ -181,9 +184,18 @@ def _commit(table: Table, files: Sequence[bytes], properties: dict[str, str]) ->
 
 
 def _merge(table: Table, rows: pa.Table, keys: Sequence[str], properties: dict[str, str]) -> None:
-    """Through this metadata. Raises Overtaken."""
+    """Through this metadata. Raises Overtaken, InvalidSink."""
     transaction = table.transaction()
-    if not (changes := transaction.upsert(rows, list(keys))).rows_inserted + changes.rows_updated:
+    try:
+        changes = transaction.upsert(rows, list(keys))
+    except ValueError as error:
+        if "duplicate rows" not in str(error):
+            raise
+        raise InvalidSink(
+            f"the Iceberg table has several rows of one key ({', '.join(keys)}), and merging "
+            "replaces one: remove the others, or merge into another table"
+        ) from None
+    if changes.rows_inserted + changes.rows_updated == 0:
         # All rows are there as they are. Without a snapshot there would be no fence.
         with transaction.update_snapshot().fast_append():
             pass

@@ -18,6 +18,7 @@ from counterpoise.spark.errors import InvalidSink, MissingColumns
 from counterpoise.spark.running_batch import RunningBatch
 from counterpoise.spark.sink.batch import BatchRows
 from counterpoise.spark.sink.names import used_once
+from counterpoise.spark.sink.rows import Remainder, messages
 from counterpoise.spark.writer.appender import TargetQueue, append_all, check_columns
 from counterpoise.spark.writer.numbering import ByPosition, Input
 from counterpoise.spark.writer.options import (
@@ -52,10 +53,14 @@ class QueueTask:
     target: TargetQueue
     name: str
     source: Input
+    remainder: Remainder
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Spark calls this in each task."""
-        done = append_all(self.target, ByPosition(self.name, self.source), batches)
+        """Spark calls this in each task. Raises ForeignRow, InvalidPosition, and like
+        `append_all`.
+        """
+        own = (batch for rows in messages(batches) for batch in self.remainder(rows).to_batches())
+        done = append_all(self.target, ByPosition(self.name, self.source), own)
         yield pa.RecordBatch.from_arrays(
             [integers([done.appended]), integers([done.duplicates])], ["written", "dropped"]
         )
@@ -115,7 +120,9 @@ class QueueSink:
         if not planned.read:
             return
         rows = BatchRows(batch, running).together()
-        task = QueueTask(target_of(self._options), self.name, Input(planned.queue_id, planned.log))
+        source = Input(planned.queue_id, planned.log)
+        remainder = Remainder((one, one.start) for one in planned.read)
+        task = QueueTask(target_of(self._options), self.name, source, remainder)
         results = rows.mapInArrow(task.__call__, _RESULT_SCHEMA).collect()
         self.last_report = QueueReport(
             batch_id, sum(one.written for one in results), sum(one.dropped for one in results)

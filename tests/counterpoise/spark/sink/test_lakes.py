@@ -314,6 +314,20 @@ def test_rows_that_change_nothing_move_the_high_water(lake: Lakes) -> None:
     assert lake.rows() == [{"value": "a"}]
 
 
+def test_a_table_that_has_a_key_twice(lake: Lakes) -> None:
+    lake.write([Slice(0, 1, "0", "2")], [(0, 0, "a"), (0, 1, "a")])
+    if isinstance(lake, Delta):
+        merge(lake, 2, [(0, 2, "a")])
+        assert [one["position"] for one in lake.rows()] == ["2", "2"]
+    else:
+        with pytest.raises(InvalidSink, match=r"several rows of one key \(value\)"):
+            merge(lake, 2, [(0, 2, "a")])
+
+
+def test_a_sink_without_a_table_has_nothing_to_forget(lake: Lakes) -> None:
+    assert lake.target().forget("sink", "flights") == 0
+
+
 def test_keys_that_are_null_or_not_written_are_refused(lake: Lakes) -> None:
     one = [Slice(0, 1, "0", "1")]
     null = task([{"partition": 0, "position": "0", "value": None}], COLUMNS)
@@ -385,6 +399,15 @@ def test_a_delta_table_with_constraints_is_refused(delta: Delta) -> None:
     DeltaTable.create(delta.uri, COLUMNS).alter.add_constraint({"few": "partition < 3"})
     with pytest.raises(InvalidSink, match=r"delta\.constraints\.few"):
         delta.write([Slice(0, 1, "0", "1")], rows_of(0, 0, 1))
+
+
+def test_a_delta_table_by_all_of_its_columns_is_refused(delta: Delta) -> None:
+    for there in (False, True):
+        if there:
+            DeltaTable.create(delta.uri, COLUMNS, partition_by=COLUMNS.names)
+        target = delta.target(partition_by=() if there else tuple(COLUMNS.names))
+        with pytest.raises(InvalidSink, match="partitioned by all of its columns"):
+            delta.write([Slice(0, 1, "0", "1")], rows_of(0, 0, 1), target=target)
 
 
 def test_a_delta_table_by_days_and_texts(delta: Delta) -> None:

@@ -15,7 +15,10 @@ from pyspark.sql.types import StructType
 from counterpoise.keys import hash_of
 from counterpoise.logs import AppendResult, Message
 from counterpoise.logs.memory import MemoryLogs
-from counterpoise.spark.errors import InvalidRows
+from counterpoise.spark.errors import ForeignRow, InvalidRows
+from counterpoise.spark.offsets import Slice
+from counterpoise.spark.sink.queue import QueueTask
+from counterpoise.spark.sink.rows import Remainder
 from counterpoise.spark.writer import appender
 from counterpoise.spark.writer.appender import TargetQueue, append_all, appends, check_columns
 from counterpoise.spark.writer.numbering import (
@@ -216,6 +219,18 @@ def test_rows_out_of_order_are_refused(
         output.write(rows(*made))
     with pytest.raises(InvalidRows, match="QueueSink"):
         output.write(*(rows(one) for one in made))
+
+
+def test_rows_that_are_of_no_message_of_the_micro_batch_are_refused(output: Output) -> None:
+    """Below its range they would count as written already."""
+    task = QueueTask(output.target, "app", FLIGHTS, Remainder([(Slice(0, 1, "3", "5"), "3")]))
+    [done] = task([rows((0, 3, "a"), (0, 4, "b"))])
+    assert done.to_pylist() == [{"written": 2, "dropped": 0}]
+    for foreign in (2, 5):
+        with pytest.raises(ForeignRow, match=f"positions from {foreign} to {foreign}"):
+            list(task([rows((0, foreign, "c"))]))
+    with pytest.raises(ForeignRow, match="partition 1, of which this micro-batch has read nothing"):
+        list(task([rows((1, 3, "c"))]))
 
 
 def test_rows_by_their_place_are_known_within_their_micro_batch(output: Output) -> None:
