@@ -8,7 +8,6 @@ from contextlib import closing, contextmanager
 from counterpoise.client import Client
 from counterpoise.logs import Log, LogAccessRefused, open_log
 from counterpoise.logs.address import environment_access
-from counterpoise.publisher.publisher import log_view
 
 
 class QueueReading:
@@ -29,7 +28,7 @@ class QueueReading:
 
         Raises errors of the service, and LogError; of LogAccessRefused in the block it takes note.
         """
-        view = log_view(service, self._queue, "read", self._refused)
+        view = service.log_access(self._queue, "read", refused=self._refused)
         self._refused = False
         own = self._log_url or environment_access(view.log)
         access = own or view.access

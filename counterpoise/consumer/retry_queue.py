@@ -49,7 +49,6 @@ from counterpoise.logs import (
 )
 from counterpoise.publisher.buffer import Batch
 from counterpoise.publisher.delivery import Delivery
-from counterpoise.publisher.publisher import log_view
 from counterpoise.wire import LogView
 
 logger = logging.getLogger("counterpoise.consumer")
@@ -347,7 +346,7 @@ class RetryQueue:
 
     def _access(self, refused: bool) -> LogView:
         with reached_before(), self._client(self.policy.token or self._token) as client:
-            return log_view(client, self.policy.queue, "publish", refused)
+            return client.log_access(self.policy.queue, "publish", refused=refused)
 
     def _client(self, token: str | None) -> Client:
         return Client(self._url, token=token, timeout_seconds=CALL_SECONDS)

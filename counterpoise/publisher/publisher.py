@@ -19,20 +19,18 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 from zlib import crc32
 
 from counterpoise.client import Client
-from counterpoise.errors import CounterpoiseError, Invalid
+from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import Message, open_log
 from counterpoise.options import suggesting
 from counterpoise.publisher.buffer import Buffer
 from counterpoise.publisher.delivery import Delivery, OpenLog
 from counterpoise.publisher.sending import Sending
-from counterpoise.wire import LogView
 
 MAX_BATCH_BYTES = 8 * 1024 * 1024
 MAX_BUFFER_BYTES = 64 * 1024 * 1024
@@ -102,7 +100,7 @@ class Publisher:
         service = client or Client(url, token=token, timeout_seconds=min(10.0, timeout_seconds))
         self._own_client = service if client is None else None
         self._delivery = Delivery(
-            lambda refused: log_view(service, queue, "publish", refused),
+            lambda refused: service.log_access(queue, "publish", refused=refused),
             open_log,
             log_url=log_url,
             timeout_seconds=timeout_seconds,
@@ -237,14 +235,3 @@ class Publisher:
                     "is there and only slower than this, raise buffer_messages or timeout_seconds"
                 )
             self._raise_if_unusable()
-
-
-def log_view(
-    service: Client, queue: str, access: Literal["read", "publish"], refused: bool
-) -> LogView:
-    """How to reach the queue's log; `refused`: with other credentials than the last time."""
-    if refused:
-        # A service of the release before does not know the word.
-        with suppress(Invalid):
-            return service.log_access(queue, access, refused=True)
-    return service.log_access(queue, access)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.logs import Log, LogNotFound, LogUnavailable, open_log
 from counterpoise.logs.address import environment_access
-from counterpoise.publisher.publisher import log_view
 from counterpoise.spark.errors import CannotStart, SourceError
 from counterpoise.spark.options import SourceOptions
 from counterpoise.wire import LogAccess, LogView
@@ -58,7 +57,7 @@ class ReadAccess:
     def log_access(self, *, fresh: bool = False) -> LogAccess | None:
         """The access that the service gave; `fresh`: the log refused it, ask for another."""
         if fresh:
-            self.view = log_view(self._client, self._queue, "read", True)
+            self.view = self._client.log_access(self._queue, "read", refused=True)
         return self.view.access
 
 
