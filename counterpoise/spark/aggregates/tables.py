@@ -6,7 +6,8 @@
   transaction that writes rows of the partition moves it; the closing, if the partition is still.
 - `counterpoise_partials`: the partials of each window, group and partition. The same transaction
   writes them, and the closing removes them.
-- `counterpoise_late`: late rows, with `late="side"`; `number` tells apart those of one message.
+- `counterpoise_late`: late rows, with `late="side"`; `number` tells apart those of one message,
+  `written_in` is the transaction.
 
 *Locks.* A transaction that writes rows of a partition holds the partition's high-water (the fence),
 then its clock. It takes the row of the aggregate only where it adds a clock, or merges late rows.
@@ -62,6 +63,7 @@ CREATE TABLE IF NOT EXISTS counterpoise_late (
     row_columns text NOT NULL
 );
 ALTER TABLE counterpoise_late ADD COLUMN IF NOT EXISTS number integer NOT NULL DEFAULT 0,
+    ADD COLUMN IF NOT EXISTS written_in xid8,
     DROP CONSTRAINT IF EXISTS counterpoise_late_pkey,
     ADD PRIMARY KEY (sink, queue_id, partition, position, window_start, number);
 """
@@ -107,7 +109,7 @@ def create(engine: Engine) -> None:
         # The column that was added last.
         there = (
             "SELECT true FROM pg_attribute"
-            " WHERE attrelid = to_regclass('counterpoise_late') AND attname = 'number'"
+            " WHERE attrelid = to_regclass('counterpoise_late') AND attname = 'written_in'"
         )
         if connection.scalar(text(there)):
             return
@@ -359,18 +361,20 @@ def put_late(
     """Add late rows: `position`, `window_start`, `window_end` and `row_columns`.
 
     Rows of one message are numbered, so all of them stay. Messages that are delivered again on
-    purpose replace their rows: only those of this transaction are counted.
+    purpose replace their rows: only those of this transaction are counted. (Its number is stored,
+    because `xmin` of a row that is written after a savepoint is another one.)
     """
     connection.execute(
         text(
             "INSERT INTO counterpoise_late (sink, queue_id, queue, partition, position,"
-            " window_start, window_end, row_columns, number) SELECT :sink, :queue_id, :queue,"
-            " :partition, :position, :window_start, :window_end, :row_columns, count(*)"
+            " window_start, window_end, row_columns, written_in, number) SELECT :sink, :queue_id,"
+            " :queue, :partition, :position, :window_start, :window_end, :row_columns,"
+            " pg_current_xact_id(), count(*)"
             " FROM counterpoise_late WHERE sink = :sink AND queue_id = :queue_id"
             " AND partition = :partition AND position = :position"
-            " AND window_start = :window_start AND xmin = pg_current_xact_id()::xid"
+            " AND window_start = :window_start AND written_in = pg_current_xact_id()"
             " ON CONFLICT (sink, queue_id, partition, position, window_start, number)"
-            " DO UPDATE SET row_columns = excluded.row_columns"
+            " DO UPDATE SET row_columns = excluded.row_columns, written_in = excluded.written_in"
         ),
         [{**key.names, "queue": key.queue, "partition": partition, **row} for row in rows],
     )
