@@ -111,7 +111,8 @@ class QueueSink:
                 "several messages with format('counterpoise')"
             )
         running = RunningBatch.of(batch)
-        queue, where = self._options.queue, f" for queue {self._options.queue!r}"
+        queue = self._options.queue
+        where = f" for queue {queue!r}"
         with used_once(type(self), self.name, queue, running.run_id, batch_id, where=where):
             self._write(batch, batch_id, running)
 

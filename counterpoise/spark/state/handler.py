@@ -236,30 +236,30 @@ class StateKeeper(Generic[S]):
             self._let_go(cell)
             cell = self._states.cell(number)
         began = time.monotonic()
-
-        def approach() -> None:
-            with cell.lock:
-                # A grant and its micro-batch may have come while the lock was awaited.
-                if cell.epoch is None:
-                    self._states.bring_to(cell, position)
-
-        if not self._patiently(cell, approach):
+        # A grant and its micro-batch may come meanwhile.
+        if not self._bring_to(cell, position, lambda: cell.epoch is None):
             return False
         return cell.epoch is None and time.monotonic() - began < NEAR_SECONDS
+
+    def _bring_to(self, cell: Cell[S], position: str, still: Callable[[], bool]) -> bool:
+        """Bring the state to the position if that is `still` wanted when its lock is free. Returns
+        whether it went well.
+        """
+
+        def bring() -> None:
+            with cell.lock:
+                if still():
+                    self._states.bring_to(cell, position)
+
+        return self._patiently(cell, bring)
 
     def _keep(self, number: int, one: Json) -> None:
         """Restore or publish the state of a granted partition that is not in flight."""
         cell = self._states.cell(number)
         position = one["position"]
-
-        def restore() -> None:
-            with cell.lock:
-                # A micro-batch may have brought it past the view while the lock was awaited.
-                if not cell.usable():
-                    self._states.bring_to(cell, position)
-
         if position is not None and not cell.usable():
-            self._patiently(cell, restore)
+            # A micro-batch may bring it past the view meanwhile.
+            self._bring_to(cell, position, lambda: not cell.usable())
         # An unusable state has nothing to publish; a failed restore has set its pause.
         if cell.usable() and (one["state"] == "revoking" or self._is_due(cell)):
             self._patiently(cell, partial(self._states.publish, cell))
