@@ -115,13 +115,14 @@ class QueueCalls:
         clock = self._replica.clock
         made = Creation(str(uuid4()), spec.name, settings, clock.now(), outage_seen=clock.outage_id)
         if roots:
-            made.add_roots(roots)
+            async for some in pieces(roots):
+                made.add_roots(some)
         else:
             count = settings.partition_count
             if owner is not None or width > 1:
                 count = await self._held_count(log, count, owner)
-            async for some in pieces(range(count)):
-                made.add(some)
+            async for numbers in pieces(range(count)):
+                made.add(numbers)
             made.retire()
         positions = await self._given_positions(spec, log, owner, made.queue)
         awaits_cuts = spec.ordered_resize and owner is not None

@@ -25,8 +25,8 @@ class Creation:
         self.queue = Queue(id, name, settings, now)
         self.queue.outage_seen = outage_seen
         self._now = now
-        self._records: list[r.Record] = []
         self._retired: list[r.Record] = []
+        self._roots: list[r.Child] = []
         begin(self.queue, 1)
 
     def add(self, numbers: Sequence[int]) -> None:
@@ -46,25 +46,31 @@ class Creation:
             queue.journal.forget()
 
     def add_roots(self, roots: Sequence[r.Child]) -> None:
-        """The partitions of a dynamic queue that follow none."""
-        self._apply(r.ChildrenAdded(tuple(roots), self._now))
-        self._apply(r.WaitsEnded(tuple(root.partition for root in roots), self._now))
+        """The next partitions of a dynamic queue; they follow none."""
+        for record in self._of_roots(roots):
+            replay(self.queue, record)
+        self.queue.journal.forget()
+        self._roots += roots
 
     def finish(self, commit_id: str, *, awaits_cuts: bool = False) -> r.Entry:
         """The first entry. `awaits_cuts`: the log may have been resized before there was this
         queue.
         """
         queue, now = self.queue, self._now
+        # However many pieces it was made in.
+        records: list[r.Record]
         if queue.lineage is None:
-            # However many pieces it was made in.
-            self._records += [r.PartitionsAdded(0, len(queue.partitions), now), *self._retired]
+            records = [r.PartitionsAdded(0, len(queue.partitions), now), *self._retired]
+        else:
+            records = self._of_roots(self._roots)
         if awaits_cuts:
-            self._apply(r.CutsAwaited(now + FIRST_SECONDS))
+            records.append(r.CutsAwaited(now + FIRST_SECONDS))
+            replay(queue, records[-1])
         # That is for partitions that are added to others.
         queue.growing = False
         queue.journal.forget()
-        return r.Entry(queue.revision, now, tuple(self._records), commit_id=commit_id)
+        return r.Entry(queue.revision, now, tuple(records), commit_id=commit_id)
 
-    def _apply(self, record: r.Record) -> None:
-        self._records.append(record)
-        replay(self.queue, record)
+    def _of_roots(self, roots: Sequence[r.Child]) -> list[r.Record]:
+        numbers = tuple(root.partition for root in roots)
+        return [r.ChildrenAdded(tuple(roots), self._now), r.WaitsEnded(numbers, self._now)]

@@ -89,6 +89,18 @@ WHERE: dict[str, Any] = {
 }
 
 
+def test_a_dynamic_queue_of_many_ranges_is_made_in_pieces() -> None:
+    async def test(loop: Measuring) -> None:
+        one = await World().replica()
+        with loop.counting(DECISIONS):
+            spec = dynamic("orders", *map(str, range(LARGE)))
+            made = await asyncio.create_task(one.create_queue(spec))
+        assert made.partition_count == LARGE
+        assert loop.longest < MOST_LINES_OF_A_SLICE
+
+    measured(test)
+
+
 @pytest.mark.parametrize("dry_run", [False, True])
 @pytest.mark.parametrize("where", WHERE)
 def test_positions_are_set_in_pieces(where: str, dry_run: bool) -> None:

@@ -61,10 +61,12 @@ def test_a_piece_cannot_be_left_out() -> None:
         made.add(range(3, 4))
 
 
-def test_the_roots_of_a_dynamic_queue_wait_for_nothing() -> None:
+@pytest.mark.parametrize("piece", [1, 2])
+def test_the_roots_of_a_dynamic_queue_wait_for_nothing(piece: int) -> None:
     made = creation(partitioning="dynamic")
     roots = r.Child(0, "a", ()), r.Child(5, "b", ())
-    made.add_roots(roots)
+    for first in range(0, 2, piece):
+        made.add_roots(roots[first : first + piece])
     entry = made.finish("commit")
     assert entry.records == (r.ChildrenAdded(roots, NOW), r.WaitsEnded((0, 5), NOW))
     assert [*made.queue.unassigned] == [0, 5]
