@@ -52,13 +52,16 @@ def bind(command: c.Bind, draft: Draft) -> None:
     absent = queue.absent.get(instance)
     most = _most_moves(command, queue)
     moved, held = None if most is None else _moved(command, draft, most), None
-    if predecessor is not None:
+    takes_its_place = predecessor
+    if predecessor is not None and not (predecessor.draining and queue.takers):
         held = predecessor.held_until
     elif absent is None and moved and most is not None:
+        # Who began to drain joins anew, as who has left. Else it would be a way in.
         held = _held_until(command, draft, moved, most)
+        takes_its_place = predecessor if held is None else None
     bind_number = (
-        predecessor.bind_number
-        if predecessor
+        takes_its_place.bind_number
+        if takes_its_place
         else absent.bind_number
         if absent
         else queue.next_bind_number
@@ -81,14 +84,17 @@ def bind(command: c.Bind, draft: Draft) -> None:
     )
     flow = queue.flows[command.flow_id]
     if predecessor is not None:
-        leave(draft, predecessor, "replaced", heir=flow)
+        leave(draft, predecessor, "replaced", heir=flow if takes_its_place else None)
     settle(draft)
-    if held is not None:
+    at_once = command.at_once and len(queue.flows) == 1
+    if predecessor is not None and takes_its_place is None:
+        take_up(draft)
+    elif held is not None:
         resume(c.Resume(), draft)
     elif predecessor is not None and queue.status is Status.READY:
-        rebalance_if_replaced(draft, joined=predecessor.draining)
+        rebalance_if_replaced(draft, joined=predecessor.draining, at_once=at_once)
     else:
-        _join(draft, before, at_once=command.at_once and len(queue.flows) == 1)
+        _join(draft, before, at_once=at_once)
 
 
 def _join(draft: Draft, before: int, *, at_once: bool = False) -> None:
@@ -164,8 +170,8 @@ def unbind(command: c.Unbind, draft: Draft) -> None:
     # A drained flow is missed by nobody: F and the assignment are what they were without it.
     missed = queue.status is Status.READY and owned and not excess
     holddown = queue.status is Status.HOLDDOWN or (missed and queue.settings.rebalance_delay > 0)
-    # Who was held back comes back as a new one.
-    remember = holddown and flow.held_until is None
+    # Who was held back, or is drained, comes back as a new one.
+    remember = holddown and flow.held_until is None and (owned or not flow.draining)
     left = leave(draft, flow, command.reason, remember=remember, seen_at=command.seen_at)
     if excess and owned and queue.status is not Status.REBALANCING:
         draft.outside(trigger)

@@ -78,12 +78,16 @@ def take_up(draft: Draft, *, changed: bool = True, happened: bool = True) -> Non
             draft.emit(r.HolddownSettled(draft.now))
 
 
-def rebalance_if_replaced(draft: Draft, *, joined: bool) -> None:
+def rebalance_if_replaced(draft: Draft, *, joined: bool, at_once: bool = False) -> None:
     """A flow that was draining may have been replaced by one that is not (rule 12): it has
     `joined`."""
     queue = draft.queue
     ready = queue.is_balanced if joined else queue.is_settled
-    if not draft.is_cut_off and not ready:
+    if draft.is_cut_off or ready:
+        return
+    if at_once:
+        rebalance(draft, "replaced")
+    else:
         hold_down(draft, "replaced", queue.takers - 1)
 
 

@@ -217,6 +217,68 @@ class TestHeldBack:
         times = [orders.queue.flows[name].held_until or 0.0 for name in ("X", "Y", "Z")]
         assert [b - a for a, b in pairwise(times)] == [pytest.approx(3 / MOST * HOUR)] * 2
 
+    @pytest.mark.parametrize("most", [256, 2])
+    def test_to_drain_and_bind_again_is_no_way_in(self, most: int) -> None:
+        orders = shared(most=most)
+        joins(orders, "X0")
+        orders.advance(30)
+        for number in range(1, 4):
+            orders.drain(f"X{number - 1}")
+            orders.advance(30)
+            joins(orders, f"X{number}", instance="i-X0")
+            orders.advance(30)
+        assert taken(orders) == {GREEDY: 6}
+        assert held(orders) == ["X3"]
+        assert {name: len(numbers) for name, numbers in orders.owners().items()} == {
+            "A": 4,
+            "B": 4,
+            "X3": 0,
+        }
+
+    def test_nor_with_what_it_still_has(self) -> None:
+        """What was not handed over yet goes to the others, as if it had left."""
+        orders = shared(max_concurrent_handoffs=1)
+        joins(orders, "X")
+        orders.advance(30)
+        for number in range(2):
+            comes_and_goes(orders, f"X{number}")
+        orders.drain("X")
+        orders.advance(5)
+        owned = orders.owned("X")
+        assert len(owned) == 2
+        orders.release("X", *orders.queue.handoffs)
+        joins(orders, "X2", instance="i-X")
+        assert held(orders) == ["X2"]
+        orders.advance(30)
+        assert {name: len(numbers) for name, numbers in orders.owners().items()} == {
+            "A": 4,
+            "B": 4,
+            "X2": 0,
+        }
+
+    def test_nor_to_drain_while_it_waits(self) -> None:
+        orders = spent()
+        joins(orders, "X")
+        orders.drain("X")
+        joins(orders, "X2", instance="i-X")
+        assert held(orders) == ["X2"]
+        orders.drain("X2")
+        orders.expire("A")
+        orders.unbind("X2")
+        joins(orders, "X3", instance="i-X")
+        assert (held(orders), orders.status) == (["X3"], "Holddown")
+
+    def test_who_drains_and_binds_again_alone_goes_on(self) -> None:
+        orders = spent()
+        for name in ("A", "B"):
+            orders.unbind(name)
+        joins(orders, "X")
+        orders.settle()
+        orders.drain("X")
+        orders.settle()
+        joins(orders, "X2", instance="i-X")
+        assert (held(orders), orders.owned("X2"), orders.status) == ([], [*range(8)], "Ready")
+
     def test_other_keys_and_callers_without_one_join_at_once(self) -> None:
         orders = spent()
         joins(orders, "C", HONEST)

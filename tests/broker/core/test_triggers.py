@@ -57,6 +57,16 @@ class TestRule1:
         orders.bind("B", at_once=True)
         assert (orders.status, orders.trigger) == ("Holddown", "bind")
 
+    def test_at_once_a_flow_that_replaces_the_only_one_waits_for_nothing(self) -> None:
+        """Also if that one had drained, and everything is to be granted."""
+        orders = World.owning({"A": [0, 1]})
+        orders.drain("A")
+        orders.advance(5)
+        orders.release("A", 0, 1)
+        assert (orders.status, orders.unassigned()) == ("Ready", [0, 1])
+        orders.bind("A2", "i-A", at_once=True)
+        assert (orders.status, orders.owned("A2")) == ("Ready", [0, 1])
+
     def test_at_once_a_holddown_that_runs_goes_on(self) -> None:
         """Those who left may come back, as after any other bind."""
         orders = World.owning({"A": [0, 1], "B": [2]})
