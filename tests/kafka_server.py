@@ -36,8 +36,9 @@ from counterpoise.demo.mock_kafka import MockKafka
 from tests.eventual import eventually
 from tests.service import free_port
 
-# Kafka's API key of the request for start and end offsets, for `cut_instead_of_answering`.
-LIST_OFFSETS = 2
+# Kafka's API keys of the requests for records to store and for start and end offsets, for
+# `MockKafka.refuse`.
+PRODUCE, LIST_OFFSETS = 0, 2
 
 # What `make kafka` has installed.
 PROGRAM = Path(sys.prefix, "kafka")

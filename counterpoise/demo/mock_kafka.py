@@ -100,8 +100,12 @@ class MockKafka:
             self._call("broker_set_up", broker)
 
     def cut_instead_of_answering(self, request: int, times: int = 1) -> None:
-        """Cut the connections of the next requests with these API keys (Kafka's numbers)."""
-        self._call("push_request_errors_array", request, times, [_CUT] * times)
+        """Cut the connections of the next requests with this API key (Kafka's number)."""
+        self.refuse(request, _CUT, times)
+
+    def refuse(self, request: int, error: int, times: int = 1) -> None:
+        """Answer the next requests with this API key with this error (Kafka's numbers)."""
+        self._call("push_request_errors_array", request, times, [error] * times)
 
     def set_group_times(self, initial_delay_ms: int, heartbeat_ms: int) -> None:
         """How long the first member of a group waits for others (classic protocol), and how often

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -182,7 +183,8 @@ class Appender:
         self._flying.clear()
         if producer is not None:
             producer.purge()
-            producer.poll(0)
+            with suppress(KafkaException):  # a fatal error, of which it would tell now
+                producer.poll(0)
         self._failures.clear()
 
     def abandon(self) -> Producer | None:
@@ -231,7 +233,7 @@ class Appender:
                 # Its queue is full of messages of earlier calls.
                 if time.monotonic() >= deadline:
                     raise self._trouble.too_late("handing messages to the producer") from None
-                self._client().poll(_POLL_SECONDS)
+                self._poll()
             except KafkaException as refused:
                 raise self._failed([refused.args[0]]) from None
             else:
@@ -241,7 +243,7 @@ class Appender:
     def _await(self, wanted: set[tuple[str, int]], deadline: float) -> None:
         """Return when these have landed. Raises the error, or LogUnavailable at the deadline."""
         while self._flying & wanted:
-            self._client().poll(_POLL_SECONDS)
+            self._poll()
             if self._trouble.refused() or time.monotonic() >= deadline:
                 if self._failures:
                     break
@@ -251,8 +253,15 @@ class Appender:
             raise self._failed(failures)
         self._trouble.clear()
 
+    def _poll(self) -> None:
+        """Take reports. Raises the error after which the producer sends nothing more."""
+        try:
+            self._client().poll(_POLL_SECONDS)
+        except KafkaException as ended:
+            raise self._failed([ended.args[0]]) from None
+
     def _failed(self, failures: list[KafkaError]) -> LogError:
-        if any(error.fatal() for error in failures):
+        if any(error.fatal() or error.code() == KafkaError._FATAL for error in failures):
             # This producer cannot continue; the next one looks for the arrived messages.
             self.close()
             self._lost |= set(self._progress)
