@@ -62,6 +62,8 @@ PRODUCER = {
 """librdkafka's properties for publishing, in addition to the access."""
 
 _POLL_SECONDS = 0.1
+# What a producer says of a partition that it does not know (yet); the cluster has it.
+_UNKNOWN = frozenset({KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC})
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -235,10 +237,23 @@ class Appender:
                     raise self._trouble.too_late("handing messages to the producer") from None
                 self._poll()
             except KafkaException as refused:
-                raise self._failed([refused.args[0]]) from None
+                error = refused.args[0]
+                if error.code() not in _UNKNOWN or time.monotonic() >= deadline:
+                    raise self._failed([error]) from None
+                self._learn_partitions(deadline)
             else:
                 self._flying.add(key)
                 return
+
+    def _learn_partitions(self, deadline: float) -> None:
+        """The topic has grown or was made again. The producer would learn that in five minutes."""
+        seconds = max(_POLL_SECONDS, deadline - time.monotonic())
+        try:
+            self._client().list_topics(self._topic, seconds)
+        except KafkaException as failed:
+            raise self._failed([failed.args[0]]) from None
+        # The broker that has answered may not know it yet.
+        self._poll()
 
     def _await(self, wanted: set[tuple[str, int]], deadline: float) -> None:
         """Return when these have landed. Raises the error, or LogUnavailable at the deadline."""

@@ -15,6 +15,7 @@ from counterpoise.logs import (
     InvalidMessage,
     LogUnavailable,
     Message,
+    StalePartitionCount,
     open_log,
 )
 from counterpoise.logs.kafka import appender
@@ -103,6 +104,17 @@ def test_a_log_that_is_closed_amid_an_append_looks_what_has_arrived(kafka, opene
     log._timeout_seconds = 60
     log.append(spread(8, 8))
     assert all_texts(opened()) == expected(16)
+
+
+def test_a_living_publisher_reaches_the_new_partitions_of_a_topic(kafka, topic, opened):
+    log = opened(timeout_seconds=60)
+    log.append(spread(0, 4))
+    kafka.grow_topic(topic, 6)
+    batch = AppendBatch("p", 4, 6, [5], [Message(b"0004")])
+    with pytest.raises(StalePartitionCount):
+        log.append(spread(4, 1))
+    assert log.append(batch) == AppendResult(1, 0)
+    assert texts(opened(), 5) == ["0004"]
 
 
 # ------------------------------------------------------------------ after a crash
