@@ -54,7 +54,8 @@ def times_at(
             if event.offset() < waiting[number]:
                 continue
             kind, at = event.timestamp()
-            if kind != TIMESTAMP_NOT_AVAILABLE:
+            # Some programs write -1 for a record without a time.
+            if kind != TIMESTAMP_NOT_AVAILABLE and at >= 0:
                 times[number] = at
         # Otherwise it ends there, or cannot be read.
         del waiting[number]

@@ -26,7 +26,7 @@ from itertools import accumulate
 from typing import cast
 
 import pyarrow as pa
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
+from confluent_kafka import Message
 
 from counterpoise.logs.columns import integers
 from counterpoise.logs.rows import Pairs, flagged, text_of, texts
@@ -96,7 +96,8 @@ class RecordColumns:
         return rows_of(
             partition,
             integers(self._offsets),
-            [0 if kind == TIMESTAMP_NOT_AVAILABLE else 1000 * at for kind, at in self._stamps],
+            # Kafka has no times before 1970, and -1 is none.
+            [1000 * max(0, at) for _, at in self._stamps],
             texts(self._keys),
             [value or b"" for value in values] if tombstones else values,
             shown,

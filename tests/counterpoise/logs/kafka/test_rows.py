@@ -100,6 +100,13 @@ def test_times_are_kept_to_the_millisecond(log, topic, foreign):
     assert rows(log)[0]["published_at"] == datetime(2023, 11, 14, 22, 13, 20, 123000, UTC)
 
 
+def test_a_record_without_a_time_is_of_1970_and_has_no_age(log, topic, foreign):
+    foreign.produce(topic, b"v", partition=0, timestamp=-1)
+    foreign.flush(10)
+    assert rows(log)[0]["published_at"] == datetime(1970, 1, 1, tzinfo=UTC)
+    assert log.ages({0: "0"}) == {}
+
+
 def test_our_key_rule_is_librdkafkas_consistent_partitioner(log, topic, foreign):
     keys = [f"kunde-{number}-ü" for number in range(50)]
     landed = {}
