@@ -2,7 +2,8 @@
 
 The access contains a password, so no message and no repr shows it. In a cluster a log is on one
 node, by its hash tag. The cluster names this node (MOVED), and the client goes there; if the node
-fails, the client begins again at the configured address.
+fails, the client begins again at the configured address. So it does if the server has become a
+replica: a name or a proxy may lead to its successor by now.
 """
 
 from __future__ import annotations
@@ -116,6 +117,9 @@ class RedisConnection:
                 if retry and broken and not _refused(error):
                     retry = False
                     continue
+                if _passing(error) == "READONLY":
+                    # After a failover the address may lead to another server, and this one lives.
+                    self.close()
                 raise self._in_our_words(error) from None
         raise LogUnavailable(f"the Redis cluster at {self.where} redirects in a circle")
 

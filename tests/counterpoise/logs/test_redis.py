@@ -163,11 +163,15 @@ def test_a_replica_says_that_it_takes_no_messages(redis_server, tmp_path, log):
 
 
 @contextmanager
-def answering(line):
-    """A server that answers every script with this line, and all else with OK."""
+def answering(*lines):
+    """A server that answers every script of its n-th connection with the n-th of these lines, the
+    last one if there are more connections, and all else with OK.
+    """
+    left = [*lines]
 
     class Answer(socketserver.StreamRequestHandler):
         def handle(self):
+            line = left.pop(0) if len(left) > 1 else left[0]
             while head := self.rfile.readline():
                 words = []
                 for _ in range(int(head[1:])):
@@ -208,6 +212,16 @@ def test_transient_errors_are_unavailable_errors(line, why):
         log = open_log(url, timeout_seconds=60)
         with pytest.raises(LogUnavailable, match=why):
             append(log, "a")
+        log.close()
+
+
+def test_after_a_failover_the_address_is_connected_to_anew():
+    """The server that was the primary lives, and the address leads to another one by now."""
+    with answering(b"-READONLY You can't write.\r\n", b"*2\r\n$2\r\nok\r\n:1\r\n") as url:
+        log = open_log(url, timeout_seconds=60)
+        with pytest.raises(LogUnavailable, match="replica"):
+            append(log, "a")
+        assert append(log, "a") == AppendResult(1, 0)
         log.close()
 
 
