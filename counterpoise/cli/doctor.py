@@ -279,7 +279,7 @@ def _queues(client: Client, names: list[str] | None) -> Iterator[Finding]:
         log, *more = _log(client, queue)
         yield log
         yield from more
-        if log.state != "wrong":
+        if log.state in ("fine", "warning"):
             yield from _replicas(queue)
         yield from _conditions(client, queue)
         yield from _held_back(client, queue)
@@ -317,6 +317,20 @@ def _log(client: Client, queue: Queue) -> Iterator[Finding]:
             f"{counted(len(beyond), 'position')} beyond the end of {view.log}: it was made anew, "
             "or has lost messages",
             f"counterpoise positions set {queue.name} earliest --dry-run",
+        )
+        return
+    # Other logs keep what a queue has not processed.
+    passed = [row for row in rows if row.is_passed and kind_of(view.log) == "kafka"]
+    if passed:
+        yield Finding(
+            check,
+            "wrong",
+            f"{counted(len(passed), 'position')} before the first message of {view.log}: its "
+            "retention has removed messages that were not processed. Partition "
+            f"{passed[0].partition} begins at {passed[0].first}, its position is "
+            f"{passed[0].position}, and consumers stop there",
+            f"counterpoise positions set {queue.name} earliest --partition {passed[0].partition} "
+            "--dry-run",
         )
         return
     lag = sum(row.lag or 0 for row in rows)

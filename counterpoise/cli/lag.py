@@ -40,7 +40,8 @@ class PartitionLag:
     """One partition: its position, its end, and the number of messages in between.
 
     `lag` is None for a position that the log cannot have. `lag_seconds` is the age of the message
-    at the position; None if nothing is unread, or the log does not say it.
+    at the position; None if nothing is unread, or the log does not say it. `first`: the position of
+    the first message that is still in the log.
     """
 
     partition: int
@@ -49,6 +50,13 @@ class PartitionLag:
     end: str
     lag: int | None
     lag_seconds: float | None = None
+    first: str = "0"
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether messages from the position on are not in the log any more."""
+        at = self.position
+        return self.lag is not None and at is not None and int(at) < int(self.first)
 
 
 def show_lag(queue: QueueName, url: Url = None, as_json: AsJson = False) -> None:
@@ -122,6 +130,7 @@ def _behind(view: LogView, partitions: list[Partition]) -> list[PartitionLag]:
             bounds.ends[one.partition],
             lags[one.partition],
             ages.get(one.partition),
+            bounds.starts[one.partition],
         )
         for one in partitions
     ]

@@ -1,7 +1,9 @@
 """`counterpoise doctor`: what is wrong, and what to do."""
 
 import json
+import sys
 import threading
+import uuid
 from datetime import UTC, datetime
 from email.utils import format_datetime
 
@@ -11,6 +13,8 @@ from counterpoise.cli import doctor
 from counterpoise.client import Client, package_version
 from counterpoise.conditions import Condition, report
 from counterpoise.consumer import Consumer, Retry
+from counterpoise.errors import Forbidden
+from counterpoise.keys import partition_of
 from tests.counterpoise.cli.conftest import run_at
 from tests.counterpoise.faulty import Answer, FaultyService, faulty_service
 from tests.eventual import eventually
@@ -59,6 +63,36 @@ def test_it_names_a_log_that_this_machine_does_not_reach(run, service):
     [log] = [one for one in found if one["check"].startswith("log of")]
     assert (log["check"], log["state"]) == ("log of a", "wrong")
     assert "check that this machine reaches builtin:a" in log["found"]
+
+
+def test_it_asks_no_cluster_whose_log_it_could_not_look_at(run, service, monkeypatch):
+    """A viewer's key does not open it, and Kafka's client may not be installed here."""
+
+    def refused(client, queue):
+        raise Forbidden("not for viewers", 403)
+
+    monkeypatch.setattr(doctor, "lag_of", refused)
+    monkeypatch.setattr(doctor, "kind_of", lambda _: "kafka")
+    monkeypatch.setitem(sys.modules, "counterpoise.logs.kafka", None)
+    run("queues", "create", "a", "-p", "1")
+    assert examined(service.url)["log of a"][0] == "skipped"
+
+
+def test_it_names_positions_that_retention_has_passed(run, service, kafka):
+    name = uuid.uuid4().hex
+    kafka.create_topic(name, 2)
+    run("queues", "create", name, "--log", kafka.log(name))
+    run("publish", name, "-q", "--key", "k", stdin="a\nb\nc\nd\n")
+    number = partition_of("k", 2)
+    with Client(service.url) as client:
+        client.set_positions(name, {number: "1"})
+        kafka.delete_records(name, number, 3)
+        state, said = examined(service.url, code=1)[f"log of {name}"]
+        assert state == "wrong"
+        assert f"Partition {number} begins at 3, its position is 1" in said
+        assert f"set {name} earliest --partition {number} --dry-run" in said
+        client.set_positions(name, {number: "3"})
+    assert examined(service.url)[f"log of {name}"][0] == "warning"
 
 
 def test_lag_and_doctor_show_what_consumers_report(run, service):
