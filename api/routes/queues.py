@@ -100,7 +100,7 @@ async def change_queue(
         Query(description="Remove surplus partitions at once, with the messages they still hold."),
     ] = False,
 ) -> views.QueueView:
-    """Change any setting but the name; omitted settings stay.
+    """Change any setting but those that only a creation gives; omitted settings stay.
 
     `partition_count` is the resize. Growing takes effect at once. Shrinking lets the owners of
     surplus partitions drain them first, so that nothing is lost, unless `discard` is given.
@@ -126,7 +126,10 @@ async def delete_queue(
     queue: Name,
     force: Annotated[Flag, Query(description="Delete it even while flows are bound.")] = False,
 ) -> None:
-    """Delete a queue and its built-in log; refused while another queue reads that log."""
+    """Delete a queue, and the log that it owns with its messages, in Postgres or Redis.
+
+    Refused while another queue reads that log.
+    """
     await broker_of(request).queues.delete(queue, force, caller_of(request))
 
 
