@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import compress
-from typing import TypeAlias
+from itertools import compress, islice
+from typing import TypeAlias, TypeVar
 
 from broker.calls.bound_flows import BoundFlow
 from broker.core.commands import ChildrenItem, CommitItem, NewChild, ReleaseItem
 from broker.core.errors import Invalid
 from broker.core.queue import Queue
 from broker.logs.positions import Positioned, Reach, refuse_invalid
-from broker.pieces import made
+from broker.pieces import made, mapped, pieces
 
 Item: TypeAlias = CommitItem | ReleaseItem | ChildrenItem
+T = TypeVar("T", bound=Positioned)
+# Of many that are wrong.
+MOST_NAMED = 50
 
 
 def refuse_repetitions(numbers: Sequence[int]) -> None:
@@ -39,60 +42,60 @@ async def refuse_items(flow: BoundFlow, reach: Reach, items: Sequence[Item]) -> 
     is_doubtful = partial(reach.is_doubtful, flow.coordinator.queue_id)
     doubtful = await made(is_doubtful, items)
     if any(doubtful):
-        places = compress(range(len(items)), doubtful)
-        given = {f"partitions.{place}.position": items[place] for place in places}
-        await _refuse(flow, reach, given, partial(_owned, flow.flow_id, [*given.values()]))
+        places = [*compress(range(len(items)), doubtful)]
+        given = await made(lambda place: (f"partitions.{place}.position", items[place]), places)
+        await _refuse(flow, reach, given, partial(_owned, flow.flow_id))
 
 
 async def refuse_begins(flow: BoundFlow, reach: Reach, begins: Mapping[str, NewChild]) -> None:
     """Raises Invalid for what cannot be where a child begins; `begins`: the children by field."""
     queue_id = flow.coordinator.queue_id
-    given = {field: one for field, one in begins.items() if reach.is_doubtful(queue_id, one)}
+    given = [(field, one) for field, one in begins.items() if reach.is_doubtful(queue_id, one)]
     if given:
-        numbers = [one.partition for one in given.values() if one.partition is not None]
-        await _refuse(flow, reach, given, lambda queue: numbers)
+        await _refuse(flow, reach, given, lambda queue, child: child.partition is not None)
 
 
-def _owned(flow_id: str, items: Sequence[Item], queue: Queue) -> list[int]:
-    """The partitions of these items that the flow owns in their epochs."""
+def _owned(flow_id: str, queue: Queue, item: Item) -> bool:
+    """Whether the flow owns the partition of the item in its epoch."""
     flow = queue.flows.get(flow_id)
-    return [
-        item.partition
-        for item in items
-        if flow is not None
+    return (
+        flow is not None
         and item.partition in flow.owned
         and queue.partitions[item.partition].epoch == item.epoch
-    ]
+    )
 
 
 async def _refuse(
     flow: BoundFlow,
     reach: Reach,
-    given: Mapping[str, Positioned],
-    bounded: Callable[[Queue], Collection[int]],
+    given: Sequence[tuple[str, T]],
+    is_bounded: Callable[[Queue, T], bool],
 ) -> None:
-    """Raises Invalid for those that cannot be positions of the queue's log, and for those of the
-    `bounded` partitions that the log says are far beyond their end. `given`: by field.
+    """Raises Invalid for those that cannot be positions of the queue's log, and for those whose
+    partition `is_bounded` that the log says are far beyond its end. `given`: each with its field.
     """
     coordinator = flow.coordinator
-    log, numbers = await coordinator.read(lambda queue: (queue.settings.log, bounded(queue)))
-    positions = {field: one.position for field, one in given.items() if one.position is not None}
-    refuse_invalid(log, positions)
-    far = {
-        number: (field, positions[field])
-        for field, one in given.items()
-        if (number := one.partition) is not None
-        and number in numbers
-        and not reach.is_near(coordinator.queue_id, number, positions[field])
-    }
+
+    def extract(some: Sequence[tuple[str, T]], queue: Queue) -> tuple[str, list[tuple[str, T]]]:
+        return queue.settings.log, [one for one in some if is_bounded(queue, one[1])]
+
+    log, far = "", dict[int, tuple[str, str]]()
+    async for some in pieces(given):
+        log, bounded = await coordinator.read(partial(extract, some))
+        refuse_invalid(log, {field: at for field, one in some if (at := one.position) is not None})
+        for field, one in bounded:
+            number, at = one.partition, one.position
+            assert number is not None
+            assert at is not None
+            if not reach.is_near(coordinator.queue_id, number, at):
+                far[number] = field, at
     if not far:
         return
-    ends = await reach.beyond(
-        coordinator.queue_id, log, {number: position for number, (_, position) in far.items()}
-    )
+    positions = await mapped(lambda one: (one[0], one[1][1]), [*far.items()])
+    ends = await reach.beyond(coordinator.queue_id, log, positions)
     for number, end in ends.items():
         raise Invalid(
             f"The log's partition {number} ends at {end}, and {far[number][1]} is far beyond "
             "that; send the position of the next message to read, as the log gives it.",
-            [(far[one][0], f"is far beyond {at}") for one, at in ends.items()],
+            [(far[one][0], f"is far beyond {at}") for one, at in islice(ends.items(), MOST_NAMED)],
         )

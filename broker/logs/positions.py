@@ -35,6 +35,7 @@ from typing import Protocol
 
 from broker.core.errors import Invalid
 from broker.logs.ports import Logs
+from broker.pieces import pieces
 from counterpoise.logs.address import kind_of
 from counterpoise.logs.numbered import TOO_LARGE, position_number
 from counterpoise.logs.ranges import HashRange, parse_range
@@ -136,12 +137,14 @@ class Reach:
         if not spans:
             known.silent_until = now + SILENT_SECONDS
             return {}
-        known.ends.update((number, int(span.end)) for number, span in spans.items())
-        return {
-            number: spans[number].end
-            for number, position in positions.items()
-            if number in spans and not self.is_near(queue_id, number, position)
-        }
+        beyond: dict[int, str] = {}
+        async for some in pieces([*positions.items()]):
+            for number, position in some:
+                if (span := spans.get(number)) is not None:
+                    known.ends[number] = int(span.end)
+                    if int(position) > int(span.end) + FAR:
+                        beyond[number] = span.end
+        return beyond
 
 
 def trim_floor(

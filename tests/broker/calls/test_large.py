@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,13 @@ import pytest
 
 import broker
 from broker.calls import views
+from broker.calls.bound_flows import BoundFlow
+from broker.calls.items import MOST_NAMED, refuse_items
+from broker.core.commands import CommitItem
 from broker.core.draft import SLICE
+from broker.core.errors import Invalid
+from broker.logs.ports import Positions, Span
+from broker.logs.positions import FAR, Reach
 from broker.pieces import PIECE
 from broker.testing.loop import VirtualLoop
 from tests.broker.shell import Service, World, dynamic, spec
@@ -110,6 +116,35 @@ def test_positions_are_set_in_pieces(where: str, dry_run: bool) -> None:
             done = await one.set_positions("orders", WHERE[where], dry_run=dry_run)
         assert len(done.partitions) == LARGE
         assert loop.longest < MOST_LINES * PIECE
+
+    measured(test)
+
+
+@pytest.mark.parametrize("end", [0, 2 * FAR])
+def test_positions_far_above_the_known_ends_are_checked_in_pieces(
+    end: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the first commit after a start of the service, which knows no ends yet."""
+
+    async def test(loop: Measuring) -> None:
+        _, one = await large()
+        [bound] = (await one.flows("orders", 10, None)).items
+        flow = BoundFlow(await one.replica.coordinator("orders"), bound.flow_id)
+        while len(await one.view("orders", bound.flow_id)) < LARGE:
+            await loop.sleep(1.0)
+
+        async def spans(log: str, positions: Positions) -> Mapping[int, Span]:
+            return dict.fromkeys(positions, Span("0", str(end), None))
+
+        monkeypatch.setattr(one.logs, "spans", spans)
+        items = [CommitItem(number, 1, str(2 * FAR)) for number in range(LARGE)]
+        with loop.counting(CALLS), pytest.raises(Invalid) if not end else nullcontext() as refused:
+            await refuse_items(flow, Reach(one.logs), items)
+        # What was counted counts when this callback ends.
+        await asyncio.sleep(0)
+        assert refused is None or len(refused.value.errors) <= MOST_NAMED
+        # Each is looked at in several ways.
+        assert loop.longest < 3 * MOST_LINES * PIECE
 
     measured(test)
 
