@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from fnmatch import fnmatchcase
 
 from broker.core.errors import Forbidden, Invalid
 
@@ -99,28 +98,35 @@ def covers(patterns: tuple[str, ...], others: Iterable[str]) -> bool:
     So it never answers yes where a name is missing. It may answer no where two patterns say the
     same in different ways (`?*` and `*?`), or where several of these have to match together.
     """
-    return all(any(_covers(pattern, other) for pattern in patterns) for other in others)
-
-
-def _covers(pattern: str, other: str) -> bool:
-    """The same of two patterns: a `*` takes any run of the other's characters, a `?` any one but
-    `*`, which may stand for none or several."""
-    reached = [True] + [False] * len(other)
-    for one in pattern:
-        following = [reached[0] and one == "*"]
-        for place, its in enumerate(other):
-            if one == "*":
-                following.append(following[place] or reached[place + 1])
-            else:
-                fits = its != "*" and one in ("?", its)
-                following.append(fits and reached[place])
-        reached = following
-    return reached[-1]
+    return all(matches(patterns, other) for other in others)
 
 
 def matches(patterns: tuple[str, ...], name: str) -> bool:
-    """Whether some pattern matches the whole name; case counts."""
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+    """Whether some pattern matches the whole name; case counts. `name` may be a pattern: a `*`
+    takes any run of its characters, a `?` any one but `*`, which may stand for none or several.
+    """
+    places: dict[str, int] = {}
+    for place, one in enumerate(name):
+        places[one] = places.get(one, 0) | 1 << place
+    places["?"] = (1 << len(name)) - 1 & ~places.get("*", 0)
+    return any(_matches(pattern, places, len(name)) for pattern in patterns)
+
+
+def _matches(pattern: str, places: Mapping[str, int], length: int) -> bool:
+    """One step for each character of the pattern, because a key may have many long ones.
+
+    `places`: where each character fits into the name, as bits. Bit n of `reached`: what comes
+    before this character of the pattern has matched the first n of the name.
+    """
+    reached = 1
+    for one in pattern:
+        if one == "*":
+            reached = (2 << length) - (reached & -reached)
+        else:
+            reached = (reached & places.get(one, 0)) << 1
+        if not reached:
+            return False
+    return bool(reached >> length)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,9 @@
 """Roles, rights and patterns of queues."""
 
+import sys
 from itertools import product
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -64,6 +67,25 @@ def test_a_key_is_for_some_queue() -> None:
 def test_no_pattern_takes_long() -> None:
     """A matcher with backtracking would take years."""
     assert not matches(("*a" * 99,), "a" * 98 + "b" * 102)
+
+
+def test_a_pattern_takes_a_step_for_each_of_its_characters() -> None:
+    """With a step for each pair of characters, one call with 100 long patterns took a minute."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    longest = [f"{'?' * 197}{number:03}" for number in range(5)]
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        assert covers(tuple(longest), longest[-1:])
+    finally:
+        sys.settrace(before)
+    assert lines < 10 * 5 * 200
 
 
 @pytest.mark.parametrize(
