@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 from api import problems
 from api.head import HEAD
-from api.routing import Cursor, Limit, Route, broker_of
+from api.routing import Cursor, Flag, Limit, Route, broker_of
 from api.schemas import access as access_schemas
 from api.schemas.common import QUEUE_NAME_PATTERN
 from api.security import (
@@ -96,7 +96,7 @@ async def list_keys(
     limit: Limit = 100,
     cursor: Cursor = None,
     everything: Annotated[
-        bool, Query(alias="all", description="Also keys that were revoked or have ended.")
+        Flag, Query(alias="all", description="Also keys that were revoked or have ended.")
     ] = False,
 ) -> views.Page[KeySummary]:
     """The keys for queues of the caller's key, the earliest first."""

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from broker.calls import views
 from broker.calls.access import QueueAccess
+from broker.calls.monitoring import foreign_cursor
 from broker.core.access import (
     ALL_QUEUES,
     Caller,
@@ -32,6 +33,7 @@ from broker.core.access import (
     key_of,
 )
 from broker.core.errors import Forbidden, Invalid, KeyNotFound, Unauthorized
+from broker.pieces import pause
 from broker.replica.store_calls import store_available
 from broker.store.ports import Act, KeySummary, NewKey
 
@@ -39,6 +41,9 @@ _NEEDS_KEY = (
     "This service has keys: send an administrator's as bearer token. A lost one is replaced with "
     "'counterpoise keys create' on the database (--database-url or --data-dir)."
 )
+
+# Of patterns that are compared: some milliseconds if all are as long as they may be.
+PAIRS_AT_ONCE = 200
 
 
 class MadeKey(NamedTuple):
@@ -83,7 +88,7 @@ class KeyAdministration:
         if only_first:
             _check_first(role, patterns, ends_at, local)
         else:
-            _check_weaker(caller, patterns, ends_at)
+            await _check_weaker(caller, patterns, ends_at)
         id = secrets.token_hex(6)
         text = key_of(id, secrets.token_hex(32))
         new = NewKey(id, digest(text), name, role.value, patterns, ends_at)
@@ -97,12 +102,15 @@ class KeyAdministration:
         self, caller: Caller, limit: int, cursor: str | None, *, everything: bool
     ) -> views.Page[KeySummary]:
         """The keys in the order in which they were made; the cursor is the last id of the page
-        before. `everything`: also those that do not count any more. Raises Unauthorized."""
+        before. `everything`: also those that do not count any more. Raises Unauthorized, Invalid.
+        """
         shown = await self._shown(caller)
         if cursor is not None:
             # It may have been revoked since.
             ids = [one.id for one in shown]
-            shown = shown[ids.index(cursor) + 1 :] if cursor in ids else []
+            if cursor not in ids:
+                raise foreign_cursor()
+            shown = shown[ids.index(cursor) + 1 :]
         found = [one for one in shown if everything or one.state == "valid"]
         items = tuple(found[:limit])
         return views.Page(items, items[-1].id if len(found) > limit else None)
@@ -121,7 +129,8 @@ class KeyAdministration:
             found = await self._keys.all()
         if found and caller.key_id is None:
             raise Unauthorized(_NEEDS_KEY)
-        return [one for one in found if covers(caller.patterns, one.queues)]
+        is_covered = await _covered(caller.patterns, [one.queues for one in found])
+        return [one for one, its in zip(found, is_covered, strict=True) if its]
 
 
 def _check_first(role: Role, patterns: tuple[str, ...], ends_at: float | None, local: bool) -> None:
@@ -138,9 +147,26 @@ def _check_first(role: Role, patterns: tuple[str, ...], ends_at: float | None, l
         )
 
 
-def _check_weaker(caller: Caller, patterns: tuple[str, ...], ends_at: float | None) -> None:
+async def _covered(patterns: tuple[str, ...], several: Sequence[Sequence[str]]) -> list[bool]:
+    """Whether these patterns cover each of several keys', with pauses: all may be many and long."""
+    found: list[bool] = []
+    pairs = 0
+    for others in several:
+        found.append(True)
+        for other in others:
+            pairs += len(patterns)
+            if pairs > PAIRS_AT_ONCE:
+                pairs = 0
+                await pause()
+            if not covers(patterns, (other,)):
+                found[-1] = False
+                break
+    return found
+
+
+async def _check_weaker(caller: Caller, patterns: tuple[str, ...], ends_at: float | None) -> None:
     """Raises Forbidden for a key that could do what the caller's cannot."""
-    if not covers(caller.patterns, patterns):
+    if await _covered(caller.patterns, [patterns]) == [False]:
         raise Forbidden(
             f"A key of {', '.join(caller.patterns)} makes keys only for these queues, not for "
             f"{', '.join(patterns)}."

@@ -333,8 +333,13 @@ def _place(cursor: str | None, moves: bool) -> tuple[int | None, Mapping[int, in
 def number_of(cursor: str) -> int:
     """A cursor that is a number. Raises Invalid."""
     if not DECIMAL.fullmatch(cursor):
-        raise Invalid(
-            "This cursor does not come from this call; leave it out to start anew.",
-            [("cursor", "is not a cursor of this list")],
-        )
+        raise foreign_cursor()
     return int(cursor)
+
+
+def foreign_cursor() -> Invalid:
+    """The error for a cursor that no page of the list has had."""
+    return Invalid(
+        "This cursor does not come from this call; leave it out to start anew.",
+        [("cursor", "is not a cursor of this list")],
+    )

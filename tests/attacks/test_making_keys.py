@@ -13,9 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from broker import keys as on_database
+from broker.calls import key_administration
 from broker.core.access import Role, key_id_of
 from broker.key_commands import app
 from broker.launch import Exit
+from broker.pieces import pause
 from broker.service import Broker
 from counterpoise.client import Client
 from counterpoise.errors import Unauthorized
@@ -98,6 +100,28 @@ def test_a_page_goes_on_after_a_key_that_was_revoked_since(secured: Guarded) -> 
         page = http.get(f"/v1/keys?limit=3&cursor={ids[1]}").json()
         assert [each["id"] for each in page["items"]] == ids[2:]
         assert page["next_cursor"] is None
+        for wrong in ("cursor=nonsense", "all=on"):
+            assert http.get(f"/v1/keys?{wrong}").status_code == 422
+
+
+def test_many_patterns_are_compared_with_pauses(
+    secured: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may make keys may not hold up the calls of others with that."""
+    pauses = 0
+
+    async def paused() -> None:
+        nonlocal pauses
+        pauses += 1
+        await pause()
+
+    monkeypatch.setattr(key_administration, "pause", paused)
+    patterns = [f"team-a.{number}?" for number in range(100)]
+    maker = secured.key("admin", *patterns)
+    made = make(secured.service.url, maker, queues=patterns)
+    assert (made.status_code, pauses) == (201, 33)
+    httpx.get(f"{secured.service.url}/v1/keys", headers=bearer(maker))
+    assert pauses > 33 + 33
 
 
 def test_keys_of_others_are_neither_shown_nor_revoked(secured: Guarded) -> None:
