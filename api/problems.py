@@ -141,7 +141,8 @@ def of_broker_error(error: errors.BrokerError) -> Response:
     match error:
         case errors.Invalid():
             members["errors"] = [
-                {"field": field, "message": message} for field, message in error.errors
+                {"field": field, "message": message}
+                for field, message in error.errors[:MOST_PROBLEMS]
             ]
         case errors.FlowGone():
             members["reason"] = error.reason

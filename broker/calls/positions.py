@@ -138,7 +138,7 @@ class PositionCalls:
         if unknown:
             raise Invalid(
                 f"This queue has no partition {unknown[0]}.",
-                [("positions", f"names {unknown}, which do not exist")],
+                [("positions", f"names {unknown[:10]}, which do not exist")],
             )
         await refuse_unreachable(self._logs, log, where)
         positions = dict(where)

@@ -309,6 +309,23 @@ def test_of_a_long_list_the_first_item_that_is_wrong_is_named(service: Service) 
     assert fields == ["partitions.0.epoch", "partitions.0.position"]
 
 
+def test_of_many_wrong_positions_few_are_named(service: Service) -> None:
+    with service.http as http, Client(service.url) as client:
+        client.create_queue("q", 1)
+        bound = client.bind("q", "c")
+        items = [{"partition": number, "epoch": 1, "position": "x"} for number in range(1000)]
+        commit = http.post(
+            f"/queues/q/flows/{bound.flow_id}/commit",
+            json={"partitions": items},
+            headers={"Authorization": f"Bearer {bound.flow_token}"},
+        )
+        unknown = {"positions": {str(number): "0" for number in range(1, 1001)}}
+        positions = http.post("/queues/q/positions", json=unknown)
+    for answer in (commit, positions):
+        assert problem(answer, 422, "invalid")["errors"]
+        assert len(answer.content) < 8192
+
+
 async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     said: list[Message] = []
 
