@@ -199,7 +199,7 @@ async def updates(
     response_model=flow_schemas.Bound,
     summary="Bind a flow",
     response_description="The flow, its token, and its first view.",
-    responses=problems.document(*CREDENTIALS, "overtaken", *problems.OF_A_BODY),
+    responses=problems.document(*CREDENTIALS, "overtaken", "flow_gone", *problems.OF_A_BODY),
 )
 @allow(Right.CONSUME)
 async def bind(

@@ -367,8 +367,10 @@ class FlowCore:
         final = _ENDS_A_REBIND if current is None else _ENDS_A_FLOW
         if self.was_bound and not isinstance(error, final):
             return  # a single call was refused, or a proxy answered in place of the service
-        if current is not None and self._may_bind_again(error):
-            self._forget_flow("binding")
+        if self._may_bind_again(error):
+            # Of a bind: the new flow had left before the answer.
+            if current is not None:
+                self._forget_flow("binding")
             return
         self._end(error)
 

@@ -11,6 +11,7 @@ import pytest
 
 from api.problems import CODES
 from broker.core.errors import BrokerError, FlowGone, Unavailable
+from tests.api.conformance import conforms
 from tests.api.conftest import AS_FLOW
 from tests.api.scripted import ScriptedBroker
 from tests.service import Service
@@ -237,6 +238,18 @@ def test_a_flow_that_has_left_says_why(http: httpx.Client, broker: ScriptedBroke
     broker.answers["flows.heartbeat"] = gone
     response = http.post("/queues/flights/flows/f-1/heartbeat", headers=AS_FLOW)
     assert problem(response, 410, "flow_gone")["reason"] == "lease_expired"
+
+
+def test_a_flow_may_have_left_before_its_bind_is_answered(
+    http: httpx.Client, broker: ScriptedBroker
+) -> None:
+    async def gone(*_: object) -> None:
+        raise FlowGone("f-1", "lease_expired")
+
+    broker.answers["flows.bind"] = gone
+    response = http.post("/queues/flights/flows", json={"client_name": "c"})
+    conforms(response)
+    problem(response, 410, "flow_gone")
 
 
 def test_without_a_database(http: httpx.Client, broker: ScriptedBroker) -> None:

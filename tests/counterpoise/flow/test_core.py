@@ -278,6 +278,19 @@ def test_an_answer_of_a_proxy_does_not_end_a_flow_that_binds_again(error):
     assert (flow.status, flow.last_error) == ("bound", None)
 
 
+@pytest.mark.parametrize("was_bound", [False, True])
+def test_a_flow_whose_lease_ended_before_its_bind_was_answered_binds_again(was_bound):
+    flow = bound_core(7, partition(0, 1)) if was_bound else core()
+    if was_bound:
+        flow.call_failed("f1", gone("lease_expired"))
+    else:
+        flow.open()
+    flow.call_failed(None, gone("lease_expired"))
+    assert flow.status == "binding"
+    flow.bind_answered(bound(3, partition(0, 2), flow_id="f3"), sent_at=1.0, now=1.0)
+    assert flow.status == "bound"
+
+
 @pytest.mark.parametrize(
     "error",
     [
