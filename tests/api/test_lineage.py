@@ -26,6 +26,10 @@ def test_the_graph_is_drawn_for_those_who_accept_dot(api: httpx.Client) -> None:
         shown = api.get("/queues/flights/lineage", headers={"Accept": accept})
         assert shown.headers["content-type"] == "application/json"
         assert [one["waits_for"] for one in shown.json()["items"]] == [[], [0], [0]]
+    again = api.post("/queues/flights/partitions/0/split", json={"at": "40000000"})
+    assert again.json() == split.json()
+    elsewhere = api.post("/queues/flights/partitions/0/split", json={"at": "50000000"})
+    problem(elsewhere, 409, "partition_ended")
     create_queue(api, "fixed", 1)
     refused = api.get("/queues/fixed/lineage", headers={"Accept": DOT})
     problem(refused, 422, "invalid")
