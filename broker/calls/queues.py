@@ -296,7 +296,7 @@ class QueueCalls:
     ) -> views.QueueView:
         """Changes settings.
 
-        Raises QueueNotFound, Invalid, QueueInUse for the log of a queue with flows.
+        Raises QueueNotFound, Invalid, Forbidden, ResizeUnsettled, Unavailable.
         """
         if discard and "partition_count" not in changes:
             raise Invalid(
