@@ -323,7 +323,7 @@ def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         column = pa.chunked_array([pa.nulls(rows.num_rows, one.type)])
         if one.name in rows.column_names:
             try:
-                column = rows.column(one.name).cast(one.type)
+                column = _converted(rows.column(one.name), one.type)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise InvalidSink(f"column {one.name} of the rows does not fit: {error}") from None
         if column.null_count and not one.nullable:
@@ -335,12 +335,59 @@ def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
+def _converted(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """The column in this type. Raises ArrowInvalid, ArrowNotImplementedError.
+
+    Arrow alone would take a whole number for a time, leave out the time of a day, and make
+    infinity of what a float cannot have.
+    """
+    own = column.type
+    for one, other in ((own, kind), (kind, own)):
+        if pa.types.is_integer(one) and pa.types.is_temporal(other):
+            raise pa.ArrowInvalid(f"a time is no number ({own} to {kind})")
+    if pa.types.is_timestamp(own) and pa.types.is_date(kind):
+        raise pa.ArrowInvalid("a timestamp is more than a date")
+    found = column.cast(kind)
+    is_narrowed = pa.types.is_float64(own) and pa.types.is_float32(kind)
+    if is_narrowed and not pc.is_inf(found).equals(pc.is_inf(column)):
+        raise pa.ArrowInvalid("a value is too large for a float")
+    return found
+
+
 def unknown_columns(rows: pa.Schema, table: pa.Schema, policy: NewColumns) -> list[pa.Field]:
     """The columns to add to the table, by policy. Raises InvalidSink."""
     unknown = [one for one in rows if one.name not in table.names]
-    if unknown and policy == "refuse":
+    known = {name.lower(): name for name in table.names}
+    for one in unknown:
+        if (other := known.get(one.name.lower())) is not None:
+            raise InvalidSink(
+                f"the rows have a column {one.name}, and the table a column {other}: give both one "
+                "name, since many tools cannot tell these apart"
+            )
+    lacking = [] if policy == "add" else [one.name for one in unknown]
+    for one in rows:
+        if one.name in table.names:
+            lacking += _lost(one.name, one.type, table.field(one.name).type)
+    if lacking and policy != "ignore":
         raise InvalidSink(
-            f"the table has no column {', '.join(one.name for one in unknown)}: name the columns "
-            "to write (columns), or give the sink new_columns='ignore' or 'add'"
+            f"the table has no column {', '.join(lacking)}: name the columns to write (columns), "
+            "or give the sink new_columns='ignore', or 'add' (which adds none within a struct)"
         )
     return unknown if policy == "add" else []
+
+
+def _lost(name: str, own: pa.DataType, kind: pa.DataType) -> Iterator[str]:
+    """The fields within a column of the rows that the table's lacks. Arrow's cast drops them."""
+    if pa.types.is_struct(own) and pa.types.is_struct(kind):
+        for one in own:
+            path, at = f"{name}.{one.name}", kind.get_field_index(one.name)
+            yield from [path] if at < 0 else _lost(path, one.type, kind.field(at).type)
+    elif pa.types.is_nested(own) and pa.types.is_nested(kind):
+        yield from _lost(name, _items(own), _items(kind))
+
+
+def _items(kind: pa.DataType) -> pa.DataType:
+    """The type of a list's values, or a map's; of another one itself."""
+    if pa.types.is_map(kind):
+        return kind.item_type
+    return getattr(kind, "value_type", kind)

@@ -26,7 +26,13 @@ from counterpoise.spark.errors import InvalidSink
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.sink.delta import DeltaLake, statistics
 from counterpoise.spark.sink.iceberg import IcebergLake
-from counterpoise.spark.sink.lake import COMMIT_SECONDS, TARGET_BYTES, Lake
+from counterpoise.spark.sink.lake import (
+    COMMIT_SECONDS,
+    TARGET_BYTES,
+    Lake,
+    conformed,
+    unknown_columns,
+)
 from tests.counterpoise.spark.sink.places import (
     COLUMNS,
     MARK,
@@ -197,6 +203,48 @@ def test_a_value_that_does_not_fit_is_refused(lake: Lakes) -> None:
     with pytest.raises(InvalidSink, match="column value of the rows does not fit"):
         lake.write([Slice(0, 1, "3", "4")], task([row], other), schema=other)
     assert lake.high_water() == {0: (1, "3")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "kept"),
+    [
+        (pa.float64(), 1e300, pa.float32()),
+        (pa.int64(), 1_764_216_000, UTC_TIME),
+        (UTC_TIME, datetime(2026, 1, 1, 12, tzinfo=UTC), pa.int64()),
+        (UTC_TIME, datetime(2026, 1, 1, 12, tzinfo=UTC), pa.date32()),
+    ],
+)
+def test_no_conversion_loses_a_part_of_a_value(
+    kind: pa.DataType, value: object, kept: pa.DataType
+) -> None:
+    rows = pa.table({"value": pa.array([None, value], kind)})
+    with pytest.raises(InvalidSink, match="column value of the rows does not fit"):
+        conformed(rows, pa.schema([("value", kept)]))
+    nothing = conformed(
+        pa.table({"value": pa.array([1.5, math.inf])}), pa.schema([("value", pa.float32())])
+    )
+    assert nothing.column("value").to_pylist() == [1.5, math.inf]
+
+
+def test_columns_within_a_struct_are_not_left_out() -> None:
+    """Arrow's cast drops them."""
+    two = pa.struct([("a", pa.int64()), ("b", pa.int64())])
+    table = pa.schema([("s", pa.struct([("a", pa.int64())]))])
+    one = table.field("s").type
+    for wrap in (lambda kind: kind, pa.list_, lambda kind: pa.map_(pa.string(), kind)):
+        more, less = (pa.schema([("s", wrap(kind))]) for kind in (two, one))
+        for policy in ("refuse", "add"):
+            with pytest.raises(InvalidSink, match=r"no column s\.b"):
+                unknown_columns(more, less, policy)
+        assert unknown_columns(more, less, "ignore") == []
+        assert unknown_columns(less, more, "refuse") == []
+
+
+def test_columns_that_differ_by_case_alone_are_refused() -> None:
+    rows, table = pa.schema([("Value", pa.string())]), pa.schema([("value", pa.string())])
+    for policy in ("refuse", "ignore", "add"):
+        with pytest.raises(InvalidSink, match="a column Value, and the table a column value"):
+            unknown_columns(rows, table, policy)
 
 
 def test_columns_that_the_rows_never_lack_may_be_null_in_the_table(lake: Lakes) -> None:
