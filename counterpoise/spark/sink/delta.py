@@ -91,7 +91,7 @@ class DeltaLake:
             try:
                 table.alter.add_columns(Schema.from_arrow(pa.schema(added)).fields)
             except CommitFailedError as error:
-                raise Overtaken(str(error)) from None
+                raise _failed(error) from None
             table = self._table(schema)
             columns = _arrow(table)
         return DeltaSnapshot(self._uri, self._options, table, columns, mark, partitions)
@@ -192,7 +192,7 @@ def _merge(
     try:
         merger.when_matched_update_all().when_not_matched_insert_all().execute()
     except CommitFailedError as error:
-        raise Overtaken(str(error)) from None
+        raise _failed(error) from None
 
 
 def _properties(versions: Mapping[str, int]) -> CommitProperties:
@@ -212,7 +212,15 @@ def _commit(table: DeltaTable, files: list[AddAction], versions: Mapping[str, in
             commit_properties=_properties(versions),
         )
     except CommitFailedError as error:
-        raise Overtaken(str(error)) from None
+        raise _failed(error) from None
+
+
+def _failed(error: CommitFailedError) -> Overtaken | InvalidSink:
+    """Another commit came first; or this one can never be made, and the same error says so."""
+    words = str(error)
+    if "Unsupported table features" in words or "append-only" in words:
+        return InvalidSink(f"the Delta table does not take this from delta-rs: {words}")
+    return Overtaken(words)
 
 
 def _name(mark: HighWaterKey, partition: int) -> str:

@@ -449,6 +449,20 @@ def test_a_delta_table_with_constraints_is_refused(delta: Delta) -> None:
         delta.write([Slice(0, 1, "0", "1")], rows_of(0, 0, 1))
 
 
+def test_what_a_delta_table_never_takes_is_not_tried_again(delta: Delta) -> None:
+    DeltaTable.create(delta.uri, COLUMNS, configuration={"delta.appendOnly": "true"})
+    assert merge(delta, 0, [(0, 0, "a")]) == {0: "written"}
+    with pytest.raises(InvalidSink, match="append-only"):
+        merge(delta, 1, [(0, 1, "a")])
+    log = Path(delta.uri) / "_delta_log" / f"{0:020}.json"
+    text = log.read_text().replace(
+        '"minWriterVersion":2', '"minWriterVersion":7,"writerFeatures":["ofTomorrow"]'
+    )
+    log.write_text(text)
+    with pytest.raises(InvalidSink, match="ofTomorrow"):
+        delta.write([Slice(0, 1, "1", "2")], rows_of(0, 1, 2))
+
+
 def test_a_delta_table_by_all_of_its_columns_is_refused(delta: Delta) -> None:
     for there in (False, True):
         if there:
