@@ -111,15 +111,13 @@ class QueueSink:
                 "several messages with format('counterpoise')"
             )
         running = RunningBatch.of(batch)
-        queue = self._options.queue
-        where = f" for queue {queue!r}"
-        with used_once(type(self), self.name, queue, running.run_id, batch_id, where=where):
+        where = f" for queue {self._options.queue!r}"
+        target = f"{self._options.queue} {self._options.url or ''}"
+        with used_once(type(self), self.name, target, running.run_id, batch_id, where=where):
             self._write(batch, batch_id, running)
 
     def _write(self, batch: DataFrame, batch_id: int, running: RunningBatch) -> None:
         planned = running.planned
-        if not planned.read:
-            return
         rows = BatchRows(batch, running).together()
         source = Input(planned.queue_id, planned.log)
         remainder = Remainder((one, one.start) for one in planned.read)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+from pyspark.sql.types import StructType
 
 from counterpoise.spark import FencedSink, QueueSink
 from counterpoise.spark.errors import SinkNameInUse
+from counterpoise.spark.sink import queue
 from counterpoise.spark.sink.names import used_once
 
 
@@ -24,6 +29,22 @@ def test_a_micro_batch_is_written_once_under_a_name() -> None:
     write("a", 8)
     # A query that starts again repeats its last micro-batch.
     write("a", 8, run="two")
+
+
+def test_queues_of_one_name_at_two_services_are_two_targets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    running = SimpleNamespace(run_id="one")
+    monkeypatch.setattr(queue, "RunningBatch", SimpleNamespace(of=lambda _: running))
+    monkeypatch.setattr(QueueSink, "_write", lambda *_: None)
+    schema = (
+        StructType().add("value", "binary").add("partition", "integer").add("position", "string")
+    )
+    batch: Any = SimpleNamespace(schema=schema)
+    QueueSink("out", url="http://a")(batch, 7)
+    QueueSink("out", url="http://b")(batch, 7)
+    with pytest.raises(SinkNameInUse, match="for queue 'out'"):
+        QueueSink("out", url="http://b")(batch, 7)
 
 
 def test_what_has_failed_may_be_tried_again_and_what_runs_may_not() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import chain
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -17,7 +19,9 @@ from counterpoise.logs import AppendResult, Message
 from counterpoise.logs.memory import MemoryLogs
 from counterpoise.spark.errors import ForeignRow, InvalidRows
 from counterpoise.spark.offsets import Slice
-from counterpoise.spark.sink.queue import QueueTask
+from counterpoise.spark.running_batch import BatchPlan
+from counterpoise.spark.sink import queue
+from counterpoise.spark.sink.queue import QueueSink, QueueTask
 from counterpoise.spark.sink.rows import Remainder
 from counterpoise.spark.writer import appender
 from counterpoise.spark.writer.appender import TargetQueue, append_all, appends, check_columns
@@ -231,6 +235,26 @@ def test_rows_that_are_of_no_message_of_the_micro_batch_are_refused(output: Outp
             list(task([rows((0, foreign, "c"))]))
     with pytest.raises(ForeignRow, match="partition 1, of which this micro-batch has read nothing"):
         list(task([rows((1, 3, "c"))]))
+
+
+def test_rows_of_a_micro_batch_that_has_read_nothing_are_refused(
+    output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark runs such a one for an operator's timers."""
+
+    def mapped(task: Callable[[object], Iterable[pa.RecordBatch]], _: str) -> Any:
+        return SimpleNamespace(collect=lambda: list(task([rows((0, 3, "a"))])))
+
+    together = SimpleNamespace(mapInArrow=mapped)
+    running = SimpleNamespace(planned=BatchPlan({}, {}, "", "", (), ()), run_id="run")
+    monkeypatch.setattr(queue, "RunningBatch", SimpleNamespace(of=lambda _: running))
+    monkeypatch.setattr(queue, "BatchRows", lambda *_: SimpleNamespace(together=lambda: together))
+    monkeypatch.setattr(queue, "target_of", lambda _: output.target)
+    schema = (
+        StructType().add("value", "binary").add("partition", "integer").add("position", "string")
+    )
+    with pytest.raises(ForeignRow, match="has read nothing"):
+        QueueSink("out")(cast(Any, SimpleNamespace(schema=schema)), 3)
 
 
 def test_rows_by_their_place_are_known_within_their_micro_batch(output: Output) -> None:
