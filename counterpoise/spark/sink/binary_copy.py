@@ -12,7 +12,6 @@ server converts.
 
 from __future__ import annotations
 
-import json
 import struct
 import sys
 from array import array
@@ -22,7 +21,7 @@ from datetime import date
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from counterpoise.logs.columns import binaries, scalar, strings
+from counterpoise.logs.columns import binaries, scalar
 
 HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER = struct.pack(">h", -1)
@@ -36,7 +35,7 @@ _NUMBERS = {
     "float4": (pa.float32(), "i"),
     "float8": (pa.float64(), "q"),
 }
-_TEXTS = frozenset({"text", "varchar", "bpchar"})
+_TEXTS = frozenset({"text", "varchar", "bpchar", "json"})
 # PostgreSQL counts from 2000, Arrow from 1970.
 _DAYS = (date(2000, 1, 1) - date(1970, 1, 1)).days
 _MICROSECONDS = _DAYS * 86_400 * 1_000_000
@@ -76,8 +75,8 @@ def _values(column: pa.Array, wanted: str) -> pa.Array | None:
         return column.cast(pa.large_string()).cast(_BYTES)
     if wanted == "bytea" and (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
         return column.cast(_BYTES)
-    if wanted in ("json", "jsonb"):
-        return _json(column, wanted)
+    if wanted == "jsonb" and _is_text(kind):
+        return pc.binary_join_element_wise(_VERSION_OF_JSONB, column.cast(_BYTES), _EMPTY)
     if wanted == "bool" and pa.types.is_boolean(kind):
         return _in_network_order(column.cast(pa.uint8()), "B")
     if wanted == "date" and pa.types.is_date32(kind):
@@ -106,22 +105,6 @@ def _is_number_for(kind: pa.DataType, wanted: str) -> bool:
         # Beyond its range the server says so, and a cast gives infinity or 0.
         return bool(pa.types.is_float32(kind))
     return _is_text(kind) if wanted.startswith("int") else bool(pa.types.is_floating(kind))
-
-
-def _json(column: pa.Array, wanted: str) -> pa.Array | None:
-    """Texts are JSON already; maps and structs become JSON."""
-    kind = column.type
-    if pa.types.is_map(kind) or pa.types.is_struct(kind):
-        values = column.to_pylist()
-        if pa.types.is_map(kind):
-            values = [None if pairs is None else dict(pairs) for pairs in values]
-        column = strings([None if value is None else json.dumps(value) for value in values])
-    elif not _is_text(kind):
-        return None
-    texts = column.cast(_BYTES)
-    if wanted == "json":
-        return texts
-    return pc.binary_join_element_wise(_VERSION_OF_JSONB, texts, _EMPTY)
 
 
 def _in_network_order(numbers: pa.Array, code: str) -> pa.Array:

@@ -7,7 +7,7 @@ time here, and more of the server.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from counterpoise.spark.errors import InvalidSink
 from counterpoise.spark.sink.binary_copy import HEADER, TRAILER, binary_rows
 from counterpoise.spark.sink.database import quoted
 from counterpoise.spark.sink.literals import inserts
-from counterpoise.spark.sink.rows import chosen
+from counterpoise.spark.sink.rows import chosen, json_texts
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -53,15 +53,15 @@ class Insert:
             return
         statement = f"COPY {into} FROM STDIN"
         with driver.cursor() as cursor:
-            data = None
-            if driver.info.encoding == "utf-8":
-                data = binary_rows(rows.select(names), _types(cursor, table))
+            types = column_types(cursor, table)
+            rows = suited(rows.select(names), types)
+            data = binary_rows(rows, types) if driver.info.encoding == "utf-8" else None
             if data is not None:
                 with cursor.copy(f"{statement} (FORMAT BINARY)") as copy:
                     for part in (HEADER, data, TRAILER):
                         copy.write(part)
                 return
-            columns = [_values(rows.column(name)) for name in names]
+            columns = [values_of(column) for column in rows.columns]
             with cursor.copy(statement) as copy:
                 for row in zip(*columns, strict=True):
                     copy.write_row(row)
@@ -93,7 +93,7 @@ def _check(connection: Connection, name: str) -> None:
         )
 
 
-def _types(cursor: Any, table: str) -> dict[str, str]:
+def column_types(cursor: Any, table: str) -> dict[str, str]:
     """The built-in types of the table's columns. They are read for each COPY: a table may change
     between two transactions.
     """
@@ -106,18 +106,28 @@ def _types(cursor: Any, table: str) -> dict[str, str]:
     return dict(cursor.fetchall())
 
 
-def _values(column: pa.ChunkedArray) -> list[Any]:
-    found = values_of(column)
-    convert = _conversion(column.type)
-    return found if convert is None else [None if v is None else convert(v) for v in found]
+def suited(rows: pa.Table, types: Mapping[str, str]) -> pa.Table:
+    """Maps and structs as JSON, and so are lists where the table has JSON. Bytes as texts where it
+    has another type than bytes: else the server would take their digits. Raises InvalidSink.
+    """
+    return pa.table(
+        [_suited(rows.column(name), types.get(name)) for name in rows.column_names],
+        rows.column_names,
+    )
 
 
-def _conversion(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """Maps and structs become JSON, lists become arrays; psycopg converts everything else."""
-    from psycopg.types.json import Json
-
-    if pa.types.is_map(kind):
-        return lambda pairs: Json(dict(pairs))
-    if pa.types.is_struct(kind):
-        return Json
-    return None
+def _suited(column: pa.ChunkedArray, wanted: str | None) -> pa.ChunkedArray | pa.Array:
+    kind = column.type
+    is_json = pa.types.is_nested(kind) and wanted in ("json", "jsonb")
+    if is_json or pa.types.is_map(kind) or pa.types.is_struct(kind):
+        return json_texts(column)
+    is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    if is_bytes and wanted not in ("bytea", None):
+        try:
+            return column.cast(pa.large_string())
+        except pa.ArrowInvalid:
+            raise InvalidSink(
+                f"a column of the table is {wanted}, and that of the rows has bytes which are not "
+                "text in UTF-8: make it bytea, or convert the rows"
+            ) from None
+    return column

@@ -7,14 +7,14 @@ has no NO_BACKSLASH_ESCAPES, and is strict (`database`).
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from counterpoise.logs.columns import binaries, strings
+from counterpoise.logs.columns import binaries
+from counterpoise.spark.sink.rows import json_texts
 
 # Far below `max_allowed_packet`, whose default is 16 MiB. A larger row is a statement of its own.
 STATEMENT_BYTES = 1024 * 1024
@@ -55,11 +55,8 @@ def _literals(column: pa.Array) -> pa.Array:
 def _texts(column: pa.Array) -> pa.Array:
     """Texts that the server can read; bytes stay. Maps, structs and lists become JSON."""
     kind = column.type
-    if pa.types.is_map(kind) or pa.types.is_nested(kind):
-        values = column.to_pylist()
-        if pa.types.is_map(kind):
-            values = [None if pairs is None else dict(pairs) for pairs in values]
-        return strings([None if value is None else json.dumps(value) for value in values])
+    if pa.types.is_nested(kind):
+        return json_texts(column)
     if pa.types.is_boolean(kind):
         column = column.cast(pa.uint8())
     if pa.types.is_timestamp(kind):

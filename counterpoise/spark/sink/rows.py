@@ -6,6 +6,7 @@ not matter which task they come to, or whether the user has filtered some.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from counterpoise.logs import InvalidPosition
-from counterpoise.logs.columns import integers, scalar
+from counterpoise.logs.columns import integers, scalar, strings
 from counterpoise.spark.errors import ForeignRow, InvalidSink
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.sink.fence import number
@@ -107,6 +108,33 @@ def chosen(names: Sequence[str], columns: Sequence[str] | None) -> list[str]:
     if unknown:
         raise InvalidSink(f"the rows have no column {', '.join(sorted(unknown))}")
     return list(columns)
+
+
+def json_texts(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Maps, structs and lists as JSON, a map as an object. Raises InvalidSink."""
+    kind = column.type
+    try:
+        return strings(
+            [
+                None if value is None else json.dumps(_as_json(value, kind))
+                for value in column.to_pylist()
+            ]
+        )
+    except TypeError as error:
+        raise InvalidSink(
+            f"{kind} has values that JSON lacks ({error}): make a text of the column with to_json, "
+            "or write its fields as columns of their own"
+        ) from None
+
+
+def _as_json(value: Any, kind: pa.DataType) -> Any:
+    if value is None or not pa.types.is_nested(kind):
+        return value
+    if pa.types.is_map(kind):
+        return {key: _as_json(item, kind.item_type) for key, item in value}
+    if pa.types.is_struct(kind):
+        return {one.name: _as_json(value[one.name], one.type) for one in kind}
+    return [_as_json(one, kind.value_type) for one in value]
 
 
 def _numbers(rows: pa.Table) -> pa.ChunkedArray:

@@ -108,8 +108,8 @@ class FencedSink:
         """A sink that inserts `columns` into the columns of the same names of a table.
 
         By default these are all columns of the rows except `replay` and `tenure`, which concern
-        warm-up alone. Maps and structs become JSON (in MariaDB lists, too). The default `name`
-        is the table's.
+        warm-up alone. Maps and structs become JSON (lists too, in MariaDB and in a column of
+        JSON), and bytes become text where the table has text. The default `name` is the table's.
         """
         return cls(
             where,

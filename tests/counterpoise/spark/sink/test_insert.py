@@ -13,8 +13,9 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import Connection, create_engine
 
+from counterpoise.spark.errors import InvalidSink
 from counterpoise.spark.sink.binary_copy import binary_rows
-from counterpoise.spark.sink.insert import Insert
+from counterpoise.spark.sink.insert import Insert, column_types, suited
 from counterpoise.spark.sink.writer import Scope
 
 SCOPE = Scope("s", "flights", "q-1", 0, 1, "0", "9", 0)
@@ -31,6 +32,7 @@ KNOWN: list[tuple[str, pa.DataType, list[Any]]] = [
     ("real", pa.float32(), [1.5, float("-inf"), -0.0]),
     ("double precision", pa.float64(), [0.1, 1e300, float("inf")]),
     ("double precision", pa.int32(), [-3, 7]),
+    ("bigint", pa.binary(), [b"12"]),
     ("boolean", pa.bool_(), [True, False]),
     ("text", pa.string(), ["", "a\tb\\N\n", "Zürich 🛫", "\\."]),
     ("text", pa.int64(), [-3, 7]),
@@ -38,6 +40,9 @@ KNOWN: list[tuple[str, pa.DataType, list[Any]]] = [
     ("char(4)", pa.string(), ["ab"]),
     ("bytea", pa.binary(), [b"", b"\x00\\x\xff\n", bytes(range(256))]),
     ("bytea", pa.large_binary(), [b"x"]),
+    ("text", pa.binary(), ["Zürich 🛫\\".encode(), b""]),
+    ("varchar(8)", pa.large_binary(), [b"\\x41"]),
+    ("jsonb", pa.binary(), [b'{"a": 1}']),
     ("date", pa.date32(), [date(1, 1, 1), date(2000, 1, 1), date(9999, 12, 31)]),
     ("timestamptz", pa.timestamp("us", "UTC"), [MOMENT, datetime(2026, 1, 1, tzinfo=UTC)]),
     ("timestamp", pa.timestamp("us"), [MOMENT.replace(tzinfo=None)]),
@@ -46,6 +51,8 @@ KNOWN: list[tuple[str, pa.DataType, list[Any]]] = [
     ("jsonb", pa.map_(pa.string(), pa.string()), [[("a", "ü"), ("b", '"')], []]),
     ("json", pa.struct([("a", pa.int32())]), [{"a": 1}, {"a": None}]),
     ("jsonb", pa.struct([("a", pa.float64())]), [{"a": 0.5}]),
+    ("jsonb", pa.list_(pa.struct([("a", pa.int32())])), [[{"a": 1}, None], []]),
+    ("json", pa.list_(pa.string()), [["a", None]]),
 ]
 ONLY_AS_TEXT: list[tuple[str, pa.DataType, list[Any]]] = [
     ("numeric", pa.decimal128(10, 2), [Decimal("-12.50")]),
@@ -87,11 +94,10 @@ def rows_of(kind: pa.DataType, found: list[Any]) -> pa.Table:
 
 def is_binary(connection: Connection, rows: pa.Table, table: str) -> bool:
     """Whether the rows can go into the table in binary."""
-    types = connection.exec_driver_sql(
-        "SELECT column_name, CASE WHEN domain_name IS NULL THEN udt_name END"
-        f" FROM information_schema.columns WHERE table_name = '{table}'"
-    )
-    return binary_rows(rows, {name: of or "" for name, of in types}) is not None
+    driver: Any = connection.connection.driver_connection
+    with driver.cursor() as cursor:
+        types = column_types(cursor, table)
+    return binary_rows(suited(rows, types), types) is not None
 
 
 @pytest.mark.parametrize(("of", "kind", "found"), KNOWN)
@@ -153,6 +159,33 @@ def test_a_value_that_does_not_fit_is_an_error_of_the_server(
     make(connection, "result", of)
     with pytest.raises(psycopg.DataError, match=words):
         Insert("result", None)(connection, rows_of(kind, [value]), SCOPE)
+
+
+@pytest.mark.parametrize(
+    ("of", "kind", "value", "words"),
+    [
+        ("text", pa.binary(), b"\xff", "is text, and .* not text in UTF-8"),
+        ("jsonb", pa.struct([("at", pa.date32())]), {"at": date(2026, 1, 1)}, "to_json"),
+        ("text", pa.map_(pa.binary(), pa.int32()), [(b"a", 1)], "to_json"),
+    ],
+)
+def test_what_no_text_or_json_can_be_made_of_is_refused(
+    connection: Connection, of: str, kind: pa.DataType, value: Any, words: str
+) -> None:
+    make(connection, "result", of)
+    with pytest.raises(InvalidSink, match=words):
+        Insert("result", None)(connection, rows_of(kind, [value]), SCOPE)
+
+
+def test_maps_are_objects_wherever_they_are(connection: Connection) -> None:
+    make(connection, "result", "jsonb")
+    counts = pa.map_(pa.string(), pa.int32())
+    for kind, value in (
+        (pa.struct([("m", counts)]), {"m": [("a", 1)]}),
+        (pa.map_(pa.string(), counts), [("m", [("a", 1)])]),
+    ):
+        Insert("result", None)(connection, rows_of(kind, [value]), SCOPE)
+    assert [value for _, value in values("result", connection) if value] == [{"m": {"a": 1}}] * 4
 
 
 def test_a_table_in_a_schema_and_columns_with_strange_names(connection: Connection) -> None:
