@@ -53,6 +53,10 @@ class Insert:
             return
         statement = f"COPY {into} FROM STDIN"
         with driver.cursor() as cursor:
+            # Waits for somebody who alters the table, and keeps others from it until the end of the
+            # transaction: else the rows could be made for types that the table had before.
+            with cursor.copy(statement):
+                pass
             types = column_types(cursor, table)
             rows = suited(rows.select(names), types)
             data = binary_rows(rows, types) if driver.info.encoding == "utf-8" else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -17,6 +18,7 @@ from counterpoise.spark.errors import InvalidSink
 from counterpoise.spark.sink.binary_copy import binary_rows
 from counterpoise.spark.sink.insert import Insert, column_types, suited
 from counterpoise.spark.sink.writer import Scope
+from tests.service import eventually
 
 SCOPE = Scope("s", "flights", "q-1", 0, 1, "0", "9", 0)
 MOMENT = datetime(1999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
@@ -186,6 +188,28 @@ def test_maps_are_objects_wherever_they_are(connection: Connection) -> None:
     ):
         Insert("result", None)(connection, rows_of(kind, [value]), SCOPE)
     assert [value for _, value in values("result", connection) if value] == [{"m": {"a": 1}}] * 4
+
+
+def test_a_column_that_gets_another_type_meanwhile(
+    connection: Connection, database_url: str
+) -> None:
+    """In binary its values would be read as those of the new type."""
+    connection.exec_driver_sql("CREATE TABLE result (id integer, value bigint)")
+    connection.commit()
+    waiting = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    with (
+        psycopg.connect(database_url) as altering,
+        psycopg.connect(database_url, autocommit=True) as watching,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        altering.execute("ALTER TABLE result ALTER value TYPE double precision")
+        written = pool.submit(
+            Insert("result", None), connection, rows_of(pa.int64(), [1, 2**40]), SCOPE
+        )
+        eventually(lambda: watching.execute(waiting).rowcount == 1)
+        altering.commit()
+        written.result()
+    assert [value for _, value in values("result", connection)] == [1, 2**40, None, 1, 2**40]
 
 
 def test_a_table_in_a_schema_and_columns_with_strange_names(connection: Connection) -> None:
