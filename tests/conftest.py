@@ -7,8 +7,10 @@ The time limit of the test ends an endless one.
 """
 
 import gc
+import inspect
 import signal
 
+import httpx
 import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
@@ -21,6 +23,12 @@ hypothesis_settings.register_profile(
     "counterpoise", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 hypothesis_settings.load_profile("counterpoise")
+
+# httpx gives up after 5 seconds by default, and a machine may be busy for longer. All its functions
+# and clients have this one object as their default.
+ANSWER_SECONDS = 120.0
+_default = inspect.signature(httpx.get).parameters["timeout"].default
+_default.connect = _default.read = _default.write = _default.pool = ANSWER_SECONDS
 
 # A background process of a shell ignores Ctrl-C, and every process that a test starts would inherit
 # that.
