@@ -268,7 +268,8 @@ def _fields_at(model: object, path: Iterable[object]) -> Iterable[str]:
     # The model itself, or an optional one.
     for candidate in (model, *getattr(model, "__args__", ())):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate.model_fields
+            fields = candidate.model_fields
+            return [field.alias or name for name, field in fields.items()]
     return ()
 
 

@@ -81,6 +81,13 @@ def test_unknown_field_within_an_item(http: httpx.Client) -> None:
     ]
 
 
+def test_a_field_is_named_as_it_is_sent(http: httpx.Client) -> None:
+    response = http.post("/queues/flights/partitions/0/merge", json={"other": 1})
+    assert {"field": "other", "message": "unknown; valid are with"} in problem(
+        response, 422, "invalid"
+    )["errors"]
+
+
 def test_unknown_field_of_an_optional_body(http: httpx.Client) -> None:
     response = http.post("/queues/flights/flows/f-1/drain", json={"timeout": 3}, headers=AS_FLOW)
     message = problem(response, 422, "invalid")["errors"][0]["message"]
