@@ -177,8 +177,10 @@ def parse_log(log: str) -> LogAddress:
         name = log.removeprefix(_BUILTIN)
         names = name.split(_AND)
         kind: Kind = "builtin" if len(names) == 1 else "aligned"
-        if not all(map(NAME.fullmatch, names)) or len({*names}) < len(names):
+        if not all(map(NAME.fullmatch, names)):
             raise _not_one(kind)
+        if len({*names}) < len(names):
+            raise InvalidLog("a log that is read beside others is named twice")
         if len(names) > MOST_ALIGNED:
             raise InvalidLog(f"at most {MOST_ALIGNED} logs are read side by side")
         return LogAddress(kind, name)

@@ -187,7 +187,7 @@ def test_what_does_not_fit_together_is_refused(service: MemoryService) -> None:
     assert "no cuts" in refusal(service, ordered_resize=True, **aligned)
     assert "fixed" in refusal(service, partitioning="dynamic", **aligned)
     assert "built-in" in refusal(service, log="redis://localhost:6379/0/x", align_with="orders")
-    refusal(service, log="builtin:orders", align_with="orders")
+    assert "twice" in refusal(service, log="builtin:orders", align_with="orders")
 
 
 def test_it_is_resized_deleted_and_published_to_by_its_logs(service: MemoryService) -> None:
