@@ -302,7 +302,13 @@ def session_cookie(request: Request) -> str:
 
 def session_of(request: Request) -> str | None:
     """The token of the session that the browser sends, if any."""
-    return request.cookies.get(session_cookie(request)) or None
+    head: Head = request.scope[HEAD]
+    wanted = session_cookie(request)
+    for cookie in head.fields.get(b"cookie", b"").decode("latin-1").split(";"):
+        name, _, token = cookie.strip().partition("=")
+        if name == wanted:
+            return token or None
+    return None
 
 
 def bearer_token(head: Head) -> str | None:

@@ -213,6 +213,18 @@ def test_no_head_holds_the_loop(unlimited: Service) -> None:
     assert not held
 
 
+def test_no_cookie_holds_the_loop(unlimited: Service) -> None:
+    """Python's own parser takes time that rises with the square of the number of quotes."""
+    with httpx.Client(base_url=unlimited.url, timeout=60) as http:
+        for cookie in ("x=y;" * 15_000, 'x="' + '\\"' * 30_000 + '"'):
+
+            def send(cookie: str = cookie) -> None:
+                answer = http.delete("/v1/session", headers={"cookie": cookie})
+                assert answer.status_code == 204
+
+            assert hold_each_time(unlimited, send) < MOST_YARDSTICKS
+
+
 def test_unknown_fields_are_named_but_not_all(target: Service, bystander: Bystander) -> None:
     body = {"name": "q", "partition_cound": 1, **{f"partition_coun{n}": 0 for n in range(1000)}}
     with target.http as http:
