@@ -13,7 +13,8 @@ The count is a leaky bucket, which is full with as much as leaks from it in an h
 is, is a setting of the service and comes with each bind; so the bucket leaks with the binds of its
 key (`FlowBound.moved`), and the records of handoffs only fill it. Flows that bind together all join
 before any of them has taken something, so there may be more in it than that: the next ones wait for
-longer then.
+longer then. A bucket is forgotten when it is empty whatever the setting is, which is a multiple of
+the number of partitions.
 """
 
 from __future__ import annotations
@@ -38,9 +39,12 @@ class Moves(NamedTuple):
         return round(max(0.0, self.level - most * passed / HOUR), _DIGITS)
 
 
-def counted(moved: Mapping[str, Moves], taken: Mapping[str, int], time: float) -> dict[str, Moves]:
-    """`moved` with what keys have taken at this time, without what leaked away by now."""
-    result = {key: moves for key, moves in moved.items() if time - moves.at < HOUR}
+def counted(
+    moved: Mapping[str, Moves], taken: Mapping[str, int], time: float, least: int
+) -> dict[str, Moves]:
+    """`moved` with what keys have taken at this time, without what has surely leaked away by now:
+    in an hour at least so many (`least`) leak."""
+    result = {key: moves for key, moves in moved.items() if moves.leaked(least, time)}
     for key, count in taken.items():
         level, at = result.get(key, Moves(0.0, time))
         result[key] = Moves(round(level + count, _DIGITS), at)

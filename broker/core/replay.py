@@ -299,7 +299,8 @@ def _count_moves(queue: Queue, moves: Iterable[r.Move], at: float) -> None:
         if key_id is not None and owner.key_id != key_id and not owner.draining:
             taken[key_id] += 1
     if taken:
-        queue.journal.set(queue, moved=counted(queue.moved, taken, at))
+        least = queue.settings.partition_count
+        queue.journal.set(queue, moved=counted(queue.moved, taken, at, least))
 
 
 def _warmups_started(queue: Queue, record: r.WarmupsStarted) -> None:

@@ -154,6 +154,22 @@ class TestWhatCounts:
         comes_and_goes(orders, "Y", "third")
         assert taken(orders) == {"third": 2}
 
+    def test_what_has_not_leaked_in_an_hour_still_counts(self) -> None:
+        """Flows that bind together may take more than leaks in an hour."""
+        orders = shared()
+        for name in ("X", "Y"):
+            comes_and_goes(orders, name)
+        for number in range(6):
+            joins(orders, f"Z{number}")
+        orders.settle()
+        assert taken(orders) == {GREEDY: 10}
+        orders.advance(HOUR)
+        orders.unbind("Z0")
+        orders.settle()
+        comes_and_goes(orders, "C", "third")
+        joins(orders, "W")
+        assert taken(orders)[GREEDY] == 10 - MOST
+
     def test_not_faster_with_many_binds(self) -> None:
         orders = spent()
         before = orders.queue.moved[GREEDY]
