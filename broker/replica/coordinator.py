@@ -57,6 +57,7 @@ from broker.store.ports import (
     QueueTooNew,
     Store,
     StoreUnavailable,
+    WentBack,
 )
 from broker.tracing import Traces
 
@@ -66,6 +67,10 @@ T = TypeVar("T")
 MOST_AT_ONCE = 1000
 # Entries of other replicas: each has at most a slice.
 FOLLOWED_AT_ONCE = 10
+WENT_BACK = (
+    "the database has lost what it had committed: it was returned to an earlier state, and epochs "
+    "may be granted twice; stop every replica and run 'counterpoise migrate --after-restore'"
+)
 # How long a commit that begins handoffs may take: at first, and each time that it took longer.
 LATE_SECONDS = (1.0, 2.0, 4.0, 8.0)
 
@@ -311,9 +316,11 @@ class Coordinator:
         try:
             seen = queue.revision
             entries = await self._store.entries_after(self.queue_id, seen, FOLLOWED_AT_ONCE)
-        except KeyError:
+        except KeyError as error:
             # They are no longer stored, or say what only a newer version knows.
             self.queue = None
+            if isinstance(error, WentBack):
+                _log.error(WENT_BACK, queue=self.name, revision=seen)
             raise StoreUnavailable("the missed records are of no use") from None
         if self._traces is not None:
             self._traces.others(self.queue_id, entries)
@@ -395,10 +402,7 @@ class Coordinator:
                 break
             except Conflict:
                 transaction.take_back()
-                if not await self._replay_missed(queue):
-                    # It went back in time (docs, *Back up and restore*): no transaction would fit.
-                    self.queue = None
-                    raise StoreUnavailable("the database is behind what it had committed") from None
+                await self._replay_missed(queue)
             except Overdue:
                 transaction.take_back()
                 within = next(late_seconds, 0.0)

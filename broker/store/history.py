@@ -18,7 +18,7 @@ from broker.core.records import Entry
 from broker.core.stored import ShownEntry
 from broker.store.bulk import any_of
 from broker.store.connections import Connections
-from broker.store.ports import NamedFlow, QueueGone
+from broker.store.ports import NamedFlow, QueueGone, WentBack
 from broker.store.rows import decode, decode_shown
 from broker.store.tables import flows, queues, records
 
@@ -73,8 +73,10 @@ class PostgresHistory:
         found = await self._connections.rows(query)
         if not found:
             raise QueueGone(queue_id)
+        missed_count = found[0].current - revision
+        if missed_count < 0:
+            raise WentBack(revision)
         kept = [row for row in found if row.revision is not None]
-        missed_count = max(0, found[0].current - revision)
         if len(kept) != (missed_count if limit is None else min(limit, missed_count)):
             raise KeyError(revision)
         # The oldest entries are forgotten first.

@@ -68,6 +68,10 @@ class QueueGone(StoreError):
     """The queue was deleted."""
 
 
+class WentBack(StoreError, KeyError):
+    """The store does not have a revision that it had: it was returned to an earlier state."""
+
+
 class QueueTooNew(StoreError):
     """The queue uses what only a newer release knows (`broker.store.levels`); the text says it."""
 
@@ -333,14 +337,14 @@ class Store(Protocol):
     ) -> Sequence[Entry]:
         """The first `limit` entries that were committed after `revision`, in order.
 
-        Raises QueueGone; KeyError if an entry is not stored any more, or has a record that this
-        version does not know.
+        Raises QueueGone; WentBack if the queue is not at `revision` yet; KeyError if an entry is
+        not stored any more, or has a record that this version does not know.
         """
 
     async def changes_after(self, queue_id: str, revision: int, limit: int) -> Sequence[ShownEntry]:
         """As `entries_after`, for showing: records that this version does not know are passed on.
 
-        Raises QueueGone; KeyError if an entry is not stored any more.
+        Raises QueueGone, WentBack; KeyError if an entry is not stored any more.
         """
 
     async def history(

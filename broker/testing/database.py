@@ -51,6 +51,7 @@ from broker.store.ports import (
     QueueGone,
     QueueRow,
     SessionRow,
+    WentBack,
 )
 from broker.store.reading import missing_flows, restore
 from broker.store.rows import (
@@ -287,7 +288,10 @@ class MemoryDatabase:
     def _after(self, queue_id: str, revision: int) -> Sequence[tuple[Entry, bytes]]:
         stored = self._queue(queue_id)
         found = [entry for entry in stored.entries if entry[0].revision > revision]
-        if len(found) != max(0, stored.row["revision"] - revision):
+        missed_count = stored.row["revision"] - revision
+        if missed_count < 0:
+            raise WentBack(revision)
+        if len(found) != missed_count:
             raise KeyError(revision)
         return found
 

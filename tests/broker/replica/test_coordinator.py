@@ -22,7 +22,7 @@ from broker.core.errors import (
 )
 from broker.core.queue import Queue
 from broker.core.rebalancer import decide
-from broker.replica.coordinator import Coordinator
+from broker.replica.coordinator import WENT_BACK, Coordinator
 from broker.replica.notifier import ViewNotifier
 from broker.replica.renewals import Renewals
 from broker.replica.transaction import Submission
@@ -601,6 +601,24 @@ class TestCatchingUp:
         await one.join("orders", "third", lease=60)
         (flow,) = world.check("orders").flows.values()
         assert flow.client_name == "client third"
+
+    @virtual
+    async def test_a_database_that_has_lost_commits_is_noticed_without_a_call(self) -> None:
+        """A failover to a standby that was behind."""
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec())
+        backup = copy.deepcopy((world.database.queues, world.database.flows))
+        await one.join("orders", "first", lease=60)
+        world.database.queues, world.database.flows = backup
+        with capture_logs() as logged:
+            await asyncio.sleep(3)
+        errors = [line["event"] for line in logged if line["log_level"] == "error"]
+        assert errors == [WENT_BACK]
+        queue_id, stored = world.stored("orders")
+        memory = one.memory(queue_id)
+        assert memory is not None
+        assert picture(memory) == picture(stored)
 
     @virtual
     async def test_a_queue_deleted_on_another_replica_ends_waiting_calls(self) -> None:

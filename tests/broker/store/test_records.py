@@ -7,7 +7,7 @@ import pytest
 from broker.core import commands as c
 from broker.core.records import Entry
 from broker.core.stored import ShownEntry
-from broker.store.ports import Store
+from broker.store.ports import Store, WentBack
 from tests.broker.core.oracle import snapshot
 from tests.broker.store.support import Replica
 
@@ -32,7 +32,9 @@ async def test_entries_equal_the_commits(store: Store, orders: Replica) -> None:
     assert await store.entries_after(orders.id, 1, limit=1) == entries[:1]
     assert await store.entries_after(orders.id, 1, limit=99) == entries
     assert await store.entries_after(orders.id, orders.queue.revision) == []
-    assert await store.entries_after(orders.id, 99) == []
+    for after in (store.entries_after, store.changes_after):
+        with pytest.raises(WentBack):
+            await after(orders.id, 99, 1)
 
 
 async def told(store: Store, queue_id: str, limit: int, before: int | None) -> list[ShownEntry]:

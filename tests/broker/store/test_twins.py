@@ -41,7 +41,7 @@ EVERY_OUTCOME = {
     *(("commit", why) for why in ("Conflict", "LeaseRenewed", "PositionSuperseded", "Overdue")),
     *(("commit", "QueueGone"), ("create", "NameTaken"), ("load", "QueueGone")),
     *(("delete", "FlowsBound"), ("delete", "QueueGone")),
-    *(("entries_after", "KeyError"), ("entries_after", "QueueGone")),
+    *(("entries_after", why) for why in ("KeyError", "QueueGone", "WentBack")),
 }
 # Names whose order differs between collations and bytes.
 NAMES = ("a-b", "aB", "a.b", "ab", "A_b", "B", "a", "orders-2")
