@@ -26,6 +26,7 @@ from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.util import greenlet_spawn
 
 from broker.logs.ports import LogDatabaseUnavailable, LogOwner
+from broker.postgres import pools
 from broker.postgres.driver import RememberingConnection
 from counterpoise.logs import LogNotFound
 from counterpoise.logs.address import parse_log
@@ -78,13 +79,15 @@ def log_engine(url: str, *, tested: bool = True) -> AsyncEngine:
             },
         )
 
-    return create_async_engine(
+    engine = create_async_engine(
         "postgresql+asyncpg://",
         connect_args={"async_creator_fn": connect},
         pool_size=_POOL_SIZE,
         pool_timeout=CONNECT_SECONDS,
         pool_pre_ping=tested,
     )
+    pools.leave_standbys(engine)
+    return engine
 
 
 async def fetch_row(engine: AsyncEngine, statement: str, *arguments: object) -> asyncpg.Record:

@@ -52,8 +52,8 @@ UNAVAILABLE = (
     "XX001",
     "XX002",
 )
-# Of these, those after which there is no connection any more.
-LOST = ("08", "57P")
+# Of these, those after which there is no connection any more, or none to use again.
+LOST = ("08", "57P", pools.READ_ONLY)
 # A constraint refused a statement of the service: a defect.
 CONSTRAINT_VIOLATION = "23"
 # A replica that freezes within a transaction holds its locks no longer than this. Between two
@@ -112,6 +112,7 @@ class Connections:
         )
         self._single = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         event.listen(self._engine.sync_engine, "checkout", _refuse_closed)
+        pools.leave_standbys(self._engine)
 
     async def connect(self) -> asyncpg.Connection[asyncpg.Record]:
         """A connection outside of the pool. Raises StoreUnavailable."""
@@ -225,9 +226,10 @@ class Connections:
                 max_cacheable_statement_size=0,
                 server_settings=self._server_settings(),
             )
-        except asyncpg.PostgresError as error:
-            # Whatever the SQLSTATE is: a database that accepts no connections is unreachable.
-            raise _Refused(str(error), error.sqlstate) from error
+        except (asyncpg.PostgresError, asyncpg.InternalClientError) as error:
+            # Whatever the SQLSTATE is: a database that accepts no connections is unreachable. So is
+            # one of which no server fits `target_session_attrs`.
+            raise _Refused(str(error), getattr(error, "sqlstate", None)) from error
 
     def _server_settings(self) -> Mapping[str, str]:
         milliseconds = int(self._answer_seconds * 1000)

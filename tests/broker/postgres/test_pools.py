@@ -7,12 +7,14 @@ from typing import Any
 import asyncpg
 import pytest
 from sqlalchemy import bindparam, literal, select, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from broker.logs.database import fetch_row, log_engine
 from broker.postgres import pools
 from broker.store.bulk import PreparedStatement
 from broker.store.connections import Connections
+from broker.store.ports import StoreUnavailable
 
 
 async def driver_of(connection: AsyncConnection) -> Any:
@@ -77,3 +79,44 @@ async def test_so_are_those_of_statements_under_way(migrated_url: str, opened: l
     calls[-1].cancel()
     await asyncio.gather(*calls, return_exceptions=True)
     assert [each.is_closed() for each in opened] == [True] * 3
+
+
+WRITE = "DELETE FROM counterpoise.outages"
+
+
+async def read_only(engine: AsyncEngine) -> None:
+    """The next connection is to a server that only reads, as after a failover."""
+    async with engine.begin() as connection:
+        await connection.execute(text("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"))
+
+
+async def test_a_connection_to_a_standby_is_given_up(engine: AsyncEngine) -> None:
+    """The next one may be to the new primary."""
+    await read_only(engine)
+    with pytest.raises(DBAPIError, match="read-only"):
+        async with engine.begin() as connection:
+            await connection.execute(text(WRITE))
+    async with engine.begin() as connection:
+        await connection.execute(text(WRITE))
+
+
+async def test_so_is_one_of_the_store(migrated_url: str) -> None:
+    connections = Connections(migrated_url, 1)
+
+    async def fetch() -> None:
+        await connections.fetch(PreparedStatement(text(f"{WRITE} RETURNING id")), {})
+
+    async def single() -> None:
+        async with connections.single() as connection:
+            await connection.execute(text(WRITE))
+
+    async def transaction() -> None:
+        async with connections.transaction() as connection:
+            await connection.execute(text(WRITE))
+
+    for write in (fetch, single, transaction):
+        await read_only(connections._engine)
+        with pytest.raises(StoreUnavailable, match="read-only"):
+            await write()
+        await write()
+    await connections.close()

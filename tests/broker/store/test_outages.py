@@ -158,6 +158,8 @@ async def test_too_many_connections_are_unavailable(postgres_url: str) -> None:
         ({"path": "/nowhere"}, "does not exist", "3D000"),
         ({"netloc": "nobody:wrong@{address}"}, "password authentication failed", "28P01"),
         ({"netloc": "nobody:wrong@127.0.0.1:1"}, "onnect", None),
+        # As where a failover has left no primary yet (`read-write`).
+        ({"query": "target_session_attrs=standby"}, "target attribute requirement", None),
     ],
 )
 async def test_an_error_is_reported_in_one_line(
