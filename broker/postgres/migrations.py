@@ -36,10 +36,11 @@ import migrations
 
 CONNECT_SECONDS = 10
 # A change of tables waits for a lock for two seconds (`migrations.environment`): appends come after
-# it. Then they have their turn, and it tries again.
+# it. Then they have their turn, and it tries again. So it does if it has locked tables in another
+# order than a running replica.
 ATTEMPTS = 60
 PAUSE_SECONDS = 0.5
-LOCK_NOT_AVAILABLE = "55P03"
+LOCK_NOT_AVAILABLE, DEADLOCK = "55P03", "40P01"
 # For longer transactions of the log's clients it does not wait.
 IN_THE_WAY_SECONDS = 1.0
 WATCH_SECONDS = 0.5
@@ -236,7 +237,7 @@ def _run(config: Config, target: str) -> None:
             command.upgrade(config, target)
         except DBAPIError as error:
             sqlstate = getattr(error.orig, "sqlstate", None)
-            if sqlstate != LOCK_NOT_AVAILABLE or attempt == ATTEMPTS:
+            if sqlstate not in (LOCK_NOT_AVAILABLE, DEADLOCK) or attempt == ATTEMPTS:
                 raise
             time.sleep(PAUSE_SECONDS)
         else:

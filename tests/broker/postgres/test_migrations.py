@@ -1,11 +1,14 @@
 """Both trees of migrations, run by the service or by hand."""
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from broker.postgres import migrations
+from tests.eventual import eventually
 from tests.schema_levels import Release
 
 UNREACHABLE = "postgresql://nobody:hunter2@127.0.0.1:1/nothing"
@@ -101,6 +104,46 @@ def test_a_database_without_served_versions_gets_them(database_url: str) -> None
         assert found.fetchall() == [
             ("control_0019", [f"control_{number:04}" for number in range(1, 20)])
         ]
+
+
+# Replicas lock queues before flows.
+OTHER_ORDER = """
+from alembic import op
+
+revision = "control_next"
+down_revision = {previous!r}
+serves_from = {previous!r}
+
+
+def upgrade():
+    for table in ("flows", "queues"):
+        op.execute(f"ALTER TABLE counterpoise.{{table}} ADD COLUMN colour text")
+"""
+WAITS = "SELECT FROM pg_locks WHERE NOT granted AND relation = 'counterpoise.queues'::regclass"
+
+
+def test_a_deadlock_with_a_running_replica_does_not_end_a_migration(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrations.upgrade(database_url)
+    (tmp_path / "next.py").write_text(
+        OTHER_ORDER.format(previous=migrations.head(migrations.CONTROL))
+    )
+    control = replace(migrations.CONTROL, more_versions=(str(tmp_path),))
+    monkeypatch.setattr(migrations, "CONTROL", control)
+    with (
+        ThreadPoolExecutor() as threads,
+        psycopg.connect(database_url, autocommit=True) as watch,
+        psycopg.connect(database_url) as replica,
+    ):
+        # Postgres ends the migration, not the replica's statement.
+        replica.execute("SET deadlock_timeout = '600s'")
+        replica.execute("LOCK TABLE counterpoise.queues IN ROW SHARE MODE")
+        migrating = threads.submit(migrations.upgrade, database_url)
+        eventually(lambda: watch.execute(WAITS).fetchone() is not None)
+        replica.execute("LOCK TABLE counterpoise.flows IN ROW SHARE MODE")
+        replica.rollback()
+        assert migrating.result()[0].after == "control_next"
 
 
 @pytest.mark.parametrize("call", [migrations.upgrade, migrations.unfit])
