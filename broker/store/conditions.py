@@ -104,12 +104,17 @@ def _decoded(encoded: str) -> Sequence[Condition]:
 
 _FLOW = bindparam("flow", type_=Text)
 _QUEUE = bindparam("queue", type_=Text)
-_given = select(
-    flows.c.id,
-    flows.c.queue_id,
-    bindparam("seq", type_=BigInteger),
-    cast(bindparam("conditions", type_=Text), JSONB),
-).where(flows.c.id == _FLOW, bound)
+# The lock waits for a deletion of the queue, which then has no flow.
+_given = (
+    select(
+        flows.c.id,
+        flows.c.queue_id,
+        bindparam("seq", type_=BigInteger),
+        cast(bindparam("conditions", type_=Text), JSONB),
+    )
+    .where(flows.c.id == _FLOW, bound)
+    .with_for_update(read=True, key_share=True)
+)
 _written = insert(conditions).from_select(["flow_id", "queue_id", "seq", "conditions"], _given)
 _REPORT = PreparedStatement(
     _written.on_conflict_do_update(

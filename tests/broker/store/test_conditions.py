@@ -1,9 +1,13 @@
 """What flows report: the latest report counts, and only while it holds."""
 
+import asyncio
+
+import psycopg
+
 from broker.core import commands as c
 from broker.store.conditions import Condition
 from broker.store.ports import Store
-from tests.broker.store.support import Ground, Replica, bind
+from tests.broker.store.support import Ground, PostgresGround, Replica, bind
 
 AWAY = Condition("log_away", "no answer", None, None, 5.0)
 
@@ -85,3 +89,18 @@ async def test_reports_go_with_their_queue(ground: Ground, store: Store, orders:
     await store.delete(orders.id, force=True)
     assert await store.conditions.of_queue(orders.id, 10) == []
     assert await store.conditions.of_flow("A") == ()
+
+
+async def test_a_report_amid_the_deletion_of_its_queue_is_dropped(
+    postgres: PostgresGround,
+) -> None:
+    store = await postgres.store()
+    orders = Replica(store)
+    await orders.create(1)
+    await orders.do(bind("A"))
+    with psycopg.connect(postgres.url) as deletion:
+        deletion.execute("SELECT FROM counterpoise.flows FOR UPDATE")
+        report = asyncio.ensure_future(store.conditions.report("A", 1, [AWAY]))
+        await postgres.until_waiting()
+        deletion.execute("DELETE FROM counterpoise.flows")
+    await report
