@@ -47,7 +47,7 @@ UNAVAILABLE = (
     "55P03",
     "40",
     "25P03",
-    "25006",
+    pools.READ_ONLY,
     "42P01",
     "XX001",
     "XX002",

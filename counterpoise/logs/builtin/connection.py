@@ -47,7 +47,8 @@ _UNDEFINED_FUNCTION = "42883"
 # SQLSTATE classes and codes of temporary errors: connection, rollback, resources, operator,
 # lock not available, read-only (a standby that has not taken over yet).
 _TRANSIENT_CLASSES = ("08", "40", "53", "57", "58", "XX")
-_TRANSIENT_CODES = ("55P03", "25006")
+_READ_ONLY = "25006"
+_TRANSIENT_CODES = ("55P03", _READ_ONLY)
 _CONNECT_SECONDS = 10.0
 _FULL = ("too many connections for role", "too many clients", "remaining connection slots")
 
@@ -147,6 +148,8 @@ class LogConnection:
                 return cursor.fetchall() if cursor.description else []
         except psycopg.Error as error:
             connection_lost = self._connection is None or self._connection.broken
+            # After a failover the URL may lead to the new primary, and this connection never does.
+            connection_lost = connection_lost or error.sqlstate == _READ_ONLY
             timed_out = time.monotonic() >= deadline
             if connection_lost or timed_out or isinstance(error, psycopg.InterfaceError):
                 self._discard()

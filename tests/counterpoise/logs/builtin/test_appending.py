@@ -214,6 +214,15 @@ def test_an_append_whose_connection_is_killed_is_unknown_and_repeating_it_is_saf
     assert texts(log, 0) == ["first", "a", "b"]
 
 
+def test_a_connection_to_a_standby_is_given_up(log):
+    """After a failover, the URL leads to the new primary."""
+    read_only = "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"
+    log._connection.query(read_only, (), retry=False)
+    with pytest.raises(LogUnavailable, match="read-only"):
+        append(log, "a")
+    assert append(log, "a") == AppendResult(1, 0)
+
+
 # ------------------------------------------------------------------ resize
 
 
