@@ -93,10 +93,17 @@ def mappings(kind: pa.MapType, values: Sequence[Pairs | None]) -> pa.MapArray:
 
 
 def times(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """The values of a column of times in UTC with microseconds: datetimes, or None."""
-    return [
-        None if value is None else time_at(value) for value in column.cast(pa.int64()).to_pylist()
-    ]
+    """The values of a column of times: datetimes in UTC, or None."""
+    return [None if value is None else time_at(value) for value in microseconds_of(column)]
+
+
+def microseconds_of(column: pa.Array | pa.ChunkedArray) -> list[int | None]:
+    """The values of a column of times, as microseconds since 1970 in UTC, or None.
+
+    Times without a time zone are taken as UTC.
+    """
+    found: list[int | None] = column.cast(_TIMES).cast(pa.int64()).to_pylist()
+    return found
 
 
 def time_at(microseconds: int) -> datetime:
@@ -109,7 +116,7 @@ def values_of(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     if getattr(column.type, "tz", None) is None:
         found: list[Any] = column.to_pylist()
         return found
-    return times(column.cast(_TIMES))
+    return times(column)
 
 
 def _numbers(kind: pa.DataType, numbers: array[int]) -> pa.Array:

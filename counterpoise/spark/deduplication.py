@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from counterpoise.logs.columns import integers, values_of
+from counterpoise.logs.columns import integers, microseconds_of, values_of
 from counterpoise.spark.aggregates.partials import to_text
 from counterpoise.spark.errors import InvalidSink
 
@@ -46,7 +46,6 @@ CREATE TABLE IF NOT EXISTS counterpoise_ids (
 CREATE INDEX IF NOT EXISTS counterpoise_ids_by_time
     ON counterpoise_ids (sink, queue_id, partition, seen_at);
 """
-_TIME = pa.timestamp("us", tz="UTC")
 
 
 def unseen(
@@ -108,7 +107,7 @@ class Deduplicate:
         column = rows.column(self.time)
         if not pa.types.is_timestamp(column.type):
             raise InvalidSink(f"the column {self.time} has no times but {column.type}")
-        return [time or 0 for time in column.cast(_TIME).cast(pa.int64()).to_pylist()]
+        return [time or 0 for time in microseconds_of(column)]
 
 
 class _Ids:

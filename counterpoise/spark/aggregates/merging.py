@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from counterpoise.logs.columns import time_at, values_of
+from counterpoise.logs.columns import microseconds_of, time_at, values_of
 from counterpoise.spark.aggregates import tables
 from counterpoise.spark.aggregates.partials import (
     Mark,
@@ -47,9 +47,6 @@ if TYPE_CHECKING:
 
 Late = Literal["drop", "side", "merge"]
 Emit = Callable[["Connection", list[dict[str, Any]]], object]
-
-_TIME = pa.timestamp("us", tz="UTC")
-_AS_NUMBERS = pa.int64()
 
 
 @dataclass(frozen=True)
@@ -241,8 +238,10 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
     """Times are in UTC; those that no calendar has are None."""
     if getattr(column.type, "tz", None) is None:
         return values_of(column)
-    numbers: list[int | None] = column.cast(_TIME).cast(_AS_NUMBERS).to_pylist()
-    return [None if one is None or one not in CALENDAR else time_at(one) for one in numbers]
+    return [
+        None if one is None or one not in CALENDAR else time_at(one)
+        for one in microseconds_of(column)
+    ]
 
 
 def _microseconds(rows: pa.Table, name: str) -> list[int | None]:
@@ -250,8 +249,7 @@ def _microseconds(rows: pa.Table, name: str) -> list[int | None]:
     column = rows.column(name)
     if not pa.types.is_timestamp(column.type):
         raise InvalidSink(f"the column {name} has no times but {column.type}: cast it to timestamp")
-    numbers: list[int | None] = column.cast(_TIME).cast(_AS_NUMBERS).to_pylist()
-    return numbers
+    return microseconds_of(column)
 
 
 def close_windows(

@@ -82,6 +82,15 @@ def test_times() -> None:
     assert columns.times(column) == columns.times(pa.chunked_array([column])) == values
 
 
+@pytest.mark.parametrize("unit", ["s", "us", "ns"])
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
+def test_microseconds(unit: str, zone: str | None) -> None:
+    """Also before 1970. What the column says is a time of UTC, with and without a zone."""
+    a_second = {"s": 1, "us": 10**6, "ns": 10**9}[unit]
+    column = pa.array([-a_second, None, 2 * a_second], pa.timestamp(unit, zone))
+    assert columns.microseconds_of(column) == [-1_000_000, None, 2_000_000]
+
+
 # What a consumer and a task of Spark do with each log's rows, in a process of its own: what other
 # tests import must not matter.
 READ = """
