@@ -282,7 +282,11 @@ def from_text(text: str) -> Any:
 
 
 def _mapped(value: Any) -> Any:
-    """Maps that JSON cannot hold, or that look like a tagged value, as tagged values."""
+    """Maps that JSON cannot hold, or that look like a tagged value, as tagged values; 0.0 for
+    -0.0.
+    """
+    if isinstance(value, float):
+        return value + 0.0
     if isinstance(value, list | tuple):
         return [_mapped(one) for one in value]
     if not isinstance(value, dict):

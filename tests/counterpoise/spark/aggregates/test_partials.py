@@ -178,6 +178,12 @@ def test_what_a_column_may_have_comes_back_from_the_database(value: Any) -> None
     assert type(back) is type(value)
 
 
+@pytest.mark.parametrize("place", [lambda zero: [zero], lambda zero: {"a": (zero, {zero: zero})}])
+def test_the_two_zeros_of_floats_are_one_group(place: Callable[[float], Any]) -> None:
+    """Rounding gives both. The database of the result takes them for equal."""
+    assert to_text(place(-0.0)) == to_text(place(0.0))
+
+
 def test_other_values_are_refused() -> None:
     with pytest.raises(TypeError, match="object cannot be aggregated"):
         to_text([object()])
