@@ -11,8 +11,9 @@ it.
 time, or if its own time is more than the horizon after that (`unseen`, pure).
 
 *Forgetting.* Each transaction removes ids of its own partition that lie more than the horizon
-before all of its rows. So an id is remembered at least for the horizon of its own partition,
-however far other partitions are ahead. What comes later than that may pass again.
+before all of its rows, and before the database's clock: one row dated far ahead forgets no others.
+So an id is remembered at least for the horizon of its own partition, however far other partitions
+are ahead. What comes later than that may pass again.
 
 *Locks.* The ids of a batch are locked in their order. Messages of one id should have one key: then
 one partition has them, and transactions never wait for each other. If two partitions bring the same
@@ -91,7 +92,7 @@ class Deduplicate:
         known = table.lock(sorted({one for one in ids if one is not None}))
         passed, after = unseen(known, ids, at, horizon)
         table.put(after)
-        table.forget(min(at) - horizon)
+        table.forget(min(at), horizon)
         if passed:
             new = rows if len(passed) == rows.num_rows else rows.take(integers(passed))
             self.write(connection, new, scope)
@@ -158,12 +159,15 @@ class _Ids:
             times=list(seen.values()),
         )
 
-    def forget(self, before: int) -> None:
-        """Remove the partition's ids that were seen before this time."""
+    def forget(self, time: int, horizon: int) -> None:
+        """Remove the partition's ids that are older than the horizon at this time and now."""
         self._run(
             "DELETE FROM counterpoise_ids WHERE sink = :sink AND queue_id = :queue_id"
-            " AND partition = :partition AND seen_at < :before",
-            before=before,
+            " AND partition = :partition AND seen_at < least(CAST(:time AS bigint),"
+            " (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
+            " - CAST(:horizon AS bigint)",
+            time=time,
+            horizon=horizon,
         )
 
     def _run(self, statement: str, **values: object) -> None:

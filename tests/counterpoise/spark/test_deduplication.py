@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +132,15 @@ def test_ids_are_forgotten_behind_the_horizon_of_their_own_partition(writing: Wr
     assert len(writing.ids()) == 3, "c and d, and b of a partition that is behind"
     writing.rows(1, ("b", 2))
     assert writing.passed() == ["a", "b", "c", "d"]
+
+
+def test_a_row_dated_far_ahead_forgets_no_ids(writing: Writing) -> None:
+    an_hour_ahead = int((datetime.now(UTC) + timedelta(hours=1)).timestamp())
+    year_9000 = 221_845_392_000
+    writing.rows(0, ("a", an_hour_ahead))
+    writing.rows(0, ("b", year_9000))
+    writing.rows(0, ("a", an_hour_ahead), ("b", year_9000))
+    assert writing.passed() == ["a", "b"]
 
 
 def test_what_is_rolled_back_was_not_seen(writing: Writing) -> None:
