@@ -33,8 +33,9 @@ logger = logging.getLogger("counterpoise.spark")
 
 S = TypeVar("S")
 
-# How many messages are read and applied at a time when a state catches up.
+# How much is read and applied at a time when a state catches up.
 PORTION_MESSAGES = 20_000
+PORTION_BYTES = 64 * 1024 * 1024
 KEPT_SNAPSHOTS = 3
 
 
@@ -186,7 +187,9 @@ class Restorer(Generic[S]):
             begin = cell.position
             ends = {cell.partition: target}
             within = replace(bounds, ends={**bounds.ends, **ends})
-            end = log.limit({cell.partition: begin}, PORTION_MESSAGES, within)[cell.partition]
+            end = log.limit(
+                {cell.partition: begin}, PORTION_MESSAGES, within, max_bytes=PORTION_BYTES
+            )[cell.partition]
             if log.compare(end, begin) <= 0:
                 end = target
             try:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from counterpoise.logs.builtin.log import PostgresLog
+from counterpoise.spark.state import states
 from counterpoise.spark.state.snapshots import Snapshot, Snapshots
 from counterpoise.spark.state.states import Cell, PartitionState, Restorer
 from tests.log_support import append, log, log_url
@@ -27,6 +28,7 @@ class Letters(PartitionState[list[str]]):
     def __init__(self) -> None:
         self.loaded = 0
         self.fails = False
+        self.applied: list[int] = []
 
     def empty(self, partition: int) -> list[str]:
         return []
@@ -35,6 +37,7 @@ class Letters(PartitionState[list[str]]):
         if self.fails:
             state.append("half")
             raise RuntimeError("apply")
+        self.applied.append(rows.num_rows)
         state.extend(value.decode() for value in rows["value"].to_pylist())
 
     def dump(self, state: list[str], file: BinaryIO) -> None:
@@ -82,6 +85,15 @@ def test_without_snapshots_it_is_built_from_the_log(
     assert "no snapshot for partition 0 at 7" in caplog.text
     restorer.bring_to(cell, "12")
     assert cell.state == TEXTS[:12]
+
+
+def test_large_messages_are_read_few_at_a_time(
+    restorer: Restorer[list[str]], how: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them at once may not fit into the driver's memory."""
+    monkeypatch.setattr(states, "PORTION_BYTES", 3)
+    assert at(restorer, "7").state == TEXTS[:7]
+    assert how.applied == [3, 3, 1]
 
 
 def test_or_begins_empty_where_it_is(
