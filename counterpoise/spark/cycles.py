@@ -11,7 +11,9 @@ partition that is revoked waits for the micro-batch that reads it, so they must 
 long one takes depends on what the query does with a message. So the limit follows what micro-
 batches take. One that left messages behind and took less than half of `AIMED_SECONDS` says how much
 fits into that time, and the limit grows to it, at most `STEP` times at once. One that took more
-than all of `AIMED_SECONDS` halves the limit.
+than all of `AIMED_SECONDS` halves the limit. If the next one then takes as long as before, the
+messages are not the reason, and the limit goes back: where Spark's events do not come, a cycle
+lasts as long as the trigger interval.
 
 The first limit is small, because nothing is known yet of a query whose sink may be slow, and short
 micro-batches make it grow within a second. It stays between a `SHRINK`th and `GROWTH` times of it.
@@ -26,6 +28,8 @@ from dataclasses import dataclass
 
 AIMED_SECONDS = 2.0
 STEP = 10
+# Two micro-batches whose times differ by less take the same time.
+ALIKE = 0.75
 SHRINK = 20
 GROWTH = 100
 # The limit of bytes is meant for so many times the first limit of messages.
@@ -53,6 +57,8 @@ class BatchLimit:
         self._first = first
         self._max_bytes = max_bytes
         self._bytes_follow = bytes_follow
+        # The micro-batch that was too long: its messages, and how long it took.
+        self._too_long: tuple[int, float] | None = None
 
     @property
     def most(self) -> ReadBudget:
@@ -71,13 +77,24 @@ class BatchLimit:
         """
         aimed = AIMED_SECONDS / 2
         if seconds > AIMED_SECONDS:
-            self._set(messages // 2)
-        elif left_behind and seconds > aimed:
+            self._took_too_long(seconds, messages)
+            return
+        self._too_long = None
+        if left_behind and seconds > aimed:
             self._set(min(self.messages, messages))
         elif left_behind:
             # Not lowered: what was looked up ahead with the present limit would be in vain.
             fits = int(messages * aimed / max(seconds, aimed / STEP))
             self._set(max(self.messages, fits))
+
+    def _took_too_long(self, seconds: float, messages: int) -> None:
+        most, before = self._too_long or (0, 0.0)
+        halved_or_same = messages == most or 2 * messages <= most
+        if halved_or_same and ALIKE * before < seconds < before / ALIKE:
+            self._set(most)
+        else:
+            self._too_long = messages, seconds
+            self._set(messages // 2)
 
     def _set(self, messages: int) -> None:
         least, most = max(1, self._first // SHRINK), GROWTH * self._first

@@ -41,16 +41,30 @@ def test_a_long_one_halves_also_below_the_first_limit() -> None:
     assert after((0.25, True), (2.5, True)) == 200
     assert after((0.25, True), (2.5, False)) == 200
     assert after((60.0, True)) == 50
-    assert after((60.0, False), (60.0, True)) == 25
+    assert after((60.0, False), (30.0, True)) == 25
     assert after((60.0, True), (0.5, True)) == 100
 
 
 def test_a_twentieth_of_the_first_limit_and_one_message_stay() -> None:
-    assert after(*[(0.25, True)] * 3, *[(60.0, True)] * 12) == 5
+    assert after(*[(0.25, True)] * 3, *[(600 * 0.7**n, True) for n in range(12)]) == 5
     limit = new(2)
     limit.took(60.0, 2, left_behind=True)
-    limit.took(60.0, 1, left_behind=True)
+    limit.took(30.0, 1, left_behind=True)
     assert limit.messages == 1
+
+
+def test_a_trigger_interval_does_not_lower_it() -> None:
+    """Without Spark's events a cycle lasts as long, however few messages there are."""
+    assert [after(*[(10.0, True)] * count) for count in range(5)] == [100, 50, 100, 100, 100]
+    slower = [(10.0, True)] * 3 + [(20.0, True), (10.0, True)]
+    assert after(*slower) == 25, "the sink has become slower than the interval"
+
+
+def test_below_a_trigger_interval_it_settles_at_what_a_slow_sink_does_within_it() -> None:
+    limit = new()
+    for _ in range(20):
+        limit.took(max(10.0, limit.messages / 5), limit.messages, left_behind=True)
+    assert limit.messages == 50
 
 
 def test_in_between_it_stays() -> None:
