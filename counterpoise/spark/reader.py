@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
 
+from counterpoise.spark.errors import Unsupported
 from counterpoise.spark.offsets import Json, Offset, offset_of
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.tasks import LogPartition, ahead, read_slices
@@ -44,6 +44,13 @@ if TYPE_CHECKING:
 
 # How long a stop waits for a bind.
 _STOP_SECONDS = 5.0
+_UNLIMITED = 2**63 - 1
+_ONE_BATCH = (
+    "a query of one micro-batch would end before the queue has given it partitions, and read "
+    "nothing. Use trigger(availableNow=True) instead of once=True. Spark also runs availableNow as "
+    "one micro-batch if another source of the query does not support it, unless "
+    "spark.sql.streaming.triggerAvailableNowWrapper.enabled is true"
+)
 
 
 class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -67,8 +74,8 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
     # ------------------------------------------------------------------ called by Spark
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        most = self._options.max_messages_per_trigger
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        # Never `ReadAllAvailable`: that is Spark's word in a query of one micro-batch.
+        return ReadMaxRows(self._options.max_messages_per_trigger or _UNLIMITED)
 
     def initialOffset(self) -> Json:  # noqa: N802
         # It names the instance, so that the driver can find this query's flow before there is data.
@@ -80,7 +87,9 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         self._available_now = True
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        if not isinstance(limit, ReadMaxRows):
+            raise Unsupported(_ONE_BATCH)
+        most = None if limit.max_rows == _UNLIMITED else limit.max_rows
         if (prepared := self._prepare(start)) is not None:
             return prepared.end
         opened = self._open(start)

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from counterpoise.client import Client
 from counterpoise.flow import Flow
 from counterpoise.flow.view import Owned
 from counterpoise.spark.channel import DriverEnd, source_end
+from counterpoise.spark.errors import Unsupported
 from counterpoise.spark.offsets import Offset
 from counterpoise.spark.opening import PreparedBatch
 from counterpoise.spark.options import read_options
@@ -24,7 +25,7 @@ from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
 CORES = 2
-ALL = ReadAllAvailable()
+MANY = ReadMaxRows(1000)
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +83,7 @@ def test_a_new_query_runs_a_micro_batch_without_messages_before_it_binds(
 ) -> None:
     with owned(service) as client, reading(service, str(tmp_path)) as reader:
         start = reader.initialOffset()
-        prepared = reader.latestOffset(start, ALL)
+        prepared = reader.latestOffset(start, MANY)
         assert prepared["prepared"] == 1
         assert slices_of(reader.partitions(start, prepared)) == [()] * CORES
         assert len(client.flows("flights")) == 1, "a bind takes partitions from their owner"
@@ -92,7 +93,7 @@ def test_a_new_query_runs_a_micro_batch_without_messages_before_it_binds(
         plan = driver.get("plan")
         assert plan is not None
         assert (plan["start"], plan["end"], plan["read"]) == (start, prepared, [])
-        assert reader.latestOffset(prepared, ALL) is prepared, "it is ready, so it only waits"
+        assert reader.latestOffset(prepared, MANY) is prepared, "it is ready, so it only waits"
         assert len(client.flows("flights")) == 2
 
 
@@ -101,7 +102,7 @@ def test_a_query_that_is_ready_binds_although_spark_asks_much_later(
 ) -> None:
     with owned(service) as client, reading(service, str(tmp_path)) as reader:
         start = reader.initialOffset()
-        prepared = reader.latestOffset(start, ALL)
+        prepared = reader.latestOffset(start, MANY)
         reader.partitions(start, prepared)
         driver = DriverEnd(str(tmp_path), start["instance"])
         driver.put("done", {"offset": prepared, "batch": 0, "ended": False})
@@ -112,10 +113,20 @@ def test_a_query_that_is_ready_binds_although_spark_asks_much_later(
         until(lambda: len(client.flows("flights")) == 1, "it has left")
 
 
+@pytest.mark.parametrize("most", ["1000", "unlimited"])
+def test_a_query_of_one_micro_batch_is_refused_before_it_binds(most: str) -> None:
+    """It would end with success, before it has any partition. To Spark all else has a limit."""
+    options = read_options({"queue": "flights", "maxMessagesPerTrigger": most})
+    reader = CounterpoiseStreamReader(options, CORES)
+    with pytest.raises(Unsupported, match="availableNow=True"):
+        reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert isinstance(reader.getDefaultReadLimit(), ReadMaxRows)
+
+
 def test_a_query_that_has_its_queue_to_itself_binds_at_once(service: Service) -> None:
     with Client(service.url) as client, reading(service) as reader:
         client.create_queue("flights", 4, rebalance_delay=0)
-        reader.latestOffset(reader.initialOffset(), ALL)
+        reader.latestOffset(reader.initialOffset(), MANY)
         assert len(client.flows("flights")) == 1
 
 
@@ -127,7 +138,7 @@ def test_a_query_that_ends_by_itself_takes_no_holddown_if_nobody_else_is_bound(
         client.create_queue("flights", 4, rebalance_delay=3600)
         publish(service, "flights", 40)
         reader.prepareForTriggerAvailableNow()
-        end = reader.latestOffset(reader.initialOffset(), ALL)
+        end = reader.latestOffset(reader.initialOffset(), MANY)
         assert len(end["partitions"]) == 4
         assert client.rebalance_status("flights").status == "Ready"
 
@@ -137,20 +148,20 @@ def test_a_query_whose_partitions_may_wait_for_it_binds_at_once(
     service: Service, options: dict[str, str]
 ) -> None:
     with owned(service) as client, reading(service, **options) as reader:
-        reader.latestOffset(reader.initialOffset(), ALL)
+        reader.latestOffset(reader.initialOffset(), MANY)
         assert len(client.flows("flights")) == 2
 
 
 def test_a_query_that_goes_on_from_a_checkpoint_binds_at_once(service: Service) -> None:
     with owned(service) as client, reading(service) as reader:
-        reader.latestOffset({**reader.initialOffset(), "instance": "of the checkpoint"}, ALL)
+        reader.latestOffset({**reader.initialOffset(), "instance": "of the checkpoint"}, MANY)
         assert len(client.flows("flights")) == 2
 
 
 def test_a_holddown_is_no_reason_to_bind_before_it_is_ready(service: Service) -> None:
     """An application without executors would own its share when the holddown is over."""
     with owned(service, holddown_seconds=5.0) as client, reading(service) as reader:
-        prepared = reader.latestOffset(reader.initialOffset(), ALL)
+        prepared = reader.latestOffset(reader.initialOffset(), MANY)
         assert prepared["prepared"] == 1
         assert len(client.flows("flights")) == 1
 

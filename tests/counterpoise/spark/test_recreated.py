@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
@@ -49,7 +49,7 @@ def test_work_of_a_deleted_queue_is_not_committed_to_its_successor(
     planned: list[Any] = []
 
     def plans() -> bool:
-        offset = reader.latestOffset(start, ReadAllAvailable())
+        offset = reader.latestOffset(start, ReadMaxRows(1000))
         planned[:] = [offset]
         return bool(offset != start and len(offset["partitions"]) == 4)
 
@@ -61,7 +61,7 @@ def test_work_of_a_deleted_queue_is_not_committed_to_its_successor(
     make(client, service, 60)
 
     def goes_on() -> bool:
-        reader.latestOffset(planned[0], ReadAllAvailable())
+        reader.latestOffset(planned[0], ReadMaxRows(1000))
         return False
 
     with pytest.raises(FlowEnded, match=r"deleted and made again.*another checkpointLocation"):

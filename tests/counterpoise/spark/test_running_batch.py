@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
@@ -52,7 +52,7 @@ def planned_by(reader: CounterpoiseStreamReader) -> tuple[Json, Json]:
     ends = []
 
     def plans() -> bool:
-        ends.append(reader.latestOffset(start, ReadAllAvailable()))
+        ends.append(reader.latestOffset(start, ReadMaxRows(1000)))
         return len(ends[-1]["partitions"]) == 4
 
     until(plans)
@@ -109,9 +109,9 @@ def test_under_another_instance_a_replayed_batch_is_the_sources_present_plan(
     assert batch.planned.read == ()
     until(lambda: (batch.channel.get("view") or {}).get("instance") == named)
     # The messages in flight are read again, under the instance's new name and as the new owner.
-    again = after.latestOffset(end, ReadAllAvailable())
-    until(lambda: len(after.latestOffset(end, ReadAllAvailable())["partitions"]) == 4)
-    again = after.latestOffset(end, ReadAllAvailable())
+    again = after.latestOffset(end, ReadMaxRows(1000))
+    until(lambda: len(after.latestOffset(end, ReadMaxRows(1000))["partitions"]) == 4)
+    again = after.latestOffset(end, ReadMaxRows(1000))
     after.partitions(end, again)
     assert {one.epoch for one in running(again).planned.read} == {2}
 

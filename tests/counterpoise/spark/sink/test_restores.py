@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
@@ -56,7 +56,7 @@ class Result:
             ends: list[Any] = []
 
             def finds_all() -> bool:
-                ends[:] = [reader.latestOffset(start, ReadAllAvailable())]
+                ends[:] = [reader.latestOffset(start, ReadMaxRows(1000))]
                 places = ends[0]["partitions"].values()
                 return sum(int(place["to"]) for place in places) == messages
 

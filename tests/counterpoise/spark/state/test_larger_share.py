@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
@@ -16,7 +16,7 @@ from counterpoise.spark.reader import CounterpoiseStreamReader
 from tests.log_support import until
 from tests.service import Service
 
-READ_ALL = ReadAllAvailable()
+READ_ALL = ReadMaxRows(1000)
 
 
 @contextmanager
