@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from counterpoise.spark.channel import FORMAT, Channel
+from counterpoise.spark.channel import Channel, sources_in
 from counterpoise.spark.offsets import Json
 
 # Spark's logical operators that turn each row into zero or more rows, in place.
@@ -40,7 +40,6 @@ _ROW_BY_ROW = frozenset(
         "View",
     }
 )
-_SOURCE = "StreamingRelationV2"
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Chain:
 
 def describe(plan: Any) -> Chain | None:
     """The chain of a query with this analyzed plan; None: it reads no queue."""
-    leaves = _sources(plan)
+    leaves = sources_in(plan)
     if not leaves:
         return None
     if len(leaves) > 1:
@@ -73,16 +72,6 @@ def describe(plan: Any) -> Chain | None:
             return Chain(queue, f"the operator {kind} may move rows between tasks")
         node = node.children().apply(0)
     return Chain(queue, url=options.get("url") or None)
-
-
-def _sources(plan: Any) -> list[Any]:
-    found = []
-    leaves = plan.collectLeaves().iterator()
-    while leaves.hasNext():
-        leaf = leaves.next()
-        if leaf.nodeName() == _SOURCE and leaf.sourceName().lower() == FORMAT:
-            found.append(leaf)
-    return found
 
 
 def put_chain(home: str | Path, query_id: str, chain: Chain) -> None:

@@ -245,12 +245,18 @@ def reads_ours(execution: Any) -> bool:
     Its plan shows that from the start. Offsets do not: those of other sources are any text, and a
     source that finds nothing (files in an empty directory) never has one.
     """
-    leaves = execution.analyzedPlan().collectLeaves().iterator()
+    return bool(sources_in(execution.analyzedPlan()))
+
+
+def sources_in(plan: Any) -> list[Any]:
+    """The Counterpoise streams that a logical plan of Spark's reads: its leaves."""
+    found = []
+    leaves = plan.collectLeaves().iterator()
     while leaves.hasNext():
         leaf = leaves.next()
         if leaf.nodeName() == "StreamingRelationV2" and leaf.sourceName().lower() == FORMAT:
-            return True
-    return False
+            found.append(leaf)
+    return found
 
 
 def offsets_in(progress: Any) -> dict[int, Json]:

@@ -12,6 +12,9 @@ commits to the service are ahead of the checkpoint, and a restart repeats messag
 committed before. Spark itself refuses it for `foreachBatch`, files and stateful queries. With the
 other sinks (Kafka, console, memory, noop) the class of its execution identifies such a query.
 
+*A trigger interval that is not below `maxBatchSeconds`*. The lease ends between two triggers. At
+each trigger the flow does not know yet what it holds, so the query would read nothing any more.
+
 *A directory of files that another query writes*. Spark's file sink skips, without an error, every
 micro-batch whose number is not above the newest in the directory's `_spark_metadata`. The number
 belongs to a checkpoint. So of two applications that share a directory, or after a start with a new
@@ -31,7 +34,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from counterpoise.spark.channel import sources_in
 from counterpoise.spark.errors import Unsupported
+from counterpoise.spark.options import read_options
 from counterpoise.spark.wrapping import wrap_once
 
 if TYPE_CHECKING:
@@ -46,7 +51,11 @@ _ASYNCHRONOUS_WHY = (
     "asynchronous progress tracking does not go with this source: what it has committed would be "
     "ahead of the checkpoint. Leave the option asyncProgressTrackingEnabled out"
 )
-
+_TOO_RARE = (
+    "the trigger interval of {:g} s is not below the option maxBatchSeconds ({:g}): the query "
+    "would lose its lease between two micro-batches each time, and read nothing. Set "
+    "maxBatchSeconds well above the interval plus the time of a micro-batch"
+)
 
 # Why runs were refused, by run id, until their `start()` has raised it.
 _refused: dict[str, str] = {}
@@ -87,6 +96,13 @@ def why_not(spark: SparkSession, execution: Any) -> str | None:
     """Why the query must not run; None: it may."""
     if _ASYNCHRONOUS in execution.getClass().getName():
         return _ASYNCHRONOUS_WHY
+    trigger = execution.trigger()
+    if trigger.getClass().getSimpleName() == "ProcessingTimeTrigger":
+        interval = trigger.intervalMs() / 1000
+        for source in sources_in(execution.analyzedPlan()):
+            longest = read_options(dict(source.extraOptions())).max_batch_seconds
+            if interval >= longest:
+                return _TOO_RARE.format(interval, longest)
     sink = execution.sink()
     if sink.getClass().getName().endswith(".FileStreamSink"):
         path = sink.toString().removeprefix("FileSink[").removesuffix("]")

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from counterpoise.spark.channel import FORMAT
+from counterpoise.spark.channel import sources_in
 from counterpoise.spark.errors import StateLost
 from counterpoise.spark.options import SourceOptions, read_options
 from counterpoise.spark.wrapping import check_before
@@ -186,7 +186,8 @@ class _Examination:
             return
         if operator is OPERATORS["Join"] and not all(one.isStreaming() for one in children):
             return
-        for options in _sources(node):
+        for source in sources_in(node):
+            options = read_options(dict(source.extraOptions()))
             found = self._of_processor(node, options, operator)
             if found is not None:
                 yield StatefulUse(found, options)
@@ -213,13 +214,6 @@ class _Examination:
             function = load(function.value)
         of = getattr(function[0], "__self__", None)
         return getattr(of, "_stateful_processor", None)
-
-
-def _sources(node: Any) -> Iterator[SourceOptions]:
-    """The options of the Counterpoise streams below the node."""
-    for leaf in _each(node.collectLeaves()):
-        if leaf.nodeName() == "StreamingRelationV2" and leaf.sourceName().lower() == FORMAT:
-            yield read_options(dict(leaf.extraOptions()))
 
 
 def _each(sequence: Any) -> Iterator[Any]:

@@ -57,7 +57,7 @@ def start(
         name: str = "checkpoint",
         **options: str | int,
     ) -> StreamingQuery:
-        stream = spark.readStream.format("counterpoise")
+        stream = spark.readStream.format("counterpoise").option("maxBatchSeconds", 2 * 3600)
         stream = stream.options(url=service.url, queue="flights", **options)
         writer = stream.load().writeStream.foreachBatch(sink).trigger(processingTime=trigger)
         queries.append(started(writer.option("checkpointLocation", str(tmp_path / name))))

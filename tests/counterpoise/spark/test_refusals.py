@@ -109,6 +109,19 @@ def test_a_pattern_reads_files_of_unfinished_micro_batches_too(
     assert spark.read.parquet(f"{tmp_path}/file*").count() > 20
 
 
+def test_a_trigger_interval_in_which_the_lease_ends_is_refused(
+    spark: SparkSession, service: Service, client: Client, tmp_path: Path
+) -> None:
+    client.create_queue("flights", 2)
+    given = {"url": service.url, "queue": "flights", "maxBatchSeconds": "60"}
+    writer = spark.readStream.format("counterpoise").options(**given).load().writeStream
+    writer = writer.format("noop").option("checkpointLocation", str(tmp_path))
+    with pytest.raises(Unsupported, match=r"interval of 60 s .* maxBatchSeconds \(60\)"):
+        writer.trigger(processingTime="1 minute").start()
+    assert not client.rebalances("flights"), "no flow was bound"
+    started(writer.trigger(processingTime="59 seconds")).stop()
+
+
 def test_asynchronous_tracking_of_progress_is_refused(client: Client, start: Start) -> None:
     with pytest.raises(Unsupported, match="Leave the option asyncProgressTrackingEnabled out"):
         start("noop", "asynchronous", asyncProgressTrackingEnabled="true")
