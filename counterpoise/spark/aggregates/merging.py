@@ -91,7 +91,14 @@ class Results:
             self._replace(connection, rows)
 
     def _place(self, group: Group) -> dict[str, Any]:
-        of = dict(zip(self.plan.by, from_text(group.groups), strict=True))
+        values = from_text(group.groups)
+        if len(values) != len(self.plan.by):
+            raise InvalidSink(
+                f"open windows were counted by {len(values)} columns, and not by those of now: "
+                f"{', '.join(self.plan.by) or 'none'}. An aggregate with another by needs another "
+                "name, or begins anew with forget"
+            )
+        of = dict(zip(self.plan.by, values, strict=True))
         if self.plan.windows is None:
             return of
         return {"window_start": time_at(group.start), "window_end": time_at(group.end), **of}

@@ -315,6 +315,14 @@ def test_rows_whose_group_is_no_number_are_one_group(counting: Counting) -> None
     assert counting.written() == [(0, "NaN", 2, 3)]
 
 
+def test_open_windows_of_other_groups_are_refused_with_a_reason(counting: Counting) -> None:
+    for partition in (0, 1):
+        counting.write(partition, (0, "a", 1, 1), (1, "a", 30, 1))
+    counting.plan = replace(PLAN, by=("key", "x"))
+    with pytest.raises(InvalidSink, match="by 1 columns, and not by those of now: key, x"):
+        counting.closed()
+
+
 def test_a_late_row_is_first_or_last_by_its_position(counting: Counting) -> None:
     """Its time is earlier than that of rows before it in its partition."""
     late = Counted({"n": First("x"), "total": Last("x")}, ("key",), PLAN.windows, "merge", 10**9)
