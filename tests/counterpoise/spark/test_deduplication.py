@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import string
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -141,6 +143,14 @@ def test_a_row_dated_far_ahead_forgets_no_ids(writing: Writing) -> None:
     writing.rows(0, ("b", year_9000))
     writing.rows(0, ("a", an_hour_ahead), ("b", year_9000))
     assert writing.passed() == ["a", "b"]
+
+
+def test_ids_may_be_longer_than_an_index_takes(writing: Writing) -> None:
+    chance = random.Random(1)
+    one, other = ("".join(chance.choices(string.printable, k=9000)) for _ in range(2))
+    for _ in range(2):
+        writing.rows(0, (one, 1), (other, 1), (one, 2))
+    assert writing.passed() == [one, other]
 
 
 def test_what_is_rolled_back_was_not_seen(writing: Writing) -> None:
