@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from counterpoise.errors import CounterpoiseError
+from counterpoise.spark.bound_flow import BoundFlow, in_doubt, raise_if_over
 from counterpoise.spark.errors import Unfinished
-from counterpoise.spark.flows import BoundFlow, in_doubt, raise_if_over
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.planning import Answer
 

@@ -1,4 +1,4 @@
-"""The flows of a query: what the rest of the source needs of a flow, several seen as one, the bind.
+"""The flows of a query: several seen as one, and their bind.
 
 The queue is balanced over flows, so an application with n flows (the option `flows`) gets n shares.
 They have the instance ids I, I#2, ..., I#n; so a restart that binds as I takes all their places
@@ -29,113 +29,18 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from counterpoise.conditions import Condition
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.flow import Flow
 from counterpoise.flow.core import FLOW_GONE
 from counterpoise.flow.view import Key, Owned, Warming
-from counterpoise.spark.errors import CannotStart, FlowEnded
+from counterpoise.spark.bound_flow import BoundFlow
+from counterpoise.spark.errors import CannotStart
 from counterpoise.spark.options import SourceOptions
-from counterpoise.spark.queue_log import AccessSource
 from counterpoise.spark.status import Handoffs
 from counterpoise.wire import ChildrenItem, LogAccess, Position, ReleaseItem
-
-
-class BoundFlow(AccessSource, Protocol):
-    """What the source needs of a flow: that of a query, or several seen as one (`FlowGroup`)."""
-
-    @property
-    def instance_id(self) -> str: ...
-
-    @property
-    def queue_id(self) -> str | None: ...
-
-    @property
-    def flow_ids(self) -> Sequence[str]: ...
-
-    @property
-    def start(self) -> str | None: ...
-
-    @property
-    def status(self) -> str: ...
-
-    @property
-    def gone_reason(self) -> str | None: ...
-
-    @property
-    def last_error(self) -> CounterpoiseError | None: ...
-
-    @property
-    def lease_expires_at(self) -> float | None: ...
-
-    @property
-    def partitions(self) -> Mapping[int, Owned]: ...
-
-    @property
-    def warming(self) -> Mapping[int, Warming]: ...
-
-    @property
-    def draining(self) -> bool: ...
-
-    def commit(
-        self, positions: Iterable[Position], *, timeout_seconds: float | None = None
-    ) -> dict[int, str]: ...
-
-    def release_many(
-        self, items: Iterable[ReleaseItem], *, timeout_seconds: float | None = None
-    ) -> dict[int, str]: ...
-
-    def children_many(
-        self, items: Iterable[ChildrenItem], *, timeout_seconds: float | None = None
-    ) -> dict[int, str]: ...
-
-    def ready(self, partition: int, epoch: int | None = None) -> str: ...
-
-    def refresh(self, *, timeout_seconds: float | None = None) -> None: ...
-
-    def report(
-        self, conditions: Iterable[Condition], *, timeout_seconds: float | None = None
-    ) -> None: ...
-
-    def drain(self, timeout_seconds: float | None = None) -> None: ...
-
-    def wait(self, timeout_seconds: float | None = None, after: int | None = None) -> bool: ...
-
-    def close(self, *, timeout_seconds: float = 5.0, reason: str | None = None) -> None: ...
-
-
-def in_doubt(flow: BoundFlow, now: float) -> bool:
-    """Whether the lease may be over unnoticed, because this process was suspended.
-
-    Then the flow asks at once. A lost connection is different: the flow tried, and failed.
-    """
-    expires_at = flow.lease_expires_at
-    bound = flow.status == "bound" and flow.last_error is None
-    return bound and expires_at is not None and now >= expires_at
-
-
-def raise_if_over(flow: BoundFlow, queue: str) -> None:
-    """Raises FlowEnded, with the reason and what to do, once the flow has ended for good."""
-    if flow.status != "gone":
-        return
-    reason = flow.gone_reason or "unknown"
-    said = {
-        "replaced": "another consumer was bound with the same instanceId, so this one is over. "
-        "Two queries at a time need two instanceIds (and two checkpoints)",
-        "unbound": "an administrator has unbound this consumer. Start the query again to come back",
-        "key_ended": "its key was revoked or reached its end. Start the query again with another "
-        "key in COUNTERPOISE_TOKEN",
-        "lease_expired": "its lease expired while it was being drained. Start the query again to "
-        "come back",
-        "queue_not_found": "the queue has been deleted. Make it again and start the query with "
-        "another checkpointLocation, or let the query end",
-        "queue_recreated": "the queue has been deleted and made again. To consume the new one, "
-        "start the query again with another checkpointLocation",
-    }.get(reason, str(flow.last_error or reason))
-    raise FlowEnded(f"queue {queue!r}: {said}")
-
 
 logger = logging.getLogger("counterpoise.spark")
 

@@ -27,7 +27,7 @@ from typing import Protocol
 
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
-from counterpoise.spark.flows import BoundFlow
+from counterpoise.spark.bound_flow import BoundFlow
 from counterpoise.spark.options import SourceOptions
 
 logger = logging.getLogger("counterpoise.spark")

@@ -12,8 +12,8 @@ from dataclasses import replace
 from counterpoise.errors import CounterpoiseError
 from counterpoise.flow.refusals import error_of
 from counterpoise.spark.available_now import AvailableNow
+from counterpoise.spark.bound_flow import BoundFlow, in_doubt
 from counterpoise.spark.cycles import BatchLimit, Cycles, ReadBudget
-from counterpoise.spark.flows import BoundFlow, in_doubt
 from counterpoise.spark.offsets import Json, Offset
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.planning import Answer, Question, View

@@ -21,9 +21,10 @@ from dataclasses import dataclass, replace
 from counterpoise.client import Client
 from counterpoise.errors import ServiceUnavailable
 from counterpoise.logs import Bounds
+from counterpoise.spark.bound_flow import BoundFlow
 from counterpoise.spark.channel import Channel, source_end
 from counterpoise.spark.errors import CannotStart, Unfinished
-from counterpoise.spark.flows import BoundFlow, bind
+from counterpoise.spark.flows import bind
 from counterpoise.spark.leaving import nobody_else
 from counterpoise.spark.offsets import Json, Offset, Place
 from counterpoise.spark.options import SourceOptions

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from counterpoise.flow.ledger import Item, Ledger, Todo
 from counterpoise.flow.view import Key, Owned, Warming
 from counterpoise.logs import Bounds
-from counterpoise.spark.flows import BoundFlow
+from counterpoise.spark.bound_flow import BoundFlow
 from counterpoise.spark.history import Portions, Restore, restore_of
 from counterpoise.spark.offsets import Json, Offset, Place, Replay, Slice, slices
 from counterpoise.spark.planning import Answer, View, plan

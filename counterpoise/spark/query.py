@@ -29,10 +29,10 @@ from counterpoise.conditions import (
     rows_dropped,
 )
 from counterpoise.errors import CounterpoiseError
+from counterpoise.spark.bound_flow import BoundFlow, in_doubt, raise_if_over
 from counterpoise.spark.channel import Channel
 from counterpoise.spark.cycles import BatchLimit, Cycles
 from counterpoise.spark.errors import DRAINED_FROM_OUTSIDE, FlowEnded
-from counterpoise.spark.flows import BoundFlow, in_doubt, raise_if_over
 from counterpoise.spark.leaving import Leaving
 from counterpoise.spark.offset_planner import OffsetPlanner
 from counterpoise.spark.offsets import Json, Place, replay_slices, slices

@@ -18,8 +18,8 @@ from counterpoise.errors import CounterpoiseError
 from counterpoise.flow.core import FLOW_GONE
 from counterpoise.flow.ledger import REFUSALS, Item, Todo
 from counterpoise.flow.refusals import Refusals
+from counterpoise.spark.bound_flow import BoundFlow
 from counterpoise.spark.errors import Unforeseen
-from counterpoise.spark.flows import BoundFlow
 from counterpoise.spark.progress import SharedProgress
 from counterpoise.wire import ReleaseItem
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from counterpoise.flow.core import FLOW_GONE
 from counterpoise.flow.view import Key
-from counterpoise.spark.flows import BoundFlow
+from counterpoise.spark.bound_flow import BoundFlow
 from counterpoise.spark.history import Restore
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.planning import View

@@ -15,8 +15,9 @@ from counterpoise.errors import ServiceUnavailable
 from counterpoise.flow import Flow
 from counterpoise.flow.core import FLOW_GONE
 from counterpoise.flow.view import Owned
+from counterpoise.spark.bound_flow import BoundFlow
 from counterpoise.spark.errors import CannotStart
-from counterpoise.spark.flows import BoundFlow, FlowGroup, bind
+from counterpoise.spark.flows import FlowGroup, bind
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.status import Handoffs
 from counterpoise.wire import ReleaseItem

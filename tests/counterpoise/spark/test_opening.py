@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 
 from counterpoise.client import Client
+from counterpoise.spark.bound_flow import BoundFlow
 from counterpoise.spark.errors import CannotStart, Unfinished
-from counterpoise.spark.flows import BoundFlow, bind
+from counterpoise.spark.flows import bind
 from counterpoise.spark.opening import open_consumption, until_settled
 from counterpoise.spark.options import read_options
 from tests.service import Service

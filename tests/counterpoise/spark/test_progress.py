@@ -10,7 +10,7 @@ import pytest
 
 from counterpoise.flow.view import Owned, Warming
 from counterpoise.logs.port import Successor
-from counterpoise.spark.flows import BoundFlow
+from counterpoise.spark.bound_flow import BoundFlow
 from counterpoise.spark.offsets import Offset, Place, Range, Slice
 from counterpoise.spark.planning import Question, answer_to
 from counterpoise.spark.progress import Progress, SharedProgress

@@ -12,7 +12,8 @@ import pytest
 from counterpoise.backoff import Pauses
 from counterpoise.flow.core import FLOW_GONE
 from counterpoise.logs.port import Successor
-from counterpoise.spark.flows import BoundFlow, FlowGroup
+from counterpoise.spark.bound_flow import BoundFlow
+from counterpoise.spark.flows import FlowGroup
 from counterpoise.spark.offsets import Offset, Place, Range
 from counterpoise.spark.progress import Progress, SharedProgress
 from counterpoise.spark.settler import QuerySettler

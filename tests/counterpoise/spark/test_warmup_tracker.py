@@ -13,8 +13,8 @@ import pytest
 from counterpoise.flow.core import FLOW_GONE
 from counterpoise.flow.view import Owned, Warming
 from counterpoise.logs.builtin.log import PostgresLog
+from counterpoise.spark.bound_flow import BoundFlow
 from counterpoise.spark.channel import Channel
-from counterpoise.spark.flows import BoundFlow
 from counterpoise.spark.offsets import Offset, Place
 from counterpoise.spark.options import Floor, SourceOptions
 from counterpoise.spark.progress import Progress, SharedProgress
