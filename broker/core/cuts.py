@@ -54,7 +54,11 @@ def begins(changes: Mapping[str, Any], queue: Queue) -> bool:
     """
     if changes.get("ordered_resize"):
         if "partition_count" in changes:
-            raise ResizeUnsettled(queue.name, "switch ordered resizes on first, then resize")
+            raise ResizeUnsettled(
+                queue.name,
+                "its cuts are read when ordered resizes are switched on",
+                "switch them on first, and resize in a second call.",
+            )
         return True
     ordered = queue.settings.ordered_resize and changes.get("ordered_resize", True)
     if not ordered or "partition_count" not in changes:

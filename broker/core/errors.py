@@ -84,11 +84,14 @@ class ResizeUnsettled(BrokerError):
 
     code = "resize_unsettled"
 
-    def __init__(self, queue: str, why: str) -> None:
-        super().__init__(
-            f"The last resize of the queue {queue!r} is not settled ({why}); try again when its "
-            "consumers have processed what came before it. GET …/rebalance shows how far it is."
-        )
+    def __init__(
+        self,
+        queue: str,
+        why: str,
+        advice: str = "try again when its consumers have processed what came before it. "
+        "GET …/rebalance shows how far it is.",
+    ) -> None:
+        super().__init__(f"The last resize of the queue {queue!r} is not settled ({why}); {advice}")
 
 
 class PartitionEnded(BrokerError):

@@ -242,7 +242,7 @@ async def test_switching_on_takes_up_the_last_resize_and_off_drops_it() -> None:
     await replica.change_queue("orders", {"partition_count": 4}, False)
     assert await seen(replica, flow) == (None, {})
     changes = {"ordered_resize": True, "partition_count": 8}
-    with pytest.raises(ResizeUnsettled, match="switch ordered resizes on first"):
+    with pytest.raises(ResizeUnsettled, match="; switch them on first, and"):
         await replica.change_queue("orders", changes, False)
     await replica.change_queue("orders", {"ordered_resize": True}, False)
     assert await seen(replica, flow) == (1, {0: ("3", False, ()), 2: ("0", True, (0,))})
