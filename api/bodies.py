@@ -13,7 +13,9 @@ busy.
 All bodies together have a budget in bytes (`BodyBudget`), because many callers that each keep their
 rate could fill the memory with bodies that wait for their turn. A body takes its declared length
 before its first byte is read, a chunked one the limit, and gives it back when the answer begins.
-One caller has at most a quarter of the budget. Renewals of leases have no bodies and need none.
+One caller has at most a quarter of the budget, and all callers of one address have half of it
+together: a flow is a caller, and one key may have many. Renewals of leases have no bodies and need
+none.
 
 **Read in pieces.** A call that names partitions may name 100,000 of them. To parse and check them
 at once would hold the loop for a quarter of a second, and a hostile body of the same size for ten.
@@ -58,6 +60,7 @@ from broker.pieces import pause
 
 BODY_SECONDS = 10.0
 SHARE_OF_ONE = 4
+SHARE_OF_ADDRESS = 2
 # The calls that name partitions. A queue may have the name of one of them.
 _LARGE = re.compile(
     "POST /v1/queues(/[^/]+/(positions|flows/[^/]+/(commit|release|ready|children|conditions)))?"
@@ -106,25 +109,33 @@ class BodyBudget:
         """`largest`: the largest body; one of them always fits."""
         self.total = max(total, largest)
         self.share = max(self.total // SHARE_OF_ONE, largest)
+        self.share_of_address = max(self.total // SHARE_OF_ADDRESS, largest)
         self.taken = 0
         self._by_caller: Counter[object] = Counter()
+        self._by_address: Counter[object] = Counter()
 
-    def take(self, caller: object, size: int) -> bool:
-        """False if so much is not left, for this caller or at all."""
-        if self.taken + size > self.total or self._by_caller[caller] + size > self.share:
-            if not self._by_caller[caller]:
-                del self._by_caller[caller]
+    def take(self, head: Head, size: int) -> bool:
+        """False if so much is not left, for this caller, for its address, or at all."""
+        if (
+            self.taken + size > self.total
+            # A counter does not keep what it is only asked for.
+            or self._by_caller[head.caller] + size > self.share
+            or self._by_address[head.network] + size > self.share_of_address
+        ):
             return False
-        self.taken += size
-        self._by_caller[caller] += size
+        self._add(head, size)
         return True
 
-    def give_back(self, caller: object, size: int) -> None:
+    def give_back(self, head: Head, size: int) -> None:
         """So much of what the caller has taken is free again."""
-        self.taken -= size
-        self._by_caller[caller] -= size
-        if not self._by_caller[caller]:
-            del self._by_caller[caller]
+        self._add(head, -size)
+
+    def _add(self, head: Head, size: int) -> None:
+        self.taken += size
+        for counter, whose in ((self._by_caller, head.caller), (self._by_address, head.network)):
+            counter[whose] += size
+            if not counter[whose]:
+                del counter[whose]
 
 
 class RequestRefused(Exception):
@@ -285,10 +296,10 @@ class Limits:
         """The whole body, which holds its part of the budget. Raises RequestRefused, _HungUp."""
         limit = self._most_bytes(head)
         taken = limit if head.is_chunked else head.length
-        if not self.budget.take(head.caller, taken):
+        if not self.budget.take(head, taken):
             self.rates.refused.labels("bodies").inc()
             raise await self.too_many()
-        answer.held.append(partial(self.budget.give_back, head.caller, taken))
+        answer.held.append(partial(self.budget.give_back, head, taken))
         try:
             async with asyncio.timeout(self.body_seconds):
                 body = await _whole(receive, limit)
@@ -296,8 +307,8 @@ class Limits:
             message = f"The body did not arrive within {self.body_seconds:g} s; send it at once."
             raise RequestRefused(problem("body_timeout", message)) from None
         if len(body) < taken:
-            self.budget.give_back(head.caller, taken - len(body))
-            answer.held[-1] = partial(self.budget.give_back, head.caller, len(body))
+            self.budget.give_back(head, taken - len(body))
+            answer.held[-1] = partial(self.budget.give_back, head, len(body))
         return body
 
     async def too_many(self, wait_seconds: float = 1.0) -> RequestRefused:

@@ -10,7 +10,8 @@ Four measures, each cheap enough to refuse thousands of requests a second:
   be too many together. Then requests that can wait are refused. Renewals of leases (polls and
   heartbeats of flows that keep their rate) are never refused, so an overload costs no flow a
   partition. A request is in progress until its answer begins, but for the time in which its body
-  is on its way, so slow senders and slow readers do not use up the limit.
+  is on its way or waits for its turn. So slow senders, slow readers and many big bodies do not
+  use up the limit.
 - **One big body at a time** (`BYTES_A_REQUEST` and more). A body that names thousands of partitions
   keeps the processor busy as long as hundreds of other requests. Between two such bodies all other
   requests have their turn. A caller may not send a second one before the first is answered.
@@ -184,10 +185,9 @@ class Rates:
                 return False
             self._big.add(head.caller)
             held.append(partial(self._big.discard, head.caller))
-        self._take_place(held)
-        if is_big:
             await self._one_big.acquire()
             held.append(self._one_big.release)
+        self._take_place(held)
         return True
 
     async def hold(self) -> None:

@@ -101,7 +101,7 @@ class Settings(BaseSettings):
         default=64 * 2**20,
         ge=1024,
         description="All request bodies that are read or wait for their turn, together; one "
-        "caller has a quarter of it.",
+        "caller has a quarter of it, one address half.",
     )
     flow_requests_per_second: float = Field(
         default=100.0,

@@ -210,7 +210,8 @@ async def test_big_bodies_are_worked_on_one_at_a_time_and_small_ones_meanwhile(
         may_answer["d"].set()
         await small
         assert (turns, answered) == (["a", "d"], ["d 200"])
-        assert len(rates.at_work) == 3
+        # Those that wait for their turn leave the places of others alone.
+        assert len(rates.at_work) == 1
         asked[2].cancel()
         for token in ("a", "b"):
             may_answer[token].set()
@@ -376,21 +377,37 @@ async def test_a_body_of_unknown_length_keeps_only_what_it_has() -> None:
 
 def test_a_budget_leaves_room_for_others() -> None:
     budget = BodyBudget(total=4000, largest=500)
-    assert budget.take("greedy", 600)
-    assert budget.take("greedy", 400)
-    assert not budget.take("greedy", 1)
-    assert all(budget.take(name, 1000) for name in ("a", "b", "c"))
-    assert not budget.take("d", 1)
-    budget.give_back("greedy", 600)
-    assert budget.take("d", 600)
-    for name, size in (("greedy", 400), ("a", 1000), ("b", 1000), ("c", 1000), ("d", 600)):
-        budget.give_back(name, size)
+    greedy, a, b, c, d = (head(host=f"192.0.2.{n}") for n in range(5))
+    assert budget.take(greedy, 600)
+    assert budget.take(greedy, 400)
+    assert not budget.take(greedy, 1)
+    assert all(budget.take(one, 1000) for one in (a, b, c))
+    assert not budget.take(d, 1)
+    budget.give_back(greedy, 600)
+    assert budget.take(d, 600)
+    for one, size in ((greedy, 400), (a, 1000), (b, 1000), (c, 1000), (d, 600)):
+        budget.give_back(one, size)
     assert budget.taken == 0
-    assert budget.take("d", 1000)
+    assert budget.take(d, 1000)
+
+
+def test_the_flows_of_one_address_do_not_fill_the_budget(rates: Rates) -> None:
+    """Four of one key took all of it with bodies that did not come, and nobody could commit."""
+    budget = BodyBudget(total=4000, largest=500)
+    flows = []
+    for token in ("one", "two", "three"):
+        rates.admit(token)
+        flows.append(came(rates, token=token))
+    assert all(budget.take(one, 1000) for one in flows[:2])
+    assert not budget.take(flows[2], 1)
+    assert not budget.take(head(), 1)
+    assert budget.take(head(host="192.0.2.2"), 1000)
+    budget.give_back(flows[0], 1000)
+    assert budget.take(flows[2], 1000)
 
 
 def test_the_largest_body_always_fits_the_budget() -> None:
-    assert BodyBudget(total=10, largest=1000).take("any", 1000)
+    assert BodyBudget(total=10, largest=1000).take(head(), 1000)
 
 
 def test_a_slow_reader_gets_only_the_latest_view(service: Service) -> None:
