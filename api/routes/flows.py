@@ -224,12 +224,21 @@ async def bind(
             caller_of(request).key_id,
             body.at_once,
         )
-    except TooManyFlows:
+    except TooManyFlows as refused:
         rates.refused.labels("key_flows").inc()
-        await rates.hold()
-        raise
+        return _held_back(rates, refused)
     rates.admit(bound.flow_token)
     return await answer(flow_schemas.Bound, bound, 201)
+
+
+def _held_back(rates: Rates, refused: TooManyFlows) -> DeferredCall:
+    """The refusal, after a delay in which the request is not in progress any more."""
+
+    async def wait() -> None:
+        await rates.hold()
+        raise refused
+
+    return DeferredCall(wait, _update)
 
 
 @ROUTER.delete(

@@ -54,6 +54,24 @@ def test_the_flows_of_a_key_on_a_queue_are_bounded(strict: Guarded) -> None:
     assert 'counterpoise_http_refused_total{limit="key_flows"} ' in metrics
 
 
+def test_a_bind_that_is_refused_is_not_in_progress(
+    strict: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer is delayed, and a thousand such binds a second took the places of all others."""
+    strict.create("team-a.places")
+    greedy = strict.key("consumer", "team-a.*")
+    for number in range(FLOWS):
+        bind(strict, "team-a.places", greedy, f"i-{number}")
+    rates, held = strict.service.app.state.rates, []
+
+    async def hold() -> None:
+        held.append(len(rates.at_work))
+
+    monkeypatch.setattr(rates, "hold", hold)
+    refused = bind(strict, "team-a.places", greedy, "one more")
+    assert (refused.status_code, held) == (429, [0])
+
+
 def held_back(strict: Guarded, queue: str, honest: str) -> httpx.Response:
     """A bind to a new queue, with a key that has moved too much of it; `honest` has a flow, too."""
     strict.create(queue, partition_count=200, max_handoff_time=0)
