@@ -73,7 +73,8 @@ class Lags:
         self._broker = broker
         self._monotonic = monotonic
         self._known: dict[str, _KnownLag] = {}
-        self._measuring: asyncio.Task[None] | None = None
+        self._measuring: dict[str, asyncio.Task[None]] = {}
+        self._places = asyncio.Semaphore(LAGS_AT_ONCE)
 
     def _forget_old(self, now: float) -> None:
         """Queues that nobody asked for lately; they may be gone."""
@@ -88,29 +89,29 @@ class Lags:
         due = [
             name for name in wanted if name not in self._known or self._known[name].next_at <= now
         ]
+        for name in due:
+            if name not in self._measuring:
+                self._measuring[name] = asyncio.create_task(self._measure(name))
         if due:
-            if self._measuring is None or self._measuring.done():
-                self._measuring = asyncio.create_task(self._measure(due))
-            await asyncio.wait([self._measuring], timeout=FIRST_LAG_SECONDS)
+            measuring = [self._measuring[name] for name in due]
+            await asyncio.wait(measuring, timeout=FIRST_LAG_SECONDS)
         return {name: self._known[name].view for name in wanted if name in self._known}
 
-    async def _measure(self, names: list[str]) -> None:
-        waiting = iter(names)
-
-        async def work() -> None:
-            for name in waiting:
-                began = self._monotonic()
-                try:
-                    view = await self._broker.monitoring.lag(name)
-                except (BrokerError, TimeoutError):
-                    self._known.pop(name, None)
-                    continue
-                now = self._monotonic()
-                self._known[name] = _KnownLag(
-                    view, now + max(LAG_SECONDS, LAG_REST * (now - began))
-                )
-
-        await asyncio.gather(*(work() for _ in range(LAGS_AT_ONCE)))
+    async def _measure(self, name: str) -> None:
+        async with self._places:
+            began = self._monotonic()
+            lag = asyncio.ensure_future(self._broker.monitoring.lag(name))
+            # What takes longer goes on without a place: others do not wait for a log that hangs.
+            await asyncio.wait([lag], timeout=FIRST_LAG_SECONDS)
+        try:
+            view = await lag
+        except (BrokerError, TimeoutError):
+            self._known.pop(name, None)
+        else:
+            now = self._monotonic()
+            self._known[name] = _KnownLag(view, now + max(LAG_SECONDS, LAG_REST * (now - began)))
+        finally:
+            del self._measuring[name]
 
 
 class Metrics:
