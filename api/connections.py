@@ -9,8 +9,10 @@ So these limits are here:
 - `Acceptor`: where connections come from.
 
 **All connections.** A connection *waits* from its beginning, or the end of an answer, until a whole
-request has arrived: with its handshake, its head and its body. A stranger can bring a connection no
-further than this. So the connections that wait are bounded for each address. Beyond the bound the
+request has arrived: with its handshake, its head and its body. It waits, too, while its peer does
+not read what was written. A stranger can bring a connection no further than this. So the
+connections that wait are bounded for each address, and so is what they have not read
+(`MOST_UNREAD_BYTES`: an answer may have megabytes). Beyond a bound the
 connection that waits longest is ended. An honest client hardly notices: it opens another one. All
 connections together are bounded by the files that the process may open. Where no file is left, the
 connection that waits longest, of whatever address, makes room; if none waits, an event stream does
@@ -19,10 +21,10 @@ connection that waits longest, of whatever address, makes room; if none waits, a
 **One connection** is uvicorn's protocol with limits. A head (request line and fields) has at most
 `MOST_HEAD_BYTES` and `MOST_FIELDS`, and arrives within `HEAD_SECONDS` of its first byte. A new
 connection has as long for its first byte. Then a connection may be idle for as long as uvicorn
-keeps it (`timeout_keep_alive`). An answer that nobody reads is given up when a whole
-`timeout_keep_alive` has taken none of it. Pipelined requests are answered one after another; at
-most `MOST_PIPELINED` may be ahead, because the parser makes requests of all that one read brings,
-and holds the event loop meanwhile.
+keeps it (`timeout_keep_alive`). An answer that nobody reads, also an event stream, is given up when
+a whole `timeout_keep_alive` has taken none of it. Pipelined requests are answered one after
+another; at most `MOST_PIPELINED` may be ahead, because the parser makes requests of all that one
+read brings, and holds the event loop meanwhile.
 
 Two things are made for many waiting flows. The answer of a long poll is one write (`_write_whole`),
 because one change goes to thousands of flows, and uvicorn writes head and body one after the other,
@@ -74,6 +76,8 @@ MOST_FIELDS = 100
 # Fields that decide who calls: of two, a proxy and the service might each take another one.
 FIELDS_ONCE = frozenset((b"authorization", b"host", b"origin", b"sec-fetch-site"))
 MOST_PIPELINED = 16
+# Of all connections of one address whose peers do not read.
+MOST_UNREAD_BYTES = 64 * 2**20
 HEAD_SECONDS = 10.0
 # Chunks of fewer bytes than this on average are too small if there are more than so many.
 MOST_CHUNKS = 1_000
@@ -109,11 +113,13 @@ class OpenConnections:
         # The longest waiting first.
         self._waiting: OrderedDict[Connection, None] = OrderedDict()
         self._by_address: dict[str, OrderedDict[Connection, None]] = {}
+        # What their peers had not read when they began to wait for that.
+        self._unread: dict[str, dict[Connection, int]] = {}
         self.ended = Counter(
             "counterpoise_http_connections_ended",
             "Connections that the service has ended or not taken: too many of one address wait for "
-            "a request, no files are left, the head of a request was too large or too slow, or "
-            "what came was no HTTP.",
+            "a request, or have too much unread; no files are left; the head of a request was too "
+            "large or too slow; or what came was no HTTP.",
             ("reason",),
             registry=registry,
         )
@@ -134,7 +140,7 @@ class OpenConnections:
         return True
 
     def waits(self, connection: Connection) -> None:
-        """The connection waits for its next request."""
+        """The connection waits for its next request, or for its peer to read."""
         self._waiting[connection] = None
         of_address = self._by_address.setdefault(network_of(connection.host), OrderedDict())
         of_address[connection] = None
@@ -153,9 +159,26 @@ class OpenConnections:
         if not of_address:
             del self._by_address[network]
 
+    def unread(self, connection: Connection, size: int) -> None:
+        """The connection waits for its peer to read so many bytes."""
+        self.waits(connection)
+        of_address = self._unread.setdefault(network_of(connection.host), {})
+        of_address[connection] = size
+        while len(of_address) > 1 and sum(of_address.values()) > MOST_UNREAD_BYTES:
+            self.ended.labels("unread").inc()
+            self._end(next(iter(of_address)))
+
+    def has_read(self, connection: Connection) -> None:
+        """The peer has read nearly all of it; repeating it is harmless."""
+        network = network_of(connection.host)
+        of_address = self._unread.get(network, {})
+        if of_address.pop(connection, 0) and not of_address:
+            del self._unread[network]
+
     def leaves(self, connection: Connection) -> None:
         """The connection has ended; repeating it is harmless."""
         self.works(connection)
+        self.has_read(connection)
         self._open.discard(connection)
 
     def out_of_files(self, error: str) -> None:
@@ -243,6 +266,7 @@ class Connection(HttpToolsProtocol):
         "_in_body",
         "_made",
         "_open_connections",
+        "_reader_timer",
         "_received_bytes",
         "_refusal",
         "_running",
@@ -275,6 +299,7 @@ class Connection(HttpToolsProtocol):
         self._received_bytes = self._body_bytes = self._chunks = 0
         self._refusal = ""
         self._head_timer: asyncio.TimerHandle | None = None
+        self._reader_timer: asyncio.TimerHandle | None = None
         # What the peer had not read when an idle time began.
         self._unread = 0
         self.opening: asyncio.Task[None] | None = None
@@ -299,6 +324,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._open_connections.leaves(self)
         self._forget_head()
+        self._forget_reader()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
         self._leave_requests()
@@ -393,7 +419,7 @@ class Connection(HttpToolsProtocol):
         self._in_body = False
         self.scope[COMPLETE] = True  # type: ignore[literal-required]
         super().on_message_complete()
-        if not self.cycle.response_complete:
+        if not self.cycle.response_complete and not self.flow.write_paused:
             self._open_connections.works(self)
 
     def on_response_complete(self) -> None:
@@ -403,6 +429,7 @@ class Connection(HttpToolsProtocol):
             self._unread = self.transport.get_write_buffer_size()
             if self._unread:
                 self._expect_reader()
+                self._open_connections.waits(self)
         elif self._answered:
             self._open_connections.waits(self)
 
@@ -464,6 +491,38 @@ class Connection(HttpToolsProtocol):
         else:
             self._unread = unread
             self._expect_reader()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        unread = self.transport.get_write_buffer_size()
+        self._watch_reader(unread)
+        self._open_connections.unread(self, unread)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._forget_reader()
+        self._open_connections.has_read(self)
+        if not self._answered:
+            self._open_connections.works(self)
+
+    def _watch_reader(self, unread: int) -> None:
+        self._reader_timer = self.loop.call_later(
+            self.timeout_keep_alive, self._reader_is_late, unread
+        )
+
+    def _reader_is_late(self, before: int) -> None:
+        """Nothing was written for so long, because the peer reads too little."""
+        unread = self.transport.get_write_buffer_size()
+        if unread >= before:
+            self._reader_timer = None
+            self.transport.abort()
+        else:
+            self._watch_reader(unread)
+
+    def _forget_reader(self) -> None:
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
 
     # What is refused before there is a request
 

@@ -9,6 +9,7 @@ import ssl
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -240,15 +241,89 @@ def test_a_poll_is_not_idle(strict: Service) -> None:
         assert answer.status == 200
 
 
-def test_a_reader_who_does_not_read(strict: Service) -> None:
-    with socket.socket() as unread:
-        unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        unread.connect(("127.0.0.1", int(strict.url.rpartition(":")[2])))
-        head = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n"
-        unread.sendall((head + b"\r\n") * 14 + head + b"connection: close\r\n\r\n")
+GET = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n"
+
+
+def reads_nothing(service: Service, requests: bytes) -> socket.socket:
+    """A connection that has sent these requests, between small buffers."""
+    listener: socket.socket = service.server.servers[0]._listener  # type: ignore[attr-defined]
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    unread = socket.socket()
+    unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    unread.connect(listener.getsockname())
+    unread.sendall(requests)
+    return unread
+
+
+@pytest.mark.parametrize("count", [1, 2, 15])
+@pytest.mark.parametrize("last", [b"connection: close\r\n", b""], ids=["closing", "open"])
+def test_a_reader_who_does_not_read(strict: Service, count: int, last: bytes) -> None:
+    """Also where the next answer cannot begin because of it: that connection stayed for ever."""
+    with reads_nothing(strict, (GET + b"\r\n") * (count - 1) + GET + last + b"\r\n"):
         eventually(lambda: len(strict.app.state.connections) == 1)
         # Nobody else is connected; a second without any reading, and it is over.
         eventually(lambda: len(strict.app.state.connections) == 0)
+
+
+@pytest.mark.parametrize(
+    ("requests", "later"),
+    [
+        (GET + b"connection: close\r\n\r\n", b""),
+        ((GET + b"\r\n") * 3, b""),
+        (GET + b"\r\n", GET + b"\r\n"),
+    ],
+    ids=["closing", "more", "more later"],
+)
+def test_readers_who_do_not_read_are_bounded_for_each_address(
+    strict: Service, requests: bytes, later: bytes
+) -> None:
+    """They were neither idle nor working, and so as many as the process may have files."""
+    strict.server.config.timeout_keep_alive = 75
+    crowd = strict.app.state.connections
+
+    def came(count: int) -> bool:
+        return len(crowd) + ended(strict, "address") >= count
+
+    with contextlib.ExitStack() as stack:
+        for number in range(20):
+            unread = stack.enter_context(reads_nothing(strict, requests))
+            eventually(partial(came, number + 1))
+            eventually(lambda: all(one.flow and one.flow.write_paused for one in [*crowd._open]))
+            unread.sendall(later)
+        eventually(lambda: ended(strict, "address") == 15)
+        assert len(crowd) == 5
+    eventually(lambda: len(crowd) == 0)
+
+
+def test_what_is_not_read_is_bounded_for_each_address(
+    strict: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two thousand connections of an address may wait, and an answer may have megabytes."""
+    strict.server.config.timeout_keep_alive = 75
+    size = len(httpx.get(f"{strict.url}/openapi.json").content)
+    monkeypatch.setattr("api.connections.MOST_UNREAD_BYTES", 3 * size)
+    crowd = strict.app.state.connections
+    eventually(lambda: len(crowd) == 0)
+    with contextlib.ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(reads_nothing(strict, GET + b"\r\n"))
+        eventually(lambda: ended(strict, "unread") == 2)
+        assert len(crowd) == 3
+        assert ended(strict, "address") == 0
+    eventually(lambda: len(crowd) == 0)
+    assert not crowd._unread
+
+
+def test_a_slow_reader_gets_the_whole_answer(strict: Service) -> None:
+    """As long as it reads at all; then its connection goes on."""
+    whole = httpx.get(f"{strict.url}/openapi.json").content
+    with reads_nothing(strict, (GET + b"\r\n") * 2) as slow:
+        slow.settimeout(LIMIT_SECONDS)
+        received = b""
+        while received.count(whole) < 2:
+            received += slow.recv(65536)
+        slow.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert slow.recv(65536).startswith(b"HTTP/1.1 200")
 
 
 def test_half_a_handshake(migrated_url: str) -> None:
