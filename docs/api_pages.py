@@ -176,7 +176,7 @@ def signature(name: str, value: Any) -> str:
     arguments: list[str] = []
     kind: Any = None
     for parameter in called.parameters.values():
-        if parameter.name in ("self", "cls") or parameter.name[0] == "_":
+        if parameter.name in ("self", "cls", "core") or parameter.name[0] == "_":
             continue
         if parameter.kind is parameter.KEYWORD_ONLY and kind not in (
             parameter.KEYWORD_ONLY,
@@ -186,8 +186,9 @@ def signature(name: str, value: Any) -> str:
         kind = parameter.kind
         arguments.append(argument(parameter))
     result = readable(annotation(called.return_annotation))
-    # A method of a client is made of a function that returns the call that it sends.
-    result = re.sub(r"^Call\[(.*)\]$", r"\1", re.sub(r"^Listing\[", "list[", result))
+    # A method of a client is made of a function that returns the call that it sends, and one of a
+    # flow of its program.
+    result = re.sub(r"^(?:Call|Program)\[(.*)\]$", r"\1", re.sub(r"^Listing\[", "list[", result))
     end = f") -> {result}" if result and not inspect.isclass(value) else ")"
     line = f"{name}({', '.join(arguments)}{end}"
     if len(line) <= LINE_LENGTH:

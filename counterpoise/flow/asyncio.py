@@ -12,28 +12,41 @@ Callbacks may be plain or async functions. They run one after another in a backg
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from counterpoise.client import AsyncClient
 from counterpoise.conditions import Condition
-from counterpoise.errors import CounterpoiseError, ServiceUnavailable, Unreachable
+from counterpoise.errors import CounterpoiseError, Unreachable
 from counterpoise.flow import programs
 from counterpoise.flow.base import BaseFlow
+from counterpoise.flow.core import FlowCore
 from counterpoise.flow.programs import MayRenew, Pause, Program, Send, Sent
 from counterpoise.flow.view import Notice
-from counterpoise.wire import Child, ChildrenItem, LogAccess, Position, ReleaseItem
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 logger = logging.getLogger("counterpoise.flow")
 
 _JOIN_SECONDS = 2.0
+
+
+def _method(
+    program: Callable[Concatenate[FlowCore, P], Program[R]],
+) -> Callable[Concatenate[AsyncFlow, P], Coroutine[Any, Any, R]]:
+    @functools.wraps(program)
+    async def method(self: AsyncFlow, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._check_process()
+        return await self._run(program(self._core, *args, **kwargs))
+
+    return method
 
 
 class AsyncFlow(BaseFlow):
@@ -83,12 +96,6 @@ class AsyncFlow(BaseFlow):
             await self._next_change(left)
         self._core.check()
 
-    async def unbind(self) -> None:
-        """Give up all partitions at once; see `Flow.unbind`."""
-        self._check_process()
-        if not await self._run(programs.leave(self._core, self._timeout_seconds)):
-            raise self._core.last_error or ServiceUnavailable("the service did not answer")
-
     async def close(self, *, timeout_seconds: float = 5.0, reason: str | None = None) -> None:
         """Unbind and end the tasks; see `Flow.close`."""
         client = self._client
@@ -135,113 +142,6 @@ class AsyncFlow(BaseFlow):
         self._core.check()
         return True
 
-    async def commit(
-        self,
-        positions: Mapping[int, str] | Iterable[Position],
-        *,
-        timeout_seconds: float | None = None,
-    ) -> dict[int, str]:
-        """Commit positions; see `Flow.commit`."""
-        self._check_process()
-        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        return await self._run(programs.commit(self._core, positions, limit))
-
-    async def release(
-        self,
-        partition: int,
-        position: str | None = None,
-        finished: bool = False,
-        epoch: int | None = None,
-        *,
-        timeout_seconds: float | None = None,
-    ) -> str:
-        """Release a partition; see `Flow.release`."""
-        item: ReleaseItem | tuple[int, str | None, bool] = (partition, position, finished)
-        if epoch is not None:
-            item = ReleaseItem(partition, epoch, position, finished)
-        return (await self.release_many([item], timeout_seconds=timeout_seconds))[partition]
-
-    async def release_many(
-        self,
-        items: Iterable[ReleaseItem | tuple[int, str | None, bool]],
-        *,
-        timeout_seconds: float | None = None,
-    ) -> dict[int, str]:
-        """Release several partitions in one call; see `Flow.release_many`."""
-        self._check_process()
-        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        return await self._run(programs.release(self._core, items, limit))
-
-    async def children(
-        self,
-        partition: int,
-        children: Iterable[Child],
-        *,
-        position: str | None = None,
-        finished: bool = False,
-        epoch: int | None = None,
-        timeout_seconds: float | None = None,
-    ) -> str:
-        """Report what comes after a partition; see `Flow.children`."""
-        self._check_process()
-        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        return await self._run(
-            programs.report(self._core, partition, children, position, finished, epoch, limit)
-        )
-
-    async def finish(
-        self,
-        partition: int,
-        position: str | None = None,
-        children: Iterable[Child] = (),
-        *,
-        epoch: int | None = None,
-        timeout_seconds: float | None = None,
-    ) -> str:
-        """A partition was processed to its end; see `Flow.finish`."""
-        found = tuple(children)
-        if not found:
-            return await self.release(
-                partition, position, True, epoch, timeout_seconds=timeout_seconds
-            )
-        return await self.children(
-            partition,
-            found,
-            position=position,
-            finished=True,
-            epoch=epoch,
-            timeout_seconds=timeout_seconds,
-        )
-
-    async def children_many(
-        self, items: Iterable[ChildrenItem], *, timeout_seconds: float | None = None
-    ) -> dict[int, str]:
-        """Report what comes after several partitions, and finish them, in one call.
-
-        Of each item all is carried out or nothing. Returns the outcomes: as for `commit`, or
-        `unknown_parent` (the owner of another parent lags; try again), `not_ended`,
-        `conflicting_child`, `too_many_partitions`.
-        """
-        self._check_process()
-        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        return await self._run(programs.children(self._core, list(items), limit))
-
-    async def ready(self, partition: int, epoch: int | None = None) -> str:
-        """Report that the warm-up of a partition is done; returns the outcome."""
-        self._check_process()
-        return await self._run(programs.ready(self._core, partition, epoch, self._timeout_seconds))
-
-    def check(self) -> None:
-        """Raise if the flow is gone for good."""
-        self._check_process()
-        self._core.check()
-
-    async def refresh(self, *, timeout_seconds: float | None = None) -> None:
-        """Fetch the committed positions of `warming` partitions; see `Flow.refresh`."""
-        self._check_process()
-        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        await self._run(programs.refresh(self._core, limit))
-
     async def report(
         self, conditions: Iterable[Condition], *, timeout_seconds: float | None = None
     ) -> None:
@@ -250,15 +150,17 @@ class AsyncFlow(BaseFlow):
         limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
         await self._run(self._reports.report(self._core, conditions, time.monotonic(), limit))
 
-    async def drain(self, timeout_seconds: float | None = None) -> None:
-        """Begin to hand off all partitions; see `Flow.drain`."""
-        self._check_process()
-        await self._run(programs.drain(self._core, timeout_seconds, self._timeout_seconds))
-
-    async def log_access(self, fresh: bool = False) -> LogAccess | None:
-        """Credentials for reading the log; see `Flow.log_access`."""
-        self._check_process()
-        return await self._run(programs.log_access(self._core, fresh, self._timeout_seconds))
+    commit = _method(programs.commit)
+    release = _method(programs.release)
+    release_many = _method(programs.release_many)
+    children = _method(programs.children)
+    children_many = _method(programs.children_many)
+    finish = _method(programs.finish)
+    ready = _method(programs.ready)
+    refresh = _method(programs.refresh)
+    drain = _method(programs.drain)
+    unbind = _method(programs.unbind)
+    log_access = _method(programs.log_access)
 
     # -------------------------------------------------------------- tasks and effects
 

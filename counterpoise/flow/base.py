@@ -234,6 +234,7 @@ class BaseFlow:
             at_once=at_once,
             rebind=rebind,
             binder=str(uuid.uuid4()),
+            timeout_seconds=timeout_seconds,
         )
         self._core = FlowCore(settings)
         self._callbacks = Callbacks(
@@ -360,6 +361,11 @@ class BaseFlow:
         thinks.
         """
         return self._core.lease_expires_at
+
+    def check(self) -> None:
+        """Raise if the flow is gone for good."""
+        self._check_process()
+        self._core.check()
 
     # -------------------------------------------------------------- for the shells
 

@@ -19,30 +19,43 @@ the flow except `close`. Their exceptions are logged. All methods are safe to ca
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Self, TypeVar
+from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from counterpoise.client import Client
 from counterpoise.conditions import Condition
-from counterpoise.errors import CounterpoiseError, ServiceUnavailable, Unreachable
+from counterpoise.errors import CounterpoiseError, Unreachable
 from counterpoise.flow import programs
 from counterpoise.flow.base import BaseFlow
+from counterpoise.flow.core import FlowCore
 from counterpoise.flow.programs import MayRenew, Pause, Program, Send, Sent
 from counterpoise.flow.view import Notice
-from counterpoise.wire import Child, ChildrenItem, LogAccess, Position, ReleaseItem
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 logger = logging.getLogger("counterpoise.flow")
 
 # How long close waits for a running poll or callback before it leaves them behind.
 _JOIN_SECONDS = 2.0
+
+
+def _method(
+    program: Callable[Concatenate[FlowCore, P], Program[R]],
+) -> Callable[Concatenate[Flow, P], R]:
+    @functools.wraps(program)
+    def method(self: Flow, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._check_process()
+        return self._run(program(self._core, *args, **kwargs))
+
+    return method
 
 
 class Flow(BaseFlow):
@@ -113,15 +126,6 @@ class Flow(BaseFlow):
                 self._changed.wait(left)
             self._core.check()
 
-    def unbind(self) -> None:
-        """Give up all partitions at once; to hand them off in order, drain first.
-
-        Raises `ServiceUnavailable` if the service is not reached; then the lease has to expire.
-        """
-        self._check_process()
-        if not self._run(programs.leave(self._core, self._timeout_seconds)):
-            raise self._core.last_error or ServiceUnavailable("the service did not answer")
-
     def close(self, *, timeout_seconds: float = 5.0, reason: str | None = None) -> None:
         """Unbind and stop the threads. Never raises; takes a few seconds at most.
 
@@ -165,135 +169,6 @@ class Flow(BaseFlow):
             self._core.check()
             return changed
 
-    def check(self) -> None:
-        """Raise if the flow is gone for good."""
-        self._check_process()
-        self._core.check()
-
-    def commit(
-        self,
-        positions: Mapping[int, str] | Iterable[Position],
-        *,
-        timeout_seconds: float | None = None,
-    ) -> dict[int, str]:
-        """Commit positions (next to read); returns the outcome for each partition.
-
-        Give (partition, epoch, position) with the epoch of the work if the partition may have been
-        lost and granted again meanwhile. A mapping means the present epoch. Outcomes: `ok`,
-        `stale_epoch`, `not_owner`, `no_such_partition`; `flow_gone` when the lease expired (the
-        flow is binding again). Only `ok` has an effect.
-        """
-        self._check_process()
-        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        return self._run(programs.commit(self._core, positions, limit))
-
-    def release(
-        self,
-        partition: int,
-        position: str | None = None,
-        finished: bool = False,
-        epoch: int | None = None,
-        *,
-        timeout_seconds: float | None = None,
-    ) -> str:
-        """Release a partition that is `revoking` or `retiring`, or any while draining.
-
-        Commits `position` with it, atomically. `finished`: a retiring partition is drained to its
-        end. Returns the outcome: as for `commit`, or `not_revoking`, or `not_ended` (the log says
-        that it goes on).
-        """
-        item: ReleaseItem | tuple[int, str | None, bool] = (partition, position, finished)
-        if epoch is not None:
-            item = ReleaseItem(partition, epoch, position, finished)
-        return self.release_many([item], timeout_seconds=timeout_seconds)[partition]
-
-    def release_many(
-        self,
-        items: Iterable[ReleaseItem | tuple[int, str | None, bool]],
-        *,
-        timeout_seconds: float | None = None,
-    ) -> dict[int, str]:
-        """Release several partitions in one call: items, or (partition, position, finished)."""
-        self._check_process()
-        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        return self._run(programs.release(self._core, items, limit))
-
-    def children(
-        self,
-        partition: int,
-        children: Iterable[Child],
-        *,
-        position: str | None = None,
-        finished: bool = False,
-        epoch: int | None = None,
-        timeout_seconds: float | None = None,
-    ) -> str:
-        """Report what comes after a partition of a dynamic queue (the contract, *Lineage*).
-
-        Do it before you commit past the record that named the children. `position` is committed
-        with it, and with `finished` the partition ends: all of it happens or nothing. A child
-        without parents follows this partition alone. Repeat the call after `unknown_parent`: the
-        owner of another parent lags. Returns the outcome, as for `children_many`.
-        """
-        self._check_process()
-        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        return self._run(
-            programs.report(self._core, partition, children, position, finished, epoch, limit)
-        )
-
-    def finish(
-        self,
-        partition: int,
-        position: str | None = None,
-        children: Iterable[Child] = (),
-        *,
-        epoch: int | None = None,
-        timeout_seconds: float | None = None,
-    ) -> str:
-        """A partition of a dynamic queue, or one that retires, was processed to its end.
-
-        `children` come after it; see `children`. Returns the outcome. After a lost answer it may be
-        `no_such_partition`: the partition is finished, and was removed already.
-        """
-        found = tuple(children)
-        if not found:
-            return self.release(partition, position, True, epoch, timeout_seconds=timeout_seconds)
-        return self.children(
-            partition,
-            found,
-            position=position,
-            finished=True,
-            epoch=epoch,
-            timeout_seconds=timeout_seconds,
-        )
-
-    def children_many(
-        self, items: Iterable[ChildrenItem], *, timeout_seconds: float | None = None
-    ) -> dict[int, str]:
-        """Report what comes after several partitions, and finish them, in one call.
-
-        Of each item all is carried out or nothing. Returns the outcomes: as for `commit`, or
-        `unknown_parent` (the owner of another parent lags; try again), `not_ended`,
-        `conflicting_child`, `too_many_partitions`.
-        """
-        self._check_process()
-        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        return self._run(programs.children(self._core, list(items), limit))
-
-    def ready(self, partition: int, epoch: int | None = None) -> str:
-        """Report that the warm-up of a partition is done; returns the outcome."""
-        self._check_process()
-        return self._run(programs.ready(self._core, partition, epoch, self._timeout_seconds))
-
-    def refresh(self, *, timeout_seconds: float | None = None) -> None:
-        """Fetch the committed positions of `warming` partitions; renews the lease.
-
-        Updates come when the view changes, and commits do not change it.
-        """
-        self._check_process()
-        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        self._run(programs.refresh(self._core, limit))
-
     def report(
         self, conditions: Iterable[Condition], *, timeout_seconds: float | None = None
     ) -> None:
@@ -306,18 +181,17 @@ class Flow(BaseFlow):
         limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
         self._run(self._reports.report(self._core, conditions, time.monotonic(), limit))
 
-    def drain(self, timeout_seconds: float | None = None) -> None:
-        """Begin to hand off all partitions. Keep working until `drained`, then close.
-
-        `timeout_seconds`: after that, warm-ups of the successors are cut short.
-        """
-        self._check_process()
-        self._run(programs.drain(self._core, timeout_seconds, self._timeout_seconds))
-
-    def log_access(self, fresh: bool = False) -> LogAccess | None:
-        """Credentials for reading the log, renewed before they expire; None if there are none."""
-        self._check_process()
-        return self._run(programs.log_access(self._core, fresh, self._timeout_seconds))
+    commit = _method(programs.commit)
+    release = _method(programs.release)
+    release_many = _method(programs.release_many)
+    children = _method(programs.children)
+    children_many = _method(programs.children_many)
+    finish = _method(programs.finish)
+    ready = _method(programs.ready)
+    refresh = _method(programs.refresh)
+    drain = _method(programs.drain)
+    unbind = _method(programs.unbind)
+    log_access = _method(programs.log_access)
 
     # -------------------------------------------------------------- threads and effects
 

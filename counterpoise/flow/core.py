@@ -227,7 +227,7 @@ class Notices:
 class FlowSettings:
     """The settings of a bind. `lease_seconds`: 1..3600. `at_once`: no holddown if no other flow is
     bound. `rebind`: the exception in rule 4. `binder`: a random name of this flow object, by which
-    the service recognizes its binds.
+    the service recognizes its binds. `timeout_seconds`: how long a method tries.
     """
 
     queue: str
@@ -238,6 +238,7 @@ class FlowSettings:
     at_once: bool = False
     rebind: bool = True
     binder: str | None = None
+    timeout_seconds: float = 10.0
 
 
 class FlowCore:

@@ -1,4 +1,4 @@
-"""The steps of a flow's methods, written once for threads and for asyncio.
+"""A flow's methods, written once for threads and for asyncio; their docstrings are the methods'.
 
 A program is a generator. It yields an effect (`Send` a call, `Pause`, ask whether it `MayRenew`)
 and gets back the result with the time. It does nothing else itself. The shells carry out the
@@ -142,9 +142,16 @@ def _poll(core: FlowCore) -> Program[Sent]:
 def commit(
     core: FlowCore,
     positions: Mapping[int, str] | Iterable[Position],
-    timeout_seconds: float,
+    *,
+    timeout_seconds: float | None = None,
 ) -> Program[dict[int, str]]:
-    """Commit positions: by partition, or as `Position`."""
+    """Commit positions (next to read); returns the outcome for each partition.
+
+    Give (partition, epoch, position) with the epoch of the work if the partition may have been
+    lost and granted again meanwhile. A mapping means the present epoch. Outcomes: `ok`,
+    `stale_epoch`, `not_owner`, `no_such_partition`; `flow_gone` when the lease expired (the
+    flow is binding again). Only `ok` has an effect.
+    """
     core.check()
     items: list[CommitItem] = []
     outcomes: dict[int, str] = {}
@@ -163,37 +170,67 @@ def commit(
 
 def release(
     core: FlowCore,
-    releases: Iterable[ReleaseItem | tuple[int, str | None, bool]],
-    timeout_seconds: float,
+    partition: int,
+    position: str | None = None,
+    finished: bool = False,
+    epoch: int | None = None,
+    *,
+    timeout_seconds: float | None = None,
+) -> Program[str]:
+    """Release a partition that is `revoking` or `retiring`, or any while draining.
+
+    Commits `position` with it, atomically. `finished`: a retiring partition is drained to its
+    end. Returns the outcome: as for `commit`, or `not_revoking`, or `not_ended` (the log says
+    that it goes on).
+    """
+    item: ReleaseItem | tuple[int, str | None, bool] = (partition, position, finished)
+    if epoch is not None:
+        item = ReleaseItem(partition, epoch, position, finished)
+    outcomes = yield from release_many(core, [item], timeout_seconds=timeout_seconds)
+    return outcomes[partition]
+
+
+def release_many(
+    core: FlowCore,
+    items: Iterable[ReleaseItem | tuple[int, str | None, bool]],
+    *,
+    timeout_seconds: float | None = None,
 ) -> Program[dict[int, str]]:
-    """Release partitions: as items, or as (partition, position, finished) of held partitions."""
+    """Release several partitions in one call: items, or (partition, position, finished)."""
     core.check()
-    items: list[ReleaseItem] = []
+    named: list[ReleaseItem] = []
     outcomes: dict[int, str] = {}
-    for one in releases:
+    for one in items:
         if isinstance(one, ReleaseItem):
-            items.append(one)
+            named.append(one)
             continue
         partition, position, finished = one
         epoch = core.epoch_of(partition)
         if epoch is None:
             outcomes[partition] = "not_owner"
         else:
-            items.append(ReleaseItem(partition, epoch, position, finished))
-    request = core.release(items) if items else None
-    return outcomes | (yield from _submit(core, request, items, timeout_seconds))
+            named.append(ReleaseItem(partition, epoch, position, finished))
+    request = core.release(named) if named else None
+    return outcomes | (yield from _submit(core, request, named, timeout_seconds))
 
 
-def report(
+def children(
     core: FlowCore,
     partition: int,
-    found: Iterable[Child],
-    position: str | None,
-    finished: bool,
-    epoch: int | None,
-    timeout_seconds: float,
+    children: Iterable[Child],
+    *,
+    position: str | None = None,
+    finished: bool = False,
+    epoch: int | None = None,
+    timeout_seconds: float | None = None,
 ) -> Program[str]:
-    """Report the children of one partition; it ends with the same call if it is `finished`."""
+    """Report what comes after a partition of a dynamic queue (the contract, *Lineage*).
+
+    Do it before you commit past the record that named the children. `position` is committed
+    with it, and with `finished` the partition ends: all of it happens or nothing. A child
+    without parents follows this partition alone. Repeat the call after `unknown_parent`: the
+    owner of another parent lags. Returns the outcome, as for `children_many`.
+    """
     core.check()
     owned = core.view.partitions.get(partition)
     if epoch is None:
@@ -201,25 +238,72 @@ def report(
     if epoch is None:
         return "not_owner"
     own = () if owned is None or owned.key is None else (owned.key,)
-    named = tuple(child if child.parents else replace(child, parents=own) for child in found)
+    named = tuple(child if child.parents else replace(child, parents=own) for child in children)
     item = ChildrenItem(partition, epoch, position, finished, named)
-    outcomes = yield from children(core, [item], timeout_seconds)
+    outcomes = yield from children_many(core, [item], timeout_seconds=timeout_seconds)
     return outcomes[partition]
 
 
-def children(
-    core: FlowCore, items: Sequence[ChildrenItem], timeout_seconds: float
+_children = children
+
+
+def finish(
+    core: FlowCore,
+    partition: int,
+    position: str | None = None,
+    children: Iterable[Child] = (),
+    *,
+    epoch: int | None = None,
+    timeout_seconds: float | None = None,
+) -> Program[str]:
+    """A partition of a dynamic queue, or one that retires, was processed to its end.
+
+    `children` come after it; see `children`. Returns the outcome. After a lost answer it may be
+    `no_such_partition`: the partition is finished, and was removed already.
+    """
+    found = tuple(children)
+    if not found:
+        return (
+            yield from release(
+                core, partition, position, True, epoch, timeout_seconds=timeout_seconds
+            )
+        )
+    return (
+        yield from _children(
+            core,
+            partition,
+            found,
+            position=position,
+            finished=True,
+            epoch=epoch,
+            timeout_seconds=timeout_seconds,
+        )
+    )
+
+
+def children_many(
+    core: FlowCore, items: Iterable[ChildrenItem], *, timeout_seconds: float | None = None
 ) -> Program[dict[int, str]]:
-    """Report what comes after partitions, and finish them."""
+    """Report what comes after several partitions, and finish them, in one call.
+
+    Of each item all is carried out or nothing. Returns the outcomes: as for `commit`, or
+    `unknown_parent` (the owner of another parent lags; try again), `not_ended`,
+    `conflicting_child`, `too_many_partitions`.
+    """
     core.check()
-    request = core.children(items) if items else None
-    return (yield from _submit(core, request, items, timeout_seconds))
+    named = list(items)
+    request = core.children(named) if named else None
+    return (yield from _submit(core, request, named, timeout_seconds))
 
 
 def ready(
-    core: FlowCore, partition: int, epoch: int | None, timeout_seconds: float
+    core: FlowCore,
+    partition: int,
+    epoch: int | None = None,
+    *,
+    timeout_seconds: float | None = None,
 ) -> Program[str]:
-    """Report that the warm-up of a partition is done."""
+    """Report that the warm-up of a partition is done; returns the outcome."""
     core.check()
     if epoch is None:
         warming = core.view.warming.get(partition)
@@ -231,8 +315,11 @@ def ready(
     return outcomes[partition]
 
 
-def refresh(core: FlowCore, timeout_seconds: float) -> Program[None]:
-    """Ask for the current view. Does nothing while not bound."""
+def refresh(core: FlowCore, *, timeout_seconds: float | None = None) -> Program[None]:
+    """Fetch the committed positions of `warming` partitions; renews the lease.
+
+    Updates come when the view changes, and commits do not change it. Does nothing while not bound.
+    """
     asked = core.refresh_call()
     if asked is None:
         return
@@ -241,12 +328,25 @@ def refresh(core: FlowCore, timeout_seconds: float) -> Program[None]:
     core.poll_answered(flow_id, answer.value, answer.sent_at, answer.now)
 
 
-def drain(core: FlowCore, drain_seconds: float | None, timeout_seconds: float) -> Program[None]:
-    """Send a drain until it is answered. Raises `ServiceUnavailable`, `NotBound` while binding."""
+def drain(core: FlowCore, timeout_seconds: float | None = None) -> Program[None]:
+    """Begin to hand off all partitions. Keep working until `drained`, then close.
+
+    `timeout_seconds`: after that, warm-ups of the successors are cut short. Raises
+    `ServiceUnavailable`, and `NotBound` while binding.
+    """
     core.check()
-    flow_id, call = core.drain_call(drain_seconds)
-    answer = yield from _until(core, call, flow_id, timeout_seconds)
+    flow_id, call = core.drain_call(timeout_seconds)
+    answer = yield from _until(core, call, flow_id)
     core.poll_answered(flow_id, answer.value, answer.sent_at, answer.now)
+
+
+def unbind(core: FlowCore) -> Program[None]:
+    """Give up all partitions at once; to hand them off in order, drain first.
+
+    Raises `ServiceUnavailable` if the service is not reached; then the lease has to expire.
+    """
+    if not (yield from leave(core, core.settings.timeout_seconds)):
+        raise core.last_error or ServiceUnavailable("the service did not answer")
 
 
 def leave(core: FlowCore, timeout_seconds: float, reason: str | None = None) -> Program[bool]:
@@ -271,8 +371,11 @@ def leave(core: FlowCore, timeout_seconds: float, reason: str | None = None) -> 
     return True
 
 
-def log_access(core: FlowCore, fresh: bool, timeout_seconds: float) -> Program[LogAccess | None]:
-    """Credentials for the log: the present ones, or new ones if `fresh` or about to expire."""
+def log_access(core: FlowCore, fresh: bool = False) -> Program[LogAccess | None]:
+    """Credentials for reading the log, renewed before they expire; None if there are none.
+
+    `fresh`: new ones, because the log has refused the present ones.
+    """
     core.check()
     now = (yield Pause(0)).now
     if not fresh and not core.log_access_ends_soon(now):
@@ -281,19 +384,22 @@ def log_access(core: FlowCore, fresh: bool, timeout_seconds: float) -> Program[L
     token = None if core.bound is None else core.bound.flow_token
     call = calls.log_access(queue, "read", refused=fresh, flow_token=token)
     try:
-        answer = yield from _until(core, call, None, timeout_seconds)
+        answer = yield from _until(core, call, None)
     except (Unauthorized, Forbidden, Invalid):
         # The flow has left, or the service is of a release that takes neither.
         call = calls.log_access(queue, "read")
-        answer = yield from _until(core, call, None, timeout_seconds)
+        answer = yield from _until(core, call, None)
     core.log_access = answer.value.access
     return core.log_access
 
 
 def _submit(
-    core: FlowCore, request: Request | None, items: Sequence[Item], timeout_seconds: float
+    core: FlowCore,
+    request: Request | None,
+    items: Sequence[Item],
+    timeout_seconds: float | None = None,
 ) -> Program[dict[int, str]]:
-    """Send a request until it is answered, for `timeout_seconds` at most.
+    """Send a request until it is answered, as long as `_until`.
 
     Returns the outcome for each partition: `flow_gone` for all if the flow is over and binding
     again. Raises `ServiceUnavailable` when time is up: then it is unknown whether the call took
@@ -317,13 +423,14 @@ def _submit(
 
 
 def _until(
-    core: FlowCore, call: Call[Any], flow_id: str | None, timeout_seconds: float
+    core: FlowCore, call: Call[Any], flow_id: str | None, timeout_seconds: float | None = None
 ) -> Program[Sent]:
-    """Send until answered. Permanent errors are raised at once, transient ones when time is up;
-    of a flow that was bound, the answers of a proxy in the service's place are among these.
+    """Send until answered. Permanent errors are raised at once, transient ones after
+    `timeout_seconds` (None: those of the flow); of a flow that was bound, the answers of a proxy in
+    the service's place are among these.
     """
     failures = 0
-    left = timeout_seconds
+    left = core.settings.timeout_seconds if timeout_seconds is None else timeout_seconds
     # A single attempt that hangs leaves time for another.
     share = max(1.0, core.lease_seconds / 3)
     while True:

@@ -302,7 +302,7 @@ class Consumer(FlowShell):
                     self._over.add((item.partition, item.epoch))
             self.poke()
 
-        self._run(programs.children(self.core, items, CALL_SECONDS), ended)
+        self._run(programs.children_many(self.core, items, timeout_seconds=CALL_SECONDS), ended)
 
     def _release(self, items: list[ReleaseItem]) -> None:
         self._busy = True
@@ -337,7 +337,7 @@ class Consumer(FlowShell):
             else:
                 self.poke()
 
-        self._run(programs.release(self.core, items, CALL_SECONDS), released)
+        self._run(programs.release_many(self.core, items, timeout_seconds=CALL_SECONDS), released)
 
     def _commit(self, due: Sequence[Lane]) -> None:
         self._busy = True
@@ -374,7 +374,7 @@ class Consumer(FlowShell):
             self.poke()
 
         fields = [item.fields for item in items]
-        self._run(programs.commit(self.core, fields, CALL_SECONDS), committed)
+        self._run(programs.commit(self.core, fields, timeout_seconds=CALL_SECONDS), committed)
 
     # Warm-up
 
@@ -397,4 +397,4 @@ class Consumer(FlowShell):
             if error is not None:
                 self.later(0.2, self._warm, key)
 
-        self._run(programs.ready(self.core, number, epoch, CALL_SECONDS), said)
+        self._run(programs.ready(self.core, number, epoch, timeout_seconds=CALL_SECONDS), said)

@@ -65,7 +65,9 @@ class FlowShell(Client):
         super().__init__(name, rng, loop, drift)
         self.instance, self.lease, self.warmup = instance, lease, warmup
         self.network, self.checker, self.queue = network, checker, queue
-        self.core = FlowCore(FlowSettings(queue, name, instance, lease, warmup, binder=name))
+        self.core = FlowCore(
+            FlowSettings(queue, name, instance, lease, warmup, binder=name, timeout_seconds=5.0)
+        )
         self.leaving = self.ended = False
         self._version = 0
 
@@ -143,6 +145,6 @@ class FlowShell(Client):
                 self.later(0.3, self.drain, seconds)
 
         try:
-            self._run(programs.drain(self.core, seconds, 5.0), drained)
+            self._run(programs.drain(self.core, seconds), drained)
         except NotBound:
             self.later(0.3, self.drain, seconds)

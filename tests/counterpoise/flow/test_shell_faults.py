@@ -419,9 +419,7 @@ async def test_a_close_that_is_cancelled_leaves_nothing_behind(faulty):
     assert flow._client._http.is_closed
 
 
-@pytest.mark.parametrize(
-    "method", ["check", "close", "refresh", "report", "drain", "ready", "wait"]
-)
+@pytest.mark.parametrize("method", ["close", "report", "wait"])
 def test_both_flows_take_the_same_arguments(method):
     blocking, awaited = (getattr(one, method) for one in (Flow, AsyncFlow))
     assert inspect.signature(blocking).parameters == inspect.signature(awaited).parameters
