@@ -1,6 +1,7 @@
-"""A misspelt option is answered with the name that was probably meant.
+"""Slips of programs that a type checker would find, for programs without one.
 
-Type checkers find it in the signature, which stays as it is. This is for programs without one.
+A misspelt option is answered with the name that was probably meant; the signature stays as it is. A
+function that should have worked and has only made a coroutine or a generator is an error.
 """
 
 from __future__ import annotations
@@ -28,6 +29,19 @@ def suggesting(function: Callable[P, T]) -> Callable[P, T]:
         return function(*args, **given)
 
     return checked
+
+
+def has_run(result: object) -> None:
+    """Raise TypeError if the result of a program's function shows that its code has not run."""
+    if result is None:
+        return
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise TypeError(
+            f"a function of the program returned a {type(result).__name__} instead of doing its "
+            "work: give a plain function (no async def, no yield); for asyncio there is AsyncFlow"
+        )
 
 
 def _shown(function: Callable[..., object], args: tuple[object, ...]) -> str:

@@ -50,7 +50,10 @@ def _method(
 
 
 class AsyncFlow(BaseFlow):
-    """A flow for asyncio; arguments, methods and errors are those of `Flow`."""
+    """A flow for asyncio; arguments, methods and errors are those of `Flow`.
+
+    What blocks the event loop for longer than the lease costs the partitions, also in a callback.
+    """
 
     def _set_up(self) -> None:
         self._client: AsyncClient | None = None
@@ -179,6 +182,11 @@ class AsyncFlow(BaseFlow):
                 answer = call()
                 if inspect.isawaitable(answer):
                     await answer
+            except asyncio.CancelledError:
+                # Of this task, or only of what the callback has waited for.
+                if self._teller is None or self._teller.cancelling():
+                    raise
+                logger.exception("flow on %s: a callback was cancelled for %s", self.queue, notice)
             except Exception:
                 logger.exception("flow on %s: a callback failed for %s", self.queue, notice)
 

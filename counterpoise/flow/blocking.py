@@ -37,6 +37,7 @@ from counterpoise.flow.base import BaseFlow
 from counterpoise.flow.core import FlowCore
 from counterpoise.flow.programs import MayRenew, Pause, Program, Send, Sent
 from counterpoise.flow.view import Notice
+from counterpoise.options import has_run
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -209,10 +210,11 @@ class Flow(BaseFlow):
             if call is None:
                 continue
             try:
-                call()
-            except SystemExit:  # as above
-                return
-            except Exception:
+                has_run(call())
+            except (Exception, SystemExit) as error:
+                # `Killed`, as above, is a kind of SystemExit.
+                if isinstance(error, SystemExit) and type(error) is not SystemExit:
+                    return
                 logger.exception("flow on %s: a callback failed for %s", self.queue, notice)
 
     def _run(self, program: Program[R]) -> R:

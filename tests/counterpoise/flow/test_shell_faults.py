@@ -5,6 +5,7 @@ import inspect
 import logging
 import os
 import pickle
+import sys
 import threading
 
 import pytest
@@ -423,6 +424,41 @@ async def test_a_close_that_is_cancelled_leaves_nothing_behind(faulty):
 def test_both_flows_take_the_same_arguments(method):
     blocking, awaited = (getattr(one, method) for one in (Flow, AsyncFlow))
     assert inspect.signature(blocking).parameters == inspect.signature(awaited).parameters
+
+
+async def test_a_callback_that_is_cancelled_ends_only_itself(faulty, caplog):
+    told: list[int] = []
+
+    async def on_granted(owned):
+        told.append(owned.partition)
+        work = asyncio.get_running_loop().create_future()
+        work.cancel()
+        await work
+
+    async with AsyncFlow("flights", url=faulty.url, on_granted=on_granted) as flow:
+        faulty.show(faulty.owned(0, 1), faulty.owned(1, 1))
+        async with asyncio.timeout(240):
+            while told != [0, 1]:
+                await flow.wait(0.05)
+    assert "a callback was cancelled for Granted" in caplog.text
+
+
+async def never_awaited(_owned):
+    raise AssertionError
+
+
+@pytest.mark.parametrize("callback", [lambda _owned: sys.exit(1), never_awaited])
+def test_a_callback_that_fails_in_whatever_way_is_logged_and_others_come(faulty, caplog, callback):
+    told: list[int] = []
+
+    def on_granted(owned):
+        told.append(owned.partition)
+        return callback(owned)
+
+    with Flow("flights", url=faulty.url, on_granted=on_granted):
+        faulty.show(faulty.owned(0, 1), faulty.owned(1, 1))
+        until(lambda: caplog.text.count("a callback failed for Granted") == 2)
+    assert told == [0, 1]
 
 
 async def test_async_callbacks_are_awaited(faulty):
