@@ -230,7 +230,7 @@ class EndRefused(CounterpoiseError):
 
 
 class UsedInAnotherProcess(CounterpoiseError):
-    """A flow belongs to the process that opened it; a forked child has to open its own flow."""
+    """A flow or publisher belongs to the process that made it; a forked child makes its own."""
 
     code = "other_process"
 

@@ -16,6 +16,7 @@ one order of all messages, so it has no helpers.
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ from typing import Self
 from zlib import crc32
 
 from counterpoise.client import Client
-from counterpoise.errors import CounterpoiseError
+from counterpoise.errors import CounterpoiseError, UsedInAnotherProcess
 from counterpoise.logs import Message, open_log
 from counterpoise.options import suggesting
 from counterpoise.publisher.buffer import Buffer
@@ -49,7 +50,7 @@ class BufferFull(CounterpoiseError):
 
 
 class Publisher:
-    """Publishes to one queue. Thread-safe; not to be shared with a forked process."""
+    """Publishes to one queue. Thread-safe. A forked process has to make its own."""
 
     @suggesting
     def __init__(
@@ -118,6 +119,7 @@ class Publisher:
         )
         self._lock, self._changed = self._sending.lock, self._sending.changed
         self._closed = False
+        self._pid = os.getpid()
 
     @property
     def next_sequence(self) -> int:
@@ -125,6 +127,7 @@ class Publisher:
 
         It counts the messages published under this `publisher_id`, now and by earlier processes.
         """
+        self._check_process()
         first = self._sending.first_sequence()
         with self._changed:
             return first + self._buffer.accepted
@@ -145,9 +148,10 @@ class Publisher:
         """Take a message to be appended soon; messages with the same key stay in this order.
 
         `published_at` None means the time at which the log appends it. Blocks while the buffer is
-        full. Raises InvalidMessage, BufferFull, PublisherClosed, and the background error of an
-        earlier message; then this message was not taken.
+        full. Raises InvalidMessage, BufferFull, PublisherClosed, UsedInAnotherProcess, and the
+        background error of an earlier message; then this message was not taken.
         """
+        self._check_process()
         message = Message(value, key, dict(headers) if headers else None, published_at)
         size = message.size_bytes()
         with self._lock:
@@ -158,6 +162,7 @@ class Publisher:
 
     def flush(self) -> None:
         """Return when all messages published before are in the log; else raises the error."""
+        self._check_process()
         with self._changed:
             self._raise_if_unusable()
             target = self._buffer.accepted
@@ -167,11 +172,13 @@ class Publisher:
                 self._raise_if_unusable()
 
     def close(self) -> None:
-        """Flush and end; closing again does nothing.
+        """Flush and end; closing again does nothing, and neither does it in a forked child.
 
         Raises the error if it cannot flush, with a note of how many messages are not known to be
         in the log.
         """
+        if self._pid != os.getpid():
+            return
         with self._changed:
             closed_before, self._closed = self._closed, True
         self._sending.end()
@@ -204,6 +211,13 @@ class Publisher:
             error.add_note(f"and closing the publisher failed: {on_close}")
             for note in getattr(on_close, "__notes__", ()):
                 error.add_note(note)
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise UsedInAnotherProcess(
+                f"this publisher belongs to process {self._pid}, whose thread sends its messages; "
+                "a forked process has to make its own"
+            )
 
     # ------------------------------------------------------------------ callers, condition held
 

@@ -1,6 +1,7 @@
 """The publisher against a real log, and a service that is available, away, or behind the log."""
 
 import itertools
+import os
 import subprocess
 import sys
 import threading
@@ -12,7 +13,12 @@ import psycopg
 import pytest
 
 from counterpoise.client import Client
-from counterpoise.errors import NotCounterpoise, QueueNotFound, ServiceUnavailable
+from counterpoise.errors import (
+    NotCounterpoise,
+    QueueNotFound,
+    ServiceUnavailable,
+    UsedInAnotherProcess,
+)
 from counterpoise.keys import partition_of
 from counterpoise.logs import AppendResult, InvalidMessage, Log, LogUnavailable, Message, open_log
 from counterpoise.publisher import BufferFull, Publisher, PublisherClosed, PublisherIdInUse
@@ -102,6 +108,25 @@ def test_a_closed_publisher_refuses(service):
     publisher.close()
     with pytest.raises(PublisherClosed, match="make another Publisher"):
         publisher.publish(b"a")
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_process_cannot_use_it_nor_end_it(publisher, log):
+    publisher.publish(b"a")
+    publisher.flush()
+    child = os.fork()
+    if child == 0:
+        try:
+            publisher.close()
+            publisher.publish(b"b")
+        except UsedInAnotherProcess:
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    publisher.publish(b"c")
+    publisher.flush()
+    assert sorted(everything(log)) == ["a", "c"]
 
 
 def test_a_message_that_no_log_can_hold_is_refused_at_once(publisher, log):
