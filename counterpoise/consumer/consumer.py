@@ -38,7 +38,7 @@ from counterpoise.consumer.work import Each, Handle, Rules, Worker
 from counterpoise.errors import CounterpoiseError, QueueNotFound, described
 from counterpoise.flow.base import OnOwned, OnRevoking, OnWarming, OnWarmingEnded
 from counterpoise.flow.blocking import Flow
-from counterpoise.options import suggesting
+from counterpoise.options import has_run, suggesting
 from counterpoise.wire import barrier_text
 
 logger = logging.getLogger("counterpoise.consumer")
@@ -539,7 +539,7 @@ class Consumer:
     def _quarantined(self, lane: Lane, failure: Failure) -> None:
         if self._on_quarantined is not None:
             try:
-                self._on_quarantined(lane.partition, failure)
+                has_run(self._on_quarantined(lane.partition, failure))
             except Exception:
                 logger.exception("on_quarantined failed")
 

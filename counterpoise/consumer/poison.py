@@ -40,6 +40,7 @@ from counterpoise.consumer.lanes import Failure
 from counterpoise.consumer.message import Message
 from counterpoise.errors import CounterpoiseError, reached_before
 from counterpoise.logs.address import parse_log
+from counterpoise.options import has_run
 from counterpoise.publisher import Publisher, PublisherIdInUse
 
 HEADER = "counterpoise-dead-letter-"
@@ -134,7 +135,7 @@ class DeadLetter:
     def store(self, message: Message, failure: Failure, origin: Origin) -> None:
         """Return when the message is stored. Raises the error that prevented it."""
         if not isinstance(self.to, str):
-            self.to(message, failure)
+            has_run(self.to(message, failure))
             return
         with reached_before():  # by `check`
             publish_once(

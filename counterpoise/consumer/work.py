@@ -41,6 +41,7 @@ from counterpoise.consumer.retry_queue import AWAY, RetryQueue
 from counterpoise.consumer.watchdog import Watchdog
 from counterpoise.errors import ServiceUnavailable, described
 from counterpoise.logs import LogUnavailable
+from counterpoise.options import has_run
 
 Handle: TypeAlias = Callable[[Ownership, pa.RecordBatch], Any]
 Each: TypeAlias = Callable[[Message], Any]
@@ -191,10 +192,11 @@ class Worker:
         failure = lane.failure
         if failure is None or failure.attempts < self._rules.attempts:
             try:
-                each(message)
+                result = each(message)
             except Exception as error:
                 failure = self._failed(lane, message.position, error)
             else:
+                has_run(result)
                 return None
         return self._pause_for(lane, failure, message)
 
@@ -215,8 +217,7 @@ class Worker:
                 return
             if failure is None or failure.attempts < self._rules.attempts:
                 try:
-                    handle(lane.owned, batch)
-                    failure = None
+                    result = handle(lane.owned, batch)
                 except Exception as error:
                     if rows > 1 and not self._halts_at_once:
                         split = True
@@ -227,6 +228,9 @@ class Worker:
                         )
                         return
                     failure = self._failed(lane, piece.chunk.start, error)
+                else:
+                    has_run(result)
+                    failure = None
             if failure is not None:
                 pause = self._pause_for(lane, failure, message)
                 if pause is not None:
@@ -482,12 +486,13 @@ class Worker:
     def _call(self, lane: Lane, one: SetAside) -> Exception | None:
         try:
             if self._handle is not None:
-                self._handle(lane.owned, one.batch())
+                result = self._handle(lane.owned, one.batch())
             else:
                 assert self._each is not None
-                self._each(one.message(lane.owned))
+                result = self._each(one.message(lane.owned))
         except Exception as error:
             return error
+        has_run(result)
         return None
 
     def _write(self, retries: RetryQueue, kind: str, one: SetAside, lane: Lane) -> bool:

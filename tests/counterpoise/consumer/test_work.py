@@ -60,3 +60,24 @@ def test_a_worker_whose_messages_are_fast_again_takes_more_each_time(steps):
     taken = [steps.take(0.0) for _ in range(8)]
     assert taken[:4] == [1, 2, 4, 8]
     assert taken[-1] == TURN_MESSAGES
+
+
+async def coroutine(*_):
+    raise AssertionError
+
+
+def generator(*_):
+    yield AssertionError
+
+
+@pytest.mark.parametrize("slip", [coroutine, generator])
+@pytest.mark.parametrize("handler", ["_each", "_handle"])
+def test_a_function_whose_code_has_not_run_has_handled_nothing(steps, handler, slip):
+    halted: list[BaseException] = []
+    setattr(steps.worker, handler, slip)
+    steps.worker._rules.halt = halted.append
+    fill(steps.lanes)
+    with pytest.raises(TypeError, match="give a plain function"):
+        steps.worker.turn(0)
+    assert steps.lanes.handled == 0
+    assert len(halted) == 1
