@@ -172,13 +172,20 @@ class _Settings:
 
     def unreachable(self, error: Exception | None) -> Unreachable:
         root = self.url.removesuffix("/v1")
+        said = str(error)
+        if "WRONG_VERSION_NUMBER" in said:
+            address = root.removeprefix("https://")
+            return Unreachable(f"what answers at {root} does not speak TLS: try http://{address}")
+        if "CERTIFICATE_VERIFY_FAILED" in said:
+            return Unreachable(
+                f"the certificate of {root} is not accepted: {said}. The variable SSL_CERT_FILE "
+                "names a file with its authority"
+            )
         if isinstance(error, httpx.ConnectError):
             return Unreachable(f"no service answers at {root}: {error}")
         if error is None or isinstance(error, httpx.TimeoutException | TimeoutError):
             return Unreachable(f"the service at {root} did not answer in time")
-        return Unreachable(
-            f"the connection to {root} was cut: {str(error) or type(error).__name__}"
-        )
+        return Unreachable(f"the connection to {root} was cut: {said or type(error).__name__}")
 
 
 def _method(

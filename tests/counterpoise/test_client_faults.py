@@ -1,6 +1,10 @@
 """The clients' reactions to answers that no healthy service gives; every call ends."""
 
 import socket
+import ssl
+import threading
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +21,8 @@ from counterpoise.errors import (
     Unreachable,
 )
 from tests.counterpoise.faulty import Answer, Cut, Stall, asking, faulty_service, problem
+
+CERTIFICATES = Path(__file__).parents[1] / "certificates"
 
 
 @pytest.fixture
@@ -73,6 +79,39 @@ def test_a_closed_port_is_service_unavailable(ask):
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
     with pytest.raises(Unreachable, match="no service answers at http://127"):
         ask(url)
+
+
+def speak_plainly(peer: socket.socket) -> None:
+    peer.recv(1)
+    peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def show_a_certificate(peer: socket.socket) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATES / "first.pem", CERTIFICATES / "first-key.pem")
+    with suppress(OSError):
+        context.wrap_socket(peer, server_side=True).recv(1)
+
+
+@pytest.mark.parametrize(
+    ("speak", "said"),
+    [
+        (speak_plainly, "does not speak TLS: try http://127.0.0.1"),
+        (show_a_certificate, "is not accepted: .* SSL_CERT_FILE names"),
+    ],
+)
+def test_what_is_wrong_with_tls_is_said(ask, speak, said):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as peer:
+                speak(peer)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(Unreachable, match=said):
+            ask(f"https://127.0.0.1:{server.getsockname()[1]}")
+        thread.join()
 
 
 @pytest.mark.parametrize("url", ["flights", "ftp://x", "http://", "http://x/?a=b"])
