@@ -23,7 +23,7 @@ PAGES: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
     ),
     "publisher": (
         "Publisher",
-        "[Publishing](../logs.md#publishing) says how to use it.",
+        "[Publishing](../publishing.md) says how to use it.",
         {"counterpoise.publisher": ""},
     ),
     "spark": (
