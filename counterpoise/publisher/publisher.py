@@ -172,7 +172,7 @@ class Publisher:
                 self._raise_if_unusable()
 
     def close(self) -> None:
-        """Flush and end; closing again does nothing, and neither does it in a forked child.
+        """Flush and end; closing again, or in a forked child, does nothing.
 
         Raises the error if it cannot flush, with a note of how many messages are not known to be
         in the log.
