@@ -61,6 +61,11 @@ PRODUCER = {
 }
 """librdkafka's properties for publishing, in addition to the access."""
 
+BATCH_BYTES = 1_000_000
+"""librdkafka's own limit of a batch of records. A broker refuses one beyond the topic's
+`max.message.bytes` as a whole, though each record fits.
+"""
+
 _POLL_SECONDS = 0.1
 # What a producer says of a partition that it does not know (yet); the cluster has it.
 _UNKNOWN = frozenset({KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC})

@@ -40,7 +40,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 from counterpoise.logs.errors import LogAccessRefused, LogNotFound
 from counterpoise.logs.kafka.access import Access, Failures, librdkafka_logger
 from counterpoise.logs.kafka.answers import Attempt, Questions
-from counterpoise.logs.kafka.appender import PRODUCER
+from counterpoise.logs.kafka.appender import BATCH_BYTES, PRODUCER
 from counterpoise.logs.kafka.peeking import PEEKER
 from counterpoise.logs.kafka.reader import CONSUMER, SHARED, STAYING
 
@@ -58,6 +58,7 @@ SAMPLED_MESSAGES = 20
 _SAMPLE_EVERY_SECONDS = 10.0
 
 _NEEDED = "min.insync.replicas"
+_MOST_BYTES = "max.message.bytes"
 _Asked = Mapping[TopicPartition, Future[Any]]
 
 
@@ -88,9 +89,13 @@ class Clients:
             if self._admin is admin:
                 self._admin = None
 
-    def producer(self) -> Producer:
-        """A new producer, which the caller keeps. Raises LogError if the access is not valid."""
-        producer: Producer = self._make(Producer, "producer", PRODUCER)
+    def producer(self, most_bytes: int | None = None) -> Producer:
+        """A new producer, which the caller keeps, for a topic that takes so many bytes at once.
+
+        Raises LogError if the access is not valid.
+        """
+        size = {} if most_bytes is None else {"batch.size": min(BATCH_BYTES, most_bytes)}
+        producer: Producer = self._make(Producer, "producer", {**PRODUCER, **size})
         return producer
 
     def consumer(self) -> AbstractContextManager[Consumer]:
@@ -304,19 +309,25 @@ class Topic:
 
         def question(attempt: Attempt) -> Replication:
             partitions = self._described(attempt).partitions
-            resource = ConfigResource(ConfigResource.Type.TOPIC, self.name)
-            asked = attempt.admin.describe_configs([resource], request_timeout=attempt.seconds)
-            needed = None
-            # It takes a right of its own.
-            with suppress(LogAccessRefused):
-                needed = int(attempt.answer(asked[resource])[_NEEDED].value)
             return Replication(
                 {one.id: len(one.replicas) for one in partitions},
                 {one.id: len(one.isr) for one in partitions},
-                needed,
+                self._setting(attempt, _NEEDED),
             )
 
         return self._questions.ask(question, deadline)
+
+    def most_bytes(self, deadline: float) -> int | None:
+        """How large a batch of records may be; None if the access may not read that."""
+        return self._questions.ask(lambda attempt: self._setting(attempt, _MOST_BYTES), deadline)
+
+    def _setting(self, attempt: Attempt, name: str) -> int | None:
+        resource = ConfigResource(ConfigResource.Type.TOPIC, self.name)
+        asked = attempt.admin.describe_configs([resource], request_timeout=attempt.seconds)
+        # It takes a right of its own.
+        with suppress(LogAccessRefused):
+            return int(attempt.answer(asked[resource])[name].value)
+        return None
 
     def _described(self, attempt: Attempt) -> Any:
         asked = attempt.admin.describe_topics(

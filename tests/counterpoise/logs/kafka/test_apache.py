@@ -70,6 +70,15 @@ def publish(log, values, **columns):
     return log.append(AppendBatch(uuid.uuid4().hex, 0, 1, [0] * len(values), messages))
 
 
+def test_a_batch_may_be_larger_than_the_topic_takes_at_once(apache_kafka, opened):
+    """A broker refuses a batch of records as a whole."""
+    log = opened(configured(apache_kafka, max_message_bytes=50_000))
+    assert publish(log, [bytes(1000)] * 500).appended == 500
+    assert publish(log, [bytes(40_000)] * 10).appended == 10
+    with pytest.raises(InvalidMessage):
+        publish(log, [bytes(60_000)])
+
+
 def rows(log):
     batches = log.read(0, log.bounds([0]).starts[0], None, max_messages=1000)
     return [row for batch in batches for row in batch.to_pylist()]
