@@ -113,7 +113,7 @@ class FencedSink:
         """
         return cls(
             where,
-            Insert(table, _tuple(columns)),
+            Insert(table, _chosen(columns)),
             name=name or table,
             high_water=high_water,
             on_gap=on_gap,
@@ -154,8 +154,8 @@ class FencedSink:
         _one_of("new_columns", new_columns, NewColumns)
         from counterpoise.spark.sink.delta import DeltaLake
 
-        table = DeltaLake(uri, dict(storage_options or {}), tuple(partition_by), new_columns)
-        target = Lake(table, _tuple(columns), tuple(merge_on), target_bytes, commit_seconds)
+        table = DeltaLake(uri, dict(storage_options or {}), _tuple(partition_by), new_columns)
+        target = Lake(table, _chosen(columns), _tuple(merge_on), target_bytes, commit_seconds)
         return cls._into(target, name, on_gap, confirm_seconds)
 
     @classmethod
@@ -185,8 +185,8 @@ class FencedSink:
 
         target = Lake(
             IcebergLake(catalog, table, new_columns),
-            _tuple(columns),
-            tuple(merge_on),
+            _chosen(columns),
+            _tuple(merge_on),
             target_bytes,
             commit_seconds,
         )
@@ -284,8 +284,14 @@ def _one_of(what: str, value: str, choices: object) -> None:
         raise InvalidSink(f"{what} is one of {', '.join(get_args(choices))}, not {value!r}")
 
 
-def _tuple(columns: Sequence[str] | None) -> tuple[str, ...] | None:
-    return None if columns is None else tuple(columns)
+def _chosen(columns: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if columns is None else _tuple(columns)
+
+
+def _tuple(columns: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(columns, str):
+        raise InvalidSink(f"columns are a list of names, [{columns!r}] and not {columns!r}")
+    return tuple(columns)
 
 
 _SIDES = {f"{side}_{name}" for side in ("left", "right") for name in ("partition", "position")}

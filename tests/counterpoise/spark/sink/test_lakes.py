@@ -559,6 +559,10 @@ def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         FencedSink.to_delta("lake", name="n", new_columns="some")  # type: ignore[arg-type]
     with pytest.raises(InvalidSink, match="name"):
         FencedSink.to_delta("lake", name="")
+    for option in ("columns", "merge_on", "partition_by"):
+        letters: Any = {option: "day"}
+        with pytest.raises(InvalidSink, match=r"\['day'\] and not 'day'"):
+            FencedSink.to_delta("lake", name="n", **letters)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(InvalidSink, match=r"counterpoise\[delta\]"):
         FencedSink.to_delta("lake", name="n")
