@@ -110,11 +110,24 @@ class Database:
     @contextlib.contextmanager
     def transaction(self, bounds: TransactionLimits) -> Iterator[Connection]:
         """A transaction that commits at the end of the block, or rolls back on an error."""
-        with contextlib.ExitStack() as ending:
-            connection = ending.enter_context(self._connect(bounds.retry_seconds))
-            ending.enter_context(connection.begin())
-            _limit(connection, bounds)
-            yield connection
+        from sqlalchemy.exc import DBAPIError
+
+        try:
+            with contextlib.ExitStack() as ending:
+                connection = ending.enter_context(self._connect(bounds.retry_seconds))
+                ending.enter_context(connection.begin())
+                _limit(connection, bounds)
+                yield connection
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                error.add_note(
+                    "The server ends the session of a sink if no rows come for idle_seconds "
+                    f"({bounds.idle_seconds:g}), or if a transaction takes transaction_seconds "
+                    f"({bounds.transaction_seconds:g}). If this happens again and again, because "
+                    "the rows are made slowly, give the sink more, or make micro-batches smaller "
+                    "(maxMessagesPerTrigger)"
+                )
+            raise
 
     def end_frozen(self, table: str, limits: TransactionLimits) -> None:
         """End the sessions on PostgreSQL that hold rows of `table`, and for `idle_seconds` have

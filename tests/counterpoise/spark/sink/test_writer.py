@@ -66,6 +66,20 @@ def test_a_write_that_commits_by_itself_fails(writing: Writing) -> None:
     assert writing.high_water().get(0, (-1, None)) == (-1, None)
 
 
+def test_an_error_says_why_the_server_may_have_ended_the_session(writing: Writing) -> None:
+    """The driver has only heard that the connection is lost."""
+
+    def write(connection: Any, rows: pa.Table, scope: Any) -> None:
+        number = connection.connection.driver_connection.info.backend_pid
+        writing.query(f"SELECT pg_terminate_backend({number}, 10000)")
+        insert(connection, rows, scope)
+
+    with pytest.raises(OperationalError) as caught:
+        writing.write([Slice(0, 1, "0", "2")], rows_of(0, 0, 2), write=write)
+    assert "no rows come for idle_seconds (60)" in caught.value.__notes__[0]
+    assert writing.write([Slice(0, 1, "0", "2")], rows_of(0, 0, 2)) == {0: "written"}
+
+
 @pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK"])
 def test_a_transaction_that_ended_on_the_server_moves_no_high_water(
     writing: Writing, statement: str
