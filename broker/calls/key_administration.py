@@ -42,6 +42,8 @@ _NEEDS_KEY = (
     "'counterpoise keys create' on the database (--database-url or --data-dir)."
 )
 
+# There may be very many, and each may take 20 kB.
+KEYS_AT_ONCE = 200
 # Of patterns that are compared: some milliseconds if all are as long as they may be.
 PAIRS_AT_ONCE = 200
 
@@ -76,10 +78,7 @@ class KeyAdministration:
         Raises Invalid, Forbidden, and Unauthorized for a caller without a key if there are keys.
         """
         only_first = caller.key_id is None
-        if only_first:
-            with store_available():
-                if (await self._keys.read(())).any_made:
-                    raise Unauthorized(_NEEDS_KEY)
+        await self._refuse_keyless(caller)
         patterns = tuple(dict.fromkeys(queues))
         check_patterns(patterns)
         check_key_name(name)
@@ -104,33 +103,46 @@ class KeyAdministration:
         """The keys in the order in which they were made; the cursor is the last id of the page
         before. `everything`: also those that do not count any more. Raises Unauthorized, Invalid.
         """
-        shown = await self._shown(caller)
-        if cursor is not None:
-            # It may have been revoked since.
-            ids = [one.id for one in shown]
-            if cursor not in ids:
-                raise foreign_cursor()
-            shown = shown[ids.index(cursor) + 1 :]
-        found = [one for one in shown if everything or one.state == "valid"]
+        await self._refuse_keyless(caller)
+        # It may have been revoked since.
+        if cursor is not None and await self._shown(caller, cursor) is None:
+            raise foreign_cursor()
+        found: list[KeySummary] = []
+        while len(found) <= limit:
+            with store_available():
+                some = await self._keys.page(KEYS_AT_ONCE, cursor, everything=everything)
+            is_covered = await _covered(caller.patterns, [one.queues for one in some])
+            found += [one for one, its in zip(some, is_covered, strict=True) if its]
+            if len(some) < KEYS_AT_ONCE:
+                break
+            cursor = some[-1].id
         items = tuple(found[:limit])
         return views.Page(items, items[-1].id if len(found) > limit else None)
 
     async def revoke(self, caller: Caller, key_id: str) -> KeySummary:
         """Revokes a key, for good. Harmless when repeated. Raises KeyNotFound, Unauthorized."""
-        if all(one.id != key_id for one in await self._shown(caller)):
+        await self._refuse_keyless(caller)
+        if await self._shown(caller, key_id) is None:
             raise KeyNotFound(key_id)
         with store_available():
             revoked = await self._keys.revoke(key_id, _act(caller, "revoke_key"))
         assert revoked is not None, "keys are never deleted"
         return revoked
 
-    async def _shown(self, caller: Caller) -> Sequence[KeySummary]:
+    async def _refuse_keyless(self, caller: Caller) -> None:
+        """Raises Unauthorized for a caller without a key, if there are keys."""
+        if caller.key_id is None:
+            with store_available():
+                if (await self._keys.read(())).any_made:
+                    raise Unauthorized(_NEEDS_KEY)
+
+    async def _shown(self, caller: Caller, key_id: str) -> KeySummary | None:
+        """The key of this id, if the caller may see it."""
         with store_available():
-            found = await self._keys.all()
-        if found and caller.key_id is None:
-            raise Unauthorized(_NEEDS_KEY)
-        is_covered = await _covered(caller.patterns, [one.queues for one in found])
-        return [one for one, its in zip(found, is_covered, strict=True) if its]
+            known = await self._keys.one(key_id)
+        if known is None or await _covered(caller.patterns, [known.queues]) == [False]:
+            return None
+        return known
 
 
 def _check_first(role: Role, patterns: tuple[str, ...], ends_at: float | None, local: bool) -> None:

@@ -20,6 +20,7 @@ from sqlalchemy import (
     or_,
     select,
     text,
+    tuple_,
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
@@ -124,9 +125,21 @@ class PostgresKeys:
             await record_acts(one, [replace(act, after=made.audited)])
         return made
 
-    async def all(self) -> Sequence[KeySummary]:
+    async def one(self, key_id: str) -> KeySummary | None:
+        async with self._connections.single() as connection:
+            return await _summary(connection, key_id)
+
+    async def page(
+        self, limit: int, after: str | None, *, everything: bool
+    ) -> Sequence[KeySummary]:
+        query = _SUMMARIES.limit(limit)
+        if after is not None:
+            last = select(keys.c.created_at, keys.c.id).where(keys.c.id == after)
+            query = query.where(tuple_(keys.c.created_at, keys.c.id) > last.scalar_subquery())
+        if not everything:
+            query = query.where(_COUNTS)
         async with self._connections.single() as one:
-            return [KeySummary(*tuple(row)) for row in await one.execute(_SUMMARIES)]
+            return [KeySummary(*tuple(row)) for row in await one.execute(query)]
 
     async def revoke(self, key_id: str, act: Act) -> KeySummary | None:
         revoking = (

@@ -535,8 +535,14 @@ class KeyStore(Protocol):
         """Makes a key, and records the act with the key as `after`. `only_first`: None, and nothing
         is done, if there ever was a key."""
 
-    async def all(self) -> Sequence[KeySummary]:
-        """All keys there ever were, in the order in which they were made."""
+    async def one(self, key_id: str) -> KeySummary | None:
+        """The key of this id, also one that does not count any more."""
+
+    async def page(
+        self, limit: int, after: str | None, *, everything: bool
+    ) -> Sequence[KeySummary]:
+        """Keys in the order in which they were made, those after the key of the id `after`.
+        `everything`: also those that do not count any more."""
 
     async def revoke(self, key_id: str, act: Act) -> KeySummary | None:
         """Revokes a key, and records the act with the key before and after, unless it is revoked

@@ -336,13 +336,29 @@ class MemoryKeys(_Port):
 
         return await self._call("make", work)
 
-    async def all(self) -> Sequence[KeySummary]:
+    async def one(self, key_id: str) -> KeySummary | None:
+        def work() -> KeySummary | None:
+            tables, now = self._database.key_tables, self._database.clock()
+            key = tables.keys.get(key_id)
+            return None if key is None else key.summary(now)
+
+        return await self._call("one", work)
+
+    async def page(
+        self, limit: int, after: str | None, *, everything: bool
+    ) -> Sequence[KeySummary]:
         def work() -> Sequence[KeySummary]:
             tables, now = self._database.key_tables, self._database.clock()
-            found = [key.summary(now) for key in tables.keys.values()]
-            return sorted(found, key=lambda key: (key.created_at, key.id))
+            found = sorted(
+                (key.summary(now) for key in tables.keys.values()),
+                key=lambda key: (key.created_at, key.id),
+            )
+            if after is not None:
+                ids = [key.id for key in found]
+                found = found[ids.index(after) + 1 :] if after in ids else []
+            return [key for key in found if everything or key.state == "valid"][:limit]
 
-        return await self._call("all", work)
+        return await self._call("page", work)
 
     async def revoke(self, key_id: str, act: Act) -> KeySummary | None:
         def work() -> KeySummary | None:

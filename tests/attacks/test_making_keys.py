@@ -63,6 +63,46 @@ def test_no_key_makes_a_stronger_one(secured: Guarded) -> None:
     assert again[16:] not in str(seen)
 
 
+def test_keys_are_listed_and_revoked_however_many_there_are(
+    secured: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An administrator of some queues can make any number, and all were read each time."""
+    monkeypatch.setattr("broker.calls.key_administration.KEYS_AT_ONCE", 2)
+    url, store = secured.service.url, secured.service.app.state.broker.key_administration._keys
+    read: list[int] = []
+    page = store.page
+
+    async def counted(limit: int, after: str | None, *, everything: bool) -> Any:
+        found = await page(limit, after, everything=everything)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(store, "page", counted)
+    maker = secured.key("admin", "many.*")
+    made = [key_id_of(maker)]
+    for number in range(6):
+        made.append(make(url, maker, queues=[f"many.{number}"]).json()["id"])
+        secured.key("viewer", "else")
+    with secured.http as http:
+        listed: list[str] = []
+        cursor = ""
+        while cursor is not None:
+            answer = http.get(
+                f"/v1/keys?limit=3{cursor and f'&cursor={cursor}'}", headers=bearer(maker)
+            )
+            listed += [one["id"] for one in answer.json()["items"]]
+            cursor = answer.json()["next_cursor"]
+        assert listed == made
+        assert max(read) == 2
+        read.clear()
+        assert http.delete(f"/v1/keys/{made[3]}", headers=bearer(maker)).status_code == 200
+        assert not read
+        left = http.get("/v1/keys?limit=1000", headers=bearer(maker)).json()["items"]
+        assert [one["id"] for one in left] == [*made[:3], *made[4:]]
+        every = http.get("/v1/keys?all=true", headers=bearer(maker)).json()["items"]
+        assert [one["id"] for one in every] == made
+
+
 def test_no_end_of_a_key_keeps_others_from_the_list(secured: Guarded) -> None:
     """An end in the year 10000 was taken, and then no answer could show it: neither the list of all
     keys nor the audit."""

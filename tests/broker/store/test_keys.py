@@ -183,10 +183,18 @@ async def test_keys_are_made_listed_and_revoked(store: Store) -> None:
         assert revoked is not None
         assert revoked.state == "revoked"
     assert await store.keys.revoke(IDS[5], by) is None
-    assert [(key.id, key.state) for key in await store.keys.all()] == [
-        (IDS[0], "revoked"),
-        (IDS[2], "ended"),
-    ]
+    assert await store.keys.one(IDS[0]) == revoked
+    assert await store.keys.one(IDS[5]) is None
+
+    async def shown(limit: int, after: str | None, everything: bool = True) -> list[object]:
+        found = await store.keys.page(limit, after, everything=everything)
+        return [(key.id, key.state) for key in found]
+
+    assert await shown(9, None) == [(IDS[0], "revoked"), (IDS[2], "ended")]
+    assert await shown(1, None) == [(IDS[0], "revoked")]
+    assert await shown(9, IDS[0]) == [(IDS[2], "ended")]
+    assert await shown(9, IDS[5]) == await shown(9, IDS[2]) == []
+    assert await shown(9, None, everything=False) == []
     acts = [row.act for row in reversed(await store.keys.audit(10, None, ["*"], None))]
     assert [act.call for act in acts] == ["create_key", "create_key", "revoke_key"]
     assert {act.key_id for act in acts} == {"0123456789ab"}
