@@ -117,7 +117,8 @@ class Player:
         if instance not in self.instances:
             self.instances.append(instance)
         key = None if self.quota is None else KEYS[int(instance[1:]) % len(KEYS)]
-        self.world.bind(f"f{self.bound}", instance, warmup=warmup, key_id=key, quota=self.quota)
+        binds = {"key_id": key, "quota": self.quota, "at_once": self.bound % 3 == 0}
+        self.world.bind(f"f{self.bound}", instance, warmup=warmup, **binds)
 
     def _bind_again(self, which: int, warmup: bool) -> None:
         if self.instances:
