@@ -209,7 +209,7 @@ def channels_of(query: StreamingQuery) -> list[Channel] | None:
     execution = _execution(query)
     if not reads_ours(execution):
         return []
-    _known_home()
+    known_home()
     found = offsets_in(execution.availableOffsets()).values()
     instances = [one["instance"] for one in found if "instance" in one]
     return [channel_to(instance) for instance in instances] or None
@@ -220,10 +220,10 @@ def channel_to(instance_id: str) -> Channel:
 
     Raises NoChannel.
     """
-    return DriverEnd(_known_home(), instance_id)
+    return DriverEnd(known_home(), instance_id)
 
 
-def _known_home() -> str:
+def known_home() -> str:
     """The directory of this driver. Raises NoChannel if no source can know it."""
     if not driver_home.cache_info().currsize:
         raise NoChannel(

@@ -26,7 +26,7 @@ from counterpoise.backoff import Backoff
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.logs import LogNotFound, LogUnavailable, PositionAhead
 from counterpoise.logs.errors import ReadRetries
-from counterpoise.spark.channel import Channel, channel_to, driver_home
+from counterpoise.spark.channel import Channel, channel_to, known_home
 from counterpoise.spark.errors import InvalidSchema
 from counterpoise.spark.offsets import Json, Slice
 from counterpoise.spark.options import SourceOptions, read_options
@@ -298,11 +298,11 @@ class StateKeeper(Generic[S]):
         return view if view is not None and view.get("status") == "bound" else None
 
     def _find_channel(self) -> Channel | None:
-        """The channel of the query, before its first call."""
+        """The channel of the query, before its first call. Raises NoChannel."""
         options = self._options
         if options.instance_id is not None:
             return channel_to(options.instance_id)
-        found = [view for view in _views(driver_home()) if view.get("queue") == options.queue]
+        found = [view for view in _views(known_home()) if view.get("queue") == options.queue]
         if len(found) == 1:
             return channel_to(found[0]["instance"])
         if found and not self._ambiguous:

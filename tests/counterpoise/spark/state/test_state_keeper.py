@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import pytest
 
 from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.spark import Snapshots
-from counterpoise.spark.channel import Channel, driver_home
+from counterpoise.spark.channel import Channel, NoChannel, driver_home, make_home
 from counterpoise.spark.options import read_options
 from counterpoise.spark.state.handler import StateKeeper
 from counterpoise.spark.state.states import States
@@ -198,3 +199,15 @@ def test_nothing_is_published_of_a_log_that_was_never_reached(
     states.close()
     assert states._client._http.is_closed
     assert not list(tmp_path.iterdir())
+
+
+def test_it_makes_no_directory_before_a_session_is_registered(
+    states: States[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a query whose source does not know this driver would fail with another reason."""
+    homes = functools.cache(make_home)
+    monkeypatch.setattr("counterpoise.spark.channel.driver_home", homes)
+    keeper = StateKeeper(read_options({"queue": "q"}), states, 60.0)
+    with pytest.raises(NoChannel, match="register"):
+        keeper._find_channel()
+    assert not homes.cache_info().currsize
