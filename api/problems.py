@@ -20,7 +20,8 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.types import Scope
 
-from api.schemas.common import FieldProblem, Problem
+from api.schemas.common import QUEUE_NAME_PATTERN, TEXT_PATTERN, FieldProblem, Problem
+from api.schemas.queues import LOG_PATTERN
 from broker.core import errors
 
 log = structlog.get_logger("api")
@@ -235,6 +236,15 @@ def unknown_name(name: str, known: Iterable[str]) -> str:
     return f"unknown; valid are {', '.join(names)}" if names else "unknown; none is valid here"
 
 
+# What people get wrong; a pattern says it to programs.
+IN_WORDS = {
+    QUEUE_NAME_PATTERN: "should be 1 to 200 of the characters A-Z a-z 0-9 . _ -",
+    LOG_PATTERN: "should be like builtin:orders, redis://host:6379/0/orders or "
+    "kafka://host:9092/orders",
+    TEXT_PATTERN: "should have no control characters",
+}
+
+
 def _field_problem(item: Mapping[str, Any], body_model: object) -> FieldProblem:
     """One of pydantic's errors in words that help the caller."""
     where, *path = item["loc"]
@@ -246,6 +256,8 @@ def _field_problem(item: Mapping[str, Any], body_model: object) -> FieldProblem:
         field, message = "body", f"not JSON: {item['ctx']['error']} at character {path[0]}"
     elif kind == "missing":
         message = "required" if path else "a JSON object is required as the body"
+    elif kind == "string_pattern_mismatch":
+        message = IN_WORDS.get(item["ctx"]["pattern"], message)
     elif kind == "value_error":
         message = message.removeprefix("Value error, ")
     return FieldProblem(field=field, message=message.removeprefix("Input "))

@@ -81,6 +81,21 @@ def test_unknown_field_within_an_item(http: httpx.Client) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("name", "two words", "1 to 200 of the characters"),
+        ("log", "kafka://", "kafka://host:9092/orders"),
+    ],
+)
+def test_a_pattern_is_told_in_words(http: httpx.Client, field: str, value: str, said: str) -> None:
+    body = {"name": "q", "partition_count": 1, field: value}
+    (error,) = problem(http.post("/queues", json=body), 422, "invalid")["errors"]
+    assert error["field"] == field
+    assert said in error["message"]
+    assert "pattern" not in error["message"]
+
+
 def test_a_field_is_named_as_it_is_sent(http: httpx.Client) -> None:
     response = http.post("/queues/flights/partitions/0/merge", json={"other": 1})
     assert {"field": "other", "message": "unknown; valid are with"} in problem(
