@@ -393,8 +393,8 @@ class Connection(HttpToolsProtocol):
         self._received_bytes = self._body_bytes = self._chunks = 0
         self._forget_head()
         self._unset_keepalive_if_required()
-        self._answered = False
         super().on_headers_complete()
+        self._answered = False
         self.cycle.message_event = _Event()  # type: ignore[assignment]
         # The application begins later, in a task.
         self.scope[WRITE_WHOLE] = self._write_whole  # type: ignore[literal-required]

@@ -124,9 +124,14 @@ def test_empty_lines_keep_no_connection(strict: Service) -> None:
             b"POST /v1/queues HTTP/1.1\r\ncontent-type: application/json\r\n"
             b"transfer-encoding: chunked\r\n\r\nnonsense\r\n"
         ),
+        # What those send who look for open proxies.
+        b"CONNECT example.com:443 HTTP/1.1\r\nhost: example.com:443\r\n\r\n",
+        b"GET http://example.com HTTP/1.1\r\nhost: example.com\r\n\r\n",
     ],
 )
-def test_what_is_no_http(target: Service, nonsense: bytes) -> None:
+def test_what_is_no_http(
+    target: Service, nonsense: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     with Wire(target.url) as wire:
         wire.send(nonsense)
         answer = wire.answer()
@@ -134,6 +139,7 @@ def test_what_is_no_http(target: Service, nonsense: bytes) -> None:
         assert answer.status == 400
         assert b"urn:counterpoise:problem:malformed" in answer.body
         assert wire.closed_within(LIMIT_SECONDS)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(
