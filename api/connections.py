@@ -15,8 +15,8 @@ connections that wait are bounded for each address, and so is what they have not
 (`MOST_UNREAD_BYTES`: an answer may have megabytes). Beyond a bound the
 connection that waits longest is ended. An honest client hardly notices: it opens another one. All
 connections together are bounded by the files that the process may open. Where no file is left, the
-connection that waits longest, of whatever address, makes room; if none waits, an event stream does
-(`api.streams.OpenStreams`).
+connection that waits longest, of the address of which most wait, makes room; if none waits, an
+event stream does (`api.streams.OpenStreams`).
 
 **One connection** is uvicorn's protocol with limits. A head (request line and fields) has at most
 `MOST_HEAD_BYTES` and `MOST_FIELDS`, and arrives within `HEAD_SECONDS` of its first byte. A new
@@ -110,9 +110,8 @@ class OpenConnections:
         self.most = 2**31
         self._logged_at = -LOG_SECONDS
         self._open: set[Connection] = set()
-        # The longest waiting first.
-        self._waiting: OrderedDict[Connection, None] = OrderedDict()
-        self._by_address: dict[str, OrderedDict[Connection, None]] = {}
+        # Of each address, the longest waiting first.
+        self._waiting: dict[str, OrderedDict[Connection, None]] = {}
         # What their peers had not read when they began to wait for that.
         self._unread: dict[str, dict[Connection, int]] = {}
         self.ended = Counter(
@@ -141,8 +140,7 @@ class OpenConnections:
 
     def waits(self, connection: Connection) -> None:
         """The connection waits for its next request, or for its peer to read."""
-        self._waiting[connection] = None
-        of_address = self._by_address.setdefault(network_of(connection.host), OrderedDict())
+        of_address = self._waiting.setdefault(network_of(connection.host), OrderedDict())
         of_address[connection] = None
         if len(of_address) > self.most_waiting_an_address:
             self.ended.labels("address").inc()
@@ -150,14 +148,13 @@ class OpenConnections:
 
     def works(self, connection: Connection) -> None:
         """A whole request has arrived on the connection."""
-        if connection not in self._waiting:
-            return
-        del self._waiting[connection]
         network = network_of(connection.host)
-        of_address = self._by_address[network]
+        of_address = self._waiting.get(network)
+        if of_address is None or connection not in of_address:
+            return
         del of_address[connection]
         if not of_address:
-            del self._by_address[network]
+            del self._waiting[network]
 
     def unread(self, connection: Connection, size: int) -> None:
         """The connection waits for its peer to read so many bytes."""
@@ -196,11 +193,12 @@ class OpenConnections:
             )
 
     def make_room(self) -> bool:
-        """End the connection that waits longest, or a stream's; False without any."""
-        longest = next(iter(self._waiting), None)
-        if longest is None:
+        """End the connection that waits longest, of the address of which most wait, or a stream's;
+        False without any."""
+        most = max(self._waiting.values(), key=len, default=None)
+        if most is None:
             return self._end_a_stream()
-        self._end(longest)
+        self._end(next(iter(most)))
         return True
 
     def _end(self, connection: Connection) -> None:

@@ -1,5 +1,5 @@
-"""The answer of a long poll is written at once: counted in writes, on a connection without a
-socket.
+"""Connections without a socket: the answer of a long poll is written at once, counted in writes;
+and who makes room for others.
 """
 
 import asyncio
@@ -66,13 +66,15 @@ class Polls:
         return Response(self.body, media_type="application/json")
 
 
-async def answered(app: Polls, *requests: str) -> Transport:
-    """What a connection is answered to these requests, which arrive together."""
+def connection_of(app: Polls, every: OpenConnections, host: str) -> Connection:
     config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
     config.load()
-    connection = Connection(
-        config, ServerState(), {}, OpenConnections(10, CollectorRegistry()), "127.0.0.1", 10.0
-    )
+    return Connection(config, ServerState(), {}, every, host, 10.0)
+
+
+async def answered(app: Polls, *requests: str) -> Transport:
+    """What a connection is answered to these requests, which arrive together."""
+    connection = connection_of(app, OpenConnections(10, CollectorRegistry()), "127.0.0.1")
     transport = Transport()
     connection.connection_made(transport)
     connection.data_received("".join(requests).encode())
@@ -118,3 +120,17 @@ async def test_pipelined_requests_are_answered_one_after_another() -> None:
     transport = await answered(Polls(b"[]"), request(), request(), request())
     assert transport.text.count("HTTP/1.1 200 OK") == 3
     assert transport.text.count("[]") == 3
+
+
+async def test_the_address_of_which_most_wait_makes_room() -> None:
+    """Else whoever opens many, one after the other, would end those that honest clients keep."""
+    every = OpenConnections(10, CollectorRegistry())
+    hosts = ["127.0.0.1", "127.0.0.66", "127.0.0.66"]
+    honest, first, second = (connection_of(Polls(None), every, host) for host in hosts)
+    for one in (honest, first, second):
+        assert every.joins(one)
+    assert every.make_room()
+    assert first not in every._open
+    # Of one each, those of either address may go.
+    assert every.make_room()
+    assert len(every) == 1
