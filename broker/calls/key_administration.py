@@ -28,9 +28,9 @@ from broker.core.access import (
     Role,
     check_key_name,
     check_patterns,
-    covers,
     digest,
     key_of,
+    matches,
 )
 from broker.core.errors import Forbidden, Invalid, KeyNotFound, Unauthorized
 from broker.pieces import pause
@@ -170,7 +170,7 @@ async def _covered(patterns: tuple[str, ...], several: Sequence[Sequence[str]]) 
             if pairs > PAIRS_AT_ONCE:
                 pairs = 0
                 await pause()
-            if not covers(patterns, (other,)):
+            if not matches(patterns, other):
                 found[-1] = False
                 break
     return found

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -92,18 +92,13 @@ def check_key_name(name: str) -> None:
         raise Invalid(f"A key's name is text in one line of at most {MOST_KEY_NAME} characters.")
 
 
-def covers(patterns: tuple[str, ...], others: Iterable[str]) -> bool:
-    """Whether each name that one of the other patterns matches is matched by one pattern of these.
-
-    So it never answers yes where a name is missing. It may answer no where two patterns say the
-    same in different ways (`?*` and `*?`), or where several of these have to match together.
-    """
-    return all(matches(patterns, other) for other in others)
-
-
 def matches(patterns: tuple[str, ...], name: str) -> bool:
-    """Whether some pattern matches the whole name; case counts. `name` may be a pattern: a `*`
-    takes any run of its characters, a `?` any one but `*`, which may stand for none or several.
+    """Whether some pattern matches the whole name; case counts.
+
+    `name` may be a pattern, too: then whether some pattern matches each name that this one matches.
+    A `*` takes any run of its characters, a `?` any one but `*`, which may stand for none or
+    several. So the answer is never yes where a name is missing. It may be no where two patterns say
+    the same in different ways (`?*` and `*?`), or where several of these have to match together.
     """
     places: dict[str, int] = {}
     for place, one in enumerate(name):

@@ -14,7 +14,6 @@ from broker.core.access import (
     Role,
     anybody,
     check_patterns,
-    covers,
     flow_caller,
     matches,
 )
@@ -82,7 +81,7 @@ def test_a_pattern_takes_a_step_for_each_of_its_characters() -> None:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        assert covers(tuple(longest), longest[-1:])
+        assert matches(tuple(longest), longest[-1])
     finally:
         sys.settrace(before)
     assert lines < 10 * 5 * 200
@@ -142,10 +141,10 @@ def test_without_keys_each_caller_is_an_administrator() -> None:
     ],
 )
 def test_a_pattern_covers_others(pattern: str, within: list[str], beyond: list[str]) -> None:
-    assert [one for one in within if not covers((pattern,), [one])] == []
-    assert [one for one in beyond if covers((pattern,), [one])] == []
-    assert covers((pattern, "else"), [*within, "else"])
-    assert covers((pattern, "other"), ["else"]) == (pattern == "*")
+    assert [one for one in within if not matches((pattern,), one)] == []
+    assert [one for one in beyond if matches((pattern,), one)] == []
+    assert all(matches((pattern, "else"), one) for one in [*within, "else"])
+    assert matches((pattern, "other"), "else") == (pattern == "*")
 
 
 def test_what_is_covered_matches_no_more() -> None:
@@ -154,7 +153,7 @@ def test_what_is_covered_matches_no_more() -> None:
     names = [name for some in words for name in some]
     patterns = [each for length in range(4) for each in words_of("ab*?", length)]
     matched = {each: {name for name in names if matches((each,), name)} for each in patterns}
-    covered = [(p, o) for p in patterns for o in patterns if covers((p,), [o])]
+    covered = [(p, o) for p in patterns for o in patterns if matches((p,), o)]
     assert [(p, o) for p, o in covered if not matched[o] <= matched[p]] == []
     assert len(covered) > len(patterns)
 
