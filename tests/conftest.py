@@ -8,7 +8,9 @@ The time limit of the test ends an endless one.
 
 import gc
 import inspect
+import logging
 import signal
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -46,6 +48,19 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(MADE_BETWEEN_COLLECTIONS)
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    """A command of the service, run in the process of the tests, makes its stderr the log's.
+
+    Its handler would outlive that stream, and print a traceback into the output of later tests.
+    """
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = [handler for handler in root.handlers if handler in handlers]
+    root.setLevel(level)
 
 
 # The groups of long tests that take longest, the longest first: the last test ends soonest so.
