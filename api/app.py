@@ -85,6 +85,9 @@ class Application(FastAPI):
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
+        if scope["method"] == "HEAD":
+            # Answered as GET is; uvicorn, whose scope is another, sends no body.
+            scope = {**scope, "method": "GET"}
         polls: Polls = self.state.polls
         poll = polls.begin(scope)
         if poll is not None:

@@ -21,7 +21,7 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import Scope
 
 from api.schemas.common import QUEUE_NAME_PATTERN, TEXT_PATTERN, FieldProblem, Problem
-from api.schemas.queues import LOG_PATTERN
+from api.schemas.queues import LOG_PATTERN, QueueChange, QueueCreate
 from broker.core import errors
 
 log = structlog.get_logger("api")
@@ -251,7 +251,10 @@ def _field_problem(item: Mapping[str, Any], body_model: object) -> FieldProblem:
     field = ".".join(shown(str(part)) for part in path) or str(where)
     kind, message = item["type"], str(item["msg"])
     if kind == "extra_forbidden":
-        message = unknown_name(str(path[-1]), _fields_at(body_model, path[:-1]))
+        if body_model is QueueChange and path[-1] in QueueCreate.model_fields:
+            message = "set when the queue is created, and cannot be changed"
+        else:
+            message = unknown_name(str(path[-1]), _fields_at(body_model, path[:-1]))
     elif kind == "json_invalid":
         field, message = "body", f"not JSON: {item['ctx']['error']} at character {path[0]}"
     elif kind == "missing":
@@ -310,7 +313,7 @@ def _methods_at(request: Request) -> list[str]:
     for route in request.app.routes:
         if isinstance(route, StarletteRoute) and route.path_regex.match(request.url.path):
             methods |= set(route.methods or ())
-    return sorted(methods)
+    return sorted(methods | {"HEAD"} if "GET" in methods else methods)
 
 
 def of_defect(scope: Scope, error: Exception) -> Response:

@@ -146,6 +146,8 @@ class Route(APIRoute):
         self.requirement = requirement_of(endpoint)
         self.handler: Handler | None = vars(endpoint).get("handler")
         super().__init__(path, endpoint, **options)
+        # Starlette's `$` also matches before an end of line, and a proxy's rules do not.
+        self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z")
         self.query_names = frozenset(parameter.alias for parameter in self.dependant.query_params)
         if self.handler is not None:
             self.app = request_response(self._guarded(self.handler))

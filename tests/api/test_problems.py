@@ -46,8 +46,25 @@ def test_unknown_path(http: httpx.Client) -> None:
 
 def test_wrong_method_says_which_are_right(http: httpx.Client) -> None:
     response = http.put("/queues/flights", json={})
-    assert "DELETE, GET, PATCH" in problem(response, 405, "method_not_allowed")["detail"]
-    assert response.headers["allow"] == "DELETE, GET, PATCH"
+    assert "DELETE, GET, HEAD, PATCH" in problem(response, 405, "method_not_allowed")["detail"]
+    assert response.headers["allow"] == "DELETE, GET, HEAD, PATCH"
+    assert http.put("/queues/flights/partitions/0/split").headers["allow"] == "POST"
+
+
+def test_head_answers_as_get_does_without_the_body(http: httpx.Client) -> None:
+    root = http.base_url.copy_with(path="/")
+    for url in (root.join("/healthz"), root.join("/docs"), root.join("/v1/queues/flights"), root):
+        whole, head = http.get(url), http.head(url)
+        assert (head.status_code, head.content) == (whole.status_code, b"")
+        kept = ("content-type", "content-length", "location")
+        assert [head.headers.get(one) for one in kept] == [whole.headers.get(one) for one in kept]
+    assert http.head("/queues/flights/positions").status_code == 405
+
+
+def test_a_path_ends_where_it_ends(http: httpx.Client) -> None:
+    """`$` of a regular expression is also before an end of line: past the rules of a proxy."""
+    for path in ("/v1/queues%0A", "/healthz%0A", "/v1/queues/flights/rebalance%0A"):
+        problem(http.get(http.base_url.copy_with(path="/").join(path)), 404, "not_found")
 
 
 def test_unknown_queue(http: httpx.Client) -> None:

@@ -104,6 +104,13 @@ def test_unchangeable_fields_are_refused(api: httpx.Client, name: str) -> None:
     problem(api.patch("/queues/q", json={name: "x"}), 422, "invalid")
 
 
+@pytest.mark.parametrize("name", ["name", "log", "partitioning", "positions"])
+def test_what_only_a_creation_sets_is_said_to_be_so(api: httpx.Client, name: str) -> None:
+    create_queue(api, "q", 1)
+    answer = problem(api.patch("/queues/q", json={name: "x"}), 422, "invalid")
+    assert answer["detail"] == f"{name}: set when the queue is created, and cannot be changed"
+
+
 def test_growing_and_shrinking(api: httpx.Client) -> None:
     create_queue(api, "q", 2)
     consumer = bind(api, "q")
