@@ -412,6 +412,9 @@ class QueueCalls:
 
     async def delete(self, name: str, force: bool, caller: Caller | None = None) -> None:
         """Deletes a queue, and the log it owns. Raises QueueNotFound, QueueInUse."""
+        await self._trims.apart(lambda: self._delete(name, force, caller))
+
+    async def _delete(self, name: str, force: bool, caller: Caller | None) -> None:
         # By its row alone: a queue that cannot be loaded can be deleted.
         with store_available():
             rows = await self._store.list(1, None, [name])
@@ -419,8 +422,10 @@ class QueueCalls:
         if not rows or rows[0].queue.name != name:
             raise QueueNotFound(name)
         before = queue_row_view(rows[0])
-        owns = await self._readers.owns(name, before.log)
-        followers = await self._readers.followers(name, before.log) if owns else []
+        end = None
+        if await self._readers.owns(name, before.log):
+            end = await self._trims.end(before.log, log_owner(before))
+        followers = await self._readers.followers(name, before.log) if end is not None else []
         if followers:
             shown = [each.name for each in followers if caller is None or caller.sees(each.name)]
             which = f"The queue {shown[0]!r}" if shown else "Another queue"
@@ -431,7 +436,9 @@ class QueueCalls:
             act = replace(act, before=_shown(rows[0].queue))
         try:
             with store_available():
-                await self._store.delete(coordinator.queue_id, force=force, act=act)
+                await self._store.delete(coordinator.queue_id, force=force, act=act, end=end)
+        except LogTrimmed:
+            raise LogMoved from None
         except FlowsBound:
             raise QueueInUse(
                 "Flows are bound to this queue; stop them first, or delete with ?force=true."
@@ -442,8 +449,8 @@ class QueueCalls:
             coordinator.catch_up()
             self._replica.forget_name(name)
         self._replica.notify(coordinator.queue_id)
-        if owns:
-            await self._logs.drop(before.log, log_owner(before))
+        if end is not None:
+            await self._trims.carry_out(end)
 
     async def rebalance(self, name: str, caller: Caller | None = None) -> views.RebalanceStatusView:
         """Rebalances at once, ending any holddown. Raises QueueNotFound."""

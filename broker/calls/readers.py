@@ -1,16 +1,17 @@
-"""The queues that read a log: its owner, the followers of the owner's count, and the trims.
+"""The queues that read a log: its owner, the followers of the owner's count, trims and ends.
 
 A log is trimmed only where no reader meets the trim; see `broker.store.trims` for how.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 from uuid import uuid4
 
 import orjson
+import structlog
 
 from broker.calls import views
 from broker.calls.access import QueueAccess
@@ -24,9 +25,10 @@ from broker.logs.ports import LogOwner, Logs
 from broker.replica.store_calls import store_available
 from broker.replica.transaction import LogMoved, Submission
 from broker.store.ports import Act, Store
-from broker.store.trims import NEVER, Fence, Trimming
+from broker.store.trims import NEVER, End, Fence, Trimming
 from counterpoise.logs.address import kind_of, parse_log
 
+_log = structlog.get_logger()
 AT_ONCE = 500
 T = TypeVar("T")
 # The upkeep announces a trim of a log once a minute, so a second one in a row is rare.
@@ -200,7 +202,9 @@ def owner_among(readers: Sequence[views.QueueView]) -> views.QueueView | None:
 
 
 class Trims:
-    """The trims of logs that the service administers; Kafka's and unknown ones trim themselves."""
+    """The trims and ends of logs that the service administers; Kafka's and unknown ones trim
+    themselves, and stay.
+    """
 
     def __init__(self, store: Store, logs: Logs) -> None:
         self._store, self._logs = store, logs
@@ -261,12 +265,7 @@ class Trims:
         Raises Unavailable; the trim is carried out later then if it was announced.
         """
         name, announced = canonical(log), uuid4().hex
-        numbers = {str(number): position for number, position in below.items()}
-        pending = {
-            "below": numbers,
-            "owner": [owner.queue_id, owner.queue, owner.created_at],
-        }
-        text = orjson.dumps(pending).decode()
+        text = _text(below, owner)
         readers = None if seen is None else seen.readers
         with store_available():
             may = await self._store.trims.announce(name, readers, announced, text)
@@ -274,10 +273,29 @@ class Trims:
         if may:
             await self._carry_out(name, Trimming("", announced, text))
 
+    async def end(self, log: str, owner: LogOwner) -> End:
+        """The end of a log, for the transaction that deletes its queue; to be made before the log's
+        other readers are listed. Raises Unavailable.
+        """
+        name = canonical(log)
+        with store_available():
+            row = await self._store.trims.read(name)
+        seen = None if row is None else row.readers
+        return End(name, seen, uuid4().hex, _text({}, owner, drop=True))
+
+    async def carry_out(self, end: End) -> None:
+        """Drop the log whose queue was deleted; if that fails, the upkeep does it later."""
+        with _later(end.log):
+            await self._carry_out(end.log, Trimming("", end.name, end.pending))
+
     async def _carry_out(self, log: str, row: Trimming) -> None:
-        trim = orjson.loads(row.pending or "")
-        below = {int(number): position for number, position in trim["below"].items()}
-        await self._logs.trim(log, below, LogOwner(*trim["owner"]))
+        pending = orjson.loads(row.pending or "")
+        owner = LogOwner(*pending["owner"])
+        if pending.get("drop"):
+            await self._logs.drop(log, owner)
+        else:
+            below = {int(number): position for number, position in pending["below"].items()}
+            await self._logs.trim(log, below, owner)
         with store_available():
             await self._store.trims.done(log, row.announced)
 
@@ -289,7 +307,23 @@ class Trims:
         for log, row in rows.items():
             if log not in read:
                 if row.pending is not None:
-                    with suppress(Unavailable):
+                    with _later(log):
                         await self._carry_out(log, row)
                 with store_available():
                     await self._store.trims.forget(log, row.readers)
+
+
+def _text(below: Mapping[int, str], owner: LogOwner, *, drop: bool = False) -> str:
+    """What is pending. A replica of a version without ends trims nothing, and takes it for done."""
+    numbers = {str(number): position for number, position in below.items()}
+    fields = {"below": numbers, "owner": [owner.queue_id, owner.queue, owner.created_at]}
+    return orjson.dumps({**fields, "drop": True} if drop else fields).decode()
+
+
+@contextmanager
+def _later(log: str) -> Iterator[None]:
+    """What a log that is away does not allow now stays announced, and the upkeep tries it again."""
+    try:
+        yield
+    except Unavailable as error:
+        _log.warning("the upkeep will try again", log=log, error=str(error))

@@ -462,6 +462,8 @@ class LogsByKind:
         try:
             await self._known(log).drop(log, owner)
         except LogError as error:
+            if kind_of(log) == "builtin":
+                raise Unavailable(f"The log cannot be dropped: {error}; try again.") from None
             _log.warning("a log could not be dropped", log=log, error=str(error))
 
     async def forget(self, publishers_idle_seconds: float) -> None:

@@ -39,7 +39,7 @@ from broker.core.stored import ShownEntry
 from broker.store.conditions import ConditionStore
 from broker.store.measurements import MeasurementStore
 from broker.store.mirrors import MirrorStore
-from broker.store.trims import Fence, TrimStore
+from broker.store.trims import End, Fence, TrimStore
 
 # Of partitions: the epoch, and the last committed position.
 Positions = Mapping[int, tuple[int, str | None]]
@@ -111,7 +111,9 @@ class Overdue(StoreError):
 
 
 class LogTrimmed(StoreError):
-    """A trim of the log was announced since the commit's fence was taken; nothing was committed."""
+    """A trim or the end of the log was announced since the commit's fence was taken, or a reader
+    came since the end was prepared; nothing was committed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,10 +314,12 @@ class Store(Protocol):
     async def create(self, commit: Commit) -> None:
         """Inserts a new queue with its partitions and records. Raises NameTaken, LogTrimmed."""
 
-    async def delete(self, queue_id: str, *, force: bool, act: Act | None = None) -> None:
-        """Deletes a queue with everything in it, and records the act.
+    async def delete(
+        self, queue_id: str, *, force: bool, act: Act | None = None, end: End | None = None
+    ) -> None:
+        """Deletes a queue with everything in it, announces the end of its log, records the act.
 
-        Raises FlowsBound unless `force`, QueueGone.
+        Raises FlowsBound unless `force`, QueueGone, LogTrimmed (a reader of the log came).
         """
 
     async def find(self, name: str) -> str | None:

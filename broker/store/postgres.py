@@ -48,6 +48,7 @@ from broker.store.ports import (
     Commit,
     FlowRow,
     FlowsBound,
+    LogTrimmed,
     QueueGone,
     QueueRow,
     StoreUnavailable,
@@ -58,7 +59,7 @@ from broker.store.rows import (
     queue_row,
 )
 from broker.store.tables import bound, flows, outages, partitions, queues, records, service
-from broker.store.trims import PostgresTrims
+from broker.store.trims import End, PostgresTrims, announce_end
 
 PURGE_AT_ONCE = 10_000
 ANALYZE_FROM = 10_000
@@ -121,7 +122,9 @@ class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases, Postgres
                 async with self._connections.single() as connection:
                     await connection.execute(text(f"ANALYZE (SKIP_LOCKED) {partitions.fullname}"))
 
-    async def delete(self, queue_id: str, *, force: bool, act: Act | None = None) -> None:
+    async def delete(
+        self, queue_id: str, *, force: bool, act: Act | None = None, end: End | None = None
+    ) -> None:
         lock = select(queues.c.id).where(queues.c.id == queue_id).with_for_update()
         in_use = select(flows.c.id).where(flows.c.queue_id == queue_id, bound).limit(1)
         async with self._connections.transaction() as connection:
@@ -133,6 +136,8 @@ class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases, Postgres
             await connection.execute(delete(partitions).where(partitions.c.queue_id == queue_id))
             await connection.execute(delete(queues).where(queues.c.id == queue_id))
             await record_acts(connection, () if act is None else (act,))
+            if end is not None and not await announce_end(connection, end):
+                raise LogTrimmed(end.log)
 
     async def _lock_all(self, connection: AsyncConnection, queue_id: str) -> None:
         for table, key in ((flows, flows.c.id), (partitions, partitions.c.number)):

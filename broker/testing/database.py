@@ -67,7 +67,7 @@ from broker.store.rows import (
     queue_row,
     queue_values,
 )
-from broker.store.trims import Trimming
+from broker.store.trims import End, Trimming
 
 OWNED_STATES = (State.OWNED, State.WARMING, State.REVOKING)
 
@@ -223,11 +223,15 @@ class MemoryDatabase:
         self._write(commit, stored)
         self.queues[commit.queue.id] = stored
 
-    def delete(self, queue_id: str, *, force: bool, act: Act | None = None) -> None:
+    def delete(
+        self, queue_id: str, *, force: bool, act: Act | None = None, end: End | None = None
+    ) -> None:
         self._queue(queue_id)
         flows = self._flows_of(queue_id)
         if not force and any(flow.reason is None for flow in flows):
             raise FlowsBound(queue_id)
+        if end is not None:
+            self.trims.end(end)
         del self.queues[queue_id]
         self.key_tables.record(() if act is None else (act,), self.clock())
         for flow in flows:
@@ -624,3 +628,11 @@ class TrimTable:
                 raise LogTrimmed(fence.log)
             passed[fence.log] = replace(row, readers=commit.commit_id)
         self.rows.update(passed)
+
+    def end(self, end: End) -> None:
+        """The log ends. Raises LogTrimmed."""
+        row = self.rows.get(end.log)
+        readers = None if row is None else row.readers
+        if readers != end.seen:
+            raise LogTrimmed(end.log)
+        self.rows[end.log] = Trimming(readers or end.name, end.name, end.pending)

@@ -54,7 +54,7 @@ from broker.store.ports import (
     StoreError,
     StoreUnavailable,
 )
-from broker.store.trims import Trimming
+from broker.store.trims import End, Trimming
 from broker.testing.database import MemoryDatabase, MemoryKey, StoredFlow
 
 
@@ -106,8 +106,12 @@ class MemoryStore:
     async def create(self, commit: Commit) -> None:
         await self._call("create", lambda: self.database.create(commit))
 
-    async def delete(self, queue_id: str, *, force: bool, act: Act | None = None) -> None:
-        await self._call("delete", lambda: self.database.delete(queue_id, force=force, act=act))
+    async def delete(
+        self, queue_id: str, *, force: bool, act: Act | None = None, end: End | None = None
+    ) -> None:
+        await self._call(
+            "delete", lambda: self.database.delete(queue_id, force=force, act=act, end=end)
+        )
 
     async def find(self, name: str) -> str | None:
         return await self._call("find", lambda: self.database.find(name))

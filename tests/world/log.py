@@ -45,6 +45,7 @@ class Log:
 
     def __init__(self, watch: Watch | None = None) -> None:
         self.watch = watch
+        self.owner: str | None = None
         self.count = 0
         self.revision = 0
         self.ends: dict[int, int] = {}
@@ -196,9 +197,12 @@ class Logs:
         keys: Mapping[int, str] | None = None,
     ) -> None:
         self.told.append(("ensure", log, partition_count, owner))
-        self.the(log).count = partition_count
+        known = self.the(log)
+        if known.owner not in (None, owner.queue_id):
+            known = self.by_name[log] = Log(known.watch)
+        known.owner, known.count = owner.queue_id, partition_count
         if keys:
-            self.the(log).ranges = DynamicRanges(keys.values())
+            known.ranges = DynamicRanges(keys.values())
 
     async def set_partition_count(
         self,
@@ -215,7 +219,8 @@ class Logs:
 
     async def drop(self, log: str, owner: LogOwner) -> None:
         self.told.append(("drop", log))
-        self.by_name.pop(log, None)
+        if log in self.by_name and self.by_name[log].owner in (None, owner.queue_id):
+            del self.by_name[log]
 
     async def partition_count(self, log: str) -> int:
         """How many partitions a topic has."""

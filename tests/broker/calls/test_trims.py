@@ -1,4 +1,4 @@
-"""No trim meets a reader, whatever comes between the list of a log's readers and its trim."""
+"""No trim or end meets a reader, whatever comes between the list of a log's readers and it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from broker.calls import views
 from broker.core.commands import CommitItem
-from broker.core.errors import Unavailable
+from broker.core.errors import Invalid, QueueInUse, Unavailable
 from broker.logs.ports import LogOwner
 from broker.testing.loop import settle, virtual
 from tests.broker.shell import Service, World, spec
@@ -200,3 +200,76 @@ async def test_the_trims_of_a_log_are_forgotten_with_its_last_queue() -> None:
     await one.delete_queue("orders", force=True)
     await one.keep_logs()
     assert not world.database.trims.rows
+
+
+@pytest.mark.parametrize("again", [False, True])
+@virtual
+async def test_the_log_of_a_deleted_queue_goes_though_the_replica_dies(again: bool) -> None:
+    """Also when a queue of that name was made meanwhile, whose log is not touched."""
+    world = World()
+    one, two = await at_work(world)
+    never = asyncio.Event()
+
+    async def hangs(log: str, owner: LogOwner) -> None:
+        await never.wait()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(one.logs, "drop", hangs)
+        deleting = asyncio.ensure_future(one.delete_queue("orders", force=True))
+        await settle()
+        deleting.cancel()
+        await asyncio.gather(deleting, return_exceptions=True)
+    assert two.logs.the(LOG).ends == {0: 5}
+    if again:
+        await two.create_queue(spec(partitions=1))
+        two.logs.the(LOG).append(0)
+    await two.keep_logs()
+    if again:
+        assert two.logs.the(LOG).ends == {0: 1}
+    else:
+        assert not two.logs.by_name
+    await two.keep_logs()
+    assert all(row.pending is None for row in world.database.trims.rows.values())
+
+
+@virtual
+async def test_a_log_that_is_away_is_dropped_later() -> None:
+    world = World()
+    one, two = await at_work(world)
+
+    async def refuses(log: str, owner: LogOwner) -> None:
+        raise Unavailable("The log cannot be dropped: it is away; try again.")
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for replica in (one, two):
+            monkeypatch.setattr(replica.logs, "drop", refuses)
+        await one.delete_queue("orders", force=True)
+        await two.keep_logs()
+    assert one.logs.by_name
+    await two.keep_logs()
+    assert not one.logs.by_name
+
+
+@virtual
+async def test_no_queue_begins_to_read_a_log_that_ends() -> None:
+    """Whichever of the two is the first to be carried out, the other one sees it."""
+    world = World()
+    one, two = await at_work(world)
+    gate = one.net.hold("delete")
+    deleting = asyncio.ensure_future(one.delete_queue("orders", force=True))
+    await one.net.met("delete")
+    await two.create_queue(views.QueueSpec("copy", log=LOG))
+    gate.set()
+    with pytest.raises(QueueInUse, match="copy"):
+        await deleting
+    assert one.logs.by_name
+    await two.delete_queue("copy", force=False)
+
+    gate = two.net.hold("create")
+    creating = asyncio.ensure_future(two.create_queue(views.QueueSpec("copy", log=LOG)))
+    await two.net.met("create")
+    await one.delete_queue("orders", force=True)
+    assert not one.logs.by_name
+    gate.set()
+    with pytest.raises(Invalid, match="orders"):
+        await creating

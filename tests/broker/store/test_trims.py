@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from broker.store.ports import LogTrimmed, Store
-from broker.store.trims import NEVER, Fence, Trimming
+from broker.store.trims import NEVER, End, Fence, Trimming
 from tests.broker.store.support import PostgresGround, Replica, bind
 
 LOG = "builtin:orders"
@@ -117,3 +117,27 @@ async def waits(url: str) -> None:
         found: Any = (0,)
         while not found[0]:
             found = await (await watcher.execute(asked)).fetchone()
+
+
+async def test_an_end_is_announced_unless_a_reader_came(store: Store) -> None:
+    """It takes the place of a trim that is pending; the log's next queue begins after both."""
+    trims = store.trims
+    first, second = Replica(store), Replica(store)
+    await first.create(2, "first", fence=Fence(LOG, NEVER))
+    for seen in (None, "other"):
+        with pytest.raises(LogTrimmed):
+            await store.delete(first.id, force=True, end=End(LOG, seen, "end", "{}"))
+    assert await store.find("first") == first.id
+    seen = await readers(store)
+    assert await trims.announce(LOG, seen, "trim", "{}")
+    await store.delete(first.id, force=True, end=End(LOG, seen, "end", "[]"))
+    assert await store.find("first") is None
+    await trims.done(LOG, "trim")
+    assert await trims.read(LOG) == Trimming(seen, "end", "[]")
+    with pytest.raises(LogTrimmed):
+        await second.create(2, "second", fence=Fence(LOG, "trim"))
+    await trims.done(LOG, "end")
+    await second.create(2, "second", fence=Fence(LOG, "end"))
+
+    await store.delete(second.id, force=True, end=End("builtin:new", None, "new", "{}"))
+    assert await trims.read("builtin:new") == Trimming("new", "new", "{}")
