@@ -76,10 +76,15 @@ def test_compaction_amid_a_reading_leaves_the_newest_of_each_key_in_order(
     client, send, running, log
 ):
     """The consumer holds at its first message until those that it has not fetched are compacted."""
-    compacted = threading.Event()
+    holding, compacted = threading.Event(), threading.Event()
+
+    def hold(_):
+        holding.set()
+        assert compacted.wait(240)
+
     send(range(HOURS // 2))
-    with running(lambda _: compacted.wait(240), max_messages=2, commit_seconds=0.1) as one:
-        eventually(lambda: one.partitions)
+    with running(hold, max_messages=2, commit_seconds=0.1) as one:
+        assert holding.wait(240)
         send(range(HOURS // 2, HOURS))
         # The last segment is not compacted, the one before it may wait.
         eventually(lambda: len(texts(log, 0)) <= 2 * KEYS)
