@@ -143,7 +143,8 @@ async def test_a_decision_is_committed_without_planning_it_again(
     for number in range(20):
         await counted.bind(f"flow {number}")
     kept = []
-    for connection in counted.connections:
+    # One may have been replaced, as the one that listens is when the machine stalls.
+    for connection in [one for one in counted.connections if not one.is_closed()]:
         kept += await connection.fetch(
             "SELECT generic_plans + custom_plans FROM pg_prepared_statements WHERE statement = $1",
             COMMIT.text,
