@@ -450,7 +450,7 @@ class QueueCalls:
             self._replica.forget_name(name)
         self._replica.notify(coordinator.queue_id)
         if end is not None:
-            await self._trims.carry_out(end)
+            await self._trims.drop(end)
 
     async def rebalance(self, name: str, caller: Caller | None = None) -> views.RebalanceStatusView:
         """Rebalances at once, ending any holddown. Raises QueueNotFound."""

@@ -283,7 +283,7 @@ class Trims:
         seen = None if row is None else row.readers
         return End(name, seen, uuid4().hex, _text({}, owner, drop=True))
 
-    async def carry_out(self, end: End) -> None:
+    async def drop(self, end: End) -> None:
         """Drop the log whose queue was deleted; if that fails, the upkeep does it later."""
         with _later(end.log):
             await self._carry_out(end.log, Trimming("", end.name, end.pending))
@@ -326,4 +326,4 @@ def _later(log: str) -> Iterator[None]:
     try:
         yield
     except Unavailable as error:
-        _log.warning("the upkeep will try again", log=log, error=str(error))
+        _log.warning("the upkeep will trim or drop a log later", log=log, error=str(error))

@@ -141,16 +141,10 @@ def test_a_message_reaches_a_program_as_it_is_and_a_terminal_plainly(
 def test_the_log_of_the_service_is_plain_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stderr)
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
+    configure_logging("info", "text")
     try:
-        configure_logging("info", "text")
-        try:
-            raise ValueError(HOSTILE)
-        except ValueError:
-            logging.getLogger("broker").exception("flow %s", HOSTILE, extra={"client": HOSTILE})
-    finally:
-        root.handlers[:], level = before[0], before[1]
-        root.setLevel(level)
+        raise ValueError(HOSTILE)
+    except ValueError:
+        logging.getLogger("broker").exception("flow %s", HOSTILE, extra={"client": HOSTILE})
     assert "ValueError" in stderr.getvalue()
     assert plain(stderr.getvalue()) == stderr.getvalue()

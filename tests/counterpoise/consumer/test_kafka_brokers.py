@@ -164,10 +164,11 @@ def test_with_one_replica_away_an_append_is_acknowledged_if_enough_are_left(
         with pytest.raises(LogUnavailable):
             publish(logs[3], 2, "c")
         expected = {"needs-2": "warning", "needs-3": "wrong"}
-        found = {}
+        found: dict[str, tuple[str, str]] = {}
 
         def is_found():
             # A log that does not answer yet, so soon after the kill, is found wrong as such.
+            found.clear()
             found.update(replicas_found(served.url))
             return {queue: state for queue, (state, _) in found.items()} == expected
 
