@@ -16,6 +16,11 @@ them: it is in a list of Hadoop's (`ShutdownHookManager`), whose hooks run one a
 priority, each within its time. Spark's hook has priority 40 and stops the context. A hook of a
 higher priority runs earlier: until it has returned or its time is up, the context, the queries and
 the connections between the JVM and Python work as usual.
+
+*A thread hears of signals as well* (`_hear_of_signals`). Python's handlers run in the main thread,
+which waits for the query in a call to the JVM. The kernel may give a signal to any other thread; it
+does when the process was stopped as the signal came (Ctrl-Z and `kill %1`, for one), and then the
+main thread goes on waiting. But any thread writes the signal's number to the wakeup descriptor.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import os
 import signal
 import threading
 import time
@@ -113,6 +119,7 @@ def drain_on_sigterm(
     departure = _Departure(what, timeout_seconds, end_seconds, signals[0])
     for number in signals:
         signal.signal(number, departure.on_signal)
+    _hear_of_signals()
     before_spark_stops(
         departure.on_end_of_jvm, timeout_seconds + _STOP_SECONDS + end_seconds + _SPARE_SECONDS
     )
@@ -144,16 +151,16 @@ class _Departure:
         if self._exit_code is not None:
             raise SystemExit(self._exit_code)
         self._signals += 1
-        # The first signal may come while the JVM, which also got it, already waits for the drain.
-        if not self._begin(number) and self._signals > 1:
+        # At the first signal the drain may have begun: another thread, or the JVM, heard of it.
+        if not self.begin(number) and self._signals > 1:
             self._at_once.set()
 
     def on_end_of_jvm(self) -> None:
         """Runs on a thread that the JVM waits for."""
-        self._begin(self._number)
+        self.begin(self._number)
         self._over.wait()
 
-    def _begin(self, number: int) -> bool:
+    def begin(self, number: int) -> bool:
         """Start the drain. False if it was started before."""
         if not self._begun.acquire(blocking=False):
             return False
@@ -206,6 +213,46 @@ class _Departure:
     def _queries(self) -> list[StreamingQuery]:
         streams = getattr(self._what, "streams", None)
         return list(streams.active) if streams is not None else _several(self._what)
+
+
+_wakeup: int | None = None  # the descriptor, once a thread reads what it is told
+
+
+def _hear_of_signals() -> None:
+    """From now on, drains begin although the main thread does not run their handler.
+
+    The descriptor of an event loop is left alone: it wakes the main thread, which runs the loop.
+    """
+    global _wakeup
+    if _wakeup is None:
+        told, _wakeup = os.pipe()
+        os.set_blocking(_wakeup, False)
+        threading.Thread(
+            target=_begin_drains, args=(told,), name="counterpoise-signals", daemon=True
+        ).start()
+    before = signal.set_wakeup_fd(_wakeup, warn_on_full_buffer=False)
+    if before not in (-1, _wakeup):
+        signal.set_wakeup_fd(before)
+
+
+def _begin_drains(told: int) -> None:
+    while True:
+        for number in os.read(told, 64):
+            departure = getattr(signal.getsignal(number), "__self__", None)
+            if isinstance(departure, _Departure):
+                departure.begin(number)
+
+
+def _hear_no_more() -> None:
+    """A forked process has signals of its own, and no thread that reads."""
+    global _wakeup
+    if _wakeup is not None:
+        signal.set_wakeup_fd(-1)
+        _wakeup = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_hear_no_more)
 
 
 def _signal_main_thread(number: int) -> None:

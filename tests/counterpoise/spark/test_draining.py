@@ -62,8 +62,10 @@ def query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Query:
 @pytest.fixture
 def signalled() -> Iterator[signal.Signals]:
     before = signal.getsignal(signal.SIGUSR1)
+    wakeup = signal.set_wakeup_fd(-1)
     yield signal.SIGUSR1
     signal.signal(signal.SIGUSR1, before)
+    signal.set_wakeup_fd(wakeup)
 
 
 def get_signals(*signals: signal.Signals) -> None:
@@ -146,6 +148,28 @@ def test_a_signal_drains_and_ends_the_program_with_0(
     assert end.value.code == 0
     assert query.stopped.is_set()
     assert plain.stopped.is_set()
+
+
+def test_a_signal_that_another_thread_gets_drains_as_well(
+    query: Query, signalled: signal.Signals
+) -> None:
+    """As when the process was stopped; the main thread waits for the query meanwhile."""
+    ended = threading.Event()
+    other = threading.Thread(target=ended.wait)
+    other.start()
+
+    def wait_for_the_query() -> None:
+        assert other.ident is not None
+        signal.pthread_kill(other.ident, signalled)
+        assert query.stopped.wait(240)
+        threading.Event().wait(240)
+
+    drain_on_sigterm(given(query), 600, [signalled], end_seconds=0)
+    leaves(query)
+    with pytest.raises(SystemExit) as end:
+        wait_for_the_query()
+    ended.set()
+    assert end.value.code == 0
 
 
 def test_a_signal_whose_drain_times_out_ends_it_with_1(
