@@ -12,6 +12,7 @@ from confluent_kafka import Producer
 
 from counterpoise.client import Client
 from counterpoise.logs import PositionTrimmed, open_log
+from counterpoise.logs.kafka import reader
 from tests.counterpoise.consumer.conftest import in_order, positions
 from tests.log_support import texts
 from tests.service import eventually
@@ -73,9 +74,15 @@ COMPACTED = {
 
 @pytest.mark.parametrize("topic", [COMPACTED], indirect=True)
 def test_compaction_amid_a_reading_leaves_the_newest_of_each_key_in_order(
-    client, send, running, log
+    client, send, running, log, monkeypatch
 ):
-    """The consumer holds at its first message until those that it has not fetched are compacted."""
+    """The consumer holds at its first message until those that it has not fetched are compacted.
+
+    It fetches nothing while it has anything that it did not handle. What was there at first may be
+    compacted before it comes.
+    """
+    for properties in (reader.CONSUMER, reader.STAYING, reader.SHARED):
+        monkeypatch.setitem(properties, "queued.min.messages", 1)
     holding, compacted = threading.Event(), threading.Event()
 
     def hold(_):
