@@ -142,7 +142,8 @@ def test_with_one_replica_away_an_append_is_acknowledged_if_enough_are_left(
 
     `counterpoise doctor` says so.
     """
-    monkeypatch.setattr(doctor, "TIMEOUT_SECONDS", SECONDS)
+    # A look that gets no answer is not the only one.
+    monkeypatch.setattr(doctor, "TIMEOUT_SECONDS", SECONDS / 6)
     logs: dict[int, Any] = {}
     for needed in (2, 3):
         topic = uuid.uuid4().hex
@@ -170,6 +171,7 @@ def test_with_one_replica_away_an_append_is_acknowledged_if_enough_are_left(
             # A log that does not answer yet, so soon after the kill, is found wrong as such.
             found.clear()
             found.update(replicas_found(served.url))
+            print(found)  # if this never holds, the report says why
             return {queue: state for queue, (state, _) in found.items()} == expected
 
         eventually(is_found, SECONDS)

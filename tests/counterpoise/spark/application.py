@@ -237,11 +237,18 @@ class Sink:
         self.wait_if("after")
 
     def wait_if(self, where: str) -> None:
-        hold = self.home / "hold"
-        while hold.exists() and hold.read_text() == where:
+        while text(self.home / "hold") == where:
             (self.home / "held").touch()
             time.sleep(0.02)
         (self.home / "held").unlink(missing_ok=True)
+
+
+def text(path: Path) -> str:
+    """What is in the file; nothing if it is not there, or not any more."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def on_a_cluster(home: Path) -> Setup:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.counterpoise.spark.application import Application
+from tests.counterpoise.spark.application import Application, text
 from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.small import LOCAL
 from tests.counterpoise.spark.starting import started
@@ -62,11 +62,11 @@ class FencedApplication(Application):
 
     def held(self) -> bool:
         """Whether it holds where it was told last."""
-        return _is_at(_text(self.home / "held"), _text(self.home / "hold"))
+        return _is_at(text(self.home / "held"), text(self.home / "hold"))
 
     def stop_its_source(self) -> None:
         """SIGSTOP to the process of its source: it plans nothing and tells the service nothing."""
-        os.kill(int(_text(self.home / "source")), signal.SIGSTOP)
+        os.kill(int(text(self.home / "source")), signal.SIGSTOP)
 
     def kill_executor(self, partition: int) -> None:
         """SIGKILL to the executor that wrote this partition last, and to its Python workers."""
@@ -128,7 +128,7 @@ class FencedApplications(Application):
 
 
 def wait_if(home: Path, where: str) -> None:
-    while _is_at(where, _text(home / "hold")):
+    while _is_at(where, text(home / "hold")):
         (home / "held").write_text(where)
         time.sleep(0.02)
     (home / "held").unlink(missing_ok=True)
@@ -137,13 +137,6 @@ def wait_if(home: Path, where: str) -> None:
 def _is_at(where: str, hold: str) -> bool:
     """Whether `hold` means this place. "inside" means the inside of each partition."""
     return bool(where) and hold in (where, where.partition(" ")[0])
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except FileNotFoundError:
-        return ""
 
 
 class WriteEvents:
