@@ -17,6 +17,7 @@ from uuid import uuid4
 
 from counterpoise import reading, wire
 from counterpoise.errors import BadAnswer, Invalid, InvalidUrl, error_of
+from counterpoise.options import check_counts
 from counterpoise.reading import json_of
 from counterpoise.wire import ChildrenItem, CommitItem, Json, Page, ReadyItem, ReleaseItem
 
@@ -57,6 +58,10 @@ class Listing(Generic[T]):
 _ON_THIS_MACHINE = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?(/|$)", re.IGNORECASE)
 
 
+# A name, in any script, or an address of IPv4 or IPv6, perhaps with a zone.
+_HOST = re.compile(r"[\w.-]+|[0-9a-f:.]+(%[\w.-]+)?")
+
+
 def base_url(url: str) -> str:
     """`url` as the root of all paths; raises `InvalidUrl`.
 
@@ -73,14 +78,24 @@ def base_url(url: str) -> str:
             "the service's address must not have a user or password, since addresses are shown: "
             "give a token in COUNTERPOISE_TOKEN (or the argument token), and the address without"
         )
-    shown = "this one (its query may hold a secret)" if {*"?#"} & {*text} else repr(url)
+    has_query = bool({*"?#"} & {*text})
+    shown = "this one (its query may hold a secret)" if has_query else repr(url)
+    if "," in text or text.count("://") > 1:
+        raise InvalidUrl(
+            f"the service's address must be a single one, not {shown}: for several replicas give "
+            "that of the load balancer before them"
+        )
     try:
         parts = urlsplit(text)
+        host, _port = parts.hostname or "", parts.port
+        host.encode("idna")
     except ValueError:
         raise InvalidUrl(f"the service's address is not a URL: {shown}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not host:
         raise InvalidUrl(f"the service's address must be an http:// or https:// URL, not {shown}")
-    if parts.query or parts.fragment:
+    if not text.isprintable() or not _HOST.fullmatch(host):
+        raise InvalidUrl(f"the service's address has a character that no address has: {shown}")
+    if has_query:
         raise InvalidUrl(
             f"the service's address must not have a query or fragment: leave out what follows "
             f"{parts.scheme}://{parts.netloc}{parts.path}"
@@ -127,12 +142,17 @@ def _segment(text: str) -> str:
     return quote(text, safe="").replace(".", "%2E") if set(text) == {"."} else quote(text, safe="")
 
 
-def queue_path(name: str, rest: str = "") -> str:
-    """Raises Invalid for a name that no queue has, which could be the path of another call."""
-    if not _NAME.fullmatch(name):
+def check_queue(name: object) -> None:
+    """Raises Invalid for a name that no queue has."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise Invalid(
             f"A queue's name is 1 to 200 of the characters A-Z a-z 0-9 . _ -, not {name!r}"
         )
+
+
+def queue_path(name: str, rest: str = "") -> str:
+    """Raises Invalid for a name that no queue has, which could be the path of another call."""
+    check_queue(name)
     return f"/queues/{_segment(name)}{rest}"
 
 
@@ -144,6 +164,8 @@ def listing(
     parts: reading.Parts[T] | None = None,
 ) -> Listing[T]:
     """A list of items, page by page."""
+    if max_items is not None:
+        check_counts(0, max_items=max_items)
     read = reading.page_of(parse)
     limit = PAGE_SIZE if max_items is None else max(1, min(PAGE_SIZE, max_items))
 

@@ -19,6 +19,7 @@ import functools
 import json
 import logging
 import os
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -31,8 +32,9 @@ import httpx
 from counterpoise import calls, tracing, wire
 from counterpoise import conditions as condition_calls
 from counterpoise.calls import Call, Listing, base_url, read_answer
-from counterpoise.errors import BadAnswer, Unreachable
+from counterpoise.errors import BadAnswer, InvalidCertificates, InvalidUrl, Unreachable
 from counterpoise.event_stream import EventReader
+from counterpoise.options import SHORTEST_SECONDS, check_seconds
 from counterpoise.reading import Content, Listed, checked_token
 
 P = ParamSpec("P")
@@ -102,12 +104,32 @@ def package_version() -> str:
         return "unknown"
 
 
-class _Settings:
-    """What both clients share: address, time limit, credential."""
+def _trusted() -> ssl.SSLContext:
+    """Trusts the system's authorities and certifi's, or only those that the environment names."""
+    named = os.environ.get("SSL_CERT_FILE")
+    try:
+        context = httpx.create_ssl_context()
+    except OSError as error:
+        raise InvalidCertificates(
+            f"SSL_CERT_FILE must name a PEM file with the authority's certificate, not {named!r}: "
+            f"{error}"
+        ) from None
+    if not named and not os.environ.get("SSL_CERT_DIR"):
+        context.load_default_certs()
+    return context
+
+
+class Settings:
+    """What both clients share: address, time limit, credential; checked, and shared with flows."""
 
     def __init__(self, url: str | None, token: str | None, timeout_seconds: float) -> None:
         self.url = base_url(url or os.environ.get("COUNTERPOISE_URL") or calls.DEFAULT_URL)
+        try:
+            httpx.URL(self.url)
+        except httpx.InvalidURL as error:
+            raise InvalidUrl(f"the service's address is not a URL: {self.url} ({error})") from None
         _QUIET.urls.add(self.url)
+        check_seconds(SHORTEST_SECONDS, timeout_seconds=timeout_seconds)
         self.timeout_seconds = timeout_seconds
         self._token = checked_token(token) or checked_token(os.environ.get("COUNTERPOISE_TOKEN"))
 
@@ -122,7 +144,7 @@ class _Settings:
             # A proxy from the environment is for other machines, not for this one.
             "trust_env": (parts.hostname or "") not in _LOOPBACK and not service_within(self.url),
             # Without TLS there is nothing to verify, and loading the certificates takes time.
-            "verify": parts.scheme == "https",
+            "verify": parts.scheme == "https" and _trusted(),
         }
 
     def request(self, call: Call[Any]) -> dict[str, Any]:
@@ -222,7 +244,7 @@ class Client:
     def __init__(
         self, url: str | None = None, *, token: str | None = None, timeout_seconds: float = 10.0
     ) -> None:
-        self._settings = _Settings(url, token, timeout_seconds)
+        self._settings = Settings(url, token, timeout_seconds)
         here = transport_within(self._settings.url)
         self._http = httpx.Client(limits=_LIMITS, transport=here, **self._settings.transport())
 
@@ -365,7 +387,7 @@ class AsyncClient:
     def __init__(
         self, url: str | None = None, *, token: str | None = None, timeout_seconds: float = 10.0
     ) -> None:
-        self._settings = _Settings(url, token, timeout_seconds)
+        self._settings = Settings(url, token, timeout_seconds)
         here = async_transport_within(self._settings.url)
         self._http = httpx.AsyncClient(limits=_LIMITS, transport=here, **self._settings.transport())
 

@@ -32,6 +32,12 @@ class InvalidToken(CounterpoiseError):
     code = "invalid_token"
 
 
+class InvalidCertificates(CounterpoiseError):
+    """The file that SSL_CERT_FILE names has no certificates of authorities, or cannot be read."""
+
+    code = "invalid_certificates"
+
+
 class NotCounterpoise(CounterpoiseError):
     """The server at this address is not a Counterpoise service."""
 

@@ -1,19 +1,28 @@
 """Slips of programs that a type checker would find, for programs without one.
 
 A misspelt option is answered with the name that was probably meant; the signature stays as it is. A
-function that should have worked and has only made a coroutine or a generator is an error.
+function that should have worked and has only made a coroutine or a generator is an error. Numbers
+without sense are refused before anything happens: TypeError for what is no number, ValueError for a
+number that is not allowed.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from difflib import get_close_matches
+from numbers import Integral, Real
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+# Three decades. The clocks of operating systems take no time limit without an end.
+LONGEST_SECONDS = 1e9
+# The shortest time limit: with none at all nothing can succeed.
+SHORTEST_SECONDS = 0.001
 
 
 def suggesting(function: Callable[P, T]) -> Callable[P, T]:
@@ -42,6 +51,31 @@ def has_run(result: object) -> None:
             f"a function of the program returned a {type(result).__name__} instead of doing its "
             "work: give a plain function (no async def, no yield); for asyncio there is AsyncFlow"
         )
+
+
+def check_counts(least: int = 1, /, **given: object) -> None:
+    """Raise TypeError or ValueError unless these, by name, are whole numbers from `least` on."""
+    for name, number in given.items():
+        if isinstance(number, bool) or not isinstance(number, Integral):
+            raise TypeError(f"{name} must be a whole number, not {number!r}")
+        if number < least:
+            raise ValueError(f"{name} must be at least {least}, not {number}")
+
+
+def check_seconds(least: float = 0.0, most: float = LONGEST_SECONDS, /, **given: object) -> None:
+    """Raise TypeError or ValueError unless these, by name, are seconds from `least` to `most`."""
+    for name, seconds in given.items():
+        if isinstance(seconds, bool) or not isinstance(seconds, Real):
+            raise TypeError(f"{name} must be a number of seconds, not {seconds!r}")
+        if not least <= float(seconds) <= most:
+            raise ValueError(f"{name} must be from {least:g} to {most:,.0f} seconds, not {seconds}")
+
+
+def check_time_left(**given: object) -> None:
+    """As `check_seconds`, of the time that a caller still has: None, or negative if it has none."""
+    for name, seconds in given.items():
+        if seconds is not None:
+            check_seconds(-math.inf, math.inf, **{name: seconds})
 
 
 def _shown(function: Callable[..., object], args: tuple[object, ...]) -> str:

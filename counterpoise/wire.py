@@ -343,6 +343,20 @@ class Results:
     update: Update | None
 
 
+def check_partition(partition: object) -> None:
+    """Raise TypeError unless it is the number of a partition as JSON can hold it."""
+    if isinstance(partition, bool) or not isinstance(partition, int):
+        raise TypeError(f"the partition must be an int, not {partition!r}")
+
+
+def _check_place(partition: object, epoch: object, position: object) -> None:
+    check_partition(partition)
+    if isinstance(epoch, bool) or not isinstance(epoch, int):
+        raise TypeError(f"the epoch must be an int, not {epoch!r}: take it from Owned.epoch")
+    if position is not None and not isinstance(position, str):
+        raise TypeError(f"the position must be a str, not {position!r}")
+
+
 Position: TypeAlias = tuple[int, int, str] | tuple[int, int, str, bool]
 """The fields of a `CommitItem`."""
 
@@ -358,6 +372,11 @@ class CommitItem:
     epoch: int
     position: str
     reached_cut: bool = False
+
+    def __post_init__(self) -> None:
+        _check_place(self.partition, self.epoch, self.position)
+        if self.position is None:
+            raise TypeError("the position to commit must be a str, not None")
 
     @property
     def fields(self) -> Position:
@@ -378,6 +397,9 @@ class ReleaseItem:
     position: str | None = None
     finished: bool = False
     reached_cut: bool = False
+
+    def __post_init__(self) -> None:
+        _check_place(self.partition, self.epoch, self.position)
 
 
 @dataclass(frozen=True)
@@ -408,6 +430,9 @@ class ChildrenItem:
     finished: bool = False
     children: tuple[Child, ...] = ()
 
+    def __post_init__(self) -> None:
+        _check_place(self.partition, self.epoch, self.position)
+
 
 @dataclass(frozen=True)
 class LineageNode:
@@ -429,6 +454,9 @@ class ReadyItem:
 
     partition: int
     epoch: int
+
+    def __post_init__(self) -> None:
+        _check_place(self.partition, self.epoch, None)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,14 @@ from counterpoise.consumer.work import Each, Handle, Rules, Worker
 from counterpoise.errors import CounterpoiseError, QueueNotFound, described
 from counterpoise.flow.base import OnOwned, OnRevoking, OnWarming, OnWarmingEnded
 from counterpoise.flow.blocking import Flow
-from counterpoise.options import has_run, suggesting
+from counterpoise.flow.programs import LONGEST_DRAIN_SECONDS
+from counterpoise.options import (
+    SHORTEST_SECONDS,
+    check_counts,
+    check_seconds,
+    has_run,
+    suggesting,
+)
 from counterpoise.wire import barrier_text
 
 logger = logging.getLogger("counterpoise.consumer")
@@ -215,7 +222,25 @@ class Consumer:
         the log that the service gives. `log_appears_seconds`: how long to wait for the log of a new
         queue. The others, from `client_name` on, are those of `Flow`.
         """
-        _check(handle, each, workers, max_messages, attempts)
+        _check(handle, each)
+        check_counts(
+            workers=workers,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            commit_messages=commit_messages,
+            attempts=attempts,
+        )
+        if limit is not None:
+            check_counts(0, limit=limit)
+        check_seconds(
+            idle_seconds=idle_seconds,
+            commit_seconds=commit_seconds,
+            backoff_seconds=backoff_seconds,
+            log_appears_seconds=log_appears_seconds,
+        )
+        check_seconds(0, LONGEST_DRAIN_SECONDS, drain_seconds=drain_seconds)
+        if max_processing_seconds is not None:
+            check_seconds(SHORTEST_SECONDS, max_processing_seconds=max_processing_seconds)
         self.queue = queue
         self._handle, self._each = handle, each
         self._workers = workers
@@ -544,15 +569,8 @@ class Consumer:
                 logger.exception("on_quarantined failed")
 
 
-def _check(handle: object, each: object, workers: int, max_messages: int, attempts: int) -> None:
+def _check(handle: object, each: object) -> None:
     if inspect.iscoroutinefunction(handle) or inspect.iscoroutinefunction(each):
         raise TypeError("a handler must be a plain function; for asyncio there is AsyncFlow")
     if handle is not None and each is not None:
         raise ValueError("give either a handler of batches or each=, not both")
-    for name, number in (
-        ("workers", workers),
-        ("max_messages", max_messages),
-        ("attempts", attempts),
-    ):
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, not {number}")

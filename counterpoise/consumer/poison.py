@@ -29,19 +29,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from counterpoise.calls import base_url, check_queue
 from counterpoise.client import Client
 from counterpoise.conditions import text_of
 from counterpoise.consumer.lanes import Failure
 from counterpoise.consumer.message import Message
 from counterpoise.errors import CounterpoiseError, reached_before
 from counterpoise.logs.address import parse_log
-from counterpoise.options import has_run
+from counterpoise.options import check_seconds, has_run
 from counterpoise.publisher import Publisher, PublisherIdInUse
+from counterpoise.reading import checked_token
 
 HEADER = "counterpoise-dead-letter-"
 LONGEST_ERROR_CHARACTERS = 1000
@@ -90,6 +92,13 @@ def _logs(place: QueueAt) -> Set[str]:
         return {*parse_log(client.queue(place.queue).log).parts}
 
 
+def _check_place(url: str | None, token: str | None) -> None:
+    """Raise InvalidUrl or InvalidToken for what no client could use; None is the consumer's."""
+    if url is not None:
+        base_url(url)
+    checked_token(token)
+
+
 Store: TypeAlias = Callable[[Message, Failure], Any]
 
 
@@ -113,6 +122,9 @@ class DeadLetter:
         token: str | None = None,
         log_url: str | None = None,
     ) -> None:
+        if not callable(to):
+            check_queue(to)
+        _check_place(url, token)
         self.to = to
         self._url, self._token, self._log_url = url, token, log_url
 
@@ -180,20 +192,21 @@ class Retry:
         token: str | None = None,
         log_url: str | None = None,
     ) -> None:
-        if isinstance(after_seconds, str | bytes):
+        if isinstance(after_seconds, str | bytes) or not isinstance(after_seconds, Iterable):
             raise TypeError(f"after_seconds must be a list of seconds, not {after_seconds!r}")
-        delays = tuple(map(float, after_seconds))
-        if not delays or not all(0 <= delay <= LONGEST_DELAY_SECONDS for delay in delays):
-            raise ValueError(
-                "after_seconds must have at least one delay, each from 0 to "
-                f"{LONGEST_DELAY_SECONDS:g} seconds, not {after_seconds!r}"
-            )
+        delays = tuple(after_seconds)
+        if not delays:
+            raise ValueError("after_seconds must have at least one delay")
+        for delay in delays:
+            check_seconds(0, LONGEST_DELAY_SECONDS, after_seconds=delay)
         if not _is_last(then):
             raise ValueError(
                 f'then must be "halt", "quarantine" or DeadLetter("queue"), not {then!r}'
             )
+        check_queue(queue)
+        _check_place(url, token)
         self.queue = queue
-        self.after_seconds = delays
+        self.after_seconds = tuple(map(float, delays))
         self.then: LastPolicy = then
         self.url, self.token, self.log_url = url, token, log_url
 

@@ -29,6 +29,7 @@ from counterpoise.flow.base import BaseFlow
 from counterpoise.flow.core import FlowCore
 from counterpoise.flow.programs import MayRenew, Pause, Program, Send, Sent
 from counterpoise.flow.view import Notice
+from counterpoise.options import check_time_left
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,6 +70,7 @@ class AsyncFlow(BaseFlow):
     async def open(self, wait_seconds: float = 30.0) -> Self:
         """Start to bind, and wait until bound; see `Flow.open`."""
         self._check_process()
+        check_time_left(wait_seconds=wait_seconds)
         client = AsyncClient(self._url, token=self._token, timeout_seconds=self._timeout_seconds)
         try:
             self._core.open()
@@ -100,24 +102,29 @@ class AsyncFlow(BaseFlow):
         self._core.check()
 
     async def close(self, *, timeout_seconds: float = 5.0, reason: str | None = None) -> None:
-        """Unbind and end the tasks; see `Flow.close`."""
+        """Unbind and end the tasks; see `Flow.close`. If this is cancelled, the flow is closed, and
+        its lease may have to expire.
+        """
         client = self._client
         if self._pid != os.getpid() or client is None or self._closed.is_set():
             return
+        check_time_left(timeout_seconds=timeout_seconds)
         self._closed.set()
+        reached = False
         others = [
             task
             for task in (self._teller, self._keeper)
             if task is not None and task is not asyncio.current_task()
         ]
         try:
-            if not await self._run(programs.leave(self._core, timeout_seconds, reason)):
-                logger.warning("flow on %s: the unbind did not reach the service", self.queue)
+            reached = await self._run(programs.leave(self._core, timeout_seconds, reason))
             self._to_tell.put_nowait(None)
             if others:
                 await asyncio.wait(others, timeout=_JOIN_SECONDS)
         finally:
             # Also when it is cancelled: nobody can close it a second time.
+            if not reached:
+                logger.warning("flow on %s: the unbind did not reach the service", self.queue)
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
@@ -134,6 +141,7 @@ class AsyncFlow(BaseFlow):
     async def wait(self, timeout_seconds: float | None = None, after: int | None = None) -> bool:
         """Wait until the view or the status changes; see `Flow.wait`."""
         self._check_process()
+        check_time_left(timeout_seconds=timeout_seconds)
         self._core.check()
         seen = self._core.version if after is None else after
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -150,6 +158,7 @@ class AsyncFlow(BaseFlow):
     ) -> None:
         """Say what is wrong with this consumer's work; see `Flow.report`."""
         self._check_process()
+        check_time_left(timeout_seconds=timeout_seconds)
         limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
         await self._run(self._reports.report(self._core, conditions, time.monotonic(), limit))
 

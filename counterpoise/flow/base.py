@@ -28,7 +28,8 @@ from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
 from counterpoise import conditions
-from counterpoise.calls import Call
+from counterpoise.calls import Call, check_queue
+from counterpoise.client import Settings
 from counterpoise.conditions import Condition, is_unknown
 from counterpoise.errors import (
     CounterpoiseError,
@@ -53,7 +54,7 @@ from counterpoise.flow.view import (
     WarmingEnded,
     WarmingStarted,
 )
-from counterpoise.options import suggesting
+from counterpoise.options import check_seconds, suggesting
 from counterpoise.wire import Update
 
 OnOwned: TypeAlias = Callable[[Owned], Any] | None
@@ -225,6 +226,9 @@ class BaseFlow:
         on_warming: OnWarming = None,
         on_warming_ended: OnWarmingEnded = None,
     ) -> None:
+        check_queue(queue)
+        Settings(url, token, timeout_seconds)  # refuses what no client could use
+        check_seconds(1, 3600, lease_seconds=lease_seconds)
         settings = FlowSettings(
             queue=queue,
             client_name=client_name or f"{socket.gethostname()}:{os.getpid()}",

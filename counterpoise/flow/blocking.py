@@ -37,7 +37,7 @@ from counterpoise.flow.base import BaseFlow
 from counterpoise.flow.core import FlowCore
 from counterpoise.flow.programs import MayRenew, Pause, Program, Send, Sent
 from counterpoise.flow.view import Notice
-from counterpoise.options import has_run
+from counterpoise.options import check_time_left, has_run
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -93,6 +93,7 @@ class Flow(BaseFlow):
         when time is up; in both cases the flow is closed.
         """
         self._check_process()
+        check_time_left(wait_seconds=wait_seconds)
         client = Client(self._url, token=self._token, timeout_seconds=self._timeout_seconds)
         with self._lock:
             try:
@@ -124,7 +125,7 @@ class Flow(BaseFlow):
                     raise self._core.last_error or Unreachable(
                         f"the service did not answer within {wait_seconds:g} s"
                     )
-                self._changed.wait(left)
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))
             self._core.check()
 
     def close(self, *, timeout_seconds: float = 5.0, reason: str | None = None) -> None:
@@ -139,6 +140,7 @@ class Flow(BaseFlow):
         client = self._client
         if self._pid != os.getpid() or client is None or self._closing.is_set():
             return
+        check_time_left(timeout_seconds=timeout_seconds)
         self._closing.set()
         if not self._run(programs.leave(self._core, timeout_seconds, reason)):
             logger.warning("flow on %s: the unbind did not reach the service", self.queue)
@@ -163,10 +165,12 @@ class Flow(BaseFlow):
         every method once the flow is gone for good.
         """
         self._check_process()
+        check_time_left(timeout_seconds=timeout_seconds)
+        limit = None if timeout_seconds is None else min(timeout_seconds, threading.TIMEOUT_MAX)
         with self._changed:
             self._core.check()
             seen = self._core.version if after is None else after
-            changed = self._changed.wait_for(lambda: self._core.version != seen, timeout_seconds)
+            changed = self._changed.wait_for(lambda: self._core.version != seen, limit)
             self._core.check()
             return changed
 
@@ -179,6 +183,7 @@ class Flow(BaseFlow):
         the lease if sent. Nothing is sent while the flow is not bound.
         """
         self._check_process()
+        check_time_left(timeout_seconds=timeout_seconds)
         limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
         self._run(self._reports.report(self._core, conditions, time.monotonic(), limit))
 

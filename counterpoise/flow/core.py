@@ -268,6 +268,8 @@ class FlowCore:
         # The service's clock (Unix seconds) minus the own clock, from the latest update.
         self.clock_offset: float | None = None
         self.was_bound = False
+        # The binding that the program has given up, until the service knows.
+        self._leaving: Bound | None = None
         self._binds = 0
         self._seq = 0
         self._acknowledged = Acknowledged()
@@ -376,14 +378,20 @@ class FlowCore:
         self._end(error)
 
     def leave(self) -> Bound | None:
-        """The program has closed the flow. Returns the binding to end, if it was bound."""
+        """The program has closed the flow. Returns the binding to end, if there is one; also when
+        it is asked again, until `left`.
+        """
         if self.status == "gone":
-            return None
-        bound = self.bound
+            return self._leaving
+        bound = self._leaving = self.bound
         self.gone_reason = "unbound"
         self.error = NotBound("the flow has been closed")
         self._forget_flow("gone", tell=False)
         return bound
+
+    def left(self) -> None:
+        """The service knows that the binding is given up."""
+        self._leaving = None
 
     def _was_bound_elsewhere(self, bound: Bound) -> bool:
         """Whether the name belongs to another queue than before; an older service sends no id."""

@@ -25,6 +25,7 @@ from counterpoise.errors import (
     as_passing,
 )
 from counterpoise.flow.core import FLOW_GONE, FlowCore, Item, Request
+from counterpoise.options import check_seconds, check_time_left
 from counterpoise.wire import (
     Child,
     ChildrenItem,
@@ -34,12 +35,15 @@ from counterpoise.wire import (
     ReadyItem,
     ReleaseItem,
     Update,
+    check_partition,
 )
 
 R = TypeVar("R")
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
+# The contract's limit for the request.
+LONGEST_DRAIN_SECONDS = 86400.0
 # The shortest time between polls that a service answers at once, to avoid a tight loop.
 SHORTEST_POLL_SECONDS = 0.05
 
@@ -152,18 +156,20 @@ def commit(
     `stale_epoch`, `not_owner`, `no_such_partition`; `flow_gone` when the lease expired (the
     flow is binding again). Only `ok` has an effect.
     """
-    core.check()
+    _check(core, timeout_seconds)
     items: list[CommitItem] = []
     outcomes: dict[int, str] = {}
     if isinstance(positions, Mapping):
         for partition, position in positions.items():
+            check_partition(partition)
             epoch = core.epoch_of(partition)
             if epoch is None:
                 outcomes[partition] = "not_owner"
             else:
                 items.append(CommitItem(partition, epoch, position))
     else:
-        items.extend(CommitItem(*item) for item in positions)
+        wanted = "{partition: position} or [(partition, epoch, position)]"
+        items.extend(CommitItem(*_fields(item, wanted, 3, 4)) for item in positions)
     request = core.commit(items) if items else None
     return outcomes | (yield from _submit(core, request, items, timeout_seconds))
 
@@ -197,14 +203,15 @@ def release_many(
     timeout_seconds: float | None = None,
 ) -> Program[dict[int, str]]:
     """Release several partitions in one call: items, or (partition, position, finished)."""
-    core.check()
+    _check(core, timeout_seconds)
     named: list[ReleaseItem] = []
     outcomes: dict[int, str] = {}
     for one in items:
         if isinstance(one, ReleaseItem):
             named.append(one)
             continue
-        partition, position, finished = one
+        partition, position, finished = _fields(one, "(partition, position, finished)", 3)
+        check_partition(partition)
         epoch = core.epoch_of(partition)
         if epoch is None:
             outcomes[partition] = "not_owner"
@@ -232,6 +239,7 @@ def children(
     owner of another parent lags. Returns the outcome, as for `children_many`.
     """
     core.check()
+    check_partition(partition)
     owned = core.view.partitions.get(partition)
     if epoch is None:
         epoch = core.epoch_of(partition)
@@ -290,7 +298,7 @@ def children_many(
     `unknown_parent` (the owner of another parent lags; try again), `not_ended`,
     `conflicting_child`, `too_many_partitions`.
     """
-    core.check()
+    _check(core, timeout_seconds)
     named = list(items)
     request = core.children(named) if named else None
     return (yield from _submit(core, request, named, timeout_seconds))
@@ -304,7 +312,8 @@ def ready(
     timeout_seconds: float | None = None,
 ) -> Program[str]:
     """Report that the warm-up of a partition is done; returns the outcome."""
-    core.check()
+    _check(core, timeout_seconds)
+    check_partition(partition)
     if epoch is None:
         warming = core.view.warming.get(partition)
         if warming is None:
@@ -320,6 +329,7 @@ def refresh(core: FlowCore, *, timeout_seconds: float | None = None) -> Program[
 
     Updates come when the view changes, and commits do not change it. Does nothing while not bound.
     """
+    _check(core, timeout_seconds)
     asked = core.refresh_call()
     if asked is None:
         return
@@ -335,6 +345,8 @@ def drain(core: FlowCore, timeout_seconds: float | None = None) -> Program[None]
     `ServiceUnavailable`, and `NotBound` while binding.
     """
     core.check()
+    if timeout_seconds is not None:
+        check_seconds(0, LONGEST_DRAIN_SECONDS, timeout_seconds=timeout_seconds)
     flow_id, call = core.drain_call(timeout_seconds)
     answer = yield from _until(core, call, flow_id)
     core.poll_answered(flow_id, answer.value, answer.sent_at, answer.now)
@@ -343,14 +355,17 @@ def drain(core: FlowCore, timeout_seconds: float | None = None) -> Program[None]
 def unbind(core: FlowCore) -> Program[None]:
     """Give up all partitions at once; to hand them off in order, drain first.
 
-    Raises `ServiceUnavailable` if the service is not reached; then the lease has to expire.
+    The flow is closed from then on, also if this is interrupted or raises `ServiceUnavailable`
+    because the service is not reached. Then `unbind` and `close` try again; else the lease has to
+    expire.
     """
     if not (yield from leave(core, core.settings.timeout_seconds)):
         raise core.last_error or ServiceUnavailable("the service did not answer")
 
 
 def leave(core: FlowCore, timeout_seconds: float, reason: str | None = None) -> Program[bool]:
-    """Unbind. False if the service was not reached in time; then the lease has to expire.
+    """Unbind. False if the service was not reached in time; then the lease has to expire, or the
+    program leaves again, as after an interruption.
 
     `reason`: what the service is to record instead of `unbound`.
     """
@@ -367,7 +382,8 @@ def leave(core: FlowCore, timeout_seconds: float, reason: str | None = None) -> 
     except ServiceUnavailable:
         return False
     except CounterpoiseError:
-        return True  # it is gone already, perhaps with its queue
+        pass  # it is gone already, perhaps with its queue
+    core.left()
     return True
 
 
@@ -391,6 +407,19 @@ def log_access(core: FlowCore, fresh: bool = False) -> Program[LogAccess | None]
         answer = yield from _until(core, call, None)
     core.log_access = answer.value.access
     return core.log_access
+
+
+def _check(core: FlowCore, timeout_seconds: float | None) -> None:
+    """Raise if the flow cannot be used, or with this time limit."""
+    check_time_left(timeout_seconds=timeout_seconds)
+    core.check()
+
+
+def _fields(item: object, wanted: str, *counts: int) -> Sequence[Any]:
+    """The fields of an item of a program; TypeError if there are not so many."""
+    if isinstance(item, str) or not isinstance(item, Sequence) or len(item) not in counts:
+        raise TypeError(f"give {wanted}; an item is {item!r}")
+    return item
 
 
 def _submit(

@@ -25,10 +25,11 @@ from types import TracebackType
 from typing import Self
 from zlib import crc32
 
+from counterpoise.calls import check_queue
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, UsedInAnotherProcess
 from counterpoise.logs import Message, open_log
-from counterpoise.options import suggesting
+from counterpoise.options import SHORTEST_SECONDS, check_counts, check_seconds, suggesting
 from counterpoise.publisher.buffer import Buffer
 from counterpoise.publisher.delivery import Delivery, OpenLog
 from counterpoise.publisher.sending import Sending
@@ -79,16 +80,15 @@ class Publisher:
         `connections` (2, and with a `publisher_id` 1, which then is the most) bounds how many
         batches are on their way to the built-in log at once; other logs take one at a time.
         """
-        if batch_messages < 1 or buffer_messages < 1:
-            raise ValueError("batch_messages and buffer_messages must be at least 1")
-        if linger_seconds < 0 or timeout_seconds <= 0:
-            raise ValueError("linger_seconds must not be negative, timeout_seconds positive")
+        check_queue(queue)
+        check_counts(batch_messages=batch_messages, buffer_messages=buffer_messages)
+        check_seconds(linger_seconds=linger_seconds)
+        check_seconds(SHORTEST_SECONDS, timeout_seconds=timeout_seconds)
         if publisher_id is not None and not 1 <= len(publisher_id.encode()) <= 200:
             raise ValueError("publisher_id must have 1 to 200 bytes")
         if connections is None:
             connections = 2 if publisher_id is None else 1
-        if connections < 1:
-            raise ValueError("connections must be at least 1")
+        check_counts(connections=connections)
         if connections > 1 and publisher_id is not None:
             raise ValueError(
                 "a publisher with a publisher_id must have 1 connection: over several, no sequence "
@@ -152,7 +152,7 @@ class Publisher:
         background error of an earlier message; then this message was not taken.
         """
         self._check_process()
-        message = Message(value, key, dict(headers) if headers else None, published_at)
+        message = Message(value, key, _copied(headers), published_at)
         size = message.size_bytes()
         with self._lock:
             self._raise_if_unusable()
@@ -249,3 +249,8 @@ class Publisher:
                     "is there and only slower than this, raise buffer_messages or timeout_seconds"
                 )
             self._raise_if_unusable()
+
+
+def _copied(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    # What is no mapping is left to the message's own check.
+    return dict(headers) or None if isinstance(headers, Mapping) else headers

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 from counterpoise.client import SERVICES, Client
 from counterpoise.errors import CounterpoiseError, FlowGone, QueueNotFound
 from counterpoise.logs import Message, open_log
+from counterpoise.options import check_seconds
 from counterpoise.publisher import Publisher
 from counterpoise.testing.exchanges import AsyncTransport, BlockingTransport, Flows, Killed
 from counterpoise.wire import LogAccess, Queue
@@ -179,6 +180,7 @@ class MemoryService:
         Raises what its handler raises, and TimeoutError after so many real seconds: a consumer that
         passes messages by (quarantine) or shares the queue with others does not get there.
         """
+        check_seconds(timeout_seconds=timeout_seconds)
         waiting = self.lag(consumer.queue)
         deadline = time.monotonic() + timeout_seconds
         late = False
@@ -237,6 +239,7 @@ class MemoryService:
 
         Raises TimeoutError after so many real seconds.
         """
+        check_seconds(timeout_seconds=timeout_seconds)
         deadline = time.monotonic() + timeout_seconds
         while not condition():
             if time.monotonic() > deadline:
@@ -261,6 +264,7 @@ class MemoryService:
         Flows that poll (every `Consumer`, `Flow` and `AsyncFlow`) renew their leases meanwhile,
         unless they were killed. A flow that only a `Client` has bound does not.
         """
+        check_seconds(seconds=seconds)
         self._server.advance(seconds, self._flows.renews)
 
     def kill(self, who: Who) -> None:

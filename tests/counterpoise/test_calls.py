@@ -145,6 +145,9 @@ def test_every_operation_on_queues_has_its_call():
         ("https://a/counterpoise/", "https://a/counterpoise/v1"),
         ("http://a/v1/", "http://a/v1"),
         (" http://[::1]:8640 ", "http://[::1]:8640/v1"),
+        ("http://[fe80::1%eth0]", "http://[fe80::1%eth0]/v1"),
+        ("http://bücher.example:1", "http://bücher.example:1/v1"),
+        ("http://my_service", "http://my_service/v1"),
     ],
 )
 def test_addresses_may_be_written_in_many_ways(url, base):
@@ -163,6 +166,17 @@ def test_addresses_may_be_written_in_many_ways(url, base):
         ("https://host#hunter2", "query or fragment"),
         ("host?token=hunter2", "http:// or https://"),
         ("http://[::1", "is not a URL: 'http://\\[::1'"),
+        ("https://host/v1?", "query or fragment"),
+        ("http://a:1,b:2", "must be a single one, not 'http://a:1,b:2': .* load balancer"),
+        ("http://a,b?token=hunter2", "must be a single one, not this one"),
+        ("http://a http://b", "must be a single one"),
+        ("http://a:x", "is not a URL: 'http://a:x'"),
+        ("http://a:99999", "is not a URL"),
+        ("localhost:99999", "is not a URL"),
+        ("http://a..b", "is not a URL"),
+        ("http://a b", "a character that no address has: 'http://a b'"),
+        ("http://a\nb", r"a character that no address has: 'http://a\\nb'"),
+        ("http://a;b", "a character that no address has"),
     ],
 )
 def test_an_address_holds_no_secret_and_what_may_be_one_is_not_repeated(url, said):

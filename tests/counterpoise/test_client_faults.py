@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from counterpoise.client import Client
+from counterpoise.client import AsyncClient, Client
+from counterpoise.consumer import Consumer, DeadLetter, Retry
 from counterpoise.errors import (
     BadAnswer,
     FlowGone,
     Invalid,
+    InvalidCertificates,
+    InvalidToken,
     InvalidUrl,
     NotCounterpoise,
     Refused,
@@ -20,6 +23,8 @@ from counterpoise.errors import (
     ServiceUnavailable,
     Unreachable,
 )
+from counterpoise.flow import AsyncFlow, Flow
+from counterpoise.publisher import Publisher
 from tests.counterpoise.faulty import Answer, Cut, Stall, asking, faulty_service, problem
 
 CERTIFICATES = Path(__file__).parents[1] / "certificates"
@@ -89,8 +94,8 @@ def speak_plainly(peer: socket.socket) -> None:
 def show_a_certificate(peer: socket.socket) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(CERTIFICATES / "first.pem", CERTIFICATES / "first-key.pem")
-    with suppress(OSError):
-        context.wrap_socket(peer, server_side=True).recv(1)
+    with suppress(OSError), context.wrap_socket(peer, server_side=True) as spoken:
+        spoken.recv(1)
 
 
 @pytest.mark.parametrize(
@@ -114,10 +119,84 @@ def test_what_is_wrong_with_tls_is_said(ask, speak, said):
         thread.join()
 
 
-@pytest.mark.parametrize("url", ["flights", "ftp://x", "http://", "http://x/?a=b"])
+def test_the_authority_of_the_environment_is_trusted_also_on_this_machine(ask, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATES / "first.pem"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as peer:
+                show_a_certificate(peer)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(Unreachable, match="was cut"):
+            ask(f"https://127.0.0.1:{server.getsockname()[1]}")
+        thread.join()
+
+
+@pytest.mark.parametrize("named", ["no-such-file.pem", "README.md"])
+def test_a_file_without_authorities_is_refused_before_the_first_call(monkeypatch, named):
+    monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATES / named))
+    for make in (Client, AsyncClient):
+        with pytest.raises(InvalidCertificates, match=rf"SSL_CERT_FILE must name .*{named}"):
+            make("https://service.invalid")
+
+
+def test_without_the_environment_the_systems_authorities_are_trusted(monkeypatch):
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+    loaded = []
+    monkeypatch.setattr(
+        ssl.SSLContext, "load_default_certs", lambda *_: loaded.append("the system's")
+    )
+    Client("https://service.invalid").close()
+    assert loaded == ["the system's"]
+
+
+@pytest.mark.parametrize(
+    "url", ["flights", "ftp://x", "http://", "http://x/?a=b", "http://999.0.0.1"]
+)
 def test_an_invalid_address_is_refused(ask, url):
     with pytest.raises(InvalidUrl):
         ask(url)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Flow,
+        AsyncFlow,
+        Consumer,
+        Publisher,
+        DeadLetter,
+        lambda queue: Retry(queue, after_seconds=[1]),
+    ],
+)
+@pytest.mark.parametrize("name", ["two words", "", "a/b", None, 5])
+def test_so_is_a_name_that_no_queue_has(make, name):
+    with pytest.raises(Invalid, match=f"not {name!r}"):
+        make(name)
+
+
+@pytest.mark.parametrize("make", [Flow, AsyncFlow, Consumer, Publisher])
+def test_what_no_client_could_use_is_refused_where_it_is_given(make, monkeypatch):
+    with pytest.raises(InvalidUrl, match="a single one"):
+        make("flights", url="http://a,b")
+    with pytest.raises(InvalidToken):
+        make("flights", token="two words")
+    monkeypatch.setenv("COUNTERPOISE_URL", "ftp://x")
+    with pytest.raises(InvalidUrl, match="ftp://x"):
+        make("flights")
+
+
+@pytest.mark.parametrize(
+    "make", [DeadLetter, lambda *args, **given: Retry(*args, after_seconds=[1], **given)]
+)
+def test_so_are_the_address_and_the_key_of_another_queue(make):
+    with pytest.raises(InvalidUrl, match="a single one"):
+        make("dead", url="http://a,b")
+    with pytest.raises(InvalidToken):
+        make("dead", token="two words")
 
 
 def test_retry_after_is_told(faulty, ask):

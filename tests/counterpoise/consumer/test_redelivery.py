@@ -453,7 +453,7 @@ def test_the_retry_queue_is_looked_for_before_anything_is_handled(service, clien
 
 @pytest.mark.parametrize("delays", [[], [-1], [float("nan")], [float("inf")]])
 def test_delays_that_cannot_be(delays):
-    with pytest.raises(ValueError, match="after_seconds must have at least one delay"):
+    with pytest.raises(ValueError, match="after_seconds must "):
         Retry("retries", after_seconds=delays)
 
 

@@ -318,7 +318,10 @@ def test_a_flow_closed_during_a_bind_unbinds_the_new_flow():
 
 def test_leaving_tells_no_losses():
     flow = bound_core(7, partition(0, 1))
-    assert flow.leave() is not None
+    binding = flow.leave()
+    assert binding is not None
+    assert flow.leave() is binding, "the service may not know yet"
+    flow.left()
     assert flow.leave() is None
     assert told(flow) == []
     with pytest.raises(NotBound):

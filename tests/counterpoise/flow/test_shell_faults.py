@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import logging
+import math
 import os
 import pickle
 import sys
@@ -19,6 +20,7 @@ from counterpoise.errors import (
     UsedInAnotherProcess,
 )
 from counterpoise.flow import AsyncFlow, Flow, Owned
+from counterpoise.wire import ReleaseItem
 from tests.counterpoise.faulty import Answer, Cut, Stall, faulty_service, problem
 from tests.log_support import until
 
@@ -418,6 +420,111 @@ async def test_a_close_that_is_cancelled_leaves_nothing_behind(faulty):
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("flow-")]
     assert flow._client is not None
     assert flow._client._http.is_closed
+
+
+async def test_an_unbind_that_is_cancelled_is_made_up_for_by_close(faulty):
+    faulty.script = failing("/f1", Stall(), 1)
+    async with AsyncFlow("flights", url=faulty.url) as flow:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await flow.unbind()
+        assert flow.status == "gone"
+        assert faulty.unbound == set()
+    assert faulty.unbound == {"f1"}
+
+
+async def test_a_close_that_is_cancelled_says_so(faulty, caplog):
+    flow = AsyncFlow("flights", url=faulty.url)
+    await flow.open()
+    faulty.script = failing("/f1", Stall(), 1)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await flow.close()
+    assert "the unbind did not reach the service" in caplog.text
+
+
+def test_an_unbind_that_did_not_reach_the_service_can_be_repeated(faulty, make):
+    faulty.script = lambda seen: problem(503, "unavailable") if seen.method == "DELETE" else None
+    with make(timeout_seconds=0.2) as flow:
+        for _ in range(2):
+            with pytest.raises(ServiceUnavailable):
+                flow.unbind()
+        faulty.script = lambda _: None
+        flow.unbind()
+        assert faulty.unbound == {"f1"}
+        count = len(faulty.seen)
+        flow.unbind()
+        assert len(faulty.seen) == count
+
+
+WRONG_SHAPES = {
+    "no epoch": (
+        lambda flow: flow.commit([(0, "1")]),
+        r"\[\(partition, epoch, position\)\]; an item",
+    ),
+    "one item": (lambda flow: flow.commit((0, 1, "5")), "an item is 0"),
+    "text": (lambda flow: flow.commit("0"), "an item is '0'"),
+    "an item of release": (lambda flow: flow.commit([ReleaseItem(0, 1)]), "an item is ReleaseItem"),
+    "a number as the position": (lambda flow: flow.commit({0: 5}), "position must be a str, not 5"),
+    "no position": (lambda flow: flow.commit({0: None}), "must be a str, not None"),
+    "keys of JSON": (lambda flow: flow.commit({"0": "5"}), "partition must be an int, not '0'"),
+    "a float": (lambda flow: flow.commit([(0.0, 1, "5")]), r"partition must be an int, not 0\.0"),
+    "True": (lambda flow: flow.commit([(True, 1, "5")]), "partition must be an int, not True"),
+    "swapped": (lambda flow: flow.commit([(0, "5", 1)]), "epoch must be an int, not '5'"),
+    "a partition as text": (lambda flow: flow.release("0"), "partition must be an int, not '0'"),
+    "an Owned": (lambda flow: flow.release(flow.partitions[0]), "must be an int, not Owned"),
+    "a position": (lambda flow: flow.release(0, 5, epoch=1), "position must be a str, not 5"),
+    "a short item": (lambda flow: flow.release_many([(0, "5")]), r"position, finished\); an item"),
+    "numbers": (lambda flow: flow.release_many([0]), "an item is 0"),
+    "ready": (lambda flow: flow.ready("0"), "partition must be an int, not '0'"),
+    "finish": (lambda flow: flow.finish("0"), "partition must be an int, not '0'"),
+    "children": (lambda flow: flow.children("0", ()), "partition must be an int, not '0'"),
+}
+
+
+@pytest.mark.parametrize(("call", "said"), WRONG_SHAPES.values(), ids=WRONG_SHAPES)
+def test_what_cannot_be_sent_is_refused_at_once(faulty, make, call, said):
+    lost: list[Owned] = []
+    with make(on_lost=lost.append) as flow:
+        count = len(faulty.seen)
+        with pytest.raises(TypeError, match=said):
+            call(flow)
+        assert not [seen for seen in faulty.seen[count:] if seen.method == "POST"]
+        faulty.show()
+        until(lambda: lost)
+
+
+@pytest.mark.parametrize("nonsense", [math.nan, True, "5"])
+def test_a_time_limit_without_sense_is_refused_at_once(faulty, make, nonsense):
+    limits = {"timeout_seconds": nonsense}
+    said = "timeout_seconds must be "
+    with make() as flow:
+        for call in (
+            lambda: flow.commit({0: "5"}, **limits),
+            lambda: flow.release(0, **limits),
+            lambda: flow.children(0, (), **limits),
+            lambda: flow.finish(0, **limits),
+            lambda: flow.ready(0, 1, **limits),
+            lambda: flow.report((), **limits),
+            lambda: flow.refresh(**limits),
+            lambda: flow.drain(**limits),
+            lambda: flow.wait(**limits),
+            lambda: flow.close(**limits),
+        ):
+            with pytest.raises((TypeError, ValueError), match=said):
+                call()
+        assert flow.status == "bound"
+        with pytest.raises((TypeError, ValueError), match="wait_seconds must be"):
+            make().open(wait_seconds=nonsense)
+
+
+def test_a_caller_may_have_no_time_left_or_all_of_it(faulty, make):
+    with make() as flow:
+        assert not flow.wait(-1)
+        assert flow.commit({0: "5"}, timeout_seconds=math.inf) == {0: "ok"}
+        seen = flow.version
+        faulty.show(faulty.owned(0, 1), faulty.owned(1, 1))
+        assert flow.wait(math.inf, after=seen)
 
 
 @pytest.mark.parametrize("method", ["close", "report", "wait"])

@@ -137,6 +137,25 @@ def test_a_message_that_no_log_can_hold_is_refused_at_once(publisher, log):
     assert everything(log) == ["b"]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (("text",), "value must be bytes, not str"),
+        ((b"a", b"key"), "key must be a str, not bytes"),
+        ((b"a", "key", [("name", "text")]), "headers must be a mapping, not list"),
+        ((b"a", "key", "name"), "headers must be a mapping, not str"),
+        ((b"a", "key", 0), "headers must be a mapping, not int"),
+        ((b"a", "key", {"name": 5}), "header 'name' must be a str, not int"),
+        ((b"a", "key", None, "today"), "published_at must be a datetime, not str"),
+    ],
+)
+def test_what_is_no_message_is_refused_at_once(wrong, said):
+    with Publisher("flights", url="http://service.invalid") as publisher:
+        with pytest.raises(InvalidMessage, match=said):
+            publisher.publish(*wrong)
+        assert publisher.unconfirmed == 0
+
+
 def test_many_threads_may_publish(publisher, log):
     def publish(name):
         for number in range(200):
