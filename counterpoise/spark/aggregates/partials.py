@@ -24,7 +24,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from operator import itemgetter
 from typing import Any
@@ -299,7 +299,9 @@ def _mapped(value: Any) -> Any:
 def _tagged(value: Any) -> dict[str, str]:
     match value:
         case datetime():
-            return {_TAG: "time", "is": value.isoformat()}
+            # Applications may have several time zones.
+            one = value if value.tzinfo is None else value.astimezone(UTC)
+            return {_TAG: "time", "is": one.isoformat()}
         case date():
             return {_TAG: "date", "is": value.isoformat()}
         case Decimal():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -182,6 +182,13 @@ def test_what_a_column_may_have_comes_back_from_the_database(value: Any) -> None
 def test_the_two_zeros_of_floats_are_one_group(place: Callable[[float], Any]) -> None:
     """Rounding gives both. The database of the result takes them for equal."""
     assert to_text(place(-0.0)) == to_text(place(0.0))
+
+
+def test_a_time_has_one_text_in_all_time_zones() -> None:
+    """Spark gives times in the zone of its session, also those within a struct."""
+    here = datetime(2026, 1, 2, 3, tzinfo=UTC)
+    there = here.astimezone(timezone(timedelta(hours=9)))
+    assert to_text([{"at": here}]) == to_text([{"at": there}])
 
 
 def test_other_values_are_refused() -> None:
