@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import math
 import re
 import time
@@ -52,7 +53,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.head import HEAD, Head
 from api.metrics import Metrics
-from api.problems import of_defect, problem
+from api.problems import of_defect, problem, shown
 from api.rates import Rates
 from api.schemas.common import MOST_PARTITIONS
 from broker.core.errors import Invalid
@@ -403,7 +404,7 @@ def _list_of(model: type[BaseModel]) -> LargeField | None:
 class ReadRequest(Request):
     """A request whose body was read and parsed; FastAPI asks it for the result."""
 
-    def __init__(self, request: Request, value: Callable[[], object], body: bytes = b"?") -> None:
+    def __init__(self, request: Request, value: object, body: bytes = b"?") -> None:
         """`body`: what stands for it; FastAPI looks only at whether it is empty."""
         super().__init__(request.scope, request.receive)
         self._value = value
@@ -413,8 +414,7 @@ class ReadRequest(Request):
         return self._stand_in
 
     async def json(self) -> object:
-        """Raises `json.JSONDecodeError`."""
-        return self._value()
+        return self._value
 
 
 async def read_body(
@@ -427,11 +427,48 @@ async def read_body(
         # So that its memory is free when it is parsed.
         arrived.content = b""
     if not body:
-        return ReadRequest(request, lambda: None, b"")
-    if not large or len(body) <= SMALL_BYTES:
-        return ReadRequest(request, lambda: _bounded(orjson.loads(body), model, large))
-    value = await _Reader(body, large).read()
-    return ReadRequest(request, lambda: _few_unknown(value, model))
+        return ReadRequest(request, None, b"")
+    if large and len(body) > SMALL_BYTES:
+        value: object = await _Reader(body, large).read()
+        return ReadRequest(request, _few_unknown(value, model))
+    try:
+        value = _loaded(body)
+    except orjson.JSONDecodeError as error:
+        raise _invalid(f"not JSON: {error.msg} at character {error.pos}") from None
+    return ReadRequest(request, _bounded(value, model, large))
+
+
+def _loaded(text: bytes) -> Any:
+    """The value of the text. Raises `orjson.JSONDecodeError`, and `Invalid` if one of its objects
+    has a field twice: which of the two is meant is not known.
+    """
+    value = orjson.loads(text)
+    try:
+        # Of two fields with one name only the last is left, so there are fewer colons. Those in
+        # texts come back as they were, unless they are written as numbers.
+        colons = orjson.dumps(value).count(b":")
+    except orjson.JSONEncodeError:
+        raise _invalid("too many objects or lists within each other") from None
+    if text.count(b":") != colons or b"\\u003" in text:
+        json.loads(text, object_pairs_hook=_once, parse_int=str, parse_float=str)
+    return value
+
+
+def _once(fields: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of these fields. Raises `Invalid` if one is there twice."""
+    value = dict(fields)
+    if len(value) < len(fields):
+        name, _ = Counter(name for name, _ in fields).most_common(1)[0]
+        raise _twice(name)
+    return value
+
+
+def _twice(name: str) -> Invalid:
+    return _invalid(f"an object has the field {shown(name)!r} twice")
+
+
+def _invalid(message: str) -> Invalid:
+    return Invalid(f"body: {message}", [("body", message)])
 
 
 class _Reader:
@@ -456,6 +493,8 @@ class _Reader:
         self._take(_START, "expected a JSON object")
         for _ in range(MOST_PLAIN_FIELDS):
             name = str(self._parsed(self._take(_NAME, "expected a field's name")[1]))
+            if name in value:
+                raise _twice(name)
             large = next((one for one in fields if one.name == name), None)
             if large is not None and self._body.startswith(large.opening, self._at):
                 self._at += 1
@@ -476,14 +515,20 @@ class _Reader:
         an item's, wrong ones are the last that are kept.
         """
         end = re.compile(rb"\s*" + re.escape(large.closing))
-        pieces: list[Any] = []
+        items: list[Any] = []
+        mapping: dict[str, Any] = {}
         count, wrong = 0, False
         found = end.match(self._body, self._at)
         while not found:
             piece = await self._piece(large)
             if not wrong:
+                if large.mapping and (repeated := mapping.keys() & piece.keys()):
+                    raise _twice(repeated.pop())
                 checked, right = large.checked(piece)
-                pieces.append(checked)
+                if large.mapping:
+                    mapping |= checked
+                else:
+                    items += checked
                 count += len(checked)
                 # More than there may be are not read; that they are too many is said of the whole.
                 wrong = not right or count > large.most
@@ -496,9 +541,7 @@ class _Reader:
             await pause()
         self._at = found.end() if found else self._at
         await pause()
-        if large.mapping:
-            return {name: value for piece in pieces for name, value in piece.items()}
-        return [item for piece in pieces for item in piece]
+        return mapping if large.mapping else items
 
     async def _piece(self, large: LargeField) -> Any:
         """As many of the next items as a piece has; one item if that is larger."""
@@ -512,7 +555,7 @@ class _Reader:
 
     def _parsed(self, text: bytes) -> Any:
         try:
-            return orjson.loads(text)
+            return _loaded(text)
         except orjson.JSONDecodeError as error:
             raise self._invalid(f"not JSON: {error.msg}") from None
 
@@ -524,8 +567,7 @@ class _Reader:
         return found
 
     def _invalid(self, message: str) -> Invalid:
-        message = f"{message}, at byte {self._at}"
-        return Invalid(f"body: {message}", [("body", message)])
+        return _invalid(f"{message}, at byte {self._at}")
 
 
 def _bounded(value: Any, model: type[BaseModel], large: Sequence[LargeField]) -> Any:

@@ -255,8 +255,6 @@ def _field_problem(item: Mapping[str, Any], body_model: object) -> FieldProblem:
             message = "set when the queue is created, and cannot be changed"
         else:
             message = unknown_name(str(path[-1]), _fields_at(body_model, path[:-1]))
-    elif kind == "json_invalid":
-        field, message = "body", f"not JSON: {item['ctx']['error']} at character {path[0]}"
     elif kind == "missing":
         message = "required" if path else "a JSON object is required as the body"
     elif kind == "string_pattern_mismatch":
@@ -302,8 +300,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
             f"This path takes {', '.join(methods)}.",
             headers={"Allow": ", ".join(methods)},
         )
-    if error.status_code == 400:
-        return invalid([FieldProblem(field="body", message="not JSON in UTF-8")])
     raise error
 
 

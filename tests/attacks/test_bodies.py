@@ -285,6 +285,39 @@ def test_a_large_body_is_read_as_a_small_one(unlimited: Service) -> None:
             assert answer.json()["errors"][0]["field"] == "body"
 
 
+@pytest.mark.parametrize("items", [1, 7000])
+@pytest.mark.parametrize(
+    ("twice", "name"),
+    [
+        ('{"seq":1,"seq":2,"partitions":[ITEMS]}', "seq"),
+        ('{"partitions":[ITEMS],"seq":1,"partitions":[ITEMS]}', "partitions"),
+        ('{"partitions":[ITEMS,{"partition":1,"epoch":1,"epoch":2,"position":"1"}]}', "epoch"),
+        (
+            (
+                '{"partitions":[ITEMS,{"partition":1,"epoch":1,"position":"\\u003A",'
+                '"p\\u006fsition":"1"}]}'
+            ),
+            "position",
+        ),
+        ('{"positions":{PAIRS,"0":"7"}}', "0"),
+        ('{"positions":{PAIRS,"9":"::","9":"7"}}', "9"),
+    ],
+)
+def test_a_field_that_is_there_twice_is_refused(
+    unlimited: Service, flow: tuple[str, dict[str, str]], twice: str, name: str, items: int
+) -> None:
+    """In bodies of any size: nobody knows which of the two is meant."""
+    path, headers = flow
+    body = twice.replace(
+        "ITEMS", ",".join(['{"partition":0,"epoch":1,"position":"1:"}'] * items)
+    ).replace("PAIRS", ",".join(f'"{10 * number}":"1"' for number in range(items)))
+    call = "/v1/queues/q/positions" if "positions" in twice else f"{path}/commit"
+    sent = {"Content-Type": "application/json", **({} if "positions" in twice else headers)}
+    answer = httpx.post(f"{unlimited.url}{call}", content=body, headers=sent)
+    assert answer.status_code == 422
+    assert answer.json()["detail"] == f"body: an object has the field '{name}' twice"
+
+
 def test_whatever_may_be_large_is_read_in_pieces() -> None:
     large = {
         route.path.rpartition("/")[2]: route.large
