@@ -5,6 +5,7 @@ A log is trimmed only where no reader meets the trim; see `broker.store.trims` f
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeVar
@@ -33,6 +34,8 @@ AT_ONCE = 500
 T = TypeVar("T")
 # The upkeep announces a trim of a log once a minute, so a second one in a row is rare.
 ATTEMPTS = 5
+# Logs without readers that are trimmed or dropped; one that is away takes some seconds.
+PENDING_AT_ONCE = 8
 
 
 class LogReaders:
@@ -304,13 +307,19 @@ class Trims:
 
         What was announced is carried out before: a queue that is made later must not meet it.
         """
-        for log, row in rows.items():
-            if log not in read:
-                if row.pending is not None:
-                    with _later(log):
-                        await self._carry_out(log, row)
-                with store_available():
-                    await self._store.trims.forget(log, row.readers)
+        places = asyncio.Semaphore(PENDING_AT_ONCE)
+
+        async def carry_out(log: str, row: Trimming) -> None:
+            async with places:
+                with _later(log):
+                    await self._carry_out(log, row)
+
+        unread = {log: row for log, row in rows.items() if log not in read}
+        pending = [carry_out(log, row) for log, row in unread.items() if row.pending is not None]
+        await asyncio.gather(*pending)
+        for log, row in unread.items():
+            with store_available():
+                await self._store.trims.forget(log, row.readers)
 
 
 def _text(below: Mapping[int, str], owner: LogOwner, *, drop: bool = False) -> str:

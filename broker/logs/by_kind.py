@@ -462,7 +462,7 @@ class LogsByKind:
         try:
             await self._known(log).drop(log, owner)
         except LogError as error:
-            if kind_of(log) == "builtin":
+            if kind_of(log) == "builtin" or isinstance(error, LogUnavailable):
                 raise Unavailable(f"The log cannot be dropped: {error}; try again.") from None
             _log.warning("a log could not be dropped", log=log, error=str(error))
 

@@ -330,8 +330,7 @@ class Logs(Protocol):
     async def drop(self, log: str, owner: LogOwner) -> None:
         """Delete the log with its messages, if it belongs to this queue.
 
-        Raises Unavailable for a built-in log. A failure of a log outside the service, which may
-        never answer again, is logged.
+        Raises Unavailable. A log at an address that is not listed any more stays, which is logged.
         """
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import closing
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -15,6 +16,7 @@ from broker.service import Broker
 from broker.store.mirrors import Mirrored
 from counterpoise.logs.builtin.log import PostgresLog
 from tests.log_support import append
+from tests.redis_server import RedisServer
 from tests.rows import rows
 from tests.service import settings_for
 
@@ -106,3 +108,41 @@ async def test_a_deleted_queue_leaves_only_rows_that_have_an_end(migrated_url: s
         "counterpoise_log.publishers",
     }
     assert left <= ENDING, left
+
+
+async def test_a_stream_that_is_away_when_its_queue_is_deleted_goes_later(
+    migrated_url: str, tmp_path: Path
+) -> None:
+    """Unless its address is not listed any more: then it is given up."""
+    with RedisServer(tmp_path, appendonly="yes", appendfsync="always") as server:
+        settings = settings_for(migrated_url, log_urls=f"redis://{server.address}")
+        broker = Broker(settings)
+        await broker.start()
+        try:
+            for name in ("flights", "orders"):
+                await broker.queues.create(QueueSpec(name, 2, log=server.log(name)))
+            server.kill()
+            await broker.queues.delete("flights", force=True)
+            await broker.queues.delete("orders", force=True)
+            await broker.upkeep()
+            with psycopg.connect(migrated_url) as connection:
+                connection.execute(
+                    "UPDATE counterpoise.trims SET log = replace(log, %s, %s) WHERE log LIKE %s",
+                    (server.address, "127.0.0.1:1", "%orders"),
+                )
+            server.start()
+            assert await asyncio.to_thread(streams, server) == {"flights", "orders"}
+            for _ in range(MOST_UPKEEPS):
+                await broker.upkeep()
+                if await asyncio.to_thread(streams, server) == {"orders"}:
+                    break
+            assert await asyncio.to_thread(streams, server) == {"orders"}
+            assert rows(migrated_url)["counterpoise.trims"] == 0
+        finally:
+            await broker.stop()
+
+
+def streams(server: RedisServer) -> set[str]:
+    """The names of the logs that are there."""
+    with server.client() as client:
+        return {key.decode().split(":")[1].strip("{}") for key in client.keys("*")}
