@@ -36,6 +36,7 @@ from counterpoise.cli import (
     reading,
     status,
 )
+from counterpoise.cli.output import how_to_reach
 from counterpoise.client import package_version
 from counterpoise.errors import (
     CounterpoiseError,
@@ -148,7 +149,7 @@ def _worded(error: CounterpoiseError) -> str:
     """The error and what to do; it names commands where others name calls."""
     said = str(error)
     if isinstance(error, Unreachable):
-        return f"{said}; start one with 'counterpoise serve', or set --url or COUNTERPOISE_URL"
+        return f"{said}; {how_to_reach(error)}"
     if isinstance(error, QueueNotFound):
         return f"{said.partition(';')[0]}; 'counterpoise queues list' shows the queues"
     if isinstance(error, QueueExists):

@@ -32,6 +32,7 @@ from counterpoise.cli.output import (
     duration,
     held_back_text,
     held_conditions,
+    how_to_reach,
     print_json,
     table,
 )
@@ -155,12 +156,7 @@ def _service(client: Client) -> Iterator[Finding]:
         ready = client.probe("/readyz")
         answered_at = time.time()
     except ServiceUnavailable as error:
-        yield Finding(
-            "service",
-            "wrong",
-            str(error),
-            "start one with 'counterpoise serve', or set --url or COUNTERPOISE_URL",
-        )
+        yield Finding("service", "wrong", str(error), how_to_reach(error))
         return
     body = _json_of(ready.text)
     if ready.status not in (200, 503) or not ({"status", "code"} & body.keys()):

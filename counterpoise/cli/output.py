@@ -24,7 +24,7 @@ from rich.text import Text
 
 from counterpoise.client import Client
 from counterpoise.conditions import HeldCondition, is_unknown
-from counterpoise.errors import Refused
+from counterpoise.errors import Refused, ServiceUnavailable
 from counterpoise.plain import plain, plain_json
 from counterpoise.wire import HeldBack
 
@@ -127,6 +127,12 @@ def ranges(numbers: Iterable[int]) -> str:
 def counted(number: int, noun: str) -> str:
     """`1 message`, `2 messages`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def how_to_reach(error: ServiceUnavailable) -> str:
+    """What to do about a service that does not answer. TLS, for one, is not mended by a start."""
+    start = "start one with 'counterpoise serve', or " if "no service answers" in str(error) else ""
+    return f"{start}set --url or COUNTERPOISE_URL"
 
 
 def no_partition(unknown: Iterable[int]) -> str:

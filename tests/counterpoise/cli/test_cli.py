@@ -403,6 +403,15 @@ def test_a_wrong_address_is_said(url, says):
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", [["queues", "list"], ["doctor"]])
+def test_nobody_is_told_to_start_a_service_that_answers_without_tls(service, command):
+    result = run_at(service.url.replace("http:", "https:"), *command, code=1)
+    said = " ".join((result.stdout + result.stderr).split())
+    assert "does not speak TLS: try http://" in said
+    assert "set --url or COUNTERPOISE_URL" in said
+    assert "counterpoise serve" not in said
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
