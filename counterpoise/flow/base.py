@@ -227,7 +227,8 @@ class BaseFlow:
         on_warming_ended: OnWarmingEnded = None,
     ) -> None:
         check_queue(queue)
-        Settings(url, token, timeout_seconds)  # refuses what no client could use
+        # Refuses what no client could use.
+        self._root = Settings(url, token, timeout_seconds).url
         check_seconds(1, 3600, lease_seconds=lease_seconds)
         settings = FlowSettings(
             queue=queue,
@@ -262,6 +263,11 @@ class BaseFlow:
     def queue(self) -> str:
         """The queue's name."""
         return self._core.settings.queue
+
+    @property
+    def url(self) -> str:
+        """The root all calls go to, with the base path."""
+        return self._root
 
     @property
     def client_name(self) -> str:

@@ -112,9 +112,17 @@ class MemoryService:
 
     @property
     def client(self) -> Client:
-        """A client of this service, for every other call."""
-        assert self._client is not None, "the service is not started"
+        """A client of this service, for every other call. Raises RuntimeError unless it runs."""
+        if self._client is None:
+            raise RuntimeError(
+                "this service does not run: use it in its with block, or between start and close"
+            )
         return self._client
+
+    def _time(self) -> Any:
+        """The server, whose clock moves only while it runs: else a caller would wait for ever."""
+        _ = self.client
+        return self._server
 
     # -------------------------------------------------------------- queues and messages
 
@@ -177,10 +185,12 @@ class MemoryService:
     def run(self, consumer: Consumer, timeout_seconds: float = 30.0) -> None:
         """Run a consumer in this thread until it has handled and committed what is in the queue.
 
-        Raises what its handler raises, and TimeoutError after so many real seconds: a consumer that
-        passes messages by (quarantine) or shares the queue with others does not get there.
+        Raises what its handler raises, ValueError for a consumer of another service, and
+        TimeoutError after so many real seconds: a consumer that passes messages by (quarantine) or
+        shares the queue with others does not get there.
         """
         check_seconds(timeout_seconds=timeout_seconds)
+        self._check_ours(consumer)
         waiting = self.lag(consumer.queue)
         deadline = time.monotonic() + timeout_seconds
         late = False
@@ -204,6 +214,8 @@ class MemoryService:
         they have handled and leave; the first error of one that was not killed is raised.
         """
         errors: list[BaseException] = []
+        for consumer in consumers:
+            self._check_ours(consumer)
 
         def work(consumer: Consumer) -> None:
             try:
@@ -247,6 +259,12 @@ class MemoryService:
             with self._changed:
                 self._changed.wait(0.01)
 
+    def _check_ours(self, consumer: Consumer) -> None:
+        if consumer.flow.url.removesuffix("/v1") != self.url:
+            raise ValueError(
+                f"this consumer calls another service, {consumer.flow.url}: give it url=service.url"
+            )
+
     def _tell(self) -> None:
         with self._changed:
             self._changed.notify_all()
@@ -265,7 +283,7 @@ class MemoryService:
         unless they were killed. A flow that only a `Client` has bound does not.
         """
         check_seconds(seconds=seconds)
-        self._server.advance(seconds, self._flows.renews)
+        self._time().advance(seconds, self._flows.renews)
 
     def kill(self, who: Who) -> None:
         """Kill a consumer, as `kill -9` does: nothing that it does arrives any more.
@@ -286,7 +304,7 @@ class MemoryService:
 
     def expire(self, who: Who) -> None:
         """A lease runs out: the partitions go to others. One that was not killed binds again."""
-        self._server.expire(self._ids(who), self._flows.renews)
+        self._time().expire(self._ids(who), self._flows.renews)
 
     def revoke(self, queue: str) -> Rival:
         """Another consumer joins, so the owners have to hand over a share of their partitions.

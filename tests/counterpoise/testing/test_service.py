@@ -1,6 +1,7 @@
 """What `counterpoise.testing` promises to those who test their own consumers with it."""
 
 import asyncio
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -348,3 +349,34 @@ def test_a_queue_on_redis_needs_its_server_as_in_production(service, redis_serve
     assert queue.log == redis_server.log("flights")
     assert [one.end for one in service.client.partitions("flights")] == ["0", "0"]
     service.client.delete_queue("flights")
+
+
+@pytest.mark.parametrize("after", ["before the start", "after the end"])
+def test_a_service_that_does_not_run_says_so_and_keeps_nobody_waiting(after):
+    service = MemoryService()
+    if after == "after the end":
+        service.start()
+        service.close()
+    for use in (
+        lambda: service.client,
+        lambda: service.create_queue("orders"),
+        lambda: service.advance(1),
+        lambda: service.expire("f1"),
+    ):
+        with pytest.raises(RuntimeError, match="this service does not run: use it in its with"):
+            use()
+
+
+def test_a_consumer_of_another_service_is_refused_at_once(service, monkeypatch):
+    monkeypatch.delenv("COUNTERPOISE_URL")
+    consumer = Consumer("orders", each=print)
+    with pytest.raises(ValueError, match=r"give it url=service\.url"):
+        service.run(consumer)
+    with pytest.raises(ValueError, match=r"give it url=service\.url"), service.running(consumer):
+        pass
+
+
+@pytest.mark.parametrize("nonsense", [-1, math.nan, True, "5"])
+def test_time_passes_forwards(service, nonsense):
+    with pytest.raises((TypeError, ValueError), match="seconds must be "):
+        service.advance(nonsense)
