@@ -38,7 +38,7 @@ from broker.logs.retention import Retention, Young, beyond, kept_bytes
 from broker.pieces import mapped, pieces
 from counterpoise.logs import LogError, LogNotFound, LogUnavailable
 from counterpoise.logs.address import Kind, kind_of
-from counterpoise.logs.ranges import HashRange
+from counterpoise.logs.ranges import HashRange, parse_range
 
 DATABASE_AWAY = "The service cannot reach the database of the built-in log right now; try again."
 _log = structlog.get_logger()
@@ -397,7 +397,9 @@ class LogsByKind:
                 if not await self._builtin.ensure(log, len(keys), owner, keys=keys):
                     return {}
                 bounds = await self._builtin.bounds(log)
-                readers = [with_passed(positions, bounds.keys) for positions in readers]
+                keyed = await mapped(_ranged, [*bounds.keys.items()])
+                ranges = {number: one for number, one in keyed.items() if one is not None}
+                readers = [await with_passed(positions, ranges) for positions in readers]
                 floor = await self._floor(readers)
             else:
                 reached = [await _reached(some) for some in committed]
@@ -511,6 +513,11 @@ def _left(floor: Mapping[int, int], bounds: Bounds) -> dict[int, int]:
     starts, ends = bounds.starts, bounds.ends
     reached = {number: min(at, int(ends[number])) for number, at in floor.items() if number in ends}
     return {number: at for number, at in reached.items() if at > int(starts[number])}
+
+
+def _ranged(item: tuple[int, str]) -> tuple[int, HashRange | None]:
+    number, key = item
+    return number, parse_range(key)
 
 
 def _numbered(log: str, item: tuple[int, str | None]) -> tuple[int, int | None]:

@@ -29,16 +29,16 @@ from __future__ import annotations
 import asyncio
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from broker.core.errors import Invalid
 from broker.logs.ports import Logs
-from broker.pieces import pieces
+from broker.pieces import made, pieces
 from counterpoise.logs.address import kind_of
 from counterpoise.logs.numbered import TOO_LARGE, position_number
-from counterpoise.logs.ranges import HashRange, parse_range
+from counterpoise.logs.ranges import HashRange
 
 # Whatever the kind, these are positions.
 _SURELY = re.compile("0|[1-9][0-9]{0,14}")
@@ -174,29 +174,32 @@ def trim_floor(
     }
 
 
-def with_passed(
-    positions: Mapping[int, int | None], keys: Mapping[int, str]
+async def with_passed(
+    positions: Mapping[int, int | None], ranges: Mapping[int, HashRange]
 ) -> dict[int, int | None]:
     """A dynamic queue's positions, with those of partitions that it has finished and removed.
 
-    `positions` has the partitions that the queue has now, `keys` all that the log ever had. A
+    `positions` has the partitions that the queue has now, `ranges` all that the log ever had. A
     partition that the queue does not have was removed, or is not reported yet. A queue learns of a
     partition only after its parents, and keeps one until all its children are finished. So for each
     hash the latest partition (highest number) that the queue has tells: what is before it is over.
     No message of a removed partition is kept for this queue: it never reads there again.
     """
-    ranges = {number: one for number, key in keys.items() if (one := parse_range(key)) is not None}
-    firsts, latest = _latest(ranges[number] for number in positions if number in ranges)
+    there = await made(ranges.get, sorted(positions, reverse=True))
+    firsts, latest = await _latest([one for one in there if one is not None])
     found = dict(positions)
-    for number, one in ranges.items():
-        if number not in positions and latest[bisect_right(firsts, one.first) - 1] > number:
-            found[number] = PASSED
+    async for some in pieces([*ranges.items()]):
+        for number, one in some:
+            if number not in positions and latest[bisect_right(firsts, one.first) - 1] > number:
+                found[number] = PASSED
     return found
 
 
-def _latest(ranges: Iterable[HashRange]) -> tuple[list[int], list[int]]:
-    """From each hash of the first list on, the highest number of a range that has it; else -1."""
-    by_number = sorted(ranges, key=lambda one: one.partition, reverse=True)
+async def _latest(by_number: Sequence[HashRange]) -> tuple[list[int], list[int]]:
+    """From each hash of the first list on, the highest number of a range that has it; else -1.
+
+    `by_number`: the ranges, the highest number first.
+    """
     firsts = sorted({0, *(edge for one in by_number for edge in (one.first, one.last + 1))})
     place = {first: index for index, first in enumerate(firsts)}
     latest = [-1] * len(firsts)
@@ -209,10 +212,11 @@ def _latest(ranges: Iterable[HashRange]) -> tuple[list[int], list[int]]:
             index = free[index]
         return index
 
-    for one in by_number:
-        index = next_free(place[one.first])
-        while firsts[index] <= one.last:
-            latest[index] = one.partition
-            free[index] = index + 1
-            index = next_free(index)
+    async for some in pieces(by_number):
+        for one in some:
+            index = next_free(place[one.first])
+            while firsts[index] <= one.last:
+                latest[index] = one.partition
+                free[index] = index + 1
+                index = next_free(index)
     return firsts, latest

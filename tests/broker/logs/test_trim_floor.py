@@ -1,29 +1,62 @@
 """Which partitions of a dynamic log a queue has finished and removed, told by those that it has."""
 
+import asyncio
+from collections.abc import Mapping
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.logs.positions import PASSED, trim_floor, with_passed
-from counterpoise.logs.ranges import HASHES, HashRange
+from broker.pieces import PIECE
+from broker.testing.loop import virtual
+from counterpoise.logs.ranges import HASHES, HashRange, equal_ranges
 
-KEYS = {
-    0: f"00000000-{HASHES - 1:08x}.0",
-    1: "00000000-7fffffff.1",
-    2: "80000000-ffffffff.2",
-    3: f"00000000-{HASHES - 1:08x}.3",
-}
+RANGES = [
+    HashRange(0, HASHES - 1, 0),
+    HashRange(0, HASHES // 2 - 1, 1),
+    HashRange(HASHES // 2, HASHES - 1, 2),
+    HashRange(0, HASHES - 1, 3),
+]
+
+
+def passed(
+    positions: Mapping[int, int | None], ranges: list[HashRange] = RANGES
+) -> dict[int, int | None]:
+    """The positions with those of removed partitions."""
+    return asyncio.run(with_passed(positions, {one.partition: one for one in ranges}))
 
 
 def test_what_lies_before_the_partitions_of_a_queue_is_over_and_what_comes_after_is_not() -> None:
-    assert with_passed({0: 5}, KEYS) == {0: 5}
-    assert with_passed({1: None, 2: 7}, KEYS) == {0: PASSED, 1: None, 2: 7}
-    assert with_passed({3: 1}, KEYS) == {0: PASSED, 1: PASSED, 2: PASSED, 3: 1}
+    assert passed({0: 5}) == {0: 5}
+    assert passed({1: None, 2: 7}) == {0: PASSED, 1: None, 2: 7}
+    assert passed({3: 1}) == {0: PASSED, 1: PASSED, 2: PASSED, 3: 1}
 
 
 def test_a_message_is_kept_for_the_queue_that_has_not_passed_it() -> None:
-    ahead, behind = with_passed({3: 1}, KEYS), with_passed({1: 4, 2: 7}, KEYS)
+    ahead, behind = passed({3: 1}), passed({1: 4, 2: 7})
     assert trim_floor([ahead, behind]) == {0: PASSED, 1: 4, 2: 7}
-    assert trim_floor([ahead, with_passed({0: 2}, KEYS)]) == {0: 2}
+    assert trim_floor([ahead, passed({0: 2})]) == {0: 2}
+
+
+@virtual
+async def test_a_log_of_many_ranges_lets_others_have_their_turn() -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    before = equal_ranges(10 * PIECE)
+    after = [HashRange(one.first, one.last, one.partition + len(before)) for one in before]
+    counting = asyncio.ensure_future(count())
+    found = await with_passed(
+        {one.partition: 1 for one in after}, {one.partition: one for one in before + after}
+    )
+    counting.cancel()
+    assert [found[one.partition] for one in before] == [PASSED] * len(before)
+    assert turns >= 20
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 50)), max_size=30), st.data())
@@ -66,6 +99,5 @@ def test_it_agrees_with_the_queue_s_own_memory(
         finished.add(done)
         known.update(children[done])
     removed = {n for n in finished if finished.issuperset(children[n])}
-    keys = {one.partition: one.key for one in ranges}
-    found = with_passed(dict.fromkeys(known - removed, 0), keys)
+    found = passed(dict.fromkeys(known - removed, 0), ranges)
     assert {n for n, at in found.items() if at == PASSED} == removed
