@@ -218,7 +218,7 @@ def _check(caller: Caller, request: Request, queue: str | None, requirement: Req
             "that bind answered."
         )
         raise Unauthorized(message) if caller.key_id is None else Forbidden(message)
-    elif caller.reads_only and request.method != "GET":
+    elif caller.session is not None and request.method != "GET":
         raise Forbidden("A session only reads; send the key itself as bearer token.")
     else:
         caller.require(*requirement.rights, queue=queue)

@@ -67,7 +67,9 @@ class KeyCalls:
         self._noted_at: dict[str, float] = {}
         self._any_made = False
         self._looked_at = NEVER
-        self._ended: dict[str | None, set[asyncio.Event]] = {}
+        # What waits for the end of a key (its id), of a session (its hash), of a service without
+        # keys (None).
+        self._ended: dict[str | bytes | None, set[asyncio.Event]] = {}
         self._reads = queues.replica.batcher(self._read_many)
 
     # Who calls
@@ -100,15 +102,16 @@ class KeyCalls:
 
     async def by_session(self, token: str, address: str | None = None) -> Caller:
         """The holder of a session, who only reads. Raises Unauthorized, Unavailable."""
+        hash = digest(token)
         with store_available():
-            session = await self._keys.session(digest(token))
+            session = (await self._keys.sessions([hash])).get(hash)
         row = None if session is None else await self._row(session.key_id)
         if session is None or row is None:
             raise Unauthorized("This session has ended; log in again.")
         self._is_used(row.id)
         caller = _caller(row, address)
         ends = [time for time in (session.ends_at, caller.ends_at) if time is not None]
-        return replace(caller, ends_at=min(ends), reads_only=True)
+        return replace(caller, ends_at=min(ends), session=hash)
 
     async def by_flow_token(
         self, token: str, queue: str | None, address: str | None = None
@@ -162,6 +165,7 @@ class KeyCalls:
         """Ends a session. Harmless when repeated."""
         with store_available():
             await self._keys.end_session(digest(token))
+        self._wake(digest(token))
 
     # The audit
 
@@ -189,8 +193,9 @@ class KeyCalls:
         if caller.key_id is None and self._any_made:
             return
         event = asyncio.Event()
-        waiting = self._ended.setdefault(caller.key_id, set())
-        waiting.add(event)
+        names = {caller.key_id, *([] if caller.session is None else [caller.session])}
+        for name in names:
+            self._ended.setdefault(name, set()).add(event)
         try:
             seconds = None
             if caller.ends_at is not None:
@@ -199,9 +204,10 @@ class KeyCalls:
                 async with asyncio.timeout(seconds):
                     await event.wait()
         finally:
-            waiting.discard(event)
-            if not waiting:
-                self._ended.pop(caller.key_id, None)
+            for name in names:
+                self._ended[name].discard(event)
+                if not self._ended[name]:
+                    del self._ended[name]
 
     async def refresh(self) -> None:
         """Reads again the keys that are in use; called once a second.
@@ -213,7 +219,8 @@ class KeyCalls:
             del self._known[idle]
         used = [id for id, known in self._known.items() if known.used_at > NEVER]
         with suppress(StoreUnavailable):
-            await self._read_many([None, *used, *(id for id in self._ended if id)])
+            await self._read_many([None, *used, *(id for id in self._ended if isinstance(id, str))])
+            await self._end_sessions()
             await self._note_uses(now)
             if self._any_made:
                 await self._end_flows()
@@ -238,8 +245,15 @@ class KeyCalls:
                 self._known[key_id] = _Known(row, began, began if key_id in self._ended else NEVER)
         return [None if id is None else found.counting.get(id) for id in key_ids]
 
-    def _wake(self, key_id: str | None) -> None:
-        for event in self._ended.get(key_id, ()):
+    async def _end_sessions(self) -> None:
+        """Ends what is open by sessions that have ended, also at another replica."""
+        if hashes := [name for name in self._ended if isinstance(name, bytes)]:
+            there = await self._keys.sessions(hashes)
+            for ended in set(hashes) - set(there):
+                self._wake(ended)
+
+    def _wake(self, name: str | bytes | None) -> None:
+        for event in self._ended.get(name, ()):
             event.set()
 
     async def _note_uses(self, now: float) -> None:

@@ -131,7 +131,8 @@ class Caller:
     `key_id` is None for a caller on a service without keys, and for a flow that was bound there;
     `role` is None for a flow. `flow_id` is set for a flow, whose only pattern is the name of its
     queue. `ends_at`: when the credential ends, in Unix seconds of the store. `address` is the
-    caller's network address, for the audit. `reads_only`: a browser's session.
+    caller's network address, for the audit. `session`: the hash of a browser's session, which only
+    reads.
     """
 
     rights: frozenset[Right]
@@ -142,7 +143,7 @@ class Caller:
     flow_id: str | None = None
     ends_at: float | None = None
     address: str | None = None
-    reads_only: bool = False
+    session: bytes | None = None
 
     def sees(self, queue: str) -> bool:
         """Whether the queue of this name is in the caller's lists."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
@@ -77,6 +77,9 @@ _USED = (
         or_(keys.c.last_used_at.is_(None), keys.c.last_used_at < NOW - USED_SECONDS),
     )
     .values(last_used_at=NOW)
+)
+_SESSIONS = select(sessions.c.hash, sessions.c.key_id, sessions.c.ends_at).where(
+    any_of(sessions.c.hash, "hashes"), sessions.c.ends_at > NOW
 )
 _BEGIN = (
     insert(sessions)
@@ -174,13 +177,10 @@ class PostgresKeys:
                 await one.execute(delete(sessions).where(sessions.c.hash.in_(surplus)))
         return ends_at
 
-    async def session(self, hash: bytes) -> SessionRow | None:
-        query = select(sessions.c.key_id, sessions.c.ends_at).where(
-            sessions.c.hash == hash, sessions.c.ends_at > NOW
-        )
+    async def sessions(self, hashes: Sequence[bytes]) -> Mapping[bytes, SessionRow]:
         async with self._connections.single() as one:
-            row = (await one.execute(query)).first()
-        return None if row is None else SessionRow(*row)
+            rows = (await one.execute(_SESSIONS, {"hashes": [*hashes]})).all()
+        return {row.hash: SessionRow(row.key_id, row.ends_at) for row in rows}
 
     async def end_session(self, hash: bytes) -> None:
         async with self._connections.single() as one:

@@ -561,8 +561,8 @@ class KeyStore(Protocol):
     async def begin_session(self, hash: bytes, key_id: str, seconds: float, most: int) -> float:
         """Begins a session, and ends the key's oldest ones above `most`. Returns when it ends."""
 
-    async def session(self, hash: bytes) -> SessionRow | None:
-        """The session with this hash."""
+    async def sessions(self, hashes: Sequence[bytes]) -> Mapping[bytes, SessionRow]:
+        """The sessions with these hashes that have not ended."""
 
     async def end_session(self, hash: bytes) -> None:
         """Ends a session; harmless when repeated."""

@@ -413,12 +413,13 @@ class MemoryKeys(_Port):
 
         return await self._call("begin_session", work)
 
-    async def session(self, hash: bytes) -> SessionRow | None:
-        def work() -> SessionRow | None:
-            row, _ = self._database.key_tables.sessions.get(hash, (None, 0.0))
-            return row if row is not None and row.ends_at > self._database.clock() else None
+    async def sessions(self, hashes: Sequence[bytes]) -> Mapping[bytes, SessionRow]:
+        def work() -> Mapping[bytes, SessionRow]:
+            now, sessions = self._database.clock(), self._database.key_tables.sessions
+            found = {hash: sessions[hash][0] for hash in hashes if hash in sessions}
+            return {hash: row for hash, row in found.items() if row.ends_at > now}
 
-        return await self._call("session", work)
+        return await self._call("sessions", work)
 
     async def end_session(self, hash: bytes) -> None:
         await self._call("end_session", lambda: self._database.key_tables.sessions.pop(hash, None))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from broker.calls import views
-from broker.calls.keys import IDLE_SECONDS, REFRESH_SECONDS
+from broker.calls.keys import IDLE_SECONDS, MOST_SESSIONS, REFRESH_SECONDS
 from broker.core.access import Role, anybody, digest, key_of
 from broker.core.errors import FlowGone, Unauthorized, Unavailable
 from broker.settings import load
@@ -124,6 +124,34 @@ async def test_a_stream_of_a_key_that_was_not_used_for_long_ends_with_it() -> No
     assert not stream.done()
     end(replicas, "revoked")
     assert await ends(stream)
+
+
+@pytest.mark.parametrize("how", ["logged out", "logged out elsewhere", "too many sessions"])
+@virtual
+async def test_the_streams_of_a_session_end_with_it(how: str) -> None:
+    """And no others of its key."""
+    replicas = Replicas()
+    await replicas.start()
+    keys = replicas.both[0].keys
+    token, caller = await keys.log_in(TOKEN, None)
+    _, other = await replicas.both[1].keys.log_in(TOKEN, None)
+    others = [
+        asyncio.create_task(keys.until_ended(each)) for each in (other, await keys.by_key(TOKEN))
+    ]
+    stream = asyncio.create_task(keys.until_ended(caller))
+    await asyncio.sleep(3 * REFRESH_SECONDS)
+    assert not stream.done()
+    if how == "too many sessions":
+        # The oldest of them ends.
+        for _ in range(MOST_SESSIONS - 1):
+            await replicas.both[1].keys.log_in(TOKEN, None)
+    else:
+        await replicas.both["elsewhere" in how].keys.log_out(token)
+    assert await ends(stream)
+    await asyncio.sleep(END_SECONDS)
+    assert not any(each.done() for each in others)
+    with pytest.raises(Unauthorized):
+        await keys.by_session(token)
 
 
 @virtual

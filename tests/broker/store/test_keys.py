@@ -112,16 +112,16 @@ async def test_sessions(ground: Ground, store: Store) -> None:
     for number in range(4):
         await store.keys.begin_session(b"%d" % number, IDS[0], 100.0, 2)
     await store.keys.begin_session(b"other", IDS[1], 100.0, 2)
-    found = [await store.keys.session(b"%d" % number) for number in range(4)]
-    assert [session and session.key_id for session in found] == [None, None, IDS[0], IDS[0]]
-    assert await store.keys.session(b"other") is not None
+    found = await store.keys.sessions([b"%d" % number for number in range(4)])
+    assert {hash: session.key_id for hash, session in found.items()} == {b"2": IDS[0], b"3": IDS[0]}
+    assert b"other" in await store.keys.sessions([b"other"])
     await store.keys.end_session(b"3")
     await store.keys.end_session(b"3")
-    assert await store.keys.session(b"3") is None
+    assert not await store.keys.sessions([b"3"])
     await store.keys.begin_session(b"over", IDS[1], -1.0, 9)
-    assert await store.keys.session(b"over") is None
+    assert not await store.keys.sessions([b"over"])
     await store.keys.purge(0.0)
-    assert await store.keys.session(b"other") is not None
+    assert await store.keys.sessions([b"other"])
 
 
 async def test_the_audit_by_patterns(store: Store) -> None:
