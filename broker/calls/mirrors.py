@@ -20,6 +20,8 @@ a request older than the position, also after a handoff. Large queues are read l
 * *The group has members*: Kafka refuses offsets from outside. Without rights, or without a broker,
   they are refused, too. All of it is tried again, after growing pauses. If it fails twice in a row,
   the queue has the condition `mirror_failed`. Queues and consumers do not notice.
+* *Two queues took one group* at the same moment, when each was not yet seen by the other: only the
+  one that was created first is mirrored, and the other has the condition.
 * *The queue is deleted*, or gets another group: the offsets stay in Kafka until it forgets them. A
   group may have been the user's before; nothing is deleted there.
 
@@ -37,6 +39,7 @@ import structlog
 
 from broker.calls.access import QueueAccess
 from broker.calls.positions import stored_positions
+from broker.logs.names import canonical
 from broker.logs.ports import CALLER, MIRRORS, Logs
 from broker.logs.positions import number_of
 from broker.store.mirrors import Mirrored
@@ -51,6 +54,7 @@ WHOLE_SECONDS = 60.0
 # So many positions are read in a second, at most, of one queue.
 POSITIONS_PER_SECOND = 4000
 LONGEST_PAUSE_SECONDS = 15.0
+TAKEN = "another queue on this topic is mirrored into it; choose another group"
 # A failure is shown if so many attempts in a row have failed: one may meet a broker that restarts.
 SHOWN_FAILURES = 2
 MOST_TEXT = 300
@@ -62,7 +66,7 @@ class _Mirror:
 
     `stored`: the positions in the group, as far as this replica has stored them. `failures`: so
     many attempts in a row. `shown`: the failure that the store has; not None before the first
-    success, because another replica may have reported one.
+    success, because another replica may have reported one. `taken`: an earlier queue has the group.
     """
 
     stored: dict[int, str] = field(default_factory=dict)
@@ -70,6 +74,7 @@ class _Mirror:
     next_at: float = 0.0
     failures: int = 0
     shown: str | None = ""
+    taken: bool = False
     task: asyncio.Task[None] | None = None
 
 
@@ -104,7 +109,10 @@ class Mirrors:
         if self._stopping.is_set():
             return
         self._mirrors = {queue: self._mirrors.get(queue) or _Mirror() for queue in found}
+        first: dict[tuple[str, str], Mirrored] = {}
         for queue, mirror in self._mirrors.items():
+            group = canonical(queue.log), queue.group
+            mirror.taken = first.setdefault(group, queue) != queue
             if now >= mirror.next_at and (mirror.task is None or mirror.task.done()):
                 mirror.task = asyncio.create_task(self._mirror(queue, mirror))
                 self._tasks.add(mirror.task)
@@ -134,7 +142,9 @@ class Mirrors:
                 # An older version stored any text.
                 and number_of(queue.log, position) is not None
             }
-            why = await self._logs.store_offsets(queue.log, queue.group, new) if new else None
+            why = TAKEN if mirror.taken else None
+            if new and not mirror.taken:
+                why = await self._logs.store_offsets(queue.log, queue.group, new)
             await self._note(queue, mirror, new, why)
         except StoreUnavailable:
             # The sweep says that the database is away.
@@ -164,7 +174,8 @@ class Mirrors:
             if mirror.failures < SHOWN_FAILURES:
                 return
         # Without anything to store it is not known whether the mirror works.
-        if why != mirror.shown and (new or why is not None):
+        is_known = bool(new) or why is not None or (mirror.shown or "").endswith(TAKEN)
+        if why != mirror.shown and is_known:
             await self._store.mirrors.report(queue, why)
             mirror.shown = why
 

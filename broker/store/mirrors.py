@@ -45,7 +45,7 @@ class MirrorStore(Protocol):
         """
 
     async def queues(self) -> Sequence[Mirrored]:
-        """The queues whose positions are mirrored."""
+        """The queues whose positions are mirrored, in the order of their creation."""
 
     async def report(self, queue: Mirrored, text: str | None) -> None:
         """The mirror of the queue fails, for this reason; None: it works. A failure keeps its
@@ -102,7 +102,9 @@ _CLAIM = PreparedStatement(
     .returning(service.c.id)
 )
 _QUEUES = PreparedStatement(
-    select(queues.c.id, queues.c.log, queues.c.mirror_group).where(is_mirrored)
+    select(queues.c.id, queues.c.log, queues.c.mirror_group)
+    .where(is_mirrored)
+    .order_by(queues.c.created_at, queues.c.id)
 )
 _QUEUE = bindparam("queue", type_=Text)
 _WORKS = PreparedStatement(

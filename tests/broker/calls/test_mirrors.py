@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from broker.calls import views
-from broker.calls.mirrors import CLAIM_SECONDS, LONGEST_PAUSE_SECONDS, ROUND_SECONDS, WHOLE_SECONDS
+from broker.calls.mirrors import (
+    CLAIM_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    ROUND_SECONDS,
+    TAKEN,
+    WHOLE_SECONDS,
+)
 from broker.core.access import RIGHTS, Caller, Role
 from broker.core.commands import CommitItem
 from broker.core.errors import Forbidden, Invalid
@@ -45,8 +53,8 @@ async def commit(service: Service, flow: str, positions: dict[int, str]) -> None
     await service.commit("orders", flow, None, items)
 
 
-async def conditions(service: Service) -> list[tuple[str, str, str | None]]:
-    found = await service.calls.conditions.of_queue("orders", 10)
+async def conditions(service: Service, queue: str = "orders") -> list[tuple[str, str, str | None]]:
+    found = await service.calls.conditions.of_queue(queue, 10)
     return [(one.kind, one.text, one.flow_id) for one in found]
 
 
@@ -218,6 +226,39 @@ async def test_only_topics_are_mirrored_and_each_queue_has_its_own_group() -> No
     await one.create_queue(views.QueueSpec("copy", log=LOG))
     with pytest.raises(Invalid, match="Another queue"):
         await one.change_queue("copy", {"mirror_group": GROUP}, False)
+
+
+@virtual
+async def test_of_two_queues_that_take_one_group_at_once_the_first_is_mirrored() -> None:
+    world = World()
+    one, two = await mirrored(world, group=None), await world.replica()
+    two.logs.topics[LOG] = 2
+    await two.create_queue(views.QueueSpec("copy", log=LOG, rebalance_delay=0))
+    flow = await one.join("orders", "first", lease=3600)
+    await commit(one, flow, {0: "7"})
+    await one.set_positions("copy", {0: "5", 1: "5"})
+    gates = [each.net.hold("commit") for each in (one, two)]
+    changing = [
+        asyncio.ensure_future(each.change_queue(name, {"mirror_group": GROUP}, False))
+        for each, name in ((one, "orders"), (two, "copy"))
+    ]
+    for each, gate in zip((one, two), gates, strict=True):
+        await each.net.met("commit")
+        gate.set()
+    await asyncio.gather(*changing)
+    for _ in range(4):
+        await round_of(one)
+    assert one.logs.groups == {GROUP: {0: "7"}}
+    text = f"the positions are not in the consumer group {GROUP}: {TAKEN}"
+    assert await conditions(one) == []
+    assert await conditions(one, "copy") == [("mirror_failed", text, None)]
+    # When it is free, the other one has it.
+    await one.change_queue("orders", {"mirror_group": None}, False)
+    await running().sleep(LONGEST_PAUSE_SECONDS)
+    await round_of(one)
+    await round_of(one)
+    assert one.logs.groups == {GROUP: {0: "5", 1: "5"}}
+    assert await conditions(one, "copy") == []
 
 
 @virtual
