@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, CommitProperties, Transaction
 
@@ -51,6 +51,8 @@ _FORGOTTEN = -1
 _MOST_STATISTICS = 32
 _MOST_CHARACTERS = 32
 _LAST = "\U0010ffff"  # of all characters
+# The log lacks the version of the handle, or one after it: a checkpoint has replaced them.
+_CLEANED = ("Invalid table version", "Expected contiguous commit files")
 # Without a put that fails if the file exists, two commits may both succeed.
 _UNSAFE = frozenset({"aws_s3_allow_unsafe_rename", "allow_unsafe_rename"})
 
@@ -90,7 +92,7 @@ class DeltaLake:
         if added:
             try:
                 table.alter.add_columns(Schema.from_arrow(pa.schema(added)).fields)
-            except CommitFailedError as error:
+            except DeltaError as error:
                 raise _failed(error) from None
             table = self._table(schema)
             columns = _arrow(table)
@@ -191,7 +193,7 @@ def _merge(
     )
     try:
         merger.when_matched_update_all().when_not_matched_insert_all().execute()
-    except CommitFailedError as error:
+    except DeltaError as error:
         raise _failed(error) from None
 
 
@@ -211,13 +213,16 @@ def _commit(table: DeltaTable, files: list[AddAction], versions: Mapping[str, in
             partition_by=table.metadata().partition_columns,
             commit_properties=_properties(versions),
         )
-    except CommitFailedError as error:
+    except DeltaError as error:
         raise _failed(error) from None
 
 
-def _failed(error: CommitFailedError) -> Overtaken | InvalidSink:
+def _failed(error: DeltaError) -> Exception:
     """Another commit came first; or this one can never be made, and the same error says so."""
     words = str(error)
+    if not isinstance(error, CommitFailedError):
+        is_cleaned = any(sign in words for sign in _CLEANED)
+        return Overtaken(f"the log was cleaned meanwhile: {words}") if is_cleaned else error
     if "Unsupported table features" in words or "append-only" in words:
         return InvalidSink(f"the Delta table does not take this from delta-rs: {words}")
     return Overtaken(words)

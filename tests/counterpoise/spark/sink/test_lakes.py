@@ -416,6 +416,30 @@ def test_high_waters_survive_the_upkeep_of_a_delta_table(delta: Delta) -> None:
     assert delta.positions(0) == [*range(4)]
 
 
+@pytest.mark.parametrize("keys", [(), ("value",)])
+def test_a_delta_log_that_is_cleaned_meanwhile_holds_no_writer_up(
+    delta: Delta, keys: tuple[str, ...]
+) -> None:
+    """The version that the writer has read is gone from it, and a checkpoint is there."""
+    delta.write([Slice(0, 1, "0", "1")], rows_of(0, 0, 1))
+
+    @once
+    def clean() -> None:
+        delta.table().alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
+        for at in range(3):
+            delta.write([Slice(1, 1, str(at), str(at + 1))], rows_of(1, at, at + 1))
+        table = delta.table()
+        table.create_checkpoint()
+        table.cleanup_metadata()
+        assert not (Path(delta.uri) / "_delta_log" / f"{2:020}.json").exists()
+
+    task = then(rows_of(0, 1, 3), clean)
+    target = delta.target(keys=keys)
+    assert delta.write([Slice(0, 1, "1", "3")], task, target=target) == {0: "written"}
+    assert (delta.positions(0), delta.positions(1)) == ([*range(3)], [*range(3)])
+    assert delta.high_water() == {0: (1, "3"), 1: (1, "3")}
+
+
 def test_a_restore_moves_the_rows_and_not_the_fence(delta: Delta) -> None:
     """Writing them again takes `forget`."""
     for at in range(3):
