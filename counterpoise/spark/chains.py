@@ -63,15 +63,15 @@ def describe(plan: Any) -> Chain | None:
         return None
     if len(leaves) > 1:
         return Chain(None, "the query reads several queues, and their positions are not one order")
-    options = leaves[0].extraOptions()
-    queue = str(options.get("queue"))
+    # As the source reads them (`options`).
+    queue, url = ((leaves[0].extraOptions().get(one) or "").strip() for one in ("queue", "url"))
     node = plan
     while node.children().size():
         kind = node.getClass().getSimpleName()
         if kind not in _ROW_BY_ROW or node.children().size() > 1:
             return Chain(queue, f"the operator {kind} may move rows between tasks")
         node = node.children().apply(0)
-    return Chain(queue, url=options.get("url") or None)
+    return Chain(queue, url=url or None)
 
 
 def put_chain(home: str | Path, query_id: str, chain: Chain) -> None:

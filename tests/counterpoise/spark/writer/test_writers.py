@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace as Object
 
 import pytest
 from pyspark.sql.types import StructType
@@ -10,7 +11,7 @@ from pyspark.sql.types import StructType
 from counterpoise.client import Client
 from counterpoise.errors import QueueNotFound
 from counterpoise.spark import CounterpoiseDataSource, QueueSink
-from counterpoise.spark.chains import Chain, chains_in, put_chain
+from counterpoise.spark.chains import Chain, chains_in, describe, put_chain
 from counterpoise.spark.channel import Channel
 from counterpoise.spark.errors import InvalidOption, InvalidRows, InvalidSink, Unsupported
 from counterpoise.spark.offsets import Offset
@@ -137,6 +138,31 @@ def test_the_newest_plan_of_a_queue_names_its_input(tmp_path: Path) -> None:
     assert chains_in(home)["query"] == Chain("flights", None, "id3", "log3")
     Channel(home, "3").drop("plan")
     assert chains_in(home)["query"] == Chain("flights", None, "id1", "log1")
+
+
+@pytest.mark.parametrize(
+    ("given", "queue", "url"),
+    [
+        ({"queue": "flights"}, "flights", None),
+        ({"queue": " flights ", "url": " "}, "flights", None),
+        ({"queue": "flights", "url": "http://one.test\n"}, "flights", "http://one.test"),
+    ],
+)
+def test_the_options_of_a_chain_are_read_as_the_source_reads_them(
+    given: dict[str, str], queue: str, url: str | None
+) -> None:
+    """Else its plan, which has what the source has read, would not be found."""
+    leaf = Object(
+        nodeName=lambda: "StreamingRelationV2",
+        sourceName=lambda: "counterpoise",
+        extraOptions=lambda: given,
+        children=lambda: Object(size=lambda: 0),
+    )
+    leaves = [leaf]
+    leaf.collectLeaves = lambda: Object(
+        iterator=lambda: Object(hasNext=lambda: bool(leaves), next=leaves.pop)
+    )
+    assert describe(leaf) == Chain(queue, url=url)
 
 
 def test_queues_of_one_name_at_two_services_are_two_inputs(tmp_path: Path) -> None:
