@@ -98,13 +98,17 @@ def _check(connection: Connection, name: str) -> None:
 
 
 def column_types(cursor: Any, table: str) -> dict[str, str]:
-    """The built-in types of the table's columns. They are read for each COPY: a table may change
-    between two transactions.
+    """The built-in types of the table's columns, which for a domain is that below it; '' for enums
+    and texts that an extension has. They are read for each COPY: a table may change between two
+    transactions.
     """
     cursor.execute(
-        "SELECT attname, typname FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid"
-        " WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
-        " AND typnamespace = 'pg_catalog'::regnamespace",
+        "WITH RECURSIVE of (attname, oid) AS (SELECT attname, atttypid FROM pg_attribute"
+        " WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped UNION ALL"
+        " SELECT attname, typbasetype FROM of JOIN pg_type USING (oid) WHERE typtype = 'd')"
+        " SELECT attname, CASE WHEN typnamespace = 'pg_catalog'::regnamespace THEN typname"
+        " ELSE '' END FROM of JOIN pg_type USING (oid) WHERE typtype <> 'd'"
+        " AND (typnamespace = 'pg_catalog'::regnamespace OR typcategory IN ('E', 'S'))",
         [table],
     )
     return dict(cursor.fetchall())
@@ -131,7 +135,7 @@ def _suited(column: pa.ChunkedArray, wanted: str | None) -> pa.ChunkedArray | pa
             return column.cast(pa.large_string())
         except pa.ArrowInvalid:
             raise InvalidSink(
-                f"a column of the table is {wanted}, and that of the rows has bytes which are not "
+                f"a column of the table is {wanted or 'text'}, and that of the rows has bytes which are not "
                 "text in UTF-8: make it bytea, or convert the rows"
             ) from None
     return column

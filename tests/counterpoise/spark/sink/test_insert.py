@@ -55,6 +55,10 @@ KNOWN: list[tuple[str, pa.DataType, list[Any]]] = [
     ("jsonb", pa.struct([("a", pa.float64())]), [{"a": 0.5}]),
     ("jsonb", pa.list_(pa.struct([("a", pa.int32())])), [[{"a": 1}, None], []]),
     ("json", pa.list_(pa.string()), [["a", None]]),
+    ("positive", pa.int32(), [3]),
+    ("short_text", pa.binary(), [b"short"]),
+    ("short_name", pa.binary(), ["Zürich".encode()]),
+    ("digest", pa.binary(), [b"\x00\xff"]),
 ]
 ONLY_AS_TEXT: list[tuple[str, pa.DataType, list[Any]]] = [
     ("numeric", pa.decimal128(10, 2), [Decimal("-12.50")]),
@@ -63,7 +67,7 @@ ONLY_AS_TEXT: list[tuple[str, pa.DataType, list[Any]]] = [
     ("uuid", pa.string(), ["c1c5b2de-8b0a-4f6f-9d1e-0d6a3c1f2b3a"]),
     ("text", pa.float64(), [0.5]),
     ("timestamp", pa.timestamp("us", "UTC"), [MOMENT]),
-    ("positive", pa.int32(), [3]),
+    ("colour", pa.binary(), [b"red"]),
 ]
 
 
@@ -71,7 +75,14 @@ ONLY_AS_TEXT: list[tuple[str, pa.DataType, list[Any]]] = [
 def connection(database_url: str) -> Iterator[Connection]:
     engine = create_engine(re.sub("^postgresql:", "postgresql+psycopg:", database_url))
     with engine.connect() as connection:
-        connection.exec_driver_sql("CREATE DOMAIN positive AS integer CHECK (VALUE > 0)")
+        for made in (
+            "DOMAIN positive AS integer CHECK (VALUE > 0)",
+            "DOMAIN short_text AS varchar(8)",
+            "DOMAIN short_name AS short_text CHECK (VALUE <> '')",
+            "DOMAIN digest AS bytea",
+            "TYPE colour AS ENUM ('red')",
+        ):
+            connection.exec_driver_sql(f"CREATE {made}")
         yield connection
     engine.dispose()
 
