@@ -135,7 +135,7 @@ def _suited(column: pa.ChunkedArray, wanted: str | None) -> pa.ChunkedArray | pa
             return column.cast(pa.large_string())
         except pa.ArrowInvalid:
             raise InvalidSink(
-                f"a column of the table is {wanted or 'text'}, and that of the rows has bytes which are not "
-                "text in UTF-8: make it bytea, or convert the rows"
+                f"a column of the table is {wanted or 'text'}, and that of the rows has bytes "
+                "which are not text in UTF-8: make it bytea, or convert the rows"
             ) from None
     return column
