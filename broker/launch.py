@@ -134,6 +134,13 @@ def reached(
                 f"{service.reason}, so it may use another database than {name}; try again, or "
                 "give the --data-dir or --database-url that it was started with",
             )
+        named = service_url or os.environ.get("COUNTERPOISE_URL")
+        if named and settings.data_dir is None and not default_data_dir().exists():
+            fail(
+                Exit.ANOTHER_DATABASE,
+                f"no service answers at {service}, and no database is named: correct the address, "
+                "or give the --data-dir or --database-url of the service",
+            )
     with _ends_on_signals(), _database(settings, running_may=True) as settings:
         url, log_url = _urls(settings)
         try:

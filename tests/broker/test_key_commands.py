@@ -176,6 +176,23 @@ def test_where_a_service_does_not_answer_no_second_postgres_is_made(
     assert "whether it uses it is unknown" in named.stderr
 
 
+@pytest.mark.parametrize("is_option", [True, False])
+def test_for_an_address_where_nobody_answers_no_database_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_option: bool
+) -> None:
+    """It may be mistyped; the first key of another database would be of no use."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    for name in ("DATABASE_URL", "DATA_DIR", "URL"):
+        monkeypatch.delenv(f"COUNTERPOISE_{name}", raising=False)
+    if not is_option:
+        monkeypatch.setenv("COUNTERPOISE_URL", NO_SERVICE)
+    for command in (["create", "--role", "admin"], ["list"]):
+        refused = CliRunner().invoke(app, [*command, *(["--url", NO_SERVICE] if is_option else [])])
+        assert refused.exit_code == Exit.ANOTHER_DATABASE, refused.output
+        assert f"no service answers at {NO_SERVICE}" in refused.stderr
+    assert not [*tmp_path.iterdir()]
+
+
 def test_the_database_is_named_without_its_password(migrated_url: str) -> None:
     listed = keys(migrated_url, "list").stderr
     password = urlsplit(migrated_url).password
