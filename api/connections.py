@@ -76,6 +76,8 @@ MOST_FIELDS = 100
 # Fields that decide who calls: of two, a proxy and the service might each take another one.
 FIELDS_ONCE = frozenset((b"authorization", b"host", b"origin", b"sec-fetch-site"))
 MOST_PIPELINED = 16
+# They say that a body follows, and how long it is.
+_OF_BODIES = frozenset((b"content-length", b"transfer-encoding"))
 # Of all connections of one address whose peers do not read.
 MOST_UNREAD_BYTES = 64 * 2**20
 HEAD_SECONDS = 10.0
@@ -350,11 +352,10 @@ class Connection(HttpToolsProtocol):
     # What arrives
 
     def data_received(self, data: bytes) -> None:
+        rest = data
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # There is nothing to upgrade to; the request is served as it is.
-            pass
+            while rest:
+                rest = self._parse(rest)
         except httptools.HttpParserError:
             self._refuse(self._refusal or "malformed")
             return
@@ -370,7 +371,27 @@ class Connection(HttpToolsProtocol):
             elif self._head_timer is None:
                 self._expect_head()
 
+    def _parse(self, data: bytes) -> bytes:
+        """Parse what has arrived. Returns what is left behind the head of a request that asks for
+        an upgrade: there is nothing to upgrade to, so it is served like others.
+
+        The parser takes what follows for another protocol, also the body. So another parser reads
+        that, which is told how long it is.
+        """
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._in_body:
+                fields = [b"%s: %s\r\n" % field for field in self.headers if field[0] in _OF_BODIES]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.feed_data(b"POST / HTTP/1.1\r\n%s\r\n" % b"".join(fields))
+            return data[upgrade.args[0] :]
+        return b""
+
     def on_message_begin(self) -> None:
+        if self._in_body:
+            # Of the present request; only its body is parsed.
+            return
         if len(self.pipeline) >= MOST_PIPELINED:
             self._refusal = "malformed"
             raise _Refused
@@ -379,6 +400,8 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        if self._in_body:
+            return
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > MOST_HEAD_BYTES or len(self.headers) > MOST_FIELDS:
             self._refusal = "head_too_large"
@@ -414,6 +437,9 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade() and any(name in _OF_BODIES for name, _ in self.headers):
+            # The body is still to come.
+            return
         self._in_body = False
         self.scope[COMPLETE] = True  # type: ignore[literal-required]
         super().on_message_complete()

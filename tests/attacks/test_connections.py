@@ -177,6 +177,42 @@ def test_an_upgrade_is_not_taken_and_not_logged(
     assert not caplog.records
 
 
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_what_follows_a_request_for_an_upgrade_is_read(
+    target: Service, is_chunked: bool, split: bool
+) -> None:
+    """Its body, and requests behind it: Java's client asks for HTTP/2 so, with every call."""
+    body = json.dumps({"name": f"upgraded-{is_chunked}-{split}", "partition_count": 1}).encode()
+    head = b"host: 127.0.0.1\r\n"
+    asks = head + b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAQ\r\n"
+    of_body = b"content-type: application/json\r\n"
+    if is_chunked:
+        of_body += b"transfer-encoding: chunked\r\n"
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    else:
+        of_body += b"content-length: %d\r\n" % len(body)
+    pieces = [
+        b"GET /healthz HTTP/1.1\r\n%b\r\n" % asks,
+        b"POST /v1/queues HTTP/1.1\r\n%b%b\r\n" % (asks, of_body),
+        body,
+        b"DELETE /v1/queues/none HTTP/1.1\r\n%bcontent-length: 0\r\n\r\n" % asks,
+        b"GET /readyz HTTP/1.1\r\n%b\r\n" % head,
+    ]
+    expected = [200, 201, 404, 200]
+    with Wire(target.url) as wire:
+        if not split:
+            wire.send(b"".join(pieces))
+        for number, status in enumerate(expected):
+            if split:
+                wire.send(pieces[number + (number > 1)])
+            if split and number == 1:
+                wire.send(pieces[2])
+            answer = wire.answer()
+            assert answer is not None
+            assert answer.status == status
+
+
 def test_a_thousand_requests_at_once(target: Service, bystander: Bystander) -> None:
     with Wire(target.url) as wire, contextlib.suppress(ConnectionError):
         wire.send(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n" * 1000)
