@@ -6,7 +6,7 @@ Every field is an environment variable: `port` is COUNTERPOISE_PORT.
 import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -162,6 +162,12 @@ class Settings(BaseSettings):
         scheme, separator, rest = value.get_secret_value().partition("://")
         if scheme not in _SCHEMES or not separator:
             raise ValueError("should look like postgresql://user:password@host:5432/database")
+        if len(_hosts(rest)) > 1:
+            # The drivers take several in different ways, and one that is silent takes all the time
+            # that there is for a connection.
+            raise ValueError(
+                "should name one host: an address that leads to the primary, also after a failover"
+            )
         url = f"postgresql://{rest}"
         try:
             parts = urlsplit(url)
@@ -198,6 +204,13 @@ class Settings(BaseSettings):
             except LogError as error:
                 raise ValueError(f"should be URLs separated by blanks; {error}") from None
         return value
+
+
+def _hosts(rest: str) -> list[str]:
+    """The hosts that a database's URL names behind its scheme, also in its query."""
+    address, _, query = rest.partition("?")
+    named = [address.partition("/")[0].rpartition("@")[2], *parse_qs(query).get("host", ())]
+    return [host for each in named for host in each.split(",") if host]
 
 
 def load(**given: object) -> Settings:

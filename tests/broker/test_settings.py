@@ -102,6 +102,32 @@ def test_a_wrong_url_is_refused_without_its_password(url: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:hunter2@one,two/db",
+        "postgresql://u:hunter2@one:5432,two:5433/db",
+        "postgresql://u:hunter2@one/db?host=two",
+        "postgresql://u:hunter2@/db?host=one,two&target_session_attrs=read-write",
+        "postgresql://u:hunter2@/db?host=one:1&host=two:2",
+    ],
+)
+def test_a_url_of_several_servers_is_refused(url: str) -> None:
+    """The drivers do not agree on them."""
+    for setting in ("database_url", "log_database_url"):
+        with pytest.raises(SettingsError, match="should name one host") as caught:
+            load(**{setting: url})
+        assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql://u:a,b@one/db?application_name=a,b", "postgresql:///db?host=/run/postgresql"],
+)
+def test_a_url_of_one_server_may_have_commas_elsewhere(url: str) -> None:
+    assert load(database_url=url).database_url is not None
+
+
 def test_settings_do_not_show_passwords() -> None:
     assert "hunter2" not in repr(load(database_url="postgresql://u:hunter2@host/db"))
     assert "hunter2" not in repr(load(log_urls="redis://:hunter2@host"))
