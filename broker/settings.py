@@ -92,7 +92,9 @@ class Settings(BaseSettings):
         "the time in which keys are handed out.",
     )
     audit_days: float = Field(
-        default=90.0, gt=0, description="How long the audit of administrative calls is kept."
+        default=90.0,
+        gt=0,
+        description="How long the audit of administrative calls is kept, and keys after their end.",
     )
     request_limit_bytes: Annotated[int, Field(ge=1024, le=2**30)] = Field(
         default=8 * 2**20, description="The largest request body."

@@ -70,6 +70,14 @@ _KEYLESS = (
     .order_by(flows.c.id)
     .limit(bindparam("most"))
 )
+_first = select(keys.c.id).order_by(keys.c.created_at, keys.c.id).limit(1)
+_LONG_ENDED = delete(keys).where(
+    or_(keys.c.revoked_at < bindparam("before"), keys.c.ends_at < bindparam("before")),
+    keys.c.id != _first.scalar_subquery(),
+    # Flows of a key end because it is here and has ended.
+    ~exists(select(flows.c.id).where(bound, flows.c.key_id == keys.c.id)),
+    ~exists(select(sessions.c.hash).where(sessions.c.key_id == keys.c.id)),
+)
 _USED = (
     update(keys)
     .where(
@@ -216,11 +224,12 @@ class PostgresKeys:
             for row in rows
         ]
 
-    async def purge(self, audit_before: float) -> None:
-        some = select(audit.c.id).where(audit.c.at < audit_before).limit(PURGE_AT_ONCE)
+    async def purge(self, before: float) -> None:
+        some = select(audit.c.id).where(audit.c.at < before).limit(PURGE_AT_ONCE)
         statement = delete(audit).where(audit.c.id.in_(some)).returning(literal(1))
         async with self._connections.single() as one:
             await one.execute(delete(sessions).where(sessions.c.ends_at <= NOW))
+            await one.execute(_LONG_ENDED, {"before": before})
             while len((await one.execute(statement)).all()) == PURGE_AT_ONCE:
                 pass
 

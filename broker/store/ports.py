@@ -580,5 +580,7 @@ class KeyStore(Protocol):
         `?`); those on no queue only for the pattern `*`.
         """
 
-    async def purge(self, audit_before: float) -> None:
-        """Forgets acts before this time, and sessions that have ended."""
+    async def purge(self, before: float) -> None:
+        """Forgets acts before this time, keys that ended before it, and sessions that have ended.
+        The first key stays: there is one if there ever was one.
+        """

@@ -456,15 +456,24 @@ class MemoryKeys(_Port):
 
         return await self._call("audit", work)
 
-    async def purge(self, audit_before: float) -> None:
+    async def purge(self, before: float) -> None:
         def work() -> None:
             tables, now = self._database.key_tables, self._database.clock()
-            tables.audit = [row for row in tables.audit if row.at >= audit_before]
+            tables.audit = [row for row in tables.audit if row.at >= before]
             tables.sessions = {
                 hash: session
                 for hash, session in tables.sessions.items()
                 if session[0].ends_at > now
             }
+            used = {session.key_id for session, _ in tables.sessions.values()}
+            flows = self._database.flows.values()
+            used |= {flow.values.key_id or "" for flow in flows if flow.reason is None}
+            for id, key in sorted(tables.keys.items(), key=lambda one: (one[1].created_at, one[0]))[
+                1:
+            ]:
+                ends = [at for at in (key.revoked_at, key.row.ends_at) if at is not None]
+                if id not in used and min(ends, default=before) < before:
+                    del tables.keys[id]
 
         await self._call("purge_keys", work)
 

@@ -124,6 +124,34 @@ async def test_sessions(ground: Ground, store: Store) -> None:
     assert await store.keys.sessions([b"other"])
 
 
+async def test_keys_that_ended_long_ago_are_forgotten(ground: Ground, store: Store) -> None:
+    """But for the first one, so the service stays closed, and those that something refers to."""
+    for key_id in IDS[:2]:
+        await make(ground, key_id, revoked=True)
+    await make(ground, IDS[2], ends_in=-5.0)
+    await make(ground, IDS[3], ends_in=3600.0)
+    await make(ground, IDS[4])
+    await make(ground, IDS[5], revoked=True)
+    orders = Replica(store)
+    await orders.create(2)
+    await bound(orders, {"A": IDS[5]}, "same")
+    now = (await store.pulse()).now
+
+    async def there() -> list[str]:
+        return [key.id for key in await store.keys.page(9, None, everything=True)]
+
+    await store.keys.purge(now - 60)
+    assert await there() == IDS
+    await store.keys.begin_session(b"s", IDS[2], 100.0, 2)
+    await store.keys.purge(now + 60)
+    assert await there() == [IDS[0], *IDS[2:]]
+    await store.keys.end_session(b"s")
+    await orders.do(c.Unbind("A"))
+    await store.keys.purge(now + 60)
+    assert await there() == [IDS[0], *IDS[3:5]]
+    assert (await store.keys.read([])).any_made
+
+
 async def test_the_audit_by_patterns(store: Store) -> None:
     acts = [Act("drain", queue) for queue in ("a_1", "ab1", "b.2", None, "a%1")]
     await store.keys.record(acts)
