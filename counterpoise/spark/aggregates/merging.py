@@ -199,11 +199,6 @@ class _Rows:
         missing = plan.columns() - set(rows.column_names)
         if missing:
             raise InvalidSink(f"the rows have no column {', '.join(sorted(missing))}")
-        for name in plan.by:
-            if pa.types.is_nested(kind := rows.schema.field(name).type):
-                raise InvalidSink(
-                    f"the column {name} of by is a {kind}: make its parts columns, and name them"
-                )
         self._plan = plan
         self._columns = {name: _values(rows.column(name)) for name in plan.columns()}
         self._positions: list[str] = rows.column("position").to_pylist()

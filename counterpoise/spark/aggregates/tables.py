@@ -32,7 +32,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Engine, text
-from sqlalchemy.exc import DBAPIError
 
 from counterpoise.spark.aggregates.windows import Clock
 from counterpoise.spark.errors import InvalidSink
@@ -40,7 +39,6 @@ from counterpoise.spark.errors import InvalidSink
 # The partition of what was brought together and may still change.
 TOGETHER = -1
 _CREATION_LOCK = 0x61676772656761
-_PROGRAM_LIMIT_EXCEEDED = "54000"
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS counterpoise_aggregates (
@@ -285,30 +283,24 @@ def partials(
 def put_partials(
     connection: Connection, key: AggregateKey, partition: int, found: Mapping[Group, str]
 ) -> None:
-    """Set the partials of these groups of the partition.
-
-    Raises InvalidSink if the text of one is too long for an index, whatever its columns are.
-    """
-    statement = text(
-        "INSERT INTO counterpoise_partials (sink, queue_id, window_end, window_start, groups,"
-        " partition, partials) SELECT :sink, :queue_id, window_end, window_start, groups,"
-        " :partition, partials FROM unnest(CAST(:ends AS bigint[]), CAST(:starts AS bigint[]),"
-        " CAST(:groups AS text[]), CAST(:partials AS text[]))"
-        " AS found (window_end, window_start, groups, partials)"
-        " ON CONFLICT (sink, queue_id, window_end, window_start, groups, partition)"
-        " DO UPDATE SET partials = excluded.partials, changed = true"
+    """Set the partials of these groups of the partition."""
+    connection.execute(
+        text(
+            "INSERT INTO counterpoise_partials (sink, queue_id, window_end, window_start, groups,"
+            " partition, partials) SELECT :sink, :queue_id, window_end, window_start, groups,"
+            " :partition, partials FROM unnest(CAST(:ends AS bigint[]), CAST(:starts AS bigint[]),"
+            " CAST(:groups AS text[]), CAST(:partials AS text[]))"
+            " AS found (window_end, window_start, groups, partials)"
+            " ON CONFLICT (sink, queue_id, window_end, window_start, groups, partition)"
+            " DO UPDATE SET partials = excluded.partials, changed = true"
+        ),
+        {
+            **key.names,
+            "partition": partition,
+            **_arrays(found),
+            "partials": list(found.values()),
+        },
     )
-    parameters = {"partition": partition, **_arrays(found), "partials": list(found.values())}
-    try:
-        connection.execute(statement, {**key.names, **parameters})
-    except DBAPIError as error:
-        if getattr(error.orig, "sqlstate", None) != _PROGRAM_LIMIT_EXCEEDED:
-            raise
-        longest = max((one.groups for one in found), key=len)
-        raise InvalidSink(
-            f"the columns of by have {len(longest.encode()):,} bytes in one group, more than an "
-            f"index of PostgreSQL takes: {longest[:60]}… Group by a hash of what is so long"
-        ) from error
 
 
 Found = Sequence[tuple[Group, str]]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import math
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -362,15 +360,6 @@ def test_a_column_that_the_rows_lack_is_named(counting: Counting) -> None:
     counting.plan = Counted({"n": Sum("y")}, ("key",), Windows("when", 10))
     with pytest.raises(InvalidSink, match="no column when, y"):
         counting.write(0, (0, "a", 1, 1))
-
-
-def test_groups_that_have_no_place_are_refused_with_what_to_do(counting: Counting) -> None:
-    long = base64.b64encode(random.Random(1).randbytes(6000)).decode()  # it does not compress
-    with pytest.raises(InvalidSink, match=r"8,004 bytes in one group.*a hash"):
-        counting.write(0, (0, "a", 1, 1), (1, long, 1, 1))
-    nested = pa.table({"position": ["0"], "at": [1], "key": [{"id": 1}]})
-    with pytest.raises(InvalidSink, match="column key of by is a struct<id: int64>"):
-        _Rows(PLAN, nested.append_column("x", [[1]]), 0)
 
 
 # ------------------------------------------------------------------ two at a time
