@@ -112,11 +112,30 @@ def time_at(microseconds: int) -> datetime:
 
 
 def values_of(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """The values of a column. Those of times with a time zone, whichever it is, are in UTC."""
-    if getattr(column.type, "tz", None) is None:
-        found: list[Any] = column.to_pylist()
-        return found
-    return times(column)
+    """The values of a column. Those of times with a time zone are in UTC, also within structs,
+    lists and maps, so equal times are equal texts whichever zone they have.
+    """
+    if getattr(column.type, "tz", None) is not None:
+        return times(column)
+    kind = _in_utc(column.type)
+    found: list[Any] = (column if kind == column.type else column.cast(kind)).to_pylist()
+    return found
+
+
+def _in_utc(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind) and kind.tz:
+        return pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_struct(kind):
+        return pa.struct([_field_in_utc(one) for one in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_field_in_utc(kind.key_field), _field_in_utc(kind.item_field))
+    if pa.types.is_list(kind):
+        return pa.list_(_field_in_utc(kind.value_field))
+    return kind
+
+
+def _field_in_utc(one: pa.Field) -> pa.Field:
+    return one.with_type(_in_utc(one.type))
 
 
 def _numbers(kind: pa.DataType, numbers: array[int]) -> pa.Array:

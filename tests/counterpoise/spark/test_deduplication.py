@@ -6,7 +6,7 @@ import random
 import string
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.xdist_group("spark 1")
 
+MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 Rows = list[tuple[str | None, int]]
 """(id, second)"""
 
@@ -116,11 +117,23 @@ def test_ids_are_remembered_by_all_partitions_for_the_horizon(writing: Writing) 
     assert writing.passed()[5:] == ["a"]
 
 
-def test_a_time_in_an_id_is_one_in_all_time_zones(writing: Writing) -> None:
+@pytest.mark.parametrize(
+    ("kind_of", "value"),
+    [
+        (lambda time: time, MOMENT),
+        (lambda time: pa.struct([("a", pa.int32()), ("at", time)]), {"a": 1, "at": MOMENT}),
+        (lambda time: pa.list_(pa.struct([("at", pa.list_(time))])), [{"at": [MOMENT]}, None]),
+        (lambda time: pa.map_(time, time), [(MOMENT, MOMENT)]),
+    ],
+)
+def test_a_time_in_an_id_is_one_in_all_time_zones(
+    writing: Writing, kind_of: Callable[[pa.DataType], pa.DataType], value: Any
+) -> None:
     """Spark gives times in the zone of its session, and applications may have several."""
     for zone in ("UTC", "Asia/Tokyo"):
-        times = pa.array([1, None], pa.timestamp("us", tz=zone))
-        found = pa.table({"id": ["a", "a"], "of": times, "at": pa.array([1, 1], times.type)})
+        time = pa.timestamp("us", tz=zone)
+        of = pa.array([value, None], kind_of(time))
+        found = pa.table({"id": ["a", "a"], "of": of, "at": pa.array([1, 1], time)})
         scope = Scope("events", "flights", "q-1", 0, 1, "0", "9", 0)
         with writing.engine.begin() as connection:
             Deduplicate(writing.insert, ["id", "of"], "at")(connection, found, scope)
