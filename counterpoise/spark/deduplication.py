@@ -23,7 +23,6 @@ result is right in each case.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -31,7 +30,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from counterpoise.logs.columns import integers, microseconds_of, values_of
-from counterpoise.spark.aggregates.partials import to_text
+from counterpoise.spark.aggregates.partials import indexed, to_text
 from counterpoise.spark.errors import InvalidSink
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from counterpoise.spark.sink.writer import Scope, Write
 
 _CREATION_LOCK = 0x636F756E746964
-_MOST_BYTES = 1000
 _TABLE = """
 CREATE TABLE IF NOT EXISTS counterpoise_ids (
     sink text NOT NULL, queue_id text NOT NULL, id text NOT NULL, partition integer NOT NULL,
@@ -102,7 +100,7 @@ class Deduplicate:
     def _ids(self, rows: pa.Table) -> list[str | None]:
         columns = [values_of(rows.column(name)) for name in self.by]
         return [
-            None if all(value is None for value in values) else _short(to_text(values))
+            None if all(value is None for value in values) else indexed(to_text(values))
             for values in zip(*columns, strict=True)
         ]
 
@@ -111,12 +109,6 @@ class Deduplicate:
         if not pa.types.is_timestamp(column.type):
             raise InvalidSink(f"the column {self.time} has no times but {column.type}")
         return [time or 0 for time in microseconds_of(column)]
-
-
-def _short(text: str) -> str:
-    """The text, or the hash of one that is too long for an index of PostgreSQL."""
-    data = text.encode()
-    return text if len(data) <= _MOST_BYTES else hashlib.sha256(data).hexdigest()
 
 
 class _Ids:

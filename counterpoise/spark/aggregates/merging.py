@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 
 Late = Literal["drop", "side", "merge"]
+_NUL = "\\u0000"  # in a text of JSON
 Emit = Callable[["Connection", list[dict[str, Any]]], object]
 
 
@@ -80,7 +81,7 @@ class Results:
     def put(self, connection: Connection, found: Mapping[Group, Mapping[str, Any]]) -> None:
         """The results of these groups, by their partials."""
         rows = [
-            {**self._place(group), **results_of(self.plan.values, found[group])}
+            self._row(group, found[group])
             for group in sorted(found, key=lambda one: (one.end, one.start, one.groups))
         ]
         if not rows:
@@ -89,6 +90,21 @@ class Results:
             self.emit(connection, rows)
         else:
             self._replace(connection, rows)
+
+    def refuse_nul(self, group: Group, partials: Mapping[str, Any]) -> None:
+        """Raises InvalidSink for a text that the table cannot have: no window could be closed."""
+        if self.emit is not None:
+            return
+        for name, value in self._row(group, partials).items():
+            if isinstance(value, str) and "\0" in value:
+                raise InvalidSink(
+                    f"the column {name} of the result would have a text with the character NUL, "
+                    "which PostgreSQL does not take: remove it from the rows, with "
+                    "replace(column, '\\0', '')"
+                )
+
+    def _row(self, group: Group, partials: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self._place(group), **results_of(self.plan.values, partials)}
 
     def _place(self, group: Group) -> dict[str, Any]:
         values = from_text(group.groups)
@@ -188,6 +204,9 @@ class Merge:
             for group, one in new.items()
         }
         texts = {group: to_text(one) for group, one in after.items()}
+        for group, one in texts.items():
+            if _NUL in group.groups or _NUL in one:
+                self.results.refuse_nul(group, after[group])
         tables.put_partials(connection, key, partition, texts)
         return after
 
@@ -199,6 +218,12 @@ class _Rows:
         missing = plan.columns() - set(rows.column_names)
         if missing:
             raise InvalidSink(f"the rows have no column {', '.join(sorted(missing))}")
+        for name in plan.by:
+            if pa.types.is_nested(kind := rows.schema.field(name).type):
+                raise InvalidSink(
+                    f"the column {name} in by is a {kind}: group by its fields as columns of their "
+                    "own, or by a text of it (to_json)"
+                )
         self._plan = plan
         self._columns = {name: _values(rows.column(name)) for name in plan.columns()}
         self._positions: list[str] = rows.column("position").to_pylist()

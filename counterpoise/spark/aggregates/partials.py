@@ -266,6 +266,7 @@ _time_and_partition = itemgetter(0, 1)
 # ------------------------------------------------------------------ as text
 
 _TAG = "@"
+_MOST_BYTES = 1000
 
 
 def to_text(document: Any) -> str:
@@ -279,6 +280,12 @@ def to_text(document: Any) -> str:
 def from_text(text: str) -> Any:
     """What `to_text` was given."""
     return json.loads(text, object_hook=_untagged)
+
+
+def indexed(text: str) -> str:
+    """The text, or the hash of one that is too long for an index of PostgreSQL."""
+    data = text.encode()
+    return text if len(data) <= _MOST_BYTES else hashlib.sha256(data).hexdigest()
 
 
 def _mapped(value: Any) -> Any:

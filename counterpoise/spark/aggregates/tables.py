@@ -5,7 +5,8 @@
 - `counterpoise_clocks`: the clock of each partition, and how many of its rows were dropped. The
   transaction that writes rows of the partition moves it; the closing, if the partition is still.
 - `counterpoise_partials`: the partials of each window, group and partition. The same transaction
-  writes them, and the closing removes them.
+  writes them, and the closing removes them. A group that is too long for the index is there under
+  its hash (`groups`), with its text beside (`long_groups`).
 - `counterpoise_late`: late rows, with `late="side"`; `number` tells apart those of one message,
   `written_in` is the transaction.
 
@@ -33,6 +34,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, text
 
+from counterpoise.spark.aggregates.partials import indexed
 from counterpoise.spark.aggregates.windows import Clock
 from counterpoise.spark.errors import InvalidSink
 
@@ -66,6 +68,7 @@ ALTER TABLE counterpoise_late ADD COLUMN IF NOT EXISTS number integer NOT NULL D
     ADD COLUMN IF NOT EXISTS written_in xid8,
     DROP CONSTRAINT IF EXISTS counterpoise_late_pkey,
     ADD PRIMARY KEY (sink, queue_id, partition, position, window_start, number);
+ALTER TABLE counterpoise_partials ADD COLUMN IF NOT EXISTS long_groups text;
 """
 
 
@@ -109,7 +112,7 @@ def create(engine: Engine) -> None:
         # The column that was added last.
         there = (
             "SELECT true FROM pg_attribute"
-            " WHERE attrelid = to_regclass('counterpoise_late') AND attname = 'written_in'"
+            " WHERE attrelid = to_regclass('counterpoise_partials') AND attname = 'long_groups'"
         )
         if connection.scalar(text(there)):
             return
@@ -269,9 +272,10 @@ def partials(
     """Those of these groups that the partition has."""
     rows = connection.execute(
         text(
-            "SELECT window_end, window_start, groups, partials FROM counterpoise_partials"
-            " JOIN unnest(CAST(:ends AS bigint[]), CAST(:starts AS bigint[]),"
-            " CAST(:groups AS text[])) AS wanted (window_end, window_start, groups)"
+            "SELECT window_end, window_start, coalesce(long_groups, groups) AS groups, partials"
+            " FROM counterpoise_partials JOIN unnest(CAST(:ends AS bigint[]),"
+            " CAST(:starts AS bigint[]), CAST(:groups AS text[]))"
+            " AS wanted (window_end, window_start, groups)"
             " USING (window_end, window_start, groups)"
             " WHERE sink = :sink AND queue_id = :queue_id AND partition = :partition"
         ),
@@ -287,10 +291,11 @@ def put_partials(
     connection.execute(
         text(
             "INSERT INTO counterpoise_partials (sink, queue_id, window_end, window_start, groups,"
-            " partition, partials) SELECT :sink, :queue_id, window_end, window_start, groups,"
-            " :partition, partials FROM unnest(CAST(:ends AS bigint[]), CAST(:starts AS bigint[]),"
-            " CAST(:groups AS text[]), CAST(:partials AS text[]))"
-            " AS found (window_end, window_start, groups, partials)"
+            " long_groups, partition, partials) SELECT :sink, :queue_id, window_end, window_start,"
+            " groups, long_groups, :partition, partials FROM unnest(CAST(:ends AS bigint[]),"
+            " CAST(:starts AS bigint[]), CAST(:groups AS text[]), CAST(:long_groups AS text[]),"
+            " CAST(:partials AS text[]))"
+            " AS found (window_end, window_start, groups, long_groups, partials)"
             " ON CONFLICT (sink, queue_id, window_end, window_start, groups, partition)"
             " DO UPDATE SET partials = excluded.partials, changed = true"
         ),
@@ -298,6 +303,9 @@ def put_partials(
             **key.names,
             "partition": partition,
             **_arrays(found),
+            "long_groups": [
+                None if indexed(one.groups) == one.groups else one.groups for one in found
+            ],
             "partials": list(found.values()),
         },
     )
@@ -313,7 +321,7 @@ def take_closed(connection: Connection, key: AggregateKey, low: int, since: int 
         text(
             "DELETE FROM counterpoise_partials WHERE sink = :sink AND queue_id = :queue_id"
             " AND window_end <= :low AND (CAST(:since AS bigint) IS NULL OR window_end > :since)"
-            " RETURNING window_end, window_start, groups, partials"
+            " RETURNING window_end, window_start, coalesce(long_groups, groups) AS groups, partials"
         ),
         {**key.names, "low": low, "since": since},
     )
@@ -347,8 +355,9 @@ def changed_groups(connection: Connection, key: AggregateKey, end: int) -> Found
     ).all()
     rows = connection.execute(
         text(
-            "SELECT window_start, groups, partials FROM counterpoise_partials WHERE sink = :sink"
-            " AND queue_id = :queue_id AND window_end = :end AND groups = ANY(:groups)"
+            "SELECT window_start, coalesce(long_groups, groups) AS groups, partials"
+            " FROM counterpoise_partials WHERE sink = :sink AND queue_id = :queue_id"
+            " AND window_end = :end AND groups = ANY(:groups)"
         ),
         {**key.names, "end": end, "groups": sorted(set(groups))},
     )
@@ -398,5 +407,5 @@ def _arrays(groups: Iterable[Group]) -> dict[str, list[Any]]:
     return {
         "ends": [one.end for one in listed],
         "starts": [one.start for one in listed],
-        "groups": [one.groups for one in listed],
+        "groups": [indexed(one.groups) for one in listed],
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
+import string
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -240,9 +242,10 @@ def test_late_rows_go_to_a_table_of_their_own(counting: Counting) -> None:
 def test_all_late_rows_of_one_message_stay(counting: Counting) -> None:
     """As explode makes them, and also where two calls of one transaction bring them."""
     counting.plan = replace(PLAN, late="side")
-    # The table as it was before its rows had numbers.
+    # The tables as they were before the rows of this one had numbers.
     counting.database.execute(
-        "ALTER TABLE counterpoise_late DROP COLUMN number, DROP COLUMN written_in,"
+        "ALTER TABLE counterpoise_partials DROP COLUMN long_groups;"
+        " ALTER TABLE counterpoise_late DROP COLUMN number, DROP COLUMN written_in,"
         " ADD PRIMARY KEY (sink, queue_id, partition, position, window_start)"
     )
     tables.create(counting.engine)
@@ -313,6 +316,56 @@ def test_rows_whose_group_is_no_number_are_one_group(counting: Counting) -> None
     counting.write(0, (3, "a", 30, 1))
     counting.closed()
     assert counting.written() == [(0, "NaN", 2, 3)]
+
+
+def long_text(seed: int) -> str:
+    """One that no compression makes short."""
+    return "".join(random.Random(seed).choices(string.printable, k=9000))
+
+
+def test_groups_may_be_longer_than_an_index_takes(counting: Counting) -> None:
+    counting.plan = replace(PLAN, late="merge", keep=10**9)
+    one, other = long_text(1), long_text(2)
+    counting.write(0, (0, one, 1, 1), (1, other, 2, 10))
+    counting.write(0, (2, one, 3, 2))
+    counting.write(1, (0, one, 4, 4), (1, "a", 30, 1))
+    counting.write(0, (3, "a", 30, 1))
+    assert counting.closed() == 2
+    assert sorted(counting.written()) == sorted([(0, one, 3, 7), (0, other, 1, 10)])
+    counting.write(0, (4, one, 5, 8))
+    assert sorted(counting.written()) == sorted([(0, one, 4, 15), (0, other, 1, 10)])
+
+
+def test_long_groups_that_are_not_divided_by_time(undivided: Counting) -> None:
+    long = long_text(1)
+    for partition in (0, 1):
+        undivided.write(partition, (0, long, None, 1), (1, "a", None, 1))
+    assert undivided.closed() == 2
+    undivided.write(0, (2, long, None, 1))
+    assert undivided.closed() == 1
+    found = undivided.query("SELECT key, n FROM per_ten ORDER BY n")
+    assert found == [("a", 2), (long, 3)]
+
+
+def test_a_text_that_a_result_cannot_have_is_refused_before_it_counts(counting: Counting) -> None:
+    """Else no window could be closed any more, by any application."""
+    with pytest.raises(InvalidSink, match=r"the column key of the result .* NUL"):
+        counting.write(0, (0, "a\0b", 1, 1))
+    counting.plan = replace(PLAN, values={"n": Count(), "total": Last("key")}, by=())
+    with pytest.raises(InvalidSink, match=r"the column total of the result .* NUL"):
+        counting.write(0, (0, "a\0b", 1, 1))
+    counting.plan = PLAN
+    for partition in (0, 1):
+        counting.write(partition, (0, "a\\u0000", 1, 1), (1, "a", 30, 1))
+    assert counting.closed() == 1
+    assert counting.written() == [(0, "a\\u0000", 2, 2)]
+
+
+def test_a_group_by_a_column_of_many_values_is_refused_with_a_reason(counting: Counting) -> None:
+    rows = pa.table({"position": ["0"], "tags": [["a"]]})
+    plan = Counted({"n": Count()}, ("tags",), None)
+    with pytest.raises(InvalidSink, match=r"the column tags in by is a list<.*>: group by"):
+        _Rows(plan, rows, 0)
 
 
 def test_open_windows_of_other_groups_are_refused_with_a_reason(counting: Counting) -> None:
