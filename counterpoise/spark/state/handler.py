@@ -94,7 +94,7 @@ class StatefulForeachBatch(Generic[S]):
         table = rows_of(batch)
         planned = running.planned.read
         with contextlib.ExitStack() as held:
-            cells = [(one, self._prepared(one, held)) for one in planned]
+            cells = [(one, self._prepared(one, running.planned.log, held)) for one in planned]
             outputs = []
             for one, cell in cells:
                 rows = table.filter(pc.equal(table["partition"], one.partition))
@@ -106,13 +106,14 @@ class StatefulForeachBatch(Generic[S]):
             for one, cell in cells:
                 cell.position, cell.clean = one.end, True
 
-    def _prepared(self, one: Slice, held: contextlib.ExitStack) -> Cell[S]:
+    def _prepared(self, one: Slice, log: str, held: contextlib.ExitStack) -> Cell[S]:
         """The partition's cell, locked, with its state at the start of the range."""
         cell = self._states.cell(one.partition)
         held.enter_context(cell.lock)
         goes_on = cell.epoch == one.epoch - 1 and cell.position == one.start
-        if cell.epoch is not None and cell.epoch != one.epoch and not goes_on:
-            cell.drop()  # of another tenure
+        of_another_tenure = cell.epoch is not None and cell.epoch != one.epoch and not goes_on
+        if of_another_tenure or cell.log != log:
+            cell.drop()
         cell.epoch = one.epoch
         retries = ReadRetries(self._options.read_timeout_seconds)
         while True:

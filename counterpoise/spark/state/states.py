@@ -74,6 +74,8 @@ class Cell(Generic[S]):
         self.lock = threading.RLock()
         self.state: S | None = None
         self.position: str | None = None
+        # The incarnation of the log whose messages it holds.
+        self.log: str | None = None
         # The epoch under which the partition is processed here; None while it only warms up.
         self.epoch: int | None = None
         self.clean = False
@@ -120,11 +122,15 @@ class Restorer(Generic[S]):
             log = self._access()
             bounds = log.bounds([cell.partition])
             position = cell.position
-            if not cell.usable() or (position is not None and log.compare(position, target) > 0):
+            if (
+                not cell.usable()
+                or cell.log != bounds.incarnation
+                or (position is not None and log.compare(position, target) > 0)
+            ):
                 self._load(cell, target, log, bounds)
             self._catch_up(cell, target, log, bounds)
 
-    def publish(self, cell: Cell[S], epoch: int, incarnation: str) -> bool:
+    def publish(self, cell: Cell[S], epoch: int) -> bool:
         """Publish the cell's state. Returns whether there was anything new. Raises OSError.
 
         Micro-batches wait while the state is dumped to memory, but not while it is written to disk.
@@ -133,11 +139,12 @@ class Restorer(Generic[S]):
             position = cell.position
             if not cell.usable() or position is None or position == cell.published:
                 return False
+            assert cell.log is not None, "a usable state was restored from a log"
+            snapshot = Snapshot(self.queue, cell.log, cell.partition, epoch, position)
             state: Any = cell.state
             content = io.BytesIO()
             self._how.dump(state, content)
             cell.published_at = time.monotonic()
-        snapshot = Snapshot(self.queue, incarnation, cell.partition, epoch, position)
 
         def write(file: BinaryIO) -> None:
             file.write(content.getbuffer())
@@ -151,6 +158,7 @@ class Restorer(Generic[S]):
 
     def _load(self, cell: Cell[S], target: str, log: Log, bounds: Bounds) -> None:
         cell.drop()
+        cell.log = bounds.incarnation
         for snapshot in self._newest_first(log, cell.partition, bounds.incarnation):
             if log.compare(snapshot.position, target) > 0:
                 continue
@@ -265,7 +273,6 @@ class States(Generic[S]):
         self._client = Client(options.url)
         self._connection: QueueLog | None = None
         self._queue_id: str | None = None
-        self._incarnation: str | None = None
 
     def all(self) -> list[Cell[S]]:
         """The present cells."""
@@ -288,9 +295,7 @@ class States(Generic[S]):
         """
         if cell.epoch is None or not cell.usable():
             return
-        restorer = self._restorer()
-        assert self._incarnation is not None, "a usable state was restored from the log"
-        if restorer.publish(cell, cell.epoch, self._incarnation):
+        if self._restorer().publish(cell, cell.epoch):
             logger.info("counterpoise: published partition %d", cell.partition)
 
     def let_go(self, cell: Cell[S]) -> None:
@@ -329,10 +334,9 @@ class States(Generic[S]):
                 self._connection = QueueLog(access, self._options.log_url)
             log = self._connection.open()
             try:
-                self._incarnation = log.bounds([]).incarnation
+                log.bounds([])
             except LogAccessRefused:
                 log = self._connection.open(fresh=True)
-                self._incarnation = log.bounds([]).incarnation
             return log
 
 

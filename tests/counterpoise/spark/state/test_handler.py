@@ -85,9 +85,11 @@ def test_a_state_goes_on_when_its_partition_goes_to_another_flow_of_ours(
     handler = StatefulForeachBatch(options, Letters(), lambda *_: None, snapshots=snapshots)
     reach(handler._states, log, monkeypatch)
 
-    def prepared(epoch: int, start: str) -> list[str]:
+    incarnation = log.bounds([]).incarnation
+
+    def prepared(epoch: int, start: str, of_log: str = incarnation) -> list[str]:
         with contextlib.ExitStack() as held:
-            cell = handler._prepared(Slice(0, epoch, start, "20"), held)
+            cell = handler._prepared(Slice(0, epoch, start, "20"), of_log, held)
             assert cell.state is not None
             return cell.state
 
@@ -102,7 +104,10 @@ def test_a_state_goes_on_when_its_partition_goes_to_another_flow_of_ours(
         # It was taken at another position: another consumer had it in between.
         taken = prepared(3, "3")
         assert taken == TEXTS[:3]
-        assert prepared(5, "3") is not taken
+        later = prepared(5, "3")
+        assert later is not taken
+        assert prepared(5, "3") is later
+        assert prepared(5, "3", "a log that was made anew") is not taken
     finally:
         handler.close()
         channel.clear()

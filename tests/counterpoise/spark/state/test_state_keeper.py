@@ -51,7 +51,6 @@ def reach(states: States[Any], log: PostgresLog, monkeypatch: pytest.MonkeyPatch
     """Give the states this log, without a service."""
     monkeypatch.setattr(states, "_queue_id", "queue-1")
     monkeypatch.setattr(states, "_log", lambda: log)
-    monkeypatch.setattr(states, "_incarnation", log.bounds([]).incarnation)
 
 
 @pytest.fixture

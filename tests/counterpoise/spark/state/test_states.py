@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -107,7 +108,7 @@ def test_from_the_newest_snapshot_that_is_not_ahead(
     restorer: Restorer[list[str]], incarnation: str, how: Letters
 ) -> None:
     for position in ("5", "9", "15"):
-        assert restorer.publish(at(restorer, position), 1, incarnation)
+        assert restorer.publish(at(restorer, position), 1)
     how.loaded = 0
     cell = at(restorer, "12")
     assert (cell.state, how.loaded) == (TEXTS[:12], 1)
@@ -119,7 +120,7 @@ def test_a_loaded_state_is_not_published_at_once(
 ) -> None:
     published = at(restorer, "5")
     assert published.published_at == 0.0  # built from the log, so no snapshot exists yet
-    restorer.publish(published, 1, incarnation)
+    restorer.publish(published, 1)
     began = time.monotonic()
     assert at(restorer, "9").published_at >= began
 
@@ -128,7 +129,7 @@ def test_a_state_that_is_ahead_is_not_used(
     restorer: Restorer[list[str]], incarnation: str, how: Letters
 ) -> None:
     """The owner was ahead of its commit, and lost the partition."""
-    restorer.publish(at(restorer, "5"), 1, incarnation)
+    restorer.publish(at(restorer, "5"), 1)
     cell = at(restorer, "15")
     restorer.bring_to(cell, "8")
     assert (cell.state, cell.position) == (TEXTS[:8], "8")
@@ -140,8 +141,8 @@ def test_a_damaged_snapshot_is_passed_over(
     snapshots: Snapshots,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    restorer.publish(at(restorer, "5"), 1, incarnation)
-    restorer.publish(at(restorer, "9"), 1, incarnation)
+    restorer.publish(at(restorer, "5"), 1)
+    restorer.publish(at(restorer, "9"), 1)
     (path,) = snapshots.directory.rglob("9_1.snapshot")
     path.write_bytes(path.read_bytes()[:-20])
     with caplog.at_level(logging.WARNING, "counterpoise.spark"):
@@ -164,13 +165,13 @@ def test_a_snapshot_of_another_log_or_queue_is_not_ours(
 def test_a_state_touched_by_a_failure_is_not_used(
     restorer: Restorer[list[str]], incarnation: str, how: Letters
 ) -> None:
-    restorer.publish(at(restorer, "5"), 1, incarnation)
+    restorer.publish(at(restorer, "5"), 1)
     cell = at(restorer, "6")
     how.fails = True
     with pytest.raises(RuntimeError, match="apply"):
         restorer.bring_to(cell, "8")
     assert not cell.usable()
-    assert not restorer.publish(cell, 1, incarnation)
+    assert not restorer.publish(cell, 1)
     how.fails = False
     restorer.bring_to(cell, "8")
     assert cell.state == TEXTS[:8]
@@ -182,17 +183,39 @@ def test_nothing_is_published_twice_and_few_are_kept(
     cell: Cell[list[str]] = Cell(0)
     for position in range(5, 15):
         restorer.bring_to(cell, str(position))
-        assert restorer.publish(cell, 1, incarnation)
-        assert not restorer.publish(cell, 1, incarnation)
+        assert restorer.publish(cell, 1)
+        assert not restorer.publish(cell, 1)
     kept = {one.position for one in snapshots.found("queue-1", incarnation, 0)}
     assert kept == {"12", "13", "14"}
 
     cell = at(restorer, "5")  # positions were set back
     for position in range(6, 10):
         restorer.bring_to(cell, str(position))
-        assert restorer.publish(cell, 2, incarnation)
+        assert restorer.publish(cell, 2)
     kept = {one.position for one in snapshots.found("queue-1", incarnation, 0)}
     assert kept == {"7", "8", "9", "12", "13", "14"}
+
+
+def test_a_state_is_that_of_the_log_from_which_it_was_built(
+    restorer: Restorer[list[str]],
+    incarnation: str,
+    snapshots: Snapshots,
+    log: PostgresLog,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The log may be made anew, or restored from a backup, while its states are here."""
+    cell, warmed = at(restorer, "5"), at(restorer, "5")
+    bounds = log.bounds
+    monkeypatch.setattr(log, "bounds", lambda n: replace(bounds(n), incarnation="another"))
+    assert restorer.publish(cell, 1)
+    assert not snapshots.found("queue-1", "another", 0)
+    assert [one.position for one in snapshots.found("queue-1", incarnation, 0)] == ["5"]
+    assert isinstance(warmed.state, list)
+    warmed.state.append("of the old log")
+    restorer.bring_to(warmed, "7")
+    assert warmed.state == TEXTS[:7]
+    assert restorer.publish(warmed, 2)
+    assert [one.position for one in snapshots.found("queue-1", "another", 0)] == ["7"]
 
 
 def test_trimmed_messages_are_missing_and_it_says_which(
@@ -201,7 +224,7 @@ def test_trimmed_messages_are_missing_and_it_says_which(
     log: PostgresLog,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    restorer.publish(at(restorer, "5"), 1, incarnation)
+    restorer.publish(at(restorer, "5"), 1)
     log.trim({0: "8"})
     with caplog.at_level(logging.WARNING, "counterpoise.spark"):
         cell = at(restorer, "12")
