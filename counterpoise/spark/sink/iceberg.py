@@ -17,6 +17,7 @@ pass, so stop the writers before (docs).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import pickle
 import uuid
@@ -177,7 +178,7 @@ def _commit(table: Table, files: Sequence[bytes], properties: dict[str, str]) ->
     """Through this metadata. Raises Overtaken."""
     transaction = table.transaction()
     # Merges manifests if the table has that set.
-    with transaction.update_snapshot().merge_append() as append:
+    with _unless_expired(table), transaction.update_snapshot().merge_append() as append:
         for one in files:
             append.append_data_file(pickle.loads(one))
     _finish(transaction, table, properties)
@@ -187,7 +188,8 @@ def _merge(table: Table, rows: pa.Table, keys: Sequence[str], properties: dict[s
     """Through this metadata. Raises Overtaken, InvalidSink."""
     transaction = table.transaction()
     try:
-        changes = transaction.upsert(rows, list(keys))
+        with _unless_expired(table):
+            changes = transaction.upsert(rows, list(keys))
     except ValueError as error:
         if "duplicate rows" not in str(error):
             raise
@@ -197,9 +199,21 @@ def _merge(table: Table, rows: pa.Table, keys: Sequence[str], properties: dict[s
         ) from None
     if changes.rows_inserted + changes.rows_updated == 0:
         # All rows are there as they are. Without a snapshot there would be no fence.
-        with transaction.update_snapshot().fast_append():
+        with _unless_expired(table), transaction.update_snapshot().fast_append():
             pass
     _finish(transaction, table, properties)
+
+
+@contextlib.contextmanager
+def _unless_expired(table: Table) -> Iterator[None]:
+    """Files of a snapshot may be removed as soon as another one has come. Raises Overtaken then."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        newest = table.catalog.load_table(table.name()).metadata
+        if newest.current_snapshot_id == table.metadata.current_snapshot_id:
+            raise
+        raise Overtaken(f"the snapshot was expired meanwhile: {error}") from None
 
 
 def _finish(transaction: Transaction, table: Table, properties: dict[str, str]) -> None:

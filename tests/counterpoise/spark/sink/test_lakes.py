@@ -687,6 +687,33 @@ def test_manifests_are_merged_and_snapshots_may_be_expired(iceberg: Iceberg) -> 
     assert iceberg.positions(0) == [*range(9)]
 
 
+@pytest.mark.parametrize("keys", [(), ("value",)])
+def test_a_snapshot_that_is_expired_meanwhile_holds_no_writer_up(
+    iceberg: Iceberg, keys: tuple[str, ...]
+) -> None:
+    """Spark's own procedure removes the files of old snapshots, too."""
+    iceberg.write([Slice(0, 1, "0", "1")], rows_of(0, 0, 1))
+    before = iceberg.table().current_snapshot()
+
+    @once
+    def expire() -> None:
+        iceberg.write([Slice(1, 1, "0", "2")], rows_of(1, 0, 2))
+        iceberg.table().maintenance.expire_snapshots().older_than(datetime.now(UTC)).commit()
+        Path(before.manifest_list.removeprefix("file://")).unlink()
+
+    task, target = then(rows_of(0, 1, 3), expire), iceberg.target(keys=keys)
+    assert iceberg.write([Slice(0, 1, "1", "3")], task, target=target) == {0: "written"}
+    assert (iceberg.positions(0), iceberg.positions(1)) == ([*range(3)], [0, 1])
+    assert iceberg.high_water() == {0: (1, "3"), 1: (1, "2")}
+
+
+def test_a_file_that_the_present_snapshot_lacks_is_an_error(iceberg: Iceberg) -> None:
+    iceberg.write([Slice(0, 1, "0", "1")], rows_of(0, 0, 1))
+    Path(iceberg.table().current_snapshot().manifest_list.removeprefix("file://")).unlink()
+    with pytest.raises(FileNotFoundError):
+        iceberg.write([Slice(0, 1, "1", "3")], rows_of(0, 1, 3))
+
+
 def test_a_rollback_moves_the_rows_and_not_the_fence(iceberg: Iceberg) -> None:
     for at in range(3):
         iceberg.write([Slice(0, 1, str(at), str(at + 1))], rows_of(0, at, at + 1))
