@@ -251,8 +251,10 @@ def _engine_of(url: str) -> Engine:
     return create_engine(
         parsed,
         connect_args={name: value for name, value in defaults.items() if name not in parsed.query},
+        # One is kept. A driver needs more while several of its queries, and the closing of idle
+        # windows, use the database at once.
         pool_size=1,
-        max_overflow=0,
+        max_overflow=-1,
         pool_pre_ping=True,
         hide_parameters=True,
     )

@@ -66,6 +66,17 @@ def test_a_write_that_commits_by_itself_fails(writing: Writing) -> None:
     assert writing.high_water().get(0, (-1, None)) == (-1, None)
 
 
+def test_one_transaction_of_a_process_waits_for_no_other(writing: Writing) -> None:
+    """As those of two queries of one driver, or of a closing of idle windows that takes long."""
+    limits, number = TransactionLimits(), "SELECT pg_backend_pid()"
+    with Database(writing.url).transaction(limits) as one:
+        with Database(writing.url).transaction(limits) as other:
+            both = {one.exec_driver_sql(number).scalar(), other.exec_driver_sql(number).scalar()}
+    assert len(both) == 2
+    with Database(writing.url).transaction(limits) as one:
+        assert one.exec_driver_sql(number).scalar() in both  # it is kept
+
+
 def test_an_error_says_why_the_server_may_have_ended_the_session(writing: Writing) -> None:
     """The driver has only heard that the connection is lost."""
 
