@@ -245,9 +245,10 @@ def _listen(host: str, port: int) -> socket.socket:
         except BaseException:
             listener.close()
             raise
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        # UnicodeError: a name with an empty or very long part.
         where = f"{host}:{port}"
-        why = error.strerror or error
+        why = getattr(error, "strerror", None) or error
         fail(Exit.ADDRESS, f"cannot listen on {where}: {why}; give another --host or --port")
     return listener
 

@@ -16,6 +16,24 @@ from counterpoise.logs.errors import LogError
 
 PREFIX = "COUNTERPOISE_"
 _HOST_NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\]")
+# What libpq takes, and asyncpg passes to the server, which refuses it.
+_OF_LIBPQ_ALONE = frozenset(
+    (
+        "channel_binding",
+        "connect_timeout",
+        "fallback_application_name",
+        "gssencmode",
+        "hostaddr",
+        "keepalives",
+        "keepalives_count",
+        "keepalives_idle",
+        "keepalives_interval",
+        "load_balance_hosts",
+        "require_auth",
+        "sslcompression",
+        "sslsni",
+    )
+)
 _SCHEMES = ("postgresql", "postgres", "postgresql+asyncpg", "postgresql+psycopg")
 
 
@@ -170,6 +188,8 @@ class Settings(BaseSettings):
             raise ValueError(
                 "should name one host: an address that leads to the primary, also after a failover"
             )
+        if refused := _OF_LIBPQ_ALONE.intersection(parse_qs(rest.partition("?")[2])):
+            raise ValueError(f"leave {min(refused)} out of the URL; the service does not take it")
         url = f"postgresql://{rest}"
         try:
             parts = urlsplit(url)
@@ -226,11 +246,16 @@ def load(**given: object) -> Settings:
     except ValidationError as error:
         faults = []
         for item in error.errors(include_input=False, include_url=False, include_context=False):
-            name = str(item["loc"][0]) if item["loc"] else "settings"
+            message = item["msg"].removeprefix("Value error, ")
+            if not item["loc"]:
+                # Of several together; the message names them.
+                faults.append(message)
+                continue
+            name = str(item["loc"][0])
             source = (
                 f"--{name.replace('_', '-')}"
                 if given.get(name) is not None
                 else PREFIX + name.upper()
             )
-            faults.append(f"{source}: {item['msg'].removeprefix('Value error, ')}")
+            faults.append(f"{source}: {message}")
         raise SettingsError("; ".join(faults)) from None

@@ -59,7 +59,8 @@ def test_a_port_in_use() -> None:
 
 
 def test_an_address_that_is_not_here() -> None:
-    refusal(["serve", "--host", "192.0.2.1", "--database-url", UNREACHABLE], Exit.ADDRESS)
+    for host in ("192.0.2.1", "127..0.1", "a" * 64):
+        refusal(["serve", "--host", host, "--database-url", UNREACHABLE], Exit.ADDRESS)
 
 
 def test_postgres_is_unreachable() -> None:

@@ -120,6 +120,19 @@ def test_a_url_of_several_servers_is_refused(url: str) -> None:
         assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["connect_timeout", "channel_binding", "keepalives"])
+def test_what_only_one_of_the_drivers_takes_is_refused(name: str) -> None:
+    """The other one passes it to the server, which refuses the connection."""
+    with pytest.raises(SettingsError, match=f"--database-url: leave {name} out"):
+        load(database_url=f"postgresql://u:p@host/db?sslmode=require&{name}=1")
+
+
+def test_what_two_settings_say_together_is_laid_to_no_third(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(tls_key=tmp_path)
+    assert str(caught.value) == "--tls-key needs --tls-cert"
+
+
 @pytest.mark.parametrize(
     "url",
     ["postgresql://u:a,b@one/db?application_name=a,b", "postgresql:///db?host=/run/postgresql"],
