@@ -42,7 +42,7 @@ def _config(url: str) -> Config:
 
 
 def with_logs(url: str, act: Callable[[BuiltinLogs], Awaitable[T]]) -> T:
-    """Run something as the service would, with an engine of its own."""
+    """Run something as the service would, with an engine of its own. Waits longer than a call."""
 
     async def run() -> T:
         engine = create_async_engine(url.replace("postgresql://", "postgresql+asyncpg://"))
@@ -51,7 +51,9 @@ def with_logs(url: str, act: Callable[[BuiltinLogs], Awaitable[T]]) -> T:
         finally:
             await engine.dispose()
 
-    return asyncio.run(run())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("broker.logs.database.CALL_SECONDS", 60.0)
+        return asyncio.run(run())
 
 
 def write_past(url: str, log: str, rows: Sequence[tuple[Any, Any, Any, Any]]) -> None:
