@@ -468,9 +468,8 @@ class MemoryKeys(_Port):
             used = {session.key_id for session, _ in tables.sessions.values()}
             flows = self._database.flows.values()
             used |= {flow.values.key_id or "" for flow in flows if flow.reason is None}
-            for id, key in sorted(tables.keys.items(), key=lambda one: (one[1].created_at, one[0]))[
-                1:
-            ]:
+            made = sorted(tables.keys.items(), key=lambda one: (one[1].created_at, one[0]))
+            for id, key in made[1:]:
                 ends = [at for at in (key.revoked_at, key.row.ends_at) if at is not None]
                 if id not in used and min(ends, default=before) < before:
                     del tables.keys[id]
