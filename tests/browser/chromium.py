@@ -159,13 +159,19 @@ class Page:
             return ""
 
     def faults(self) -> list[str]:
-        """Exceptions and errors in the page's console."""
+        """Exceptions and errors in the page's console.
+
+        Not the answer 503: the database of a machine that stalls is away for a moment, and the
+        page asks again.
+        """
         faults = []
         for one in self._browser.told(self._session):
             if one["method"] == "Runtime.exceptionThrown":
                 faults.append(str(one["params"]["exceptionDetails"]))
             elif one["method"] == "Log.entryAdded" and one["params"]["entry"]["level"] == "error":
-                faults.append(str(one["params"]["entry"]))
+                entry = one["params"]["entry"]
+                if "status of 503" not in entry["text"]:
+                    faults.append(str(entry))
         return faults
 
     def dark(self, dark: bool = True) -> None:

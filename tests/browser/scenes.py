@@ -171,7 +171,8 @@ def measured(database_url: str, queue: str, rounds: int) -> None:
             "INSERT INTO counterpoise.measurements SELECT id, "
             "extract(epoch FROM clock_timestamp())::bigint - 30 * (%s - round), "
             "30 * round, 90 * round FROM counterpoise.queues, generate_series(0, %s) AS round "
-            "WHERE name = %s",
+            # The service may have measured it in the same second.
+            "WHERE name = %s ON CONFLICT DO NOTHING",
             (rounds, rounds, queue),
         )
 
