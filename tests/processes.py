@@ -58,10 +58,15 @@ def descendants(ancestor: int) -> set[Process]:
 
 
 def kill_family(pid: int) -> set[Process]:
-    """Send SIGKILL to the process first, then to its descendants. Returns all that were running."""
+    """Send SIGKILL to the process and its descendants. Returns all that were running.
+
+    All are stopped before, so none sees the end of another one and acts on it: the source of a
+    query whose JVM is gone would leave in order.
+    """
     root = find(pid)
-    victims = [*([] if root is None else [root]), *descendants(pid)]
-    for victim in victims:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(victim.pid, signal.SIGKILL)
-    return set(victims)
+    victims = {*([] if root is None else [root]), *descendants(pid)}
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for victim in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim.pid, number)
+    return victims
