@@ -294,6 +294,9 @@ class StateKeeper(Generic[S]):
 
     def _view(self) -> Json | None:
         """The source's view of this query's flow, if the flow is bound."""
+        if self.channel is not None and self.channel.stamp("view") is None:
+            # The query has ended, and may begin again as another instance.
+            self.channel = None
         channel = self.channel or self._find_channel()
         view = None if channel is None else channel.get("view")
         return view if view is not None and view.get("status") == "bound" else None

@@ -147,6 +147,23 @@ def test_a_state_that_cannot_be_dumped_holds_up_no_other(
     assert [cell.partition for cell in states.all()] == [1]
 
 
+def test_a_query_that_begins_again_as_another_instance_is_followed(
+    states: States[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has another checkpoint. While it only warms up, no micro-batch leads to it."""
+    homes = functools.cache(make_home)
+    monkeypatch.setattr("counterpoise.spark.channel.driver_home", homes)
+    queue = {**view(p3=one("warming", "0")), "queue": "q"}
+    keeper = StateKeeper(read_options({"queue": "q"}), states, 60.0)
+    former, present = (Channel(homes(), name) for name in ("former", "present"))
+    keeper.channel = former
+    former.put("view", {**queue, "instance": "former"})
+    assert keeper._view() == former.get("view")
+    former.drop("view")
+    present.put("view", {**queue, "instance": "present"})
+    assert keeper._view() == present.get("view")
+
+
 class HeldLock:
     """The lock of a cell that a micro-batch holds. The micro-batch ends as the keeper gets it."""
 
