@@ -14,7 +14,9 @@ from asyncio import events
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 # A run with more callbacks than this is endless. The longest test takes a tenth.
 MOST_STEPS = 5_000_000
@@ -208,6 +210,23 @@ def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
             runner.run(test(*args, **kwargs))
 
     return run
+
+
+async def counting_turns(work: Awaitable[T]) -> tuple[T, int]:
+    """The result of the work, and how often the loop has turned meanwhile."""
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.ensure_future(count())
+    try:
+        return await work, turns
+    finally:
+        counting.cancel()
 
 
 def running() -> VirtualLoop:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,7 @@ from broker.calls import views
 from broker.calls.views import MoveView, RebalanceView
 from broker.core.commands import Outcome, Result
 from broker.pieces import PIECE
-from broker.testing.loop import virtual
+from broker.testing.loop import counting_turns, virtual
 
 SIZES = (0, 1, PIECE, PIECE + 1, 3 * PIECE)
 # What an answer looks like, written as a text by a hostile client.
@@ -93,15 +92,5 @@ async def test_an_answer_of_many_short_lists_is_large_too() -> None:
 @virtual
 async def test_writing_a_large_answer_lets_others_have_their_turn() -> None:
     """Once for each piece, not once for each answer."""
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.ensure_future(count())
-    await encoded(flow_schemas.FlowChangeUpdate, update(20 * PIECE))
-    counting.cancel()
+    _, turns = await counting_turns(encoded(flow_schemas.FlowChangeUpdate, update(20 * PIECE)))
     assert turns >= 20

@@ -3,7 +3,7 @@
 import socket
 import ssl
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -98,14 +98,9 @@ def show_a_certificate(peer: socket.socket) -> None:
         spoken.recv(1)
 
 
-@pytest.mark.parametrize(
-    ("speak", "said"),
-    [
-        (speak_plainly, "does not speak TLS: try http://127.0.0.1"),
-        (show_a_certificate, "is not accepted: .* SSL_CERT_FILE names"),
-    ],
-)
-def test_what_is_wrong_with_tls_is_said(ask, speak, said):
+@contextmanager
+def speaking(speak):
+    """The address, for https, of a server whose only answer is `speak`."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
@@ -114,24 +109,26 @@ def test_what_is_wrong_with_tls_is_said(ask, speak, said):
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(Unreachable, match=said):
-            ask(f"https://127.0.0.1:{server.getsockname()[1]}")
+        yield f"https://127.0.0.1:{server.getsockname()[1]}"
         thread.join()
+
+
+@pytest.mark.parametrize(
+    ("speak", "said"),
+    [
+        (speak_plainly, "does not speak TLS: try http://127.0.0.1"),
+        (show_a_certificate, "is not accepted: .* SSL_CERT_FILE names"),
+    ],
+)
+def test_what_is_wrong_with_tls_is_said(ask, speak, said):
+    with speaking(speak) as url, pytest.raises(Unreachable, match=said):
+        ask(url)
 
 
 def test_the_authority_of_the_environment_is_trusted_also_on_this_machine(ask, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATES / "first.pem"))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer() -> None:
-            with server.accept()[0] as peer:
-                show_a_certificate(peer)
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with pytest.raises(Unreachable, match="was cut"):
-            ask(f"https://127.0.0.1:{server.getsockname()[1]}")
-        thread.join()
+    with speaking(show_a_certificate) as url, pytest.raises(Unreachable, match="was cut"):
+        ask(url)
 
 
 @pytest.mark.parametrize("named", ["no-such-file.pem", "README.md"])

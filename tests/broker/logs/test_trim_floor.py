@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.logs.positions import PASSED, trim_floor, with_passed
-from broker.pieces import PIECE
-from broker.testing.loop import virtual
+from broker.pieces import PIECE, TURNS
+from broker.testing.loop import counting_turns, virtual
 from counterpoise.logs.ranges import HASHES, HashRange, equal_ranges
 
 RANGES = [
@@ -40,23 +40,14 @@ def test_a_message_is_kept_for_the_queue_that_has_not_passed_it() -> None:
 
 @virtual
 async def test_a_log_of_many_ranges_lets_others_have_their_turn() -> None:
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
     before = equal_ranges(10 * PIECE)
     after = [HashRange(one.first, one.last, one.partition + len(before)) for one in before]
-    counting = asyncio.ensure_future(count())
-    found = await with_passed(
-        {one.partition: 1 for one in after}, {one.partition: one for one in before + after}
-    )
-    counting.cancel()
+    positions = {one.partition: 1 for one in after}
+    ranges = {one.partition: one for one in before + after}
+    found, turns = await counting_turns(with_passed(positions, ranges))
     assert [found[one.partition] for one in before] == [PASSED] * len(before)
-    assert turns >= 20
+    # The positions twice, and all ranges.
+    assert turns >= (10 + 10 + 20) * TURNS
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 50)), max_size=30), st.data())
