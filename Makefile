@@ -1,6 +1,7 @@
 # Everything a developer runs. `make help` lists it.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+.NOTPARALLEL:
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 
@@ -34,52 +35,51 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  ARGS='...' is passed on, e.g.  make demo ARGS='--rows 20000'"
 
+# An environment is made in layers (deploy/environment.py): what the demo needs, what the short tests
+# need beyond that, and so on. A layer is brought up to date when its lock or a package changes.
+LAYERS := demo test long docs release bench
+GROUPS := uv build $(filter-out demo,$(LAYERS))
+
 .PHONY: setup
-setup: $(VENV)/.installed ## create .venv with the locked versions and both packages, editable
+setup: layer-test ## .venv with both packages, editable, all extras, and the tools of the short tests
 
-# Two stamps, so that a change of a pyproject.toml does not walk through the whole lock again.
-$(VENV)/.locked: deploy/constraints.txt
+.PHONY: owned $(LAYERS:%=layer-%)
+$(LAYERS:%=layer-%): layer-%: $(VENV)/.%-layer
+owned:
+	@test ! -e $(VENV)/.checkout || test "$$(cat $(VENV)/.checkout)" = "$(CURDIR)" || { echo "$(VENV) belongs to the checkout \
+	$$(cat $(VENV)/.checkout), and this one is $(CURDIR). Remove it, or choose another with VENV=DIRECTORY." >&2; exit 1; }
+
+$(LAYERS:%=$(VENV)/.%-layer): $(VENV)/.%-layer: deploy/locks/%.txt deploy/locks/build.txt deploy/locks/uv.txt \
+		pyproject.toml deploy/server/pyproject.toml | owned
 	@test -n "$(PYTHON)" || { echo "Counterpoise needs Python 3.11 or newer; set PYTHON=/path/to/python" >&2; exit 1; }
-	@echo "==> $(VENV): the locked versions (the first time this takes a few minutes)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile --no-deps --require-hashes \
-		-r deploy/constraints.txt | { grep --line-buffered -v '^Requirement already satisfied' || true; }
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all processors; templates fail
-	@touch $@
-
-$(VENV)/.installed: $(VENV)/.locked pyproject.toml deploy/server/pyproject.toml
-	@echo "==> $(VENV): counterpoise and counterpoise-server, editable"
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation \
-		--editable . --editable deploy/server
-	@touch $@
-	@echo "==> ready: $(BIN)/counterpoise"
+	@$(PYTHON) deploy/environment.py $(VENV) $*
 
 .PHONY: demo
-demo: setup ## two PySpark applications share a real queue while they come and go
+demo: layer-$(if $(findstring delta,$(ARGS)),test,demo) ## two PySpark applications share a real queue while they come and go
 	@$(BIN)/counterpoise demo $(ARGS)
 
 .PHONY: demo-split
-demo-split: setup ## a hot partition is split twice and merged back while consumers run; SABOTAGE=early
+demo-split: layer-demo ## a hot partition is split twice and merged back while consumers run; SABOTAGE=early
 	@$(BIN)/counterpoise demo --split $(if $(SABOTAGE),--sabotage $(SABOTAGE)) $(ARGS)
 
 # Each of the workers would compile all the tests, at the same moment.
-tests/__pycache__: | setup
+tests/__pycache__: | layer-test
 	@echo "==> the tests are compiled (once)"
 	@$(BIN)/pytest --quiet --collect-only >/dev/null || true  # the run says what is wrong
 
 .PHONY: test
-test: setup | tests/__pycache__ ## the short tests, lint among them
+test: layer-test | tests/__pycache__ ## the short tests, lint among them
 	$(pytest) -m 'not long' $(call junit,short) $(ARGS)
 
 # The long tests start a hundred Sparks: with this file each starts in half the time.
 CLASSES := $(VENV)/java-for-tests/spark.jsa
-$(CLASSES): $(VENV)/.installed
+$(CLASSES): | layer-test
 	@echo "==> $@: the classes of Spark (once, a minute)"
 	@$(BIN)/python -m tests.counterpoise.spark.archive
 
 # Apache Kafka and all that it needs, in .venv/kafka. Maven's own settings choose the repository.
 KAFKA := $(VENV)/kafka/.installed
-$(KAFKA): tests/kafka.pom.xml $(VENV)/.installed
+$(KAFKA): tests/kafka.pom.xml | layer-test
 	@command -v mvn >/dev/null || { echo "make kafka needs Maven (Debian: apt-get install maven)" >&2; exit 1; }
 	@echo "==> $(@D): Apache Kafka (once)"
 	@rm -rf $(@D)
@@ -89,35 +89,35 @@ $(KAFKA): tests/kafka.pom.xml $(VENV)/.installed
 	@touch $@
 
 .PHONY: kafka
-kafka: setup $(KAFKA) ## Apache Kafka for the long tests, from Maven
+kafka: layer-test $(KAFKA) ## Apache Kafka for the long tests, from Maven
 
 .PHONY: test-long
-test-long: setup $(CLASSES) $(KAFKA) ## the long tests
+test-long: layer-test layer-long $(CLASSES) $(KAFKA) ## the long tests
 	$(pytest) --no-loadscope-reorder -m long $(call junit,long) $(ARGS)
 
 # An environment of its own, made anew each time.
 LOWEST ?= .lowest
 
 .PHONY: test-lowest
-test-lowest: setup ## a choice of tests with the lowest versions that both packages allow, in LOWEST
+test-lowest: layer-test layer-long ## a choice of tests with the lowest versions that both packages allow, in LOWEST
 	$(BIN)/python deploy/lowest.py $(LOWEST) $(ARGS)
 
 .PHONY: coverage
-coverage: setup ## the short tests, and which lines and branches of both packages they reach
+coverage: layer-test ## the short tests, and which lines and branches of both packages they reach
 	$(pytest) -m 'not long' --cov --cov-report=term $(ARGS)
 
 .PHONY: lint
-lint: setup ## lint, format, types
+lint: layer-test ## lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 .PHONY: shape
-shape: setup ## what no rule decides: long and tiny modules, names defined twice, forwarders
+shape: layer-test ## what no rule decides: long and tiny modules, names defined twice, forwarders
 	@$(BIN)/python -m tests.architecture.shape
 
 .PHONY: check
-check: setup ## lint, import rules, openapi.yaml, migrations
+check: layer-test ## lint, import rules, openapi.yaml, migrations
 	$(BIN)/pytest -q -m 'not long' $(AGREEMENTS)
 
 # Where the site is built.
@@ -127,48 +127,48 @@ SITE ?= reports/site
 SEEDS ?= 1000
 
 .PHONY: sim
-sim: setup ## play simulated runs: SEEDS=1000, SEEDS=500-600, or SEED=7 with its transcript
+sim: layer-test ## play simulated runs: SEEDS=1000, SEEDS=500-600, or SEED=7 with its transcript
 	@$(BIN)/python -m tests.simulation $(if $(SEED),seed $(SEED),seeds $(SEEDS)) $(ARGS)
 
 .PHONY: sim-first
-sim-first: setup ## which seed is the first to find each planted bug; ARGS=--search: look anew
+sim-first: layer-test ## which seed is the first to find each planted bug; ARGS=--search: look anew
 	@$(BIN)/python -m tests.simulation first $(ARGS)
 
 .PHONY: sim-long
-sim-long: setup ## play simulated runs until interrupted, from where it stopped last time
+sim-long: layer-test ## play simulated runs until interrupted, from where it stopped last time
 	@nice -n 19 $(BIN)/python -m tests.simulation long $(ARGS)
 
 .PHONY: openapi
-openapi: setup ## write openapi.yaml anew from what the app serves
+openapi: layer-demo ## write openapi.yaml anew from what the app serves
 	@$(BIN)/python -m api.openapi > openapi.yaml.new && mv openapi.yaml.new openapi.yaml
 
 .PHONY: reference
-reference: setup ## write the options in docs/commands.md, and docs/api, anew from the code
+reference: layer-test ## write the options in docs/commands.md, and docs/api, anew from the code
 	@$(BIN)/python docs/commands.py
 	@$(BIN)/python docs/api_pages.py
 
 .PHONY: manifests
-manifests: setup ## write deploy/kubernetes/service.yaml anew from the Helm chart
+manifests: layer-test layer-long ## write deploy/kubernetes/service.yaml anew from the Helm chart
 	@$(BIN)/python deploy/manifests.py > service.yaml.new && mv service.yaml.new deploy/kubernetes/service.yaml
 
 .PHONY: serve
-serve: setup ## run the service on 127.0.0.1:8640
+serve: layer-demo ## run the service on 127.0.0.1:8640
 	@$(BIN)/counterpoise serve $(ARGS)
 
 .PHONY: faults
-faults: setup ## kill, freeze and cut off real processes, up to 20 minutes (docs/faults.md)
+faults: layer-test ## kill, freeze and cut off real processes, up to 20 minutes (docs/faults.md)
 	@$(BIN)/python -m tests.faults $(ARGS)
 
 .PHONY: soak
-soak: setup ## all attacks at once for an hour, beside honest consumers (ARGS='--seconds 600')
+soak: layer-test ## all attacks at once for an hour, beside honest consumers (ARGS='--seconds 600')
 	@$(BIN)/python -m tests.attacks.soak $(ARGS)
 
 .PHONY: model
-model: setup ## check the model of the handoff with spin (docs/model.md)
+model: layer-test ## check the model of the handoff with spin (docs/model.md)
 	@$(BIN)/python -m tests.model.checker
 
 .PHONY: site
-site: setup ## build the documentation's site into SITE; ARGS='--version 0.1' adds a version there
+site: layer-demo layer-docs ## build the documentation's site into SITE; ARGS='--version 0.1' adds a version there
 	@$(BIN)/python deploy/site/build.py $(SITE) $(ARGS)
 	@echo "look at it: $(BIN)/python -m http.server --directory $(SITE)"
 
@@ -176,20 +176,20 @@ site: setup ## build the documentation's site into SITE; ARGS='--version 0.1' ad
 RELEASE ?= dist
 
 .PHONY: release
-release: setup ## make the files of a release in RELEASE: from HEAD as a dry run, or TAG=v0.1.0
+release: layer-test layer-release ## make the files of a release in RELEASE: from HEAD as a dry run, or TAG=v0.1.0
 	@$(BIN)/python deploy/release $(RELEASE) $(if $(TAG),--tag $(TAG))
 
 .PHONY: pictures
-pictures: setup ## photograph the dashboard for the README (needs chromium), draw the architecture
+pictures: layer-test ## photograph the dashboard for the README (needs chromium), draw the architecture
 	@$(BIN)/python docs/pictures/architecture.py
 	@$(BIN)/python -m tests.browser.pictures docs/pictures $(ARGS)
 
 .PHONY: bench
-bench: setup ## run the benchmarks; writes benchmarks/RESULTS.md and plots (ARGS=NAME: only shows one)
+bench: layer-test layer-bench ## run the benchmarks; writes benchmarks/RESULTS.md and plots (ARGS=NAME: only shows one)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 .PHONY: bench-quick
-bench-quick: setup ## the same with fewer rounds, in under three minutes
+bench-quick: layer-test layer-bench ## the same with fewer rounds, in under three minutes
 	@$(BIN)/python -m benchmarks --quick
 
 # Without what the installed Spark has itself.
@@ -203,22 +203,28 @@ $(CONNECTOR): benchmarks/kafka_source.pom.xml $(KAFKA)
 	@touch $@
 
 .PHONY: bench-kafka
-bench-kafka: setup $(CONNECTOR) ## our source beside Spark's own on a Kafka from Maven; its section of RESULTS.md
+bench-kafka: layer-test layer-bench $(CONNECTOR) ## our source beside Spark's own on a Kafka from Maven; its section of RESULTS.md
 	@$(BIN)/python -m benchmarks.kafka_source --write $(ARGS)
 
 .PHONY: bench-kafka-groups
-bench-kafka-groups: setup $(KAFKA) ## our service beside the groups of a Kafka from Maven; its section of RESULTS.md
+bench-kafka-groups: layer-test layer-bench $(KAFKA) ## our service beside the groups of a Kafka from Maven; its section of RESULTS.md
 	@$(BIN)/python -m benchmarks.coordinator --write $(ARGS)
 
+compile = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	--no-emit-index-url --no-emit-find-links --no-emit-package counterpoise --no-emit-package counterpoise-server \
+	--custom-compile-command 'make lock'
+PROJECTS := pyproject.toml deploy/server/pyproject.toml
+
+# Each layer has the versions of constraints.txt, so they fit together in every combination.
 .PHONY: lock
-lock: ## choose versions anew: deploy/constraints.txt (then: make setup), benchmarks/peers.txt
-	@test -x $(BIN)/uv || { test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/python -m pip install --quiet uv; }
-	@$(BIN)/uv pip compile --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
-		--no-emit-index-url --no-emit-find-links \
-		--no-emit-package counterpoise --no-emit-package counterpoise-server \
-		--custom-compile-command 'make lock' --quiet --output-file deploy/constraints.txt \
-		--all-extras --group dev pyproject.toml deploy/server/pyproject.toml
-	@$(BIN)/uv pip compile --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
-		--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --quiet \
-		--output-file benchmarks/peers.txt benchmarks/peers.in
-	@grep -c '==' deploy/constraints.txt | xargs echo "packages locked in deploy/constraints.txt:"
+lock: layer-demo ## choose versions anew: deploy/constraints.txt, deploy/locks, benchmarks/peers.txt
+	$(compile) --upgrade --all-extras $(GROUPS:%=--group %) -o deploy/constraints.txt $(PROJECTS)
+	$(MAKE) locks
+	$(compile) --upgrade -o benchmarks/peers.txt benchmarks/peers.in
+
+.PHONY: locks
+locks: ## choose what each layer of constraints.txt consists of, and no other versions
+	$(compile) --constraint deploy/constraints.txt --extra demo -o deploy/locks/demo.txt $(PROJECTS)
+	$(compile) --constraint deploy/constraints.txt --all-extras --group test -o deploy/locks/test.txt $(PROJECTS)
+	for group in $(filter-out test,$(GROUPS)); do \
+		$(compile) --constraint deploy/constraints.txt --group $$group -o deploy/locks/$$group.txt; done
