@@ -51,7 +51,7 @@ owned:
 
 $(LAYERS:%=$(VENV)/.%-layer): $(VENV)/.%-layer: deploy/locks/%.txt deploy/locks/build.txt deploy/locks/uv.txt \
 		pyproject.toml deploy/server/pyproject.toml | owned
-	@test -n "$(PYTHON)" || { echo "Counterpoise needs Python 3.11 or newer; set PYTHON=/path/to/python" >&2; exit 1; }
+	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Counterpoise needs Python 3.11 or newer; set PYTHON=/path/to/python" >&2; exit 1; }
 	@$(PYTHON) deploy/environment.py $(VENV) $*
 
 .PHONY: demo

@@ -1,4 +1,4 @@
-"""Makes the environment of this checkout, layer by layer: `python deploy/environment.py .venv demo`.
+"""Makes the environment of this checkout in layers: `python deploy/environment.py .venv demo`.
 
 A *layer* is a lock of its own, `deploy/locks/NAME.txt`: `demo` is what the demo needs, the others
 are named for who asks for them (`Makefile`). An environment keeps the layers that it has; a file
@@ -22,7 +22,10 @@ ROOT = Path(__file__).resolve().parents[1]
 LOCKS = ROOT / "deploy/locks"
 PACKAGES = (ROOT, ROOT / "deploy/server")
 # PySpark comes as a source archive. Packing its 480 MB takes three times as long as all the rest.
-BUILD = ("--no-build-isolation", "--config-settings-package=pyspark:--build-option=--compression=stored")
+BUILD = (
+    "--no-build-isolation",
+    "--config-settings-package=pyspark:--build-option=--compression=stored",
+)
 # What pip is told about the package index, and how uv names it.
 INDEX = {
     "index-url": "UV_DEFAULT_INDEX",
@@ -118,6 +121,7 @@ class Environment:
         self._uv("pip", "install", "--quiet", "--no-deps", *hashed, "-r", lock("build"))
         self._uv("pip", "sync", "--compile-bytecode", *hashed, lock("uv"), lock("build"), *locks)
         self._uv("pip", "install", "--quiet", "--no-deps", "--no-build-isolation", *editable())
+        self._uv("cache", "clean", "--quiet", "pyspark")  # it keeps 1.4 GB of the source archive
 
     def _uv(self, *arguments: str | Path) -> None:
         environment = {
@@ -191,6 +195,4 @@ def without_lists(command: Sequence[str | Path], environment: Mapping[str, str])
 
 
 if __name__ == "__main__":
-    if sys.version_info < (3, 11):
-        sys.exit("Counterpoise needs Python 3.11 or newer; set PYTHON=/path/to/python")
     Environment(Path(sys.argv[1]).absolute()).add(sys.argv[2])

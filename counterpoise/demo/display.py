@@ -26,7 +26,7 @@ STATUS_COLOURS = {"Ready": "green", "Holddown": "yellow", "Rebalancing": "red"}
 NEWS_LINES = 12
 LEGEND = "[one letter for each partition: its owner; a capital is being handed off, . has no owner]"
 SPLIT_LEGEND = "[partition and the first letter of its owner; 4<1: 4 waits until 1 has ended]"
-PLAIN_PROGRESS_SECONDS = 10.0
+PLAIN_PROGRESS_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +126,29 @@ class FlightCounts:
     total: int
 
 
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """What a process of the demo is doing, and since when (`time.monotonic`)."""
+
+    text: str
+    since: float
+
+    def lasting(self) -> str:
+        """With the seconds that it has lasted."""
+        return f"{self.text} ({time.monotonic() - self.since:.0f} s)"
+
+
 class Display(Protocol):
-    """Shows the news of the demo."""
+    """Shows the news of the demo, and what each of its processes is doing."""
 
     def news(self, text: str) -> None:
         """Show one event."""
         ...
 
-    def show(self, seen: Observation, states: Mapping[str, str], progress: FlightCounts) -> None:
-        """Show the latest observation; `states` has the state of each application."""
+    def show(
+        self, doing: Mapping[str, Doing], seen: Observation | None, progress: FlightCounts
+    ) -> None:
+        """Show the present: what each process is doing, and the latest observation, if any."""
         ...
 
     def close(self) -> None:
@@ -160,6 +174,14 @@ def owners_line(seen: Observation) -> str:
     )  # fmt: skip
 
 
+def headline(seen: Observation) -> str:
+    """The state of the queue: its status, unless a partition without an owner is what matters."""
+    ownerless = sum(seen.owners[number] is None for number in seen.owners.keys() - seen.waits_for)
+    if seen.status == "Ready" and ownerless:
+        return f"{ownerless} partitions without an owner" if seen.flows else "no consumer yet"
+    return seen.status + (f" ({seen.trigger})" if seen.trigger else "")
+
+
 class PlainDisplay:
     """One line for each change, with the seconds since the beginning."""
 
@@ -167,28 +189,37 @@ class PlainDisplay:
         self._console = console
         self._began = time.monotonic()
         self._reported = self._began
+        self._doing: dict[str, str] = {}
         self._last = ""
 
     def news(self, text: str) -> None:
         self._line(text)
 
-    def show(self, seen: Observation, states: Mapping[str, str], progress: FlightCounts) -> None:
-        del states
+    def show(
+        self, doing: Mapping[str, Doing], seen: Observation | None, progress: FlightCounts
+    ) -> None:
+        for name, one in doing.items():
+            if self._doing.get(name) != one.text:
+                self._doing[name] = one.text
+                self._line(f"{name}: {one.text}")
+        if seen is None or not seen.flows:
+            if time.monotonic() - self._reported > PLAIN_PROGRESS_SECONDS:
+                self._line(", ".join(f"{name}: {one.lasting()}" for name, one in doing.items()))
+            return
         if not self._last:
             self._line(SPLIT_LEGEND if seen.keys else LEGEND)
-        cause = f" ({seen.trigger})" if seen.trigger else ""
-        line = f"[{owners_line(seen)}] {seen.status}{cause}"
-        now = time.monotonic()
-        if line != self._last or now - self._reported > PLAIN_PROGRESS_SECONDS:
-            self._last, self._reported = line, now
+        line = f"[{owners_line(seen)}] {headline(seen)}"
+        if line != self._last or time.monotonic() - self._reported > PLAIN_PROGRESS_SECONDS:
+            self._last = line
             self._line(f"{line:<38} {progress.counted:>8,} of {progress.total:,} flights")
 
     def close(self) -> None:
         pass
 
     def _line(self, text: str) -> None:
+        self._reported = time.monotonic()
         self._console.print(
-            f"{time.monotonic() - self._began:6.1f} s  {text}", markup=False, highlight=False,
+            f"{self._reported - self._began:6.1f} s  {text}", markup=False, highlight=False,
             soft_wrap=True,
         )  # fmt: skip
 
@@ -201,7 +232,7 @@ class LiveDisplay:
         self._began = time.monotonic()
         self._news: list[Text] = []
         self._picture: list[RenderableType] = []
-        self._status = ("", "")
+        self._headline = ""
         self._rates = _Rates()
         self._live = Live(console=console, auto_refresh=False, transient=False)
         self._live.start()
@@ -211,19 +242,24 @@ class LiveDisplay:
         self._news.append(line.append(text, style="not dim"))
         self._draw()
 
-    def show(self, seen: Observation, states: Mapping[str, str], progress: FlightCounts) -> None:
-        status = (seen.status, seen.trigger or "")
-        if status != self._status:
-            self._status = status
-            self.news(seen.status + (f" ({seen.trigger})" if seen.trigger else ""))
-        self._picture = [
-            self._head(seen),
-            _partitions(seen),
-            Text(),
-            self._applications(seen, states),
-            Text(),
-            _bars(progress),
-        ]
+    def show(
+        self, doing: Mapping[str, Doing], seen: Observation | None, progress: FlightCounts
+    ) -> None:
+        if seen is None:
+            self._picture = [self._processes(doing, None)]
+        else:
+            if (line := headline(seen)) != self._headline:
+                self._headline = line
+                self.news(line)
+            self._picture = [
+                Text("queue flights: ").append(line, style=STATUS_COLOURS.get(line.split()[0])),
+                Text(),
+                _partitions(seen),
+                Text(),
+                self._processes(doing, seen),
+                Text(),
+                _bars(progress),
+            ]
         self._draw()
 
     def close(self) -> None:
@@ -234,24 +270,20 @@ class LiveDisplay:
         body = Group(*self._picture, Text(), news)
         self._live.update(Panel(body, title=self._title, border_style="dim"), refresh=True)
 
-    def _head(self, seen: Observation) -> RenderableType:
-        line = Text("queue flights: ").append(seen.status, style=STATUS_COLOURS.get(seen.status))
-        return line.append(f" ({seen.trigger})" if seen.trigger else "").append("\n")
-
-    def _applications(self, seen: Observation, states: Mapping[str, str]) -> RenderableType:
+    def _processes(self, doing: Mapping[str, Doing], seen: Observation | None) -> RenderableType:
         table = Table(box=None, padding=(0, 2), header_style="dim")
-        for name, justify in (("application", "left"), ("", "left"), ("partitions", "right"),
-                              ("flights", "right"), ("a second", "right")):  # fmt: skip
+        for name, justify in (("application", "left"), ("does", "left"), ("for", "right"),
+                              ("partitions", "right"), ("flights", "right"),
+                              ("a second", "right")):  # fmt: skip
             table.add_column(name, justify=justify)  # type: ignore[arg-type]
-        for name, state in states.items():
-            processed = seen.processed.get(name, 0)
-            table.add_row(
-                Text(name, style=colour(name)),
-                state,
-                str(len(seen.owned(name))),
-                f"{processed:,}",
-                f"{self._rates.rate(name, processed):,.0f}",
-            )
+        for name, one in doing.items():
+            numbers = ["", "", ""]
+            if seen is not None:
+                processed = seen.processed.get(name, 0)
+                rate = self._rates.rate(name, processed)
+                numbers = [str(len(seen.owned(name))), f"{processed:,}", f"{rate:,.0f}"]
+            seconds = f"{time.monotonic() - one.since:.0f} s"
+            table.add_row(Text(name, style=colour(name)), one.text, seconds, *numbers)
         return table
 
 

