@@ -14,14 +14,14 @@ DatabaseUrl = Annotated[
     str | None,
     typer.Option(
         help="postgresql://user:password@host/database. Without it the service starts its own "
-        "Postgres. \\[env: COUNTERPOISE_DATABASE_URL]",
+        "Postgres. [env: COUNTERPOISE_DATABASE_URL]",
         show_default=False,
     ),
 ]
 DataDir = Annotated[
     Path | None,
     typer.Option(
-        help="Where the service's own Postgres lives. \\[env: COUNTERPOISE_DATA_DIR]",
+        help="Where the service's own Postgres lives. [env: COUNTERPOISE_DATA_DIR]",
         show_default="the user's data directory",
     ),
 ]
@@ -32,13 +32,13 @@ def serve(
     host: Annotated[
         str | None,
         typer.Option(
-            help="Address to listen on. \\[env: COUNTERPOISE_HOST]", show_default="127.0.0.1"
+            help="Address to listen on. [env: COUNTERPOISE_HOST]", show_default="127.0.0.1"
         ),
     ] = None,
     port: Annotated[
         int | None,
         typer.Option(
-            help="Port to listen on, 0 for any free port. \\[env: COUNTERPOISE_PORT]",
+            help="Port to listen on, 0 for any free port. [env: COUNTERPOISE_PORT]",
             show_default="8640",
         ),
     ] = None,
@@ -51,14 +51,14 @@ def serve(
         Path | None,
         typer.Option(
             help="The certificate for HTTPS (PEM, with its chain); read again on SIGHUP. "
-            "\\[env: COUNTERPOISE_TLS_CERT]",
+            "[env: COUNTERPOISE_TLS_CERT]",
             show_default=False,
         ),
     ] = None,
     tls_key: Annotated[
         Path | None,
         typer.Option(
-            help="The certificate's private key (PEM). \\[env: COUNTERPOISE_TLS_KEY]",
+            help="The certificate's private key (PEM). [env: COUNTERPOISE_TLS_KEY]",
             show_default="in the certificate's file",
         ),
     ] = None,
@@ -66,7 +66,7 @@ def serve(
         str | None,
         typer.Option(
             help="Names by which the service may be called, separated by commas; addresses and "
-            "localhost need no mention. \\[env: COUNTERPOISE_ALLOWED_HOSTS]",
+            "localhost need no mention. [env: COUNTERPOISE_ALLOWED_HOSTS]",
             show_default=False,
         ),
     ] = None,
@@ -75,7 +75,7 @@ def serve(
         typer.Option(
             "--keys-optional",
             help="Callers without a key may do everything although there are keys: while keys are "
-            "handed out. \\[env: COUNTERPOISE_KEYS_OPTIONAL]",
+            "handed out. [env: COUNTERPOISE_KEYS_OPTIONAL]",
         ),
     ] = False,
     insecure: Annotated[

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from broker.key_access import KeysOf
 
 app = typer.Typer(
+    rich_markup_mode=None,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -36,7 +37,7 @@ ServiceUrl = Annotated[
     str | None,
     typer.Option(
         "--url",
-        help="The service; it makes the keys unless a database is given. \\[env: COUNTERPOISE_URL]",
+        help="The service; it makes the keys unless a database is given. [env: COUNTERPOISE_URL]",
         show_default="http://127.0.0.1:8640",
     ),
 ]

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from counterpoise.publisher import Publisher
     from counterpoise.wire import Child
 
+__version__ = "0.1.0"
+
 __all__ = [
     "AsyncClient",
     "AsyncFlow",
@@ -31,6 +33,7 @@ __all__ = [
     "Owned",
     "Publisher",
     "Warming",
+    "__version__",
 ]
 
 _WHERE = {

@@ -23,13 +23,12 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 
-from counterpoise import calls, tracing, wire
+from counterpoise import __version__, calls, tracing, wire
 from counterpoise import conditions as condition_calls
 from counterpoise.calls import Call, Listing, base_url, read_answer
 from counterpoise.errors import BadAnswer, InvalidCertificates, InvalidUrl, Unreachable
@@ -95,15 +94,6 @@ class _Quiet(logging.Filter):
 logging.getLogger("httpx").addFilter(_QUIET := _Quiet())
 
 
-@functools.cache
-def package_version() -> str:
-    """The installed version of this package."""
-    try:
-        return version("counterpoise")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def _trusted() -> ssl.SSLContext:
     """Trusts the system's authorities and certifi's, or only those that the environment names."""
     named = os.environ.get("SSL_CERT_FILE")
@@ -138,7 +128,7 @@ class Settings:
         parts = urlsplit(self.url)
         return {
             "headers": {
-                "User-Agent": f"counterpoise/{package_version()}",
+                "User-Agent": f"counterpoise/{__version__}",
                 "Accept-Encoding": "identity",
             },
             # A proxy from the environment is for other machines, not for this one.

@@ -48,7 +48,7 @@ def options(name: str, command: Any, context: Any) -> str:
     for parameter in command.get_params(context):
         written, said = parameter.get_help_record(context) or ("--help", "")
         first = written.split()[0]
-        meaning = re.split(r"\s*(?<!\\)\[", said)[0]
+        meaning = re.split(r"\s*\[(?!env: )", said)[0]
         if first.startswith("--") and meaning == COMMON.get(first):
             common.append(first)
         elif meaning != COMMON.get(first):
@@ -71,7 +71,7 @@ def code(written: str) -> str:
 
 def cell(said: str) -> str:
     """The meaning of an option, with its default and bounds in parentheses."""
-    said = re.sub(r"\s*\\\[env: (\w+)\]", r" Variable: `\1`.", said)
+    said = re.sub(r"\s*\[env: (\w+)\]", r" Variable: `\1`.", said)
     meaning, _, extra = said.strip().removesuffix("]").partition("[")
     notes = [note for note in extra.split("; ") if note and not note.startswith("env var")]
     if meaning.count("(") > meaning.count(")"):  # no extra, but brackets within the meaning

@@ -1,7 +1,6 @@
 """The command line: `counterpoise …`.
 
-`app.py` assembles it; commands of other packages (`serve`, `migrate`) come through the
-entry-point group `counterpoise.commands`.
+`app.py` assembles it, also the commands of the service.
 """
 
 import gc
@@ -17,6 +16,8 @@ _MADE_BETWEEN_COLLECTIONS = 20_000
 def main() -> None:
     """The command `counterpoise`."""
     gc.set_threshold(_MADE_BETWEEN_COLLECTIONS)
+    # httpx would load its own command line, which takes as long as the rest of it.
+    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     mend_streams()
 
     from counterpoise.cli import app

@@ -1,43 +1,26 @@
-"""Assembles the commands: our own, and those of other packages.
+"""Assembles the commands: our own, and those of the service.
 
 Every command fails with one line on stderr and exit code 1. Wrong usage has exit code 2. A
 traceback appears only with COUNTERPOISE_TRACEBACK=1, or from the service's own commands, whose
 defects belong into its log.
 
-The commands of other packages are the entry points of the group `counterpoise.commands`. Each is a
-function (made a command by typer) or a Typer application, under the name of its entry point. A
-command that cannot be loaded, or is known but not installed, reports this when it is called. No
-other package is imported before one of its commands is called.
+`COMMANDS` says where each command is. Most of what a short command costs are imports. So a module
+is imported when its command is called, and `--help` imports none: the summaries stand here, too.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any, NoReturn
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from counterpoise.cli import (
-    consumers,
-    dead_letters,
-    doctor,
-    environment,
-    history,
-    lag,
-    messages,
-    partitions,
-    positions,
-    queues,
-    reading,
-    status,
-)
-from counterpoise.cli.output import how_to_reach
-from counterpoise.client import package_version
+from counterpoise import __version__
 from counterpoise.errors import (
     CounterpoiseError,
     QueueExists,
@@ -47,72 +30,156 @@ from counterpoise.errors import (
 )
 from counterpoise.plain import plain_line
 
-PLUGINS = "counterpoise.commands"
+SERVER = "counterpoise-server"
 
-# Known commands, and the packages that have them.
-ELSEWHERE: Mapping[str, str] = {
-    "serve": "counterpoise-server",
-    "migrate": "counterpoise-server",
-    "keys": "counterpoise-server",
-    "simulate": "counterpoise-server",
+
+class Place(NamedTuple):
+    """Where a command is: a function, or the Typer application of a group of commands."""
+
+    module: str
+    name: str
+    summary: str
+    """The first sentence of its help."""
+    package: str = "counterpoise"
+    hidden: bool = False
+
+
+COMMANDS: Mapping[str, Place] = {
+    "queues": Place(
+        "counterpoise.cli.queues", "app", "Queues: list, create, show, change, resize, delete."
+    ),
+    "status": Place(
+        "counterpoise.cli.status",
+        "show_status",
+        "Show the owners of the partitions, the handoffs, and the trigger.",
+    ),
+    "consumers": Place("counterpoise.cli.consumers", "app", "Consumers: list, drain, unbind."),
+    "flows": Place(
+        "counterpoise.cli.consumers", "app", "Consumers: list, drain, unbind.", hidden=True
+    ),
+    "partitions": Place(
+        "counterpoise.cli.partitions", "app", "Partitions of a dynamic queue: split, merge."
+    ),
+    "positions": Place("counterpoise.cli.positions", "app", "Positions: show, set, export."),
+    "lag": Place(
+        "counterpoise.cli.lag",
+        "show_lag",
+        "Show how many messages of each partition are not processed, and how old the next is.",
+    ),
+    "history": Place(
+        "counterpoise.cli.history",
+        "show_history",
+        "Show why a queue was rebalanced, newest first: what led to it, and what moved.",
+    ),
+    "lineage": Place(
+        "counterpoise.cli.partitions",
+        "show_lineage",
+        "Show which partition of a dynamic queue comes after which, and which waits for which.",
+    ),
+    "rebalance": Place(
+        "counterpoise.cli.status", "rebalance", "Rebalance now, without waiting for the holddown."
+    ),
+    "publish": Place(
+        "counterpoise.cli.messages",
+        "publish",
+        "Publish each line as a message; messages without a key are spread over the partitions.",
+    ),
+    "consume": Place(
+        "counterpoise.cli.messages",
+        "consume",
+        "Print the messages of the partitions that this consumer owns, and commit them.",
+    ),
+    "peek": Place(
+        "counterpoise.cli.reading",
+        "peek",
+        "Show messages of a queue, partition by partition, and leave all as it is.",
+    ),
+    "dead-letters": Place(
+        "counterpoise.cli.dead_letters", "app", "Dead letters: list, show, redrive."
+    ),
+    "doctor": Place(
+        "counterpoise.cli.doctor",
+        "doctor",
+        "Check this machine, the service, its database, the logs and Java; say what is wrong.",
+    ),
+    "audit": Place(
+        "counterpoise.cli.history",
+        "show_audit",
+        "List administrative calls, newest first: who, what, and what changed by it.",
+    ),
+    "java-home": Place(
+        "counterpoise.cli.environment",
+        "java_home",
+        "Print a JAVA_HOME that Spark runs on, for spark-submit and Spark's daemons.",
+    ),
+    "serve": Place("broker.cli", "serve", "Run the service.", SERVER),
+    "migrate": Place(
+        "broker.cli", "migrate", "Bring the database up to date, and report the changes.", SERVER
+    ),
+    "keys": Place(
+        "broker.key_commands", "app", "Keys: who may call the service, and what for.", SERVER
+    ),
+    "simulate": Place(
+        "broker.simulate.command",
+        "simulate",
+        "Try a scaling plan in virtual time: handoffs, pauses, time to balance.",
+        SERVER,
+    ),
 }
 
 
-def installed_plugins() -> dict[str, EntryPoint]:
-    """The commands of installed packages, by name."""
-    return {point.name: point for point in entry_points(group=PLUGINS)}
-
-
-def load_plugin(point: EntryPoint) -> Any:
-    """The command behind an entry point."""
+def load(name: str) -> Any:
+    """The command of this name in `COMMANDS`; one that cannot be loaded says so when called."""
+    place = COMMANDS[name]
+    if find_spec(place.module.partition(".")[0]) is None:
+        return _saying(
+            name, f"the command {name} comes with the service: pip install {place.package}"
+        )
     try:
-        found = point.load()
+        found = getattr(import_module(place.module), place.name)
     except ImportError as error:
-        return _saying(point.name, f"the command {point.name} cannot be loaded: {error}")
+        return _saying(name, f"the command {name} cannot be loaded: {error}")
     if isinstance(found, typer.Typer):
         command = typer.main.get_command(found)
-        command.name = point.name  # the help of `counterpoise` lists it by its own name
+        command.name, command.hidden = name, place.hidden
         return command
-    return _command(point.name, found)
+    return _command(name, found)
 
 
-def missing_plugin(name: str) -> Any | None:
-    """A command that names the package of `name`; None for an unknown name."""
-    package = ELSEWHERE.get(name)
-    if package is None:
-        return None
-    return _saying(
-        name, f"the command {name} comes with the service: pip install {package}", hidden=True
-    )
-
-
-def _saying(name: str, message: str, hidden: bool = False) -> Any:
+def _saying(name: str, message: str) -> Any:
     def say(_: typer.Context) -> NoReturn:
         sys.stderr.write(f"counterpoise: {message}\n")
         raise typer.Exit(1)
 
     say.__doc__ = f"({message})"
-    return _command(name, say, hidden, ignore_unknown_options=True, allow_extra_args=True)
+    return _command(name, say, ignore_unknown_options=True, allow_extra_args=True)
 
 
-def _command(name: str, function: Any, hidden: bool = False, **context_settings: Any) -> Any:
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(name, hidden=hidden, context_settings=context_settings)(function)
+def _command(name: str, function: Any, **context_settings: Any) -> Any:
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(name, context_settings=context_settings)(function)
     return typer.main.get_command(app)
 
 
 class Commands(TyperGroup):
-    """Our own commands and those of other packages."""
+    """All commands; `demo` is here, and each of the others where `COMMANDS` says."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*super().list_commands(ctx), *sorted(installed_plugins())]
+        return [*COMMANDS, *super().list_commands(ctx)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        own = super().get_command(ctx, cmd_name)
-        if own is not None:
-            return own
-        point = installed_plugins().get(cmd_name)
-        return missing_plugin(cmd_name) if point is None else load_plugin(point)
+        return load(cmd_name) if cmd_name in COMMANDS else super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """As click's, which loads each command for its summary."""
+        shown = {
+            name: place.summary
+            for name, place in COMMANDS.items()
+            if not place.hidden and find_spec(place.module.partition(".")[0])
+        }
+        shown |= {name: command.get_short_help_str(200) for name, command in self.commands.items()}
+        with formatter.section("Commands"):
+            formatter.write_dl(list(shown.items()))
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -137,7 +204,7 @@ def _with_notes(said: str, error: Exception) -> str:
 
 
 # The commands for methods of `Client` that errors name (`counterpoise.errors.in_python`).
-COMMANDS: Mapping[str, str] = {
+CALLS: Mapping[str, str] = {
     "Client.rebalance_status()": "'counterpoise status'",
     "Client.lineage()": "'counterpoise lineage'",
     "Client.set_positions()": "'counterpoise positions set'",
@@ -149,6 +216,8 @@ def _worded(error: CounterpoiseError) -> str:
     """The error and what to do; it names commands where others name calls."""
     said = str(error)
     if isinstance(error, Unreachable):
+        from counterpoise.cli.output import how_to_reach
+
         return f"{said}; {how_to_reach(error)}"
     if isinstance(error, QueueNotFound):
         return f"{said.partition(';')[0]}; 'counterpoise queues list' shows the queues"
@@ -156,7 +225,7 @@ def _worded(error: CounterpoiseError) -> str:
         return f"{said.partition(';')[0]}; 'counterpoise queues change' changes its settings"
     if isinstance(error, QueueInUse):
         return f"{said.partition(';')[0]}; stop them first, or delete with --force"
-    for method, command in COMMANDS.items():
+    for method, command in CALLS.items():
         said = said.replace(method, command)
     return said
 
@@ -166,7 +235,8 @@ def _ours(ctx: Any, error: Exception) -> bool:
     if os.environ.get("COUNTERPOISE_TRACEBACK"):
         return False
     of_typer = type(error).__module__.split(".")[0] in ("typer", "click")
-    return not of_typer and ctx.invoked_subcommand not in installed_plugins()
+    command = COMMANDS.get(ctx.invoked_subcommand)
+    return not of_typer and (command is None or command.package != SERVER)
 
 
 def fail(message: str) -> NoReturn:
@@ -181,13 +251,15 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # Rich's help would take longer to import than all the rest.
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"counterpoise {package_version()}")
+        typer.echo(f"counterpoise {__version__}")
         raise typer.Exit
 
 
@@ -214,33 +286,13 @@ def root(
 def demo(context: typer.Context) -> None:
     """Watch PySpark applications join, leave and share a real queue."""
     try:
-        run = importlib.import_module("counterpoise.demo").main
-        code = run(context.args)
+        code = import_module("counterpoise.demo").main(context.args)
     except ModuleNotFoundError as error:
         fail(
             f"the demo needs {error.name}, which is not installed: "
             "pip install 'counterpoise[demo]' counterpoise-server"
         )
     raise typer.Exit(int(code or 0))
-
-
-app.add_typer(queues.app, name="queues")
-app.add_typer(consumers.app, name="consumers")
-app.add_typer(consumers.app, name="flows", hidden=True)
-app.add_typer(positions.app, name="positions")
-app.add_typer(partitions.app, name="partitions")
-app.add_typer(dead_letters.app, name="dead-letters")
-app.command(name="doctor")(doctor.doctor)
-app.command(name="status")(status.show_status)
-app.command(name="lineage")(partitions.show_lineage)
-app.command(name="history")(history.show_history)
-app.command(name="rebalance")(status.rebalance)
-app.command(name="lag")(lag.show_lag)
-app.command(name="audit")(history.show_audit)
-app.command(name="java-home")(environment.java_home)
-app.command(name="publish")(messages.publish)
-app.command(name="consume")(messages.consume)
-app.command(name="peek")(reading.peek)
 
 
 def main() -> None:

@@ -42,7 +42,12 @@ from counterpoise.wire import FlowSummary, RebalanceStatus
 WAIT_SECONDS = 120.0
 POLL_SECONDS = 0.2
 
-app = typer.Typer(no_args_is_help=True, help="Consumers: list, drain, unbind.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+    help="Consumers: list, drain, unbind.",
+)
 
 FlowName = Annotated[
     str,

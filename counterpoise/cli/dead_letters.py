@@ -42,7 +42,12 @@ if TYPE_CHECKING:
     from counterpoise.consumer import Consumer
     from counterpoise.consumer.message import Message
 
-app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, redrive.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+    help="Dead letters: list, show, redrive.",
+)
 
 LONGEST_ERROR = 60
 

@@ -23,6 +23,7 @@ from typing import Annotated, Literal
 import typer
 from rich.text import Text
 
+from counterpoise import __version__
 from counterpoise.cli.lag import PartitionLag, lag_of
 from counterpoise.cli.output import (
     AsJson,
@@ -37,7 +38,7 @@ from counterpoise.cli.output import (
     table,
 )
 from counterpoise.cli.reading import messages_of, opened
-from counterpoise.client import Client, package_version
+from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, QueueUnreadable, Refused, ServiceUnavailable
 from counterpoise.logs import LogError
 from counterpoise.logs.address import environment_access, kind_of
@@ -127,9 +128,9 @@ def _examine(url: str | None, names: list[str] | None) -> Iterator[Finding]:
 
 def _program() -> Finding:
     python = f"Python {platform.python_version()}"
-    found = f"counterpoise {package_version()}, {python} on {platform.system()}"
+    found = f"counterpoise {__version__}, {python} on {platform.system()}"
     server = _installed("counterpoise-server")
-    if server is not None and server != package_version():
+    if server is not None and server != __version__:
         return Finding(
             "program",
             "warning",
@@ -218,7 +219,7 @@ def _clocks(date: str | None, asked_at: float, answered_at: float) -> Finding:
 
 
 def _versions(metrics: str) -> Finding:
-    ours, found = package_version(), _VERSION.search(metrics)
+    ours, found = __version__, _VERSION.search(metrics)
     if found is None:
         return Finding("versions", "skipped", "the service does not tell its version")
     if found[1] == ours:

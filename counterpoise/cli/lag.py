@@ -60,7 +60,7 @@ class PartitionLag:
 
 
 def show_lag(queue: QueueName, url: Url = None, as_json: AsJson = False) -> None:
-    """Show how many messages of each partition are not processed yet, and how old the next one is.
+    """Show how many messages of each partition are not processed, and how old the next is.
 
     The age is from the time at which a message was published to the present by the log's clock.
     """

@@ -42,7 +42,12 @@ MOST_LINES = 200
 MOST_DEPTH = 12
 STYLES = {"waiting": "yellow", "finished": "dim", "unassigned": "red"}
 
-app = typer.Typer(no_args_is_help=True, help="Partitions of a dynamic queue: split, merge.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+    help="Partitions of a dynamic queue: split, merge.",
+)
 
 # A split or merge of a log with many partitions is carried out for every queue that reads it.
 TIMEOUT_SECONDS = 30.0

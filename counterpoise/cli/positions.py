@@ -30,7 +30,12 @@ from counterpoise.cli.output import (
 from counterpoise.client import Client
 from counterpoise.wire import Json
 
-app = typer.Typer(no_args_is_help=True, help="Positions: show, set, export.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+    help="Positions: show, set, export.",
+)
 app.command("export")(export_positions)
 
 Target: TypeAlias = Mapping[int, str | None] | Literal["earliest", "latest"] | datetime

@@ -26,7 +26,12 @@ from counterpoise.errors import CounterpoiseError, QueueUnreadable
 from counterpoise.logs.address import kind_of
 from counterpoise.wire import Queue
 
-app = typer.Typer(no_args_is_help=True, help="Queues: list, create, show, change, resize, delete.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+    help="Queues: list, create, show, change, resize, delete.",
+)
 
 
 # Queues whose logs are asked at the same time: one that is away takes a second and a half.

@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 
 from broker.core.draft import SLICE
-from counterpoise.cli.app import app, installed_plugins, load_plugin
+from counterpoise.cli.app import COMMANDS, app, load
 from tests.architecture.test_repository import ROOT, tracked_files
 from tests.browser.diagrams import PICTURES, diagrams, name_of
 
@@ -102,12 +102,8 @@ def test_commands_in_documents_exist_with_their_options(name: str) -> None:
         command = everything()
         for word in words:
             found = getattr(command, "commands", {}).get(word)
-            if (
-                found is None
-                and command.name in (None, "counterpoise")
-                and word in installed_plugins()
-            ):
-                found = load_plugin(installed_plugins()[word])
+            if command is everything() and word in COMMANDS:
+                found = load(word)
             if found is None:
                 break
             command = found

@@ -15,11 +15,10 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
-from typer.main import get_command
 
 from api.openapi import all_routes
 from broker.settings import PREFIX, Settings
-from counterpoise.cli.app import installed_plugins
+from counterpoise.cli.app import COMMANDS, load
 from tests.architecture.test_repository import ROOT, tracked_files
 
 DEPLOY = ROOT / "deploy"
@@ -73,14 +72,14 @@ def test_the_images_run_commands_that_exist() -> None:
     unit = text("systemd/counterpoise.service")
     runs.append(one_in(r"^ExecStart=/\S+/counterpoise (.*)$", unit).split())
     for command, *options in runs:
-        assert command in installed_plugins()
+        assert command in COMMANDS
         assert options == []
 
 
 @pytest.mark.parametrize("name", ["README.md", "systemd/counterpoise.env"])
 def test_keys_are_made_as_the_documents_say(name: str) -> None:
     made = re.findall(r"\bkeys create((?: --\S+(?: \"[^\"]*\"| [^-\s`]\S*)?)*)", text(name))
-    keys: Any = get_command(installed_plugins()["keys"].load())
+    keys: Any = load("keys")
     create = keys.commands["create"]
     options = {option for parameter in create.params for option in parameter.opts}
     assert made

@@ -9,8 +9,9 @@ from email.utils import format_datetime
 
 import pytest
 
+from counterpoise import __version__
 from counterpoise.cli import doctor
-from counterpoise.client import Client, package_version
+from counterpoise.client import Client
 from counterpoise.conditions import Condition, report
 from counterpoise.consumer import Consumer, Retry
 from counterpoise.errors import Forbidden
@@ -41,7 +42,7 @@ def test_where_everything_is_fine_it_says_so(run, service):
         "java": "fine",
     }
     assert "1 message behind, and no consumer is bound" in found["log of a"][1]
-    assert package_version() in found["versions"][1]
+    assert __version__ in found["versions"][1]
     assert "builtin:a can be read" in run("doctor").output
 
 
@@ -180,7 +181,7 @@ def test_a_service_without_its_database_and_of_another_version(faulty: FaultySer
     assert found["database"][0] == "wrong"
     assert "The database is not reachable." in found["database"][1]
     assert found["versions"][0] == "warning"
-    assert f"the service is 0.0.9, this program is {package_version()}" in found["versions"][1]
+    assert f"the service is 0.0.9, this program is {__version__}" in found["versions"][1]
     assert found["queues"][0] == "wrong"
     assert "set COUNTERPOISE_TOKEN" in found["queues"][1]
 
