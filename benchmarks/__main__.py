@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 import benchmarks
-from benchmarks import collect, plots, results
+from benchmarks import collect, needs, plots, results
 from benchmarks.figures import Figure, Series
 
 DIRECTORY = Path(__file__).parent
@@ -54,6 +54,7 @@ def main() -> int:
 def named(chosen: list[str]) -> int:
     """Run these by their `main()`; returns the exit code."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    needs.require(need for name in chosen for need in needs.OF.get(name, ()))
     print(f"{os.cpu_count()} processors, load {load:.1f} before the start")
     failed = [
         name for name in chosen if not _ran(name, [sys.executable, "-m", f"benchmarks.{name}"])
@@ -63,13 +64,17 @@ def named(chosen: list[str]) -> int:
 
 def everything(*, quick: bool) -> int:
     """Run all with figures and write the results; returns the exit code."""
+    of_all = (need for name in names("figures") for need in needs.OF.get(name, ()))
+    needs.require((*of_all, needs.MATPLOTLIB))
     machine = results.machine()
     print("\n".join(machine))
     found: dict[str, list[Figure | Series]] = {}
     seconds: dict[str, float] = {}
     failed = []
     with tempfile.TemporaryDirectory() as directory:
-        for name in names("figures"):
+        left = len(names("figures"))
+        for number, name in enumerate(names("figures")):
+            print(f"\n{left - number} left", flush=True)
             file = Path(directory) / f"{name}.json"
             command = [sys.executable, "-m", "benchmarks.collect", name, str(file)]
             began = time.monotonic()

@@ -51,7 +51,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results
+from benchmarks import needs, results
 from benchmarks.groups import (
     FULL,
     KINDS,
@@ -98,9 +98,8 @@ def on(
     if "growth" in scenarios:
 
         def grown(variant: Variant) -> list[Result]:
-            # As shipped, members of a classic group look for partitions every five minutes.
-            times = 1 if variant.kind == "classic" and not variant.short else rounds
-            return [growth(stage, variant, f"growth-{n}", sizes) for n in range(times)]
+            times = range(growths(variant, rounds))
+            return [growth(stage, variant, f"growth-{n}", sizes) for n in times]
 
         yield from _two_at_a_time(("growth", sizes.growth_members), variants, grown)
     if "joins" in scenarios:
@@ -110,6 +109,14 @@ def on(
         for variant in variants:
             found = deploy(stage, variant, "deploy", sizes)
             yield ("deploy", sizes.deploy_members), variant, found
+
+
+def growths(variant: Variant, rounds: int) -> int:
+    """How often the growth of a topic is measured.
+
+    As shipped, members of a classic group look for partitions every five minutes.
+    """
+    return 1 if variant.kind == "classic" and not variant.short else rounds
 
 
 def _two_at_a_time(
@@ -125,6 +132,24 @@ def _two_at_a_time(
         yield from ((what, variant, one) for one in run(variant))
 
 
+def rounds_of(
+    variants: Sequence[Variant], scenarios: Sequence[str], rounds: int, sizes: Sizes = FULL
+) -> int:
+    """How many results `measure` finds."""
+    counts = {
+        "growth": sum(growths(variant, rounds) for variant in variants),
+        "joins": len(sizes.joins) * len(variants) * rounds,
+        "deploy": len(variants),
+    }
+    return sum(counts[scenario] for scenario in scenarios)
+
+
+def main_figure(scenario: str, result: Result) -> str:
+    """The first column of the scenario's table, in words."""
+    column = TABLES["join" if scenario == "joins" else scenario][0]
+    return f"{column.title} {column.text(column.median([result]))}"
+
+
 def main() -> None:
     """Parse the arguments, measure, print; with `--write` into RESULTS.md."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -133,17 +158,25 @@ def main() -> None:
     parser.add_argument("--scenarios", nargs="*", choices=SCENARIOS, default=[*SCENARIOS])
     parser.add_argument("--write", action="store_true", help="into benchmarks/RESULTS.md")
     given = parser.parse_args()
+    needs.require(needs.OF["coordinator"])
     machine = results.machine()
     print("\n".join(machine), flush=True)
     variants = [one for one in VARIANTS if one.name in given.only]
     found: Found = {}
+    rounds = rounds_of(variants, given.scenarios, given.rounds)
     try:
-        for what, variant, result in measure(variants, given.scenarios, given.rounds):
-            print(f"{time.strftime('%X')} {what}, {variant.label}: {result}"[:400], flush=True)
+        for number, (what, variant, result) in enumerate(
+            measure(variants, given.scenarios, given.rounds), 1
+        ):
+            print(
+                f"{time.strftime('%X')} {what[0]} of {what[1]}, {variant.label}: "
+                f"{main_figure(what[0], result)}; {rounds - number} of {rounds} left",
+                flush=True,
+            )
             found.setdefault(what, {}).setdefault(variant, []).append(result)
     finally:
         # Also if a later part fails: the first ones took minutes.
-        body = lines(found)
+        body = lines(found) if found else []
         print("\n".join(body))
         if given.write and found:
             page = Path(results.__file__).with_name("RESULTS.md")

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from benchmarks import pause, results
+from benchmarks import needs, pause, results
 from benchmarks.figures import Figure, rate, timed
 from benchmarks.service import Served, running
 from benchmarks.sessions import CHECKPOINTS, session
@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 # What `make bench-kafka` has installed.
-CONNECTOR = Path(sys.prefix, "kafka-source")
+assert needs.KAFKA_SOURCE.path is not None
+CONNECTOR = needs.KAFKA_SOURCE.path.parent
 TITLE = "Kafka source"
 TOPIC = "orders"
 PARTITIONS = 16
@@ -93,6 +94,7 @@ def main() -> None:
     if given.application:
         application(json.loads(given.application))
         return
+    needs.require(needs.OF["kafka_source"])
     machine = results.machine()
     print("\n".join(machine), flush=True)
     found: list[Figure] = []
@@ -142,7 +144,6 @@ def measure(messages: int, rounds: int, cores: Sequence[int], *, pauses: bool) -
 def settings() -> dict[str, str]:
     """Of a session that has both sources."""
     jars = sorted(CONNECTOR.glob("*.jar"))
-    assert jars, "Spark's Kafka source is missing; `make bench-kafka` installs it"
     return {
         "spark__jars": ",".join(map(str, jars)),
         "spark__sql__streaming__checkpointFileManagerClass": CHECKPOINTS,
