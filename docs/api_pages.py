@@ -46,7 +46,7 @@ PAGES: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
             "[`Consumer`](consumer.md#consumer)."
         ),
         {
-            "counterpoise.flow": "Flow AsyncFlow Owned Warming",
+            "counterpoise.flow": "Flow AsyncFlow Owned Warming lease_time",
             "counterpoise.wire": "Child ChildrenItem CommitItem ReleaseItem LogAccess",
             "counterpoise.conditions": "Condition",
         },

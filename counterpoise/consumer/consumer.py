@@ -10,7 +10,6 @@ import inspect
 import logging
 import signal
 import threading
-import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,6 +38,7 @@ from counterpoise.errors import CounterpoiseError, QueueNotFound, described
 from counterpoise.flow.base import OnOwned, OnRevoking, OnWarming, OnWarmingEnded
 from counterpoise.flow.blocking import Flow
 from counterpoise.flow.programs import LONGEST_DRAIN_SECONDS
+from counterpoise.lease_time import lease_time
 from counterpoise.options import (
     SHORTEST_SECONDS,
     check_counts,
@@ -283,7 +283,7 @@ class Consumer:
             wake_settler=self._wake_settler.wake,
             wake_keeper=None if self._retries is None else self._wake_keeper.wake,
         )
-        self._watchdog = Watchdog(self.flow.lease_seconds, max_processing_seconds, time.monotonic())
+        self._watchdog = Watchdog(lambda: self.flow.in_doubt, max_processing_seconds)
         self._reader = Reader(
             self.flow,
             self._lanes,
@@ -447,9 +447,9 @@ class Consumer:
                 self._wake_keeper.wake()
                 # First: nothing is committed any more, and others wait for the partitions.
                 self.flow.close()
-                until = time.monotonic() + LEAVE_SECONDS
+                until = lease_time() + LEAVE_SECONDS
                 for thread in threads[1:]:
-                    thread.join(max(0.0, until - time.monotonic()))
+                    thread.join(max(0.0, until - lease_time()))
         if self._error is not None and not self._ended_with_its_queue():
             raise self._error
 
@@ -523,7 +523,7 @@ class Consumer:
 
     def _may_renew(self) -> bool:
         asked = self._renew_while
-        return self._watchdog.may_renew(time.monotonic()) and (asked is None or asked())
+        return self._watchdog.may_renew(lease_time()) and (asked is None or asked())
 
     def _look_out(self) -> None:
         """Follow the view when it changes, wake the settler, call the watchdog regularly."""
@@ -542,13 +542,12 @@ class Consumer:
         self._wake_settler.wake()
 
     def _look(self) -> None:
-        now, expires_at = time.monotonic(), self.flow.lease_expires_at
-        renewed_at = None if expires_at is None else expires_at - self.flow.lease_seconds
-        stuck = self._watchdog.look(now, renewed_at)
+        now = lease_time()
+        stuck = self._watchdog.look(now)
         if stuck is not None:
             logger.error("queue %s: %s", self.queue, stuck.report(now))
             self._wake_settler.wake()
-        working = self._watchdog.may_work(now)
+        working = self._watchdog.may_work()
         if working and self._lanes.paused:
             self._lanes.follow()
             logger.warning("queue %s: continuing with the partitions owned now", self.queue)

@@ -478,7 +478,7 @@ class Lanes:
         """The worker is done with the piece: its first `handled` messages are done, as `done` says.
 
         The others go back to the front, with `split` one by one. The lane then pauses until
-        `not_before` (monotonic seconds; see `call_due`).
+        `not_before` (`lease_time`; see `call_due`).
         """
         lane, rows = piece.lane, piece.chunk.batch.num_rows
         with self._changed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import NamedTuple
@@ -10,6 +9,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from counterpoise.flow.view import Owned
+from counterpoise.lease_time import lease_time
 from counterpoise.logs.columns import times
 
 
@@ -61,7 +61,7 @@ class Ownership:
 
     @property
     def deadline(self) -> float | None:
-        """The deadline of a revoked partition, by the monotonic clock."""
+        """The deadline of a revoked partition, in seconds of `lease_time`."""
         owned = self._now()
         return None if owned is None else owned.deadline
 
@@ -76,7 +76,7 @@ class Ownership:
             return 0.0
         if owned.state != "revoking" or owned.deadline is None:
             return None
-        return max(0.0, owned.deadline - time.monotonic())
+        return max(0.0, owned.deadline - lease_time())
 
     def _now(self) -> Owned | None:
         owned = self._look().get(self._granted.partition)

@@ -92,7 +92,7 @@ class SetAside:
 
     `epoch`: of its newest record `message`. `attempts`: how often it was tried. `delays`: how
     many delays have begun; 0: it waits behind earlier messages of its key and was not tried yet.
-    `due`: when it is tried next, by the monotonic clock; 0.0: as soon as it is the first of its
+    `due`: when it is tried next, in seconds of `lease_time`; 0.0: as soon as it is the first of its
     key. `era`: see the module's docstring. `error` is the text of the last error.
     """
 
@@ -182,7 +182,7 @@ class Redelivery:
         self.held_elsewhere: Mapping[str, int] = {}
         # It is known that memory has room for no more.
         self.is_full = False
-        # When the next message is to be tried, by the monotonic clock; None: there is none.
+        # When the next message is to be tried (`lease_time`); None: there is none.
         self.next_due: float | None = None
         for one in found:
             self._insert(one)

@@ -38,6 +38,7 @@ from counterpoise.errors import CounterpoiseError, ServiceUnavailable, reached_b
 from counterpoise.flow.blocking import Flow
 from counterpoise.flow.ledger import Item, Ledger
 from counterpoise.keys import hash_of
+from counterpoise.lease_time import lease_time
 from counterpoise.logs import (
     Bounds,
     Log,
@@ -68,7 +69,7 @@ AGAIN = (*AWAY, PositionTrimmed)
 
 
 def record(kind: str, one: SetAside, epoch: int, now: float, wall: float) -> Message:
-    """A record of the owner in this epoch. `now` and `wall`: monotonic, and seconds since 1970."""
+    """A record of the owner in this epoch. `now`: `lease_time`; `wall`: seconds since 1970."""
     said = {
         "record": kind,
         "queue": one.place.queue,
@@ -293,8 +294,8 @@ class RetryQueue:
         LogUnavailable after `WRITE_SECONDS`, and permanent errors at once. `may` is asked just
         before; False: LogUnavailable.
         """
-        deadline = time.monotonic() + WRITE_SECONDS
-        message = record(kind, one, epoch, time.monotonic(), time.time())
+        deadline = lease_time() + WRITE_SECONDS
+        message = record(kind, one, epoch, lease_time(), time.time())
         message.size_bytes()
         number = hash_of(one.key) if one.key is not None else crc32(one.place.position.encode())
         # Others try to write meanwhile: the log may be away.
@@ -305,7 +306,7 @@ class RetryQueue:
                 raise LogUnavailable("the partition is not owned any more")
             batch = Batch([message], [number], 0, set(), self._publisher, self._sequence)
             try:
-                self._delivery.deliver(batch, timeout_seconds=deadline - time.monotonic())
+                self._delivery.deliver(batch, timeout_seconds=deadline - lease_time())
             except BaseException:
                 # The log may have it, and would take another one under its sequence for it.
                 self._publisher, self._sequence = uuid.uuid4().hex, 0
@@ -419,7 +420,7 @@ class Keeper:
         assert read is not None, "nothing stops it"
         records, _ = read
         found: dict[int, list[SetAside]] = {number: [] for number in numbers}
-        for one in records.set_aside(time.monotonic(), time.time()):
+        for one in records.set_aside(lease_time(), time.time()):
             found[one.place.partition].append(one)
         origin, again = self._origin(), False
         for lane, loads in lanes:
@@ -446,7 +447,7 @@ class Keeper:
         """Commit how far all is done; release what is revoked."""
         view = self._flow.partitions
         self._ledger.follow(view)
-        now, read = time.monotonic(), None
+        now, read = lease_time(), None
         if self._ledger.readable() and now - self._swept_at >= SWEEP_SECONDS:
             read = self._retries.read(stop=self._lanes.must_load)
         if read is not None:

@@ -13,7 +13,6 @@ asks by repeating commits (`counterpoise.consumer.watchdog`).
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from counterpoise.client import Client
@@ -26,6 +25,7 @@ from counterpoise.errors import FlowGone, NotBound, ServiceUnavailable, reached_
 from counterpoise.flow.blocking import Flow
 from counterpoise.flow.ledger import REFUSALS, Item
 from counterpoise.flow.refusals import Refusals, raise_refused
+from counterpoise.lease_time import lease_time
 from counterpoise.wire import ChildrenItem, ReleaseItem
 
 logger = logging.getLogger("counterpoise.consumer")
@@ -63,7 +63,7 @@ class Settler:
         self._conditions = conditions
         self._commit_seconds = commit_seconds
         self._drain_seconds = drain_seconds
-        self._committed_at = time.monotonic()
+        self._committed_at = lease_time()
         self._asked_at = float("-inf")
         self._ends_not_before = float("-inf")
         self._refusals = Refusals(logger)
@@ -105,7 +105,7 @@ class Settler:
         if self._drain_until is None:
             return self._drain_seconds
         least = min(IN_HAND_SECONDS, self._drain_seconds)
-        return max(least, self._drain_until - time.monotonic())
+        return max(least, self._drain_until - lease_time())
 
     def _turn(self) -> None:
         if self._watchdog.stuck:
@@ -114,15 +114,15 @@ class Settler:
                 self.settle(at_once=True)
             return
         self._last_word = False
-        if self._watchdog.doubtful and time.monotonic() - self._asked_at >= ASK_SECONDS:
-            self._asked_at = time.monotonic()
+        if self._watchdog.doubtful and lease_time() - self._asked_at >= ASK_SECONDS:
+            self._asked_at = lease_time()
             self.settle(everything=True)
         else:
             self.settle()
         self._report()
 
     def _wait_seconds(self) -> float:
-        now = time.monotonic()
+        now = lease_time()
         due = self._lanes.call_due(now)
         longest = min(LONGEST_WAIT_SECONDS, self._commit_seconds or LONGEST_WAIT_SECONDS)
         return longest if due is None else max(0.0, min(longest, due - now))
@@ -136,7 +136,7 @@ class Settler:
         """
         self._release(self._lanes.to_release())
         self._end(self._lanes.to_end())
-        now = time.monotonic()
+        now = lease_time()
         due = (
             at_once
             or everything
@@ -176,7 +176,7 @@ class Settler:
         self._answered(items, outcomes)
 
     def _end(self, items: Sequence[ChildrenItem]) -> None:
-        if not items or time.monotonic() < self._ends_not_before:
+        if not items or lease_time() < self._ends_not_before:
             return
         try:
             outcomes = self._flow.children_many(items, timeout_seconds=COMMIT_SECONDS)
@@ -186,7 +186,7 @@ class Settler:
             )
             return
         if not {"unknown_parent", *REFUSALS}.isdisjoint(outcomes.values()):
-            self._ends_not_before = time.monotonic() + PARENT_SECONDS
+            self._ends_not_before = lease_time() + PARENT_SECONDS
         self._answered(items, outcomes)
 
     def _answered(self, items: Iterable[Item], outcomes: Mapping[int, str]) -> None:
@@ -220,7 +220,7 @@ class Settler:
             return True
         if not self.stopping:
             return False
-        return self._drain_until is None or time.monotonic() > self._drain_until
+        return self._drain_until is None or lease_time() > self._drain_until
 
     def _drained_from_outside(self) -> bool:
         """Whether an administrator has drained the flow; told once.
@@ -238,7 +238,7 @@ class Settler:
 
     def _draining_ended(self) -> bool:
         """Begin to drain. Returns whether no successor is left."""
-        now = time.monotonic()
+        now = lease_time()
         if self.stopping and self._drain_until is None:
             self._flow.drain(self._drain_seconds)
             self._drain_until = now + self._drain_seconds

@@ -1,4 +1,4 @@
-"""The watchdog: a stuck consumer loses its lease, and a suspended one begins no stale work.
+"""The watchdog: a stuck consumer loses its lease, and one that has paused begins no stale work.
 
 Two things can stop a consumer without ending it:
 
@@ -6,23 +6,25 @@ Two things can stop a consumer without ending it:
   endless loop. The flow's own thread would renew the lease for ever, and these partitions would
   make no progress. So the watchdog stops renewing (`may_renew`), and no message is begun. Within
   the lease all partitions of this consumer go to others.
-- **The whole process is suspended** (stopped, swapped out) for longer than the lease. Meanwhile
-  it renewed nothing and was told nothing.
+- **The whole process stands still** for longer than the lease: it was stopped or swapped out, or
+  the machine slept. Meanwhile it renewed nothing and was told nothing.
 
 In both cases another consumer may own the partitions when this one continues. Its work would be
 fenced at the commit, but the messages would have been handled. So it begins no message (`may_work`)
-until a call that renewed the lease has been *sent after* that moment: the answer to that call is
-current. An unavailable service does not have this effect: a consumer that is only cut off
-continues.
+while its flow is in doubt (`Flow.in_doubt`): until a call that renewed the lease has been sent
+after that, whose answer is current. The worker itself asks, before each message: the threads that
+look regularly wait for timers, and a machine that wakes up may run the worker first. An unavailable
+service does not have this effect: a consumer that is only cut off continues.
 
 A stuck worker cannot be ended from outside. If its message is done in the end, it does not count,
-because the grant is over. Times are by the monotonic clock and are arguments.
+because the grant is over. Times are of `lease_time` and are arguments.
 """
 
 from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -50,14 +52,10 @@ class Activity:
 class Watchdog:
     """One thread calls `look` a few times a second."""
 
-    def __init__(
-        self, lease_seconds: float, max_processing_seconds: float | None, now: float
-    ) -> None:
-        self._lease_seconds = lease_seconds
+    def __init__(self, in_doubt: Callable[[], bool], max_processing_seconds: float | None) -> None:
+        """`in_doubt`: whether others may own the partitions of the flow's view."""
+        self._in_doubt = in_doubt
         self._max_processing_seconds = max_processing_seconds
-        self._looked_at = now
-        # The view of the partitions must be confirmed by a call sent after this time.
-        self._doubts_since: float | None = None
         self._stuck: Activity | None = None
         self.activities: list[Activity] = []
         self.stuck_count = 0
@@ -78,39 +76,25 @@ class Watchdog:
         since, longest = activity.since, self._max_processing_seconds
         return longest is not None and since > 0 and now - since > longest
 
-    def stood_still(self, now: float) -> bool:
-        """Whether `look` was not called for longer than the lease: the process was suspended."""
-        return now - self._looked_at > self._lease_seconds
-
     def may_renew(self, now: float) -> bool:
         """Whether the lease may be renewed."""
         return self.stuck_at(now) is None
 
-    def may_work(self, now: float) -> bool:
+    def may_work(self) -> bool:
         """Whether a message may be begun."""
-        return self._doubts_since is None and not self.stood_still(now)
+        return self._stuck is None and not self._in_doubt()
 
-    def look(self, now: float, renewed_at: float | None) -> Activity | None:
-        """Check all workers. Returns the activity that is newly stuck, if any.
-
-        `renewed_at`: when the latest call that renewed the lease was sent.
-        """
-        if self.stood_still(now):
-            self._doubts_since = now
-        self._looked_at = now
+    def look(self, now: float) -> Activity | None:
+        """Check all workers. Returns the activity that is newly stuck, if any."""
         stuck, before = self.stuck_at(now), self._stuck
         self._stuck = stuck
         self.stuck_count = sum(self._is_stuck(activity, now) for activity in self.activities)
-        if stuck is not None or before is not None:
-            self._doubts_since = now
-        elif renewed_at is not None and renewed_at > (self._doubts_since or now):
-            self._doubts_since = None
         return stuck if before is None else None
 
     @property
     def doubtful(self) -> bool:
         """Whether the service must confirm which partitions are still owned."""
-        return self._doubts_since is not None and self._stuck is None
+        return self._stuck is None and self._in_doubt()
 
     @property
     def stuck(self) -> bool:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -40,6 +39,7 @@ from counterpoise.consumer.redelivery import MessagePlace, Redelivery, SetAside
 from counterpoise.consumer.retry_queue import AWAY, RetryQueue
 from counterpoise.consumer.watchdog import Watchdog
 from counterpoise.errors import ServiceUnavailable, described
+from counterpoise.lease_time import lease_time
 from counterpoise.logs import LogUnavailable
 from counterpoise.options import has_run
 
@@ -129,8 +129,8 @@ class Worker:
 
     def _take(self, wait_seconds: float) -> Piece | Due | None:
         piece = self._lanes.take(None if self._handle is not None else self._most, wait_seconds)
-        if piece is not None and not self._watchdog.may_work(time.monotonic()):
-            # The process was suspended, so its view may be out of date. The watchdog resolves that.
+        if piece is not None and not self._watchdog.may_work():
+            # The view may be out of date. The look-out goes on when it is current again.
             self._lanes.pause(True)
             if isinstance(piece, Due):
                 self._lanes.give_back(piece)
@@ -145,23 +145,23 @@ class Worker:
         messages = messages_of(piece.chunk.batch, piece.lane.owned)
         ends = [message.position for message in messages[1:]]
         ends.append(piece.chunk.end)
-        until = time.monotonic() + TURN_SECONDS
+        until = lease_time() + TURN_SECONDS
         for number, pair in enumerate(zip(messages, ends, strict=True)):
-            now = time.monotonic()
+            now = lease_time()
             if number and now > until:
                 self._most = number
                 return
-            if not self._may_go_on(lane, now):
+            if not self._may_go_on(lane):
                 return
             yield pair
-        if time.monotonic() < until:
+        if lease_time() < until:
             self._most = min(TURN_MESSAGES, 2 * self._most)
 
-    def _may_go_on(self, lane: Lane, now: float) -> bool:
+    def _may_go_on(self, lane: Lane) -> bool:
         lanes = self._lanes
         if not lane.grant.open or lanes.paused or lanes.closed:
             return False
-        if not self._watchdog.may_work(now):
+        if not self._watchdog.may_work():
             lanes.pause(True)
             return False
         return True
@@ -272,12 +272,12 @@ class Worker:
         """What to do with the message. None: pass it; a time: its lane pauses until then."""
         rules, place = self._rules, self._place(lane, failure.position)
         if lane.owned.lost:
-            return time.monotonic()  # Not owned any more: no attempt, no verdict.
+            return lease_time()  # Not owned any more: no attempt, no verdict.
         if failure.attempts < rules.attempts:
             logger.warning(
                 "%s: attempt %d failed: %s", place, failure.attempts, described(failure.error)
             )
-            return time.monotonic() + self._backoff(failure.attempts)
+            return lease_time() + self._backoff(failure.attempts)
         if isinstance(rules.policy, Retry):
             return self._set_aside(lane, message, failure)
         return self._decide(
@@ -298,7 +298,7 @@ class Worker:
                 policy.store(message, failure, rules.origin())
             except (ServiceUnavailable, LogUnavailable) as error:
                 logger.warning("%s: could not store the dead letter, again later: %s", place, error)
-                return time.monotonic() + max(0.1, rules.backoff_seconds)
+                return lease_time() + max(0.1, rules.backoff_seconds)
             except Exception as error:
                 error.add_note(
                     f"{place} could not be stored as a dead letter, after {failure.attempts} "
@@ -326,7 +326,7 @@ class Worker:
             )
             self._lanes.quarantine(lane)
             rules.quarantined(lane, failure)
-            return time.monotonic()
+            return lease_time()
         failure.error.add_note(
             f"{place} could not be handled in {failure.attempts} attempts; {on_halt}"
         )
@@ -360,7 +360,7 @@ class Worker:
         assert isinstance(policy, Retry)
         assert retries is not None
         assert table is not None
-        now, origin = time.monotonic(), self._origin_of(lane, message.position)
+        now, origin = lease_time(), self._origin_of(lane, message.position)
         place = self._place(lane, message.position)
         if table.has(origin):
             return None  # By an owner that was killed before its commit.
@@ -391,7 +391,7 @@ class Worker:
             retries.write("message", one, lane.epoch, lambda: self._may_set_aside(lane))
         except AWAY as error:
             logger.warning("%s: could not be set aside, again later: %s", place, error)
-            return time.monotonic() + UNWRITTEN_SECONDS
+            return lease_time() + UNWRITTEN_SECONDS
         except Exception as error:
             error.add_note(f"{place} could not be set aside in {policy.queue!r}")
             raise
@@ -409,15 +409,15 @@ class Worker:
         return None
 
     def _may_set_aside(self, lane: Lane) -> bool:
-        return not lane.owned.lost and self._watchdog.may_work(time.monotonic())
+        return not lane.owned.lost and self._watchdog.may_work()
 
     def _try_again(self, due: Due) -> None:
         """Try what is due, until the turn is over."""
         lane, table = due.lane, due.lane.redelivery
         assert table is not None
-        until = time.monotonic() + TURN_SECONDS
+        until = lease_time() + TURN_SECONDS
         try:
-            while (now := time.monotonic()) < until and self._may_go_on(lane, now):
+            while (now := lease_time()) < until and self._may_go_on(lane):
                 one = table.due(now)
                 if one is None or lane.quarantined or lane.owned.lost:
                     break
@@ -445,7 +445,7 @@ class Worker:
                 return  # Not owned any more: no verdict.
             elif one.delays < len(policy.after_seconds):
                 delay = policy.after_seconds[one.delays]
-                one.delays, one.due = one.delays + 1, time.monotonic() + delay
+                one.delays, one.due = one.delays + 1, lease_time() + delay
                 one.error = error_text(error)
                 table.plan()
                 logger.warning(
@@ -480,7 +480,7 @@ class Worker:
             table.is_full = False
             logger.info("%s: done after %d attempts", place, one.attempts)
         else:
-            one.due = time.monotonic() + UNWRITTEN_SECONDS
+            one.due = lease_time() + UNWRITTEN_SECONDS
             table.plan()
 
     def _call(self, lane: Lane, one: SetAside) -> Exception | None:
@@ -512,7 +512,7 @@ class Worker:
         activity = self._activity
         activity.thread_id = threading.get_ident()
         activity.place = (*lane.key, position)
-        activity.since = time.monotonic()
+        activity.since = lease_time()
 
     def _end(self) -> None:
         self._activity.since = 0.0

@@ -16,7 +16,6 @@ import functools
 import inspect
 import logging
 import os
-import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -29,6 +28,7 @@ from counterpoise.flow.base import BaseFlow
 from counterpoise.flow.core import FlowCore
 from counterpoise.flow.programs import MayRenew, Pause, Program, Send, Sent
 from counterpoise.flow.view import Notice
+from counterpoise.lease_time import lease_time
 from counterpoise.options import check_time_left
 
 P = ParamSpec("P")
@@ -91,14 +91,10 @@ class AsyncFlow(BaseFlow):
         return self
 
     async def _wait_bound(self, wait_seconds: float) -> None:
-        deadline = time.monotonic() + wait_seconds
-        while self._core.status == "binding":
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise self._core.last_error or Unreachable(
-                    f"the service did not answer within {wait_seconds:g} s"
-                )
-            await self._next_change(left)
+        if not await self._until(lambda: self._core.status != "binding", wait_seconds):
+            raise self._core.last_error or Unreachable(
+                f"the service did not answer within {wait_seconds:g} s"
+            )
         self._core.check()
 
     async def close(self, *, timeout_seconds: float = 5.0, reason: str | None = None) -> None:
@@ -144,14 +140,9 @@ class AsyncFlow(BaseFlow):
         check_time_left(timeout_seconds=timeout_seconds)
         self._core.check()
         seen = self._core.version if after is None else after
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        while self._core.version == seen:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return False
-            await self._next_change(left)
+        changed = await self._until(lambda: self._core.version != seen, timeout_seconds)
         self._core.check()
-        return True
+        return changed
 
     async def report(
         self, conditions: Iterable[Condition], *, timeout_seconds: float | None = None
@@ -160,7 +151,7 @@ class AsyncFlow(BaseFlow):
         self._check_process()
         check_time_left(timeout_seconds=timeout_seconds)
         limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        await self._run(self._reports.report(self._core, conditions, time.monotonic(), limit))
+        await self._run(self._reports.report(self._core, conditions, lease_time(), limit))
 
     commit = _method(programs.commit)
     release = _method(programs.release)
@@ -184,7 +175,7 @@ class AsyncFlow(BaseFlow):
 
     async def _tell(self) -> None:
         while (notice := await self._to_tell.get()) is not None:
-            call = self._callbacks.call_for(notice, time.monotonic())
+            call = self._callbacks.call_for(notice, lease_time())
             if call is None:
                 continue
             try:
@@ -207,10 +198,13 @@ class AsyncFlow(BaseFlow):
             async with asyncio.timeout(seconds):
                 await self._closed.wait()
 
-    async def _next_change(self, timeout_seconds: float | None) -> None:
+    async def _until(self, holds: Callable[[], bool], timeout_seconds: float | None) -> bool:
+        """Wait for a change that makes it hold; False if it does not in time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
-                await self._change.wait()
+                while not holds():
+                    await self._change.wait()
+        return holds()
 
     async def _run(self, program: Program[R]) -> R:
         """Carry out a program's effects."""
@@ -247,7 +241,7 @@ class AsyncFlow(BaseFlow):
             self._change = asyncio.Event()
 
     async def _perform(self, effect: programs.Effect) -> Sent:
-        started = time.monotonic()
+        started = lease_time()
         match effect:
             case Pause(seconds):
                 in_background = asyncio.current_task() is self._keeper

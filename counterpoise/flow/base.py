@@ -19,7 +19,6 @@ import logging
 import os
 import random
 import socket
-import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -54,6 +53,7 @@ from counterpoise.flow.view import (
     WarmingEnded,
     WarmingStarted,
 )
+from counterpoise.lease_time import lease_time
 from counterpoise.options import check_seconds, suggesting
 from counterpoise.wire import Update
 
@@ -91,7 +91,7 @@ class Callbacks:
         return any(vars(self).values())
 
     def call_for(self, notice: Notice, now: float) -> Callable[[], Any] | None:
-        """The call for `notice`, at `now` (monotonic seconds); None if no callback wants it."""
+        """The call for `notice`, at `now` (`lease_time`); None if no callback wants it."""
         match notice:
             case Granted(owned) if self.on_granted:
                 return partial(self.on_granted, owned)
@@ -367,10 +367,20 @@ class BaseFlow:
 
     @property
     def lease_expires_at(self) -> float | None:
-        """When the lease ends unless renewed, by the monotonic clock; never later than the service
-        thinks.
+        """When the lease ends unless renewed, in seconds of `lease_time`; never later than the
+        service thinks.
         """
         return self._core.lease_expires_at
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether others may own the partitions, because this flow has sent nothing for longer than
+        its lease: the machine slept, or the process was stopped.
+
+        Begin no work while it is True. Once the service has answered, the view is current again,
+        and `wait` returns.
+        """
+        return self._core.in_doubt(lease_time())
 
     def check(self) -> None:
         """Raise if the flow is gone for good."""
@@ -398,7 +408,7 @@ class BaseFlow:
     def _sent(
         self, sent_at: float, value: Any = None, error: CounterpoiseError | None = None
     ) -> Sent:
-        return Sent(sent_at, time.monotonic(), random.random(), value, error)
+        return Sent(sent_at, lease_time(), random.random(), value, error)
 
     def __getstate__(self) -> NoReturn:
         raise TypeError(

@@ -37,6 +37,7 @@ from counterpoise.flow.base import BaseFlow
 from counterpoise.flow.core import FlowCore
 from counterpoise.flow.programs import MayRenew, Pause, Program, Send, Sent
 from counterpoise.flow.view import Notice
+from counterpoise.lease_time import lease_time
 from counterpoise.options import check_time_left, has_run
 
 P = ParamSpec("P")
@@ -117,15 +118,12 @@ class Flow(BaseFlow):
         return self
 
     def _wait_bound(self, wait_seconds: float) -> None:
-        deadline = time.monotonic() + wait_seconds
+        limit = min(wait_seconds, threading.TIMEOUT_MAX)
         with self._changed:
-            while self._core.status == "binding":
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise self._core.last_error or Unreachable(
-                        f"the service did not answer within {wait_seconds:g} s"
-                    )
-                self._changed.wait(min(left, threading.TIMEOUT_MAX))
+            if not self._changed.wait_for(lambda: self._core.status != "binding", limit):
+                raise self._core.last_error or Unreachable(
+                    f"the service did not answer within {wait_seconds:g} s"
+                )
             self._core.check()
 
     def close(self, *, timeout_seconds: float = 5.0, reason: str | None = None) -> None:
@@ -185,7 +183,7 @@ class Flow(BaseFlow):
         self._check_process()
         check_time_left(timeout_seconds=timeout_seconds)
         limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        self._run(self._reports.report(self._core, conditions, time.monotonic(), limit))
+        self._run(self._reports.report(self._core, conditions, lease_time(), limit))
 
     commit = _method(programs.commit)
     release = _method(programs.release)
@@ -211,7 +209,7 @@ class Flow(BaseFlow):
 
     def _tell(self) -> None:
         while (notice := self._to_tell.get()) is not None:
-            call = self._callbacks.call_for(notice, time.monotonic())
+            call = self._callbacks.call_for(notice, lease_time())
             if call is None:
                 continue
             try:
@@ -258,7 +256,7 @@ class Flow(BaseFlow):
             self._changed.notify_all()
 
     def _perform(self, effect: programs.Effect) -> Sent:
-        started = time.monotonic()
+        started = lease_time()
         match effect:
             case Pause(seconds):
                 in_background = threading.current_thread() is self._keeper

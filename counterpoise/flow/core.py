@@ -28,12 +28,18 @@ A flow is one consumer's binding to a queue. It follows these rules (the contrac
    ones. So the new queue's view is not shown: the new binding is unbound and the flow is over
    (`queue_recreated`).
 
+8. **A flow that has not tried for a lease is in doubt.** If it has sent nothing for longer than its
+   lease (the machine slept, the process was stopped, `renew_while` said no), others may own its
+   partitions, and it was not told. So it is `in_doubt`, from the first look at the clock on, until
+   a call that was sent after that has renewed the lease. A lost connection is different: then the
+   flow tries, and fails (rule 3).
+
 Bind always carries an `instance_id`. So a bind that is repeated after a lost answer replaces the
 flow of the first bind. It also carries the number of the attempt, so that a delayed bind does not
 replace the flow of a later one.
 
-Times are seconds by a monotonic clock and are arguments. Nothing here is thread-safe; the shells
-hold a lock.
+Times are seconds of `counterpoise.lease_time` and are arguments. Nothing here is thread-safe; the
+shells hold a lock.
 
 Two small parts stand before the core. `Acknowledged`: an update may be made before a commit and
 delivered after it, so for each grant a view shows the position that was acknowledged last, in the
@@ -259,6 +265,9 @@ class FlowCore:
         # The last error, None once the service answers again.
         self.last_error: CounterpoiseError | None = None
         self.lease_expires_at: float | None = None
+        # Rule 8: when it last tried to renew, and since when the view must be confirmed.
+        self._tried_at = float("-inf")
+        self._doubts_since: float | None = None
         # The queue it stays with, once a service has named its id (rule 7).
         self.queue_id: str | None = None
         # From the latest bind.
@@ -313,6 +322,7 @@ class FlowCore:
         self.queue_id = self.queue_id or bound.queue_id
         self.log, self.start, self.log_access = bound.log, bound.start, bound.log_access
         self.last_error = None
+        self._doubts_since = None
         self._renewed(sent_at)
         self._show(bound.update, now)
         self.version += 1
@@ -322,6 +332,19 @@ class FlowCore:
     def lease_seconds(self) -> float:
         """The granted lease, or the lease to ask for."""
         return self.bound.lease_seconds if self.bound else self.settings.lease_seconds
+
+    def tries(self, now: float) -> None:
+        """A call that renews the lease is being sent, or has failed just now."""
+        if self._has_paused(now):
+            self._doubts_since = now
+        self._tried_at = now
+
+    def in_doubt(self, now: float) -> bool:
+        """Whether others may own the partitions of the view (rule 8)."""
+        return self.bound is not None and (self._doubts_since is not None or self._has_paused(now))
+
+    def _has_paused(self, now: float) -> bool:
+        return now - self._tried_at > self.lease_seconds
 
     def poll_call(self) -> Call[Update | None]:
         """The poll to send while `bound` (rule 2)."""
@@ -539,6 +562,10 @@ class FlowCore:
         self.version += 1
 
     def _renewed(self, sent_at: float) -> None:
+        self._tried_at = max(self._tried_at, sent_at)
+        if self._doubts_since is not None and sent_at >= self._doubts_since:
+            self._doubts_since = None
+            self.version += 1
         expires_at = sent_at + self.lease_seconds
         if self.lease_expires_at is None or expires_at > self.lease_expires_at:
             self.lease_expires_at = expires_at

@@ -72,7 +72,7 @@ Effect: TypeAlias = Send | Pause | MayRenew
 
 @dataclass(frozen=True)
 class Sent:
-    """The result of an effect: `value` or `error`; times by the own clock; `chance` in 0..1."""
+    """The result of an effect: `value` or `error`; times of `lease_time`; `chance` in 0..1."""
 
     sent_at: float
     now: float
@@ -101,13 +101,16 @@ def keep_bound(core: FlowCore) -> Program[None]:
     """The background work: bind, poll, bind again, until the flow is gone."""
     failures = 0
     while core.status in ("binding", "bound"):
-        if not (yield MayRenew()).value:
+        may = yield MayRenew()
+        if not may.value:
             yield Pause(min(0.25, core.lease_seconds / 10))
             continue
+        core.tries(may.now)
         sent = yield from (_bind(core) if core.bound is None else _poll(core))
         if sent.error is None:
             failures = 0
             continue
+        core.tries(sent.now)
         failures += 1
         longest = LONGEST_PAUSE_SECONDS
         if core.bound is not None:

@@ -34,7 +34,7 @@ class Owned:
 
     `state` is `owned`, `revoking` or `retiring`. `position` is the last committed one, the next
     message to read; None: the queue's `start`. `handed_over` is how the partition left its previous
-    owner. `deadline` (of a revoke) is by this process's monotonic clock, in seconds.
+    owner. `deadline` (of a revoke) is in seconds of `lease_time`.
 
     `revision` is that of the service's update that said so; a position that the service accepts
     from this flow leaves it as it is.
@@ -135,7 +135,7 @@ Notice: TypeAlias = Granted | Revoking | Retiring | Lost | WarmingStarted | Warm
 
 
 def view_of(update: Update, now: float, known: Mapping[Key, str]) -> View:
-    """The view that `update`, received at `now` (monotonic seconds), describes.
+    """The view that `update`, received at `now` (`lease_time`), describes.
 
     `known` has the positions that the service has acknowledged, by (partition, epoch). They are
     never older than those of an update, which may be delivered late.

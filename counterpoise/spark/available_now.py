@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from counterpoise.errors import CounterpoiseError
-from counterpoise.spark.bound_flow import BoundFlow, in_doubt, raise_if_over
+from counterpoise.spark.bound_flow import BoundFlow, raise_if_over
 from counterpoise.spark.errors import Unfinished
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.planning import Answer
@@ -151,7 +151,7 @@ class AvailableNow:
         )
 
     def _is_bound(self) -> bool:
-        return self._flow.status == "bound" and not in_doubt(self._flow, self._clock())
+        return self._flow.status == "bound" and not self._flow.in_doubt
 
     def _held(self) -> list[int] | None:
         if not self.settle():

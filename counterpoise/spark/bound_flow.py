@@ -38,7 +38,7 @@ class BoundFlow(AccessSource, Protocol):
     def last_error(self) -> CounterpoiseError | None: ...
 
     @property
-    def lease_expires_at(self) -> float | None: ...
+    def in_doubt(self) -> bool: ...
 
     @property
     def partitions(self) -> Mapping[int, Owned]: ...
@@ -74,16 +74,6 @@ class BoundFlow(AccessSource, Protocol):
     def wait(self, timeout_seconds: float | None = None, after: int | None = None) -> bool: ...
 
     def close(self, *, timeout_seconds: float = 5.0, reason: str | None = None) -> None: ...
-
-
-def in_doubt(flow: BoundFlow, now: float) -> bool:
-    """Whether the lease may be over unnoticed, because this process was suspended.
-
-    Then the flow asks at once. A lost connection is different: the flow tried, and failed.
-    """
-    expires_at = flow.lease_expires_at
-    bound = flow.status == "bound" and flow.last_error is None
-    return bound and expires_at is not None and now >= expires_at
 
 
 def raise_if_over(flow: BoundFlow, queue: str) -> None:

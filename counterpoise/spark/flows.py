@@ -109,10 +109,9 @@ class FlowGroup:
         return next((flow.last_error for flow in flows if flow.last_error is not None), None)
 
     @property
-    def lease_expires_at(self) -> float | None:
-        """The earliest of all leases."""
-        ends = [flow.lease_expires_at for flow in self._members()]
-        return min((end for end in ends if end is not None), default=None)
+    def in_doubt(self) -> bool:
+        """Whether others may own partitions of any of the flows; see `Flow.in_doubt`."""
+        return any(flow.in_doubt for flow in self._members())
 
     @property
     def draining(self) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from counterpoise.errors import CounterpoiseError
 from counterpoise.flow.refusals import error_of
 from counterpoise.spark.available_now import AvailableNow
-from counterpoise.spark.bound_flow import BoundFlow, in_doubt
+from counterpoise.spark.bound_flow import BoundFlow
 from counterpoise.spark.cycles import BatchLimit, Cycles, ReadBudget
 from counterpoise.spark.offsets import Json, Offset
 from counterpoise.spark.options import SourceOptions
@@ -135,7 +135,7 @@ class OffsetPlanner:
             restores = () if self._warmup is None else self._warmup.restores(progress, asked)
         if not (positions or restores):
             return start
-        if in_doubt(self._flow, self._clock()):
+        if self._flow.in_doubt:
             return None
         question = Question(
             positions,

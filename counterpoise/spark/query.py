@@ -29,7 +29,7 @@ from counterpoise.conditions import (
     rows_dropped,
 )
 from counterpoise.errors import CounterpoiseError
-from counterpoise.spark.bound_flow import BoundFlow, in_doubt, raise_if_over
+from counterpoise.spark.bound_flow import BoundFlow, raise_if_over
 from counterpoise.spark.channel import Channel
 from counterpoise.spark.cycles import BatchLimit, Cycles
 from counterpoise.spark.errors import DRAINED_FROM_OUTSIDE, FlowEnded
@@ -382,7 +382,7 @@ class Batches:
     def _known_view(self) -> View | None:
         """The flow's view, once it is certain; None if it stays uncertain for a while."""
         give_up_at = self._clock() + SETTLE_SECONDS
-        while self._flow.status == "binding" or in_doubt(self._flow, self._clock()):
+        while self._flow.status == "binding" or self._flow.in_doubt:
             left = give_up_at - self._clock()
             if left <= 0:
                 return None

@@ -19,7 +19,6 @@ import logging
 import math
 import signal
 import threading
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -33,6 +32,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from counterpoise.lease_time import lease_time
 from counterpoise.spark.errors import Unsupported
 from counterpoise.spark.offsets import Json, Offset, offset_of
 from counterpoise.spark.options import SourceOptions
@@ -100,13 +100,13 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 opened.aim_at_now()
             return opened.consumption.next_offset(start, most)
         finally:
-            self._asked_at = time.monotonic()
+            self._asked_at = lease_time()
 
     def reportLatestOffset(self) -> Json | None:  # noqa: N802
         return None if self._opened is None else self._opened.consumption.report()
 
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
-        self._asked_at = time.monotonic()
+        self._asked_at = lease_time()
         if self._opened is None and self._prepared is not None and end == self._prepared.end:
             threading.Thread(target=self._bind, name="counterpoise-binder", daemon=True).start()
             return self._prepared.groups
@@ -169,7 +169,7 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         offset = offset_of(document, self._options.queue)
         ignore_signals()
         log_to_stderr()
-        self._asked_at = time.monotonic()
+        self._asked_at = lease_time()
         return open_consumption(
             self._options,
             self._options.instance_id or offset.instance,
@@ -183,7 +183,7 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
 
     def _is_driven(self) -> bool:
         """Whether Spark still asks: a query that hangs must not keep its partitions."""
-        return time.monotonic() - self._asked_at < self._options.max_batch_seconds
+        return lease_time() - self._asked_at < self._options.max_batch_seconds
 
     def __getstate__(self) -> dict[str, Any]:
         """For the tasks: only options, and no secret."""

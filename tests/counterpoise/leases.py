@@ -6,7 +6,11 @@ one, let the flow renew no more, and end the lease in the database.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import psycopg
+import pytest
 
 from tests.service import eventually
 
@@ -37,6 +41,21 @@ def expire(database_url: str, flow_id: str | None) -> None:
         assert reason() == "lease_expired"
 
 
+def sleeping(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """A function that lets the machine have slept for so many seconds.
+
+    `time.monotonic` and all timers stand still in a sleep; only the clock of leases goes on.
+    """
+    slept, clock = 0.0, time.clock_gettime
+
+    def sleep(seconds: float) -> None:
+        nonlocal slept
+        slept += seconds
+
+    monkeypatch.setattr(time, "clock_gettime", lambda which: clock(which) + slept)
+    return sleep
+
+
 class Health:
     """`renew_while` of a flow: it is well until `end_lease`, and again after `recover`."""
 
@@ -53,6 +72,11 @@ class Health:
         """The flow renews no more, and is expired; no poll of it is on its way any more."""
         self._is_well = False
         expire(database_url, flow_id)
+        self.rest()
+
+    def rest(self) -> None:
+        """The flow renews no more, and no poll of it is on its way any more."""
+        self._is_well = False
         before = self.refused
         eventually(lambda: self.refused > before, what="its poll has returned")
 

@@ -19,8 +19,7 @@ class Ending:
 
     def __init__(self, monkeypatch, ready_at):
         self.now, self.waited = 1000.0, []
-        clock = SimpleNamespace(monotonic=lambda: self.now)
-        monkeypatch.setattr(settling, "time", clock)
+        monkeypatch.setattr(settling, "lease_time", lambda: self.now)
         client = SimpleNamespace(rebalance_status=lambda _: SimpleNamespace(status=self.status()))
         self.ready_at = self.now + ready_at
         flow: Any = SimpleNamespace(

@@ -121,7 +121,7 @@ def test_an_error_in_the_table_leaves_nothing_in_flight(monkeypatch):
 
 def worker_of(lanes, each, write):
     halted: list[BaseException] = []
-    watchdog: Any = SimpleNamespace(activity=SimpleNamespace, may_work=lambda _now: True)
+    watchdog: Any = SimpleNamespace(activity=SimpleNamespace, may_work=lambda: True)
     rules: Any = SimpleNamespace(
         policy=POLICY,
         attempts=1,
@@ -245,9 +245,7 @@ def test_who_waits_to_write_waits_no_longer_than_who_writes(retries, monkeypatch
         now[0] += 4.0  # as if another one had written as long
         return True
 
-    monkeypatch.setattr(
-        retry_queue, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 5000.0)
-    )
+    monkeypatch.setattr(retry_queue, "lease_time", lambda: now[0])
     retries.write("message", one_of(), 1, may)
     assert given == [retry_queue.WRITE_SECONDS - 4.0]
     with pytest.raises(LogUnavailable, match="not owned"):

@@ -10,7 +10,7 @@ import pytest
 
 from counterpoise.publisher import Publisher
 from tests.counterpoise.consumer.conftest import positions
-from tests.counterpoise.leases import LONG_SECONDS, expire
+from tests.counterpoise.leases import LONG_SECONDS, expire, sleeping
 from tests.service import eventually
 
 
@@ -77,6 +77,36 @@ def test_a_handler_that_ends_in_time_continues_normally(client, one_partition, r
     assert [flow.partitions for flow in client.flows("one")] == []
     assert positions(client, "one") == {0: "10"}
     assert "continuing with the partitions owned now" in caplog.text
+
+
+def test_a_machine_that_has_slept_begins_no_message_of_lost_partitions(
+    client, one_partition, running, migrated_url, monkeypatch
+):
+    sleep, slept = sleeping(monkeypatch), threading.Event()
+
+    def act(message):
+        if message.value == b"3":
+            expire(migrated_url, one.consumer.flow.flow_id)
+            sleep(LONG_SECONDS)
+            slept.set()
+
+    def binds_and_no_more():
+        """No thread of the flow hears of the end of its lease before the handler returns."""
+        return one.consumer.flow.status == "binding" and not slept.is_set()
+
+    with running(
+        act,
+        queue="one",
+        lease_seconds=LONG_SECONDS,
+        renew_while=binds_and_no_more,
+        commit_seconds=3600,
+    ) as one:
+        assert slept.wait(240)
+        eventually(lambda: one.consumer.flow.status == "binding")
+        assert one.numbers == [0, 1, 2, 3]
+        with running(queue="one", lease_seconds=LONG_SECONDS) as two:
+            eventually(lambda: two.numbers == list(range(10)))
+    assert one.numbers == [0, 1, 2, 3]
 
 
 STOPPED = """

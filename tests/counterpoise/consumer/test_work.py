@@ -15,7 +15,7 @@ class Steps:
 
     def __init__(self, monkeypatch):
         self.now = self.seconds = 0.0
-        monkeypatch.setattr(work, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(work, "lease_time", lambda: self.now)
         self.lanes = make(View(0), max_messages=1000)
         self.taken: list[int] = []
         take = self.lanes.take
@@ -26,7 +26,7 @@ class Steps:
             return piece
 
         monkeypatch.setattr(self.lanes, "take", taking)
-        watchdog: Any = SimpleNamespace(activity=SimpleNamespace, may_work=lambda _now: True)
+        watchdog: Any = SimpleNamespace(activity=SimpleNamespace, may_work=lambda: True)
         rules: Any = SimpleNamespace(attempts=1)
         self.worker = Worker(self.lanes, watchdog, rules, each=self.each)
 

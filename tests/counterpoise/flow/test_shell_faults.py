@@ -22,6 +22,7 @@ from counterpoise.errors import (
 from counterpoise.flow import AsyncFlow, Flow, Owned
 from counterpoise.wire import ReleaseItem
 from tests.counterpoise.faulty import Answer, Cut, Stall, faulty_service, problem
+from tests.counterpoise.leases import Health, sleeping
 from tests.log_support import until
 
 
@@ -152,6 +153,20 @@ def test_a_poll_that_is_never_answered_is_repeated_within_the_lease(faulty, make
         until(lambda: len(faulty.requests("/updates")) >= 2)
         first, second = faulty.requests("/updates")[:2]
         assert second.at - first.at < faulty.lease_seconds
+
+
+def test_after_a_sleep_of_the_machine_the_partitions_are_in_doubt_before_any_timer(
+    make, monkeypatch
+):
+    sleep, health = sleeping(monkeypatch), Health()
+    with make(renew_while=health) as flow:
+        health.rest()
+        sleep(flow.lease_seconds)
+        assert flow.in_doubt
+        seen = flow.version
+        health.recover()
+        assert flow.wait(60, after=seen)
+        assert not flow.in_doubt
 
 
 def test_a_commit_whose_answer_was_cut_is_repeated_with_its_seq(faulty, make):

@@ -196,10 +196,10 @@ def test_partitions_handed_to_other_flows_are_not_awaited(world: World) -> None:
 
 def test_a_suspended_process_first_learns_its_partitions(world: World) -> None:
     world.aim()
-    world.flow.lease_expires_at = world.now - 1
+    world.flow.in_doubt = True
 
     def renew() -> None:
-        world.flow.lease_expires_at = world.now + 3600
+        world.flow.in_doubt = False
 
     world.steps = [lambda: None, renew]
     assert world.read(EMPTY) == ALL
@@ -223,7 +223,7 @@ def test_a_flow_that_is_not_bound_again_in_time_is_an_error(world: World, amid: 
 
 def test_a_lease_that_stays_in_doubt_is_an_error(world: World) -> None:
     world.aim()
-    world.flow.lease_expires_at = world.now - 1
+    world.flow.in_doubt = True
     with pytest.raises(Unfinished, match="whether the lease still lasts"):
         world.read(EMPTY)
 
@@ -231,7 +231,7 @@ def test_a_lease_that_stays_in_doubt_is_an_error(world: World) -> None:
 def test_done_positions_are_committed_although_the_query_cannot_continue(world: World) -> None:
     world.aim()
     first = world.consumption.next_offset(EMPTY, 4)
-    world.flow.lease_expires_at = world.now - 1
+    world.flow.in_doubt = True
     with pytest.raises(Unfinished):
         world.read(first)
     world.consumption.stop()

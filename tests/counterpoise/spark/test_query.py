@@ -45,7 +45,7 @@ class FlowDouble:
         self.status = "bound"
         self.gone_reason: str | None = None
         self.last_error: CounterpoiseError | None = None
-        self.lease_expires_at: float | None = None
+        self.in_doubt = False
         self.draining = False
         self.drained_within: float | None = None
         self.instance_id = "me"
@@ -445,10 +445,9 @@ def test_a_suspended_process_plans_nothing_before_it_has_renewed(
 ) -> None:
     append(log, "a")
     flow.grant(0)
-    flow.lease_expires_at = time.monotonic() - 1
+    flow.in_doubt = True
     assert consumption.next_offset(EMPTY, None) is EMPTY
-    # A lost connection is different: the call was tried.
-    flow.last_error = ServiceUnavailable("away")
+    flow.in_doubt = False
     assert next_offset(consumption, EMPTY)
 
 
