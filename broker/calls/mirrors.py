@@ -62,7 +62,7 @@ MOST_TEXT = 300
 
 @dataclass(slots=True)
 class _Mirror:
-    """What this replica knows of one queue's mirror. Times are of the event loop.
+    """What this replica knows of one queue's mirror. Times are of the replica.
 
     `stored`: the positions in the group, as far as this replica has stored them. `failures`: so
     many attempts in a row. `shown`: the failure that the store has; not None before the first
@@ -83,6 +83,7 @@ class Mirrors:
 
     def __init__(self, queues: QueueAccess, logs: Logs) -> None:
         self._store = queues.store
+        self._now = queues.replica.monotonic
         self._logs = logs
         self._replica = uuid4().hex
         self._claim_at = self._claimed_until = float("-inf")
@@ -178,7 +179,3 @@ class Mirrors:
         if why != mirror.shown and is_known:
             await self._store.mirrors.report(queue, why)
             mirror.shown = why
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()

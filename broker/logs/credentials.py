@@ -53,7 +53,6 @@ import base64
 import hashlib
 import hmac
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -67,6 +66,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from broker.logs.database import LOST, fetch_row
 from broker.logs.ports import Holder, LogAccess, Purpose
+from counterpoise.lease_time import lease_time
 from counterpoise.logs.address import HARMLESS
 
 # Of pg_catalog; names as for LIKE. They write what nobody reads, or keep what others wait for.
@@ -232,7 +232,7 @@ class ClientCredentials:
         connections: int = CONNECTIONS,
         rotate_seconds: float = ROTATE_SECONDS,
         valid_seconds: float = VALID_SECONDS,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = lease_time,
     ) -> None:
         """`address` is the log's URL as consumers reach it; `tls`: see `client_url`.
 

@@ -4,10 +4,11 @@ Deadlines are compared with the store's clock, never with a replica's (its wall 
 and replicas differ). Each read (`pulse`) gives the store's time; in between, the time that passed
 here is added.
 
-A replica may have been frozen, or cut off from the store, and not know it. Then nobody may have
-served meanwhile, and leases and deadlines have to be moved before anything is decided (the
-contract, *Flow*). So what this replica knows counts only while it is `fresh`: a replica that has
-read the time less than `FRESH_SECONDS` ago cannot have missed an outage, which takes longer.
+A replica may have been frozen, or cut off from the store, or its machine has slept, and it does not
+know. Then nobody may have served meanwhile, and leases and deadlines have to be moved before
+anything is decided (the contract, *Flow*). So what this replica knows counts only while it is
+`fresh`: a replica that has read the time less than `FRESH_SECONDS` ago, by a clock that goes on in
+a sleep (`counterpoise.lease_time`), cannot have missed an outage, which takes longer.
 
 The store's clock may be set at any time (`broker.store.leases`), and nobody here can know before
 the next read, a second later. What is decided by the old time until then does no harm: it moves

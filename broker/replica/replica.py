@@ -20,7 +20,6 @@ import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from time import monotonic
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -38,6 +37,7 @@ from broker.replica.renewals import Renewals
 from broker.replica.store_calls import Answer, Batcher, Item, store_available
 from broker.store.ports import Store, StoreUnavailable
 from broker.tracing import Traces, traces
+from counterpoise.lease_time import lease_time
 
 _log = structlog.get_logger()
 
@@ -56,7 +56,7 @@ class Replica:
         store: Store,
         alarms: Alarms,
         new_id: Callable[[], str],
-        monotonic: Callable[[], float] = monotonic,
+        monotonic: Callable[[], float] = lease_time,
     ) -> None:
         """`new_id` makes ids that are never made again; `monotonic` gives seconds."""
         self.store = store

@@ -78,15 +78,15 @@ def test_imports_run_one_way(importer: str, forbidden: str) -> None:
 
 
 @pytest.mark.parametrize("service", ["api", "broker"])
-def test_the_service_shares_only_logs_backoff_and_plain_text_with_the_consumers(
+def test_the_service_shares_only_logs_backoff_clock_and_plain_text_with_the_consumers(
     service: str,
 ) -> None:
-    """The name of a log, the promises of logs, how each kind is reached; text for a terminal.
+    """The name of a log, the promises of logs, how each kind is reached; a clock; plain text.
 
     `counterpoise simulate --from` and `counterpoise keys` are no part of the service, but ask one
     as every client does.
     """
-    shared = ("counterpoise.logs", "counterpoise.backoff", "counterpoise.plain")
+    shared = tuple(f"counterpoise.{name}" for name in ("logs", "backoff", "lease_time", "plain"))
     clients = ("broker/simulate/command.py", "broker/key_database.py", "broker/key_access.py")
     assert not [
         f"{path}: {name}"

@@ -2,11 +2,16 @@
 
 import asyncio
 
+import pytest
+
+from broker.replica.alarms import SchedulerAlarms
 from broker.replica.clock import FRESH_SECONDS, StoreClock
+from broker.replica.replica import Replica
 from broker.store.ports import Pulse
 from broker.testing.database import MemoryDatabase
 from broker.testing.loop import virtual
 from broker.testing.store import MemoryStore
+from tests.counterpoise.leases import sleeping
 
 
 class Clocks:
@@ -138,3 +143,15 @@ async def test_a_database_that_was_restored_knows_less() -> None:
     assert clock.outage_id == 1
     await clock.read(MemoryStore(MemoryDatabase(clocks.there)))
     assert clock.outage_id == 0
+
+
+@virtual
+async def test_a_replica_whose_machine_has_slept_knows_no_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sleep = sleeping(monkeypatch)
+    replica = Replica(MemoryStore(MemoryDatabase(lambda: 1000.0)), SchedulerAlarms(), str)
+    await replica.clock.read(replica.store)
+    assert replica.clock.fresh
+    sleep(3600)
+    assert not replica.clock.fresh
