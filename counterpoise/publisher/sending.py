@@ -17,7 +17,6 @@ not closed has accepted is delivered at the exit of the program, or counted in t
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
@@ -27,6 +26,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 
+from counterpoise.at_exit import at_exit
 from counterpoise.logs import Message
 from counterpoise.publisher.buffer import Batch, Buffer
 from counterpoise.publisher.delivery import Delivery
@@ -96,7 +96,7 @@ class Sending:
         sooner = self.buffer.put(message, size_bytes, time.monotonic())
         if not self._threads:
             self._start("publisher", self._run)
-            _open.add(self)
+            _opened(self)
         if sooner:
             self.changed.notify_all()
 
@@ -267,12 +267,28 @@ _open: weakref.WeakSet[Sending] = weakref.WeakSet()
 """Have a sender, and were not ended."""
 
 
-@atexit.register
+_are_ended_at_exit = False
+
+
+def _opened(sending: Sending) -> None:
+    global _are_ended_at_exit
+    _open.add(sending)
+    if not _are_ended_at_exit:
+        _are_ended_at_exit = True
+        at_exit(_end_open)
+
+
 def _end_open() -> None:
     for sending in tuple(_open):
         sending.end_with_program()
 
 
-# A forked process has no threads of its parent, and no part in its messages.
+def _begin_anew() -> None:
+    """A forked process has no threads of its parent, and no part in its messages."""
+    global _are_ended_at_exit
+    _open.clear()
+    _are_ended_at_exit = False
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_open.clear)
+    os.register_at_fork(after_in_child=_begin_anew)

@@ -29,7 +29,6 @@ says whether the driver still runs.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import hashlib
@@ -43,6 +42,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from counterpoise.spark.errors import SourceError
+from counterpoise.at_exit import at_exit
 from counterpoise.spark.offsets import VERSION_FIELD, Json
 from counterpoise.spark.running_driver import announce
 
@@ -190,7 +190,7 @@ def make_home() -> str:
     """A new private directory for all queries of this driver; removed when Python ends."""
     home = tempfile.mkdtemp(prefix="counterpoise-spark-")
     announce(home)
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    at_exit(lambda: shutil.rmtree(home, ignore_errors=True))
     return home
 
 

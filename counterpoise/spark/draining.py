@@ -25,7 +25,6 @@ main thread goes on waiting. But any thread writes the signal's number to the wa
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
@@ -36,6 +35,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from counterpoise.at_exit import at_exit
 from counterpoise.spark.channel import Channel, NoChannel, channels_of, refuse_connect
 from counterpoise.spark.errors import SourceError
 from counterpoise.spark.offsets import Json
@@ -396,11 +396,11 @@ def before_spark_stops(act: Callable[[], None], timeout_seconds: float) -> None:
         with contextlib.suppress(Exception):
             manager.removeShutdownHook(hook)
 
-    if _withdraw is not None:
+    if _withdraw is None:
+        at_exit(lambda: _withdraw and _withdraw())
+    else:
         _withdraw()
-        atexit.unregister(_withdraw)
     _withdraw = withdraw
-    atexit.register(withdraw)
 
 
 class _Runnable:

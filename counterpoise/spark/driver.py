@@ -45,7 +45,6 @@ milliseconds) still interrupts the entry. `drain` avoids both.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import json
 import logging
@@ -65,6 +64,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from counterpoise.at_exit import at_exit
 from counterpoise.spark.chains import describe, put_chain
 from counterpoise.spark.channel import DriverEnd, channels_of, reads_ours
 from counterpoise.spark.offsets import VERSION_FIELD, Json
@@ -225,7 +225,7 @@ def listen(spark: SparkSession, home: str | Path) -> None:
         logger.warning("counterpoise: Spark's events cannot be listened to (%s)", error)
         return
     vars(spark)["_counterpoise_listener"] = listener
-    atexit.register(stop_listening, spark, listener)
+    at_exit(lambda: stop_listening(spark, listener))
     raise_at_start()
     Departures(spark, home).start()
 
