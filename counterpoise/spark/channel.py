@@ -17,6 +17,7 @@ end, are never mistaken for those of this one.
 | `view` | source | what the flows hold, and how they are |
 | `ready` | driver | which partitions have their state restored (warm-up) |
 | `drain` | driver | leave in order, within a time |
+| `stopped` | driver | Spark's context has stopped: leave at once |
 | `left` | source | an administrator drained it, and it has left: stop the query |
 | `alias` | source | which source speaks for the instance now (or was that in its checkpoint) |
 | `done` | driver | the last micro-batch in Spark's commit log, rows dropped, the query's end |
@@ -41,8 +42,8 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from counterpoise.spark.errors import SourceError
 from counterpoise.at_exit import at_exit
+from counterpoise.spark.errors import SourceError
 from counterpoise.spark.offsets import VERSION_FIELD, Json
 from counterpoise.spark.running_driver import announce
 
@@ -55,7 +56,7 @@ logger = logging.getLogger("counterpoise.spark")
 FORMAT = "counterpoise"
 """What Spark calls the source."""
 
-Name = Literal["plan", "view", "ready", "drain", "left", "done", "alias", "chain"]
+Name = Literal["plan", "view", "ready", "drain", "stopped", "left", "done", "alias", "chain"]
 
 
 class NoChannel(SourceError):

@@ -92,7 +92,7 @@ def drain(
     try:
         _wait(several, timeout_seconds)
     finally:
-        _stop(several)
+        stop_all(several)
 
 
 def drain_on_sigterm(
@@ -184,9 +184,9 @@ class _Departure:
             # Before the queries stop: otherwise the program would continue then, and exit with
             # success.
             self._end(code, number)
-            _stop(queries, _STOP_AT_ONCE_SECONDS if self._at_once.is_set() else _STOP_SECONDS)
+            stop_all(queries, _STOP_AT_ONCE_SECONDS if self._at_once.is_set() else _STOP_SECONDS)
         else:
-            _stop(queries)
+            stop_all(queries)
             threading.main_thread().join(self._end_seconds)
             self._end(code, number)
 
@@ -269,9 +269,18 @@ def _several(queries: object) -> list[StreamingQuery]:
     return list(queries) if isinstance(queries, Iterable) else [queries]  # type: ignore[list-item]
 
 
-def _stop(queries: Iterable[StreamingQuery], timeout_seconds: float = _STOP_SECONDS) -> None:
-    """Stop all queries, and wait for a limited time, because Spark waits for a sink for ever."""
-    stopping = [threading.Thread(target=query.stop, daemon=True) for query in queries]
+def stop_all(queries: Iterable[Any], timeout_seconds: float = _STOP_SECONDS) -> None:
+    """Stop all queries (or Spark's own objects for them), and wait for a limited time, because
+    Spark waits for a sink for ever.
+    """
+
+    def stop(query: Any) -> None:
+        try:
+            query.stop()
+        except Exception as error:  # the context has stopped before
+            logger.debug("counterpoise: a query could not be stopped: %s", error)
+
+    stopping = [threading.Thread(target=stop, args=(query,), daemon=True) for query in queries]
     for thread in stopping:
         thread.start()
     give_up_at = time.monotonic() + timeout_seconds

@@ -16,8 +16,8 @@ too early. With it the source learns how many rows Spark's watermark has dropped
 `query.stop()`. The source hands everything over, leaves the queue and says so (the document
 `left`). It could end the query only by an error. So the driver stops it: `awaitTermination`
 returns, and the program ends as it does after any other stop. A thread checks the directory of the
-driver, without a call into the JVM until there is something to do. It also sees queries that have
-no micro-batches, for which Spark posts no events.
+driver. It also sees queries that have no micro-batches, for which Spark posts no events. Once a
+second it asks the JVM whether Spark has stopped by itself (`stopping`).
 
 *The end of the program.* Spark posts the end of a query before `awaitTermination` returns, and
 calls the listeners on another thread. A program that ends at once would be gone by then, and Spark
@@ -70,6 +70,7 @@ from counterpoise.spark.channel import DriverEnd, channels_of, reads_ours
 from counterpoise.spark.offsets import VERSION_FIELD, Json
 from counterpoise.spark.plain_errors import own_words
 from counterpoise.spark.refusals import raise_at_start, refuse_if_needed
+from counterpoise.spark.stopping import has_stopped, leave, leave_before_stop
 from counterpoise.spark.wrapping import wrap_once
 
 if TYPE_CHECKING:
@@ -227,6 +228,7 @@ def listen(spark: SparkSession, home: str | Path) -> None:
     vars(spark)["_counterpoise_listener"] = listener
     at_exit(lambda: stop_listening(spark, listener))
     raise_at_start()
+    leave_before_stop(spark)
     Departures(spark, home).start()
 
 
@@ -258,6 +260,7 @@ def _see_start(spark: SparkSession, home: str | Path, query_id: str) -> None:
 
 
 DEPARTURE_POLL_SECONDS = 0.25
+LOOKS_A_QUESTION = 4
 
 
 class Departures:
@@ -267,6 +270,7 @@ class Departures:
         self._spark = spark
         self._home = Path(home)
         self._seen: set[Path] = set()
+        self._looks = 0
 
     def start(self) -> None:
         """Look until the driver ends."""
@@ -298,11 +302,25 @@ class Departures:
             if not self._home.exists():
                 return
             try:
+                if self._has_stopped():
+                    leave(self._spark.sparkContext)
+                    return
                 self.look()
             except Exception as error:
                 if not self._home.exists() or self._spark.sparkContext._jsc is None:
                     return
                 logger.warning("counterpoise: a drained query could not be stopped (%s)", error)
+
+    def _has_stopped(self) -> bool:
+        """Whether Spark's context has stopped; the JVM is asked once a second."""
+        self._looks += 1
+        context = self._spark.sparkContext
+        if context._jsc is not None and self._looks % LOOKS_A_QUESTION:
+            return False
+        try:
+            return has_stopped(context)
+        except Exception:  # so has the JVM, and with it the sources
+            return True
 
 
 _QUERY_ID = "sql.streaming.queryId"

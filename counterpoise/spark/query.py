@@ -142,6 +142,9 @@ class Consumption:
         self._left = False
         self._stopped_by = math.inf
         self._stopped = False
+        # Spark and the driver may end it at once; none of them goes on before it has left.
+        self._stopping = threading.Lock()
+        self._spark_has_stopped = False
 
     def start(self) -> None:
         """Start the threads."""
@@ -159,6 +162,8 @@ class Consumption:
         Unfinished.
         """
         found = start
+        if self._spark_has_stopped:
+            raise FlowEnded(f"queue {self._options.queue!r}: Spark's context has stopped")
         if not self._planner.over:
             raise_if_over(self._flow, self._options.queue)
             found = self._planner.next_offset(start, max_messages)
@@ -243,6 +248,11 @@ class Consumption:
             self._options.queue,
         )
 
+    def spark_has_stopped(self) -> None:
+        """Leave at once: nothing is read any more, though Spark may go on asking."""
+        self._spark_has_stopped = True
+        threading.Thread(target=self.stop, name="counterpoise-stop", daemon=True).start()
+
     def take_nothing_new(self) -> None:
         """Begin no micro-batch from now on; release idle partitions, and the others when they are
         done.
@@ -277,9 +287,12 @@ class Consumption:
 
     def stop(self) -> None:
         """Commit what the sink has, release what may be released, unbind. Never raises."""
-        if self._stopped:
-            return
-        self._stopped = True
+        with self._stopping:
+            if not self._stopped:
+                self._stopped = True
+                self._stop()
+
+    def _stop(self) -> None:
         if self._correspondent is not None:
             if self._shared.in_flight:
                 self._correspondent.wait_ended(_ENDED_SECONDS)

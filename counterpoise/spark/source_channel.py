@@ -7,6 +7,7 @@ stamp shows it. It reads:
   source only when it asks for the next offset, which is a trigger interval later, and never when
   the query is stopped before.
 - `drain`: the order to leave.
+- `stopped`: Spark's context has stopped, and the flow is to leave at once.
 - `ready`: the partitions whose state the driver has restored (docs, *Warm-up*).
 
 If the channel fails (a full disk), its functions fail, but never the query.
@@ -47,6 +48,8 @@ class DrivenQuery(Protocol):
 
     def leave(self, timeout_seconds: float) -> None: ...
 
+    def spark_has_stopped(self) -> None: ...
+
 
 class Correspondent:
     """Reads and writes for one source, on the channel of this source."""
@@ -73,7 +76,7 @@ class Correspondent:
         """Write no more, and remove the documents: they are not true any longer."""
         self._closed.set()
         self._thread.join(1.0)
-        self._channel.drop("view", "plan", "ready", "drain", "done")
+        self._channel.drop("view", "plan", "ready", "drain", "stopped", "done")
 
     def wait_ended(self, timeout_seconds: float) -> None:
         """Wait until the driver has written its last word on this query, for about that time."""
@@ -87,6 +90,7 @@ class Correspondent:
             self._guarded(self._hear_done)
             self._guarded(self._hear_ready)
             self._guarded(self._hear_drain)
+            self._guarded(self._hear_stopped)
             self._guarded(self._say)
 
     def _guarded(self, act: Callable[[], None]) -> None:
@@ -119,6 +123,10 @@ class Correspondent:
         if document is not None:
             self._drained = True
             self._speaker.leave(float(document["timeout_seconds"]))
+
+    def _hear_stopped(self) -> None:
+        if self._news("stopped") is not None:
+            self._speaker.spark_has_stopped()
 
     def _news(self, name: Name) -> Json | None:
         """The document, if it was written since it was last read."""

@@ -46,6 +46,27 @@ print(json.dumps(said))
 """
 """It works until an administrator drains it."""
 
+STOPS = """\
+import sys
+import time
+
+from counterpoise import Client
+from counterpoise.spark import session
+
+url, home = sys.argv[1:]
+spark = session()
+messages = spark.readStream.format("counterpoise")
+messages = messages.options(queue="flights", url=url, leaseSeconds=3600).load()
+writer = messages.writeStream.format("noop").option("checkpointLocation", f"{home}/stops")
+with Client(url) as client:
+    while not client.flows("flights"):
+        if not spark.streams.active:
+            writer.start()
+        time.sleep(0.1)
+spark.stop()
+"""
+"""Its session ends while its query runs."""
+
 REFUSED = """\
 import json
 import sys
@@ -188,6 +209,13 @@ def test_a_query_reads_shares_and_is_drained_from_outside(remote: str, stage: Qu
     assert "drained" in ended
     values = written() + [bytes(row.value).decode() for row in collected.rows]
     assert Counter(values) == Counter(f"v{number}" for number in range(90))
+
+
+def test_a_query_leaves_when_its_client_stops_the_session(remote: str, stage: QueryStage) -> None:
+    client = program(STOPS, remote, stage)
+    client.communicate(timeout=500)
+    assert client.returncode == 0
+    until(lambda: not stage.client.flows("flights"), "the query has left")
 
 
 def test_what_needs_the_driver_or_loses_state_is_refused(remote: str, stage: QueryStage) -> None:

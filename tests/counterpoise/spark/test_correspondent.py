@@ -18,6 +18,7 @@ from counterpoise.errors import Forbidden, ServiceUnavailable
 from counterpoise.flow.view import Owned
 from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.spark.channel import Channel
+from counterpoise.spark.errors import FlowEnded
 from counterpoise.spark.offsets import Place
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.query import Consumption, QueueState
@@ -181,6 +182,22 @@ def test_told_to_leave_it_finishes_hands_over_and_unbinds(talk: Talk, log: Postg
     # The flow is over, and the query finds nothing to read: it does not fail.
     talk.flow.status, talk.flow.gone_reason = "gone", "unbound"
     assert talk.consumption.next_offset(first, None) is first
+
+
+def test_when_spark_has_stopped_the_flow_leaves_with_what_is_done(
+    talk: Talk, log: PostgresLog
+) -> None:
+    append(log, "a", "b")
+    talk.flow.grant(0)
+    first = next_offset(talk.consumption, EMPTY, limit=1)
+    second = next_offset(talk.consumption, first, limit=1)
+    talk.driver.put("stopped", {})
+    until(lambda: talk.flow.closed)
+    assert talk.position(0) == "1"
+    # Spark goes on asking: a query without messages has not noticed.
+    with pytest.raises(FlowEnded, match="Spark's context has stopped"):
+        talk.consumption.next_offset(second, None)
+    talk.consumption.stop()
 
 
 def test_while_others_are_there_it_works_until_they_take_over(talk: Talk, log: PostgresLog) -> None:

@@ -131,7 +131,7 @@ def test_a_sink_that_never_returns_does_not_hold_the_program(
     monkeypatch.setattr(draining, "_STOP_SECONDS", 0.05)
     never = threading.Event()
     monkeypatch.setattr(query, "stop", never.wait)
-    draining._stop(given(query), 0.05)
+    draining.stop_all(given(query), 0.05)
     assert "its sink has not returned" in caplog.text
     never.set()
 

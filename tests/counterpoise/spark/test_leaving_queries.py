@@ -235,13 +235,13 @@ def test_a_drain_that_times_out_says_what_is_left_and_stops(
     sink.go_on.clear()
     query = start(sink)
     until(lambda: sink.rows, "a micro-batch in flight")
-    stop = draining._stop
+    stop = draining.stop_all
 
     def stop_a_sink_that_returns(*arguments: Any) -> None:
         sink.go_on.set()
         stop(*arguments)
 
-    monkeypatch.setattr(draining, "_stop", stop_a_sink_that_returns)
+    monkeypatch.setattr(draining, "stop_all", stop_a_sink_that_returns)
     with pytest.raises(DrainTimedOut, match=r"partition 0 of .flights. \(in a mic") as told:
         drain(query, 1.0)
     assert told.value.held == {"flights": {0: "owned"}}
