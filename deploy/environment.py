@@ -109,7 +109,8 @@ class Environment:
 
     def _has_uv(self) -> bool:
         """Install the locked uv; false if the index has none for this machine."""
-        if self._pip("--quiet", "--require-hashes", "--only-binary=:all:", "-r", lock("uv")) == 0:
+        hashed = ("--no-deps", "--require-hashes", "--only-binary=:all:")
+        if self._pip("--quiet", *hashed, "-r", lock("uv")) == 0:
             return True
         say("uv could not be installed, so pip installs the rest: that takes three times as long")
         return False
@@ -117,9 +118,12 @@ class Environment:
     def _install_by_uv(self, layers: Sequence[str]) -> None:
         say(f"{self.directory}: the locked versions for {', '.join(layers)}")
         locks = [lock(layer) for layer in layers]
-        hashed = ("--require-hashes", *BUILD)
-        self._uv("pip", "install", "--quiet", "--no-deps", *hashed, "-r", lock("build"))
-        self._uv("pip", "sync", "--compile-bytecode", *hashed, lock("uv"), lock("build"), *locks)
+        hashed = ("--no-deps", "--require-hashes", *BUILD)
+        self._uv("pip", "install", "--quiet", *hashed, "-r", lock("build"))
+        # Takes out what an older lock had.
+        self._uv(
+            "pip", "sync", "--compile-bytecode", *hashed[1:], lock("uv"), lock("build"), *locks
+        )
         self._uv("pip", "install", "--quiet", "--no-deps", "--no-build-isolation", *editable())
         self._uv("cache", "clean", "--quiet", "pyspark")  # it keeps 1.4 GB of the source archive
 
@@ -186,12 +190,12 @@ def index_settings(pip_config: str) -> dict[str, str]:
 
 def without_lists(command: Sequence[str | Path], environment: Mapping[str, str]) -> int:
     """Run it, and show what it reports, but for its list of all packages."""
-    child = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    assert child.stderr is not None
-    for line in child.stderr:
-        if not line.startswith((" + ", " - ", " ~ ")):
-            print(line, end="", file=sys.stderr, flush=True)
-    return child.wait()
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        for line in child.stderr:
+            if not line.startswith((" + ", " - ", " ~ ")):
+                print(line, end="", file=sys.stderr, flush=True)
+    return child.returncode
 
 
 if __name__ == "__main__":

@@ -59,10 +59,11 @@ APPLICATIONS = (
 
 
 def tools() -> Iterator[str]:
-    """The group `dev`, each at least as locked; so the lowest is what is locked."""
+    """What builds and tests, each at least as locked; so the lowest is what is locked."""
     lock = (ROOT / "deploy/constraints.txt").read_text("utf-8")
     locked = dict(re.findall(r"^([\w.-]+)==([^\s;\\]+)", lock, re.M))
-    for text in tomllib.loads(PROJECTS[0].read_text("utf-8"))["dependency-groups"]["dev"]:
+    groups = tomllib.loads(PROJECTS[0].read_text("utf-8"))["dependency-groups"]
+    for text in (*groups["build"], *groups["test"]):
         name = re.match(r"[\w.-]+", text)
         assert name is not None, text
         marker = text.partition(";")[2]
