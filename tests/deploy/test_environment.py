@@ -91,7 +91,7 @@ def test_layers_are_added_and_kept(
     assert made.layers() == ["docs", "release"]
     look = "from importlib.util import find_spec as f; import sys; print(*map(f, sys.argv[1:]))"
     command = [
-        tmp_path / "venv/bin/python",
+        str(tmp_path / "venv/bin/python"),
         "-c",
         look,
         "build",
