@@ -1,8 +1,8 @@
 """Runs a tree of migrations; each tree's env.py calls `run` with its schema.
 
-The caller gives either `config.attributes["connection"]` (a SQLAlchemy connection, sync, not in a
-transaction) or `sqlalchemy.url`. A migration is one transaction under a lock, so that processes
-that migrate at the same time take turns and the later ones have nothing to do. The lock is that of
+The caller gives `config.attributes["connection"]`: a SQLAlchemy connection, sync, not in a
+transaction. A migration is one transaction under a lock, so that processes that migrate at the same
+time take turns and the later ones have nothing to do. The lock is that of
 the version table, which is in the schema itself: clients of the log have no right to it. Only where
 the table is not there yet, and so no client either, it is an advisory lock, which anybody can take.
 
@@ -19,8 +19,7 @@ later ones. A revision with `contracts = True` is not run at a start (`broker.po
 from __future__ import annotations
 
 from alembic import context
-from sqlalchemy import Connection, create_engine, make_url, text
-from sqlalchemy.pool import NullPool
+from sqlalchemy import Connection, text
 
 # A number that no other program uses: "counterp" in ASCII.
 LOCK = 0x636F756E74657270
@@ -28,26 +27,14 @@ LOCK_SECONDS = 2.0
 
 
 def run(schema: str) -> None:
-    """Migrate over the given connection, or over one of our own."""
+    """Migrate over the given connection."""
     if context.is_offline_mode():
         context.configure(
             dialect_name="postgresql", literal_binds=True, version_table_schema=schema
         )
         context.run_migrations()
         return
-    given = context.config.attributes.get("connection")
-    if given is not None:
-        _migrate(given, schema)
-        return
-    url = context.config.get_main_option("sqlalchemy.url")
-    if not url:
-        raise ValueError("sqlalchemy.url is not set")
-    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"), poolclass=NullPool)
-    with engine.connect() as connection:
-        _migrate(connection, schema)
-
-
-def _migrate(connection: Connection, schema: str) -> None:
+    connection: Connection = context.config.attributes["connection"]
     with connection.begin():
         _lock(connection, schema)
         connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'"))

@@ -23,10 +23,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import psycopg
 import pytest
+from alembic.config import Config
 from psycopg import Connection, sql
 
 from broker.postgres import migrations
@@ -87,11 +88,14 @@ _numbers = itertools.count(1)
 
 
 @contextmanager
-def new_database(server_url: str) -> Iterator[str]:
-    """The URL of a new, empty database. Afterwards it is dropped, even if connected to."""
-    name = f"test_{next(_numbers)}"
-    _administer(server_url, f"CREATE DATABASE {name}")
-    yield urlsplit(server_url)._replace(path=f"/{name}").geturl()
+def new_database(server_url: str, more: str = "", called: str = "test") -> Iterator[str]:
+    """The URL of a new, empty database. Afterwards it is dropped, even if connected to.
+
+    `more`: the end of the statement that makes it. `called`: the beginning of its name.
+    """
+    name = f"{called}_{next(_numbers)}"
+    _administer(server_url, f'CREATE DATABASE "{name}" {more}')
+    yield urlsplit(server_url)._replace(path=f"/{quote(name, safe='')}").geturl()
     _drop(server_url, name)
 
 
@@ -183,7 +187,7 @@ def _administer(server_url: str, statement: str) -> None:
 
 
 def _drop(server_url: str, name: str) -> None:
-    _administer(server_url, f"DROP DATABASE {name} WITH (FORCE)")
+    _administer(server_url, f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 @pytest.fixture(scope="session")
@@ -200,6 +204,16 @@ def postgres_url(postgres_directory: Path) -> Iterator[str]:
         password = urlsplit(url).password
         _administer(url, f"ALTER ROLE CURRENT_USER PASSWORD '{password}'")
         yield url
+
+
+@contextmanager
+def alembic_tree(name: str, url: str) -> Iterator[Config]:
+    """Alembic's configuration for a tree of migrations (`control`, `log`) and a database."""
+    config = Config()
+    config.set_main_option("script_location", f"migrations:{name}")
+    with migrations._connected(url) as connection:
+        config.attributes["connection"] = connection
+        yield config
 
 
 def name_clients(url: str, queue: str, client_name: str) -> None:

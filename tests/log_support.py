@@ -12,13 +12,12 @@ from typing import Any, TypeVar
 import psycopg
 import pytest
 from alembic import command
-from alembic.config import Config
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from broker.logs.builtin import BuiltinLogs
 from counterpoise.logs import AppendBatch, AppendResult, Log, Message
 from counterpoise.logs.builtin.log import PostgresLog
-from tests.databases import Databases
+from tests.databases import Databases, alembic_tree
 from tests.service import eventually
 
 T = TypeVar("T")
@@ -27,18 +26,13 @@ until = eventually
 
 
 def migrate_log(url: str) -> None:
-    command.upgrade(_config(url), "head")
+    with alembic_tree("log", url) as config:
+        command.upgrade(config, "head")
 
 
 def downgrade_log(url: str, revision: str) -> None:
-    command.downgrade(_config(url), revision)
-
-
-def _config(url: str) -> Config:
-    config = Config()
-    config.set_main_option("script_location", "migrations:log")
-    config.set_main_option("sqlalchemy.url", url.replace("%", "%%"))
-    return config
+    with alembic_tree("log", url) as config:
+        command.downgrade(config, revision)
 
 
 def with_logs(url: str, act: Callable[[BuiltinLogs], Awaitable[T]]) -> T:

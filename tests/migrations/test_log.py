@@ -5,11 +5,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
-from alembic import command
-from alembic.config import Config
-from sqlalchemy import create_engine, make_url
 
-from tests.log_support import migrate_log
+from tests.log_support import downgrade_log, migrate_log
 
 
 def tables(url):
@@ -32,15 +29,9 @@ def test_concurrent_migrations_take_turns(database_url):
     assert {"logs", "messages", "alembic_version"} <= tables(database_url)
 
 
-def test_migrating_over_a_given_connection_and_back(database_url):
-    engine = create_engine(make_url(database_url).set(drivername="postgresql+psycopg"))
-    config = Config()
-    config.set_main_option("script_location", "migrations:log")
-    with engine.connect() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
-        command.downgrade(config, "base")
-    engine.dispose()
+def test_migrating_back(database_url):
+    migrate_log(database_url)
+    downgrade_log(database_url, "base")
     assert tables(database_url) == {"alembic_version"}
     migrate_log(database_url)
     assert "messages" in tables(database_url)

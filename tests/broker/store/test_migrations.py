@@ -9,20 +9,17 @@ from typing import Any
 import psycopg
 from alembic import command
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, make_url
 from sqlalchemy.pool import NullPool
 
 from broker.store.tables import SCHEMA, metadata
+from tests.databases import alembic_tree
 
 
-def config(url: str) -> Config:
-    """Alembic's configuration for the tree and the database."""
-    config = Config()
-    config.set_main_option("script_location", "migrations:control")
-    config.set_main_option("sqlalchemy.url", url.replace("%", "%%"))
-    return config
+def upgrade(url: str) -> None:
+    with alembic_tree("control", url) as config:
+        command.upgrade(config, "head")
 
 
 def differences(url: str) -> list[Any]:
@@ -48,13 +45,14 @@ def differences(url: str) -> list[Any]:
 
 def test_an_empty_database_gets_the_tables_that_the_store_knows(database_url: str) -> None:
     assert len(differences(database_url)) >= len(metadata.tables)
-    command.upgrade(config(database_url), "head")
+    upgrade(database_url)
     assert differences(database_url) == []
 
 
 def test_every_migration_can_be_undone(database_url: str) -> None:
-    command.upgrade(config(database_url), "head")
-    command.downgrade(config(database_url), "base")
+    upgrade(database_url)
+    with alembic_tree("control", database_url) as config:
+        command.downgrade(config, "base")
     with psycopg.connect(database_url) as connection:
         left = connection.execute(
             "SELECT relname FROM pg_class WHERE relnamespace = 'counterpoise'::regnamespace"
@@ -65,7 +63,7 @@ def test_every_migration_can_be_undone(database_url: str) -> None:
         ).fetchall()
     assert left == [("alembic_version",)]
     assert functions == []
-    command.upgrade(config(database_url), "head")
+    upgrade(database_url)
     assert differences(database_url) == []
 
 
@@ -90,10 +88,10 @@ def test_many_may_migrate_at_once(database_url: str) -> None:
 
 
 def test_migrating_again_keeps_what_is_there(database_url: str) -> None:
-    command.upgrade(config(database_url), "head")
+    upgrade(database_url)
     with psycopg.connect(database_url) as connection:
         connection.execute("UPDATE counterpoise.service SET stamped_at = 5")
-    command.upgrade(config(database_url), "head")
+    upgrade(database_url)
     with psycopg.connect(database_url) as connection:
         assert connection.execute("SELECT stamped_at FROM counterpoise.service").fetchall() == [
             (5.0,)
