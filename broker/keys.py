@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, NamedTuple, Self
 
 import psycopg
 from psycopg.rows import class_row
@@ -20,10 +20,8 @@ from psycopg.types.json import Jsonb
 
 from broker.core.access import Role, check_key_name, check_patterns, digest, key_of
 from broker.core.errors import Invalid
-from broker.postgres.migrations import CONNECT_SECONDS, DatabaseUnreachable
+from broker.postgres.connections import Connection, DatabaseUnreachable, connect, line_of
 from broker.store.ports import KeySummary
-
-Connection: TypeAlias = psycopg.Connection[Any]
 
 _COLUMNS = "id, name, role, queues, created_at, ends_at, revoked_at, last_used_at"
 _NOW = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
@@ -132,7 +130,7 @@ def _record(
 @contextmanager
 def _connected(url: str) -> Iterator[Connection]:
     try:
-        with psycopg.connect(url, connect_timeout=CONNECT_SECONDS) as connection:
+        with connect(url) as connection:
             yield connection
     except psycopg.OperationalError as error:
-        raise DatabaseUnreachable(str(error).strip().splitlines()[0]) from None
+        raise DatabaseUnreachable(line_of(error)) from None

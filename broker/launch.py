@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from enum import IntEnum
 from types import FrameType
 from typing import NamedTuple, NoReturn
-from urllib.parse import urlsplit
 
 import structlog
 from pydantic import SecretStr
@@ -24,6 +23,7 @@ from broker.core.errors import Invalid
 from broker.exposure import TlsError, certificate_of
 from broker.key_database import NoAddress, Served, Silent, service_at
 from broker.postgres import checks, migrations, restoring
+from broker.postgres.connections import DatabaseUnreachable
 from broker.postgres.embedded import (
     DataDirectoryInUse,
     DataDirectoryOfAnotherVersion,
@@ -36,6 +36,7 @@ from broker.postgres.embedded import (
 )
 from broker.settings import Settings, SettingsError, load
 from broker.telemetry import configure_logging
+from counterpoise.logs import postgres
 
 log = structlog.get_logger("launch")
 
@@ -89,6 +90,7 @@ def migrate(
     settings = _settings(**given)
     configure_logging("warning", settings.log_format)
     with _ends_on_signals(), _database(settings) as settings:
+        _refuse_unusable(settings)
         yield from _migrated(settings, contract=contract)
         if restored is not None:
             yield from _fenced(settings, restored)
@@ -103,7 +105,7 @@ class Reached(NamedTuple):
 
 def names_database(**given: object) -> bool:
     """Whether the settings name a database, or a directory for one: by an option or a variable."""
-    settings = _settings(**given)
+    settings = _loaded(**given)
     return settings.database_url is not None or settings.data_dir is not None
 
 
@@ -143,6 +145,7 @@ def reached(
             )
     with _ends_on_signals(), _database(settings, running_may=True) as settings:
         url, log_url = _urls(settings)
+        _refuse_unusable(settings)
         try:
             used = f"no service answers at {service}"
             if isinstance(service, Silent):
@@ -158,7 +161,7 @@ def reached(
             if unfit := migrations.unfit(url, log_url):
                 fail(Exit.MIGRATION, " ".join(each.why for each in unfit))
             yield Reached(url, f"Database: {name}; {used}.")
-        except migrations.DatabaseUnreachable as error:
+        except DatabaseUnreachable as error:
             fail(Exit.DATABASE, f"cannot reach the database: {error}")
         except (keys.NoSuchKey, Invalid) as error:
             fail(Exit.KEY, str(error))
@@ -178,8 +181,9 @@ def _name_of_database(settings: Settings) -> str:
     """The database for people, without a password."""
     if settings.database_url is None:
         return f"the service's own Postgres in {settings.data_dir or default_data_dir()}"
-    parts = urlsplit(settings.database_url.get_secret_value())
-    return f"{parts.netloc.rpartition('@')[2]}{parts.path}"
+    parameters = postgres.read(settings.database_url.get_secret_value())
+    place = {n: value for n, value in parameters.items() if n in ("host", "port", "dbname")}
+    return postgres.written(place).removeprefix("postgresql://")
 
 
 def _is_running(settings: Settings) -> bool:
@@ -189,7 +193,7 @@ def _is_running(settings: Settings) -> bool:
         return False
     try:
         restoring.identity(url)
-    except migrations.DatabaseUnreachable:
+    except DatabaseUnreachable:
         return False
     return True
 
@@ -201,7 +205,7 @@ def _fenced(settings: Settings, restored: Restored) -> Iterator[str]:
         )
     except restoring.StillServed as error:
         fail(Exit.SERVED, str(error))
-    except migrations.DatabaseUnreachable as error:
+    except DatabaseUnreachable as error:
         fail(Exit.DATABASE, f"cannot reach the database: {error}")
     yield (
         f"fenced: {done.queues} queues; the epochs of {done.partitions} partitions are above "
@@ -216,6 +220,15 @@ def _fenced(settings: Settings, restored: Restored) -> Iterator[str]:
 
 
 def _settings(**given: object) -> Settings:
+    """What the environment says of the databases is in their URLs then, and nowhere else: the
+    service's own Postgres is none that libpq's variables speak of.
+    """
+    settings = _loaded(**given)
+    postgres.forget_environment()
+    return settings
+
+
+def _loaded(**given: object) -> Settings:
     try:
         return load(**given)
     except SettingsError as error:
@@ -263,37 +276,36 @@ def _database(settings: Settings, *, running_may: bool = False) -> Iterator[Sett
         yield settings
         return
     directory = settings.data_dir or default_data_dir()
-    postgres = EmbeddedPostgres(directory)
+    embedded = EmbeddedPostgres(directory)
     try:
-        url = postgres.start()
+        url = embedded.start()
     except DataDirectoryInUse as error:
         running = url_of_running(directory) if running_may else None
         if running is None:
             fail(Exit.DATA_DIRECTORY, str(error))
-        yield settings.model_copy(update={"database_url": SecretStr(running)})
+        yield _embedded(settings, running)
         return
     except (DataDirectoryUnwritable, DataDirectoryOfAnotherVersion) as error:
         fail(Exit.DATA_DIRECTORY, str(error))
     except EmbeddedPostgresError as error:
         fail(Exit.DATABASE, str(error))
     try:
-        with PostgresKeeper(postgres, url):
-            yield settings.model_copy(update={"database_url": SecretStr(url)})
+        with PostgresKeeper(embedded, url):
+            yield _embedded(settings, url)
     finally:
         _ignore_signals()
-        postgres.stop()
+        embedded.stop()
+
+
+def _embedded(settings: Settings, url: str) -> Settings:
+    """The settings with an embedded database, which speaks no TLS: nobody has to ask it."""
+    own = postgres.written({**postgres.read(url), "sslmode": "disable"})
+    return settings.model_copy(update={"database_url": SecretStr(own)})
 
 
 def _prepare(settings: Settings) -> None:
     """Connect to the database and check that its tables are current, or migrate them."""
-    try:
-        for url in _urls(settings):
-            if url is not None:
-                checks.refuse_pooling(url)
-    except migrations.DatabaseUnreachable as error:
-        fail(Exit.DATABASE, f"cannot reach the database: {error}")
-    except checks.Pooled as error:
-        fail(Exit.DATABASE, str(error))
+    _refuse_unusable(settings)
     if settings.auto_migrate:
         _migrated(settings)
     try:
@@ -302,15 +314,26 @@ def _prepare(settings: Settings) -> None:
             fail(Exit.MIGRATION, " ".join(each.why for each in unfit))
         if restoring.moved(_urls(settings)[0]):
             fail(Exit.NOT_FENCED, restoring.NOT_FENCED)
-    except migrations.DatabaseUnreachable as error:
+    except DatabaseUnreachable as error:
         fail(Exit.DATABASE, f"cannot reach the database: {error}")
+
+
+def _refuse_unusable(settings: Settings) -> None:
+    try:
+        for url in _urls(settings):
+            if url is not None:
+                checks.refuse_unusable(url)
+    except DatabaseUnreachable as error:
+        fail(Exit.DATABASE, f"cannot reach the database: {error}")
+    except checks.Unusable as error:
+        fail(Exit.DATABASE, str(error))
 
 
 def _refuse_exposure(settings: Settings) -> None:
     """End if the service would be open to other machines and is not prepared for that."""
     try:
         has_keys = keys.any_made(_urls(settings)[0])
-    except migrations.DatabaseUnreachable as error:
+    except DatabaseUnreachable as error:
         fail(Exit.DATABASE, f"cannot reach the database: {error}")
     refusal = exposure.refusal(settings, has_keys=has_keys)
     if refusal is not None:
@@ -323,7 +346,7 @@ def _refuse_exposure(settings: Settings) -> None:
 def _migrated(settings: Settings, *, contract: bool = False) -> list[migrations.MigrationStep]:
     try:
         return migrations.upgrade(*_urls(settings), contract=contract)
-    except migrations.DatabaseUnreachable as error:
+    except DatabaseUnreachable as error:
         fail(Exit.DATABASE, f"cannot reach the database: {error}")
     except migrations.MigrationFailed as error:
         fail(Exit.MIGRATION, str(error))

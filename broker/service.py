@@ -50,6 +50,7 @@ from broker.logs.positions import Reach
 from broker.logs.roles import WATCH_SECONDS
 from broker.postgres import checks, migrations, pools, restoring
 from broker.postgres.checks import REPORTER
+from broker.postgres.connections import DatabaseUnreachable
 from broker.replica.alarms import Alarms, SchedulerAlarms
 from broker.replica.events import EventCounters
 from broker.replica.replica import Replica
@@ -218,7 +219,7 @@ class Broker(Calls):
                 await asyncio.to_thread(checks.try_write, self._url)
                 if not unfit:
                     self._identity = await asyncio.to_thread(restoring.identity, self._url)
-            except migrations.DatabaseUnreachable as error:
+            except DatabaseUnreachable as error:
                 REPORTER.report(str(error), None)
                 return ReadyCheck(False, False, "The database cannot be reached.")
             except checks.CannotWrite as error:

@@ -6,35 +6,43 @@ Every field is an environment variable: `port` is COUNTERPOISE_PORT.
 import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import parse_qs, urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from counterpoise.logs import postgres
 from counterpoise.logs.address import fitting
 from counterpoise.logs.errors import LogError
 
 PREFIX = "COUNTERPOISE_"
 _HOST_NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\]")
-# What libpq takes, and asyncpg passes to the server, which refuses it.
-_OF_LIBPQ_ALONE = frozenset(
-    (
-        "channel_binding",
-        "connect_timeout",
-        "fallback_application_name",
-        "gssencmode",
-        "hostaddr",
-        "keepalives",
-        "keepalives_count",
-        "keepalives_idle",
-        "keepalives_interval",
-        "load_balance_hosts",
-        "require_auth",
-        "sslcompression",
-        "sslsni",
-    )
+# What both drivers take (`broker.postgres.driver`), and those of which the service has its own.
+_TAKEN = frozenset(
+    {
+        "host",
+        "port",
+        "dbname",
+        "user",
+        "password",
+        "passfile",
+        "options",
+        "sslmode",
+        "sslcert",
+        "sslkey",
+        "sslpassword",
+        "sslrootcert",
+        "sslcrl",
+        "sslnegotiation",
+        "ssl_min_protocol_version",
+        "ssl_max_protocol_version",
+        "target_session_attrs",
+        "krbsrvname",
+        "gsslib",
+        "application_name",
+        "client_encoding",
+    }
 )
-_SCHEMES = ("postgresql", "postgres", "postgresql+asyncpg", "postgresql+psycopg")
+_FORM = "should look like postgresql://user:password@host:5432/database"
 
 
 class SettingsError(Exception):
@@ -176,29 +184,31 @@ class Settings(BaseSettings):
     @field_validator("database_url", "log_database_url")
     @classmethod
     def _postgres_url(cls, value: SecretStr | None) -> SecretStr | None:
-        """Every usual spelling of the scheme becomes postgresql://."""
+        """Complete: with what libpq's variables say of what it leaves out."""
         if value is None:
             return None
-        scheme, separator, rest = value.get_secret_value().partition("://")
-        if scheme not in _SCHEMES or not separator:
-            raise ValueError("should look like postgresql://user:password@host:5432/database")
-        if len(_hosts(rest)) > 1:
+        try:
+            given = postgres.read(value.get_secret_value())
+        except postgres.NotOfPostgres:
+            raise ValueError(_FORM) from None
+        if refused := given.keys() - _TAKEN:
+            raise ValueError(f"leave {min(refused)} out of the URL; the service does not take it")
+        place = postgres.completed(given, _TAKEN)
+        host = place.get("host", "")
+        if "," in host + place.get("port", ""):
             # The drivers take several in different ways, and one that is silent takes all the time
             # that there is for a connection.
             raise ValueError(
                 "should name one host: an address that leads to the primary, also after a failover"
             )
-        if refused := _OF_LIBPQ_ALONE.intersection(parse_qs(rest.partition("?")[2])):
-            raise ValueError(f"leave {min(refused)} out of the URL; the service does not take it")
-        url = f"postgresql://{rest}"
-        try:
-            parts = urlsplit(url)
-            valid = bool(parts.path.strip("/")) and (parts.port is None or parts.port > 0)
-        except ValueError:
-            valid = False
-        if not valid:
-            raise ValueError("should look like postgresql://user:password@host:5432/database")
-        return SecretStr(url)
+        if not host:
+            raise ValueError(
+                "should name the host, or the directory of its socket: "
+                "postgresql:///database?host=/run/postgresql"
+            )
+        if not _is_host(host) or not place.get("dbname"):
+            raise ValueError(_FORM)
+        return SecretStr(postgres.written(place))
 
     @field_validator("allowed_hosts")
     @classmethod
@@ -228,11 +238,11 @@ class Settings(BaseSettings):
         return value
 
 
-def _hosts(rest: str) -> list[str]:
-    """The hosts that a database's URL names behind its scheme, also in its query."""
-    address, _, query = rest.partition("?")
-    named = [address.partition("/")[0].rpartition("@")[2], *parse_qs(query).get("host", ())]
-    return [host for each in named for host in each.split(",") if host]
+def _is_host(host: str) -> bool:
+    """A name, an address, or the directory of a socket."""
+    if ":" in host and not host.startswith("/"):
+        return postgres.is_ipv6(host)
+    return not host.startswith("@")
 
 
 def load(**given: object) -> Settings:

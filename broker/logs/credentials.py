@@ -22,10 +22,10 @@ is gone, the log refuses it like one whose password was changed, and the holder 
 `roles` ends roles: when they have expired, and when their holder has gone. A service that may not
 create roles gives none; consumers then bring a URL of their own.
 
-**Where clients connect** (`client_url`). A client gets the service's own address, less what is not
-theirs. The service's URL may hold more than a place. Postgres takes a user and a password from the
-query string too, and the paths of keys and certificates are those of the service's machine. So a
-client gets only the settings that are known to be harmless (HARMLESS), never the rest.
+**Where clients connect** (`client_parameters`). A client gets the service's own address, less what
+is not theirs. The service's URL may hold more than a place: a user and a password, also in the
+query string, and the paths of keys and certificates of the service's machine. So a client gets only
+the settings that are known to be harmless, never the rest.
 Encryption follows the service's: a service that speaks HTTPS tells clients beyond this machine to
 insist on it (`sslmode=require`) unless its URL says otherwise.
 
@@ -60,14 +60,14 @@ from typing import NamedTuple
 
 import asyncpg
 import structlog
-from sqlalchemy import URL, make_url, text
+from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from broker.logs.database import LOST, fetch_row
 from broker.logs.ports import Holder, LogAccess, Purpose
 from counterpoise.lease_time import lease_time
-from counterpoise.logs.address import HARMLESS
+from counterpoise.logs import postgres
 
 # Of pg_catalog; names as for LIKE. They write what nobody reads, or keep what others wait for.
 _FUNCTIONS = (
@@ -148,37 +148,23 @@ FORBIDDEN = (
 _log = structlog.get_logger()
 
 
-def client_url(address: URL, *, tls: bool) -> URL:
-    """`address` without user, password and settings of the service's own.
+def client_parameters(url: str, *, tls: bool) -> dict[str, str]:
+    """The parameters of the URL without user, password and settings of the service's own.
 
     `tls`: the service speaks HTTPS; then connections beyond this machine have to be encrypted.
     """
-    query = {name: value for name, value in address.query.items() if name in HARMLESS}
-    if tls and "sslmode" not in query and not _is_this_machine(address):
-        query["sslmode"] = "require"
-    # Not URL.set: an empty password or user would leave the old one.
-    return URL.create(
-        "postgresql",
-        host=address.host,
-        port=address.port,
-        database=address.database,
-        query=query,
-    )
-
-
-def _is_this_machine(address: URL) -> bool:
-    """Whether every host of the address is this machine, or a socket on it."""
-    named = address.query.get("host", ())
-    hosts = [address.host or "", *([named] if isinstance(named, str) else named)]
-    return all(_is_local(one) for host in hosts for one in host.split(",") if one)
+    given = {n: v for n, v in postgres.read(url).items() if n in postgres.HARMLESS or n == "dbname"}
+    if tls and not _is_local(given.get("host", "")):
+        given.setdefault("sslmode", "require")
+    return given
 
 
 def _is_local(host: str) -> bool:
-    name = host.strip("[]").lower()
-    if name == "localhost" or name.startswith(("/", "@")):
+    """Whether it is this machine, or the directory of a socket on it."""
+    if host.lower() in ("", "localhost") or host.startswith("/"):
         return True
     try:
-        return ip_address(name.rpartition(":")[0] if name.count(":") == 1 else name).is_loopback
+        return ip_address(host).is_loopback
     except ValueError:
         return False
 
@@ -234,13 +220,13 @@ class ClientCredentials:
         valid_seconds: float = VALID_SECONDS,
         monotonic: Callable[[], float] = lease_time,
     ) -> None:
-        """`address` is the log's URL as consumers reach it; `tls`: see `client_url`.
+        """`address` is the log's URL as consumers reach it; `tls`: see `client_parameters`.
 
         `making`: for the statement that makes roles, which tests its connection itself.
         """
         self._engine = engine
         self._making = making or engine
-        self._address = client_url(make_url(address), tls=tls)
+        self._address = client_parameters(address, tls=tls)
         self._connections = connections
         self._rotate_seconds = rotate_seconds
         self._valid_seconds = valid_seconds
@@ -369,12 +355,11 @@ class ClientCredentials:
         if expires_at is None:
             return None
         urls = [
-            self._address.set(username=role, password=password)
+            postgres.written({**self._address, "user": role, "password": password})
             for role, password in zip(roles, passwords, strict=True)
         ]
         ends = expires_at.timestamp()
-        addresses = [LogAccess(url.render_as_string(hide_password=False), ends) for url in urls]
-        return list(zip(roles, addresses, strict=True))
+        return list(zip(roles, (LogAccess(url, ends) for url in urls), strict=True))
 
 
 def scram_verifier(password: str, iterations: int = _ITERATIONS) -> str:

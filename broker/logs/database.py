@@ -26,8 +26,7 @@ from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.util import greenlet_spawn
 
 from broker.logs.ports import LogDatabaseUnavailable, LogOwner
-from broker.postgres import pools
-from broker.postgres.driver import RememberingConnection
+from broker.postgres import driver, pools
 from counterpoise.logs import LogNotFound
 from counterpoise.logs.address import parse_log
 
@@ -65,19 +64,11 @@ def log_engine(url: str, *, tested: bool = True) -> AsyncEngine:
     """
 
     async def connect(**_: Any) -> asyncpg.Connection[asyncpg.Record]:
-        return await asyncpg.connect(
-            url,
-            connection_class=RememberingConnection,
-            timeout=CONNECT_SECONDS,
-            server_settings={
-                "application_name": "counterpoise",
-                "statement_timeout": str(int(STATEMENT_SECONDS * 1000)),
-                "idle_in_transaction_session_timeout": str(int(IDLE_SECONDS * 1000)),
-                "tcp_keepalives_idle": "30",
-                "tcp_keepalives_interval": "10",
-                "tcp_keepalives_count": "3",
-            },
-        )
+        settings = {
+            "statement_timeout": str(int(STATEMENT_SECONDS * 1000)),
+            "idle_in_transaction_session_timeout": str(int(IDLE_SECONDS * 1000)),
+        }
+        return await driver.connect(url, settings, timeout=CONNECT_SECONDS)
 
     engine = create_async_engine(
         "postgresql+asyncpg://",
@@ -98,8 +89,8 @@ async def fetch_row(engine: AsyncEngine, statement: str, *arguments: object) -> 
     """
     lent: PoolProxiedConnection = await greenlet_spawn(engine.sync_engine.pool.connect)
     try:
-        driver: Any = lent.driver_connection
-        row = await driver.fetchrow(statement, *arguments)
+        connection: Any = lent.driver_connection
+        row = await connection.fetchrow(statement, *arguments)
         assert row is not None
         return row
     except BaseException as error:

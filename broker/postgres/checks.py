@@ -1,6 +1,10 @@
 """Whether the database can be used, and why it cannot.
 
-**A connection pooler in transaction mode is refused** (`refuse_pooling`). With such a pooler
+**A database in another encoding than UTF8 is refused** (`refuse_unusable`): names, keys and errors
+may have any character. One in LATIN1 does not know most of them, and one in SQL_ASCII takes any
+bytes for text.
+
+**A connection pooler in transaction mode is refused** (`refuse_unusable`). With such a pooler
 (pgbouncer with `pool_mode = transaction`, and the like) each transaction runs in any free session.
 The service would fail later and in obscure ways: prepared statements belong to another session,
 LISTEN receives nothing, session settings leak to other sessions, and the pooler does not know the
@@ -8,7 +12,8 @@ log-ins of consumers. So it is refused at the start. Detection: Postgres reports
 process that serves the session. If another process runs the statements, there is a pooler in
 between. It is in transaction mode if one process serves two sessions that are open at the same
 time, or several processes serve one session: a pooler in session mode gives each session its own
-process.
+process. Such a pooler may be used if it takes the settings of a session. If it ignores them, the
+database itself has to have what would otherwise lose messages.
 
 **Whether the database can write** (`try_write`): a query that does not fit into memory goes to its
 disk. A database with a full disk, or whose data directory is gone, may go on answering and even
@@ -25,13 +30,20 @@ refused the connection, or did not answer) the text is all there is, so each tex
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, LiteralString
 
 import psycopg
 import structlog
 
-from broker.postgres.migrations import CONNECT_SECONDS, DatabaseUnreachable
+from broker.postgres.connections import (
+    CONNECT_SECONDS,
+    Connection,
+    DatabaseUnreachable,
+    connect,
+    line_of,
+)
+from counterpoise.logs import postgres
 
 TRIES = 5
 REFUSED = (
@@ -44,8 +56,17 @@ NO_SETTINGS = (
     "poolers do; give the address of Postgres itself: the service keeps a pool of its own "
     "(COUNTERPOISE_DATABASE_POOL_SIZE)"
 )
+IGNORED = (
+    "the database URL leads to a connection pooler that ignores session settings, and {name} is "
+    "{found!r} there; give the address of Postgres itself, or set it to {wanted!r} (ALTER DATABASE)"
+)
+WRONG_ENCODING = (
+    "the database {name!r} has the encoding {encoding}, and the service needs UTF8: give another "
+    "one (CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0)"
+)
 
-Connect = Callable[[str], "psycopg.Connection[Any]"]
+# With other ones messages are lost, or none can be read.
+_VITAL = ("default_transaction_isolation", "default_transaction_read_only", "row_security")
 # Numbers that are put aside before they are counted: almost a megabyte.
 _SPILL = "SELECT count(*) FROM generate_series(1, 50000)"
 _MEMORY = "SET LOCAL work_mem = '64kB'"
@@ -56,39 +77,68 @@ LOG_SECONDS = 10.0
 MOST_CAUSES = 100
 
 
-class Pooled(Exception):
-    """A pooler with which the service cannot work; the message is one line."""
+class Unusable(Exception):
+    """A database, or a way to it, with which the service cannot work; the message is one line."""
 
 
-def _connect(url: str) -> psycopg.Connection[Any]:
-    return psycopg.connect(url, autocommit=True, connect_timeout=CONNECT_SECONDS)
+def _opened(**parameters: Any) -> Connection:
+    return psycopg.connect(**parameters, autocommit=True, connect_timeout=CONNECT_SECONDS)
 
 
-def refuse_pooling(url: str, connect: Connect = _connect) -> None:
-    """Raises Pooled if sessions are shared or refuse settings, DatabaseUnreachable. Blocks."""
+def refuse_unusable(url: str, opened: Callable[..., Connection] = _opened) -> None:
+    """Raises Unusable if the encoding is another one, or if sessions are shared or do not have the
+    settings that they ask for; DatabaseUnreachable. Blocks.
+    """
+    parameters = postgres.read(url)
     try:
-        with connect(url) as one:
-            if _process(one) == one.info.backend_pid:
-                return
-            with connect(url) as other:
-                for _ in range(TRIES):
-                    first = _process(one)
-                    if first == _process(other) or first != _process(one):
-                        raise Pooled(REFUSED)
-        separator = "&" if "?" in url else "?"
-        connect(f"{url}{separator}options=-cjit%3Doff").close()
+        refusal = _of_settings(opened, parameters)
+        if refusal is None:
+            return
+        with opened(**parameters) as one, opened(**parameters) as other:
+            for _ in range(TRIES):
+                first = _process(one)
+                if first == _process(other) or first != _process(one):
+                    raise Unusable(REFUSED)
     except psycopg.Error as error:
-        said = (str(error).strip() or type(error).__name__).splitlines()[-1]
-        if "startup parameter" in said:
-            raise Pooled(NO_SETTINGS.format(error=said)) from None
-        raise DatabaseUnreachable(said) from None
+        raise DatabaseUnreachable(_last_line(error)) from None
+    if refusal:
+        raise Unusable(refusal)
 
 
-def _process(connection: psycopg.Connection[Any]) -> int:
-    row = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+def _of_settings(opened: Callable[..., Connection], parameters: Mapping[str, str]) -> str | None:
+    """Why a pooler does not give a session its settings, empty if it does; None: there is none."""
+    try:
+        with postgres.connect(opened, parameters) as session:
+            encoding = session.info.parameter_status("server_encoding")
+            if encoding != "UTF8":
+                name = session.info.dbname
+                raise Unusable(WRONG_ENCODING.format(name=name, encoding=encoding))
+            if _process(session) == session.info.backend_pid:
+                return None
+            for name in _VITAL:
+                found = _value(session, f"SELECT current_setting('{name}')")
+                if found != (wanted := postgres.SETTINGS[name]):
+                    return IGNORED.format(name=name, found=found, wanted=wanted)
+            return ""
+    except psycopg.Error as error:
+        said = _last_line(error)
+        if "startup parameter" not in said:
+            raise
+        return NO_SETTINGS.format(error=said)
+
+
+def _last_line(error: psycopg.Error) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]
+
+
+def _process(connection: Connection) -> Any:
+    return _value(connection, "SELECT pg_backend_pid()")
+
+
+def _value(connection: Connection, statement: LiteralString) -> Any:
+    row = connection.execute(statement, prepare=False).fetchone()
     assert row is not None
-    process: int = row[0]
-    return process
+    return row[0]
 
 
 class CannotWrite(Exception):
@@ -102,20 +152,12 @@ class CannotWrite(Exception):
 def try_write(database_url: str) -> None:
     """Let the database write a file. Blocks. Raises CannotWrite and DatabaseUnreachable."""
     try:
-        connection = psycopg.connect(database_url, connect_timeout=CONNECT_SECONDS)
-    except psycopg.Error as error:
-        raise DatabaseUnreachable(_line(error)) from None
-    try:
-        with connection:
+        with connect(database_url) as connection:
             connection.execute(f"SET LOCAL statement_timeout = {_MILLISECONDS}")
             connection.execute(_MEMORY)
             connection.execute(_SPILL)
     except psycopg.Error as error:
-        raise CannotWrite(_line(error), error.sqlstate) from None
-
-
-def _line(error: psycopg.Error) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CannotWrite(line_of(error), error.sqlstate) from None
 
 
 class Reporter:

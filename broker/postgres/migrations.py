@@ -28,13 +28,13 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection, create_engine, make_url, text
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 import migrations
+from broker.postgres.connections import DatabaseUnreachable, connect
 
-CONNECT_SECONDS = 10
 # A change of tables waits for a lock for two seconds (`migrations.environment`): appends come after
 # it. Then they have their turn, and it tries again. So it does if it has locked tables in another
 # order than a running replica.
@@ -44,10 +44,6 @@ LOCK_NOT_AVAILABLE, DEADLOCK = "55P03", "40P01"
 # For longer transactions of the log's clients it does not wait.
 IN_THE_WAY_SECONDS = 1.0
 WATCH_SECONDS = 0.5
-
-
-class DatabaseUnreachable(Exception):
-    """The database does not accept a connection; the message is one line, without credentials."""
 
 
 class MigrationFailed(Exception):
@@ -309,15 +305,9 @@ def _level(connection: Connection, tree: Tree) -> _Level:
 @contextmanager
 def _connected(url: str) -> Iterator[Connection]:
     engine = create_engine(
-        make_url(url).set(drivername="postgresql+psycopg"),
-        poolclass=NullPool,
-        connect_args={"connect_timeout": CONNECT_SECONDS},
+        "postgresql+psycopg://", creator=lambda: connect(url), poolclass=NullPool
     )
-    try:
-        connection = engine.connect()
-    except OperationalError as error:
-        raise DatabaseUnreachable(_first_line(error)) from None
-    with connection:
+    with engine.connect() as connection:
         yield connection
 
 

@@ -34,15 +34,11 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
-import psycopg
-
-from broker.postgres.migrations import CONNECT_SECONDS, DatabaseUnreachable, MigrationFailed, unfit
+from broker.postgres.connections import Connection, connect
+from broker.postgres.migrations import MigrationFailed, unfit
 from counterpoise.logs.address import parse_log
 from counterpoise.logs.groups import place
-
-Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
 EPOCHS_PER_SECOND = 2**20
 REASON = "restored"
@@ -67,7 +63,7 @@ def identity(database_url: str) -> str | None:
 
     Two services have the same one if they serve the same tables. Raises DatabaseUnreachable.
     """
-    with _connected(database_url) as control:
+    with connect(database_url) as control:
         tables = control.execute("SELECT to_regclass('counterpoise.service')").fetchone()
         if tables == (None,):
             return None
@@ -99,7 +95,7 @@ def moved(database_url: str) -> bool:
 
     Raises DatabaseUnreachable. The tables must be there.
     """
-    with _connected(database_url) as control:
+    with connect(database_url) as control:
         row = control.execute(
             f"SELECT home, home IS NOT DISTINCT FROM {_HERE} FROM counterpoise.service"
         ).fetchone()
@@ -127,19 +123,12 @@ def fence(
         raise MigrationFailed(tree.why)
     if log_restored is None:
         log_restored = log_database_url is None
-    with _connected(database_url) as control:
+    with connect(database_url) as control:
         _refuse_served(control)
         if log_database_url is None:
             return _fence(control, control, above=above, log_restored=log_restored)
-        with _connected(log_database_url) as log:
+        with connect(log_database_url) as log:
             return _fence(control, log, above=above, log_restored=log_restored)
-
-
-def _connected(url: str) -> Connection:
-    try:
-        return psycopg.connect(url, connect_timeout=CONNECT_SECONDS)
-    except psycopg.OperationalError as error:
-        raise DatabaseUnreachable(str(error).strip().splitlines()[0]) from None
 
 
 _STAMP = """

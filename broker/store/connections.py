@@ -7,7 +7,6 @@ for ever.
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from time import perf_counter
@@ -22,9 +21,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.util import greenlet_spawn
 
-from broker.postgres import pools
+from broker.postgres import driver, pools
 from broker.postgres.checks import REPORTER
-from broker.postgres.driver import RememberingConnection
 from broker.store.bulk import PreparedStatement
 from broker.store.levels import TOO_NEW
 from broker.store.ports import QueueTooNew, StoreUnavailable
@@ -96,7 +94,7 @@ class Connections:
         """`database_url` as libpq takes it; a driver in its scheme is ignored."""
         # Called with the seconds of each round trip of `fetch` that was answered.
         self.heard: Callable[[float], object] = lambda seconds: None
-        self._dsn = re.sub(r"^postgres(ql)?(\+\w+)?://", "postgresql://", database_url)
+        self._url = database_url
         self._connect_seconds = connect_seconds
         self._answer_seconds = answer_seconds
         self._closed = False
@@ -215,27 +213,24 @@ class Connections:
 
     async def _creator(self, **_: Any) -> asyncpg.Connection[asyncpg.Record]:
         try:
-            return await asyncpg.connect(
-                self._dsn,
-                connection_class=RememberingConnection,
+            return await driver.connect(
+                self._url,
+                self._settings(),
                 timeout=self._connect_seconds,
                 command_timeout=self._answer_seconds,
                 statement_cache_size=100,
                 # By default the driver prepares long statements again each time that they are
                 # sent: for a commit, that took the server longer than to carry it out.
                 max_cacheable_statement_size=0,
-                server_settings=self._server_settings(),
             )
         except (asyncpg.PostgresError, asyncpg.InternalClientError) as error:
             # Whatever the SQLSTATE is: a database that accepts no connections is unreachable. So is
             # one of which no server fits `target_session_attrs`.
             raise _Refused(str(error), getattr(error, "sqlstate", None)) from error
 
-    def _server_settings(self) -> Mapping[str, str]:
+    def _settings(self) -> Mapping[str, str]:
         milliseconds = int(self._answer_seconds * 1000)
         return {
-            "application_name": "counterpoise",
-            "default_transaction_isolation": "read committed",
             # Compiling takes longer than any statement of the service.
             "jit": "off",
             # A plan made while a table is small must work when it is large (`bulk`).
@@ -244,9 +239,6 @@ class Connections:
             "statement_timeout": str(milliseconds * 9 // 10),
             "lock_timeout": str(milliseconds // 3),
             "idle_in_transaction_session_timeout": str(int(IDLE_SECONDS * 1000)),
-            "tcp_keepalives_idle": "30",
-            "tcp_keepalives_interval": "10",
-            "tcp_keepalives_count": "3",
         }
 
     @contextmanager

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Literal, cast
-from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from counterpoise.logs.errors import LogError
 from counterpoise.wire import LogAccess
@@ -74,31 +74,6 @@ _SETTING = re.compile(r"[a-z._]+")
 _DOMAINS = re.compile(r"(?:\*\.)?[^*,]*(?:,(?:\*\.)?[^*,]*)*")
 # Names of secrets in the query strings of common clients.
 _SECRET = re.compile(r"pass|pwd|secret|token|credential|user|auth|key|sasl", re.IGNORECASE)
-
-# The settings of Postgres's driver that a service gives to clients, and that they take from it.
-HARMLESS = frozenset(
-    {
-        "host",
-        "port",
-        "sslmode",
-        "sslnegotiation",
-        "ssl_min_protocol_version",
-        "channel_binding",
-        "target_session_attrs",
-        "load_balance_hosts",
-        "connect_timeout",
-        "keepalives",
-        "keepalives_idle",
-        "keepalives_interval",
-        "keepalives_count",
-        "tcp_user_timeout",
-    }
-)
-_GUARDS = (
-    f"passfile={quote(os.devnull)}",
-    "gssencmode=disable",
-    "require_auth=%21password,%21md5,%21gss,%21sspi",
-)
 
 # The access that a service in memory gives to its logs.
 IN_MEMORY = "memory://"
@@ -246,21 +221,6 @@ def fitting(log: str, urls: str) -> str | None:
     return next((u for u in found if u is not None), None)
 
 
-def guarded(url: str) -> str:
-    """An access to the built-in log that a service has given, so that nothing else of this machine
-    goes to the server that it names.
-
-    Postgres's driver completes an access from the environment (PGPASSWORD, PGSERVICE), from files
-    that it names and from ~/.pgpass, and answers whatever the server asks for. So only harmless
-    settings are left, the password is the given one or none, and it is never sent as it is.
-    """
-    parts = _split(url)
-    kept = [each for each in parts.query.split("&") if unquote(each.partition("=")[0]) in HARMLESS]
-    if not parts.netloc.rpartition("@")[0].partition(":")[2]:
-        kept.append("password=")
-    return parts._replace(query="&".join((*kept, *_GUARDS)), fragment="").geturl()
-
-
 def environment_access(log: str) -> str | None:
     """The access to this log in the environment's COUNTERPOISE_LOG_URL, None without one."""
     urls = os.environ.get(ENVIRONMENT, "")
@@ -380,7 +340,7 @@ def open_log(
     """The log that a queue names; nothing is connected before the first call.
 
     `log` is `builtin:QUEUE`, `redis://host:port/DB/NAME` or `kafka://host:port[,…]/TOPIC`. `access`
-    is how to reach it (bind's `log_access`, which is `guarded`, or a URL; a secret), by default the
+    is how to reach it (bind's `log_access`, which is guarded, or a URL; a secret), by default the
     matching one in the environment's COUNTERPOISE_LOG_URL, else for Redis and Kafka the log's own
     address. Every call on the log takes about `timeout_seconds` at most.
     Raises LogError if the log is of an unknown kind, there is no access, or a package is missing.
@@ -400,8 +360,6 @@ def open_log(
         return cast("Log", memory.MemoryLog(memory.opened(url), address.name))
     if url is not None:
         check_access(address, url)
-        if isinstance(access, LogAccess) and address.kind == "builtin":
-            url = guarded(url)
     if address.kind != "builtin":
         opened = implementation(log, _OUTSIDE)(log, url, timeout_seconds=timeout_seconds)
         return cast("Log", opened)
@@ -411,6 +369,8 @@ def open_log(
             "(postgresql://user:password@host:port/database)"
         )
     builtin = import_module("counterpoise.logs.builtin.log")
+    if isinstance(access, LogAccess):
+        url = import_module("counterpoise.logs.postgres").guarded(url)
     return cast("Log", builtin.PostgresLog(address.name, url, timeout_seconds=timeout_seconds))
 
 

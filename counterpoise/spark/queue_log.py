@@ -61,7 +61,7 @@ class ReadAccess:
         return self.view.access
 
 
-# The user's own access, or one that the service has given (`counterpoise.logs.address.guarded`).
+# The user's own access, or one that the service has given (`counterpoise.logs.postgres.guarded`).
 Access = str | LogAccess | None
 OpenLog = Callable[[str, Access], Log]
 

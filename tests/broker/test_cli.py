@@ -15,6 +15,7 @@ import pytest
 from broker.launch import Exit
 from broker.postgres.embedded import EmbeddedPostgres
 from broker.postgres.restoring import identity
+from tests.databases import new_database
 from tests.forked import Forked
 from tests.service import COUNTERPOISE, ServeProcess, eventually, listen
 
@@ -67,6 +68,23 @@ def test_postgres_is_unreachable() -> None:
     for command in (["serve", "--port", "0"], ["serve", "--port", "0", "--no-migrate"]):
         line = refusal([*command, "--database-url", UNREACHABLE], Exit.DATABASE)
         assert "cannot reach the database" in line
+
+
+@pytest.mark.parametrize(
+    ("encoding", "command"),
+    [
+        ("LATIN1", ["migrate"]),
+        ("SQL_ASCII", ["serve", "--port", "0"]),
+        ("LATIN1", ["keys", "list"]),
+    ],
+)
+def test_a_database_of_another_encoding(
+    postgres_url: str, encoding: str, command: list[str]
+) -> None:
+    more = f"ENCODING '{encoding}' LOCALE_PROVIDER libc LOCALE 'C' TEMPLATE template0"
+    with new_database(postgres_url, more) as url:
+        line = refusal([*command, "--database-url", url], Exit.DATABASE)
+    assert f"has the encoding {encoding}, and the service needs UTF8" in line
 
 
 def test_an_invalid_data_directory_is_refused(tmp_path: Path) -> None:

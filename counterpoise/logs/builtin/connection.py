@@ -23,6 +23,7 @@ from psycopg.adapt import Dumper, Loader
 from psycopg.pq import Format
 from psycopg.types.numeric import Int8BinaryLoader
 
+from counterpoise.logs import postgres
 from counterpoise.logs.errors import (
     InvalidMessage,
     LogAccessRefused,
@@ -50,6 +51,7 @@ _TRANSIENT_CLASSES = ("08", "40", "53", "57", "58", "XX")
 _READ_ONLY = "25006"
 _TRANSIENT_CODES = ("55P03", _READ_ONLY)
 _CONNECT_SECONDS = 10.0
+_POOLED = "startup parameter"
 _FULL = ("too many connections for role", "too many clients", "remaining connection slots")
 
 # Dimensions, whether there are nulls, type, length, first index.
@@ -88,14 +90,11 @@ class LogConnection:
     """
 
     def __init__(self, url: str, timeout_seconds: float) -> None:
-        try:
-            psycopg.conninfo.conninfo_to_dict(url)
-        except psycopg.Error:
-            # The driver's message may quote the password.
-            raise LogError(
-                "the log's URL is not a Postgres URL (postgresql://user:password@host:port/db)"
-            ) from None
-        self._url = url
+        """Raises NotOfPostgres."""
+        self._parameters = postgres.read(url)
+        # The server also stops, so that abandoned calls do not pile up there.
+        limit = str(max(1, int(timeout_seconds * 1000)))
+        self._settings = {**postgres.SETTINGS, "statement_timeout": limit}
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
         self._knows_sizes = True
@@ -170,15 +169,22 @@ class LogConnection:
     def _connect(self, deadline: float) -> _BoundedConnection:
         left = max(1.0, min(_CONNECT_SECONDS, deadline - time.monotonic()))
         try:
-            connection = _BoundedConnection.connect(
-                self._url,
+            connection = postgres.connect(
+                _BoundedConnection.connect,
+                self._parameters,
+                self._settings,
                 autocommit=True,
                 connect_timeout=int(left + 0.999),
                 application_name="counterpoise-log",
-                client_encoding="utf-8",
             )
         except psycopg.OperationalError as error:
             message = str(error).strip()
+            if _POOLED in message:
+                raise LogError(
+                    "the address of the log is that of a connection pooler, which refuses the "
+                    f"settings of a session ({message.splitlines()[-1]}): give that of Postgres "
+                    "itself"
+                ) from None
             # The driver has no code for it: these are full, and other credentials do not help.
             full = any(text in message for text in _FULL)
             refused = not full and error.pgconn is not None and error.pgconn.used_password
@@ -191,12 +197,6 @@ class LogConnection:
         connection.adapters.register_dumper(SentArray, SentArrayDumper)
         connection.deadline = deadline
         self._connection = connection
-        # The server also stops, so that abandoned calls do not pile up there.
-        connection.execute(
-            "SELECT set_config('statement_timeout', %s, false),"
-            " set_config('default_transaction_isolation', 'read committed', false)",
-            [str(max(1, int(self._timeout_seconds * 1000)))],
-        )
         return connection
 
     def _discard(self) -> None:

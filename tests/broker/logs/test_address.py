@@ -1,28 +1,26 @@
 """What clients get of the address that the service itself uses."""
 
 import pytest
-from sqlalchemy import make_url
 
-from broker.logs.credentials import client_url
+from broker.logs.credentials import client_parameters
+from counterpoise.logs import postgres
 
 
 def given(url: str, tls: bool = False) -> str:
-    return client_url(make_url(url), tls=tls).render_as_string(hide_password=False)
+    return postgres.written(client_parameters(url, tls=tls))
 
 
 def test_the_service_s_own_user_and_password_stay_with_it() -> None:
     plain = "postgresql://db.example:6432/logs"
     assert given("postgresql://x:y@db.example:6432/logs") == plain
     assert given("postgresql+asyncpg://db.example:6432/logs?user=x&password=y") == plain
-    assert given(f"{plain}?passfile=/root/.pgpass&sslkey=/k&sslpassword=y&options=-cx=y") == plain
+    assert given(f"{plain}?passfile=/root/.pgpass&sslkey=/k&sslpassword=y&options=-cx%3Dy") == plain
 
 
 def test_how_to_reach_it_is_passed_on() -> None:
     for query in ("sslmode=verify-full", "target_session_attrs=read-write"):
         url = f"postgresql://db.example/logs?{query}"
         assert given(url) == url
-    several = "postgresql:///logs?host=a.example%3A5432&host=b.example%3A5433"
-    assert given(several) == several
 
 
 @pytest.mark.parametrize(
@@ -30,7 +28,6 @@ def test_how_to_reach_it_is_passed_on() -> None:
     [
         ("postgresql://x:y@db.example/logs", True),
         ("postgresql://x:y@10.0.0.1/logs", True),
-        ("postgresql:///logs?host=localhost:1&host=db.example:2", True),
         ("postgresql://x:y@db.example/logs?sslmode=disable", False),
         ("postgresql://x:y@127.0.0.1:5432/logs", False),
         ("postgresql://x:y@[::1]/logs", False),

@@ -55,7 +55,7 @@ async def test_in_somebody_else_s_server_only_the_own_database(database_url: str
     parts = urlsplit(database_url)
     netloc = f"{name}:own@{parts.hostname}:{parts.port}"
     # Not started by the service.
-    url = parts._replace(netloc=netloc, query="options=-ccounterpoise.own_server=off").geturl()
+    url = parts._replace(netloc=netloc, query="options=-ccounterpoise.own_server%3Doff").geturl()
     theirs = log_engine(url)
     assert await close_to_public(theirs) == [
         f"REVOKE TEMPORARY ON DATABASE {parts.path[1:]} FROM PUBLIC"

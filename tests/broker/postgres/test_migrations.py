@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from broker.postgres import migrations
+from broker.postgres.connections import DatabaseUnreachable
 from tests.eventual import eventually
 from tests.schema_levels import Release
 
@@ -149,7 +150,7 @@ def test_a_deadlock_with_a_running_replica_does_not_end_a_migration(
 @pytest.mark.parametrize("call", [migrations.upgrade, migrations.unfit])
 def test_an_unreachable_database_is_said_in_a_line(call: object) -> None:
     assert callable(call)
-    with pytest.raises(migrations.DatabaseUnreachable) as caught:
+    with pytest.raises(DatabaseUnreachable) as caught:
         call(UNREACHABLE)
     assert "\n" not in str(caught.value)
     assert "hunter2" not in str(caught.value)

@@ -104,7 +104,7 @@ async def connection(
     with psycopg.connect(postgres.url, autocommit=True, prepare_threshold=None) as connection:
         if request.param != "nothing is known":
             connection.execute("ANALYZE counterpoise.partitions, counterpoise.flows")
-        settings = connections.Connections(postgres.url, 1)._server_settings()
+        settings = connections.Connections(postgres.url, 1)._settings()
         for name in ("jit", "enable_seqscan"):
             connection.execute(f"SET {name} = {settings[name]}")
         connection.execute("SET plan_cache_mode = force_generic_plan")

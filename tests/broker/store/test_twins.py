@@ -22,8 +22,10 @@ import pytest
 from broker.postgres import migrations
 from broker.store.ports import Commit, PositionCommit, Positions, PositionWrite, Store, StoreError
 from broker.testing.database import MemoryDatabase
+from counterpoise.logs import postgres
 from tests.broker.store.support import Replica
 from tests.broker.store.twins import (
+    CLOCK_PATH,
     READS,
     WRITES,
     Call,
@@ -54,7 +56,9 @@ def twins_url(postgres_url: str) -> Iterator[str]:
     url = urlsplit(postgres_url)._replace(path="/twins").geturl()
     migrations.upgrade(url)
     install_clock(url)
-    yield url
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(postgres.SETTINGS, "search_path", CLOCK_PATH)
+        yield url
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("DROP DATABASE twins WITH (FORCE)")
 

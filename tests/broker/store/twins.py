@@ -43,6 +43,7 @@ CREATE FUNCTION twins.clock_timestamp() RETURNS timestamptz STABLE LANGUAGE sql
 CREATE FUNCTION twins.statement_timestamp() RETURNS timestamptz STABLE LANGUAGE sql
     AS 'SELECT pg_catalog.to_timestamp(at) FROM twins.clock';
 """
+CLOCK_PATH = "twins, pg_catalog"
 READS = (
     *(
         "find",
@@ -61,12 +62,9 @@ WRITES = ("pulse", "create", "delete", "commit", "renew", "commit_positions", "p
 
 
 def install_clock(url: str) -> None:
-    """Install the clock that `Twins` sets, for connections that are opened afterwards."""
+    """Install the clock that `Twins` sets, for connections with CLOCK_PATH as their search path."""
     with psycopg.connect(url) as connection:
         connection.execute(_CLOCK)
-        row = connection.execute("SELECT current_database()").fetchone()
-        assert row is not None
-        connection.execute(f"ALTER DATABASE {row[0]} SET search_path = twins, pg_catalog, public")
 
 
 class Differ(AssertionError):
