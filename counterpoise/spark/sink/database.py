@@ -12,11 +12,14 @@ import importlib.util
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import psycopg
 
 from counterpoise.backoff import Backoff, Pauses
+from counterpoise.logs import postgres
 from counterpoise.spark.errors import InvalidSink
 
 if TYPE_CHECKING:
@@ -29,16 +32,14 @@ MakeEngine = Callable[[], "Engine"]
 MARIADB = "mariadb"
 """Or MySQL: the same statements and the same driver."""
 
+_NAME = "counterpoise sink"
 _CONNECT_SECONDS = 10
 _TRANSACTION_TIMEOUT_SINCE = (17,)
 _BACKOFF = Backoff(0.1, 2.0)
+_OF_PSYCOPG = ("postgresql", "postgres", "postgresql+psycopg")
 # By the scheme of a URL: the driver that is meant, unless the URL names one.
-_DRIVERS = {
-    "postgresql": "postgresql+psycopg",
-    "postgres": "postgresql+psycopg",
-    "mariadb": "mariadb+pymysql",
-    "mysql": "mysql+pymysql",
-}
+_DRIVERS = {"mariadb": "mariadb+pymysql", "mysql": "mysql+pymysql"}
+_KINDS = ("postgresql", "postgres", *_DRIVERS)
 
 # Who holds rows of a table, whether that session is of this role, and its end if its client sends
 # nothing. Of other roles' sessions the server does not show whether they wait.
@@ -194,7 +195,9 @@ def _limit(connection: Connection, bounds: TransactionLimits) -> None:
         # the connection, the level would be set back when the connection is returned: that fails
         # if the server has ended the session, although the transaction is committed. The
         # transaction begins later, with the first row.
-        connection.exec_driver_sql("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        connection.exec_driver_sql(
+            "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
+        )
         # Times are in UTC. A value that does not fit is an error, and is not cut.
         connection.exec_driver_sql(
             f"SET SESSION wait_timeout = {idle}, net_read_timeout = {idle},"
@@ -227,7 +230,7 @@ def quoted(connection: Connection, name: str) -> str:
 def _checked(url: str) -> None:
     """Raises InvalidSink, which shows nothing of the URL."""
     scheme = url.partition("://")[0].partition("+")[0]
-    if "://" not in url or scheme not in _DRIVERS:
+    if "://" not in url or scheme not in _KINDS:
         raise InvalidSink(
             "the sink's database is a URL like postgresql://user:password@host/name, or mariadb://…"
         )
@@ -239,7 +242,15 @@ def _engine_of(url: str) -> Engine:
     from sqlalchemy import create_engine, make_url
     from sqlalchemy.exc import ArgumentError
 
+    # One is kept. A driver needs more while several of its queries, and the closing of idle
+    # windows, use the database at once.
+    pool: dict[str, Any] = {"pool_size": 1, "max_overflow": -1, "pool_pre_ping": True}
     try:
+        if url.partition("://")[0] in _OF_PSYCOPG:
+            opener = _opener(postgres.read(url))
+            return create_engine(
+                "postgresql+psycopg://", creator=opener, hide_parameters=True, **pool
+            )
         parsed = make_url(url)
     except (ArgumentError, ValueError):
         raise InvalidSink("the URL of the sink's database cannot be read") from None
@@ -247,14 +258,24 @@ def _engine_of(url: str) -> Engine:
     if parsed.get_backend_name() in ("mariadb", "mysql"):
         named = "program_name"
     parsed = parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
-    defaults = {"connect_timeout": _CONNECT_SECONDS, named: "counterpoise sink"}
+    defaults = {"connect_timeout": _CONNECT_SECONDS, named: _NAME}
     return create_engine(
         parsed,
         connect_args={name: value for name, value in defaults.items() if name not in parsed.query},
-        # One is kept. A driver needs more while several of its queries, and the closing of idle
-        # windows, use the database at once.
-        pool_size=1,
-        max_overflow=-1,
-        pool_pre_ping=True,
         hide_parameters=True,
+        **pool,
     )
+
+
+def _opener(parameters: Mapping[str, str]) -> Callable[[], psycopg.Connection[Any]]:
+    """Opens connections as the product's own are, but for the path on which tables are looked for:
+    they are the user's. What the URL itself sets comes last.
+    """
+    given = {"connect_timeout": str(_CONNECT_SECONDS), "application_name": _NAME, **parameters}
+    settings = {name: value for name, value in postgres.SETTINGS.items() if name != "search_path"}
+
+    def make(**startup: Any) -> psycopg.Connection[Any]:
+        options = f"{startup['options']} {parameters.get('options', '')}"
+        return psycopg.connect(**{**startup, "options": options})
+
+    return lambda: postgres.connect(make, given, settings)

@@ -31,6 +31,21 @@ LEVEL = text(
 )
 
 
+def test_a_server_whose_transactions_only_read_is_written_to(mariadb: MariaDbServer) -> None:
+    """By its default, which sessions may change."""
+    url = mariadb.new_database()
+    administrator = Database(url)
+    try:
+        with administrator.transaction(TransactionLimits()) as connection:
+            connection.execute(text("SET GLOBAL tx_read_only = ON"))
+        database = Database(f"{url}&program_name=later")
+        with database.transaction(TransactionLimits()) as connection:
+            connection.execute(text("CREATE TABLE result (id int PRIMARY KEY) ENGINE = InnoDB"))
+    finally:
+        with administrator.transaction(TransactionLimits()) as connection:
+            connection.execute(text("SET GLOBAL tx_read_only = OFF"))
+
+
 def test_a_row_that_is_not_there_yet_locks_no_gap(mariadb: MariaDbServer) -> None:
     database = Database(mariadb.new_database())
     with database.transaction(TransactionLimits()) as connection:
