@@ -392,8 +392,9 @@ class Reader:
             self._missing_since = now if self._missing_since is None else self._missing_since
             if now - self._missing_since > self._log_appears_seconds:
                 raise error
+        # Again every minute: before the bind there is no other sign of it.
+        self._warnings.warn("the log is unreachable, waiting", error)
         if self._failures == 0:
-            self._warnings.warn("the log is unreachable, waiting", error)
             self._away_since, self._away_with = time.monotonic(), error
         self._failures += 1
         self._access_refused = isinstance(error, LogAccessRefused)

@@ -244,6 +244,22 @@ def test_a_worker_that_fails_ends_all_and_keeps_what_the_others_did(client, runn
     assert sorted(handled + two.numbers) == list(range(200))
 
 
+def test_a_consumer_that_may_not_read_waits_and_reports_why(
+    client, running, publish, postgres_of, monkeypatch
+):
+    monkeypatch.setattr("counterpoise.conditions.AWAY_SECONDS", 0)
+    with running() as one:
+        eventually(lambda: len(one.partitions) == 4)
+        postgres_of("REVOKE SELECT ON counterpoise_log.messages FROM counterpoise_log_client")
+        publish(range(1))
+        eventually(lambda: client.conditions("flights"))
+        (condition,) = client.conditions("flights")
+        assert condition.kind == "log_away"
+        assert "permission denied for table messages" in condition.text
+        postgres_of("GRANT SELECT ON counterpoise_log.messages TO counterpoise_log_client")
+        eventually(lambda: one.numbers == [0] and not client.conditions("flights"))
+
+
 def test_the_log_of_a_new_queue_is_waited_for(service, client, running, publish, postgres_of):
     publish(range(3))
     postgres_of("UPDATE counterpoise_log.logs SET name = 'elsewhere' WHERE name = 'flights'")
