@@ -8,7 +8,8 @@ import asyncpg
 import pytest
 
 from broker.postgres import driver
-from broker.postgres.driver import RememberingConnection
+from broker.postgres.driver import RememberingConnection, connect
+from counterpoise.logs import postgres
 
 ARRAYS = "SELECT $1::bigint[] AS numbers, $2::double precision[] AS times, $3::text[] AS names"
 ROW = ([1, 2], [0.5, None], ["a", None])
@@ -75,3 +76,16 @@ async def test_a_type_of_this_database_is_asked_for_on_each_connection(server: S
         server.asked()
         assert tuple(await connection.fetchval("SELECT $1::pair", (1, "x"))) == (1, "x")
         assert server.asked()
+
+
+async def test_settings_that_an_older_server_does_not_know_are_left_out(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It refuses a connection that sets them."""
+    monkeypatch.setattr(postgres, "_LATER", ("of_a_later_release", "of_the_last_release"))
+    for name in postgres._LATER:
+        monkeypatch.setitem(postgres.SETTINGS, name, "0")
+    for _ in range(2):
+        connection = await connect(database_url, {"jit": "off"})
+        assert await connection.fetchval("SELECT current_setting('jit')") == "off"
+        await connection.close()
