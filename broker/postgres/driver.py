@@ -88,31 +88,31 @@ async def connect(
     `more`: parameters of `asyncpg.connect`. Raises NotOfPostgres and asyncpg's errors, OSError.
     """
     parameters = postgres.read(url)
+    arguments = _arguments(parameters)
+    wanted = {**postgres.SETTINGS, **_ALIVE, **settings}
     while True:
+        sent = postgres.known(parameters, wanted)
+        options = postgres.startup(parameters, sent)["options"]
         try:
-            return await _connect(parameters, settings, more)
+            return await asyncpg.connect(
+                connection_class=RememberingConnection,
+                server_settings={"application_name": "counterpoise", "options": options},
+                **arguments,
+                **more,
+            )
         except asyncpg.UndefinedObjectError as error:
-            if not postgres.learned(parameters, error):
+            if not postgres.learned(parameters, sent, error):
                 raise
 
 
-async def _connect(
-    parameters: Mapping[str, str], settings: Mapping[str, str], more: Mapping[str, Any]
-) -> asyncpg.Connection[asyncpg.Record]:
+def _arguments(parameters: Mapping[str, str]) -> dict[str, Any]:
+    """What asyncpg takes for them."""
     given = {name: value for name, value in parameters.items() if value}
-    arguments: dict[str, Any] = {
+    found: dict[str, Any] = {
         ours: given[name] for name, ours in _ARGUMENTS.items() if name in given
     }
     query = {name: given[name] for name in _IN_A_QUERY if name in given}
     if query.get("sslrootcert") == "system":
         # Of libpq: the authorities of the system, and all is verified.
-        arguments["ssl"] = True
-    wanted = {**postgres.SETTINGS, **_ALIVE, **settings}
-    options = postgres.startup(given, postgres.known(parameters, wanted))["options"]
-    return await asyncpg.connect(
-        f"postgresql://?{urlencode(query, quote_via=quote)}",
-        connection_class=RememberingConnection,
-        server_settings={"application_name": "counterpoise", "options": options},
-        **arguments,
-        **more,
-    )
+        found["ssl"] = True
+    return {"dsn": f"postgresql://?{urlencode(query, quote_via=quote)}", **found}

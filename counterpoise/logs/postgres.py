@@ -220,12 +220,12 @@ def connect(
 
     `more`: other parameters, also in place of those in the URL. Raises psycopg's errors.
     """
-
     while True:
+        sent = known(parameters, settings)
         try:
-            return make(**{**startup(parameters, known(parameters, settings)), **more})
+            return make(**{**startup(parameters, sent), **more})
         except psycopg.OperationalError as error:
-            if not learned(parameters, error):
+            if not learned(parameters, sent, error):
                 raise
 
 
@@ -248,14 +248,13 @@ def known(parameters: Mapping[str, str], settings: Mapping[str, str]) -> dict[st
     }
 
 
-def learned(parameters: Mapping[str, str], error: Exception) -> bool:
-    """Whether the server has refused a connection because it is too old for a setting: then `known`
-    leaves it out.
+def learned(parameters: Mapping[str, str], sent: Mapping[str, str], error: Exception) -> bool:
+    """Whether the server has refused a connection because it is too old for a setting that was
+    sent: then `known` leaves it out.
     """
-    refused = {_at(parameters, name) for name in _LATER if f'"{name}"' in str(error)}
-    is_news = bool(refused - _unknown)
-    _unknown.update(refused)
-    return is_news
+    refused = [name for name in _LATER if name in sent and f'"{name}"' in str(error)]
+    _unknown.update(_at(parameters, name) for name in refused)
+    return bool(refused)
 
 
 def _at(parameters: Mapping[str, str], name: str) -> tuple[str | None, str | None, str]:

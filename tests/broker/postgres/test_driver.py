@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import asyncpg
@@ -81,11 +82,11 @@ async def test_a_type_of_this_database_is_asked_for_on_each_connection(server: S
 async def test_settings_that_an_older_server_does_not_know_are_left_out(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It refuses a connection that sets them."""
+    """It refuses a connection that sets them, also several at once."""
     monkeypatch.setattr(postgres, "_LATER", ("of_a_later_release", "of_the_last_release"))
     for name in postgres._LATER:
         monkeypatch.setitem(postgres.SETTINGS, name, "0")
-    for _ in range(2):
-        connection = await connect(database_url, {"jit": "off"})
+    opened = await asyncio.gather(*(connect(database_url, {"jit": "off"}) for _ in range(4)))
+    for connection in opened:
         assert await connection.fetchval("SELECT current_setting('jit')") == "off"
         await connection.close()
