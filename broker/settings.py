@@ -1,14 +1,16 @@
 """The service's settings: the command line, then COUNTERPOISE_… variables, then these defaults.
 
-Every field is an environment variable: `port` is COUNTERPOISE_PORT.
+Every field is an environment variable: `port` is COUNTERPOISE_PORT. Blanks and line ends around a
+value do not belong to it: files and secrets end with one.
 """
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from counterpoise.logs import postgres
 from counterpoise.logs.address import fitting
@@ -43,18 +45,36 @@ _TAKEN = frozenset(
     }
 )
 _FORM = "should look like postgresql://user:password@host:5432/database"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# Kubernetes and Docker give every container the addresses of others: of a Service `counterpoise`
+# in COUNTERPOISE_PORT.
+_LINK = re.compile(r"(tcp|udp|sctp)://")
 
 
 class SettingsError(Exception):
     """A setting has no valid value; the message is one line that names it."""
 
 
+class _Variables(EnvSettingsSource):
+    """The environment; a variable without a value, or with the address of a Service, is not set."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        text, key, is_complex = super().get_field_value(field, field_name)
+        text = (text or "").strip()
+        is_link = field_name == "port" and _LINK.match(text)
+        return None if is_link or not text else text, key, is_complex
+
+
 class Settings(BaseSettings):
     """The service's settings. Make it with `load`, which explains wrong values."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, extra="forbid", frozen=True, env_ignore_empty=True
-    )
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+
+    @classmethod
+    def settings_customise_sources(  # type: ignore[override]
+        cls, settings_cls: type[BaseSettings], init_settings: Any, **_: Any
+    ) -> tuple[Any, ...]:
+        return init_settings, _Variables(settings_cls)
 
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
     port: int = Field(default=8640, ge=0, le=65535, description="0: any free port.")
@@ -187,6 +207,8 @@ class Settings(BaseSettings):
         """Complete: with what libpq's variables say of what it leaves out."""
         if value is None:
             return None
+        if _CONTROL.search(value.get_secret_value()):
+            raise ValueError("should be one line without control characters")
         try:
             given = postgres.read(value.get_secret_value())
         except postgres.NotOfPostgres:
@@ -251,8 +273,13 @@ def load(**given: object) -> Settings:
     Raises SettingsError with one line that names each wrong setting, but not its value, which may
     be secret.
     """
+    values: dict[str, Any] = {
+        name: value.strip() if isinstance(value, str) else value
+        for name, value in given.items()
+        if value is not None
+    }
     try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+        return Settings(**values)
     except ValidationError as error:
         faults = []
         for item in error.errors(include_input=False, include_url=False, include_context=False):

@@ -72,9 +72,42 @@ def test_the_command_line_overrides_the_environment(monkeypatch: pytest.MonkeyPa
     assert load(port=0, host=None).port == 0
 
 
-def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COUNTERPOISE_PORT", "")
+@pytest.mark.parametrize("text", ["", " ", "\n"])
+def test_a_variable_without_a_value_counts_as_unset(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.setenv(f"COUNTERPOISE_{name.upper()}", text)
+    assert load() == Settings.model_construct()
+
+
+def test_blanks_and_line_ends_around_a_value_are_not_part_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = {"host": "localhost", "port": "1", "insecure": "true", "log_level": "debug"}
+    values |= {"tls_cert": "/cert.pem", "database_url": "postgresql://host/db"}
+    plain = load(**values)
+    assert load(**{name: f" {value}\r\n" for name, value in values.items()}) == plain
+    for name, value in values.items():
+        monkeypatch.setenv(f"COUNTERPOISE_{name.upper()}", f" {value}\r\n")
+    assert load() == plain
+
+
+def test_a_given_value_of_blanks_is_not_taken_for_the_default() -> None:
+    with pytest.raises(SettingsError, match="--host: "):
+        load(host=" ")
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "udp", "sctp"])
+def test_the_address_of_a_service_is_no_port(
+    monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    """Kubernetes and Docker write that of a Service named `counterpoise` into this variable."""
+    monkeypatch.setenv("COUNTERPOISE_PORT", f"{protocol}://127.0.0.1:8640")
     assert load().port == 8640
+    monkeypatch.setenv("COUNTERPOISE_DATABASE_URL", f"{protocol}://127.0.0.1:5432")
+    with pytest.raises(SettingsError, match="COUNTERPOISE_DATABASE_URL: should look like"):
+        load()
 
 
 def test_an_error_names_the_source_of_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +133,7 @@ def test_an_error_names_the_source_of_the_setting(monkeypatch: pytest.MonkeyPatc
         "postgresql://u:hunter2@host/db?color=hunter2",
         "postgresql://u:hunter2@host/db%00",
         "postgresql://u:hunter2@host/%ff",
+        "postgresql://u:hunter2@host/db\nother",
     ],
 )
 def test_a_wrong_url_is_refused_without_its_password(url: str) -> None:
