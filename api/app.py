@@ -22,7 +22,7 @@ from api.metrics import Metrics
 from api.rates import Rates
 from api.routes import service
 from api.routes.polls import Polls
-from api.streams import DEFERRED, DeferredCall, OpenCalls, OpenStreams
+from api.streams import DEFERRED, IS_HEAD, DeferredCall, OpenCalls, OpenStreams
 from broker import tracing
 from broker.service import Broker
 from broker.settings import Settings
@@ -87,7 +87,7 @@ class Application(FastAPI):
             return
         if scope["method"] == "HEAD":
             # Answered as GET is; uvicorn, whose scope is another, sends no body.
-            scope = {**scope, "method": "GET"}
+            scope = {**scope, "method": "GET", IS_HEAD: True}
         polls: Polls = self.state.polls
         poll = polls.begin(scope)
         if poll is not None:

@@ -54,7 +54,7 @@ from typing import Any
 import httptools
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from starlette.types import Scope
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -73,6 +73,7 @@ log = structlog.get_logger("api")
 LOG_SECONDS = 10.0
 MOST_HEAD_BYTES = 65536
 MOST_FIELDS = 100
+VERSIONS = ("1.1", "1.0")
 # Fields that decide who calls: of two, a proxy and the service might each take another one.
 FIELDS_ONCE = frozenset((b"authorization", b"host", b"origin", b"sec-fetch-site"))
 MOST_PIPELINED = 16
@@ -343,7 +344,8 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        is_old = cycle.scope["http_version"] == "1.0"
+        super()._start_asgi_task(cycle, _without_chunks(app, cycle) if is_old else app)
 
     def shutdown(self) -> None:
         self._forget_head()
@@ -407,9 +409,13 @@ class Connection(HttpToolsProtocol):
             self._refusal = "head_too_large"
             raise _Refused
         once = [name for name, _ in self.headers if name in FIELDS_ONCE]
-        if len(once) > len(set(once)):
+        version = self.parser.get_http_version()
+        is_named = b"host" in once or version == "1.0"
+        if len(once) > len(set(once)) or version not in VERSIONS or not is_named:
             self._refusal = "malformed"
             raise _Refused
+        # Of an HTTP/1.0 client that is no expectation (RFC 9110, 10.1.1).
+        self.expect_100_continue &= version == "1.1"
         self._head_begun, self._in_body = False, True
         self._received_bytes = self._body_bytes = self._chunks = 0
         self._forget_head()
@@ -569,6 +575,29 @@ class Connection(HttpToolsProtocol):
             + body
         )
         self.transport.close()
+
+
+def _without_chunks(app: Any, cycle: RequestResponseCycle) -> Any:
+    """The application for an HTTP/1.0 client, which knows no chunks: a body whose length is not
+    given ends with the connection (RFC 9112, 6.1 and 6.3).
+    """
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        is_sized = False
+
+        async def sending(message: Message) -> None:
+            nonlocal is_sized
+            if message["type"] == "http.response.start":
+                is_sized = any(name == b"content-length" for name, _ in message["headers"])
+                cycle.chunked_encoding = None if is_sized else False
+            elif not is_sized:
+                # Else uvicorn compares the body with the length.
+                cycle.expected_content_length = len(message["body"])
+            await send(message)
+
+        await app(scope, receive, sending)
+
+    return run
 
 
 def raise_file_limit(most: int = MOST_FILES) -> int:

@@ -99,8 +99,8 @@ DETAILS = {
     "method_not_allowed": "This path takes GET, POST.",
     "too_many_requests": "This caller is over its rate, or the service is at its limit; "
     "try again in 1 s, and ask for several partitions at once.",
-    "malformed": "This is not a request in HTTP/1.1, or it has a field twice that may come once: "
-    "Authorization, Host, Origin, Sec-Fetch-Site.",
+    "malformed": "This is not a request in HTTP/1.1 or HTTP/1.0, or it has no Host, or it has a "
+    "field twice that may come once: Authorization, Host, Origin, Sec-Fetch-Site.",
     "head_timeout": "The head did not arrive within 10 s.",
     "head_too_large": "A request's head may have 65536 bytes and 100 fields; send less in the path "
     "and in the headers.",

@@ -47,6 +47,8 @@ DEFERRED = "counterpoise.later"
 WRITE_WHOLE = "counterpoise.whole"
 # Where it has what ends its connection at once.
 ABORT = "counterpoise.abort"
+# There if the answer has a head and no body.
+IS_HEAD = "counterpoise.is_head"
 KEEP_ALIVE_SECONDS = 15.0
 # A reader that lost its connection tries again after this long.
 RETRY_MILLISECONDS = 1000
@@ -286,18 +288,24 @@ class EventStream(Response, Generic[T]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._open_streams is None:
-            await self._stream(receive, send)
+            await self._stream(scope, receive, send)
             return
         try:
             with self._open_streams.holding(scope, self._holder):
-                await self._stream(receive, send)
+                await self._stream(scope, receive, send)
         except _Full as full:
             await (await self._open_streams.refusal(full))(scope, receive, send)
 
-    async def _stream(self, receive: Receive, send: Send) -> None:
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
+        if IS_HEAD not in scope:
+            await self._follow(receive, send)
+        with contextlib.suppress(OSError):
+            await _body(send, b"", more=False)
+
+    async def _follow(self, receive: Receive, send: Send) -> None:
         hang_up = asyncio.ensure_future(_hang_up(receive))
         ended = asyncio.ensure_future(self._until()) if self._until else None
         try:
@@ -306,8 +314,6 @@ class EventStream(Response, Generic[T]):
             hang_up.cancel()
             if ended is not None:
                 ended.cancel()
-        with contextlib.suppress(OSError):
-            await _body(send, b"", more=False)
 
     async def _send_events(
         self, send: Send, hang_up: asyncio.Future[None], ended: asyncio.Future[None] | None

@@ -34,12 +34,14 @@ class Wire:
         """Raises OSError if the service has closed the connection."""
         self.socket.sendall(data)
 
-    def request(self, method: str, path: str, body: bytes = b"", **headers: str) -> None:
+    def request(
+        self, method: str, path: str, body: bytes = b"", *, version: str = "1.1", **headers: str
+    ) -> None:
         """A request as it should be; `headers` are named with _ for -, and may be wrong."""
         given = {"host": f"127.0.0.1:{self.address[1]}", **headers}
         if body:
             given = {"content-type": "application/json", "content-length": str(len(body)), **given}
-        lines = [f"{method} {path} HTTP/1.1"]
+        lines = [f"{method} {path} HTTP/{version}"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in given.items()]
         self.send("\r\n".join((*lines, "", "")).encode("latin-1") + body)
 
@@ -66,6 +68,13 @@ class Wire:
                 body += piece
             return Answer(int(lines[0].split()[1]), head.decode("latin-1"), body)
         return None
+
+    def rest(self) -> bytes:
+        """All that comes until the service closes the connection.
+
+        Raises TimeoutError if nothing comes for `ANSWER_SECONDS`.
+        """
+        return b"".join(iter(lambda: self.socket.recv(65536), b""))
 
     def closed_within(self, seconds: float) -> bool:
         """Whether the service closes the connection in this time, whatever it says before."""
