@@ -109,6 +109,18 @@ def _trusted() -> ssl.SSLContext:
     return context
 
 
+@contextmanager
+def _with_proxies() -> Iterator[None]:
+    """Raises InvalidUrl if a client cannot use the proxies that the environment names."""
+    try:
+        yield
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        raise InvalidUrl(
+            "the proxy of the environment cannot be used, correct HTTP_PROXY, HTTPS_PROXY, "
+            f"ALL_PROXY or NO_PROXY: {error}"
+        ) from None
+
+
 class Settings:
     """What both clients share: address, time limit, credential; checked, and shared with flows."""
 
@@ -236,7 +248,9 @@ class Client:
     ) -> None:
         self._settings = Settings(url, token, timeout_seconds)
         here = transport_within(self._settings.url)
-        self._http = httpx.Client(limits=_LIMITS, transport=here, **self._settings.transport())
+        options = self._settings.transport()
+        with _with_proxies():
+            self._http = httpx.Client(limits=_LIMITS, transport=here, **options)
 
     @property
     def url(self) -> str:
@@ -379,7 +393,9 @@ class AsyncClient:
     ) -> None:
         self._settings = Settings(url, token, timeout_seconds)
         here = async_transport_within(self._settings.url)
-        self._http = httpx.AsyncClient(limits=_LIMITS, transport=here, **self._settings.transport())
+        options = self._settings.transport()
+        with _with_proxies():
+            self._http = httpx.AsyncClient(limits=_LIMITS, transport=here, **options)
 
     @property
     def url(self) -> str:

@@ -21,7 +21,7 @@ class CounterpoiseError(Exception):
 
 
 class InvalidUrl(CounterpoiseError):
-    """The address of the service is not an http:// or https:// URL."""
+    """The address of the service is not an http:// or https:// URL, or its proxy cannot be used."""
 
     code = "invalid_url"
 

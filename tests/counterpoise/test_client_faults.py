@@ -219,6 +219,21 @@ def test_a_proxy_of_the_environment_is_not_asked_about_this_machine(faulty, ask,
         ask(faulty.url)
 
 
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ALL_PROXY", "socks5h://127.0.0.1:9"),  # needs a package
+        ("HTTP_PROXY", "ftp://127.0.0.1:9"),
+        ("NO_PROXY", "localhost,::1/128"),
+    ],
+)
+def test_a_proxy_that_cannot_be_used_is_named(monkeypatch, kind, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidUrl, match=f"the proxy of the environment cannot.*{name}"):
+        kind("http://queues.invalid")
+
+
 def test_names_cannot_leave_their_place_in_the_path(faulty):
     with Client(faulty.url) as client:
         for name in ("../../a b?c#d", "", "a/b", "\udcff"):
