@@ -352,7 +352,8 @@ def open_log(
     if address.kind == "aligned":
         aligned = import_module("counterpoise.logs.aligned")
         return cast("Log", aligned.AlignedLog(_open_parts(address, access, timeout_seconds)))
-    url = access.url if isinstance(access, LogAccess) else access
+    # A secret's file may end with a line end.
+    url = access.url if isinstance(access, LogAccess) else access and access.strip()
     url = url or environment_access(log)
     if url is not None and url.startswith(IN_MEMORY) and address.kind == "builtin":
         # Only tests need it, see `counterpoise.testing`.

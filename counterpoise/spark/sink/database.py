@@ -81,6 +81,8 @@ class Database:
     def __init__(self, where: str | MakeEngine | None) -> None:
         """None: the environment's COUNTERPOISE_SINK_URL as it is now. Raises InvalidSink."""
         where = where if where is not None else os.environ.get(URL_VARIABLE)
+        if isinstance(where, str):
+            where = where.strip()
         if not where:
             raise InvalidSink(
                 f"no database for the sink: give it a URL, or set {URL_VARIABLE} "

@@ -1,6 +1,7 @@
 """Reading that only the built-in log has: connections and schema; and opening logs."""
 
 import socket
+from contextlib import closing
 
 import psycopg
 import pytest
@@ -29,6 +30,12 @@ def test_between_batches_no_transaction_stays_open_and_others_may_call(log, monk
     assert log.bounds([0]).ends == {0: "4"}
     # The end was taken when the reading began.
     assert [batch["value"].to_pylist() for batch in reading] == [[b"b"], [b"c"]]
+
+
+def test_a_line_end_after_an_access_is_not_part_of_it(log, log_url):
+    append(log, "a")
+    with closing(open_log("builtin:flights", f"{log_url}\n")) as opened:
+        assert opened.bounds([0]).ends == {0: "1"}
 
 
 def test_a_message_that_is_missing_without_a_reason_is_an_error(log, log_url):

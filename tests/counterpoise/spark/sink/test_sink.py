@@ -24,6 +24,7 @@ from counterpoise.spark.running_batch import (
     planned_of,
 )
 from counterpoise.spark.sink import batch as module
+from counterpoise.spark.sink.database import Database
 from tests.counterpoise.spark.queries import QueryStage, committed
 from tests.counterpoise.spark.sink.places import LAKES
 from tests.counterpoise.spark.waiting import until
@@ -344,8 +345,9 @@ def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COUNTERPOISE_SINK_URL", raising=False)
     with pytest.raises(InvalidSink, match="COUNTERPOISE_SINK_URL"):
         FencedSink(None, write, name="n")
-    monkeypatch.setenv("COUNTERPOISE_SINK_URL", "postgresql://h/d")
+    monkeypatch.setenv("COUNTERPOISE_SINK_URL", "postgresql://h/d\n")
     FencedSink(None, write, name="n")
+    assert Database(None).key == Database("postgresql://h/d").key
 
 
 def test_the_plan_is_known_before_the_batch_runs(tmp_path: Path) -> None:
