@@ -1,9 +1,12 @@
 """Runs the application under uvicorn: prints its address and stops on a signal."""
 
 import asyncio
+import contextlib
 import gc
+import os
 import signal
 import socket
+import sys
 import threading
 
 import structlog
@@ -51,6 +54,8 @@ class Server(uvicorn.Server):
         self.head_seconds = HEAD_SECONDS
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if threading.current_thread() is threading.main_thread():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._renew)
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             # uvicorn has logged the reason; its exit code has another meaning in `broker.launch`.
@@ -58,9 +63,6 @@ class Server(uvicorn.Server):
         scheme, context = "http", None
         if self._certificate is not None:
             scheme, context = "https", self._certificate.context
-            if threading.current_thread() is threading.main_thread():
-                loop = asyncio.get_running_loop()
-                loop.add_signal_handler(signal.SIGHUP, self._certificate.renew)
         connections: OpenConnections = self._application.state.connections
         listeners = sockets or ()
         # uvicorn closes them and waits for them, nothing else.
@@ -72,9 +74,18 @@ class Server(uvicorn.Server):
         for listener in listeners:
             address = address_of(listener, scheme)
             if self._announce:
-                # The one line on stdout; everything else is a log record on stderr.
-                print(f"Counterpoise listens on {address}", flush=True)  # noqa: T201
+                # The one line on stdout; everything else is a log record on stderr. Nobody need
+                # read it, and what is not in a buffer does not fail again at the end.
+                with contextlib.suppress(OSError):
+                    os.write(sys.stdout.fileno(), f"Counterpoise listens on {address}\n".encode())
             log.info("serving", address=address)
+
+    def _renew(self) -> None:
+        """On SIGHUP."""
+        if self._certificate is not None:
+            self._certificate.renew()
+        else:
+            log.info("SIGHUP: this service has no certificate, and nothing else is read again")
 
     def _connection(self, host: str) -> Connection:
         connections: OpenConnections = self._application.state.connections
@@ -128,9 +139,10 @@ def run(settings: Settings, listener: socket.socket) -> None:
 
     Raises `TlsError`.
     """
-    certificate = certificate_of(settings)
     gc.set_threshold(*COLLECTIONS)
     app = create_app(Broker(settings), settings)
+    # As late as possible: a SIGHUP is heeded from the server's start on.
+    certificate = certificate_of(settings)
     files = raise_file_limit()
     reserved = RESERVED_FILES + 2 * settings.database_pool_size
     app.state.connections.most = max(files - reserved, files // 2)

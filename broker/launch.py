@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from enum import IntEnum
+from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
@@ -60,13 +61,14 @@ class Exit(IntEnum):
 
 
 def serve(**given: object) -> None:
-    """Run the service until SIGTERM or SIGINT; `given` are settings. Only in the main thread."""
+    """Run the service until a signal ends it; `given` are settings. Only in the main thread."""
+    _obey_signals()
     settings = _settings(**given)
     configure_logging(settings.log_level, settings.log_format)
     _check_certificate(settings)
     run: Callable[[Settings, socket.socket], None] = pkgutil.resolve_name(SERVER)
     listener = _listen(settings.host, settings.port)
-    with listener, _ends_on_signals(), _database(settings) as settings:
+    with listener, _database(settings) as settings:
         _prepare(settings)
         _refuse_exposure(settings)
         run(settings, listener)
@@ -89,7 +91,7 @@ def migrate(
     """
     settings = _settings(**given)
     configure_logging("warning", settings.log_format)
-    with _ends_on_signals(), _database(settings) as settings:
+    with _database(settings) as settings:
         _refuse_unusable(settings)
         yield from _migrated(settings, contract=contract)
         if restored is not None:
@@ -137,13 +139,13 @@ def reached(
                 "give the --data-dir or --database-url that it was started with",
             )
         named = service_url or os.environ.get("COUNTERPOISE_URL")
-        if named and settings.data_dir is None and not default_data_dir().exists():
+        if named and settings.data_dir is None and not _data_dir(settings).exists():
             fail(
                 Exit.ANOTHER_DATABASE,
                 f"no service answers at {service}, and no database is named: correct the address, "
                 "or give the --data-dir or --database-url of the service",
             )
-    with _ends_on_signals(), _database(settings, running_may=True) as settings:
+    with _database(settings, running_may=True) as settings:
         url, log_url = _urls(settings)
         _refuse_unusable(settings)
         try:
@@ -180,15 +182,23 @@ def _refuse_other_database(service: Served, name: str) -> NoReturn:
 def _name_of_database(settings: Settings) -> str:
     """The database for people, without a password."""
     if settings.database_url is None:
-        return f"the service's own Postgres in {settings.data_dir or default_data_dir()}"
+        return f"the service's own Postgres in {_data_dir(settings)}"
     parameters = postgres.read(settings.database_url.get_secret_value())
     place = {n: value for n, value in parameters.items() if n in ("host", "port", "dbname")}
     return postgres.written(place).removeprefix("postgresql://")
 
 
+def _data_dir(settings: Settings) -> Path:
+    """Where the service's own Postgres is."""
+    try:
+        return settings.data_dir or default_data_dir()
+    except EmbeddedPostgresError as error:
+        fail(Exit.DATABASE, str(error))
+
+
 def _is_running(settings: Settings) -> bool:
     """Whether the Postgres of the data directory accepts connections."""
-    url = url_of_running(settings.data_dir or default_data_dir())
+    url = url_of_running(_data_dir(settings))
     if url is None:
         return False
     try:
@@ -275,7 +285,7 @@ def _database(settings: Settings, *, running_may: bool = False) -> Iterator[Sett
     if settings.database_url is not None:
         yield settings
         return
-    directory = settings.data_dir or default_data_dir()
+    directory = _data_dir(settings)
     embedded = EmbeddedPostgres(directory)
     try:
         url = embedded.start()
@@ -361,24 +371,33 @@ def _urls(settings: Settings) -> tuple[str, str | None]:
     )
 
 
-@contextlib.contextmanager
-def _ends_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGINT run every `finally`; while the server runs, it handles them itself."""
+def _obey_signals() -> None:
+    """What a signal does to the service; while the server runs, it handles SIGTERM, SIGINT and
+    SIGHUP itself.
+    """
 
-    def leave(signum: int, _: FrameType | None) -> NoReturn:
-        raise SystemExit(0 if signum == signal.SIGTERM else 130)
+    def leave(number: int, _: FrameType | None) -> NoReturn:
+        # Runs every `finally`.
+        raise SystemExit(0 if number == signal.SIGTERM else 130)
 
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def terminate(_number: int, _: FrameType | None) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    def go_on(_number: int, _: FrameType | None) -> None:
+        """Tools that rotate logs or renew certificates send these to every service."""
+
+    handlers = {
+        **dict.fromkeys((signal.SIGTERM, signal.SIGINT), leave),
+        **dict.fromkeys((signal.SIGQUIT, signal.SIGALRM), terminate),
+        **dict.fromkeys((signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2), go_on),
+    }
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def _ignore_signals() -> None:
     """The service is stopping already; a second signal must not interrupt that."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -19,7 +19,6 @@ import contextlib
 import functools
 import gc
 import importlib
-import io
 import json
 import os
 import runpy
@@ -192,6 +191,8 @@ def _nursery() -> _Nursery:
 def main() -> None:
     """The nursery; in each process that it forks, the program."""
     control = socket.socket(fileno=int(sys.argv[1]))
+    # As a terminal starts programs, also if the tests run under nohup.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for module in WARM:
         importlib.import_module(module)
     assert threading.active_count() == 1
@@ -204,9 +205,10 @@ def main() -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.path[0] = request["directory"]
-    # As Python does it at its start.
-    assert isinstance(sys.stdout, io.TextIOWrapper)
-    sys.stdout.reconfigure(line_buffering=os.isatty(1))
+    # As Python does it at its start. The earlier ones knew other files.
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", 1 if os.isatty(1) else -1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     sys.argv = [request["module"], *request["arguments"]]
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 

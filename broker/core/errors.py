@@ -22,8 +22,11 @@ class BrokerError(Exception):
 
     @classmethod
     def title(cls) -> str:
-        """The first line of the docstring: what went wrong, the same for every instance."""
-        return (cls.__doc__ or "").strip().splitlines()[0]
+        """The first line of the docstring: what went wrong, the same for every instance.
+
+        A Python that was told to drop docstrings (-OO) has the code alone.
+        """
+        return (cls.__doc__ or cls.code).strip().splitlines()[0]
 
 
 class Invalid(BrokerError):

@@ -64,14 +64,26 @@ class Account:
 OURSELVES = Account(None, None)
 
 
+def unknown_user() -> PostgresNotRunnable:
+    """The error for a service whose user has a number and no name, as some containers have it."""
+    return PostgresNotRunnable(
+        f"the user {os.geteuid()} is not in this machine's user database, and Postgres does not "
+        "run as such a user; give --database-url, or start the service as another user"
+    )
+
+
 def account_for(data: Path) -> Account:
     """The user for Postgres on the directory `data`: the service's, or under root `nobody`.
 
     An existing directory keeps its owner: Postgres runs only as the owner of its data.
 
-    Raises PostgresNotRunnable under root when there is no such user (initdb looks its own uid up).
+    Raises PostgresNotRunnable when there is no such user (initdb looks its own uid up).
     """
     if os.geteuid() != 0:
+        try:
+            pwd.getpwuid(os.geteuid())
+        except KeyError:
+            raise unknown_user() from None
         return OURSELVES
     try:
         owner = data.stat().st_uid if data.exists() else 0

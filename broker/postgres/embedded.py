@@ -64,6 +64,7 @@ from broker.postgres.binaries import (
     PostgresNotRunnable,
     account_for,
     find_binaries,
+    unknown_user,
 )
 from broker.postgres.cluster import (
     DATABASE,
@@ -137,10 +138,16 @@ class _PortTaken(Exception):
 
 
 def default_data_dir() -> Path:
-    """The user's data directory: `counterpoise` in $XDG_DATA_HOME, else in ~/.local/share."""
+    """The user's data directory: `counterpoise` in $XDG_DATA_HOME, else in ~/.local/share.
+
+    Raises PostgresNotRunnable for a user without a home directory, who is in no user database.
+    """
     base = os.environ.get("XDG_DATA_HOME", "")
-    # The XDG base directory specification: a relative path is invalid and must be ignored.
-    root = Path(base) if os.path.isabs(base) else Path.home() / ".local" / "share"
+    try:
+        # The XDG base directory specification: a relative path is invalid and must be ignored.
+        root = Path(base) if os.path.isabs(base) else Path.home() / ".local" / "share"
+    except RuntimeError:
+        raise unknown_user() from None
     return root / "counterpoise"
 
 

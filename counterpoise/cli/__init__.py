@@ -6,7 +6,10 @@
 import gc
 import io
 import os
+import signal
 import sys
+from types import FrameType
+from typing import NoReturn
 
 # Most of what a command makes are modules, which stay. With Python's own number the collector looks
 # through them so often that a start takes a sixth longer.
@@ -16,13 +19,36 @@ _MADE_BETWEEN_COLLECTIONS = 20_000
 def main() -> None:
     """The command `counterpoise`."""
     gc.set_threshold(_MADE_BETWEEN_COLLECTIONS)
+    end_in_order()
     # httpx would load its own command line, which takes as long as the rest of it.
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     mend_streams()
+    mend_size()
 
     from counterpoise.cli import app
 
     app.main()
+
+
+def end_in_order() -> None:
+    """Whatever ends a command, each `finally` of it runs: on SIGTERM and SIGHUP (the terminal is
+    gone) as on Ctrl-C. A SIGHUP that is ignored stays so: nohup.
+    """
+
+    def leave(number: int, _: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, leave)
+
+
+def mend_size() -> None:
+    """A terminal that does not know its size yet may report none, and nothing fits into that."""
+    for name in ("COLUMNS", "LINES"):
+        if not os.environ.get(name, "").strip("0"):
+            os.environ.pop(name, None)
 
 
 def mend_streams() -> None:

@@ -1,5 +1,5 @@
 """`python -m counterpoise.cli`: the command line without the script."""
 
-from counterpoise.cli.app import main
+from counterpoise.cli import main
 
 main()

@@ -144,7 +144,7 @@ def redrive(
     Mend the consumer first: a message that fails again becomes a letter again.
     An interrupted redrive sends none twice. A message comes back behind the
     newer messages of its key. It ends with exit code 1 if it has sent less than
-    it was to, and 130 if that is because of an interrupt or SIGTERM.
+    it was to, and 130 if that is because of an interrupt, SIGTERM or SIGHUP.
     """
     from counterpoise.consumer import Consumer, stop_on_signals
     from counterpoise.consumer.poison import HEADER, Origin, letter_id, publish_once

@@ -259,7 +259,8 @@ def consume(
 ) -> None:
     """Print the messages of the partitions that this consumer owns, and commit them.
 
-    The first interrupt (or SIGTERM) hands its partitions over in order; the second ends it at once.
+    The first interrupt (or SIGTERM, or the end of its terminal) hands its partitions over in order;
+    the second ends it at once.
 
     --json prints one line for each message, with "value", or "value_base64" for a
     value that is not text.
@@ -385,6 +386,10 @@ class _Output:
     """
 
     def __init__(self, as_json: bool, separator: bytes | None) -> None:
+        """Raises OSError if standard output was closed from the beginning."""
+        if sys.__stdout__ is None:
+            # What takes its place (`mend_streams`) loses what is written to it.
+            raise OSError("standard output is closed; messages would be committed and lost")
         self._as_json = as_json
         self._separator = separator
         self._wrote_at = time.monotonic()

@@ -1,7 +1,7 @@
 """`Consumer`: a flow, a log, and the threads between them. See the package's docstring.
 
-Beside it: its status, the conditions that it reports to the service, and its end in order on SIGINT
-and SIGTERM.
+Beside it: its status, the conditions that it reports to the service, and its end in order on
+signals.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class Stoppable(Protocol):
 
 @contextmanager
 def stop_on_signals(consumer: Stoppable) -> Iterator[None]:
-    """Hand over in order on the first SIGINT or SIGTERM, end without waiting on the second.
+    """Hand over in order on the first SIGINT, SIGTERM or SIGHUP, end without waiting on the second.
 
-    For the main thread; in another thread it does nothing. Afterwards the earlier handlers are
-    restored.
+    SIGHUP: the terminal is gone. It stays ignored under nohup. For the main thread; in another
+    thread it does nothing. Afterwards the earlier handlers are restored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -78,7 +78,10 @@ def stop_on_signals(consumer: Stoppable) -> Iterator[None]:
         signals += 1
         consumer.stop(now=signals > 1)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:

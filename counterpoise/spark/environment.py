@@ -46,6 +46,10 @@ def cache_dir() -> Path:
     return root / "counterpoise"
 
 
+def _temporary_dir() -> Path:
+    return Path(tempfile.gettempdir(), f"counterpoise-{os.getuid()}")
+
+
 def written(name: str, text: str) -> Iterator[Path]:
     """Where the program `name` was written: a path that ends with `bin/` and the name.
 
@@ -53,9 +57,10 @@ def written(name: str, text: str) -> Iterator[Path]:
     The directory is named after the text, so that several environments of one user have one each.
     """
     version = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    for parent in (cache_dir(), Path(tempfile.gettempdir(), f"counterpoise-{os.getuid()}")):
-        with contextlib.suppress(OSError):
-            program = parent / version / "bin" / name
+    for parent in (cache_dir, _temporary_dir):
+        # RuntimeError: a user without a home directory.
+        with contextlib.suppress(OSError, RuntimeError):
+            program = parent() / version / "bin" / name
             write_program(program, text)
             yield program
 

@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
+from subprocess import PIPE
 
 import pytest
 
@@ -25,6 +26,7 @@ from counterpoise.publisher import Publisher
 from counterpoise.publisher.delivery import Delivery
 from counterpoise.wire import ReleaseItem
 from tests.counterpoise.cli.conftest import run_at
+from tests.forked import Forked
 from tests.service import eventually
 
 # ------------------------------------------------------------------ queues, flows, status
@@ -342,7 +344,7 @@ def test_an_interrupted_publish_without_its_log_says_what_may_be_lost(run, monke
     assert said == "counterpoise: no log answers; 2 messages are not known to be in the log\n"
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_consumer_told_to_end_hands_over_in_order(run, service, start, signum):
     run("queues", "create", "a", "-p", "4", "--rebalance-delay", "0", "--max-handoff-time", "60")
     with Client(service.url) as client:
@@ -461,6 +463,23 @@ def test_standard_streams_may_be_closed_full_or_not_utf_8(monkeypatch):
         main()
     assert ended.value.code == 1
     assert said.getvalue() == "counterpoise: OSError: [Errno 28] No space left on device\n"
+
+
+def test_nothing_is_consumed_into_a_closed_output(monkeypatch):
+    """What stands in for it loses what is written."""
+    monkeypatch.setattr(sys, "__stdout__", None)
+    said = run_at("http://127.0.0.1:9", "consume", "a", code=1).stderr
+    assert said.startswith("counterpoise: OSError: standard output is closed; messages would be")
+
+
+def test_a_terminal_of_no_size_shows_everything():
+    environment = {**os.environ, "COLUMNS": "0", "LINES": "0"}
+    with Forked(
+        "counterpoise.cli", ["queues", "create"], environment=environment, stderr=PIPE
+    ) as process:
+        _, said = process.communicate(timeout=240)
+        assert process.wait() == 2
+    assert "queues create [OPTIONS] {QUEUE}" in said
 
 
 class FullStream(io.StringIO):

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from typer.testing import CliRunner
 from counterpoise.cli.app import app
 from counterpoise.spark import environment
 from counterpoise.spark.environment import write_program
+from tests.broker.test_surroundings import NAMELESS, may_be_nameless
 from tests.counterpoise.spark.small import with_small_java
+from tests.service import COUNTERPOISE
 
 PYSPARK = Path(pyspark.__file__).parent
 SPARK = """
@@ -171,6 +174,17 @@ def test_a_command_prints_a_home_that_starts_what_sparks_launcher_asks_for(tmp_p
     assert home.is_relative_to(tmp_path)
     asked = [str(home / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-version"]
     assert "21" in subprocess.run(asked, capture_output=True, text=True, check=True).stderr
+
+
+@pytest.mark.long
+@may_be_nameless
+def test_a_user_without_a_home_gets_one_below_the_temporary_directory(tmp_path: Path) -> None:
+    [command] = COUNTERPOISE
+    bare = [str(shutil.which(NAMELESS[0])), *NAMELESS[1:], command, "java-home"]
+    only = {"TMPDIR": str(tmp_path), "PATH": str(tmp_path)}
+    done = subprocess.run(bare, env=only, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).is_relative_to(tmp_path)
 
 
 @pytest.mark.usefixtures("nothing")
