@@ -693,6 +693,9 @@ class Acceptor:
         if error is None:
             return
         self._open_connections.leaves(connection)
+        if connection._made:
+            # It was ended in the turn that made it: uvloop closes it and tells nobody.
+            connection.connection_lost(None)
         peer.close()
         if isinstance(error, OSError):
             # No handshake, or gone already: a stranger's fault is not worth a line in the log.

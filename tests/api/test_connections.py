@@ -1,10 +1,11 @@
 """Connections without a socket: the answer of a long poll is written at once, counted in writes;
-and who makes room for others.
+who makes room for others; and what stays of one that does.
 """
 
 import asyncio
 from typing import Any
 
+import pytest
 import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.responses import Response
@@ -13,6 +14,8 @@ from uvicorn.server import ServerState
 
 from api.connections import Connection, OpenConnections
 from api.streams import WRITE_WHOLE, DeferredCall
+from tests.attacks.wire import Wire
+from tests.service import Service, eventually
 
 
 class Transport(asyncio.Transport):
@@ -134,3 +137,19 @@ async def test_the_address_of_which_most_wait_makes_room() -> None:
     # Of one each, those of either address may go.
     assert every.make_room()
     assert len(every) == 1
+
+
+def test_nothing_stays_of_a_connection_that_makes_room_while_it_opens(
+    scripted: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server would wait for it when it stops."""
+    made = Connection.connection_made
+
+    def ended(self: Connection, transport: asyncio.Transport) -> None:
+        self.abort()
+        made(self, transport)
+
+    monkeypatch.setattr(Connection, "connection_made", ended)
+    with Wire(scripted.url) as wire:
+        assert wire.closed_within(60)
+    eventually(lambda: not scripted.server.server_state.connections)
