@@ -114,7 +114,7 @@ def publish(
                     publisher.publish(*_split(number, value, separator, key))
                     count = number
                     progress.took(len(line))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         # Closing may have failed or been interrupted.
         lacking = publisher.unconfirmed
         fate = f"{lacking} of them not known to be in the log" if lacking else "which are published"

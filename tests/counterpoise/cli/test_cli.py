@@ -310,16 +310,20 @@ def test_a_line_that_cannot_be_published_is_named_and_what_came_before_it_counte
     assert json.loads(run("queues", "list", "--json").output)[0]["lag"] == 1
 
 
-def interrupted(lines):
-    """Lines of an input that ends with Ctrl-C."""
+def interrupted(lines, end=KeyboardInterrupt):
+    """Lines of an input that ends with Ctrl-C, or another end."""
     yield from lines
-    raise KeyboardInterrupt
+    raise end
 
 
-def test_an_interrupted_publish_says_what_is_published(run, monkeypatch):
+@pytest.mark.parametrize(
+    ("end", "code"), [(KeyboardInterrupt, 130), (SystemExit(143), 143)], ids=["Ctrl-C", "SIGTERM"]
+)
+def test_an_interrupted_publish_says_what_is_published(run, monkeypatch, end, code):
     run("queues", "create", "a", "-p", "3")
-    monkeypatch.setattr(messages, "_input", lambda file: nullcontext(interrupted([b"1\n", b"2\n"])))
-    said = run("publish", "a", code=130).stderr
+    lines = interrupted([b"1\n", b"2\n"], end)
+    monkeypatch.setattr(messages, "_input", lambda file: nullcontext(lines))
+    said = run("publish", "a", code=code).stderr
     assert said == "counterpoise: interrupted after 2 messages, which are published\n"
 
 
