@@ -235,8 +235,8 @@ def _granted(queue: Queue, record: r.Granted) -> None:
         _touch(queue, partition.owner)
         _touch(queue, flow)
         _touch_successor(queue, handoff)
-        replaced = grant.handed_over == HandedOver.REPLACED or partition.state is State.OWNED
-        if replaced and partition.owner is not None:
+        if partition.owner is not None and not grant.by_handoff:
+            # Its instance goes on, and a warm-up with it.
             keeps = handoff if partition.state is State.WARMING else None
             event = PartitionEvent.GRANTED if keeps is None and handoff else PartitionEvent.REPLACED
         else:

@@ -604,7 +604,7 @@ class Oracle:
             for record in decision.records
             if isinstance(record, r.Granted)
             for grant in record.grants
-            if not grant.by_handoff and grant.handed_over != "replaced"
+            if not grant.by_handoff and not _is_of_the_heir(before, queue, grant)
         }
         named = {
             redirect.partition
@@ -676,6 +676,15 @@ def _takes_the_place(before: dict[str, Any], queue: Queue, redirect: r.Redirect)
         return False
     flows = before["flows"] | before["gone"]
     return bool(flows[old.removeprefix("flow ")]["instance"] == _plain(heir.instance))
+
+
+def _is_of_the_heir(before: dict[str, Any], queue: Queue, grant: r.Grant) -> bool:
+    """Whether the flow gets what its instance had: the plan is the same, also if positions were
+    set."""
+    if grant.handed_over == "replaced":
+        return True
+    gone = before["gone"].get(grant.previous)
+    return bool(gone and gone["instance"] == _plain(queue.flows[grant.flow_id].instance))
 
 
 def _goes_on(queue: Queue, owner: Flow) -> Flow | None:

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.core import commands as c
 from broker.core import records as r
 from tests.broker.core.test_sequences import PROFILE, SETTINGS, STEPS, Player
 from tests.broker.core.world import World
@@ -107,6 +108,23 @@ def test_a_partition_that_was_released_is_read_again_if_its_position_is_set() ->
     assert world.owner(6) == "A", "7 goes on under another epoch"
     world.release("A", 7)
     assert world.owned("B") == [6, 7]
+
+
+def test_a_warm_up_goes_on_if_positions_are_set_while_its_owner_is_replaced_in_slices() -> None:
+    """Also if only some of the group are set: all of it is in one state."""
+    world = pairs(4, rebalance_delay=0.0, most=2)
+    world.bind("A")
+    world.settle()
+    world.bind("B", warmup=True)
+    assert world.on_their_way() == {2: ("warming", "B"), 3: ("warming", "B")}
+    world.bind("A2", "i-A")
+    assert world.owner(2) == "A"
+    world.raise_epochs(2)
+    while world.queue.unfinished_at is not None:
+        world.do(c.Resume())
+    assert world.owned("A2") == [*range(4)]
+    assert world.on_their_way() == {2: ("warming", "B"), 3: ("warming", "B")}
+    assert (world.handed_over(2), world.handed_over(3)) == ("forced", "replaced")
 
 
 def test_the_last_flow_drains_group_by_group() -> None:
