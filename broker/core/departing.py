@@ -103,9 +103,10 @@ def is_giving_back(queue: Queue) -> bool:
 
 
 def _heir(queue: Queue, flow: Flow) -> Flow | None:
-    """The flow that replaces one that is gone, and gets what it had."""
+    """The flow that replaces one that is gone, and gets what it had. Its place in the order of
+    binding goes to the same instance only."""
     heir = queue.by_bind_number.get(flow.bind_number)
-    return None if heir is None or heir.draining or heir.instance != flow.instance else heir
+    return None if heir is None or heir.draining else heir
 
 
 def _take(draft: Draft, flow: Flow, number: int) -> None:

@@ -17,8 +17,7 @@ def is_to_be_revised(draft: Draft) -> bool:
     take many slices. A revoke is never taken back, so no warm-up ends before that.
     """
     queue = draft.queue
-    changed = draft.changed or queue.unassigned or queue.without_successor
-    return bool(queue.warming and changed)
+    return bool(queue.warming and (draft.changed or queue.unassigned))
 
 
 def redirect(draft: Draft, number: int, flow: Flow) -> None:
