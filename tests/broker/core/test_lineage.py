@@ -8,6 +8,7 @@ from broker.core import commands as c
 from broker.core import records as r
 from broker.core.errors import Invalid
 from broker.core.lineage import FARTHEST, MOST_CHILDREN
+from broker.core.lineage import TRIGGER as LINEAGE
 from tests.broker.core.world import World
 
 Child = c.NewChild
@@ -395,6 +396,23 @@ class TestSlices:
                 orders.release(flow, *going)
         assert len(orders.owned("A")) + len(orders.owned("B")) == 31
         assert orders.queue.spread() <= 1
+
+    def test_a_bind_between_two_slices_of_children_takes_the_holddown(self) -> None:
+        """Only what rule 3 grants does not wait for it."""
+        orders = World.dynamic("a", rebalance_delay=5.0, most=4)
+        orders.bind("A")
+        orders.settle()
+        orders.report("A", "a", *(Child(f"c{n}", ("a",)) for n in range(9)))
+        orders.report("A", "a", finished=True)
+        orders.do(c.Resume())
+        assert orders.status == "Ready"
+        assert orders.queue.granting == LINEAGE
+        orders.bind("B")
+        assert orders.status == "Holddown"
+        while orders.queue.unfinished_at is not None:
+            orders.do(c.Resume())
+        assert orders.status == "Holddown"
+        assert len(orders.keys("A")) + len(orders.keys("B")) == 9
 
     def test_a_cut_does_not_grant_what_a_holddown_keeps(self) -> None:
         orders = World.dynamic("a", "b", "c", rebalance_delay=0.0, most=4)

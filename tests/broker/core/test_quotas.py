@@ -399,6 +399,20 @@ class TestNothingIsIdle:
         orders.settle()
         assert orders.owned("X") == [*range(8)]
 
+    def test_when_the_one_leaves_that_was_to_get_all_that_another_drains(self) -> None:
+        orders = spent()
+        orders.unbind("A")
+        orders.settle()
+        joins(orders, "X")
+        joins(orders, "C", None)
+        orders.drain("B")
+        orders.advance(5)
+        assert held(orders) == ["X"]
+        assert orders.on_their_way() == dict.fromkeys(range(8), ("revoking", "C"))
+        orders.unbind("C")
+        assert held(orders) == []
+        assert orders.on_their_way() == dict.fromkeys(range(8), ("revoking", "X"))
+
     def test_when_it_is_the_first_to_bind(self) -> None:
         orders = spent()
         for name in ("A", "B"):

@@ -11,8 +11,16 @@ import pytest
 from broker.calls import views
 from broker.core.commands import ReleaseItem
 from broker.core.draft import SLICE
+from broker.core.model import Settings
 from broker.core.queue import Queue
-from broker.replica.bursts import BURST_SECONDS, GATHER_SECONDS, MOMENT_SECONDS
+from broker.replica.bursts import (
+    BURST_SECONDS,
+    GATHER_SECONDS,
+    MOMENT_SECONDS,
+    NOTIFY_SECONDS,
+    DelayedNotices,
+)
+from broker.replica.transaction import Transaction
 from broker.testing.loop import running, virtual
 from tests.broker.shell import Service, World, spec
 
@@ -231,3 +239,34 @@ async def test_flows_are_not_told_of_each_slice_that_gives_them_something() -> N
     # Views are made after the last slice only: of one revision, with positions read once.
     assert one.net.calls["entries_after"] == 0
     assert one.net.calls["positions"] <= 1
+
+
+def committed(*, unfinished: bool, notified: str = "", later: str = "") -> Transaction:
+    """A transaction of slices that changed these flows; of those in `later` the rest may, too."""
+    transaction = Transaction(Queue("id", "orders", Settings(1), 0.0), 0.0, "commit")
+    transaction.unfinished = unfinished
+    transaction.notified, transaction.later = frozenset(notified), frozenset(later)
+    return transaction
+
+
+@virtual
+async def test_flows_that_earlier_slices_gave_something_are_told_with_the_last() -> None:
+    told: list[frozenset[str]] = []
+    notices = DelayedNotices(told.append)
+    assert notices.due(committed(unfinished=True, notified="A", later="BC")) == {"A"}
+    assert notices.due(committed(unfinished=True, notified="C", later="D")) == {"C"}
+    assert notices.due(committed(unfinished=False, notified="A")) == {"A", "B", "D"}
+    await running().sleep(2 * NOTIFY_SECONDS)
+    assert told == []
+
+
+@virtual
+async def test_they_are_told_without_the_last_if_it_takes_long() -> None:
+    told: list[frozenset[str]] = []
+    notices = DelayedNotices(told.append)
+    notices.due(committed(unfinished=True, later="A"))
+    await running().sleep(NOTIFY_SECONDS / 2)
+    notices.due(committed(unfinished=True, later="B"))
+    await running().sleep(NOTIFY_SECONDS)
+    assert told == [{"A", "B"}]
+    assert notices.due(committed(unfinished=False)) == frozenset()
