@@ -141,11 +141,9 @@ class Barriers:
         left = self._left.get(number % self.classes, 0)
         if not self.in_force or left > 1:
             return [number]
-        if left == 1:
-            # The last one waits for itself alone: it goes on.
-            return [number, next(o for o in self._of_class(number) if o in self.unreached)]
-        new = range(number % self.classes, self.resized_to, self.classes)
-        return [number, *(other for other in new if other != number)]
+        # One that is left waits for itself alone, and goes on. If none is, all of the class do.
+        going = range(number % self.classes, self.resized_to, self.classes)
+        return [number, *(o for o in going if o != number and (not left or o in self.unreached))]
 
     def _count(self, journal: Journal, number: int, difference: int) -> None:
         residue = number % self.classes

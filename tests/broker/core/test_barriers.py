@@ -17,7 +17,8 @@ from broker.core import commands as c
 from broker.core import records as r
 from broker.core.barriers import Barriers
 from broker.core.draft import Decision
-from broker.core.errors import CutsOutdated
+from broker.core.cuts import FIRST_SECONDS
+from broker.core.errors import CutsOutdated, ResizeUnsettled
 from broker.core.structures import Journal
 from tests.broker.core.world import World
 
@@ -84,6 +85,21 @@ def test_partitions_wait_for_what_they_must_and_for_nothing_else(before, after, 
     assert world.queue.cuts_due is None
 
 
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 6), (6, 9), (3, 4), (6, 4)])
+def test_flows_are_told_of_the_barriers_that_are_lifted_and_of_no_others(before, after):
+    world = World(before, rebalance_delay=5.0, ordered_resize=True)
+    for name in "ABC":
+        world.bind(name)
+    world.advance(5)
+    world.resize(after)
+    take(world, 1, before, after, set(), 20)
+    for number in range(before):
+        waited = waiting(world)
+        done = world.do(c.ReachCuts(1, ((number, world.epoch(number)),)))
+        lifted = waited.keys() - waiting(world).keys()
+        assert done.notices == {world.owner(n) for n in {number, *lifted}}
+
+
 def test_positions_set_in_slices_bring_each_barrier_back_with_its_own_slice():
     """An owner may reach its cut between the first slice and its own."""
     world = World(2, rebalance_delay=0.0, ordered_resize=True)
@@ -115,6 +131,32 @@ def test_positions_set_past_their_cuts_in_slices_lift_barriers_one_by_one():
     # A slice does not take the cuts of all partitions again.
     assert kinds(done) == {r.EpochsRaised, r.CutsReached}
     assert world.queue.barriers is None
+
+
+def test_a_slice_of_positions_brings_some_barriers_back_and_lifts_others():
+    world = World(2, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    world.do(c.Change({"partition_count": 4}))
+    take(world, 1, 2, 4, {0, 1}, 4)
+    cuts = c.TakeCuts(1, 2, 4, tuple(c.LogCut(n, "7", n > 0) for n in range(4)))
+    # A partition that there is not has no cut.
+    world.do(c.RaiseEpochs((0, 1, 99), cuts, following=True))
+    assert waiting(world) == {2: {0}}
+    world.do(c.RaiseEpochs((1,), told(1, 2, 4), following=True))
+    assert waiting(world) == {2: {0}, 3: {1}}
+    # It still waits for the one that is set before its cut.
+    done = world.do(c.RaiseEpochs((0, 1), cuts, following=True))
+    assert kinds(done) == {r.EpochsRaised, r.CutsReached}
+    assert waiting(world) == {2: {0}}
+
+
+def test_a_position_that_was_set_since_it_was_read_reaches_nothing():
+    world = World(1, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    world.resize(2)
+    world.raise_epochs(0)
+    world.do(c.TakeCuts(1, 1, 2, (c.LogCut(0, "7", True, 1), c.LogCut(1, "0", True))))
+    assert waiting(world) == {1: {0}}
 
 
 def test_work_under_an_old_epoch_reaches_nothing():
@@ -202,6 +244,41 @@ def test_a_queue_follows_a_further_resize_when_the_cuts_before_are_reached():
     world.do(c.FollowLog(2, 8))
     world.do(told(2, 4, 8))
     assert waiting(world) == {n: {n - 4} for n in range(4, 8)}
+
+
+def test_a_queue_follows_its_log_amid_the_pieces_of_cuts_that_the_log_no_longer_has():
+    world = World(1, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    world.resize(4)
+    world.do(c.TakeCuts(1, 1, 4, told(1, 1, 4).cuts[:1], 0, 1))
+    # Pieces of another resize are no rest of these.
+    assert world.do(c.TakeCuts(3, 8, 4, told(3, 8, 4).cuts[1:], 1)).answer == c.CutsWanted(0)
+    world.do(c.FollowLog(2, 8))
+    world.do(told(2, 4, 8))
+    assert waiting(world) == {n: {n - 4} for n in range(4, 8)}
+
+
+def test_a_queue_whose_log_was_never_resized_has_no_cuts():
+    world = World(2, rebalance_delay=0.0)
+    world.bind("A")
+    world.change(ordered_resize=True)
+    assert world.queue.cuts_due == world.now + FIRST_SECONDS
+    world.do(told(0, 2, 2))
+    assert (world.queue.cuts_due, world.queue.barriers) == (None, None)
+    assert not world.do(told(0, 2, 2)).entries
+
+
+def test_only_an_ordered_resize_is_refused_until_the_cuts_are_reached():
+    world = resized(2, 4)
+    world.change(rebalance_delay=1.0)
+    with pytest.raises(ResizeUnsettled):
+        world.resize(8)
+    world.change(partition_count=8, ordered_resize=False)
+    assert world.queue.configured_count == 8
+    # What comes late of its cuts changes nothing.
+    reached = c.ReachCuts(1, ((0, world.epoch(0)),))
+    for late in (told(1, 4, 8), c.FollowLog(2, 16), reached):
+        assert not world.do(late).entries
 
 
 def test_a_queue_whose_log_was_resized_there_and_back_awaits_the_cuts_of_that():
@@ -341,10 +418,18 @@ def test_cuts_of_a_further_resize_wait_until_those_before_are_reached():
     world.do(told(1, 2, 4))
     assert waiting(world) == {2: {0}, 3: {1}}
     assert world.queue.cuts_due is not None
+    # Nor do positions that are set.
+    due = world.queue.cuts_due
+    world.raise_epochs(0)
+    assert world.queue.cuts_due == due
     # Nor does the word of an owner that means the other.
     world.do(c.ReachCuts(3, tuple((n, world.epoch(n)) for n in (0, 1))))
     assert waiting(world) == {2: {0}, 3: {1}}
-    world.do(c.ReachCuts(1, tuple((n, world.epoch(n)) for n in (0, 1))))
+    for number in (0, 0):
+        done = world.do(c.ReachCuts(1, ((number, world.epoch(number)),)))
+        assert world.queue.cuts_due == due
+    assert not done.entries, "it is said already"
+    world.do(c.ReachCuts(1, ((1, world.epoch(1)),)))
     # Now they are asked for at once.
     assert world.queue.cuts_due == world.now
     world.do(told(3, 8, 4))
