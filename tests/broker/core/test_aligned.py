@@ -191,6 +191,24 @@ def test_a_budget_counts_partitions_and_shares_are_whole_groups() -> None:
     assert [len(record.moves) for record in moves] == [4]
 
 
+def test_a_flow_is_held_back_for_the_partitions_of_its_share_of_groups() -> None:
+    """Of four groups a third flow takes one, and has room for two, four partitions."""
+    world = pairs(8)
+    quota = c.Quota(flows=1000, moves=1, least_moves=1)
+    for name in "AB":
+        world.bind(name, key_id="honest", quota=quota)
+    world.settle()
+    for name in ("X0", "X1", "X2"):
+        world.bind(name, key_id="greedy", quota=quota)
+        assert not world.queue.held
+        world.settle()
+        world.unbind(name)
+        world.settle()
+    assert round(world.queue.moved["greedy"].level) == 6
+    world.bind("X3", key_id="greedy", quota=quota)
+    assert list(world.queue.held) == ["X3"]
+
+
 def _in_pairs(step: tuple[Any, ...]) -> tuple[Any, ...]:
     """Resizes keep groups whole."""
     if step[0] == "resize":

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from broker.core import commands as c
 from broker.core import records as r
 from broker.core.barriers import Barriers
-from broker.core.draft import Decision
 from broker.core.cuts import FIRST_SECONDS
+from broker.core.draft import Decision
 from broker.core.errors import CutsOutdated, ResizeUnsettled
 from broker.core.structures import Journal
 from tests.broker.core.world import World
@@ -266,6 +266,23 @@ def test_a_queue_whose_log_was_never_resized_has_no_cuts():
     world.do(told(0, 2, 2))
     assert (world.queue.cuts_due, world.queue.barriers) == (None, None)
     assert not world.do(told(0, 2, 2)).entries
+
+
+def test_cuts_that_the_log_does_not_say_are_asked_for_at_growing_intervals():
+    world = World(2, rebalance_delay=0.0, ordered_resize=True)
+    world.bind("A")
+    world.resize(4)
+    waits = []
+    for _ in range(7):
+        due = world.queue.cuts_due
+        assert due is not None
+        waits.append(due - world.now)
+        # What else is due in between asks no sooner.
+        world.wait(waits[-1] - 0.5)
+        world.do(c.Advance())
+        assert world.queue.cuts_due == due
+        world.advance(0.5)
+    assert waits == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
 
 
 def test_only_an_ordered_resize_is_refused_until_the_cuts_are_reached():

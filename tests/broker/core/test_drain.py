@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.broker.core.world import World
 
 
@@ -56,9 +58,10 @@ def test_a_repeated_drain_is_harmless() -> None:
     assert orders.drain("B", 60).records == ()
 
 
-def test_a_repeated_drain_may_shorten_the_timeout() -> None:
+@pytest.mark.parametrize("first", [60, None])
+def test_a_repeated_drain_may_shorten_the_timeout(first: float | None) -> None:
     orders = World.owning({"A": [0, 1], "B": [2, 3]}, rebalance_delay=0, warmup=True)
-    orders.drain("B", 60)
+    orders.drain("B", first)
     orders.drain("B", 10)
     orders.drain("B", 30)
     orders.advance(10)

@@ -194,6 +194,15 @@ class TestDiscard:
         assert orders.state(3) == "removed"
         assert orders.status == "Ready"
 
+    def test_with_the_same_count_a_rebalance_ends_with_their_last_handoff(self) -> None:
+        orders = World.owning({"A": [0, 1], "B": [2, 3]}, rebalance_delay=0)
+        orders.resize(3)
+        orders.drain("B")
+        orders.release("B", 2)
+        assert orders.on_their_way() == {3: ("revoking", "A")}
+        orders.resize(3, discard=True)
+        assert orders.status == "Ready"
+
     def test_other_changes_discard_nothing(self) -> None:
         orders = World.owning({"A": [0, 1], "B": [2, 3]})
         orders.resize(3)

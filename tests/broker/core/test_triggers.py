@@ -557,6 +557,22 @@ class TestRule12:
         assert orders.owned("A2") == [0, 1]
         assert [orders.handed_over(n) for n in (0, 1)] == ["forced", "replaced"]
 
+    def test_a_flow_that_leaves_before_it_is_drained_gets_its_partitions_back(self) -> None:
+        orders = World.owning({"A": [0, 1], "B": [2, 3]})
+        orders.drain("A")
+        orders.unbind("A")
+        orders.bind("A2", "i-A")
+        assert orders.owners() == {"A2": [0, 1], "B": [2, 3]}
+        assert [orders.handed_over(n) for n in (0, 1)] == ["replaced", "replaced"]
+
+    def test_a_standby_that_left_during_the_holddown_has_its_place_again(self) -> None:
+        orders = World.owning({"A": [0], "S": [], "T": []}, access_type="exclusive")
+        orders.drain("A")
+        orders.unbind("S")
+        orders.bind("S2", "i-S")
+        orders.settle()
+        assert orders.owned("S2") == [0]
+
     def test_after_the_holddown_the_place_is_lost(self) -> None:
         orders = World.owning({"A": [0], "B": [1]})
         orders.unbind("A")

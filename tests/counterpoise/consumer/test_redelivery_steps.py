@@ -41,6 +41,21 @@ def resized(view, **more):
     view.partitions = MappingProxyType({0: owned})
 
 
+# ------------------------------------------------------------------ the table
+
+
+def test_a_message_at_the_committed_position_is_read_again_and_not_tried():
+    """The partition is done up to the position, which names the next message to read."""
+    table = table_of(one_of("5"), one_of("6", key="other"))
+    table.plan(done="6")
+    assert table.due(LONG).place.position == "5"
+    table.remove(table.due(LONG))
+    assert table.due(LONG) is None
+    assert not table.has_passed()
+    table.plan(done="7")
+    assert table.due(LONG).place.position == "6"
+
+
 # ------------------------------------------------------------------ lanes
 
 
