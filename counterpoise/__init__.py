@@ -9,6 +9,7 @@ an HTTP client.
 from typing import TYPE_CHECKING
 
 from counterpoise.lazy import lazily
+from counterpoise.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from counterpoise.client import AsyncClient, Client
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from counterpoise.flow import AsyncFlow, Flow, Owned, Warming
     from counterpoise.publisher import Publisher
     from counterpoise.wire import Child
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AsyncClient",
@@ -33,7 +32,6 @@ __all__ = [
     "Owned",
     "Publisher",
     "Warming",
-    "__version__",
 ]
 
 _WHERE = {

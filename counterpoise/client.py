@@ -28,13 +28,14 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from counterpoise import __version__, calls, tracing, wire
+from counterpoise import calls, tracing, wire
 from counterpoise import conditions as condition_calls
 from counterpoise.calls import Call, Listing, base_url, read_answer
 from counterpoise.errors import BadAnswer, InvalidCertificates, InvalidUrl, Unreachable
 from counterpoise.event_stream import EventReader
 from counterpoise.options import SHORTEST_SECONDS, check_seconds
 from counterpoise.reading import Content, Listed, checked_token
+from counterpoise.version import __version__
 
 P = ParamSpec("P")
 T = TypeVar("T")

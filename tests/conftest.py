@@ -9,8 +9,10 @@ The time limit of the test ends an endless one.
 import gc
 import inspect
 import logging
+import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -48,6 +50,22 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(MADE_BETWEEN_COLLECTIONS)
+
+
+ALL_LONG = re.compile(r"^pytestmark = (\[\s*)?pytest\.mark\.long\b", re.M)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """For the short tests, leave out modules whose tests are all long.
+
+    To import them takes time, and some import what only the long tests have (the group `long`).
+    """
+    is_left_out = (
+        config.option.markexpr == "not long"
+        and collection_path.suffix == ".py"
+        and ALL_LONG.search(collection_path.read_text("utf-8"))
+    )
+    return True if is_left_out else None
 
 
 @pytest.fixture(autouse=True)

@@ -33,7 +33,7 @@ from counterpoise.plain import plain_line
 SERVER = "counterpoise-server"
 
 
-class Place(NamedTuple):
+class Command(NamedTuple):
     """Where a command is: a function, or the Typer application of a group of commands."""
 
     module: str
@@ -44,82 +44,82 @@ class Place(NamedTuple):
     hidden: bool = False
 
 
-COMMANDS: Mapping[str, Place] = {
-    "queues": Place(
+COMMANDS: Mapping[str, Command] = {
+    "queues": Command(
         "counterpoise.cli.queues", "app", "Queues: list, create, show, change, resize, delete."
     ),
-    "status": Place(
+    "status": Command(
         "counterpoise.cli.status",
         "show_status",
         "Show the owners of the partitions, the handoffs, and the trigger.",
     ),
-    "consumers": Place("counterpoise.cli.consumers", "app", "Consumers: list, drain, unbind."),
-    "flows": Place(
+    "consumers": Command("counterpoise.cli.consumers", "app", "Consumers: list, drain, unbind."),
+    "flows": Command(
         "counterpoise.cli.consumers", "app", "Consumers: list, drain, unbind.", hidden=True
     ),
-    "partitions": Place(
+    "partitions": Command(
         "counterpoise.cli.partitions", "app", "Partitions of a dynamic queue: split, merge."
     ),
-    "positions": Place("counterpoise.cli.positions", "app", "Positions: show, set, export."),
-    "lag": Place(
+    "positions": Command("counterpoise.cli.positions", "app", "Positions: show, set, export."),
+    "lag": Command(
         "counterpoise.cli.lag",
         "show_lag",
         "Show how many messages of each partition are not processed, and how old the next is.",
     ),
-    "history": Place(
+    "history": Command(
         "counterpoise.cli.history",
         "show_history",
         "Show why a queue was rebalanced, newest first: what led to it, and what moved.",
     ),
-    "lineage": Place(
+    "lineage": Command(
         "counterpoise.cli.partitions",
         "show_lineage",
         "Show which partition of a dynamic queue comes after which, and which waits for which.",
     ),
-    "rebalance": Place(
+    "rebalance": Command(
         "counterpoise.cli.status", "rebalance", "Rebalance now, without waiting for the holddown."
     ),
-    "publish": Place(
+    "publish": Command(
         "counterpoise.cli.messages",
         "publish",
         "Publish each line as a message; messages without a key are spread over the partitions.",
     ),
-    "consume": Place(
+    "consume": Command(
         "counterpoise.cli.messages",
         "consume",
         "Print the messages of the partitions that this consumer owns, and commit them.",
     ),
-    "peek": Place(
+    "peek": Command(
         "counterpoise.cli.reading",
         "peek",
         "Show messages of a queue, partition by partition, and leave all as it is.",
     ),
-    "dead-letters": Place(
+    "dead-letters": Command(
         "counterpoise.cli.dead_letters", "app", "Dead letters: list, show, redrive."
     ),
-    "doctor": Place(
+    "doctor": Command(
         "counterpoise.cli.doctor",
         "doctor",
         "Check this machine, the service, its database, the logs and Java; say what is wrong.",
     ),
-    "audit": Place(
+    "audit": Command(
         "counterpoise.cli.history",
         "show_audit",
         "List administrative calls, newest first: who, what, and what changed by it.",
     ),
-    "java-home": Place(
+    "java-home": Command(
         "counterpoise.cli.environment",
         "java_home",
         "Print a JAVA_HOME that Spark runs on, for spark-submit and Spark's daemons.",
     ),
-    "serve": Place("broker.cli", "serve", "Run the service.", SERVER),
-    "migrate": Place(
+    "serve": Command("broker.cli", "serve", "Run the service.", SERVER),
+    "migrate": Command(
         "broker.cli", "migrate", "Bring the database up to date, and report the changes.", SERVER
     ),
-    "keys": Place(
+    "keys": Command(
         "broker.key_commands", "app", "Keys: who may call the service, and what for.", SERVER
     ),
-    "simulate": Place(
+    "simulate": Command(
         "broker.simulate.command",
         "simulate",
         "Try a scaling plan in virtual time: handoffs, pauses, time to balance.",

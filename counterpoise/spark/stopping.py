@@ -27,7 +27,6 @@ from weakref import WeakKeyDictionary
 from pyspark import SparkContext
 
 from counterpoise.spark.channel import channel_to, offsets_in, reads_ours
-from counterpoise.spark.draining import stop_all
 from counterpoise.spark.wrapping import check_before
 
 if TYPE_CHECKING:
@@ -58,6 +57,9 @@ def leave(context: SparkContext) -> None:
         return
     try:
         if queries := _running(session):
+            # Only the process of the queries needs it, and each task imports this module.
+            from counterpoise.spark.draining import stop_all
+
             stop_all(queries)
             _tell(session)
     except Exception as error:  # the JVM has ended, or is ending

@@ -11,7 +11,9 @@ from typing import Any
 import httpx
 import pytest
 import schemathesis
+import yaml
 from hypothesis import HealthCheck, Phase, settings
+from openapi_spec_validator import validate
 from schemathesis import Case
 from schemathesis.checks import CheckFunction, not_a_server_error
 from schemathesis.config import SchemathesisConfig
@@ -31,6 +33,7 @@ from tests.api.consumer import Consumer, bind, create_queue
 from tests.databases import Databases
 from tests.service import Service, running, settings_for
 
+DOCUMENT = Path(__file__).parents[2] / "openapi.yaml"
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -41,7 +44,7 @@ CHECKS = [
     unsupported_method,
 ]
 # All these tests share one service.
-pytestmark = pytest.mark.xdist_group("fuzzing")
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("fuzzing")]
 
 MOST_PARTITIONS = 40
 LONGEST_WAIT_SECONDS = 0.05
@@ -66,8 +69,11 @@ covered = settings(drawn, phases=[Phase.explicit, Phase.generate])
 
 @pytest.fixture(scope="module")
 def openapi() -> BaseSchema:
-    path = Path(__file__).parents[2] / "openapi.yaml"
-    return schemathesis.openapi.from_path(str(path), config=SchemathesisConfig())
+    return schemathesis.openapi.from_path(str(DOCUMENT), config=SchemathesisConfig())
+
+
+def test_the_document_is_valid() -> None:
+    validate(yaml.load(DOCUMENT.read_text("utf-8"), yaml.CSafeLoader))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""openapi.yaml is what the application serves, is valid, and is complete."""
+"""openapi.yaml is what the application serves, and is complete (`test_fuzzing`: is valid)."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,6 @@ import httpx
 import pytest
 import yaml
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
-from openapi_spec_validator import validate
 
 from api.openapi import all_routes, document, to_yaml
 from api.routing import Route
@@ -40,10 +39,6 @@ def test_the_committed_document_is_the_served_one(served: dict[str, Any]) -> Non
 def test_it_is_served(http: httpx.Client, scripted: Any, served: dict[str, Any]) -> None:
     assert httpx.get(f"{scripted.url}/openapi.json").json() == served
     assert yaml.load(COMMITTED.read_text("utf-8"), yaml.CSafeLoader) == served
-
-
-def test_it_is_valid(served: dict[str, Any]) -> None:
-    validate(served)
 
 
 def test_it_has_every_call_of_the_contract(served: dict[str, Any]) -> None:

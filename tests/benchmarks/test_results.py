@@ -47,6 +47,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert collect.read(tmp_path / "found.json") == found
 
 
+@pytest.mark.long  # draws, which the short tests have no library for
 def test_the_page_says_what_is_missed_and_shows_each_picture(tmp_path: Path) -> None:
     found: dict[str, list[Figure | Series]] = {
         "log": [FAST],

@@ -18,9 +18,8 @@ from websockets.sync.client import ClientConnection, connect
 from tests.service import eventually
 
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser")
-# The marks of tests with a browser.
+# The marks of tests with a browser, beside `long`.
 MARKS = [
-    pytest.mark.long,
     pytest.mark.skipif(PROGRAM is None, reason="not installed: chromium"),
     pytest.mark.xdist_group("browser"),
 ]

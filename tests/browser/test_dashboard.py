@@ -23,7 +23,7 @@ from tests.service import Service, eventually
 
 __all__ = ["kafka"]
 AXE = (importlib.resources.files("axe_core_python") / "axe.min.js").read_text("utf-8")
-pytestmark = MARKS
+pytestmark = [pytest.mark.long, *MARKS]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from tests.architecture.test_repository import ROOT
 from tests.browser.chromium import MARKS, PROGRAM, chromium
 from tests.service import eventually, free_port
 
-pytestmark = MARKS
+pytestmark = [pytest.mark.long, *MARKS]
 ICON = re.compile(r'<link rel="icon" href="([^"]+)">')
 
 

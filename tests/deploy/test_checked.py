@@ -18,6 +18,8 @@ from counterpoise.errors import Unreachable
 from tests.architecture.test_repository import ROOT
 from tests.service import Service, eventually, free_port, running, settings_for
 
+pytestmark = pytest.mark.long
+
 DEPLOY = ROOT / "deploy"
 HAPROXY = shutil.which("haproxy")
 PROMTOOL = shutil.which("promtool")
@@ -50,7 +52,6 @@ def test_the_manifests_fit_the_schemas_of_kubernetes(version: str) -> None:
         kubernetes_validate.validate(document, version, strict=True)
 
 
-@pytest.mark.long
 @pytest.mark.skipif(SYSTEMD is None, reason="needs systemd-analyze (Debian package systemd)")
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     unit = (DEPLOY / "systemd/counterpoise.service").read_text("utf-8")
@@ -62,7 +63,6 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     assert checked(SYSTEMD, "verify", installed) == ""
 
 
-@pytest.mark.long
 @pytest.mark.skipif(PROMTOOL is None, reason="needs promtool (Debian package prometheus)")
 def test_prometheus_takes_its_configuration_with_the_alerts(tmp_path: Path) -> None:
     page = (ROOT / "docs/monitoring.md").read_text("utf-8")
@@ -148,7 +148,6 @@ def first_key(replicas: dict[str, Service]) -> str:
 
 
 @needs_haproxy
-@pytest.mark.long
 def test_a_consumer_behind_the_proxy_outlives_each_replica(
     replicas: dict[str, Service], tmp_path: Path
 ) -> None:
@@ -169,7 +168,6 @@ def test_a_consumer_behind_the_proxy_outlives_each_replica(
 
 
 @needs_haproxy
-@pytest.mark.long
 def test_people_behind_the_proxy_need_a_key_and_log_in(
     replicas: dict[str, Service], tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ class OfConnect:
 OfConnect.__module__ = "pyspark.sql.connect.session"
 
 
+@pytest.mark.long  # needs the client of Spark Connect
 def test_the_source_is_registered_and_a_warning_says_what_is_missing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
