@@ -129,7 +129,7 @@ def test_every_end_of_the_demo_ends_its_processes(
     demos.append(demo)
     assert demo.stdout is not None
     for line in demo.stdout:
-        if "PySpark applications start" in line:
+        if ": starts Java and Spark" in line:
             break
     children: set[Process] = set()
 

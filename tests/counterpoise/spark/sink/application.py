@@ -249,6 +249,8 @@ def start(spark: SparkSession, settings: Mapping[str, Any]) -> StreamingQuery:
         .writeStream.foreachBatch(write)
         .option("checkpointLocation", str(home / "checkpoint"))
     )
+    # On a slow machine Spark gives the first one up, and starts another (`worker_starts`).
+    until(lambda: len(source_processes() - others) == 1, "the query has one source's process")
     (source,) = source_processes() - others
     (home / "source").write_text(str(source))
     return query
