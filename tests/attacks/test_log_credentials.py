@@ -195,6 +195,7 @@ REFUSED: list[LiteralString] = [
     "SELECT pg_advisory_lock(1)",
     "SELECT pg_advisory_xact_lock_shared(1, 1)",
     "SELECT pg_try_advisory_lock(1)",
+    "SELECT * FROM pg_locks",
     # objects
     "CREATE TEMP TABLE mine ()",
     "CREATE TABLE public.mine ()",
