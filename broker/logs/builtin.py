@@ -18,6 +18,7 @@ from broker.logs.peeking import Peek, PeekedMessage
 from broker.logs.ports import Bounds, Holder, LogAccess, LogOwner, Purpose
 from broker.logs.retention import Young
 from broker.logs.roles import EXPIRE_FOR_LOG, ClientRoles
+from broker.logs.times import positions_at
 from broker.pieces import PIECE, pause, pieces
 from counterpoise.logs import LogNotFound
 from counterpoise.logs.builtin.ages import ages_statement
@@ -336,22 +337,7 @@ class BuiltinLogs:
         """See `LogKind`; also correct if publishers gave times that are not in order."""
         async with self._database.transaction(database.LONG_SECONDS) as connection:
             known = await self._database.known(connection, name_of(log))
-            found = await connection.execute(
-                text(
-                    "SELECT p.partition, coalesce(since.position, p.next_position)"
-                    " FROM counterpoise_log.partitions AS p LEFT JOIN ("
-                    "   SELECT m.partition, min(m.position) AS position"
-                    "   FROM counterpoise_log.messages AS m"
-                    "   JOIN counterpoise_log.partitions AS mine"
-                    "     ON mine.log_id = m.log_id AND mine.partition = m.partition"
-                    "     AND m.position >= mine.first_position"
-                    "   WHERE m.log_id = :log_id"
-                    "     AND m.published_at >= to_timestamp(CAST(:time AS double precision))"
-                    "   GROUP BY m.partition"
-                    " ) AS since USING (partition) WHERE p.log_id = :log_id ORDER BY p.partition"
-                ),
-                {"log_id": known["log_id"], "time": time},
-            )
+            found = await positions_at(connection, known["log_id"], time)
             positions: dict[int, str] = {}
             async for rows in _in_pieces(found):
                 positions.update((number, str(position)) for number, position in rows)

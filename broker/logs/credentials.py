@@ -32,13 +32,13 @@ insist on it (`sslmode=require`) unless its URL says otherwise.
 **What Postgres gives to everybody by default is taken away first** (`close_to_public`), before
 strangers get credentials. Every role that may connect can make temporary tables and large objects,
 and in databases of old releases tables and functions in `public`. It can also take any advisory
-lock; many of them fill the server's table of locks, and then nobody's statement gets one. And it
-can run a loop of its own making in the server (DO, in PL/pgSQL), of which each turn is a
-transaction. Taken away is what is the service's to take: in a database that it owns, the right to
-make temporary tables and to create in `public`; in a server that it has started itself
-(`broker.postgres`), also connecting to the other databases, PL/pgSQL, and the functions in
-_FUNCTIONS. In somebody else's server they may be in use by others; docs/security.md says what its
-administrator may do.
+lock; many of them fill the server's table of locks, and then nobody's statement gets one. It sees
+the locks of all sessions, and so who appends and who reads at this moment. And it can run a loop of
+its own making in the server (DO, in PL/pgSQL), of which each turn is a transaction. Taken away is
+what is the service's to take: in a database that it owns, the right to make temporary tables and to
+create in `public`; in a server that it has started itself (`broker.postgres`), also connecting to
+the other databases, PL/pgSQL, and the functions in _FUNCTIONS. In somebody else's server they may
+be in use by others; docs/security.md says what its administrator may do.
 
 **The server's own log is not for clients.** Postgres writes failed statements, their messages and
 parameters into it whole, and `debug_print_plan`, which every role may set, writes more. In the
@@ -69,7 +69,8 @@ from broker.logs.ports import Holder, LogAccess, Purpose
 from counterpoise.lease_time import lease_time
 from counterpoise.logs import postgres
 
-# Of pg_catalog; names as for LIKE. They write what nobody reads, or keep what others wait for.
+# Of pg_catalog; names as for LIKE. They write what nobody reads, keep what others wait for, or show
+# who appends and reads at this moment (pg_locks).
 _FUNCTIONS = (
     "lo\\_%",
     "loread",
@@ -77,6 +78,7 @@ _FUNCTIONS = (
     "pg\\_advisory\\_%",
     "pg\\_try\\_advisory\\_%",
     "pg\\_logical\\_emit\\_message",
+    "pg\\_lock\\_status",
 )
 # The service starts its own server with this setting (broker.postgres.embedded).
 _IS_OURS = "coalesce(current_setting('counterpoise.own_server', true), '') = 'on'"

@@ -7,8 +7,10 @@ import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from broker.logs import times
 from broker.logs.builtin import BuiltinLogs
 from broker.logs.by_kind import LogsByKind
 from broker.logs.external import ExternalLogs
@@ -248,7 +250,11 @@ async def test_publishers_that_have_been_silent_are_forgotten(logs, log, log_url
 # ------------------------------------------------------------------ times
 
 
-async def test_the_position_of_a_time_skips_nothing_published_since(logs, log):
+@pytest.mark.parametrize("way", ["_BY_KEY", "_BY_TIME"])
+async def test_the_position_of_a_time_skips_nothing_published_since(logs, log, monkeypatch, way):
+    for each in ("_BY_KEY", "_BY_TIME"):
+        monkeypatch.setattr(times, each, getattr(times, way))
+
     def at(seconds):
         return Message(b"", published_at=datetime.fromtimestamp(seconds, UTC))
 
@@ -264,6 +270,41 @@ async def test_the_position_of_a_time_skips_nothing_published_since(logs, log):
     assert late == {0: "4", 1: "1", 2: "0", 3: "1"}
     await logs.trim("builtin:flights", {0: "3"})
     assert await logs.position_at("builtin:flights", 0.0) == {0: "3", 1: "0", 2: "0", 3: "0"}
+
+
+async def test_a_time_is_looked_up_where_fewer_messages_are_read(logs, log, log_url):
+    await logs.ensure("builtin:short", 1)
+    with psycopg.connect(log_url) as connection:
+        # One message a second, and a short log beside them.
+        connection.execute(
+            "INSERT INTO counterpoise_log.messages (log_id, partition, position, published_at,"
+            " value) SELECT log_id, 0, n, to_timestamp(n), '' FROM counterpoise_log.logs,"
+            " generate_series(0, CASE name WHEN 'short' THEN 9 ELSE 19999 END) AS n"
+        )
+        connection.execute(
+            "UPDATE counterpoise_log.partitions SET next_position = 1 + (SELECT max(position)"
+            " FROM counterpoise_log.messages AS m WHERE m.log_id = partitions.log_id)"
+            " WHERE partition = 0"
+        )
+        found = connection.execute("SELECT name, log_id FROM counterpoise_log.logs")
+        numbers: dict[str, int] = dict(found.fetchall())
+    scans = text(
+        "SELECT relname, pg_stat_get_xact_numscans(oid) FROM pg_class"
+        " WHERE relname IN ('messages_pkey', 'messages_published_at')"
+    )
+    read = {}
+    for name, seconds in (("flights", 19_900), ("flights", 9_900), ("short", 9_900), ("short", 5)):
+        async with logs._database.transaction() as connection:
+            before = {*await connection.execute(scans)}
+            positions = await times.positions_at(connection, numbers[name], seconds)
+            used = {*await connection.execute(scans)} - before
+            read[name, seconds] = positions.scalars(1).first(), [index for index, _ in used]
+    assert read == {
+        ("flights", 19_900): (19_900, ["messages_published_at"]),
+        ("flights", 9_900): (9_900, ["messages_published_at"]),
+        ("short", 9_900): (10, ["messages_pkey"]),
+        ("short", 5): (5, ["messages_pkey"]),
+    }
 
 
 async def test_the_age_is_that_of_the_message_at_the_position(logs, log):

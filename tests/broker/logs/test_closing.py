@@ -30,6 +30,7 @@ TEMPORARY = "has_database_privilege('public', current_database(), 'TEMPORARY')"
 CREATE = "has_schema_privilege('public', 'public', 'CREATE')"
 LARGE_OBJECTS = "has_function_privilege('public', 'lo_create(oid)', 'EXECUTE')"
 LOCKS = "has_function_privilege('public', 'pg_advisory_lock(bigint)', 'EXECUTE')"
+LOCKS_OF_OTHERS = "has_function_privilege('public', 'pg_lock_status()', 'EXECUTE')"
 PROCEDURES = "has_language_privilege('public', 'plpgsql', 'USAGE')"
 ELSEWHERE = "has_database_privilege('public', 'postgres', 'CONNECT')"
 
@@ -39,7 +40,15 @@ async def test_in_the_service_s_own_server(database_url: str, engine: AsyncEngin
         # As databases of old releases have it.
         connection.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
     assert await close_to_public(engine)
-    for what in (TEMPORARY, CREATE, LARGE_OBJECTS, LOCKS, PROCEDURES, ELSEWHERE):
+    for what in (
+        TEMPORARY,
+        CREATE,
+        LARGE_OBJECTS,
+        LOCKS,
+        LOCKS_OF_OTHERS,
+        PROCEDURES,
+        ELSEWHERE,
+    ):
         assert not may(database_url, what)
     assert may(database_url, "has_function_privilege('public', 'now()', 'EXECUTE')")
     await engine.dispose()
@@ -62,7 +71,7 @@ async def test_in_somebody_else_s_server_only_the_own_database(database_url: str
     ]
     await theirs.dispose()
     assert not may(database_url, TEMPORARY)
-    for what in (LARGE_OBJECTS, LOCKS, PROCEDURES, ELSEWHERE):
+    for what in (LARGE_OBJECTS, LOCKS, LOCKS_OF_OTHERS, PROCEDURES, ELSEWHERE):
         assert may(database_url, what)
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(f"REASSIGN OWNED BY {name} TO counterpoise".encode())
