@@ -24,8 +24,8 @@ WORDS = """
     rendering replica report reports resizing restoring roles routes routing rows running scaling
     scenario scenarios schemas scripts security sending server service settings settling shared
     simulate sink source spark split stage staging state states status stopping store stored stream
-    streams structures tables tasks telemetry testing throttling tracing updates verdict view views
-    warmup wire work writer
+    streams structures tables tasks telemetry testing throttling tracing updates verdict version
+    view views warmup wire work writer
 """
 EVERYDAY = frozenset(WORDS.split())
 

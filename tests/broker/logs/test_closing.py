@@ -76,3 +76,5 @@ async def test_in_somebody_else_s_server_only_the_own_database(database_url: str
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(f"REASSIGN OWNED BY {name} TO counterpoise".encode())
         connection.execute(f"DROP ROLE {name}".encode())
+        # As other tests on this server expect it.
+        connection.execute("REVOKE CONNECT ON DATABASE postgres FROM PUBLIC")
