@@ -91,9 +91,16 @@ $(KAFKA): tests/kafka.pom.xml | layer-test
 .PHONY: kafka
 kafka: layer-test $(KAFKA) ## Apache Kafka for the long tests, from Maven
 
+# Which third of the matrices (tests/rotation.py); the commit's hash chooses one.
+PART ?= commit
+
 .PHONY: test-long
-test-long: layer-test layer-long $(CLASSES) $(KAFKA) ## the long tests
-	$(pytest) --no-loadscope-reorder -m long $(call junit,long) $(ARGS)
+test-long: layer-test layer-long $(CLASSES) $(KAFKA) ## the long tests, and of their matrices a third: PART=2/3
+	$(pytest) --no-loadscope-reorder -m long $(if $(PART),--part $(PART)) $(call junit,long) $(ARGS)
+
+.PHONY: test-all
+test-all: test ## all tests; a release needs it
+	$(MAKE) test-long PART=
 
 # An environment of its own, made anew each time.
 LOWEST ?= .lowest

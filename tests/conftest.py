@@ -21,7 +21,7 @@ from hypothesis import settings as hypothesis_settings
 
 from tests.counterpoise.spark import archive
 
-pytest_plugins = ["tests.databases", "tests.service"]
+pytest_plugins = ["tests.databases", "tests.memory", "tests.rotation", "tests.service"]
 
 hypothesis_settings.register_profile(
     "counterpoise", deadline=None, suppress_health_check=[HealthCheck.too_slow]

@@ -23,6 +23,7 @@ def mariadb_url() -> Iterator[str]:
 
 
 @pytest.mark.long
+@pytest.mark.matrix("kind")
 @pytest.mark.parametrize("kind", KINDS)
 def test_writers_that_are_killed_frozen_and_robbed_write_each_message_once(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest

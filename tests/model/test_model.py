@@ -41,6 +41,7 @@ def test_code_names_on_the_page_exist() -> None:
 
 
 @spun
+@pytest.mark.matrix("case")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_model_keeps_its_promises(case: Case) -> None:
     outcome = check(case)
@@ -49,6 +50,7 @@ def test_a_model_keeps_its_promises(case: Case) -> None:
 
 
 @spun
+@pytest.mark.matrix("case")
 @pytest.mark.parametrize("case", BUGS, ids=lambda case: case.bug)
 def test_a_planted_bug_is_found(case: Case) -> None:
     assert check(case).error is not None
