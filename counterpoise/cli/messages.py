@@ -41,7 +41,7 @@ from counterpoise.cli.output import (
 from counterpoise.cli.reading import named_value
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
-from counterpoise.plain import plain, plain_json
+from counterpoise.plain import plain, plain_json, plain_line
 
 if TYPE_CHECKING:
     from counterpoise.consumer import Consumer
@@ -263,7 +263,8 @@ def consume(
     the second ends it at once.
 
     --json prints one line for each message, with "value", or "value_base64" for a
-    value that is not text.
+    value that is not text. Without it a value with line ends is several lines in a
+    pipe.
     """
     from counterpoise.consumer import Consumer, stop_on_signals
 
@@ -309,6 +310,9 @@ def _say_if_away(queue: str, url: str | None) -> None:
 
 class _PlainFormatter(logging.Formatter):
     """Messages of errors quote what the service and the log have said."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        return plain_line(super().formatMessage(record))
 
     def format(self, record: logging.LogRecord) -> str:
         return plain(super().format(record))
@@ -382,7 +386,8 @@ class _Waiting:
 class _Output:
     """Messages on standard output, flushed before they are committed.
 
-    A program gets their bytes; a terminal gets escapes for control characters in them.
+    A program gets their bytes. On a terminal each is one line, with escapes for control characters
+    in it, line ends among them.
     """
 
     def __init__(self, as_json: bool, separator: bytes | None) -> None:
@@ -411,7 +416,9 @@ class _Output:
         line: bytes = message["value"]
         if self._separator is not None:
             line = (message["key"] or "").encode() + self._separator + line
-        return plain(line.decode(errors="replace")).encode() if self._for_people else line
+        if self._for_people:
+            return plain_line(line.decode(errors="replace")).encode()
+        return line
 
     def _json(self, owned: Any, message: dict[str, Any]) -> bytes:
         name, value = named_value(message["value"])

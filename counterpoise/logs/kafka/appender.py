@@ -325,7 +325,8 @@ def _encoded(message: Published) -> _Encoded:
     return _Encoded(
         None if tombstone else message.value,
         None if message.key is None else message.key.encode(),
-        [(name, raw_bytes(text)) for name, text in headers.items()],
+        # What a message brings of ours is a stranger's word, about any publisher's appends.
+        [(name, raw_bytes(text)) for name, text in headers.items() if name != APPEND],
         milliseconds,
     )
 

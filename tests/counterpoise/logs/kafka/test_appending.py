@@ -176,6 +176,12 @@ def test_others_records_do_not_count(opened):
     assert opened().next_sequence("p") == 10
     assert opened().next_sequence("p 2") == 3
     assert opened().next_sequence("2") == 0
+    # As a message of another log may have it, which is put aside here.
+    claims = dict([append_header("victim", 6, 6)])
+    headers = {name: text.decode() for name, text in claims.items()}
+    log.append(AppendBatch("q", 0, 4, [0], [Message(b"v", "k", headers)]))
+    assert opened().next_sequence("victim") == 0
+    assert opened().next_sequence("q") == 1
 
 
 def test_only_the_tails_are_looked_at(opened, monkeypatch):
