@@ -123,7 +123,9 @@ def publish(
     except Exception as error:
         # The publisher's own note counts the messages that it could not deliver.
         if not publisher.unconfirmed:
-            error.add_note(f"{counted(count, 'message')} before it {_were(count)} published")
+            there = count - publisher.refused
+            said = "of the others" if publisher.refused else "before it"
+            error.add_note(f"{counted(there, 'message')} {said} {_were(there)} published")
         raise
     if as_json:
         print_json({"queue": queue, "published": count})

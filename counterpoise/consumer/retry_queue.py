@@ -332,7 +332,12 @@ class RetryQueue:
         try:
             if not may():
                 raise LogUnavailable("the partition is not owned any more")
-            batch = Batch([message], [number], 0, set(), self._publisher, self._sequence)
+            batch = Batch(
+                [message],
+                [number],
+                publisher=self._publisher,
+                first_sequence=self._sequence,
+            )
             try:
                 self._delivery.deliver(batch, timeout_seconds=deadline - lease_time())
             except BaseException:

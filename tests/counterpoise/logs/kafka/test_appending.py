@@ -21,6 +21,7 @@ from counterpoise.logs import (
 from counterpoise.logs.kafka import appender
 from counterpoise.logs.kafka.access import Failures, parse_access
 from counterpoise.logs.kafka.appender import Appender, LandedSequences, append_header
+from counterpoise.logs.kafka.rows import APPEND
 from tests.counterpoise.logs.kafka.conftest import only_the_mock
 from tests.kafka_server import PRODUCE
 from tests.log_support import append, texts
@@ -177,8 +178,7 @@ def test_others_records_do_not_count(opened):
     assert opened().next_sequence("p 2") == 3
     assert opened().next_sequence("2") == 0
     # As a message of another log may have it, which is put aside here.
-    claims = dict([append_header("victim", 6, 6)])
-    headers = {name: text.decode() for name, text in claims.items()}
+    headers = {APPEND: "6 6 victim"}
     log.append(AppendBatch("q", 0, 4, [0], [Message(b"v", "k", headers)]))
     assert opened().next_sequence("victim") == 0
     assert opened().next_sequence("q") == 1
