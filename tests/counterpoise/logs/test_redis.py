@@ -7,13 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import Thread
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
 from broker.logs.external import open_managed
-from counterpoise.client import Client
 from counterpoise.logs import (
     MAX_MESSAGE_BYTES,
     AppendBatch,
@@ -28,7 +25,7 @@ from counterpoise.logs import (
 )
 from counterpoise.logs.redis import log as redis_log
 from counterpoise.publisher import Publisher
-from counterpoise.wire import LogView
+from tests.counterpoise.log_access import client_of
 from tests.log_support import append, texts
 from tests.managed_logs import OWNER, made
 from tests.redis_server import RedisServer
@@ -303,9 +300,7 @@ def test_a_message_that_the_server_never_takes_is_refused_as_such(narrow):
 
 def test_a_publisher_goes_on_without_it(narrow):
     log = made(narrow.log("q"))
-    view = LogView(narrow.log("q"), 4, "earliest", None)
-    client = cast(Client, SimpleNamespace(log_access=lambda *_, **__: view))
-    with Publisher("q", client=client) as publisher:
+    with Publisher("q", client=client_of(narrow.log("q"), 4)) as publisher:
         for number in range(20):
             publisher.publish(bytes(LARGE) if number == 7 else b"%d" % number, "k")
         with pytest.raises(InvalidMessage) as refusal:
