@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 # How often to ask the service whether more partitions will be granted.
 POLL_SECONDS = 0.5
+# When to ask a second time for what was not answered.
+AGAIN_SECONDS = 0.2
 # How often the line of progress changes.
 REFRESH_SECONDS = 0.1
 
@@ -101,9 +103,7 @@ def publish(
         raise typer.BadParameter("give either --key or --key-separator")
     separator = _separator(key_separator)
     count = 0
-    # A publisher waits for a service that is away; a command that cannot begin says so at once.
-    with Client(url) as client:
-        client.log_access(queue, "publish")
+    _check_access(queue, url)
     publisher = Publisher(queue, url=url)
     try:
         size_bytes = file.stat().st_size if file is not None and file.is_file() else None
@@ -131,6 +131,19 @@ def publish(
         print_json({"queue": queue, "published": count})
     elif not quiet:
         say(f"published {counted(count, 'message')} to {queue}")
+
+
+def _check_access(queue: str, url: str | None) -> None:
+    """A publisher waits for a service that is away; a command that cannot begin says so at once.
+
+    One answer may get lost on its way.
+    """
+    with Client(url) as client:
+        try:
+            client.log_access(queue, "publish")
+        except ServiceUnavailable:
+            time.sleep(AGAIN_SECONDS)
+            client.log_access(queue, "publish")
 
 
 def _were(count: int) -> str:
