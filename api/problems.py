@@ -73,8 +73,8 @@ DETAILS = {
     "POST /v1/queues creates one.",
     "key_not_found": "No key that you may see has the id '3f9a0c51d7e2'; GET /v1/keys lists the "
     "keys.",
-    "queue_exists": "A queue named 'flights' exists already; PATCH /v1/queues/flights changes its "
-    "settings.",
+    "queue_exists": "A queue named 'flights' exists already, with other settings; "
+    "PATCH /v1/queues/flights changes them.",
     "queue_in_use": "3 flows are bound to 'flights'; unbind them, or delete it with ?force=true.",
     "partition_ended": "Partition 3 takes no messages any more; after it came 7 and 8. Split or "
     "merge those.",

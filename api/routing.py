@@ -37,6 +37,7 @@ from broker.calls.bound_flows import BoundFlow
 from broker.core.errors import Invalid, Unavailable
 from broker.replica.store_calls import Awaiter, answered
 from broker.service import Broker
+from broker.tasks import disregard
 
 T = TypeVar("T")
 
@@ -91,7 +92,7 @@ async def while_reachable(
         while not done:
             if not is_reachable():
                 # Its result comes too late for its caller.
-                task.add_done_callback(_ignore_result)
+                disregard(task)
                 raise Unavailable(
                     "The service's database does not answer; the call may or may not be carried "
                     "out. Try again in a moment."
@@ -112,15 +113,9 @@ async def in_time(call: Coroutine[Any, Any, T], seconds: float = PROBE_SECONDS) 
     if done:
         return task.result()
     # Not awaited: its connection takes its own time to close.
-    task.add_done_callback(_ignore_result)
+    disregard(task)
     task.cancel()
     raise TimeoutError
-
-
-def _ignore_result(task: asyncio.Task[Any]) -> None:
-    """A result that comes too late interests nobody, nor does its error."""
-    if not task.cancelled():
-        task.exception()
 
 
 def served_by(handler: Handler) -> Callable[[Endpoint], Endpoint]:

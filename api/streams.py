@@ -36,6 +36,7 @@ from api.rates import Rates
 from broker import tracing
 from broker.calls.updates import NOT_RENEWED
 from broker.core.errors import BrokerError, Invalid, Unauthorized, Unavailable
+from broker.tasks import disregard
 
 T = TypeVar("T")
 
@@ -322,7 +323,9 @@ class EventStream(Response, Generic[T]):
         try:
             await _body(send, b"retry: %d\n\n" % RETRY_MILLISECONDS)
             while True:
-                upcoming = upcoming or asyncio.ensure_future(anext(self._source))
+                if upcoming is None:
+                    upcoming = asyncio.ensure_future(anext(self._source))
+                    disregard(upcoming)
                 await asyncio.wait(
                     [each for each in (upcoming, hang_up, ended) if each is not None],
                     timeout=self._keep_alive_seconds,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from broker.cli import AsJson, DatabaseUrl, DataDir
+from counterpoise.plain import plain_json, plain_line
 
 if TYPE_CHECKING:
     from broker.key_access import KeysOf
@@ -137,7 +138,7 @@ def list_keys(
     rows += [
         (
             key.id,
-            key.name,
+            plain_line(key.name),
             key.role,
             " ".join(key.queues),
             key.state,
@@ -212,4 +213,4 @@ def _document(key: Any) -> dict[str, Any]:
 
 
 def _print(document: Any) -> None:
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    typer.echo(plain_json(json.dumps(document, indent=2, ensure_ascii=False)))

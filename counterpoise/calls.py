@@ -189,9 +189,9 @@ def queues(max_items: int | None = None) -> Listing[wire.Queue]:
 def create_queue(
     name: str, partition_count: int | None = None, **settings: Any
 ) -> Call[wire.Queue]:
-    """Create a queue; `settings` as in the contract, *Queue*.
+    """Create a queue; `settings` as in the contract, *Queue*. May be repeated.
 
-    Raises `QueueExists`, `Invalid`.
+    Raises `QueueExists` if one with other settings is there; `Invalid`.
     """
     body: dict[str, Any] = {"name": name, **settings}
     if partition_count is not None:

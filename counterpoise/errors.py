@@ -125,7 +125,7 @@ class QueueNotFound(Refused):
 
 
 class QueueExists(Refused):
-    """A queue of this name exists already."""
+    """A queue of this name exists already, with other settings."""
 
     code = "queue_exists"
 

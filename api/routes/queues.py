@@ -35,7 +35,10 @@ ON_A_QUEUE = (*ADMINISTRATION, "queue_not_found", "queue_unreadable")
 )
 @allow(Right.ADMINISTER)
 async def create_queue(request: Request, body: queue_schemas.QueueCreate) -> views.QueueView:
-    """Create a queue with its partitions 0..N-1; they get owners when flows bind."""
+    """Create a queue with its partitions 0..N-1; they get owners when flows bind.
+
+    A call that is repeated answers the queue that is there, if its settings are those of the call.
+    """
     caller = caller_of(request)
     caller.require(Right.ADMINISTER, queue=body.name)
     given = body.model_dump(exclude_unset=True)
@@ -44,8 +47,7 @@ async def create_queue(request: Request, body: queue_schemas.QueueCreate) -> vie
     if "positions" in given:
         given["positions"] = {int(number): at for number, at in body.positions.items()}
     created = await broker_of(request).queues.create(views.QueueSpec(**given), caller)
-    # A new queue has no flows that could report any.
-    return replace(created, conditions={})
+    return (await broker_of(request).conditions.with_counts([created]))[0]
 
 
 @ROUTER.get(

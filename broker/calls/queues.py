@@ -74,7 +74,10 @@ class QueueCalls:
         self._trims = trims
 
     async def create(self, spec: views.QueueSpec, caller: Caller | None = None) -> views.QueueView:
-        """Creates a queue. Raises QueueExists, Invalid, Forbidden, Unavailable."""
+        """Creates a queue; answers the one that is there if an equal call has made it.
+
+        Raises QueueExists, Invalid, Forbidden, Unavailable.
+        """
         return await self._trims.apart(lambda: self._create(spec, caller))
 
     async def _create(self, spec: views.QueueSpec, caller: Caller | None) -> views.QueueView:
@@ -88,8 +91,9 @@ class QueueCalls:
             await self._readers.refuse_foreign(log, spec.name, caller, Right.ADMINISTER)
         await self._refuse_group(spec.mirror_group, spec.name, log, caller)
         with store_available():
-            if await self._store.find(spec.name) is not None:
-                raise QueueExists(spec.name)
+            is_there = await self._store.find(spec.name) is not None
+        if is_there:
+            return await self._made_before(spec, log, retention)
         owner = await self._readers.owner(log, but=spec.name)
         # Before the log is asked for anything. The queue's own log is made after it.
         fences = await self._trims.fences(log, spec.name)
@@ -144,7 +148,7 @@ class QueueCalls:
             try:
                 await self._store.create(commit)
             except NameTaken:
-                raise QueueExists(spec.name) from None
+                return await self._made_before(spec, log, retention)
             except LogTrimmed:
                 raise LogMoved from None
         if has_owner(log) and owner is None:
@@ -153,6 +157,44 @@ class QueueCalls:
         self._replica.adopt(queue)
         if awaits_cuts:
             await self._cuts.settle(spec.name)
+        return view
+
+    async def _made_before(
+        self, spec: views.QueueSpec, log: str, retention: Retention | None
+    ) -> views.QueueView:
+        """The queue of this name, if an equal call has made it and nobody has changed it since.
+
+        The answer to that call may have been lost, or its replica may have died before the log was
+        made. Raises QueueExists, Invalid, Unavailable.
+        """
+        owner = await self._readers.owner(log, but=spec.name)
+        keys = (await roots_of(spec, log, owner, self._logs.ranges)).keys
+
+        def equal(queue: Queue) -> views.QueueView:
+            given = {name: getattr(spec, name) for name in _AS_GIVEN}
+            if spec.partition_count is not None and not keys:
+                given["partition_count"] = spec.partition_count
+            if retention is not None:
+                given["retention_seconds"] = retention.seconds
+                given["retention_bytes"] = retention.most_bytes
+            made = replace(queue.settings, **given, log=log)
+            numbers = {} if queue.lineage is None else queue.lineage.numbers
+            if made != queue.settings or keys != {at: key for key, at in numbers.items()}:
+                raise QueueExists(spec.name)
+            return queue_view(queue)
+
+        try:
+            view = await self._queues.read(spec.name, equal)
+        except QueueNotFound:
+            raise Unavailable("The queue of this name was just deleted; try again.") from None
+        if has_owner(log) and owner is None:
+            count = len(keys) or view.partition_count
+            await self._logs.ensure(log, count, log_owner(view), keys or None)
+        if given := {number: at for number, at in spec.positions.items() if at is not None}:
+            with store_available():
+                stored = await self._store.positions(view.id, [*given])
+            if given != {number: position for number, (_, position) in stored.items()}:
+                raise QueueExists(spec.name)
         return view
 
     async def _refuse_group(
@@ -497,6 +539,18 @@ def _log_of(spec: views.QueueSpec) -> str:
     return log if log.endswith(others) else log + others
 
 
+# What a call that creates a queue says, as its settings have it.
+_AS_GIVEN = (
+    "access_type",
+    "rebalance_delay",
+    "max_handoff_time",
+    "max_warmup_time",
+    "max_concurrent_handoffs",
+    "start",
+    "ordered_resize",
+    "partitioning",
+    "mirror_group",
+)
 _RETENTION = frozenset({"retention_seconds", "retention_bytes"})
 
 

@@ -65,13 +65,14 @@ class KeyNotFound(BrokerError):
 
 
 class QueueExists(BrokerError):
-    """A queue of this name exists already."""
+    """A queue of this name exists already, with other settings."""
 
     code = "queue_exists"
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"A queue named {name!r} exists already; PATCH /v1/queues/{name} changes its settings."
+            f"A queue named {name!r} exists already, with other settings; "
+            f"PATCH /v1/queues/{name} changes them."
         )
         self.name = name
 

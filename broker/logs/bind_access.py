@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from broker.core.errors import Unavailable
 from broker.logs.ports import Holder, LogAccess, Logs
+from broker.tasks import disregard
 from counterpoise.logs.address import kind_of
 
 
@@ -48,7 +48,7 @@ class BindAccess:
         try:
             await commit()
         except BaseException:
-            making.add_done_callback(_take_note)
+            disregard(making)
             making.cancel()
             raise
         try:
@@ -62,9 +62,3 @@ class BindAccess:
         """The holder's credentials, asked for when the commit is on its way: others wait for it."""
         await asyncio.sleep(0)
         return await self._logs.access(log, "read", holder)
-
-
-def _take_note(making: asyncio.Future[Any]) -> None:
-    """Without it asyncio would log an error that does not matter any more."""
-    if not making.cancelled():
-        making.exception()

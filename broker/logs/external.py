@@ -33,6 +33,7 @@ import structlog
 
 from broker.logs.peeking import Peek, peek_at
 from broker.logs.ports import CALLER, FLOWS, GROWTH, MIRRORS, Bounds, Holder, LogOwner, Purpose
+from broker.tasks import disregard
 from counterpoise.logs import InvalidPosition, LogError, LogNotFound, LogUnavailable
 from counterpoise.logs.address import (
     Host,
@@ -409,7 +410,9 @@ class ExternalLogs:
             end()
             raise LogUnreachable(log) from None
         # Whoever gives up, the thread works on, and gives the places back.
-        return await asyncio.shield(running)
+        disregard(running)
+        await asyncio.wait((running,))
+        return running.result()
 
 
 # What is known only of a log that answers as one; the texts are the service's own.

@@ -37,6 +37,7 @@ from counterpoise.cli.output import (
     table,
 )
 from counterpoise.client import Client
+from counterpoise.plain import plain_line
 from counterpoise.wire import FlowSummary, RebalanceStatus
 
 WAIT_SECONDS = 120.0
@@ -176,7 +177,7 @@ class StatusLine:
     def tell(self, said: str, passing: Callable[[], str] = lambda: "") -> None:
         """`said` is news when it differs from the last call's; `passing` is for a terminal only."""
         if self._status is not None:
-            self._status.update(Text(said + passing()))
+            self._status.update(Text(plain_line(said + passing())))
         elif self._shown and said != self._told:
             say(said)
         self._told = said

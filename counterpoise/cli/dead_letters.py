@@ -4,11 +4,13 @@ A queue of dead letters is a queue like any other, and a letter is a message who
 it comes from and why it is there. A letter *waits* until a consumer of that queue has passed it.
 
 `redrive` is such a consumer: it publishes the letter to the queue that it comes from, as it was
-there, and then commits its position. It is published under an id made of its place, as the letter
-itself was, so a redrive that is interrupted and begun again sends none twice. It takes the letters
-that wait when it begins, and ends in each partition behind the last of them: what fails again, or
-comes meanwhile, waits for the next redrive. It does not begin beside other consumers of the
-letters, which would take some of them.
+there, and then commits its position. The letter names that queue, and the queue's log has to
+confirm it (`counterpoise.cli.letters`). It is published under an id made of its place, as the
+letter itself was, so a redrive that is interrupted and begun again sends none twice. It takes the
+letters that wait when it begins, and ends in each partition behind the last of them: what fails
+again, or comes meanwhile, waits for the next redrive. It does not begin beside other consumers of
+the letters, which would take some of them. Two queues may read one log of letters: what one of them
+has sent back, the other one passes and does not send again.
 
 The message comes back behind the newer messages of its key: it has waited, and they have not.
 """
@@ -36,6 +38,7 @@ from counterpoise.cli.reading import TIMEOUT_SECONDS, document, messages_of, ope
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import Log
+from counterpoise.logs.address import kind_of, parse_log
 from counterpoise.plain import plain_line
 
 if TYPE_CHECKING:
@@ -49,13 +52,7 @@ app = typer.Typer(
     help="Dead letters: list, show, redrive.",
 )
 
-LONGEST_ERROR = 60
-
-
-class NoLetter(CounterpoiseError):
-    """A message is no dead letter, or there is none at this place."""
-
-    code = "no_letter"
+LONGEST_TEXT = 60
 
 
 class LettersTaken(CounterpoiseError):
@@ -73,7 +70,12 @@ def list_letters(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the letters that wait, and leave all as it is."""
+    """List the letters that wait, and leave all as it is.
+
+    Where they come from is what they say; a redrive asks the log of that queue.
+    """
+    from counterpoise.consumer.letters import claim_of
+
     with _opened(queue, url) as (log, positions):
         found: list[dict[str, Any]] = []
         more = False
@@ -83,18 +85,14 @@ def list_letters(
                 break
             found.append(message)
     if as_json:
-        print_json([{**document(one, 1000), "dead_letter": _origin(one)} for one in found])
+        print_json([_document(one, 1000) for one in found])
         return
     shown = table("PARTITION", "POSITION", "FROM", "ATTEMPTS", "ERROR", right=("PARTITION",))
     for one in found:
-        origin = _origin(one)
-        error = plain_line(origin.get("error", "-"))
-        if len(error) > LONGEST_ERROR:
-            error = f"{error[: LONGEST_ERROR - 1]}…"
-        place = ":".join(origin[name] for name in ("queue", "partition", "position") if origin)
-        shown.add_row(
-            str(one["partition"]), one["position"], place or "-", origin.get("attempts", "-"), error
-        )
+        said, claim = _said(one), claim_of(dict(one["headers"] or ()))
+        place = "-" if claim is None else f"{claim.queue}:{claim.partition}:{claim.position}"
+        texts = (place, said.get("attempts", "-"), said.get("error", "-"))
+        shown.add_row(str(one["partition"]), one["position"], *map(_short, texts))
     console.print(shown)
     if more:
         say(f"there are more than {counted(most, 'letter')}; -n shows more")
@@ -110,15 +108,17 @@ def show_letter(
     as_json: AsJson = False,
 ) -> None:
     """Show one letter: its value, its headers, and why it could not be handled."""
+    from counterpoise.cli.letters import NoLetter
+
     with _opened(queue, url) as (log, _):
         found = next(messages_of(log, {partition: position}), None)
     if found is None or found["position"] != position:
         raise NoLetter(f"{queue} has no message at position {position} of partition {partition}")
     if as_json:
-        print_json({**document(found, max_bytes), "dead_letter": _origin(found)})
+        print_json(_document(found, max_bytes))
         return
-    typer.echo(text_of(found, max_bytes))
-    for name, text in _origin(found).items():
+    typer.echo(text_of(_without_ours(found), max_bytes))
+    for name, text in _said(found).items():
         typer.echo(plain_line(f"  {name}: {text}"))
 
 
@@ -133,6 +133,15 @@ def redrive(
         int | None,
         typer.Option("--max-messages", "-n", min=1, help="The most letters to send."),
     ] = None,
+    trust: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="QUEUE",
+            help="Send letters that name this queue back there, also if its log cannot confirm "
+            "that they come from it; repeat it for more.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Send nothing; say how many would go where.")
     ] = False,
@@ -145,24 +154,41 @@ def redrive(
     An interrupted redrive sends none twice. A message comes back behind the
     newer messages of its key. It ends with exit code 1 if it has sent less than
     it was to, and 130 if that is because of an interrupt, SIGTERM or SIGHUP.
-    """
-    from counterpoise.consumer import Consumer, stop_on_signals
-    from counterpoise.consumer.poison import HEADER, Origin, letter_id, publish_once
 
-    counts: Counter[str] = Counter()
+    Whoever may publish to the queue of letters can put any message there. So the
+    log of the queue that a letter names must still have the same message at the
+    place that the letter names. If one is not confirmed, nothing is sent.
+    """
+    from counterpoise.cli.letters import Origins
+    from counterpoise.consumer import Consumer, stop_on_signals
+    from counterpoise.consumer.letters import Origin, letter_id, without_ours
+    from counterpoise.consumer.poison import QueueAt, publish_once, refuse_same
+
+    # By partition and position.
+    targets: dict[tuple[int, str], str] = {}
     last: dict[int, str] = {}
-    with _opened(queue, url) as (log, positions):
-        origin = Origin(queue, "redrive", log.bounds([]).incarnation)
+    with (
+        Client(url, timeout_seconds=TIMEOUT_SECONDS) as client,
+        _opened(queue, url) as (log, positions),
+        Origins(queue, client, to, trust or ()) as origins,
+    ):
+        # By the log and not by the queue: another one may read the same letters.
+        origin = Origin("", "redrive", log.bounds([]).incarnation)
         for message in messages_of(log, positions):
-            counts[_target(queue, message, to)] += 1
-            last[message["partition"]] = message["position"]
-            if counts.total() == most:
+            number, position = message["partition"], message["position"]
+            targets[number, position] = origins.target(message)
+            last[number] = position
+            if len(targets) == most:
                 break
         # One message of each partition, from its last letter on.
         ends = log.limit(last, len(last))
-    with Client(url, timeout_seconds=TIMEOUT_SECONDS) as client:
+        counts = Counter(targets.values())
         for target in counts:
+            again = f"{queue} would get its letters again: name another queue with --to"
+            refuse_same(again, QueueAt(target, url, None), QueueAt(queue, url, None))
             client.log_access(target, "publish")
+            if others := _others(client, target):
+                say(f"{target} shares its log with {', '.join(others)}: they get the letters, too")
         flows = [] if dry_run else list(client.flows(queue, max_items=1))
     if dry_run or not counts:
         _report(queue, counts, "would be sent" if dry_run else "sent", as_json)
@@ -172,26 +198,27 @@ def redrive(
             f"{queue} is consumed by {flows[0].client_name!r}, which would take some of the "
             f"letters: stop its consumers first ('counterpoise consumers list {queue}')"
         )
-    # By partition and position: after a handoff a letter may come again.
+    # After a handoff a letter may come again.
     sent: dict[tuple[int, str], str] = {}
 
     def send(message: Message) -> None:
-        row = {"headers": message.headers, "partition": message.partition}
-        target = _target(queue, {**row, "position": message.position}, to)
-        headers = {
-            name: text for name, text in message.headers.items() if not name.startswith(HEADER)
-        }
+        target = targets[message.partition, message.position]
         publish_once(
-            target, letter_id(message, origin), message.value, message.key, headers, url=url
+            target,
+            letter_id(message, origin),
+            message.value,
+            message.key,
+            without_ours(message.headers),
+            url=url,
         )
         sent[message.partition, message.position] = target
 
     consumer = Consumer(queue, each=send, url=url, ends=ends, commit_messages=1, at_once=True)
     signals = _Signals(consumer)
     with stop_on_signals(signals):
-        consumer.run(lambda: len(sent) == counts.total())
-    _report(queue, Counter(sent.values()), "sent", as_json, counts.total())
-    if len(sent) < counts.total():
+        consumer.run(lambda: len(sent) == len(targets))
+    _report(queue, Counter(sent.values()), "sent", as_json, len(targets))
+    if len(sent) < len(targets):
         raise typer.Exit(130 if signals.came else 1)
 
 
@@ -234,24 +261,36 @@ def _opened(queue: str, url: str | None) -> Iterator[tuple[Log, dict[int, str | 
         yield log, positions
 
 
-def _origin(message: dict[str, Any]) -> dict[str, str]:
-    """What the headers of a letter say; empty: it is none."""
-    from counterpoise.consumer.poison import HEADER
+def _others(client: Client, queue: str) -> list[str]:
+    """The other queues that read the log of a queue, or one of its logs."""
+    logs = {*parse_log(client.queue(queue).log).parts}
+    return [
+        one.name
+        for one in client.queues()
+        if one.name != queue
+        and kind_of(one.log) is not None
+        and not logs.isdisjoint(parse_log(one.log).parts)
+    ]
 
-    headers = dict(message["headers"] or ())
-    return {
-        name.removeprefix(HEADER): text for name, text in headers.items() if name.startswith(HEADER)
-    }
+
+def _said(row: dict[str, Any]) -> dict[str, str]:
+    """What a letter says of itself."""
+    from counterpoise.consumer.letters import said_of
+
+    return said_of(dict(row["headers"] or ()))
 
 
-def _target(queue: str, message: dict[str, Any], to: str | None) -> str:
-    target = to or _origin(message).get("queue")
-    if target is None:
-        raise NoLetter(
-            f"the message at position {message['position']} of partition {message['partition']} of "
-            f"{queue} is no dead letter: it does not say where it comes from. Give --to, or pass "
-            "it with 'counterpoise consume' or 'counterpoise positions set'"
-        )
-    if target == queue:
-        raise NoLetter(f"{queue} has the letters: name another queue with --to")
-    return target
+def _without_ours(row: dict[str, Any]) -> dict[str, Any]:
+    from counterpoise.consumer.letters import without_ours
+
+    return {**row, "headers": [*without_ours(dict(row["headers"] or ())).items()]}
+
+
+def _document(row: dict[str, Any], max_bytes: int) -> dict[str, Any]:
+    """A letter for JSON; `headers` are those of its message."""
+    return {**document(_without_ours(row), max_bytes), "dead_letter": _said(row)}
+
+
+def _short(text: str) -> str:
+    text = plain_line(text)
+    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"

@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from typing import Annotated, Literal
 
 import typer
+from rich.console import Group
 from rich.text import Text
 
 from counterpoise import __version__
@@ -42,6 +43,7 @@ from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, QueueUnreadable, Refused, ServiceUnavailable
 from counterpoise.logs import LogError
 from counterpoise.logs.address import environment_access, kind_of
+from counterpoise.plain import plain_line
 from counterpoise.wire import LogView, Queue
 
 State = Literal["fine", "warning", "wrong", "skipped"]
@@ -101,11 +103,11 @@ def doctor(
     else:
         shown = table("CHECK", "", "FOUND")
         for finding in findings:
-            found = Text(finding.found)
+            lines = [Text(plain_line(finding.found))]
             if finding.advice:
-                found.append(f"\n→ {finding.advice}", style="bold")
+                lines.append(Text(plain_line(f"→ {finding.advice}"), style="bold"))
             shown.add_row(
-                Text(finding.check), Text(finding.state, style=STYLES[finding.state]), found
+                finding.check, Text(finding.state, style=STYLES[finding.state]), Group(*lines)
             )
         console.print(shown)
     if any(finding.state == "wrong" for finding in findings):
@@ -355,7 +357,7 @@ def _set_aside(queue: Queue, view: LogView, lags: list[PartitionLag]) -> Iterato
         with opened(view) as log:
             first = next(messages_of(log, positions), None)
             if first is None or not is_record(first):
-                return
+                return  # also if a stranger has written a part of the headers of one
             if sum(one.lag or 0 for one in lags) > MOST_RECORDS:
                 yield Finding(check, "skipped", f"there are more than {MOST_RECORDS:,} records")
                 return

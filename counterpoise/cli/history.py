@@ -27,6 +27,7 @@ from counterpoise.cli.output import (
     table,
 )
 from counterpoise.client import Client
+from counterpoise.plain import plain_line
 from counterpoise.wire import AuditItem, Move, Rebalance
 
 FORCED = {
@@ -66,7 +67,7 @@ def entry(one: Rebalance) -> Iterable[RenderableType]:
     at = one.triggered_at or one.started_at
     title = Text()
     title.append("" if at is None else f"{at:%Y-%m-%d %H:%M:%S} UTC  ", style="dim")
-    title.append(one.why or one.trigger or "?", style="bold")
+    title.append(plain_line(one.why or one.trigger or "?"), style="bold")
     yield title
     yield Text(f"  {_result(one)}")
     rows = _grouped(one)

@@ -41,13 +41,15 @@ from counterpoise.cli.output import (
 from counterpoise.cli.reading import named_value
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
-from counterpoise.plain import plain, plain_json
+from counterpoise.plain import plain, plain_json, plain_line
 
 if TYPE_CHECKING:
     from counterpoise.consumer import Consumer
 
 # How often to ask the service whether more partitions will be granted.
 POLL_SECONDS = 0.5
+# When to ask a second time for what was not answered.
+AGAIN_SECONDS = 0.2
 # How often the line of progress changes.
 REFRESH_SECONDS = 0.1
 
@@ -101,9 +103,7 @@ def publish(
         raise typer.BadParameter("give either --key or --key-separator")
     separator = _separator(key_separator)
     count = 0
-    # A publisher waits for a service that is away; a command that cannot begin says so at once.
-    with Client(url) as client:
-        client.log_access(queue, "publish")
+    _check_access(queue, url)
     publisher = Publisher(queue, url=url)
     try:
         size_bytes = file.stat().st_size if file is not None and file.is_file() else None
@@ -123,12 +123,27 @@ def publish(
     except Exception as error:
         # The publisher's own note counts the messages that it could not deliver.
         if not publisher.unconfirmed:
-            error.add_note(f"{counted(count, 'message')} before it {_were(count)} published")
+            there = count - publisher.refused
+            said = "of the others" if publisher.refused else "before it"
+            error.add_note(f"{counted(there, 'message')} {said} {_were(there)} published")
         raise
     if as_json:
         print_json({"queue": queue, "published": count})
     elif not quiet:
         say(f"published {counted(count, 'message')} to {queue}")
+
+
+def _check_access(queue: str, url: str | None) -> None:
+    """A publisher waits for a service that is away; a command that cannot begin says so at once.
+
+    One answer may get lost on its way.
+    """
+    with Client(url) as client:
+        try:
+            client.log_access(queue, "publish")
+        except ServiceUnavailable:
+            time.sleep(AGAIN_SECONDS)
+            client.log_access(queue, "publish")
 
 
 def _were(count: int) -> str:
@@ -263,7 +278,8 @@ def consume(
     the second ends it at once.
 
     --json prints one line for each message, with "value", or "value_base64" for a
-    value that is not text.
+    value that is not text. Without it a value with line ends is several lines in a
+    pipe.
     """
     from counterpoise.consumer import Consumer, stop_on_signals
 
@@ -309,6 +325,9 @@ def _say_if_away(queue: str, url: str | None) -> None:
 
 class _PlainFormatter(logging.Formatter):
     """Messages of errors quote what the service and the log have said."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        return plain_line(super().formatMessage(record))
 
     def format(self, record: logging.LogRecord) -> str:
         return plain(super().format(record))
@@ -382,7 +401,8 @@ class _Waiting:
 class _Output:
     """Messages on standard output, flushed before they are committed.
 
-    A program gets their bytes; a terminal gets escapes for control characters in them.
+    A program gets their bytes. On a terminal each is one line, with escapes for control characters
+    in it, line ends among them.
     """
 
     def __init__(self, as_json: bool, separator: bytes | None) -> None:
@@ -411,7 +431,9 @@ class _Output:
         line: bytes = message["value"]
         if self._separator is not None:
             line = (message["key"] or "").encode() + self._separator + line
-        return plain(line.decode(errors="replace")).encode() if self._for_people else line
+        if self._for_people:
+            return plain_line(line.decode(errors="replace")).encode()
+        return line
 
     def _json(self, owned: Any, message: dict[str, Any]) -> bytes:
         name, value = named_value(message["value"])

@@ -2,6 +2,9 @@
 
 What comes from the service may come from strangers (names of clients and logs, messages of errors).
 So all output for people passes through here, and no control character of it reaches a terminal.
+Nor does any such text begin a line of its own, which could be taken for one of ours: what is given
+as a string, and each cell of a table, is one line. Whoever makes a `Text` of several lines uses
+`plain_line` for what goes into it.
 
 Conditions are what consumers report to be wrong, as `status`, `lag`, `lineage` and `doctor` show
 them.
@@ -25,7 +28,7 @@ from rich.text import Text
 from counterpoise.client import Client
 from counterpoise.conditions import HeldCondition, is_unknown
 from counterpoise.errors import Refused, ServiceUnavailable
-from counterpoise.plain import plain, plain_json
+from counterpoise.plain import plain, plain_json, plain_line
 from counterpoise.wire import HeldBack
 
 QueueName = Annotated[
@@ -79,7 +82,11 @@ class PlainConsole(Console):
                 yield segment._replace(text=plain(segment.text))
 
     def print(self, *objects: Any, **settings: Any) -> None:
-        """As rich's, which fills lines up to the width of a table. In a pipe nothing is filled."""
+        """As rich's, which fills lines up to the width of a table. In a pipe nothing is filled.
+
+        A string is one line.
+        """
+        objects = tuple(plain_line(one) if isinstance(one, str) else one for one in objects)
         if self.is_terminal:
             super().print(*objects, **settings)
             return
@@ -95,8 +102,8 @@ console = PlainConsole(width=None if sys.stdout.isatty() else 200)
 
 
 def say(message: str) -> None:
-    """Print a message for people, on stderr."""
-    sys.stderr.write(plain(message) + "\n")
+    """Print a message for people, on stderr, in one line."""
+    sys.stderr.write(plain_line(message) + "\n")
     sys.stderr.flush()
 
 
@@ -105,9 +112,30 @@ def print_json(document: Any) -> None:
     typer.echo(plain_json(json.dumps(document, indent=2, ensure_ascii=False)))
 
 
-def table(*columns: str, right: Iterable[str] = ()) -> Table:
-    """A plain table without borders."""
-    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+class PlainTable(Table):
+    """A table without borders, whose cells are one line each."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(
+            box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), **settings
+        )
+
+    def add_row(self, *cells: RenderableType | None, **settings: Any) -> None:
+        """As rich's."""
+        super().add_row(*map(_cell, cells), **settings)
+
+
+def _cell(cell: RenderableType | None) -> RenderableType | None:
+    if isinstance(cell, str):
+        return plain_line(cell)
+    if isinstance(cell, Text) and cell.plain != plain_line(cell.plain):
+        return Text(plain_line(cell.plain), style=cell.style)
+    return cell
+
+
+def table(*columns: str, right: Iterable[str] = ()) -> PlainTable:
+    """A table with these columns."""
+    made = PlainTable()
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return made
@@ -183,8 +211,10 @@ def conditions_text(conditions: Sequence[HeldCondition]) -> Text:
         where = "" if one.partition is None else f"p{one.partition} "
         since = seconds_until(one.since)
         age = "" if since is None else f" for {duration(-since)}"
-        shown.append(f"\n{where}{one.kind.replace('_', ' ')}", style="red not bold")
-        shown.append(f" at {one.client_name}{age}: {one.text}", style="default not bold")
+        kind = plain_line(one.kind.replace("_", " "))
+        shown.append(f"\n{where}{kind}", style="red not bold")
+        told = plain_line(f" at {one.client_name}{age}: {one.text}")
+        shown.append(told, style="default not bold")
     more = len(conditions) - MOST_CONDITIONS
     if more > 0:
         shown.append(f"\n… and {more} more", style="dim not bold")

@@ -33,7 +33,7 @@ from counterpoise.cli.output import (
 )
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
-from counterpoise.plain import dot, plain
+from counterpoise.plain import dot, plain, plain_line
 from counterpoise.wire import Json, LineageNode
 
 MOST_NAMED = 10
@@ -130,7 +130,9 @@ class _Tree:
 
     def _line(self, node: LineageNode) -> Text:
         line = Text(style="not dim").append(str(node.partition), style="bold")
-        line.append(f"  {node.key}  ").append(self._state(node), style=STYLES.get(node.state, ""))
+        line.append(f"  {plain_line(node.key)}  ").append(
+            self._state(node), style=STYLES.get(node.state, "")
+        )
         if len(node.parents) > 1 and not node.waits_for:
             known = [self._by_key[key] for key in node.parents if key in self._by_key]
             line.append(f", merged from {_named(map(_number, known))}" if known else ", merged")
@@ -143,7 +145,8 @@ class _Tree:
             return "finished"
         if node.owner is None:
             return "has no owner"
-        owner = f"owned by {self._clients.get(node.owner, f'flow {node.owner[:8]}')}"
+        name = self._clients.get(node.owner, f"flow {node.owner[:8]}")
+        owner = f"owned by {plain_line(name)}"
         words = {"revoking": "is being handed off", "warming": "its successor warms up"}
         return f"{owner}, {words[node.state]}" if node.state in words else owner
 

@@ -370,7 +370,7 @@ def create_queue(
         taken = {} if transfer is None else {"from_group": transfer.document()}
         print_json({**created.raw, **taken})
         return
-    typer.echo(f"{name} created: {_count_and_log(created)}")
+    console.print(f"{name} created: {_count_and_log(created)}", soft_wrap=True)
     if transfer is not None:
         transfer.show("offset", str(created.raw["start"]))
 
@@ -460,7 +460,7 @@ def resize_queue(
         return
     retiring = changed.operational_partition_count - changed.partition_count
     until = f"; {counted(retiring, 'surplus partition')} until read to the end" if retiring else ""
-    typer.echo(f"{name} resized: {_count_and_log(changed)}{until}")
+    console.print(f"{name} resized: {_count_and_log(changed)}{until}", soft_wrap=True)
 
 
 @app.command("delete")

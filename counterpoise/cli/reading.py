@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Annotated, Any
@@ -26,7 +27,7 @@ from counterpoise.cli.output import (
 from counterpoise.client import Client
 from counterpoise.logs import Log, LogError, open_log
 from counterpoise.logs.address import environment_access, kind_of
-from counterpoise.plain import plain, plain_json
+from counterpoise.plain import plain_json, plain_line
 from counterpoise.wire import LogView
 
 TIMEOUT_SECONDS = 10.0
@@ -35,6 +36,7 @@ READ_MESSAGES = 1000
 READ_BYTES = 8 * 1024 * 1024
 # A search for a key ends after so many messages.
 MOST_SEARCHED = 1_000_000
+_WORD = re.compile(r'[^\s"=]+')
 
 
 def peek(
@@ -54,15 +56,17 @@ def peek(
         int, typer.Option("--max-messages", "-n", min=1, help="The most messages to show.")
     ] = 10,
     max_bytes: Annotated[
-        int, typer.Option(min=0, help="The most bytes of each value to show.")
+        int, typer.Option(min=0, help="The most bytes to show of each value, key and headers.")
     ] = 1000,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Show messages of a queue, partition by partition, and leave all as it is.
 
-    A value that is not text is shown in base64. --json prints one line for each
-    message, with "value" or "value_base64", and "size_bytes" of the whole value.
+    A value that is not text is shown in base64. Each message is two lines; control
+    characters are shown as escapes, line ends among them. --json prints one line
+    for each message, with "value" or "value_base64", and "size_bytes" of the whole
+    value. Keys are cut, and headers that are longer in all are left out.
     """
     if position is not None and (partition is None or len(partition) != 1):
         raise typer.BadParameter("--position needs one --partition", param_hint="--position")
@@ -123,17 +127,24 @@ def named_value(value: bytes, max_bytes: int | None = None) -> tuple[str, str]:
 
 
 def document(message: dict[str, Any], max_bytes: int) -> dict[str, Any]:
-    """A row of MESSAGE_SCHEMA for JSON."""
+    """A row of MESSAGE_SCHEMA for JSON, cut as the API cuts it: to so many bytes of the value and
+    characters of the key, and without headers that are longer in all (null).
+    """
     name, value = named_value(message["value"], max_bytes)
+    key, headers = message["key"], dict(message["headers"] or ())
     return {
         "partition": message["partition"],
         "position": message["position"],
-        "key": message["key"],
-        "headers": dict(message["headers"] or ()),
+        "key": None if key is None else key[:max_bytes],
+        "headers": headers if _header_bytes(headers) <= max_bytes else None,
         "published_at": message["published_at"].isoformat(),
         "size_bytes": len(message["value"]),
         name: value,
     }
+
+
+def _header_bytes(headers: Mapping[str, str]) -> int:
+    return sum(len(name.encode()) + len(text.encode()) for name, text in headers.items())
 
 
 def _line(message: dict[str, Any], max_bytes: int) -> str:
@@ -141,16 +152,30 @@ def _line(message: dict[str, Any], max_bytes: int) -> str:
 
 
 def text_of(message: dict[str, Any], max_bytes: int) -> str:
-    """Two lines: where it is, and its value."""
+    """Two lines: where it is, and its value. Cut as by `document`."""
     name, value = named_value(message["value"], max_bytes)
-    size = len(message["value"])
+    size, key = len(message["value"]), message["key"]
+    headers = dict(message["headers"] or ())
     where = [
         f"partition {message['partition']} position {message['position']}",
         f"{message['published_at']:%Y-%m-%d %H:%M:%S} UTC",
-        *([] if message["key"] is None else [f"key {message['key']}"]),
-        *(f"{header}={content}" for header, content in message["headers"] or ()),
-        counted(size, "byte"),
     ]
+    if key is not None:
+        where.append(f"key {_word(key[:max_bytes])}{_more(len(key), max_bytes)}")
+    if (header_bytes := _header_bytes(headers)) <= max_bytes:
+        where += [f"{_word(header)}={_word(content)}" for header, content in headers.items()]
+    else:
+        where.append(f"headers of {counted(header_bytes, 'byte')}")
+    where.append(counted(size, "byte"))
     kind = "base64 " if name == "value_base64" else ""
-    more = " …" if size > max_bytes else ""
-    return plain(f"{'  '.join(where)}\n  {kind}{value}{more}")
+    shown = plain_line(f"{kind}{value}{_more(size, max_bytes)}")
+    return f"{plain_line('  '.join(where))}\n  {shown}"
+
+
+def _word(text: str) -> str:
+    """A text of strangers among ours: in quotes where it could be taken for more than one."""
+    return text if _WORD.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+
+
+def _more(size: int, shown: int) -> str:
+    return " …" if size > shown else ""

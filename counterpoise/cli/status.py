@@ -16,11 +16,11 @@ import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from counterpoise.cli.output import (
     AsJson,
+    PlainTable,
     QueueName,
     Url,
     conditions_text,
@@ -37,6 +37,7 @@ from counterpoise.cli.queues import list_queues
 from counterpoise.client import Client
 from counterpoise.conditions import HeldCondition
 from counterpoise.errors import ServiceUnavailable
+from counterpoise.plain import plain_line
 from counterpoise.wire import (
     FlowSummary,
     Json,
@@ -134,7 +135,7 @@ def render(snapshot: QueueSnapshot, away: str | None = None) -> RenderableType:
     parts.append(_numbers(snapshot.status))
     if away is not None:
         age = duration((datetime.now(UTC) - snapshot.at).total_seconds())
-        parts += [Text(), Text(f"as of {age} ago: {away}", style="bold red")]
+        parts += [Text(), Text(plain_line(f"as of {age} ago: {away}"), style="bold red")]
     return Panel(
         Group(*parts),
         title=Text(snapshot.queue.name, style="bold"),
@@ -243,7 +244,7 @@ def _flows(snapshot: QueueSnapshot, numbers: Mapping[str, int]) -> RenderableTyp
         if partition.owner is not None:
             owned.setdefault(partition.owner, []).append(partition.partition)
     narrow = len(snapshot.partitions) > MOST_WIDE
-    shown: Table = table("", "CLIENT", "STATE", "OWNS", "PARTITIONS", "LEASE LEFT", right=("OWNS",))
+    shown = table("", "CLIENT", "STATE", "OWNS", "PARTITIONS", "LEASE LEFT", right=("OWNS",))
     for flow in snapshot.flows[:MOST_FLOWS]:
         style = _style(flow.flow_id, numbers)
         lease = seconds_until(flow.lease_expires_at)
@@ -268,7 +269,7 @@ def _label(number: int, narrow: bool) -> str:
 
 def _handoffs(snapshot: QueueSnapshot, numbers: Mapping[str, int]) -> RenderableType:
     names = {flow.flow_id: flow.client_name for flow in snapshot.flows}
-    shown = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    shown = PlainTable(show_header=False)
     for handoff in snapshot.status.handoffs[:MOST_HANDOFFS]:
         left = seconds_until(handoff.deadline)
         origin = names.get(handoff.from_flow or "", handoff.from_flow or "-")
@@ -391,4 +392,4 @@ def rebalance(queue: QueueName, url: Url = None, as_json: AsJson = False) -> Non
     if as_json:
         print_json(status.raw)
     else:
-        typer.echo(f"{status.queue}: {status.status}, {len(status.handoffs)} handoffs")
+        console.print(f"{status.queue}: {status.status}, {len(status.handoffs)} handoffs")

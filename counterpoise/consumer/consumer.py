@@ -26,8 +26,9 @@ from counterpoise.conditions import (
     text_of,
 )
 from counterpoise.consumer.lanes import Failure, Lane, Lanes
+from counterpoise.consumer.letters import Origin
 from counterpoise.consumer.message import Message
-from counterpoise.consumer.poison import DeadLetter, Origin, Policy, Retry, checked
+from counterpoise.consumer.poison import DeadLetter, Policy, Retry, checked
 from counterpoise.consumer.reading import LOG_APPEARS_SECONDS, Reader
 from counterpoise.consumer.retry_queue import Keeper, RetryQueue
 from counterpoise.consumer.settling import Settler

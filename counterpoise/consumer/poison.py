@@ -28,16 +28,14 @@ Otherwise the consumer halts, with a note that names the position and the handle
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from copy import copy
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from counterpoise.calls import base_url, check_queue
 from counterpoise.client import Client
-from counterpoise.conditions import text_of
 from counterpoise.consumer.lanes import Failure
+from counterpoise.consumer.letters import Origin, headers, letter_id
 from counterpoise.consumer.message import Message
 from counterpoise.errors import CounterpoiseError, reached_before
 from counterpoise.logs.address import parse_log
@@ -45,8 +43,6 @@ from counterpoise.options import check_seconds, has_run
 from counterpoise.publisher import Publisher, PublisherIdInUse
 from counterpoise.reading import checked_token
 
-HEADER = "counterpoise-dead-letter-"
-LONGEST_ERROR_CHARACTERS = 1000
 STORE_SECONDS = 10.0
 
 
@@ -54,18 +50,6 @@ class SameQueue(CounterpoiseError):
     """Dead letters, and what is set aside, must not go to the queue that they come from."""
 
     code = "same_queue"
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The origin of a dead letter: the queue, and its log with the log's incarnation. `queue_id`:
-    of the queue, if the service says it.
-    """
-
-    queue: str
-    log: str
-    incarnation: str
-    queue_id: str = ""
 
 
 class QueueAt(NamedTuple):
@@ -111,7 +95,8 @@ class DeadLetter:
     and log, by default the consumer's own service.
 
     The letter has the message's key, value and headers, and headers `counterpoise-dead-letter-…`:
-    `queue`, `partition`, `epoch`, `position`, `published-at`, `attempts`, `error`.
+    `queue`, `partition`, `epoch`, `position`, `published-at`, `attempts`, `error`. Whoever may
+    publish to that queue can write such headers, too.
     """
 
     def __init__(
@@ -286,33 +271,3 @@ def publish_once(
         if publisher.next_sequence == 0:
             publisher.publish(value, key, headers)
             publisher.flush()
-
-
-def letter_id(message: Message, origin: Origin) -> str:
-    """The publisher id of a dead letter: the same for the same message, whichever consumer stores
-    it.
-    """
-    place = "\0".join(
-        (origin.queue, origin.log, origin.incarnation, str(message.partition), message.position)
-    )
-    return f"dead-letter-{hashlib.sha256(place.encode()).hexdigest()}"
-
-
-def headers(message: Message, failure: Failure, origin: Origin) -> dict[str, str]:
-    """The headers of a dead letter."""
-    added = {
-        "queue": origin.queue,
-        "partition": str(message.partition),
-        "epoch": str(message.epoch),
-        "position": message.position,
-        "published-at": message.published_at.isoformat(),
-        "attempts": str(failure.attempts),
-        "error": error_text(failure.error),
-    }
-    return {**message.headers, **{HEADER + name: text for name, text in added.items()}}
-
-
-def error_text(error: BaseException) -> str:
-    """An error as a header can hold it."""
-    text = text_of(error).replace("\0", "")
-    return text.encode(errors="replace").decode()[:LONGEST_ERROR_CHARACTERS]

@@ -27,14 +27,23 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from counterpoise.calls import check_queue
 from counterpoise.client import Client
 from counterpoise.consumer.lanes import Lanes
+from counterpoise.consumer.letters import (
+    LONGEST_ERROR_CHARACTERS,
+    RETRY_HEADER,
+    Origin,
+    number_in,
+    time_in,
+    without_ours,
+)
 from counterpoise.consumer.opening import QueueReading
-from counterpoise.consumer.poison import Origin, Retry
+from counterpoise.consumer.poison import Retry
 from counterpoise.consumer.redelivery import Compare, MessagePlace, Redelivery, SetAside
 from counterpoise.consumer.throttling import Warnings
 from counterpoise.consumer.waking import Waking
-from counterpoise.errors import CounterpoiseError, ServiceUnavailable, reached_before
+from counterpoise.errors import CounterpoiseError, Invalid, ServiceUnavailable, reached_before
 from counterpoise.flow.blocking import Flow
 from counterpoise.flow.ledger import Item, Ledger
 from counterpoise.keys import hash_of
@@ -54,7 +63,9 @@ from counterpoise.wire import LogView
 
 logger = logging.getLogger("counterpoise.consumer")
 
-PREFIX = "counterpoise-retry-"
+PREFIX = RETRY_HEADER
+# Of a record that could have been written by one of us; later times are no reason to wait.
+LATEST_DUE = 2.0**32
 WRITE_SECONDS = 10.0
 CALL_SECONDS = 5.0
 READ_MESSAGES = 1000
@@ -88,7 +99,7 @@ def record(kind: str, one: SetAside, epoch: int, now: float, wall: float) -> Mes
     ours = {PREFIX + name: text for name, text in said.items()}
     if kind != "message":
         return Message(b"", one.key, ours)
-    return Message(one.value, one.key, {**one.headers, **ours})
+    return Message(one.value, one.key, {**without_ours(one.headers), **ours})
 
 
 class NotARecord(CounterpoiseError):
@@ -129,7 +140,9 @@ class Records:
     """What a set of records says; add them in any order."""
 
     def __init__(self, queue: str, wanted: Callable[[MessagePlace], bool]) -> None:
-        """`queue` is the retry queue; `wanted`: of which places the messages are kept."""
+        """`queue` is the retry queue; `wanted`: of which places the messages are kept. It may raise
+        InvalidPosition for one that cannot be.
+        """
         self._queue = queue
         self._wanted = wanted
         self._known: dict[MessagePlace, _Known] = {}
@@ -142,17 +155,12 @@ class Records:
         """
         texts = _texts(row)
         try:
-            place = MessagePlace(
-                texts["queue"],
-                texts["queue-id"],
-                texts["incarnation"],
-                int(texts["partition"]),
-                texts["position"],
-            )
-            kind, epoch = texts["record"], int(texts["epoch"])
+            place = _place(texts)
+            kind, epoch = texts["record"], number_in(texts["epoch"])
             said = None if kind == "done" else _said(texts)
-            era = 0 if said is None else int(texts["era"])
-        except (KeyError, ValueError) as error:
+            era = 0 if said is None else number_in(texts["era"])
+            wanted = self._wanted(place)
+        except (KeyError, ValueError, Invalid) as error:
             raise NotARecord(
                 f"queue {self._queue!r} has a message that is no record of what is set aside, in "
                 f"partition {row['partition']} at position {row['position']} ({error!r}): name a "
@@ -169,7 +177,6 @@ class Records:
             self._messages.setdefault(row["partition"], []).append((row["position"], place, epoch))
             known.epoch, known.key = max(known.epoch, epoch), row["key"]
             known.message = row
-        wanted = self._wanted(place)
         if not wanted or known.epoch <= known.done_epoch:
             known.message = None
         if not wanted or known.newest[0] <= known.done_epoch:
@@ -181,9 +188,7 @@ class Records:
             row, said = known.message, known.said
             if row is None or said is None or not known.is_set_aside:
                 continue
-            headers = {
-                name: text for name, text in row["headers"] or () if not name.startswith(PREFIX)
-            }
+            headers = without_ours(dict(row["headers"] or ()))
             yield SetAside(
                 place,
                 known.epoch,
@@ -225,8 +230,12 @@ class Records:
 
 
 def is_record(row: dict[str, Any]) -> bool:
-    """Whether a message is, by its headers, a record of what is set aside."""
-    return "record" in _texts(row)
+    """Whether a message has all headers of a record of what is set aside."""
+    try:
+        Records("", lambda _: False).add(row)
+    except NotARecord:
+        return False
+    return True
 
 
 def _texts(row: dict[str, Any]) -> dict[str, str]:
@@ -234,15 +243,34 @@ def _texts(row: dict[str, Any]) -> dict[str, str]:
     return {name.removeprefix(PREFIX): text for name, text in headers if name.startswith(PREFIX)}
 
 
+def _place(texts: Mapping[str, str]) -> MessagePlace:
+    """Raises KeyError, ValueError, Invalid for what none of us has written."""
+    check_queue(texts["queue"])
+    position = texts["position"]
+    if not (position.isascii() and position.isprintable() and 1 <= len(position) <= 1000):
+        raise ValueError(f"{position[:40]!r} is no position")
+    return MessagePlace(
+        texts["queue"],
+        texts["queue-id"],
+        texts["incarnation"],
+        number_in(texts["partition"]),
+        position,
+    )
+
+
 def _said(texts: Mapping[str, str]) -> _Said:
+    """Raises KeyError, ValueError for what none of us has written."""
     if texts["record"] not in ("message", "failed"):
         raise ValueError(texts["record"])
+    due = float(texts["due"])
+    if not 0 <= due <= LATEST_DUE:
+        raise ValueError(f"{due} is no time to come")
     return _Said(
-        int(texts["attempts"]),
-        int(texts["delays"]),
-        float(texts["due"]),
-        texts["error"],
-        datetime.fromisoformat(texts["published-at"]),
+        number_in(texts["attempts"]),
+        number_in(texts["delays"]),
+        due,
+        texts["error"][:LONGEST_ERROR_CHARACTERS],
+        time_in(texts["published-at"]),
     )
 
 
@@ -304,7 +332,12 @@ class RetryQueue:
         try:
             if not may():
                 raise LogUnavailable("the partition is not owned any more")
-            batch = Batch([message], [number], 0, set(), self._publisher, self._sequence)
+            batch = Batch(
+                [message],
+                [number],
+                publisher=self._publisher,
+                first_sequence=self._sequence,
+            )
             try:
                 self._delivery.deliver(batch, timeout_seconds=deadline - lease_time())
             except BaseException:
@@ -414,15 +447,22 @@ class Keeper:
             return False
         # An owner knows what it has set aside itself.
         numbers = {lane.partition for lane, _ in lanes if lane.redelivery is None}
-        read = self._retries.read(
-            lambda place: place.queue == self._queue and place.partition in numbers
-        )
+        origin = self._origin()
+
+        def wanted(place: MessagePlace) -> bool:
+            if place.queue != self._queue or place.partition not in numbers:
+                return False
+            if (place.queue_id, place.incarnation) == (origin.queue_id, origin.incarnation):
+                self._compare(place.position, place.position)  # it must be one of this log
+            return True
+
+        read = self._retries.read(wanted)
         assert read is not None, "nothing stops it"
         records, _ = read
         found: dict[int, list[SetAside]] = {number: [] for number in numbers}
         for one in records.set_aside(lease_time(), time.time()):
             found[one.place.partition].append(one)
-        origin, again = self._origin(), False
+        again = False
         for lane, loads in lanes:
             before, owned = lane.redelivery, lane.grant.owned
             table = before or Redelivery(

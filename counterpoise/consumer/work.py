@@ -26,15 +26,9 @@ import pyarrow as pa
 
 from counterpoise.backoff import Backoff
 from counterpoise.consumer.lanes import Chunk, Due, Failure, Lane, Lanes, Piece
+from counterpoise.consumer.letters import Origin, error_text
 from counterpoise.consumer.message import Message, Ownership, messages_of
-from counterpoise.consumer.poison import (
-    DeadLetter,
-    LastPolicy,
-    Origin,
-    Policy,
-    Retry,
-    error_text,
-)
+from counterpoise.consumer.poison import DeadLetter, LastPolicy, Policy, Retry
 from counterpoise.consumer.redelivery import MessagePlace, Redelivery, SetAside
 from counterpoise.consumer.retry_queue import AWAY, RetryQueue
 from counterpoise.consumer.watchdog import Watchdog

@@ -60,9 +60,11 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """The largest sum of the bytes of value, key and headers (all in UTF-8) of one message."""
 
 OUR_HEADERS = "counterpoise-"
+ASIDE_HEADERS = ("counterpoise-dead-letter-", "counterpoise-retry-")
 OUR_HEADERS_BYTES = 64 * 1024
-"""So many bytes of headers with such names may come on top: a message of any size can be put aside
-as a dead letter."""
+"""So many bytes of headers with the first name may come on top, and so many of the others. So a
+message of any size can be put aside, as a dead letter or to be tried again, whatever headers its
+publisher has given it: what is put aside gets the others anew."""
 
 SHOWN_FROM = datetime(1, 1, 2, tzinfo=UTC)
 SHOWN_TO = datetime(9999, 12, 30, 23, 59, 59, 999999, tzinfo=UTC)
@@ -81,7 +83,7 @@ class Message(NamedTuple):
         """The message's size for limits; raises InvalidMessage if no log can hold it."""
         if not isinstance(self.value, bytes):
             raise InvalidMessage(f"value must be bytes, not {type(self.value).__name__}")
-        size, ours = len(self.value), 0
+        size, ours, aside = len(self.value), 0, 0
         if self.key is not None:
             size += _text_bytes("key", self.key)
         headers: object = self.headers
@@ -91,8 +93,12 @@ class Message(NamedTuple):
             for name, text in headers.items():
                 both = _text_bytes("name of a header", name) + _text_bytes(f"header {name!r}", text)
                 size += both
-                ours += both if name.startswith(OUR_HEADERS) else 0
-        if size > MAX_MESSAGE_BYTES and size - min(ours, OUR_HEADERS_BYTES) > MAX_MESSAGE_BYTES:
+                if name.startswith(ASIDE_HEADERS):
+                    aside += both
+                elif name.startswith(OUR_HEADERS):
+                    ours += both
+        on_top = min(ours, OUR_HEADERS_BYTES) + min(aside, OUR_HEADERS_BYTES)
+        if size - on_top > MAX_MESSAGE_BYTES:
             raise InvalidMessage(
                 f"the message has {size} bytes, and {MAX_MESSAGE_BYTES} is the most a log holds"
             )

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from operator import itemgetter
 from typing import TypeAlias
@@ -54,19 +54,19 @@ class Routing:
         return self.ranges.of_hash(number).partition
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Batch:
     """Messages that are appended together; it never changes its messages and sequences.
 
-    `numbers` route the messages (`Routing.partition`). `first_ordinal` is the place of the first
-    message in the order of `publish`, and `lanes` are those that the batch holds. Before it is
-    delivered it gets the id of a publisher and the sequence of its first message, or `sequences`
-    for all (`AppendBatch`). `uncertain`: an attempt may have appended it.
+    `numbers` route the messages (`Routing.partition`). `ordinals` are their places in the order of
+    `publish`, and `lanes` are those that the batch holds. Before it is delivered it gets the id of
+    a publisher and the sequence of its first message, or `sequences` for all (`AppendBatch`).
+    `uncertain`: an attempt may have appended it.
     """
 
     messages: Sequence[Message]
     numbers: Sequence[int]
-    first_ordinal: int = 0
+    ordinals: Sequence[int] = ()
     lanes: set[int] = field(default_factory=set)
     publisher: str = ""
     first_sequence: int | None = None
@@ -119,7 +119,7 @@ class Buffer:
     def confirmed_below(self) -> int:
         """All messages before this place in the order of `publish` are delivered."""
         first = [_ordinal(lane.waiting[0]) for lane in self._lanes if lane.waiting]
-        first += [batch.first_ordinal for batch in self._on_their_way]
+        first += [batch.ordinals[0] for batch in self._on_their_way]
         return min(first, default=self.accepted)
 
     def put(self, message: Message, size_bytes: int, now: float) -> bool:
@@ -189,13 +189,36 @@ class Buffer:
         taken = [one for number in chosen for one in self._take_from(self._lanes[number], now)]
         if len(chosen) > 1:
             taken.sort(key=_ordinal)
-        batch = Batch([*map(_message, taken)], [*map(_number, taken)], _ordinal(taken[0]), chosen)
+        batch = Batch(
+            [*map(_message, taken)], [*map(_number, taken)], [*map(_ordinal, taken)], chosen
+        )
         self._on_their_way.append(batch)
         return batch
 
     def delivered(self, batch: Batch) -> None:
         """The batch is in the log."""
         self._on_their_way.remove(batch)
+
+    def halve(self, batch: Batch) -> tuple[Batch, Batch]:
+        """The messages of a batch that has its sequences, as two on their way, one after the other.
+
+        Both hold its lanes.
+        """
+        assert batch.first_sequence is not None
+        middle = len(batch.messages) // 2
+        halves = tuple(
+            replace(
+                batch,
+                messages=batch.messages[some],
+                numbers=batch.numbers[some],
+                ordinals=batch.ordinals[some],
+                first_sequence=batch.first_sequence + begin,
+            )
+            for begin, some in ((0, slice(middle)), (middle, slice(middle, None)))
+        )
+        place = self._on_their_way.index(batch)
+        self._on_their_way[place : place + 1] = halves
+        return halves[0], halves[1]
 
     def _have_lanes(self, lanes: int) -> None:
         """Empty ones. Each is full when it has its share of a full batch."""

@@ -6,7 +6,8 @@
 `publish` puts a message into a buffer (counterpoise.publisher.buffer), which threads empty
 (counterpoise.publisher.sending). If they cannot deliver a message within `timeout_seconds`, the
 next call raises the error; a call after that starts a new attempt. A program that ends without
-`close` delivers what was accepted at its exit, and logs what it could not deliver.
+`close` delivers what was accepted at its exit, and logs what it could not deliver. A message that
+the log can never hold is left out, and the next call raises InvalidMessage, which says which one.
 
 A publisher with its own `publisher_id` can continue where an earlier process with this id
 stopped: `next_sequence` counts the messages that are in the log already. A program that publishes
@@ -133,6 +134,12 @@ class Publisher:
             return first + self._buffer.accepted
 
     @property
+    def refused(self) -> int:
+        """How many accepted messages the log has refused, because it can never hold them."""
+        with self._changed:
+            return self._sending.refused
+
+    @property
     def unconfirmed(self) -> int:
         """How many accepted messages are not known to be in the log (yet)."""
         with self._changed:
@@ -170,6 +177,7 @@ class Publisher:
             while self._buffer.confirmed_below < target:
                 self._changed.wait()
                 self._raise_if_unusable()
+            self._raise_refusal()
 
     def close(self) -> None:
         """Flush and end; closing again, or in a forked child, does nothing.
@@ -186,6 +194,7 @@ class Publisher:
             return
         with self._changed:
             error, self._sending.error = self._sending.error, None
+            refusals, self._sending.refusals = self._sending.refusals, []
             self._changed.notify_all()
         self._delivery.close()
         if self._own_client is not None:
@@ -193,6 +202,10 @@ class Publisher:
         if error is not None:
             error.add_note(f"{self.unconfirmed} messages are not known to be in the log")
             raise error
+        if refusals:
+            if len(refusals) > 1:
+                refusals[0].add_note(f"it has refused {len(refusals) - 1} more")
+            raise refusals[0]
 
     def __enter__(self) -> Self:
         return self
@@ -227,11 +240,16 @@ class Publisher:
             # The error is reported, so the sender may try again.
             self._changed.notify_all()
             raise error
+        self._raise_refusal()
         if self._closed:
             raise PublisherClosed(
                 "the publisher has been closed: publish before the end of its with block (or its "
                 "close()), or make another Publisher"
             )
+
+    def _raise_refusal(self) -> None:
+        if self._sending.refusals:
+            raise self._sending.refusals.pop(0)
 
     def _has_room(self, size: int) -> bool:
         return not self._buffer.messages or (

@@ -4,6 +4,10 @@ The *sender* takes batches from the buffer and delivers them (counterpoise.publi
 at a time. A failed batch is tried again, with the same sequences. If the sender cannot deliver it
 in time, it waits until its error has been reported, and then begins anew.
 
+A message that the log can never hold must not keep the others waiting. The log refuses the batch
+with it. So the sender halves the batch until it finds the message, goes on without it, and reports
+what the log has said of it.
+
 When full batches go on waiting while another is on its way, *helpers* send batches of other
 partitions at the same time, each over a connection of its own. A helper has sequences of its own,
 under an id of its own. It tries each batch once, and leaves what fails to the sender, which repeats
@@ -24,10 +28,10 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from counterpoise.at_exit import at_exit
-from counterpoise.logs import Message
+from counterpoise.logs import InvalidMessage, Message
 from counterpoise.publisher.buffer import Batch, Buffer
 from counterpoise.publisher.delivery import Delivery
 
@@ -45,13 +49,15 @@ HELPER_PAUSE_SECONDS = 10.0
 class _Stream:
     """The sequences of one id: the first (None: the log has to say), and how many are delivered.
 
-    `batch` is on its way, or has failed. `helping`: it is a helper's, and the helper runs.
+    `batch` is on its way, or has failed; `rest` follows it. `helping`: it is a helper's, and the
+    helper runs.
     """
 
     publisher: str
     first: int | None
     delivered: int = 0
     batch: Batch | None = None
+    rest: list[Batch] = field(default_factory=list)
     helping: bool = False
 
 
@@ -80,6 +86,10 @@ class Sending:
         self.buffer = buffer
         self.error: Exception | None = None
         """Why the sender waits; whoever reports it sets None and notifies."""
+        self.refusals: list[InvalidMessage] = []
+        """What the log has said of messages that it can never hold, and nobody has reported."""
+        self.refused = 0
+        """How many there were."""
         self._name = name
         self._delivery = delivery
         self._linger_seconds = linger_seconds
@@ -136,12 +146,30 @@ class Sending:
                 if batch.first_sequence is None:
                     batch.first_sequence = self.first_sequence() + stream.delivered
                 self._delivery.deliver(batch)
+            except InvalidMessage as error:
+                self._find_refused(stream, batch, error)
             except Exception as error:
                 with self.changed:
                     self.error = error
                     self.changed.notify_all()
             else:
                 self._delivered(stream, self._delivery)
+
+    def _find_refused(self, stream: _Stream, batch: Batch, error: InvalidMessage) -> None:
+        """The log can never hold one of these messages."""
+        if len(batch.messages) > 1:
+            with self.changed:
+                stream.batch, second = self.buffer.halve(batch)
+                stream.rest.insert(0, second)
+            return
+        error.add_note(
+            f"it is message {batch.ordinals[0] + 1} of this publisher to {self._name}, which "
+            "goes on without it"
+        )
+        with self.changed:
+            self.refusals.append(error)
+            self.refused += 1
+        self._delivered(stream, self._delivery)
 
     def _next_to_send(self) -> _Stream | None:
         """The stream with the next batch to deliver, when it is due; None after the last one."""
@@ -233,7 +261,7 @@ class Sending:
             assert stream.batch is not None
             self.buffer.delivered(stream.batch)
             stream.delivered += len(stream.batch.messages)
-            stream.batch = None
+            stream.batch = stream.rest.pop(0) if stream.rest else None
             self._arrange(by)
             self.changed.notify_all()
 
@@ -261,6 +289,12 @@ class Sending:
                 lacking,
                 self.error,
             )
+        for refusal in self.refusals:
+            _log.error("a publisher of %s was not closed: %s", self._name, _with_notes(refusal))
+
+
+def _with_notes(error: Exception) -> str:
+    return "; ".join([str(error), *getattr(error, "__notes__", ())])
 
 
 _open: weakref.WeakSet[Sending] = weakref.WeakSet()

@@ -20,6 +20,7 @@ from tests.api.conftest import AS_FLOW
 from tests.api.scripted import ScriptedBroker, update
 from tests.api.test_problems import problem
 from tests.service import Service, eventually, running
+from tests.unread import nothing_unread
 
 UPDATES = "/queues/flights/flows/f-1/updates"
 AS_STREAM = {**AS_FLOW, "Accept": "text/event-stream"}
@@ -278,6 +279,25 @@ async def test_a_flow_that_leaves_ends_its_stream_with_the_problem() -> None:
     assert wire.sent[3].startswith(b"event: problem\ndata: {")
     document = json.loads(wire.sent[3].partition(b"data: ")[2])
     assert (document["code"], document["reason"]) == ("flow_gone", "replaced")
+    assert wire.ended
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_what_no_reader_is_there_to_hear_is_no_defect(ended: bool) -> None:
+    """The source fails as the reader hangs up, or while it is ended because of that."""
+    wire = Wire()
+
+    async def source() -> AsyncIterator[bytes]:
+        wire.hung_up.set()
+        try:
+            if ended:
+                await asyncio.Event().wait()
+        finally:
+            raise FlowGone("f-1", "replaced")
+        yield b""
+
+    with nothing_unread():
+        await wire.carry(EventStream(source(), _as_bytes, OpenCalls()))
     assert wire.ended
 
 

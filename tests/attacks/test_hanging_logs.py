@@ -15,6 +15,7 @@ from broker.logs.ports import LogOwner
 from tests.api.access import Guarded, bearer
 from tests.attacks.listening import listening
 from tests.redis_server import RedisServer, redis_server
+from tests.unread import nothing_unread
 
 __all__ = ["redis_server"]
 
@@ -76,6 +77,17 @@ async def test_a_log_that_hangs_hurts_itself_alone(redis_server: RedisServer) ->
     with closing(logs):
         failed = await asyncio.gather(*calls, return_exceptions=True)
     assert {type(one) for one in failed} == {LogUnreachable}
+
+
+async def test_what_a_log_says_after_its_caller_has_given_up_is_no_defect() -> None:
+    with closing(ExternalLogs()) as logs, nothing_unread():
+        with listening() as hanging:
+            log = f"redis://127.0.0.1:{hanging.port}/0/hanging"
+            with pytest.raises(LogUnreachable):
+                await logs.bounds(log, [0], seconds=0.05)
+            assert await asyncio.to_thread(hanging.called.acquire, timeout=WAITS_SECONDS)
+        await asyncio.to_thread(logs._threads.shutdown)
+        await asyncio.sleep(0)
 
 
 async def test_who_gives_up_before_its_thread_began_leaves_its_place(

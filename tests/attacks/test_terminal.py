@@ -9,20 +9,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from rich.text import Text
 from typer.testing import CliRunner
 
 from broker.telemetry import configure_logging
 from counterpoise.cli import app as command_line
 from counterpoise.cli.app import app
+from counterpoise.cli.history import entry
 from counterpoise.cli.messages import _Output, _PlainFormatter
+from counterpoise.cli.output import PlainConsole, conditions_text, say, table
+from counterpoise.cli.partitions import draw
 from counterpoise.client import Client
+from counterpoise.conditions import HeldCondition
 from counterpoise.flow import Flow
 from counterpoise.plain import plain, plain_line
+from counterpoise.wire import LineageNode, Rebalance
 from tests.databases import name_clients
 from tests.service import Service, eventually
 
-# What a name may contain for older releases: a C1 control; a reversed line; rich's markup.
-NAME = "\x9b31m\u202eetad\u2028[bold red]:smile:[/]"
+# What a name may contain for older releases: a C1 control; a reversed line; rich's markup; a line.
+NAME = "\x9b31m\u202eetad\u2028[bold red]:smile:[/]\nforged\r\nforged"
 # And what a message or another service may: a title, and a cleared screen.
 # All that is escaped, but for surrogates, which cannot be sent.
 UNFIT = [one for one in map(chr, range(0xD800)) if plain_line(one) != one] + ["\ufeff"]
@@ -79,21 +85,47 @@ def test_the_service_takes_no_text_that_is_not_shown_as_it_is(
         ("status", "{queue}", "--json"),
         ("queues", "show", "{queue}"),
         ("lag", "{queue}"),
+        ("consumers", "drain", "{queue}", NAME, "--timeout", "0"),
+        ("doctor", "--queue", "{queue}"),
     ],
 )
 def test_what_strangers_have_named_is_shown_and_not_obeyed(
     target: Service, attacked: str, arguments: tuple[str, ...]
 ) -> None:
-    arguments = tuple(one.format(queue=attacked) for one in arguments)
+    arguments = tuple(one.replace("{queue}", attacked) for one in arguments)
     environment = {"COUNTERPOISE_URL": target.url, "FORCE_COLOR": None}
     result = CliRunner().invoke(app, arguments, env=environment)
-    assert result.exit_code == 0, result.output
-    assert plain(result.output) == result.output
+    # A drain of the only consumer of a queue goes on without the command.
+    assert result.exit_code == (arguments[1] == "drain"), result.output
+    assert_plain(result.output)
     if arguments[0] == "flows" and "--json" in arguments:
         assert json.loads(result.output)[0]["client_name"] == NAME
     elif "--json" not in arguments and arguments[0] in ("flows", "status"):
         # Text of theirs that looks like markup is text.
         assert ":smile:" in "".join(result.output.split())
+
+
+def assert_plain(output: str) -> None:
+    """No control character is in it, and no line of it is a stranger's."""
+    assert plain(output) == output
+    assert not [line for line in output.splitlines() if line.strip(" │→").startswith("forged")]
+
+
+def test_nothing_that_is_shown_has_lines_of_strangers(capsys: pytest.CaptureFixture[str]) -> None:
+    node = LineageNode(0, NAME, "owned", "f", (), (), ())
+    moved = Rebalance(1, "bind", None, None, 0, 0, 1, (), why=f"{NAME} bound")
+    condition = HeldCondition(NAME, HOSTILE, 1, 1, None, "f", NAME, {})
+    shown = table("A")
+    shown.add_row(HOSTILE)
+    shown.add_row(Text(HOSTILE, "red"))
+    out = PlainConsole(width=80, file=io.StringIO())
+    parts = [HOSTILE, shown, conditions_text([condition]), *entry(moved)]
+    for part in (*parts, *draw([node], {"f": NAME})):
+        out.print(part)
+    say(HOSTILE)
+    said = out.file.getvalue() + capsys.readouterr().err  # type: ignore[attr-defined]
+    assert said.count("forged") >= 8
+    assert_plain(said)
 
 
 def test_an_error_is_one_plain_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +139,7 @@ def test_an_error_is_one_plain_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_warning_of_a_consumer_is_plain() -> None:
     record = logging.LogRecord("x", logging.WARNING, "", 1, "away: %s", (HOSTILE,), None)
     said = _PlainFormatter("%(message)s").format(record)
-    assert plain(said) == said
+    assert_plain(said)
 
 
 @contextmanager
@@ -133,7 +165,7 @@ def test_a_message_reaches_a_program_as_it_is_and_a_terminal_plainly(
         _Output(False, b":").write(None, _Batch())
         line = read().rstrip(b"\r\n")
     if terminal:
-        assert line.decode() == plain(f"k:{HOSTILE}\ufffd")
+        assert line.decode() == plain_line(f"k:{HOSTILE}\ufffd")
     else:
         assert line == b"k:" + HOSTILE.encode() + b"\xff"
 

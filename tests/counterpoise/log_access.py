@@ -4,13 +4,23 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from counterpoise.client import Client
 from counterpoise.logs.builtin.log import PostgresLog
+from counterpoise.wire import LogView
 from tests.log_support import log, log_url
 
 __all__ = ["log", "log_url"]
+
+
+def client_of(log: str, partition_count: int) -> Client:
+    """A client of a service with this log, which needs no credentials."""
+    view = LogView(log, partition_count, "earliest", None)
+    return cast(Client, SimpleNamespace(log_access=lambda *_, **__: view))
 
 
 class Service:

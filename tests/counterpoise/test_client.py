@@ -45,7 +45,7 @@ def test_queues_are_created_listed_changed_and_deleted(client):
 def test_each_refusal_has_its_own_exception(client):
     client.create_queue("a", 1)
     with pytest.raises(QueueExists):
-        client.create_queue("a", 1)
+        client.create_queue("a", 2)
     with pytest.raises(Invalid, match="partition_count"):
         client.create_queue("c", 0)
     with pytest.raises(Invalid, match="colour"):

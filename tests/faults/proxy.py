@@ -6,6 +6,7 @@ or silent, and then reachable again.
     proxy.cut()        # every connection breaks, new ones at once (a process that died)
     proxy.delay(0.2)   # every piece of data comes so much later, both ways (a slow network)
     proxy.stall()      # nothing passes, nothing breaks (a network that swallows packets)
+    proxy.lose()       # the next answer breaks its connection (a server that died behind its work)
     proxy.half_open()  # the servers see an end, the clients see nothing (a host that lost power)
     proxy.mend()       # as if nothing had been
 
@@ -31,6 +32,8 @@ class _Line:
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.client, self.server = client, server
         self.half_open = False
+        self.asked = False
+        """Whether the server has sent nothing since the client's last bytes."""
 
     def end(self) -> None:
         for writer in (self.client, self.server):
@@ -56,6 +59,8 @@ class Proxy:
         self.passed_on = 0
         self._weather: Weather = "fair"
         self._delay_seconds = 0.0
+        self._to_lose = 0
+        self.lost = 0
         self._turn = 0
         self._avoided: tuple[str, int] | None = None
         self._lines: set[_Line] = set()
@@ -74,6 +79,10 @@ class Proxy:
     def delay(self, seconds: float) -> None:
         """Delay every piece of data so much."""
         self._do(lambda: setattr(self, "_delay_seconds", seconds))
+
+    def lose(self, answers: int = 1) -> None:
+        """Break the connections on which the next answers come, and pass nothing of these on."""
+        self._do(lambda: setattr(self, "_to_lose", answers))
 
     def stall(self) -> None:
         """Hold all data back and break nothing; new connections are accepted and get no data."""
@@ -157,6 +166,7 @@ class Proxy:
     def _mend(self) -> None:
         self._weather = "fair"
         self._delay_seconds = 0.0
+        self._to_lose = 0
         self._passing.set()
         for line in [one for one in self._lines if one.half_open]:
             # The host is up again, and does not know these connections.
@@ -191,6 +201,14 @@ class Proxy:
             line.end()
             self._lines.discard(line)
 
+    def _is_lost(self, line: _Line) -> bool:
+        """Whether to lose what has come from the server: the begin of an answer."""
+        if not line.asked or not self._to_lose:
+            return False
+        self._to_lose -= 1
+        self.lost += 1
+        return True
+
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         self._turn += 1
         for number in range(len(self._targets)):
@@ -213,6 +231,10 @@ class Proxy:
                     if sink is line.client:
                         break
                     continue
+                if sink is line.client and self._is_lost(line):
+                    line.end()
+                    return
+                line.asked = sink is line.server
                 sink.write(data)
                 await sink.drain()
         if line.half_open and sink is line.client:

@@ -121,6 +121,17 @@ def test_half_open_connections_end_for_the_server_only(proxy: Proxy, echo: Echo)
             assert say(new, b"d") == b"1:d"
 
 
+def test_an_answer_is_lost_with_its_connection(proxy: Proxy) -> None:
+    with connect(proxy) as old:
+        assert say(old, b"a") == b"1:a"
+        proxy.lose()
+        old.sendall(b"b")
+        assert broken(old)
+    assert proxy.lost == 1
+    with connect(proxy) as new:
+        assert say(new, b"c") == b"1:c"
+
+
 def test_delayed_data_comes_later(proxy: Proxy) -> None:
     proxy.delay(0.05)
     with connect(proxy) as connection:

@@ -24,6 +24,10 @@ lives, by 1. After a crash nothing is searched: their publishers are many, and a
 takes longer than the append. To tell apart messages with the same sequence, the place among them is
 a part of the number under which the appender keeps them.
 
+A broker refuses a batch of records that is larger than the topic takes, and goes on with the next
+one. What is sent again would come behind that. So a message that no batch can have is refused
+before anything of its append is sent, if the topic tells its limit and nothing is compressed.
+
 docs/logs.md and docs/logs-background.md list the limits: requests of a killed process may arrive
 after its successor has looked; a publisher whose last records are not among the last records of the
 topic is not found; an append becomes visible message by message; and a partition that is added
@@ -135,13 +139,21 @@ class Appender:
     def __init__(
         self,
         topic: str,
-        make: Callable[[], Producer],
+        make: Callable[[int | None], Producer],
         find: Callable[[str, float], Iterable[tuple[int, int]]],
         trouble: Failures,
+        limit: Callable[[], int | None] = lambda: None,
+        *,
+        compresses: bool = False,
     ) -> None:
-        """`make` gives a new producer. `find(publisher, deadline)` looks for records of it."""
+        """`limit` says how many bytes a batch of records may have; None: it is not known. `make`
+        gives a new producer for that. `find(publisher, deadline)` looks for records of it.
+        """
         self._topic = topic
         self._make = make
+        self._limit = limit
+        self._compresses = compresses
+        self._most_bytes: int | None = None
         self._find = find
         self._trouble = trouble
         self._producer: Producer | None = None
@@ -160,13 +172,14 @@ class Appender:
     def append(self, batch: AppendBatch, deadline: float) -> AppendResult:
         """Append the missing messages of the batch. Raises InvalidMessage, LogUnavailable."""
         encoded = [_encoded(message) for message in batch.messages]
+        sequences = _numbers(batch)
+        self._refuse_too_large(batch.publisher, sequences, encoded)
         known = self._progress.get(batch.publisher)
         lost = batch.publisher in self._lost or (known is None and batch.first_sequence > 0)
         if lost and batch.sequences is None:
             # This append was begun before, by another process or by a closed producer.
             self._look(batch.publisher, deadline)
         progress = self._progress.setdefault(batch.publisher, LandedSequences())
-        sequences = _numbers(batch)
         duplicates = sum(sequence < progress.below for sequence in sequences)
         for sequence, partition, one in zip(sequences, batch.partitions, encoded, strict=True):
             key = (batch.publisher, sequence)
@@ -201,6 +214,26 @@ class Appender:
         self._flying.clear()
         self._lost.clear()
         return producer
+
+    def _refuse_too_large(
+        self, publisher: str, sequences: Sequence[int], encoded: Sequence[_Encoded]
+    ) -> None:
+        """Raises InvalidMessage for a message that the topic does not take even alone."""
+        self._client()
+        for sequence, one in zip(sequences, encoded, strict=True):
+            if self._most_bytes is None or self._compresses:
+                return
+            if one.size_bytes + _ROOM_BYTES <= self._most_bytes:
+                continue
+            size = _batch_bytes(one, append_header(publisher, sequence, sequences[0]))
+            if size > self._most_bytes:
+                # It may have been changed.
+                self._most_bytes = self._limit()
+            if self._most_bytes is not None and size > self._most_bytes:
+                raise InvalidMessage(
+                    f"topic {self._topic!r} takes {self._most_bytes} bytes at most "
+                    f"(max.message.bytes), and this message has {size}"
+                )
 
     def _look(self, publisher: str, deadline: float) -> None:
         self._progress[publisher] = LandedSequences.of(self._find(publisher, deadline))
@@ -290,7 +323,8 @@ class Appender:
 
     def _client(self) -> Producer:
         if self._producer is None:
-            self._producer = self._make()
+            self._most_bytes = self._limit()
+            self._producer = self._make(self._most_bytes)
         return self._producer
 
 
@@ -310,10 +344,34 @@ class _Encoded:
     key: bytes | None
     headers: list[Header]
     milliseconds: int
+    size_bytes: int
+    """Of the message; as a record it has a little more."""
+
+
+# More than Kafka adds to a message without headers.
+_ROOM_BYTES = 1024
+# What a batch has before its first record, and a record before its key.
+_HEAD_BYTES = 61 + 3
+
+
+def _batch_bytes(one: _Encoded, append: Header) -> int:
+    """How many bytes a batch of this record alone has, in the second version of Kafka's format."""
+    headers = [*one.headers, append]
+    sized = [one.key or b"", one.value or b""]
+    for name, value in headers:
+        sized += [name.encode(), value or b""]
+    record = sum(map(len, sized)) + sum(_length_bytes(len(part)) for part in sized)
+    record += _length_bytes(len(headers))
+    return _HEAD_BYTES + _length_bytes(record + 3) + record
+
+
+def _length_bytes(length: int) -> int:
+    """Of a length: seven bits a byte, and one bit more for the sign."""
+    return length.bit_length() // 7 + 1
 
 
 def _encoded(message: Published) -> _Encoded:
-    message.size_bytes()
+    size_bytes = message.size_bytes()
     headers = dict(message.headers or {})
     tombstone = not message.value and headers.pop(TOMBSTONE, None) == "true"
     milliseconds = 0
@@ -325,8 +383,10 @@ def _encoded(message: Published) -> _Encoded:
     return _Encoded(
         None if tombstone else message.value,
         None if message.key is None else message.key.encode(),
-        [(name, raw_bytes(text)) for name, text in headers.items()],
+        # What a message brings of ours is a stranger's word, about any publisher's appends.
+        [(name, raw_bytes(text)) for name, text in headers.items() if name != APPEND],
         milliseconds,
+        size_bytes,
     )
 
 

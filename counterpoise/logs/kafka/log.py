@@ -31,7 +31,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import pyarrow as pa
-from confluent_kafka import Producer
 
 from counterpoise.logs.address import parse_log
 from counterpoise.logs.errors import (
@@ -101,7 +100,14 @@ class KafkaLog(NumberedLog):
         self._ends: dict[int, int] = {}  # as last answered
         self._sizes = Sizes(self._sample)
         self._appending = threading.Lock()
-        self._appender = Appender(self.name, self._producer, self._find_appends, self._trouble)
+        self._appender = Appender(
+            self.name,
+            self._clients.producer,
+            self._find_appends,
+            self._trouble,
+            self._most_bytes,
+            compresses=reach.of("producer").get("compression.type", "none") != "none",
+        )
         _logs.add(self)
 
     def __repr__(self) -> str:
@@ -138,11 +144,10 @@ class KafkaLog(NumberedLog):
         with self._appending:
             return self._appender.next_sequence(publisher, deadline)
 
-    def _producer(self) -> Producer:
-        most_bytes = None
+    def _most_bytes(self) -> int | None:
         with suppress(LogError):  # a cluster that does not tell it
-            most_bytes = self._topic.most_bytes(time.monotonic() + self._timeout_seconds)
-        return self._clients.producer(most_bytes)
+            return self._topic.most_bytes(time.monotonic() + self._timeout_seconds)
+        return None
 
     def _find_appends(self, publisher: str, deadline: float) -> list[tuple[int, int]]:
         shape = self._topic.shape(deadline)

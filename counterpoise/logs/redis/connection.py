@@ -21,7 +21,12 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from counterpoise.logs.address import LogAddress, setting
-from counterpoise.logs.errors import LogAccessRefused, LogError, LogUnavailable
+from counterpoise.logs.errors import (
+    InvalidMessage,
+    LogAccessRefused,
+    LogError,
+    LogUnavailable,
+)
 
 T = TypeVar("T")
 
@@ -52,13 +57,25 @@ _PASSING_TYPES: Mapping[type[Exception], str] = {
     redis.exceptions.TryAgainError: "TRYAGAIN",
     redis.exceptions.AskError: "ASK",
 }
+# No server's `proto-max-bulk-len` is lower.
+LEAST_LIMIT_BYTES = 1024 * 1024
+# A server that takes an argument waits for it and says nothing. One that does not take it says so
+# at once; if it is slower than this, the next attempt asks again.
+_REFUSAL_SECONDS = 1.0
 # The others are in the text; so are all codes of errors inside scripts of servers before 7.
 _PASSING_WORD = re.compile(r"(?:^|[\s-])(" + "|".join(_PASSING) + r")\b")
 # Servers before 7 report errors inside scripts without a code.
 _REFUSED_WORD = re.compile(
     r"(?:^|[\s-])(NOAUTH|WRONGPASS|NOPERM)\b|user executing the script can't|ACL failure in script"
 )
+_TOO_LARGE = "invalid bulk length"
 _MOVES = 5
+
+
+class ConnectionCut(LogUnavailable):
+    """The server cannot be reached, or has closed the connection. It does so, without a reason,
+    when an answer or an argument is larger than it allows.
+    """
 
 
 class Script:
@@ -127,6 +144,24 @@ class RedisConnection:
         """Run a script. Raises what `call` raises."""
         return self.call(lambda client: script.run(client, keys, arguments), retry=retry)
 
+    def announce(self, size_bytes: int) -> None:
+        """Announce an argument of this size. Raises InvalidMessage if the server takes none.
+
+        It says so as soon as it has the size. If the argument follows, its words are mostly lost.
+        """
+
+        def act(client: Any) -> None:
+            connection = client.connection_pool.make_connection()
+            try:
+                connection.connect()
+                connection.send_packed_command([b"*1\r\n$%d\r\n" % size_bytes])
+                if connection.can_read(_REFUSAL_SECONDS):
+                    connection.read_response()
+            finally:
+                connection.disconnect()
+
+        self.call(act, retry=False)
+
     def close(self) -> None:
         """Close the connections; the next call makes new ones."""
         with self._lock:
@@ -161,6 +196,11 @@ class RedisConnection:
                 f"the Redis at {self.where} refused the credentials or requires some (user and "
                 f"password belong to COUNTERPOISE_LOG_URL or logUrl): {message}"
             )
+        if _TOO_LARGE in message:
+            return InvalidMessage(
+                f"the Redis at {self.where} takes no value, key or headers of such a size: its "
+                "proto-max-bulk-len is less"
+            )
         passing = _passing(error)
         if passing is not None:
             why = _PASSING[passing]
@@ -169,7 +209,7 @@ class RedisConnection:
             seconds = self._options["socket_timeout"]
             return LogUnavailable(f"the Redis at {self.where} did not answer within {seconds:g} s")
         if isinstance(error, redis.exceptions.ConnectionError):
-            return LogUnavailable(f"the Redis at {self.where} cannot be reached: {message}")
+            return ConnectionCut(f"the Redis at {self.where} cannot be reached: {message}")
         return LogError(f"the Redis at {self.where} failed: {message}")
 
 

@@ -28,6 +28,7 @@ from counterpoise.logs.errors import (
     InvalidMessage,
     LogBehind,
     LogNotFound,
+    LogUnavailable,
     PositionAhead,
     PositionTrimmed,
     StalePartitionCount,
@@ -35,17 +36,30 @@ from counterpoise.logs.errors import (
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog, fair_shares
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
 from counterpoise.logs.redis import scripts
-from counterpoise.logs.redis.connection import RedisConnection, Script
+from counterpoise.logs.redis.connection import (
+    LEAST_LIMIT_BYTES,
+    ConnectionCut,
+    RedisConnection,
+    Script,
+)
 from counterpoise.logs.rows import headers_of, microseconds_of, texts
 from counterpoise.logs.rows import record_batch as rows_of
 
 # An id, and fields and values in turn: t, v, then the optional ones (see `scripts`).
 Entry = tuple[bytes, list[bytes]]
 
+_META = ("partition_count", "incarnation", "revision")
 _TIME = re.compile(rb"-?[0-9]{1,30}")
 
 CHUNK_MESSAGES = 4096
 CHUNK_BYTES = 8 * 1024 * 1024
+# After an answer that a server has cut, so much less is asked for; then more by this share.
+LEAST_BYTES = 4 * 1024
+FEWER, GROWTH = 4, 16
+# Of a call with more Redis 6 closes the connection, less the digest, the keys and what counts them.
+MOST_ARGUMENTS = 1024 * 1024 - 100_000
+# Partitions of which the bounds are an answer that no server has a reason to cut.
+FEW_PARTITIONS = 1000
 # Redis copies a whole message to see its time, and serves no other client meanwhile.
 AGES_BYTES = 64 * 1024 * 1024
 # A retry after this time would be appended a second time.
@@ -57,6 +71,7 @@ _AGES = Script(scripts.AGES)
 _PLAN = Script(scripts.PLAN)
 _WEIGH = Script(scripts.WEIGH)
 _FIT = Script(scripts.FIT)
+_PART = Script(scripts.PART)
 
 
 def microseconds(time: datetime | None) -> str:
@@ -137,6 +152,8 @@ class RedisLog(NumberedLog):
         self._prefix = f"counterpoise:{{{address.name}}}:".encode()
         self._meta = self._prefix + b"meta"
         self._partitions = self._prefix + b"partitions"
+        # A server closes the connection at an answer beyond its `client-output-buffer-limit`.
+        self._chunk_bytes = CHUNK_BYTES
 
     def __repr__(self) -> str:
         return f"RedisLog({self._log!r})"
@@ -166,10 +183,19 @@ class RedisLog(NumberedLog):
                 "" if message.key is None else f"={message.key}",
                 json.dumps(dict(headers), ensure_ascii=False) if headers else "",
             )
+        if len(arguments) > MOST_ARGUMENTS:
+            raise InvalidMessage(f"{len(messages)} messages are too many for one append to Redis")
         keys = [self._meta, self._partitions, self._publisher(batch.publisher)]
-        answer = self._redis.script(
-            _APPEND, [*keys, *map(self._stream, partitions)], *arguments, retry=False
-        )
+        try:
+            answer = self._redis.script(
+                _APPEND, [*keys, *map(self._stream, partitions)], *arguments, retry=False
+            )
+        except ConnectionCut:
+            texts = (one.encode() if isinstance(one, str) else one for one in arguments)
+            largest = max(len(one) for one in texts if isinstance(one, bytes))
+            if largest > LEAST_LIMIT_BYTES:
+                self._redis.announce(largest)
+            raise
         if answer[0] == b"stale":
             raise StalePartitionCount(batch.partition_count, int(answer[1]))
         if answer[0] == b"range":
@@ -190,7 +216,7 @@ class RedisLog(NumberedLog):
     ) -> Iterator[pa.RecordBatch]:
         position = self.number(start)
         last = None if end is None else self.number(end)
-        messages_left = max_messages
+        messages_left, at_once = max_messages, CHUNK_MESSAGES
         bytes_left = CHUNK_BYTES if max_bytes is None else max_bytes
         missing_before = False
         while messages_left > 0 and bytes_left > 0 and (last is None or position < last):
@@ -198,8 +224,8 @@ class RedisLog(NumberedLog):
                 partition,
                 position,
                 last,
-                min(messages_left, CHUNK_MESSAGES),
-                min(bytes_left, CHUNK_BYTES),
+                min(messages_left, at_once, CHUNK_MESSAGES),
+                min(bytes_left, self._chunk_bytes, CHUNK_BYTES),
             )
             if position > chunk.following:
                 raise PositionAhead(partition, str(position), str(chunk.following))
@@ -215,7 +241,17 @@ class RedisLog(NumberedLog):
             if position < chunk.there:
                 # Trimmed, or lost by the server.
                 raise PositionTrimmed(partition, str(position), str(chunk.there))
-            entries = contiguous_from(position, self._entries(partition, position, chunk.end))
+            try:
+                found = self._entries(partition, position, chunk.end)
+            except ConnectionCut:
+                if chunk.end - position == 1:
+                    raise
+                # If the server is away, the next call says so.
+                at_once = max(1, (chunk.end - position) // FEWER)
+                self._chunk_bytes = max(LEAST_BYTES, self._chunk_bytes // FEWER)
+                continue
+            at_once *= FEWER
+            entries = contiguous_from(position, found)
             if entries:
                 yield record_batch(partition, position, entries)
                 position += len(entries)
@@ -229,21 +265,12 @@ class RedisLog(NumberedLog):
 
     def bounds(self, partitions: Sequence[int]) -> Bounds:
         wanted = list(partitions)
-
-        def ask(client: Any) -> list[Any]:
-            pipeline = client.pipeline(transaction=True)
-            pipeline.execute_command("HMGET", self._meta, "partition_count", "incarnation")
-            if wanted:
-                pipeline.execute_command("HMGET", self._partitions, *wanted)
-            return list(pipeline.execute())
-
-        answers = self._redis.call(ask, retry=True)
-        count, incarnation = answers[0]
-        if count is None:
+        (count, incarnation, _), states = self._states(wanted)
+        if count is None or incarnation is None:
             raise self._not_found()
         starts = dict.fromkeys(wanted, "0")
         ends = dict.fromkeys(wanted, "0")
-        for partition, state in zip(wanted, answers[1] if wanted else [], strict=True):
+        for partition, state in zip(wanted, states, strict=True):
             if state is not None:
                 ends[partition], starts[partition] = state.decode().split(" ")[:2]
         return Bounds(int(count), incarnation.decode(), starts, ends)
@@ -280,7 +307,70 @@ class RedisLog(NumberedLog):
         )
         return _Chunk(*map(int, self._there(answer)[1:]))
 
+    def _states(self, partitions: Sequence[int]) -> tuple[list[bytes | None], list[bytes | None]]:
+        """Count, incarnation and revision of the log, and the states of partitions, at one time."""
+
+        def ask(client: Any) -> list[Any]:
+            pipeline = client.pipeline(transaction=True)
+            pipeline.execute_command("HMGET", self._meta, *_META)
+            if partitions:
+                pipeline.execute_command("HMGET", self._partitions, *partitions)
+            return list(pipeline.execute())
+
+        try:
+            meta, *states = self._redis.call(ask, retry=True)
+        except ConnectionCut:
+            if len(partitions) <= FEW_PARTITIONS:
+                raise
+        else:
+            return meta, states[0] if states else []
+        middle = len(partitions) // 2
+        before, first = self._states(partitions[:middle])
+        meta, second = self._states(partitions[middle:])
+        # A partition that was outside of the count all the time had no append between the two.
+        if meta != before:
+            raise LogUnavailable(f"{self._log} was resized while it was asked; ask again")
+        return meta, [*first, *second]
+
     def _entries(self, partition: int, start: int, end: int) -> list[Entry]:
+        """The messages of a range; one alone that the server cuts is read in parts."""
+        try:
+            found = self._whole(partition, start, end)
+        except ConnectionCut:
+            if end - start > 1:
+                raise
+            self._redis.call(lambda client: client.ping(), retry=False)
+            return self._in_parts(partition, start)
+        self._chunk_bytes = min(CHUNK_BYTES, self._chunk_bytes + self._chunk_bytes // GROWTH)
+        return found
+
+    def _in_parts(self, partition: int, position: int) -> list[Entry]:
+        key, parts, size = self._stream(partition), list[bytes](), 1
+        while (done := sum(map(len, parts))) < size:
+            asked = (position, done + 1, done + self._chunk_bytes)
+            try:
+                answer = self._redis.script(_PART, [key], *asked, retry=True)
+            except ConnectionCut as cut:
+                if self._chunk_bytes <= LEAST_BYTES:
+                    cut.add_note(
+                        f"it has cut an answer of about {LEAST_BYTES} bytes; if its log names "
+                        "client-output-buffer-limit, raise that"
+                    )
+                    raise
+                self._chunk_bytes = max(LEAST_BYTES, self._chunk_bytes // FEWER)
+                continue
+            if not answer:
+                return []
+            found_id, sizes, part = answer
+            size = sum(sizes)
+            parts.append(part)
+        whole, fields, at = b"".join(parts), list[bytes](), 0
+        for length in sizes:
+            fields.append(whole[at : at + length])
+            at += length
+        return [(found_id, fields)]
+
+    def _whole(self, partition: int, start: int, end: int) -> list[Entry]:
         key = self._stream(partition)
         found: list[Entry] = self._redis.call(
             lambda client: client.execute_command("XRANGE", key, f"{start}-0", f"({end}-0"),

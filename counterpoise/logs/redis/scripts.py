@@ -191,6 +191,17 @@ local function reaching(key, state, start, last, most)
 end
 """
 
+# KEYS stream   ARGV position, the first and the last byte of a part of its message
+# Answers the id, the sizes of fields and values, and this part of them one after the other
+PART = """
+local found = redis.call('XRANGE', KEYS[1], ARGV[1] .. '-0', ARGV[1] .. '-18446744073709551615')
+if not found[1] then return {} end
+local fields, sizes = found[1][2], {}
+for i = 1, #fields do sizes[i] = #fields[i] end
+local part = string.sub(table.concat(fields), tonumber(ARGV[2]), tonumber(ARGV[3]))
+return {found[1][1], sizes, part}
+"""
+
 # KEYS meta, partitions, stream
 # ARGV partition, start, end or '', most messages, most bytes
 # Answers next, first, discarded, the end of a chunk from start, and the first message from start on

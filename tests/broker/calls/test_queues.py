@@ -142,11 +142,55 @@ class TestDeleting:
         world = World()
         one, two = await world.replica(), await world.replica()
         made = await asyncio.gather(
-            *(service.create_queue(spec()) for service in (one, two) for _ in range(3)),
+            *(
+                service.create_queue(spec(partitions=4 + number))
+                for number, service in enumerate((one, two) * 3)
+            ),
             return_exceptions=True,
         )
         assert sum(isinstance(queue, views.QueueView) for queue in made) == 1
         assert sum(isinstance(queue, QueueExists) for queue in made) == 5
+
+    @pytest.mark.parametrize(
+        ("given", "others"),
+        [
+            (
+                spec(),
+                [
+                    spec(partitions=5),
+                    spec(ordered_resize=True),
+                    spec(max_handoff_time=9),
+                    spec(retention_seconds=60),
+                    spec(log="stream://elsewhere"),
+                    dynamic(),
+                ],
+            ),
+            (dynamic(), [dynamic("orders", "a", "b"), spec()]),
+            (
+                views.QueueSpec("orders", log="builtin:other", positions={1: "0"}),
+                [views.QueueSpec("orders", log="builtin:other", positions={0: "0"})],
+            ),
+        ],
+        ids=["fixed", "dynamic", "with positions"],
+    )
+    @virtual
+    async def test_a_call_whose_answer_was_lost_may_be_repeated(
+        self, given: views.QueueSpec, others: list[views.QueueSpec]
+    ) -> None:
+        world = World()
+        one, two = await world.replica(), await world.replica()
+        await one.create_queue(spec("other"))
+        made = await one.create_queue(given)
+        assert await two.create_queue(given) == made
+        again = await asyncio.gather(*(two.create_queue(given) for _ in range(2)))
+        assert {one.id for one in again} == {made.id}
+        for other in others:
+            with pytest.raises(QueueExists, match="with other settings"):
+                await two.create_queue(other)
+        await one.change_queue("orders", {"rebalance_delay": 77}, False)
+        with pytest.raises(QueueExists):
+            await two.create_queue(given)
+        world.check("orders")
 
 
 class TestResizing:

@@ -26,6 +26,7 @@ from counterpoise.publisher import Publisher
 from counterpoise.publisher.delivery import Delivery
 from counterpoise.wire import ReleaseItem
 from tests.counterpoise.cli.conftest import run_at
+from tests.faults.proxy import Proxy
 from tests.forked import Forked
 from tests.service import eventually
 
@@ -262,6 +263,22 @@ def test_a_service_that_is_away_is_said_at_once(start, command):
     assert "no service answers at http://127.0.0.1:9" in said
     # A consumer may be started before its service, so it waits.
     assert said.endswith("; waiting for it\n") == (command == "consume")
+
+
+def test_an_answer_may_be_lost(run, service):
+    make = ("queues", "create", "a", "-p", "2", "--ordered-resize")
+    with Proxy(service.url) as proxy:
+        proxy.lose()
+        lost = run_at(proxy.url, *make, code=1)
+        assert "was cut" in lost.output
+        made = run("queues", "show", "a", "--json").stdout
+        assert "created" in run_at(proxy.url, *make).output
+        assert run("queues", "show", "a", "--json").stdout == made
+        refused = run_at(proxy.url, *make, "--retention-seconds", "60", code=1)
+        assert "exists already, with other settings" in refused.output
+        proxy.lose()
+        published = run_at(proxy.url, "publish", "a", stdin="1\n2\n")
+        assert (proxy.lost, "published 2 messages" in published.output) == (2, True)
 
 
 def test_consumers_of_a_deleted_queue_end_with_a_line(run, service, start):

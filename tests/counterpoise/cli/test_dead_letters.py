@@ -1,14 +1,19 @@
 """`counterpoise dead-letters`: letters are listed and shown, and go back to their queues."""
 
+import asyncio
 import json
 import signal
+import uuid
 from zlib import crc32
 
 import pytest
 
+from broker.service import Broker
 from counterpoise.consumer import Consumer, DeadLetter, poison, reading
+from counterpoise.consumer.letters import HEADER, NAMES, RETRY_HEADER
 from counterpoise.consumer.poison import Policy
 from counterpoise.flow import Flow
+from counterpoise.logs.kafka.rows import TOMBSTONE
 from counterpoise.publisher import Publisher
 
 
@@ -39,6 +44,12 @@ def consume(service, queue, count, handle=lambda message: None):
     letter: Policy = DeadLetter("dead") if queue != "dead" else "halt"
     Consumer(queue, each=each, url=service.url, limit=count, on_poison=letter).run()
     return seen
+
+
+def claiming(queue, position="1", partition="0", at="2026-11-20T10:00:00+00:00"):
+    """The headers of a letter, as any publisher can write them."""
+    said = {"queue": queue, "partition": partition, "position": position, "published-at": at}
+    return {HEADER + name: text for name, text in said.items()}
 
 
 def listed(run, *options):
@@ -99,7 +110,7 @@ def test_only_the_letters_that_were_counted_go(run, service, monkeypatch):
     with Publisher("dead", url=service.url) as publisher:
         for number in range(24):
             target = "a" if crc32(f"k{number}".encode()) % 4 == 0 else "gone"
-            publisher.publish(b"x", f"k{number}", {f"{poison.HEADER}queue": target})
+            publisher.publish(b"x", f"k{number}", claiming(target))
     waiting = listed(run, "-n", "99")
     of_a = [one for one in waiting if one["partition"] == 0]
     assert {one["dead_letter"]["queue"] for one in of_a} == {"a"}
@@ -110,11 +121,12 @@ def test_only_the_letters_that_were_counted_go(run, service, monkeypatch):
 
     def publish_once(*arguments, **options):
         with Publisher("dead", url=service.url) as publisher:
-            publisher.publish(b"new", of_a[0]["key"], {f"{poison.HEADER}queue": "a"})
+            publisher.publish(b"new", of_a[0]["key"], claiming("a"))
         real(*arguments, **options)
 
     monkeypatch.setattr(poison, "publish_once", publish_once)
-    said = run("dead-letters", "redrive", "dead", "-n", str(most), "--json").stdout
+    options = ("-n", str(most), "--trust", "a", "--json")
+    said = run("dead-letters", "redrive", "dead", *options).stdout
     assert json.loads(said)["sent"] == {"a": most}
     left = listed(run, "-n", "99")
     # Its last, those that came meanwhile, and all of the others.
@@ -151,6 +163,138 @@ def test_letters_go_elsewhere_and_in_parts(run, letters):
         "name another queue"
         in run("dead-letters", "redrive", "dead", "--to", "dead", code=1).stderr
     )
+
+
+def put(service, queue, value, key, headers):
+    with Publisher(queue, url=service.url) as publisher:
+        publisher.publish(value, key, headers)
+
+
+@pytest.fixture
+def genuine(run, letters):
+    """What the letter of order 1 says; the queue of letters is empty then."""
+    said = listed(run)[0]["dead_letter"]
+    run("positions", "set", "dead", "--to", "latest")
+    return {HEADER + name: text for name, text in said.items()} | {"trace": "t-1"}
+
+
+FORGED = [
+    ({}, b"order 2", "c1", "another message is there"),
+    ({}, b"order 1", "c2", "another message is there"),
+    ({"trace": "t-2"}, b"order 1", "c1", "another message is there"),
+    (claiming("orders"), b"order 1", "c1", "another message is there"),
+    ({HEADER + "position": "2"}, b"order 1", "c1", "another message is there"),
+    ({HEADER + "position": "4"}, b"order 1", "c1", "there is no such message"),
+    ({HEADER + "position": "99"}, b"order 1", "c1", "cannot be seen there"),
+    ({HEADER + "position": "x"}, b"order 1", "c1", "cannot be seen there"),
+    ({HEADER + "partition": "7"}, b"order 1", "c1", "cannot be seen there"),
+    ({HEADER + "queue": "mended"}, b"order 1", "c1", "cannot be seen there"),
+    ({HEADER + "queue": "gone"}, b"order 1", "c1", "cannot be seen there"),
+]
+
+
+def test_no_stranger_sends_a_message_with_the_rights_of_who_redrives(run, service, genuine):
+    """The log of the queue that a letter names has to have the message there."""
+    for change, value, key, why in FORGED:
+        run("positions", "set", "dead", "--to", "latest")
+        put(service, "dead", value, key, {**genuine, **change})
+        queue = {**genuine, **change}[HEADER + "queue"]
+        for more in ((), ("--dry-run",)):
+            said = run("dead-letters", "redrive", "dead", *more, code=1).stderr
+            assert f" of {queue}, but " in said
+            assert why in said, change
+            assert f"--trust {queue} " in said
+            assert said.count("\n") == 1
+    assert service_lag(run, "orders") == 0
+    run("dead-letters", "redrive", "dead", "--to", "mended")
+    (sent,) = consume(service, "mended", 1)
+    assert (sent.value, sent.key, dict(sent.headers)) == (value, key, {"trace": "t-1"})
+
+
+def test_a_letter_is_confirmed_by_what_it_has_of_its_message(run, service, genuine):
+    """Not by what else is put aside with a message: any publisher can write such headers."""
+    put(
+        service, "dead", b"order 1", "c1", {**genuine, f"{HEADER}x": "y", RETRY_HEADER + "due": "0"}
+    )
+    run("dead-letters", "redrive", "dead")
+    (back,) = consume(service, "orders", 1)
+    assert (back.value, dict(back.headers)) == (b"order 1", {"trace": "t-1"})
+
+
+def test_letters_of_other_logs_are_confirmed_too(run, service, kafka, redis_server):
+    topic = uuid.uuid4().hex
+    kafka.create_topic(topic, 1)
+    run("queues", "create", "dead", "-p", "1", "--rebalance-delay", "0")
+    for queue, log in (("a", redis_server.log(uuid.uuid4().hex)), ("b", kafka.log(topic))):
+        run("queues", "create", queue, "-p", "1", "--rebalance-delay", "0", "--log", log)
+        for value, headers in ((b"order 1", {"n": "base64:AA=="}), (b"", {TOMBSTONE: "true"})):
+            put(service, queue, value, "base64:/w==", headers)
+        consume(service, queue, 2, fail)
+        said = run("dead-letters", "redrive", "dead").stderr
+        assert f"2 letters of dead sent to {queue}\n" in said
+        assert [one.value for one in consume(service, queue, 2)] == [b"order 1", b""]
+
+
+def fail(message):
+    raise ValueError(message.value)
+
+
+def test_who_trims_the_origin_meanwhile_has_to_trust_its_letters(run, service, letters):
+    run("queues", "change", "orders", "--retention-seconds", "0")
+    upkeep(service)
+    said = run("dead-letters", "redrive", "dead", code=1).stderr
+    assert "from position 1 of partition 0 of orders, but the log has that message no more" in said
+    assert len(listed(run)) == 2
+    said = run("dead-letters", "redrive", "dead", "--trust", "orders").stderr
+    assert "2 letters of dead sent to orders" in said
+    assert len(consume(service, "orders", 2)) == 2
+
+
+def upkeep(service):
+    async def maintain():
+        broker = Broker(service.settings)
+        await broker.start()
+        try:
+            await broker.log_upkeep.maintain()
+        finally:
+            await broker.stop()
+
+    asyncio.run(maintain())
+
+
+def test_queues_that_share_a_log_are_named_and_get_no_letter_twice(run, service, letters):
+    run("queues", "create", "copy", "--log", "builtin:orders", "--start", "latest")
+    run("queues", "create", "other-dead", "--log", "builtin:dead")
+    # By no spelling of its log do letters come back to where they wait.
+    said = run("dead-letters", "redrive", "dead", "--to", "other-dead", code=1).stderr
+    assert "dead would get its letters again: name another queue with --to" in said
+    said = run("dead-letters", "redrive", "dead", "--dry-run").stderr
+    assert "orders shares its log with copy: they get the letters, too" in said
+    run("dead-letters", "redrive", "dead")
+    run("dead-letters", "redrive", "other-dead")
+    assert service_lag(run, "orders") == service_lag(run, "copy") == 2
+
+
+def test_what_only_looks_like_a_letter_is_listed_and_shown(run, service, letters):
+    """No text of it begins a line, and none is longer than that of a letter."""
+    for said in (
+        {"error": "x"},
+        {"queue": "orders"},
+        {"queue": "no/queue", "partition": "0", "position": "0", "published-at": "2026-11-20"},
+        {"queue": "a\nforged", "attempts": "1\nforged", "error": "no\nforged"},
+        dict.fromkeys(NAMES, "9" * 5000),
+    ):
+        run("positions", "set", "dead", "--to", "latest")
+        put(service, "dead", b"a\nforged", "k\nforged", {HEADER + n: t for n, t in said.items()})
+        (found,) = listed(run)
+        assert found["dead_letter"] == {name: text[:1000] for name, text in said.items()}
+        shown = run("dead-letters", "list", "dead").stdout
+        place = ("-p", "0", "--position", found["position"])
+        shown += run("dead-letters", "show", "dead", *place).stdout
+        assert "forged" in shown
+        assert not [line for line in shown.splitlines() if line.strip().startswith("forged")]
+        said = run("dead-letters", "redrive", "dead", code=1).stderr
+        assert f"position {found['position']} of partition 0 of dead is no dead letter" in said
 
 
 def test_a_message_that_is_no_letter_is_refused_before_anything_is_sent(run, service, letters):

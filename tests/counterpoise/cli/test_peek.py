@@ -51,6 +51,28 @@ def test_messages_are_shown_and_nothing_is_changed(run, published):
     assert values[1]["value_base64"] == "/wA="
 
 
+def test_no_message_has_lines_or_a_size_of_its_own(run, service):
+    """It is two lines, whatever it holds, and of all its parts no more is shown than asked for."""
+    run("queues", "create", "a", "-p", "1", "--rebalance-delay", "0")
+    forged = "x\npartition 0 position 9  key c9\n"
+    with Publisher("a", url=service.url) as publisher:
+        publisher.publish(forged.encode(), forged, {"h\n": forged, "a  b": "c=d"})
+        publisher.publish(b"v", "k" * 1_000_000)
+        publisher.publish(b"v", None, {"h": "x" * 1_000_000})
+    lines = run("peek", "a").stdout.splitlines()
+    assert [line.startswith(("partition 0 position", "  ")) for line in lines] == [True] * 6
+    assert [line[:22] for line in lines[::2]] == [f"partition 0 position {n}" for n in range(3)]
+    assert r'key "x\npartition 0 position 9  key c9\n"  "h\n"="x\npart' in lines[0]
+    assert '"a  b"="c=d"' in lines[0]
+    assert lines[1] == r"  x\x0apartition 0 position 9  key c9\x0a"
+    assert f"key {'k' * 1000} …  1 byte" in lines[2]
+    assert "headers of 1000001 bytes" in lines[4]
+    first, long, many = rows(run)
+    assert (first["key"], first["headers"]["h\n"]) == (forged, forged)
+    assert (long["key"], many["headers"]) == ("k" * 1000, None)
+    assert rows(run, "--max-bytes", "3")[1]["key"] == "kkk"
+
+
 def test_messages_are_picked_by_place_key_and_number(run, published):
     def positions(*options):
         return [row["position"] for row in rows(run, *options)]

@@ -13,8 +13,8 @@ import pytest
 from counterpoise import calls
 from counterpoise import client as client_module
 from counterpoise.consumer import Consumer, DeadLetter, Failure, Retry, SameQueue
+from counterpoise.consumer.letters import Origin
 from counterpoise.consumer.message import Message, Ownership
-from counterpoise.consumer.poison import Origin
 from counterpoise.errors import QueueNotFound, Unreachable
 from counterpoise.flow.view import Owned
 from counterpoise.logs import Message as LogMessage

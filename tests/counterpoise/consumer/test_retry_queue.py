@@ -6,13 +6,15 @@ from datetime import UTC, datetime
 
 import pytest
 
+from counterpoise.consumer.lanes import Failure
+from counterpoise.consumer.letters import HEADER, RETRY_HEADER, Origin, headers
 from counterpoise.consumer.message import Ownership, messages_of
-from counterpoise.consumer.poison import Origin
 from counterpoise.consumer.redelivery import MessagePlace, Redelivery, SetAside
 from counterpoise.consumer.retry_queue import NotARecord, Records, record
 from counterpoise.flow.view import Owned
-from counterpoise.logs import Message
-from counterpoise.logs.port import MAX_MESSAGE_BYTES
+from counterpoise.logs import Message, open_log
+from counterpoise.logs.memory import MemoryLogs
+from counterpoise.logs.port import MAX_MESSAGE_BYTES, OUR_HEADERS_BYTES
 
 PUBLISHED_AT = datetime(2026, 7, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
@@ -129,6 +131,20 @@ def test_the_oldest_record_of_what_is_set_aside():
         ("error", None),
         ("delays", None),
         ("era", None),
+        # What would end the consumer later, or hold a key for good.
+        ("queue", "a/b"),
+        ("partition", "-1"),
+        ("position", ""),
+        ("position", "7\n"),
+        ("position", "no number"),
+        ("epoch", "9" * 30),
+        ("attempts", "-1"),
+        ("delays", "-5"),
+        ("due", "nan"),
+        ("due", "inf"),
+        ("due", "1e300"),
+        ("published-at", "2026-07-01T12:00:00"),
+        ("published-at", "0001-01-01T00:00:00+00:00"),
     ],
 )
 def test_what_is_no_record_is_an_error(name, text):
@@ -138,7 +154,11 @@ def test_what_is_no_record_is_an_error(name, text):
         headers[f"counterpoise-retry-{name}"] = text
     elif name:
         del headers[f"counterpoise-retry-{name}"]
-    records = read([told("message", one_of(), 1)])
+    log = MemoryLogs()
+    log.ensure("flights", 1, "id", 1.0)
+    compare = open_log("builtin:flights", log.access).compare
+    wanted = lambda place: compare(place.position, place.position) == 0  # noqa: E731
+    records = read([told("message", one_of(), 1)], wanted)
     with pytest.raises(NotARecord, match=r"'retries' .* partition 3 at position 9 .*Retry"):
         records.add(row(Message(b"x", "k", headers), 9, partition=3))
 
@@ -170,10 +190,29 @@ def test_the_size_in_memory_has_all_of_a_message():
     assert table.size_bytes == 0
 
 
-def test_a_message_of_any_size_can_be_set_aside():
+def test_a_message_of_any_size_can_be_set_aside_whatever_headers_it_has():
+    """Its publisher may have written ours, as many as a log takes."""
+    most = {name: "x" * (OUR_HEADERS_BYTES - len(name)) for name in ("counterpoise-x", *ASIDE)}
     one = one_of(error="e" * 1000)
-    one.value = b"x" * (MAX_MESSAGE_BYTES - len("k") - len("a1"))
-    told("message", one, 1).size_bytes()
+    one.value, one.headers = b"x" * (MAX_MESSAGE_BYTES - len("k")), {"counterpoise-x": ""}
+    for name in ASIDE:
+        one.headers = {"counterpoise-x": most["counterpoise-x"], name: most[name]}
+        Message(one.value, one.key, one.headers).size_bytes()
+        told("message", one, 1).size_bytes()
+        message = one.message(Ownership(Owned(2, 9, "owned", "8", "graceful"), dict))
+        letter = headers(message, Failure("7", 1, ValueError("e" * 5000)), ORIGIN)
+        Message(one.value, one.key, letter).size_bytes()
+        assert name not in letter
+
+
+ASIDE = (f"{HEADER}x", f"{RETRY_HEADER}x")
+
+
+def test_no_header_of_a_stranger_is_read_as_one_of_ours():
+    one = one_of()
+    one.headers = {"a": "1", f"{RETRY_HEADER}due": "9e9", f"{HEADER}queue": "orders"}
+    (back,) = found(read([told("message", one, 1)]))
+    assert (back.headers, back.due) == ({"a": "1"}, 0.0)
 
 
 # ------------------------------------------------------------------ the table of a lane

@@ -15,6 +15,7 @@ from counterpoise.logs import (
     MAX_MESSAGE_BYTES,
     AppendBatch,
     AppendResult,
+    InvalidMessage,
     LogAccessRefused,
     LogNotFound,
     LogUnavailable,
@@ -23,6 +24,8 @@ from counterpoise.logs import (
     open_log,
 )
 from counterpoise.logs.redis import log as redis_log
+from counterpoise.publisher import Publisher
+from tests.counterpoise.log_access import client_of
 from tests.log_support import append, texts
 from tests.managed_logs import OWNER, made
 from tests.redis_server import RedisServer
@@ -255,6 +258,101 @@ def test_the_largest_message_fits(log):
     batches = list(log.read(0, "0", None, max_messages=10))
     assert [batch.num_rows for batch in batches] == [1, 1]
     assert batches[0]["value"][0].as_py() == value
+
+
+# ------------------------------------------------------------------ limits of the server
+
+
+@pytest.fixture
+def narrow(tmp_path):
+    """A server that takes no argument above 1 MiB, and cuts answers above 200 KB."""
+    limits = {
+        "proto_max_bulk_len": "1mb",
+        "client_output_buffer_limit": "normal 200kb 0 0",
+    }
+    with RedisServer(tmp_path, **limits) as server:
+        yield server
+
+
+LARGE = 2 * 1024 * 1024
+
+
+def test_a_message_that_the_server_never_takes_is_refused_as_such(narrow):
+    log = made(narrow.log("q"))
+    for number, message in enumerate(
+        (
+            Message(bytes(LARGE)),
+            Message(b"", "k" * LARGE),
+            Message(b"", None, {"h": "ä" * (LARGE // 2)}),
+        )
+    ):
+        with pytest.raises(InvalidMessage, match=r"its proto-max-bulk-len is less"):
+            log.append(AppendBatch("p", 0, 4, [0, 0], [Message(b"before"), message]))
+        # As large as it may be.
+        log.append(AppendBatch(f"p{number}", 0, 4, [1], [Message(bytes(1024 * 1024))]))
+    assert log.bounds([0]).ends == {0: "0"}
+    log.close()
+    narrow.kill()
+    # A server that is away refuses nothing.
+    with pytest.raises(LogUnavailable):
+        log.append(AppendBatch("p", 0, 4, [0], [Message(bytes(LARGE))]))
+
+
+def test_a_publisher_goes_on_without_it(narrow):
+    log = made(narrow.log("q"))
+    with Publisher("q", client=client_of(narrow.log("q"), 4)) as publisher:
+        for number in range(20):
+            publisher.publish(bytes(LARGE) if number == 7 else b"%d" % number, "k")
+        with pytest.raises(InvalidMessage) as refusal:
+            publisher.flush()
+    assert refusal.value.__notes__ == [
+        "it is message 8 of this publisher to q, which goes on without it"
+    ]
+    (found,) = [found for partition in range(4) if (found := texts(log, partition))]
+    assert found == [str(number) for number in range(20) if number != 7]
+    log.close()
+
+
+def test_reads_shrink_until_the_server_answers_them(narrow):
+    log = made(narrow.log("q"))
+    rows = [Message(b"%d" % n * 100, f"k{n}", {"h": "x" * n}) for n in range(3000)]
+    large = [Message(b"v" * 900_000, "k" * 500_000, {"h": "ä" * 200_000}), Message(b"after")]
+    for first in range(0, 3000, 500):
+        some = rows[first : first + 500]
+        log.append(AppendBatch("p", first, 4, [0] * 500, some))
+    log.append(AppendBatch("p", 3000, 4, [0, 0], large))
+    for _ in range(2):
+        batches = list(log.read(0, "0", None, max_messages=10_000))
+        found = [row for batch in batches for row in batch.to_pylist()]
+        assert [int(row["position"]) for row in found] == [*range(3002)]
+        assert [
+            (row["value"], row["key"], dict(row["headers"] or ()) or None) for row in found
+        ] == [(one.value, one.key, one.headers or None) for one in [*rows, *large]]
+    # Mostly as much as fits.
+    assert len(batches) < 150
+    log.close()
+
+
+def test_so_do_questions_about_many_partitions(narrow):
+    log = made(narrow.log("q"), count=20_000)
+    log.append(AppendBatch("p", 0, 20_000, [*range(20_000)], [Message(b"v")] * 20_000))
+    bounds = log.bounds([*range(20_000), 30_000])
+    assert {*bounds.ends.values()} == {"0", "1"}
+    assert (bounds.ends[30_000], bounds.partition_count) == ("0", 20_000)
+    log.close()
+
+
+def test_a_limit_that_nothing_fits_is_named(narrow, monkeypatch):
+    monkeypatch.setattr(redis_log, "LEAST_BYTES", 1024 * 1024)
+    log = made(narrow.log("q"))
+    log.append(AppendBatch("p", 0, 4, [0], [Message(b"v" * 900_000)]))
+    with pytest.raises(LogUnavailable) as cut:
+        list(log.read(0, "0", None, max_messages=1))
+    assert "client-output-buffer-limit" in cut.value.__notes__[0]
+    log.close()
+
+
+# ------------------------------------------------------------------ what is missing
 
 
 def test_a_message_that_is_missing_without_a_reason_is_an_error(log, redis_server, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from counterpoise.client import Client
 from counterpoise.keys import partition_of
-from counterpoise.logs import InvalidMessage, LogUnavailable
+from counterpoise.logs import InvalidMessage, LogError, LogUnavailable
 from counterpoise.logs.memory import MemoryLog, MemoryLogs
 from counterpoise.publisher import Publisher, sending
 from counterpoise.publisher.delivery import Delivery
@@ -135,7 +135,7 @@ def under_load(stage, publisher, monkeypatch):
     stage.await_waiting(2)
 
 
-def check(stage, count):
+def check(stage, count, without=()):
     """Each message is in the log once, and each key's in order."""
     found = defaultdict(list)
     for partition in range(PARTITIONS):
@@ -144,7 +144,8 @@ def check(stage, count):
             assert partition_of(key, PARTITIONS) == partition
             found[key].append(int(text))
     assert {key: sorted(numbers) for key, numbers in found.items()} == found
-    assert sorted(number for numbers in found.values() for number in numbers) == [*range(count)]
+    there = sorted(number for numbers in found.values() for number in numbers)
+    assert there == [one for one in range(count) if one not in without]
 
 
 def test_under_load_two_batches_of_different_partitions_are_on_their_way(
@@ -250,18 +251,78 @@ def test_what_a_helper_lacks_does_not_harm(stage, publisher, monkeypatch, lackin
 def test_an_error_that_a_helper_meets_is_the_sender_s_to_report(stage, publisher, monkeypatch):
     def refuse(append, batch):
         if any(message.value == b"99" for message in batch.messages):
-            raise InvalidMessage("not this one")
+            raise LogError("not this one")
         return append(batch)
 
     under_load(stage, publisher, monkeypatch)
     stage.trouble = refuse
     stage.let_go()
-    with pytest.raises(InvalidMessage):
+    with pytest.raises(LogError, match="not this one"):
         publisher.flush()
     assert publisher.unconfirmed >= 1
     stage.trouble = None
     publisher.flush()
     check(stage, 100)
+
+
+def never(*values):
+    """A trouble: the log can never hold these messages."""
+
+    def refuse(append, batch):
+        if found := [one.value for one in batch.messages if int(one.value) in values]:
+            raise InvalidMessage(f"not {found[0].decode()}")
+        return append(batch)
+
+    return refuse
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["sender", "with a helper"])
+def test_a_message_that_the_log_can_never_hold_holds_up_no_other(
+    stage, publisher, monkeypatch, loaded
+):
+    values = (60, 77, 78, 99)
+    if loaded:
+        under_load(stage, publisher, monkeypatch)
+    else:
+        publish(publisher, 100)
+    stage.trouble = never(*values)
+    stage.let_go()
+    told = {}
+    for _ in values:
+        with pytest.raises(InvalidMessage) as refusal:
+            publisher.flush()
+        told[str(refusal.value)] = refusal.value.__notes__[0]
+    publisher.flush()
+    assert told == {
+        f"not {value}": f"it is message {value + 1} of this publisher to flights, which goes on "
+        "without it"
+        for value in values
+    }
+    assert (publisher.unconfirmed, publisher.refused) == (0, 4)
+    publish(publisher, 1, first=100)
+    publisher.flush()
+    check(stage, 101, without=values)
+
+
+def test_who_closes_is_told_of_messages_that_the_log_can_never_hold(stage):
+    publisher = Publisher("flights", client=Service(), open_log=stage.open, batch_messages=10)
+    publish(publisher, 20)
+    stage.trouble = never(3, 19)
+    stage.let_go()
+    with pytest.raises(InvalidMessage, match="not 3") as refusal:
+        publisher.close()
+    assert refusal.value.__notes__[1:] == ["it has refused 1 more"]
+    check(stage, 20, without=(3, 19))
+
+
+def test_so_is_the_log_of_a_program_that_ends_without(stage, caplog):
+    publisher = Publisher("flights", client=Service(), open_log=stage.open)
+    publish(publisher, 3)
+    stage.trouble = never(1)
+    stage.let_go()
+    publisher._sending.end_with_program()
+    assert "was not closed: not 1; it is message 2 of this publisher" in caplog.text
+    check(stage, 3, without=(1,))
 
 
 def test_closing_amid_load_sends_everything(stage, monkeypatch):
@@ -277,10 +338,10 @@ def test_closing_amid_load_sends_everything(stage, monkeypatch):
 
 def test_closing_ends_although_the_sender_has_failed(stage, monkeypatch):
     def fail(append, batch):
-        raise InvalidMessage("nothing")
+        raise LogError("nothing")
 
     def close():
-        with pytest.raises(InvalidMessage, match="nothing") as failure:
+        with pytest.raises(LogError, match="nothing") as failure:
             publisher.close()
         notes.extend(failure.value.__notes__)
 

@@ -248,7 +248,7 @@ def test_a_proxy_in_the_service_s_place_ends_no_publisher_that_knows_the_log():
             timeout_seconds=9,
             pause=lambda _: None,
         )
-        delivery.deliver(Batch([Message(b"a")], [0], 0, set(), "p", 0))
+        delivery.deliver(Batch([Message(b"a")], [0], publisher="p", first_sequence=0))
 
     asked: list[LogView] = []
     deliver()

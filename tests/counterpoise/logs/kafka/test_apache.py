@@ -17,6 +17,10 @@ from counterpoise.logs import (
     PositionTrimmed,
     open_log,
 )
+from counterpoise.logs.kafka.appender import _batch_bytes, _encoded, append_header
+from counterpoise.logs.kafka.cluster import Topic
+from counterpoise.publisher import Publisher
+from tests.counterpoise.log_access import client_of
 from tests.kafka_server import CERTIFICATE, PASSWORD, USER
 from tests.log_support import append, texts
 from tests.service import eventually
@@ -213,6 +217,52 @@ def test_a_message_that_is_too_large_for_the_topic_is_the_publishers_error(topic
     log = opened(topic)
     with pytest.raises(InvalidMessage, match=topic):
         publish(log, [b"a", b"x" * 2_000_000])
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_publisher_leaves_out_what_the_topic_does_not_take(
+    apache_kafka, opened, monkeypatch, told
+):
+    """Also if the topic does not tell its limit; then its batch may be in another order."""
+    if not told:
+        monkeypatch.setattr(Topic, "most_bytes", lambda *_: None)
+    topic = configured(apache_kafka, max_message_bytes=20_000)
+    with Publisher("q", client=client_of(apache_kafka.log(topic), 1)) as publisher:
+        for number in range(200):
+            publisher.publish(b"%d " % number * (10_000 if number == 77 else 100), "k")
+        with pytest.raises(InvalidMessage, match=topic) as refusal:
+            publisher.flush()
+        publisher.flush()
+        assert (publisher.refused, publisher.unconfirmed) == (1, 0)
+    assert refusal.value.__notes__[0].startswith("it is message 78 of this publisher")
+    found = [int(row["value"].split()[0]) for row in rows(opened(topic))]
+    expected = [number for number in range(200) if number != 77]
+    assert (found if told else sorted(found)) == expected
+
+
+def test_the_limit_of_a_topic_is_known_to_a_byte(apache_kafka, opened):
+    """What is a byte larger is refused by the broker too, if it is asked."""
+    log = opened(configured(apache_kafka, max_message_bytes=20_000))
+    columns = ((None, None), ("k" * 100, None), (None, {"n": "ä" * 100, "o": ""}))
+    for number, (key, headers) in enumerate(columns):
+        publisher = f"p{number}"
+        append = append_header(publisher, 0, 0)
+
+        def size(value, key=key, headers=headers, append=append):
+            return _batch_bytes(_encoded(Message(bytes(value), key, headers)), append)
+
+        most = next(value for value in range(20_000, 0, -1) if size(value) <= 20_000)
+        for value in (most + 1, most):
+            batch = AppendBatch(publisher, 0, 1, [0], [Message(bytes(value), key, headers)])
+            if value == most:
+                assert log.append(batch).appended == 1
+                continue
+            with pytest.raises(InvalidMessage, match="takes 20000 bytes at most"):
+                log.append(batch)
+            log._appender._compresses = True
+            with pytest.raises(InvalidMessage, match="MSG_SIZE_TOO_LARGE"):
+                log.append(batch)
+            log._appender._compresses = False
 
 
 def test_a_time_that_the_topic_does_not_take_is_the_publishers_error(topic, opened):

@@ -21,6 +21,7 @@ from counterpoise.logs import (
 from counterpoise.logs.kafka import appender
 from counterpoise.logs.kafka.access import Failures, parse_access
 from counterpoise.logs.kafka.appender import Appender, LandedSequences, append_header
+from counterpoise.logs.kafka.rows import APPEND
 from tests.counterpoise.logs.kafka.conftest import only_the_mock
 from tests.kafka_server import PRODUCE
 from tests.log_support import append, texts
@@ -176,6 +177,11 @@ def test_others_records_do_not_count(opened):
     assert opened().next_sequence("p") == 10
     assert opened().next_sequence("p 2") == 3
     assert opened().next_sequence("2") == 0
+    # As a message of another log may have it, which is put aside here.
+    headers = {APPEND: "6 6 victim"}
+    log.append(AppendBatch("q", 0, 4, [0], [Message(b"v", "k", headers)]))
+    assert opened().next_sequence("victim") == 0
+    assert opened().next_sequence("q") == 1
 
 
 def test_only_the_tails_are_looked_at(opened, monkeypatch):
@@ -285,9 +291,15 @@ def batch_of(count, first=0):
     return AppendBatch("p", first, 4, [0] * count, messages)
 
 
+def trouble_of():
+    return Failures(parse_access("kafka://h/orders", None), "orders")
+
+
 def appender_with(producers, found=()):
-    trouble = Failures(parse_access("kafka://h/orders", None), "orders")
-    return Appender("orders", producers.pop, lambda publisher, deadline: list(found), trouble)
+    trouble = trouble_of()
+    return Appender(
+        "orders", lambda _: producers.pop(), lambda publisher, deadline: list(found), trouble
+    )
 
 
 def test_a_message_too_large_for_the_cluster_is_the_publishers_error():
@@ -298,6 +310,21 @@ def test_a_message_too_large_for_the_cluster_is_the_publishers_error():
     # Accepted messages are not sent again together with the missing one.
     assert one.append(batch_of(3), float("inf")) == AppendResult(3, 0)
     assert producer.taken == [b"0", b"2", b"1"]
+
+
+def test_what_the_topic_does_not_take_is_refused_before_anything_is_sent():
+    """Else what comes behind it would be in the topic before what is sent again."""
+    limits = [100_000, 100_000, 200_000]
+    producer = Refusing([None] * 3)
+    one = Appender("orders", lambda _: producer, lambda *_: [], trouble_of(), lambda: limits.pop(0))
+    values = [b"a", b"x" * 100_000, b"b"]
+    batch = AppendBatch("p", 0, 4, [0] * 3, [Message(value) for value in values])
+    with pytest.raises(InvalidMessage, match=r"takes 100000 bytes at most .* has 1000\d\d$"):
+        one.append(batch, float("inf"))
+    assert producer.taken == []
+    # The topic takes larger ones now.
+    assert one.append(batch, float("inf")) == AppendResult(3, 0)
+    assert producer.taken == values
 
 
 OUT_OF_ORDER = KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
