@@ -23,7 +23,7 @@ from broker import exposure, keys
 from broker.core.errors import Invalid
 from broker.exposure import TlsError, certificate_of
 from broker.key_database import NoAddress, Served, Silent, service_at
-from broker.postgres import checks, migrations, restoring
+from broker.postgres import checks, migrations, restoring, schema
 from broker.postgres.connections import DatabaseUnreachable
 from broker.postgres.embedded import (
     DataDirectoryInUse,
@@ -215,6 +215,8 @@ def _fenced(settings: Settings, restored: Restored) -> Iterator[str]:
         )
     except restoring.StillServed as error:
         fail(Exit.SERVED, str(error))
+    except migrations.MigrationFailed as error:
+        fail(Exit.MIGRATION, str(error))
     except DatabaseUnreachable as error:
         fail(Exit.DATABASE, f"cannot reach the database: {error}")
     yield (
@@ -322,8 +324,11 @@ def _prepare(settings: Settings) -> None:
         unfit = [] if settings.auto_migrate else migrations.unfit(*_urls(settings))
         if unfit:
             fail(Exit.MIGRATION, " ".join(each.why for each in unfit))
+        schema.check(*_urls(settings))
         if restoring.moved(_urls(settings)[0]):
             fail(Exit.NOT_FENCED, restoring.NOT_FENCED)
+    except migrations.MigrationFailed as error:
+        fail(Exit.MIGRATION, str(error))
     except DatabaseUnreachable as error:
         fail(Exit.DATABASE, f"cannot reach the database: {error}")
 
