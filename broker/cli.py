@@ -1,14 +1,18 @@
-"""The server's commands: `counterpoise serve` and `counterpoise migrate`.
+"""The server's commands: `counterpoise serve`, `migrate`, `backup` and `restore`.
 
 Every start of `counterpoise` imports this module to list the commands; so their dependencies are
 imported when a command runs.
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from broker.postgres.migrations import MigrationStep
 
 DatabaseUrl = Annotated[
     str | None,
@@ -23,6 +27,24 @@ DataDir = Annotated[
     typer.Option(
         help="Where the service's own Postgres lives. [env: COUNTERPOISE_DATA_DIR]",
         show_default="the user's data directory",
+    ),
+]
+EpochsAbove = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=2**62,
+        help="After a restore: the highest epoch that a sink knows, if the clock was perhaps set "
+        "back.",
+        show_default=False,
+    ),
+]
+LogRestored = Annotated[
+    bool | None,
+    typer.Option(
+        "--log-restored/--log-kept",
+        help="After a restore: whether the built-in log was restored too.",
+        show_default="restored if it is in the same database",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -127,24 +149,8 @@ def migrate(
             "after the backup. Only while no service runs.",
         ),
     ] = False,
-    epochs_above: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=2**62,
-            help="With --after-restore: the highest epoch a sink knows, if the clock may have been "
-            "set back.",
-            show_default=False,
-        ),
-    ] = 0,
-    log_restored: Annotated[
-        bool | None,
-        typer.Option(
-            "--log-restored/--log-kept",
-            help="With --after-restore: whether the built-in log was restored too.",
-            show_default="restored if it is in the same database",
-        ),
-    ] = None,
+    epochs_above: EpochsAbove = 0,
+    log_restored: LogRestored = None,
     as_json: AsJson = False,
 ) -> None:
     """Bring the database up to date, and report the changes."""
@@ -153,11 +159,53 @@ def migrate(
     restored = launch.Restored(epochs_above, log_restored) if after_restore else None
     if restored is None and (epochs_above or log_restored is not None):
         raise typer.BadParameter("give --after-restore, or leave out its options")
+    _report(
+        launch.migrate(
+            contract=contract, restored=restored, data_dir=data_dir, database_url=database_url
+        ),
+        as_json=as_json,
+    )
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(help="The file to make.", show_default=False)],
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Back up the database into a file, whether a service uses it or not.
+
+    The file is in pg_dump's custom format, and only you can read it.
+    """
+    from broker import recovery
+
+    typer.echo(recovery.backup(file, data_dir=data_dir, database_url=database_url))
+
+
+def restore(
+    file: Annotated[
+        Path, typer.Argument(help="The backup: of pg_dump, not its plain text.", show_default=False)
+    ],
+    data_dir: DataDir = None,
+    epochs_above: EpochsAbove = 0,
+    log_restored: LogRestored = None,
+    as_json: AsJson = False,
+) -> None:
+    """Restore a backup into a data directory without a database: all of it or nothing.
+
+    It ends all flows and fences all grants made after the backup, as 'counterpoise migrate
+    --after-restore' does.
+    """
+    from broker import launch, recovery
+
+    restored = launch.Restored(epochs_above, log_restored)
+    _report(recovery.restore(file, restored, data_dir=data_dir), as_json=as_json)
+
+
+def _report(said: "Iterable[MigrationStep | str]", *, as_json: bool) -> None:
+    """Print the steps of migrations and the lines, each as it comes, or all as JSON."""
     steps: list[dict[str, str | None]] = []
     fenced: list[str] = []
-    for one in launch.migrate(
-        contract=contract, restored=restored, data_dir=data_dir, database_url=database_url
-    ):
+    for one in said:
         if isinstance(one, str):
             fenced.append(one)
         else:

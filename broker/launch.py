@@ -23,7 +23,7 @@ from broker import exposure, keys
 from broker.core.errors import Invalid
 from broker.exposure import TlsError, certificate_of
 from broker.key_database import NoAddress, Served, Silent, service_at
-from broker.postgres import checks, migrations, restoring
+from broker.postgres import checks, migrations, restoring, schema
 from broker.postgres.connections import DatabaseUnreachable
 from broker.postgres.embedded import (
     DataDirectoryInUse,
@@ -31,6 +31,7 @@ from broker.postgres.embedded import (
     DataDirectoryUnwritable,
     EmbeddedPostgres,
     EmbeddedPostgresError,
+    NotForThisStart,
     PostgresKeeper,
     default_data_dir,
     url_of_running,
@@ -41,6 +42,12 @@ from counterpoise.logs import postgres
 
 log = structlog.get_logger("launch")
 
+OF_DIRECTORY = (
+    DataDirectoryInUse,
+    DataDirectoryOfAnotherVersion,
+    DataDirectoryUnwritable,
+    NotForThisStart,
+)
 # By name, because the HTTP service imports the broker and never the other way round.
 SERVER = "api.server:run"
 
@@ -58,17 +65,18 @@ class Exit(IntEnum):
     EXPOSED = 9
     KEY = 10
     ANOTHER_DATABASE = 11
+    BACKUP = 12
 
 
 def serve(**given: object) -> None:
     """Run the service until a signal ends it; `given` are settings. Only in the main thread."""
     _obey_signals()
-    settings = _settings(**given)
+    settings = settings_of(**given)
     configure_logging(settings.log_level, settings.log_format)
     _check_certificate(settings)
     run: Callable[[Settings, socket.socket], None] = pkgutil.resolve_name(SERVER)
     listener = _listen(settings.host, settings.port)
-    with listener, _database(settings) as settings:
+    with listener, database(settings) as settings:
         _prepare(settings)
         _refuse_exposure(settings)
         run(settings, listener)
@@ -89,13 +97,13 @@ def migrate(
     `contract`: also run revisions that break replicas of older versions. `restored`: then fence the
     grants made after the backup; lines report them.
     """
-    settings = _settings(**given)
+    settings = settings_of(**given)
     configure_logging("warning", settings.log_format)
-    with _database(settings) as settings:
+    with database(settings) as settings:
         _refuse_unusable(settings)
-        yield from _migrated(settings, contract=contract)
+        yield from migrated(settings, contract=contract)
         if restored is not None:
-            yield from _fenced(settings, restored)
+            yield from fenced(settings, restored)
 
 
 class Reached(NamedTuple):
@@ -121,13 +129,13 @@ def reached(
     in the block too: also if the service at `service_url` answers and uses another database.
     `migrates`: as at the start of the service.
     """
-    settings = _settings(**given)
+    settings = settings_of(**given)
     configure_logging("warning", settings.log_format)
     try:
         service = service_at(service_url)
     except NoAddress as error:
         fail(Exit.SETTINGS, str(error))
-    name = _name_of_database(settings)
+    name = name_of_database(settings)
     if settings.database_url is None and not _is_running(settings):
         # The Postgres of a service runs. Another one must not be made.
         if isinstance(service, Served):
@@ -139,14 +147,14 @@ def reached(
                 "give the --data-dir or --database-url that it was started with",
             )
         named = service_url or os.environ.get("COUNTERPOISE_URL")
-        if named and settings.data_dir is None and not _data_dir(settings).exists():
+        if named and settings.data_dir is None and not data_dir_of(settings).exists():
             fail(
                 Exit.ANOTHER_DATABASE,
                 f"no service answers at {service}, and no database is named: correct the address, "
                 "or give the --data-dir or --database-url of the service",
             )
-    with _database(settings, running_may=True) as settings:
-        url, log_url = _urls(settings)
+    with database(settings, running_may=True) as settings:
+        url, log_url = urls(settings)
         _refuse_unusable(settings)
         try:
             used = f"no service answers at {service}"
@@ -159,7 +167,7 @@ def reached(
                 elif service.database != restoring.identity(url):
                     _refuse_other_database(service, name)
             if migrates and settings.auto_migrate:
-                _migrated(settings)
+                migrated(settings)
             if unfit := migrations.unfit(url, log_url):
                 fail(Exit.MIGRATION, " ".join(each.why for each in unfit))
             yield Reached(url, f"Database: {name}; {used}.")
@@ -179,16 +187,16 @@ def _refuse_other_database(service: Served, name: str) -> NoReturn:
     )
 
 
-def _name_of_database(settings: Settings) -> str:
+def name_of_database(settings: Settings) -> str:
     """The database for people, without a password."""
     if settings.database_url is None:
-        return f"the service's own Postgres in {_data_dir(settings)}"
+        return f"the service's own Postgres in {data_dir_of(settings)}"
     parameters = postgres.read(settings.database_url.get_secret_value())
     place = {n: value for n, value in parameters.items() if n in ("host", "port", "dbname")}
     return postgres.written(place).removeprefix("postgresql://")
 
 
-def _data_dir(settings: Settings) -> Path:
+def data_dir_of(settings: Settings) -> Path:
     """Where the service's own Postgres is."""
     try:
         return settings.data_dir or default_data_dir()
@@ -198,7 +206,7 @@ def _data_dir(settings: Settings) -> Path:
 
 def _is_running(settings: Settings) -> bool:
     """Whether the Postgres of the data directory accepts connections."""
-    url = url_of_running(_data_dir(settings))
+    url = url_of_running(data_dir_of(settings))
     if url is None:
         return False
     try:
@@ -208,13 +216,15 @@ def _is_running(settings: Settings) -> bool:
     return True
 
 
-def _fenced(settings: Settings, restored: Restored) -> Iterator[str]:
+def fenced(settings: Settings, restored: Restored) -> Iterator[str]:
     try:
         done = restoring.fence(
-            *_urls(settings), above=restored.epochs_above, log_restored=restored.log_restored
+            *urls(settings), above=restored.epochs_above, log_restored=restored.log_restored
         )
     except restoring.StillServed as error:
         fail(Exit.SERVED, str(error))
+    except migrations.MigrationFailed as error:
+        fail(Exit.MIGRATION, str(error))
     except DatabaseUnreachable as error:
         fail(Exit.DATABASE, f"cannot reach the database: {error}")
     yield (
@@ -229,7 +239,7 @@ def _fenced(settings: Settings, restored: Restored) -> Iterator[str]:
         )
 
 
-def _settings(**given: object) -> Settings:
+def settings_of(**given: object) -> Settings:
     """What the environment says of the databases is in their URLs then, and nowhere else: the
     service's own Postgres is none that libpq's variables speak of.
     """
@@ -277,7 +287,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _database(settings: Settings, *, running_may: bool = False) -> Iterator[Settings]:
+def database(settings: Settings, *, running_may: bool = False) -> Iterator[Settings]:
     """The settings with a database: the given one, or the embedded one within the block.
 
     `running_may`: the one of a running service will do.
@@ -285,26 +295,27 @@ def _database(settings: Settings, *, running_may: bool = False) -> Iterator[Sett
     if settings.database_url is not None:
         yield settings
         return
-    directory = _data_dir(settings)
+    directory = data_dir_of(settings)
     embedded = EmbeddedPostgres(directory)
     try:
         url = embedded.start()
-    except DataDirectoryInUse as error:
-        running = url_of_running(directory) if running_may else None
+    except EmbeddedPostgresError as error:
+        in_use = isinstance(error, DataDirectoryInUse)
+        running = url_of_running(directory) if in_use and running_may else None
         if running is None:
-            fail(Exit.DATA_DIRECTORY, str(error))
+            fail_to_start(error)
         yield _embedded(settings, running)
         return
-    except (DataDirectoryUnwritable, DataDirectoryOfAnotherVersion) as error:
-        fail(Exit.DATA_DIRECTORY, str(error))
-    except EmbeddedPostgresError as error:
-        fail(Exit.DATABASE, str(error))
     try:
         with PostgresKeeper(embedded, url):
             yield _embedded(settings, url)
     finally:
-        _ignore_signals()
+        ignore_signals()
         embedded.stop()
+
+
+def fail_to_start(error: EmbeddedPostgresError) -> NoReturn:
+    fail(Exit.DATA_DIRECTORY if isinstance(error, OF_DIRECTORY) else Exit.DATABASE, str(error))
 
 
 def _embedded(settings: Settings, url: str) -> Settings:
@@ -317,20 +328,23 @@ def _prepare(settings: Settings) -> None:
     """Connect to the database and check that its tables are current, or migrate them."""
     _refuse_unusable(settings)
     if settings.auto_migrate:
-        _migrated(settings)
+        migrated(settings)
     try:
-        unfit = [] if settings.auto_migrate else migrations.unfit(*_urls(settings))
+        unfit = [] if settings.auto_migrate else migrations.unfit(*urls(settings))
         if unfit:
             fail(Exit.MIGRATION, " ".join(each.why for each in unfit))
-        if restoring.moved(_urls(settings)[0]):
+        schema.check(*urls(settings))
+        if restoring.moved(urls(settings)[0]):
             fail(Exit.NOT_FENCED, restoring.NOT_FENCED)
+    except migrations.MigrationFailed as error:
+        fail(Exit.MIGRATION, str(error))
     except DatabaseUnreachable as error:
         fail(Exit.DATABASE, f"cannot reach the database: {error}")
 
 
 def _refuse_unusable(settings: Settings) -> None:
     try:
-        for url in _urls(settings):
+        for url in urls(settings):
             if url is not None:
                 checks.refuse_unusable(url)
     except DatabaseUnreachable as error:
@@ -342,7 +356,7 @@ def _refuse_unusable(settings: Settings) -> None:
 def _refuse_exposure(settings: Settings) -> None:
     """End if the service would be open to other machines and is not prepared for that."""
     try:
-        has_keys = keys.any_made(_urls(settings)[0])
+        has_keys = keys.any_made(urls(settings)[0])
     except DatabaseUnreachable as error:
         fail(Exit.DATABASE, f"cannot reach the database: {error}")
     refusal = exposure.refusal(settings, has_keys=has_keys)
@@ -353,16 +367,16 @@ def _refuse_exposure(settings: Settings) -> None:
         log.warning(warning, host=settings.host)
 
 
-def _migrated(settings: Settings, *, contract: bool = False) -> list[migrations.MigrationStep]:
+def migrated(settings: Settings, *, contract: bool = False) -> list[migrations.MigrationStep]:
     try:
-        return migrations.upgrade(*_urls(settings), contract=contract)
+        return migrations.upgrade(*urls(settings), contract=contract)
     except DatabaseUnreachable as error:
         fail(Exit.DATABASE, f"cannot reach the database: {error}")
     except migrations.MigrationFailed as error:
         fail(Exit.MIGRATION, str(error))
 
 
-def _urls(settings: Settings) -> tuple[str, str | None]:
+def urls(settings: Settings) -> tuple[str, str | None]:
     assert settings.database_url is not None
     log_url = settings.log_database_url
     return (
@@ -395,7 +409,7 @@ def _obey_signals() -> None:
         signal.signal(number, handler)
 
 
-def _ignore_signals() -> None:
+def ignore_signals() -> None:
     """The service is stopping already; a second signal must not interrupt that."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

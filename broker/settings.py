@@ -268,7 +268,8 @@ def _is_host(host: str) -> bool:
 
 
 def load(**given: object) -> Settings:
-    """The settings; a given value (not None) wins over the environment.
+    """The settings; a given value (not None) wins over the environment. So does a `data_dir` that
+    is given over the variable of a database.
 
     Raises SettingsError with one line that names each wrong setting, but not its value, which may
     be secret.
@@ -278,6 +279,8 @@ def load(**given: object) -> Settings:
         for name, value in given.items()
         if value is not None
     }
+    if "data_dir" in values:
+        values.setdefault("database_url", None)
     try:
         return Settings(**values)
     except ValidationError as error:

@@ -28,7 +28,8 @@ Guarantees, and their means:
 The directory: `service.lock`, `postgres.lock`, `password`, `port` (the last one; taken again when
 it is free, so that consumers which know it can continue after a restart of the service; while the
 service runs its Postgres keeps this port), `postgres.log` (and `.1`, what was in it before),
-`postgres/` (the cluster).
+`postgres/` (the cluster), `restoring/` (a cluster in the making; see
+`backups`).
 
 `PostgresKeeper` starts Postgres again if it ends while the service runs. Postgres recovers by
 itself when one of its backends crashes. But it ends when it cannot write the data for its recovery
@@ -82,6 +83,7 @@ __all__ = [
     "DataDirectoryUnwritable",
     "EmbeddedPostgres",
     "EmbeddedPostgresError",
+    "NotForThisStart",
     "PostgresDidNotStart",
     "PostgresNotInstalled",
     "PostgresNotRunnable",
@@ -90,6 +92,7 @@ __all__ = [
 ]
 
 HOST = "127.0.0.1"
+CLUSTER, RESTORING = "postgres", "restoring"
 
 SETTINGS: Mapping[str, str] = {
     "listen_addresses": HOST,
@@ -131,6 +134,10 @@ class DataDirectoryInUse(EmbeddedPostgresError):
 
 class DataDirectoryUnwritable(EmbeddedPostgresError):
     """The data directory cannot be created, read or written."""
+
+
+class NotForThisStart(EmbeddedPostgresError):
+    """A restore into a data directory with a database, or a service on one with half a restore."""
 
 
 class _PortTaken(Exception):
@@ -182,6 +189,7 @@ class EmbeddedPostgres:
         stop_seconds: float = 30.0,
     ) -> None:
         self.data_dir = Path(data_dir).absolute()
+        self._cluster = self.data_dir / CLUSTER
         self._log = self.data_dir / "postgres.log"
         self._settings = {**SETTINGS, **(settings or {})}
         self._start_seconds = start_seconds
@@ -197,8 +205,8 @@ class EmbeddedPostgres:
         Call it from the main thread: Postgres ends when the thread that started it ends.
 
         Raises DataDirectoryInUse, DataDirectoryUnwritable, DataDirectoryOfAnotherVersion,
-        PostgresDidNotStart, PostgresNotInstalled, PostgresNotRunnable; each is one line that says
-        what to do.
+        NotForThisStart, PostgresDidNotStart, PostgresNotInstalled, PostgresNotRunnable; each is
+        one line that says what to do.
         """
         assert threading.current_thread() is threading.main_thread(), "not the main thread"
         return self._start(self._launch_on_a_free_port)
@@ -217,10 +225,10 @@ class EmbeddedPostgres:
         assert self.poll() is not None or self._process is None, "started already"
         try:
             lock_fd = self._take_locks()
-            path = self.data_dir / "postgres"
-            binaries: Binaries = find_binaries(account_for(path))
+            self._enter()
+            binaries: Binaries = find_binaries(account_for(self._cluster))
             self._held.callback(binaries.close)
-            cluster = Cluster(path, binaries, lock_fd, self._start_seconds)
+            cluster = Cluster(self._cluster, binaries, lock_fd, self._start_seconds)
             password = self._prepare(cluster)
             self._port = launch(cluster)
         except OSError as error:
@@ -287,6 +295,15 @@ class EmbeddedPostgres:
             time.sleep(0.02)
         return postgres_lock
 
+    def _enter(self) -> None:
+        """Called with the locks held, before anything is made."""
+        restoring = self.data_dir / RESTORING
+        if restoring.exists() and not self._cluster.exists():
+            raise NotForThisStart(
+                f"a restore into the data directory {self.data_dir} did not finish; run "
+                f"'counterpoise restore' again, or remove {restoring} to begin with no data"
+            )
+
     def _open_lock(self, path: Path) -> int:
         # A bare descriptor: a file object would release the lock when it is garbage-collected.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -304,7 +321,9 @@ class EmbeddedPostgres:
         """Prepare a cluster that can be started. Returns the password of its owner."""
         password_file = self.data_dir / "password"
         if not cluster.exists():
-            _write_private(password_file, secrets.token_hex(24))
+            # One that is there is of a cluster that was moved away, and may come back.
+            if not password_file.exists():
+                _write_private(password_file, secrets.token_hex(24))
             cluster.make(password_file.read_text("ascii").strip())
         cluster.make_usable()
         if not password_file.exists():

@@ -41,13 +41,23 @@ from broker.postgres.connections import DatabaseUnreachable, connect
 ATTEMPTS = 60
 PAUSE_SECONDS = 0.5
 LOCK_NOT_AVAILABLE, DEADLOCK = "55P03", "40P01"
+ALREADY_THERE = "42P07"
 # For longer transactions of the log's clients it does not wait.
 IN_THE_WAY_SECONDS = 1.0
 WATCH_SECONDS = 0.5
 
 
+RESTORE_AGAIN = (
+    "A restore or its backup was not complete: restore a backup of the whole database (of pg_dump "
+    "without --no-acl) into an empty one, with 'counterpoise restore' or 'pg_restore "
+    "--single-transaction'"
+)
+
+
 class MigrationFailed(Exception):
-    """A database could not be brought up to date; the message is one line."""
+    """A database is not as the migrations make it, or cannot be migrated; the message is one
+    line.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +226,10 @@ def _upgrade(tree: Tree, url: str, *, contract: bool) -> MigrationStep:
                 f"does not know; a newer one made them ({error})"
             ) from error
         except DBAPIError as error:
-            raise MigrationFailed(
-                f"migrating the {tree.name} tables: {_first_line(error)}"
-            ) from error
+            said = f"migrating the {tree.name} tables: {_first_line(error)}"
+            if before.revision is None and getattr(error.orig, "sqlstate", None) == ALREADY_THERE:
+                said = f"there are {tree.name} tables, and not their revision. {RESTORE_AGAIN}."
+            raise MigrationFailed(said) from error
         after = _level(connection, tree)
         if not _fits(tree, after):
             raise MigrationFailed(_why(tree, after))

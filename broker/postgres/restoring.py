@@ -21,6 +21,9 @@ other flows. So before any replica serves it:
 5. *A restored log gets another incarnation*: publishers append other messages at the positions of
    the lost ones. Sinks and checkpoints then do not apply records of the old incarnation to it.
 
+Before anything is changed, the tables are compared with those that migrations make (`schema`): a
+restore that lost a primary key is restored again, and not served.
+
 A restored dump is detected (`moved`): its tables are not those from which they were copied. A copy
 of Postgres' own files, a disk snapshot or a standby that took over is not detected; such a database
 contains no sign that time went back.
@@ -35,6 +38,7 @@ import hashlib
 import time
 from dataclasses import dataclass
 
+from broker.postgres import schema
 from broker.postgres.connections import Connection, connect
 from broker.postgres.migrations import MigrationFailed, unfit
 from counterpoise.logs.address import parse_log
@@ -99,8 +103,8 @@ def moved(database_url: str) -> bool:
         row = control.execute(
             f"SELECT home, home IS NOT DISTINCT FROM {_HERE} FROM counterpoise.service"
         ).fetchone()
-        assert row is not None
-        home, here = row
+        # Without its row the copy is not even complete.
+        home, here = row or ("", False)
         if home is None:
             control.execute(f"UPDATE counterpoise.service SET home = {_HERE} WHERE home IS NULL")
         return home is not None and not here
@@ -121,6 +125,7 @@ def fence(
     """
     for tree in unfit(database_url, log_database_url):
         raise MigrationFailed(tree.why)
+    schema.check(database_url, log_database_url)
     if log_restored is None:
         log_restored = log_database_url is None
     with connect(database_url) as control:

@@ -116,6 +116,18 @@ COMMANDS: Mapping[str, Command] = {
     "migrate": Command(
         "broker.cli", "migrate", "Bring the database up to date, and report the changes.", SERVER
     ),
+    "backup": Command(
+        "broker.cli",
+        "backup",
+        "Back up the database into a file, whether a service uses it or not.",
+        SERVER,
+    ),
+    "restore": Command(
+        "broker.cli",
+        "restore",
+        "Restore a backup into a data directory without a database: all of it or nothing.",
+        SERVER,
+    ),
     "keys": Command(
         "broker.key_commands", "app", "Keys: who may call the service, and what for.", SERVER
     ),

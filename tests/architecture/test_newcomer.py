@@ -18,14 +18,12 @@ import pytest
 from tests.architecture.conftest import environment_like_ours
 from tests.architecture.test_repository import ROOT
 from tests.counterpoise.spark.small import with_small_java
-from tests.service import eventually, free_port
+from tests.service import free_port
+from tests.terminal import Terminal
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("wheels")]
 
 README = (ROOT / "README.md").read_text("utf-8")
-DONE = "what was typed has ended with "
-# Two Spark applications start on a machine that does other things, too.
-PATIENCE_SECONDS = 400
 
 
 def terminals() -> tuple[list[str], list[tuple[str, list[str]]]]:
@@ -45,59 +43,6 @@ def code(begin: str) -> str:
     """The README's Python that begins so."""
     (found,) = re.findall(rf"^```python\n({re.escape(begin)}.*?)^```$", README, re.M | re.S)
     return str(found)
-
-
-class Terminal:
-    """A shell in a directory."""
-
-    def __init__(self, directory: Path, environment: dict[str, str]) -> None:
-        self._shell = subprocess.Popen(
-            ["bash", "--norc"],
-            cwd=directory,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-
-    def type(self, line: str) -> str:
-        """The output of the command, which must end well."""
-        assert self._shell.stdin is not None
-        assert self._shell.stdout is not None
-        self._shell.stdin.write(f'{line}\necho "{DONE}$?"\n')
-        self._shell.stdin.flush()
-        said: list[str] = []
-        for answer in self._shell.stdout:
-            if answer.startswith(DONE):
-                assert answer == f"{DONE}0\n", f"{line}\n{''.join(said)}"
-                assert "Traceback" not in "".join(said)
-                return "".join(said)
-            said.append(answer)
-        raise AssertionError(f"the shell has ended: {line}\n{''.join(said)}")
-
-    def see(self, line: str, *words: str) -> str:
-        """Type a command again until its output has these words. Fails with the last output, and
-        with the end of each log."""
-        said = ""
-
-        def shown() -> bool:
-            nonlocal said
-            said = self.type(line)
-            return all(word in said for word in words)
-
-        try:
-            eventually(shown, PATIENCE_SECONDS)
-        except AssertionError as late:
-            logs = self.type("tail --lines=40 *.log")
-            raise AssertionError(f"{words} not in\n{said}\n{logs}") from late
-        return said
-
-    def close(self) -> None:
-        """Close the window: everything that it runs ends."""
-        os.killpg(self._shell.pid, signal.SIGKILL)
-        self._shell.communicate()
 
 
 @pytest.fixture(scope="module")

@@ -105,6 +105,25 @@ def test_tables_that_are_not_current(database_url: str) -> None:
     assert "counterpoise migrate" in refusal(arguments, Exit.MIGRATION)
 
 
+def test_tables_that_a_restore_left_incomplete(migrated_url: str) -> None:
+    """As pg_restore leaves them if a service writes meanwhile, or if it is killed."""
+    after_restore = ["migrate", "--after-restore", "--database-url", migrated_url]
+    serve = ["serve", "--port", "0", "--database-url", migrated_url]
+    with psycopg.connect(migrated_url, autocommit=True) as connection:
+        connection.execute("ALTER TABLE counterpoise.outages DROP CONSTRAINT outages_pkey")
+        for command in (serve, [*serve, "--no-migrate"]):
+            line = refusal(command, Exit.MIGRATION)
+            assert "no primary key outages_pkey of counterpoise.outages" in line
+            assert "restore a backup" in line
+        done = run(after_restore)
+        assert done.returncode == Exit.MIGRATION
+        assert "no primary key outages_pkey" in done.stderr
+        assert "fenced" not in done.stdout
+        connection.execute("DELETE FROM counterpoise.alembic_version")
+        for command in (serve, after_restore):
+            assert "not their revision" in refusal(command, Exit.MIGRATION)
+
+
 def test_migrate_says_what_it_did(database_url: str) -> None:
     first = run(["migrate", "--database-url", database_url])
     assert first.returncode == 0, first.stderr

@@ -72,6 +72,17 @@ def test_the_command_line_overrides_the_environment(monkeypatch: pytest.MonkeyPa
     assert load(port=0, host=None).port == 0
 
 
+def test_a_directory_on_the_command_line_wins_over_the_variable_of_a_database(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A backup, a restore or a fence would be of another database than the one that was named."""
+    monkeypatch.setenv("COUNTERPOISE_DATABASE_URL", "postgresql://127.0.0.1/others")
+    assert load(data_dir=tmp_path).database_url is None
+    assert load().database_url is not None
+    both = load(data_dir=tmp_path, database_url="postgresql://127.0.0.1/ours")
+    assert both.database_url is not None
+
+
 @pytest.mark.parametrize("text", ["", " ", "\n"])
 def test_a_variable_without_a_value_counts_as_unset(
     monkeypatch: pytest.MonkeyPatch, text: str

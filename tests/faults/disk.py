@@ -32,8 +32,8 @@ PARTITIONS, PROCESSES, CONSUMERS_EACH = 12, 2, 3
 PUBLISHERS, MESSAGES_PER_SECOND = 2, 40
 TIMES = 2
 
-_MOUNT = 'mount -t tmpfs -o size=160m,mode=755 tmpfs "$0"'
-_INSIDE = ("unshare", "--mount", "sh", "-c")
+MOUNT = 'mount -t tmpfs -o size=160m,mode=755 tmpfs "$0"'
+INSIDE = ("unshare", "--mount", "sh", "-c")
 # Of Postgres's own log (WAL).
 _MEGABYTE = "SELECT pg_logical_emit_message(true, '', repeat('x', 1000000))"
 
@@ -48,14 +48,14 @@ class SmallDisk:
         mounted = directory / "mounted"
         mounted.mkdir()
         try:
-            subprocess.run([*_INSIDE, _MOUNT, str(mounted)], check=True, capture_output=True)
+            subprocess.run([*INSIDE, MOUNT, str(mounted)], check=True, capture_output=True)
         except (OSError, subprocess.CalledProcessError) as error:
             raise PermissionError("mounting a file system is not permitted here") from error
         self._mounted = mounted
         self.service = ServeProcess(
             directory / "serve.log",
             ["--data-dir", str(mounted / "data")],
-            program=[*_INSIDE, f'{_MOUNT} && exec {COUNTERPOISE[0]} "$@"', str(mounted)],
+            program=[*INSIDE, f'{MOUNT} && exec {COUNTERPOISE[0]} "$@"', str(mounted)],
         )
 
     def __enter__(self) -> SmallDisk:

@@ -234,7 +234,7 @@ def test_positions_in_aligned_logs_are_compared_with_each_log(migrated_url: str)
     stamped_long_ago(migrated_url)
     with psycopg.connect(migrated_url) as connection:
         connection.execute(
-            "UPDATE counterpoise_log.partitions AS p SET next_position = 5 "
+            "UPDATE counterpoise_log.partitions AS p SET first_position = 5, next_position = 5 "
             "FROM counterpoise_log.logs AS l "
             "WHERE l.log_id = p.log_id AND l.name = 'payments' AND p.partition = 1"
         )

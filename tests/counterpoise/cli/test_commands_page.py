@@ -8,6 +8,7 @@ a line of its own for any lines.
 import re
 import runpy
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,12 +17,14 @@ import pytest
 from counterpoise.client import Client
 from counterpoise.consumer import Consumer, DeadLetter
 from tests.eventual import eventually
+from tests.forked import Forked
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[3] / "docs" / "commands.py"))
 PAGE = SCRIPT["PAGE"].read_text("utf-8")
 FENCE = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
-# They need Kafka, a terminal of their own, a database, or an installed Java.
-NOT_PLAYED = re.compile(r"positions export|serve|migrate|export JAVA_HOME")
+# They need Kafka, a terminal of their own, a database, or an installed Java; for those of backups
+# see below.
+NOT_PLAYED = re.compile(r"positions export|serve|migrate|backup|restore|export JAVA_HOME")
 IDS = r"cp_[0-9a-f]+_[0-9a-f]+|\b[0-9a-f]{8}-[0-9a-f-]{27}\b|\b[0-9a-f]{12}(?:[0-9a-f]{4})?\b"
 # What differs each time, and what it is then.
 VARYING = {
@@ -140,3 +143,28 @@ def test_the_examples_print_what_the_page_shows(run, start, service, monkeypatch
         terminal.type(typed, printed)
         played += 1
     assert played > 35
+
+
+@pytest.mark.long
+def test_the_examples_of_backups_print_what_the_page_shows(tmp_path) -> None:
+    """In a directory with a database. Numbers and names of logs differ."""
+
+    def typed_in(command: str) -> str:
+        words, piped = shlex.split(command)[1:], subprocess.PIPE
+        process = Forked("counterpoise.cli", words, directory=tmp_path, stdout=piped, stderr=piped)
+        said, errors = process.communicate()
+        assert process.wait() == 0, errors
+        return said
+
+    def shape(said: str) -> str:
+        return re.sub(r"\d+", "0", re.sub(r"(?<=incarnation: ).*", "…", said))
+
+    typed_in("counterpoise migrate --data-dir data")
+    played = {
+        typed: (typed_in(typed), "\n".join([*printed, ""]))
+        for typed, printed in examples(PAGE)
+        if re.search(r" (backup|restore) ", typed)
+    }
+    assert len(played) == 2
+    for said, printed in played.values():
+        assert shape(said) == shape(printed)
