@@ -95,8 +95,8 @@ kafka: layer-test $(KAFKA) ## Apache Kafka for the long tests, from Maven
 PART ?= commit
 
 .PHONY: test-long
-test-long: layer-test layer-long $(CLASSES) $(KAFKA) ## the long tests, and of their matrices a third: PART=2/3
-	$(pytest) --no-loadscope-reorder -m long $(if $(PART),--part $(PART)) $(call junit,long) $(ARGS)
+test-long: layer-test layer-long $(CLASSES) $(KAFKA) ## the long tests and whole property tests; of matrices a third: PART=2/3
+	$(pytest) --no-loadscope-reorder -m 'long or property' $(if $(PART),--part $(PART)) $(call junit,long) $(ARGS)
 
 .PHONY: test-all
 test-all: test ## all tests; a release needs it

@@ -1,9 +1,6 @@
 """Fixtures for every test: a real Postgres with databases in it, and services over them.
 
 `tests/databases.py` and `tests/service.py` say how to use them.
-
-Hypothesis has no deadline for a single example here, because its duration depends on the machine.
-The time limit of the test ends an endless one.
 """
 
 import gc
@@ -16,17 +13,16 @@ from pathlib import Path
 
 import httpx
 import pytest
-from hypothesis import HealthCheck
-from hypothesis import settings as hypothesis_settings
 
 from tests.counterpoise.spark import archive
 
-pytest_plugins = ["tests.databases", "tests.memory", "tests.rotation", "tests.service"]
-
-hypothesis_settings.register_profile(
-    "counterpoise", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-hypothesis_settings.load_profile("counterpoise")
+pytest_plugins = [
+    "tests.budgets",
+    "tests.databases",
+    "tests.memory",
+    "tests.rotation",
+    "tests.service",
+]
 
 # httpx gives up after 5 seconds by default, and a machine may be busy for longer. All its functions
 # and clients have this one object as their default.

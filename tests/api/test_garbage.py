@@ -23,6 +23,8 @@ from tests.attacks.wire import Wire
 from tests.databases import Databases
 from tests.service import Service, eventually, running, settings_for
 
+pytestmark = pytest.mark.long
+
 EACH = 5
 LARGE = 50
 EVENTS = "/v1/queues/{}/events"

@@ -410,6 +410,7 @@ def test_the_largest_body_always_fits_the_budget() -> None:
     assert BodyBudget(total=10, largest=1000).take(head(), 1000)
 
 
+@pytest.mark.long
 def test_a_slow_reader_gets_only_the_latest_view(service: Service) -> None:
     """For a reader that does not read, only its connection's buffers are filled."""
     changes = 60

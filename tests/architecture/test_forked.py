@@ -11,6 +11,8 @@ import pytest
 from tests.forked import Forked
 from tests.processes import find
 
+pytestmark = pytest.mark.long
+
 
 def test_a_program_has_its_own_surroundings(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(

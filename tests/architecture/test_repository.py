@@ -108,6 +108,7 @@ def test_what_is_locked_is_installed_as_it_is() -> None:
     assert all('"--no-deps"' in line for line in hashed)
 
 
+@pytest.mark.long
 def test_the_lock_has_all_that_its_packages_need() -> None:
     found = subprocess.run(
         [sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False

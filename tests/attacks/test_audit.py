@@ -17,7 +17,7 @@ from tests.api.access import Guarded, bearer
 from tests.attacks.keys import revoke
 from tests.service import settings_for
 
-pytestmark = pytest.mark.xdist_group("access")
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("access")]
 
 
 async def _upkeep(settings: Settings) -> None:

@@ -31,6 +31,8 @@ from tests.attacks.wire import Wire
 from tests.databases import Databases
 from tests.service import Service, eventually, running, settings_for
 
+pytestmark = pytest.mark.long
+
 MOST_BYTES = 8 * 2**20
 ATTACKER = "127.0.0.66"
 

@@ -12,6 +12,8 @@ from tests.attacks.holding import MOST_YARDSTICKS, as_in_a_process_of_its_own, h
 from tests.attacks.wire import Answer, Wire
 from tests.service import Service
 
+pytestmark = pytest.mark.long
+
 HEAD = (
     b"POST /v1/queues HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
     b"transfer-encoding: chunked\r\n\r\n"

@@ -22,6 +22,8 @@ from tests.attacks.bystander import Bystander
 from tests.attacks.wire import Wire
 from tests.service import ServeProcess, Service, eventually, running, settings_for
 
+pytestmark = pytest.mark.long
+
 SHORT_SECONDS = 0.5
 # Long enough for what is to come about on a machine that stalls.
 LIMIT_SECONDS = 60.0

@@ -11,6 +11,8 @@ from counterpoise.publisher import Publisher
 from tests.api.consumer import Consumer, bind, create_queue
 from tests.service import Service
 
+pytestmark = pytest.mark.long
+
 WHOLE = "00000000-ffffffff.0"
 
 

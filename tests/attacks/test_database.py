@@ -22,6 +22,8 @@ from tests.databases import FAST
 from tests.processes import Process, descendants
 from tests.service import Service, eventually, running, settings_for
 
+pytestmark = pytest.mark.long
+
 
 class Ground:
     """A service and the Postgres that it has to itself."""

@@ -30,6 +30,8 @@ from counterpoise.spark.sink.database import Database, TransactionLimits
 from tests.databases import new_database
 from tests.service import Service, eventually, running, settings_for
 
+pytestmark = pytest.mark.long
+
 # Each is one that some database has: for reports, for one that is moved, against strangers. Times
 # are in milliseconds.
 DEFAULTS = {

@@ -23,6 +23,8 @@ from broker.testing.service import MemoryBroker
 from broker.testing.store import Fault
 from counterpoise.logs.memory import MemoryLogs
 
+pytestmark = pytest.mark.long
+
 # The contract, *Who may call what*.
 END_SECONDS = 5.0
 ID = "0123456789ab"

@@ -13,6 +13,8 @@ from counterpoise.publisher import Publisher
 from tests.broker.test_cli import run
 from tests.service import ServeProcess
 
+pytestmark = pytest.mark.long
+
 ELSEWHERE = {
     "PGHOST": "127.0.0.99",
     "PGHOSTADDR": "127.0.0.99",

@@ -2,9 +2,13 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.attacks.bystander import Bystander
 from tests.attacks.wire import Wire
 from tests.service import Service, eventually
+
+pytestmark = pytest.mark.long
 
 
 def test_a_bystander_who_lost_his_flow_says_so(

@@ -17,6 +17,8 @@ from tests.attacks.listening import listening
 from tests.redis_server import RedisServer, redis_server
 from tests.unread import nothing_unread
 
+pytestmark = pytest.mark.long
+
 __all__ = ["redis_server"]
 
 CALLS = 40

@@ -12,6 +12,8 @@ import pytest
 from counterpoise.client import Client
 from tests.service import Service
 
+pytestmark = pytest.mark.long
+
 MIB = 1024 * 1024
 REBALANCES, ENTRIES, SLICE = 3, 40, 256
 FLOWS = [f"{n:08x}-0000-7000-8000-{n:012x}" for n in range(300)]

@@ -17,6 +17,8 @@ import pytest
 from counterpoise.logs import LogError, open_log
 from counterpoise.wire import LogAccess
 
+pytestmark = pytest.mark.long
+
 SECRET = "the secret of this machine"
 TIMEOUT_SECONDS = 30.0
 ASKS_FOR = {"password": struct.pack("!I", 3), "md5": struct.pack("!I4s", 5, b"salt")}

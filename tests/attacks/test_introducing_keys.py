@@ -20,7 +20,7 @@ from tests.attacks.keys import rest_of
 from tests.databases import Databases
 from tests.service import eventually, running, settings_for
 
-pytestmark = pytest.mark.xdist_group("access")
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("access")]
 
 
 def test_clients_work_with_their_keys(secured: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tests.api.access import Guarded, bearer
 from tests.attacks.keys import let_end, rest_of, revoke
 from tests.service import Service, eventually
 
-pytestmark = pytest.mark.xdist_group("access")
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("access")]
 
 
 def refused(address: str, key: str) -> bool:

@@ -20,6 +20,8 @@ from tests.attacks.holding import as_in_a_process_of_its_own, hold_of
 from tests.databases import Databases
 from tests.service import Service, eventually, running, settings_for
 
+pytestmark = pytest.mark.long
+
 # Partitions, and the yardsticks that no call may take. The costliest take 4 and 12; six calls take
 # 15 to 23 for 10,000 partitions if the work is not done in pieces.
 SOME, MANY = (10_000, 15.0), (30_000, 40.0)

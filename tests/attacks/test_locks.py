@@ -19,6 +19,8 @@ import pytest
 from broker.logs.credentials import scram_verifier
 from broker.postgres import migrations
 
+pytestmark = pytest.mark.long
+
 NEXT = """
 from alembic import op
 

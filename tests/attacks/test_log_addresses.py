@@ -9,6 +9,8 @@ import structlog
 from tests.api.access import Guarded, bearer
 from tests.attacks.listening import listening
 
+pytestmark = pytest.mark.long
+
 BANNER = b"SSH-2.0-secret\r\n"
 
 

@@ -26,6 +26,8 @@ from counterpoise.publisher import Publisher
 from tests.attacks.bystander import Bystander
 from tests.service import Service
 
+pytestmark = pytest.mark.long
+
 SECRET = b"the secret of theirs"
 MINE = b"1"
 
@@ -249,7 +251,6 @@ def test_statements_that_no_client_may_send(stage: Stage) -> None:
     assert not allowed
 
 
-@pytest.mark.long
 def test_temporary_files_end_a_statement_at_a_gigabyte(stage: Stage) -> None:
     """In the service's own server, as here. What was written is gone with the statement."""
     with connected(stage.reader) as connection:
@@ -383,7 +384,6 @@ def test_migrations_and_appends_wait_for_no_lock_that_anybody_may_take(
         assert stage.access(stage.mine, "publish", refused=True)
 
 
-@pytest.mark.long
 def test_a_transaction_or_statement_that_stays_open_is_ended(
     stage: Stage, target: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

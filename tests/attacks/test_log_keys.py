@@ -26,7 +26,7 @@ from tests.attacks.test_ends_of_keys import END_SECONDS
 from tests.databases import is_ended
 from tests.service import Service, eventually
 
-pytestmark = pytest.mark.xdist_group("access")
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("access")]
 
 QUEUE = "revoked.log"
 

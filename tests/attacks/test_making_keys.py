@@ -25,7 +25,7 @@ from tests.api.access import Guarded, bearer
 from tests.databases import Databases
 from tests.service import Service, eventually, running, settings_for
 
-pytestmark = pytest.mark.xdist_group("access")
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("access")]
 
 SOON = datetime.now(UTC) + timedelta(hours=1)
 LATER = SOON + timedelta(hours=1)

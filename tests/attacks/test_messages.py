@@ -15,6 +15,8 @@ from counterpoise.publisher import Publisher
 from tests.log_support import write_past
 from tests.service import Service
 
+pytestmark = pytest.mark.long
+
 APPEND = """SELECT counterpoise_log.append(%(log)s, 1, 'attacker', 0, ARRAY[0], ARRAY[''::bytea],
     %(keys)s::text[], %(headers)s::text[], %(times)s::timestamptz[])"""
 NOTHING = {"keys": None, "headers": None, "times": None}

@@ -21,6 +21,8 @@ from broker.service import Broker
 from counterpoise.publisher import Publisher
 from tests.service import Service
 
+pytestmark = pytest.mark.long
+
 GROUPS = {"read": "counterpoise_log_reader", "publish": "counterpoise_log_publisher"}
 # As broker/log_credentials.py of that release, in one transaction.
 ITS_ROLE: tuple[LiteralString, ...] = (

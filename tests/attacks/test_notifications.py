@@ -19,6 +19,8 @@ from counterpoise.flow import Flow
 from tests.databases import FAST
 from tests.service import Service, eventually, running, settings_for
 
+pytestmark = pytest.mark.long
+
 # 64 pages, the fewest that Postgres takes: 512 kB.
 SMALL = {"max_notify_queue_pages": "64"}
 

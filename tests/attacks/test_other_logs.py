@@ -22,6 +22,8 @@ from counterpoise.logs import AppendBatch, Message
 from counterpoise.logs.builtin.log import PostgresLog
 from tests.attacks.test_log_credentials import Stage, connected, rows, stage
 
+pytestmark = pytest.mark.long
+
 __all__ = ["stage"]
 
 READABLE = ("logs", "partitions", "messages")

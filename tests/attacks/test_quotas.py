@@ -15,6 +15,8 @@ from tests.broker.core.world import World
 from tests.counterpoise.cli.conftest import run_at
 from tests.databases import Databases
 
+pytestmark = pytest.mark.long
+
 FLOWS = 3
 
 

@@ -14,6 +14,8 @@ import pytest
 from tests.attacks.bystander import Bystander
 from tests.service import Service
 
+pytestmark = pytest.mark.long
+
 LARGE = "x" * 10_000
 NOTHING = {
     "log_min_messages": "fatal",

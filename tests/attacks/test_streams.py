@@ -19,6 +19,8 @@ from tests.attacks.wire import Answer, Wire
 from tests.databases import Databases
 from tests.service import Service, eventually, running, settings_for
 
+pytestmark = pytest.mark.long
+
 ATTACKER = "127.0.0.66"
 LIMIT_SECONDS = 60.0
 OF_A_KEY, OF_A_FLOW, OF_AN_ADDRESS = 4, 2, 9

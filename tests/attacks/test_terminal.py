@@ -27,6 +27,8 @@ from counterpoise.wire import LineageNode, Rebalance
 from tests.databases import name_clients
 from tests.service import Service, eventually
 
+pytestmark = pytest.mark.long
+
 # What a name may contain for older releases: a C1 control; a reversed line; rich's markup; a line.
 NAME = "\x9b31m\u202eetad\u2028[bold red]:smile:[/]\nforged\r\nforged"
 # And what a message or another service may: a title, and a cleared screen.

@@ -17,6 +17,8 @@ from tests.attacks.keys import revoke
 from tests.attacks.wire import Answer, Wire
 from tests.service import eventually
 
+pytestmark = pytest.mark.long
+
 WRONG = "cp_000000000000_" + "0" * 64
 NOBODYS = "0198c0de-7f2a-7c31-9d2f-0c5d7a1b2e3f"
 NEXT = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"

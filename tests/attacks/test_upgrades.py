@@ -15,6 +15,8 @@ from broker.store.levels import TOO_NEW
 from tests.counterpoise.cli.conftest import run_at
 from tests.service import Service
 
+pytestmark = pytest.mark.long
+
 NEWER = [
     {"kind": "WeatherChanged", "at": 1.0, "wind": ["north"]},
     {"kind": "GrantedOutside", "rebalance_id": 900, "trigger": "weather", "at": 1.0, "why": "wind"},

@@ -147,6 +147,7 @@ def with_its_own_postgres(tmp_path: Path) -> Iterator[ServeProcess]:
         yield process
 
 
+@pytest.mark.long
 def test_the_installed_command_says_where_it_is(migrated_url: str, tmp_path: Path) -> None:
     arguments = ["--database-url", migrated_url]
     with ServeProcess(tmp_path / "serve.log", arguments, program=COUNTERPOISE) as service:

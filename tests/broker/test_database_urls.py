@@ -136,6 +136,7 @@ def test_each_reader_of_a_url_reads_what_libpq_reads(url: str) -> None:
     assert {n: v for n, v in full.items() if n in passed}.items() <= theirs.items()
 
 
+@pytest.mark.long
 def test_the_directory_of_a_socket(tmp_path: Path) -> None:
     """As libpq writes it before the path."""
     with tempfile.TemporaryDirectory() as sockets:

@@ -115,6 +115,7 @@ def test_an_empty_database_gets_its_tables_and_its_first_key(database_url: str) 
     assert len(document(keys(database_url, "list", "--json"))) == 1
 
 
+@pytest.mark.long
 def test_the_postgres_of_a_running_service(tmp_path: Path) -> None:
     with EmbeddedPostgres(tmp_path, settings={"fsync": "off"}):
         given = ["--data-dir", str(tmp_path), "--url", NO_SERVICE]

@@ -128,6 +128,7 @@ STRANGE = {
 BARE = ["sh", "-ec", 'cd "$1" && rmdir "$1" && shift && ulimit -n 64 && exec "$@" <&-', "sh"]
 
 
+@pytest.mark.long
 def test_variables_of_other_programs_change_nothing(migrated_url: str, tmp_path: Path) -> None:
     environment = {**STRANGE, "COUNTERPOISE_DATABASE_URL": f" {migrated_url}\n"}
     (tmp_path / "gone").mkdir()

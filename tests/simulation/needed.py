@@ -4,9 +4,8 @@ For each bug and item, the file `first_seeds.json` names the first seed that fin
 file belongs to one state of the code: a change of the product may shift some seeds. The tests first
 try the seeds of the file. What these no longer find or meet is searched for from seed 0 on.
 
-`make test` plays `SEEDS` seeds: as many as it takes to find the bugs, and few more. It also plays
-the seeds that the file names for the rarest items, up to `MOST`. `make test-long` plays
-the others of 1,000.
+`SEEDS` seeds are as many as it takes to find the bugs, and few more; a search ends there. `make
+test` also plays the seeds that the file names for the rarest items, up to `MOST`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ from tests.simulation.world import run
 # These tests only compute: on one worker from the start, they do so while those on others wait.
 pytestmark = pytest.mark.xdist_group("computing")
 
-# Those of `make test` and `make test-long` together; `make sim SEEDS=10000` plays more.
+# Those of `make test`, and those of `make test-all`; `make sim SEEDS=10000` plays more.
+SHORT_SEEDS = 100
 ALL_SEEDS = 1_000
 # The limit is in callbacks of the event loop, which do not depend on the machine, not in CPU or
 # wall time.
@@ -62,13 +63,13 @@ def _hold(seeds: range) -> None:
     assert steps < MOST_STEPS_A_SEED, "the simulation has become dearer"
 
 
-@pytest.mark.parametrize("seeds", chunks(0, needed.SEEDS, 100))
-def test_no_seed_breaks_a_promise(seeds: range) -> None:
-    _hold(seeds)
+def test_no_seed_breaks_a_promise() -> None:
+    _hold(range(SHORT_SEEDS))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seeds", chunks(needed.SEEDS, ALL_SEEDS, 500))
+@pytest.mark.matrix("seeds")
+@pytest.mark.parametrize("seeds", chunks(SHORT_SEEDS, ALL_SEEDS, 100))
 def test_no_further_seed_breaks_a_promise(seeds: range) -> None:
     _hold(seeds)
 
@@ -145,6 +146,7 @@ def test_a_seed_gives_the_same_transcript_again(here: str) -> None:
     assert transcripts(range(10)) == here
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_a_seed_gives_the_same_transcript_in_another_process(here: str, hash_seed: str) -> None:
     code = "from tests.simulation import test_simulation as s; print(s.transcripts(range(10)))"

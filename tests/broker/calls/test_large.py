@@ -27,6 +27,8 @@ from broker.pieces import PIECE
 from broker.testing.loop import VirtualLoop
 from tests.broker.shell import Service, World, dynamic, spec
 
+pytestmark = pytest.mark.long
+
 BROKER = str(Path(broker.__file__).parent)
 # The database in memory does everything at once.
 CALLS = (f"{BROKER}/calls", f"{BROKER}/pieces", f"{BROKER}/logs")

@@ -205,6 +205,7 @@ def test_a_planted_bug_is_found(bug: Callable[[], Any]) -> None:
     raise AssertionError("no play finds it")
 
 
+@pytest.mark.long
 def test_without_a_bug_every_play_passes() -> None:
     for seed in range(PLAYS):
         played(seed)

@@ -20,7 +20,7 @@ from tests.broker.core.large import commit
 from tests.broker.core.test_scale import cost, size_of
 
 # It takes seconds to make the queue.
-pytestmark = pytest.mark.xdist_group("scale")
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("scale")]
 
 
 def dynamic(*roots: str) -> Queue:

@@ -44,7 +44,7 @@ def cost(queue: Queue, act: Callable[[], Decision]) -> tuple[Decision, int]:
 
 
 # It takes seconds to make the queue.
-pytestmark = pytest.mark.xdist_group("scale")
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("scale")]
 
 
 @pytest.fixture(scope="module", autouse=True)

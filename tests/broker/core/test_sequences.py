@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from broker.core import commands as c
 from tests.broker.core.world import World
+from tests.budgets import budget
 
 _EXAMPLES = os.environ.get("COUNTERPOISE_TEST_EXAMPLES")
 
 # The same examples every time, so that a failure comes from the change. A campaign draws new ones.
 PROFILE = settings(
-    max_examples=int(_EXAMPLES or 120),
+    max_examples=int(_EXAMPLES or budget(120)),
     derandomize=_EXAMPLES is None,
     database=None,
     deadline=None,

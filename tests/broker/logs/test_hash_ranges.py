@@ -32,6 +32,7 @@ from counterpoise.logs import (
 from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.logs.ranges import HASHES, HashRange, Ranges, equal_ranges, parse_range
 from migrations.log.versions import v0004_ranges
+from tests.budgets import budget
 from tests.log_support import log_url, texts, until, waiters, with_logs
 
 __all__ = ["log_url"]
@@ -287,7 +288,9 @@ def test_an_append_that_waited_for_a_split_is_refused(log, log_url):
 
 
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=budget(30),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     st.lists(
@@ -328,7 +331,9 @@ steps = st.one_of(
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=budget(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.integers(1, 5), st.lists(steps, min_size=1, max_size=25))
 def test_every_hash_has_one_partition_and_every_key_its_order(log_url, count, played):

@@ -165,6 +165,7 @@ def test_poll_tells_when_postgres_ended_by_itself(made: Path) -> None:
         postgres.stop()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("last_signal", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_postgres_ends_with_its_service_and_the_next_start_finds_the_data(
     made: Path, last_signal: signal.Signals
@@ -403,6 +404,7 @@ def shared_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(shared)
 
 
+@pytest.mark.long
 def test_programs_out_of_reach_are_copied_once(
     private_wheel: Path, shared_directory: Path, data_dir: Path
 ) -> None:
@@ -414,6 +416,7 @@ def test_programs_out_of_reach_are_copied_once(
     assert stat.S_IMODE(private_wheel.parents[1].stat().st_mode) == 0o700
 
 
+@pytest.mark.long
 def test_a_shared_directory_that_others_can_write_to_is_not_trusted(
     private_wheel: Path, shared_directory: Path, data_dir: Path
 ) -> None:

@@ -18,6 +18,8 @@ from broker.postgres.embedded import EmbeddedPostgres, PostgresKeeper
 from tests.databases import FAST
 from tests.service import eventually
 
+pytestmark = pytest.mark.long
+
 
 def started_at(url: str) -> object:
     """When it started; None if it does not run."""

@@ -116,6 +116,7 @@ async def test_an_instance_that_binds_again_among_others_keeps_its_partitions() 
     assert again.owned == before
 
 
+@pytest.mark.long
 @virtual
 async def test_a_thousand_binds_at_once_take_few_transactions() -> None:
     world, one = await served(10_000)
@@ -144,6 +145,7 @@ def moves(queue: Queue) -> int:
     return sum(partition.epoch - 1 for partition in queue.partitions.values())
 
 
+@pytest.mark.long
 @virtual
 async def test_a_thousand_that_come_one_after_the_other_hand_over_little() -> None:
     """As over HTTP: a call takes a moment, and 200 are under way. Only the first flow had got
@@ -182,6 +184,7 @@ async def test_a_flow_that_comes_after_a_crowd_does_not_wait_for_it() -> None:
     assert round(world.now - began, 6) == COMMIT_SECONDS
 
 
+@pytest.mark.long
 @virtual
 async def test_partitions_do_not_wait_for_a_crowd_without_end() -> None:
     """Flows come every millisecond: those that are there get partitions nevertheless."""
@@ -229,6 +232,7 @@ async def test_what_is_due_and_looks_do_not_wait_for_a_crowd(
     comes.cancel()
 
 
+@pytest.mark.long
 @virtual
 async def test_flows_are_not_told_of_each_slice_that_gives_them_something() -> None:
     world, one = await served(10_000)

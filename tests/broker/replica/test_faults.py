@@ -87,6 +87,7 @@ async def scene(world: World) -> tuple[Service, dict[str, str]]:
     return one, flows
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
 @pytest.mark.parametrize("call", CALLS)
 @virtual

@@ -18,6 +18,8 @@ from tests.databases import end_other_sessions
 from tests.world.log import Logs
 from tests.world.store import picture
 
+pytestmark = pytest.mark.long
+
 
 class Service(ReplicaCalls):
     """A replica on Postgres and APScheduler."""

@@ -289,6 +289,7 @@ def looked_at(queue: Queue | None) -> int:
     return sum(id(partition) in seen for partition in queue.partitions.values())
 
 
+@pytest.mark.long
 @virtual
 async def test_the_garbage_collector_does_not_look_at_large_queues(
     monkeypatch: pytest.MonkeyPatch,

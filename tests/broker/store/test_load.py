@@ -21,6 +21,7 @@ from tests.broker.core.oracle import snapshot
 from tests.broker.core.test_sequences import QUOTAS, SETTINGS, STEPS, Player
 from tests.broker.core.world import World
 from tests.broker.store.support import PostgresGround, Replica
+from tests.budgets import budget
 
 IDLE = """
 SELECT count(*) FROM pg_stat_activity
@@ -30,7 +31,7 @@ WHERE datname = current_database() AND state LIKE 'idle in transaction%'
 
 # Generated examples do not depend on the store's code, so few examples are enough.
 @settings(
-    max_examples=25,
+    max_examples=budget(25),
     derandomize=True,
     database=None,
     deadline=None,

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import psycopg
+import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -67,6 +68,7 @@ def test_every_migration_can_be_undone(database_url: str) -> None:
     assert differences(database_url) == []
 
 
+@pytest.mark.long
 def test_many_may_migrate_at_once(database_url: str) -> None:
     program = (
         "import sys; from broker.postgres import migrations;"

@@ -20,6 +20,8 @@ from broker.store.postgres import PostgresStore
 from tests.broker.core.oracle import snapshot
 from tests.broker.store.support import PostgresGround, Replica, outcomes
 
+pytestmark = pytest.mark.long
+
 FAST = {"fsync": "off", "synchronous_commit": "off"}
 
 
@@ -102,7 +104,6 @@ async def test_connections_that_were_ended_are_replaced_unnoticed(
     await asyncio.gather(*(store.pulse() for _ in range(5)))
 
 
-@pytest.mark.long
 async def test_a_commit_that_is_cut_off_writes_nothing_or_all(postgres: PostgresGround) -> None:
     """Its connection is ended while it waits for a lock."""
     store = await postgres.store()
@@ -222,7 +223,6 @@ class Network:
         writer.close()
 
 
-@pytest.mark.long
 async def test_calls_end_even_if_the_network_swallows_everything(
     postgres: PostgresGround,
 ) -> None:

@@ -282,6 +282,7 @@ def outcomes_of(url: str, seeds: Iterable[int], memory: Any = MemoryDatabase) ->
     return found
 
 
+@pytest.mark.long
 def test_both_stores_answer_the_simulations_calls_alike(twins_url: str) -> None:
     found = outcomes_of(twins_url, range(3))
     assert found["commit", "ok"] > 20

@@ -281,6 +281,7 @@ def test_an_answer_may_be_lost(run, service):
         assert (proxy.lost, "published 2 messages" in published.output) == (2, True)
 
 
+@pytest.mark.long
 def test_consumers_of_a_deleted_queue_end_with_a_line(run, service, start):
     run("queues", "create", "a", "-p", "4", "--rebalance-delay", "0")
     run("publish", "a", "-q", stdin="one\n")
@@ -365,6 +366,7 @@ def test_an_interrupted_publish_without_its_log_says_what_may_be_lost(run, monke
     assert said == "counterpoise: no log answers; 2 messages are not known to be in the log\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_consumer_told_to_end_hands_over_in_order(run, service, start, signum):
     run("queues", "create", "a", "-p", "4", "--rebalance-delay", "0", "--max-handoff-time", "60")
@@ -390,6 +392,7 @@ def test_a_consumer_told_to_end_hands_over_in_order(run, service, start, signum)
         assert outcomes == {"initial", "graceful"}
 
 
+@pytest.mark.long
 def test_a_reader_that_goes_away_ends_a_consumer(run, start):
     run("queues", "create", "a", "-p", "1", "--rebalance-delay", "0")
     run("publish", "a", "-q", stdin="x" * 1000 + "\n" * 1)

@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from counterpoise.flow.view import Granted, Lost, Retiring, Revoking
 from counterpoise.wire import ReleaseItem
+from tests.budgets import budget
 from tests.counterpoise.flow.answers import (
     bound,
     core,
@@ -186,4 +187,6 @@ class WhatAProgramIsTold(RuleBasedStateMachine):
 
 
 TestWhatAProgramIsTold = WhatAProgramIsTold.TestCase
-TestWhatAProgramIsTold.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestWhatAProgramIsTold.settings = settings(
+    max_examples=budget(300), stateful_step_count=40, deadline=None
+)

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from counterpoise.flow.ledger import Ledger, continues
 from counterpoise.flow.view import Key, Owned
 from counterpoise.wire import CommitItem, ReleaseItem
+from tests.budgets import budget
 
 PARTITIONS = range(3)
 HOW = ("initial", "graceful", "forced", "replaced")
@@ -445,5 +446,7 @@ class AgainstHistory(RuleBasedStateMachine):
         assert released.isdisjoint(item.partition for item in self.ledger.due().commits)
 
 
-AgainstHistory.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+AgainstHistory.TestCase.settings = settings(
+    max_examples=budget(150), stateful_step_count=40, deadline=None
+)
 TestAgainstHistory = AgainstHistory.TestCase

@@ -21,6 +21,7 @@ from counterpoise.logs import (
     Message,
     StalePartitionCount,
 )
+from tests.budgets import budget
 from tests.counterpoise.logs.kits import needs
 from tests.log_support import append, texts
 
@@ -40,7 +41,9 @@ messages = st.builds(
 
 
 @settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=budget(50),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.lists(st.tuples(st.integers(0, 3), messages), min_size=1, max_size=20))
 @example([(0, Message(b"", published_at=datetime(1971, 1, 25, 0, 0, 0, 2000, UTC)))])
@@ -260,7 +263,9 @@ def test_a_hole_in_a_partition_is_no_reason_to_append_again(any_log, kit):
 
 
 @settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=budget(15),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     fan_out=st.lists(st.integers(0, 3), min_size=1, max_size=12),
@@ -332,7 +337,9 @@ def test_a_resize_that_comes_late_changes_nothing(any_log, kit):
 
 
 @settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=budget(10),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4))
 @needs("shrinking", "staleness")

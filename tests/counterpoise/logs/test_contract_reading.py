@@ -22,6 +22,7 @@ from counterpoise.logs import memory as memory_log
 from counterpoise.logs.builtin import reading as builtin_reading
 from counterpoise.logs.kafka import reader as kafka_reader
 from counterpoise.logs.redis import log as redis_log
+from tests.budgets import budget
 from tests.counterpoise.logs.kits import needs
 from tests.log_support import append, texts
 
@@ -41,7 +42,9 @@ def chunk(monkeypatch):
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=budget(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     start=st.integers(0, 25),
@@ -108,7 +111,9 @@ def test_a_range_that_reaches_beyond_the_end_is_never_cut_short(any_log, kit, ch
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=budget(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 30), st.integers(0, 11))
 def test_a_limit_of_bytes_ends_with_the_message_that_reaches_it(any_log, sizes, most, start):
@@ -308,7 +313,9 @@ def test_the_backlog_is_the_number_of_messages_from_position_to_end(any_log, kit
 
 
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=budget(30),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.lists(st.integers(0, 9), max_size=15), st.integers(0, 10), st.integers(0, 5))
 @needs("times")

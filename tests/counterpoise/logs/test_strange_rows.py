@@ -29,11 +29,14 @@ from counterpoise.logs.rows import (
     raw_bytes,
     record_batch,
 )
+from tests.budgets import budget
 from tests.counterpoise.logs.kits import KafkaKit, RedisKit
 from tests.log_support import write_past
 
 fuzzed = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=budget(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 FAR_EAST, FAR_WEST = timezone(timedelta(hours=14)), timezone(timedelta(hours=-12))
 
@@ -214,7 +217,7 @@ class _Unchecked(Message):
 # Kafka
 
 
-@settings(fuzzed, max_examples=15)
+@settings(fuzzed, max_examples=budget(15))
 @given(
     st.lists(
         st.builds(

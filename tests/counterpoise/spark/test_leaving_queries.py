@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = pytest.mark.xdist_group("spark 1")
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 1")]
 
 HOUR = "1 hour"
 CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"

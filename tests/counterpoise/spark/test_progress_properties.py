@@ -26,6 +26,7 @@ from counterpoise.spark.offsets import Offset, Slice, offset_of, slices
 from counterpoise.spark.planning import Question, answer_to, sort_out
 from counterpoise.spark.progress import Progress
 from counterpoise.wire import CommitItem, ReleaseItem
+from tests.budgets import budget
 from tests.counterpoise.spark.doubles import NumberLog, Queue
 
 PARTITIONS = 3
@@ -340,7 +341,7 @@ def simulate(seed: int, calm: bool, limit: int | None, steps: int) -> World:
 
 
 @given(st.integers(0, 2**32), st.booleans(), st.sampled_from([None, 2, 5]), st.integers(0, 300))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=budget(400), deadline=None)
 def test_nothing_is_skipped_and_graceful_means_once(
     seed: int, calm: bool, limit: int | None, steps: int
 ) -> None:

@@ -58,6 +58,7 @@ def read_all(query: StreamingQuery, client: Client, count: int) -> None:
         query.stop()
 
 
+@pytest.mark.long
 def test_a_directory_of_files_belongs_to_one_query(
     spark: SparkSession, service: Service, client: Client, start: Start, tmp_path: Path
 ) -> None:

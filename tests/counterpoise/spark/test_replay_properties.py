@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from counterpoise.flow.view import Warming
 from counterpoise.spark.offsets import Slice, offset_of, replay_slices, slices
 from counterpoise.spark.planning import Question, answer_to, sort_out
+from tests.budgets import budget
 from tests.counterpoise.spark.test_progress_properties import CALM, PARTITIONS, ROUGH, World
 
 Event = Callable[["LearningWorld", int], None]
@@ -226,7 +227,7 @@ def simulate(seed: int, calm: bool, limit: int | None, steps: int) -> LearningWo
 
 
 @given(st.integers(0, 2**32), st.booleans(), st.sampled_from([None, 2, 5]), st.integers(0, 400))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=budget(300), deadline=None)
 def test_the_state_is_that_of_all_rows_before(
     seed: int, calm: bool, limit: int | None, steps: int
 ) -> None:

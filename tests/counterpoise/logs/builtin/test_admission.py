@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from counterpoise.logs.builtin import admission
 from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.logs.numbered import fair_shares
+from tests.budgets import budget
 from tests.log_support import append, asked_of, log_url
 from tests.log_support import log as builtin_log
 
@@ -47,7 +48,9 @@ def model(
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=budget(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     starts=st.dictionaries(st.integers(0, 3), st.integers(0, 3), min_size=1),

@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.sink.writer import _created
+from tests.budgets import budget
 from tests.counterpoise.spark.sink.places import LAKES, Place, Postgres, then
 
 
@@ -169,7 +170,7 @@ def live(fresh: Callable[[], Place], examples: int) -> None:
     run_state_machine_as_test(
         lives,
         settings=settings(
-            max_examples=examples,
+            max_examples=budget(examples),
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),
@@ -177,6 +178,7 @@ def live(fresh: Callable[[], Place], examples: int) -> None:
     )
 
 
+@pytest.mark.property
 def test_any_sequence_writes_each_message_once_and_in_order(database_url: str) -> None:
     def fresh() -> Place:
         with psycopg.connect(database_url) as connection:
@@ -187,6 +189,7 @@ def test_any_sequence_writes_each_message_once_and_in_order(database_url: str) -
     live(fresh, 40)
 
 
+@pytest.mark.property
 @pytest.mark.parametrize(("kind", "examples"), [("delta", 40), ("iceberg", 10)])
 def test_any_sequence_writes_each_message_once_into_a_lake(
     tmp_path: Path, kind: str, examples: int

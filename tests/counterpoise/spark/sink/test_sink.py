@@ -321,6 +321,7 @@ def test_only_the_plan_of_the_batch_that_runs_is_taken(tmp_path: Path) -> None:
     assert planned.read == ()
 
 
+@pytest.mark.long
 def test_a_query_of_another_source_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     sink = FencedSink.to_table("postgresql://u:sEcReT@127.0.0.1/d", "events")
     rows = spark.readStream.format("rate").load()

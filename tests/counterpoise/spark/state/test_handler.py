@@ -21,6 +21,8 @@ from tests.counterpoise.spark.state.test_state_keeper import reach
 from tests.counterpoise.spark.state.test_states import TEXTS, Letters
 from tests.log_support import append, log, log_url, until
 
+pytestmark = pytest.mark.long
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

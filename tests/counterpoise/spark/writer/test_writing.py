@@ -109,6 +109,7 @@ def expected(count: int) -> list[str]:
 # ------------------------------------------------------------------ chains
 
 
+@pytest.mark.long
 def test_each_message_is_written_once_whatever_application_reads_it(stage: Stage) -> None:
     stage.publish(100)
     stage.run(stage.to_queue(doubled(stage.messages())))
@@ -202,6 +203,7 @@ def save(rows: DataFrame, stage: Stage, mode: str = "append", **options: Any) ->
     writer.options(queue="out", url=stage.service.url, **options).save()
 
 
+@pytest.mark.long
 def test_a_batch_is_written_and_a_repeatable_job_that_is_repeated_is_not(stage: Stage) -> None:
     save(numbers(stage, 50), stage)
     assert stage.counts() == Counter(map(str, range(50)))
