@@ -245,6 +245,7 @@ def test_a_publish_tells_programs_how_many(run):
     assert run("publish", "a", stdin="one\n").stderr == "published 1 message to a\n"
 
 
+@pytest.mark.long
 def test_a_publish_shows_its_progress_on_a_terminal(run, start, tmp_path):
     run("queues", "create", "a", "-p", "1")
     file = tmp_path / "lines"

@@ -96,6 +96,7 @@ def service_lag(run, queue):
     return json.loads(run("lag", queue, "--json").stdout)["lag"]
 
 
+@pytest.mark.long
 def test_what_fails_again_waits_for_the_next_redrive(run, service, letters):
     run("dead-letters", "redrive", "dead")
     consume(service, "orders", 2, odd)
@@ -193,6 +194,7 @@ FORGED = [
 ]
 
 
+@pytest.mark.long
 def test_no_stranger_sends_a_message_with_the_rights_of_who_redrives(run, service, genuine):
     """The log of the queue that a letter names has to have the message there."""
     for change, value, key, why in FORGED:
@@ -239,6 +241,7 @@ def fail(message):
     raise ValueError(message.value)
 
 
+@pytest.mark.long
 def test_who_trims_the_origin_meanwhile_has_to_trust_its_letters(run, service, letters):
     run("queues", "change", "orders", "--retention-seconds", "0")
     upkeep(service)
@@ -262,6 +265,7 @@ def upkeep(service):
     asyncio.run(maintain())
 
 
+@pytest.mark.long
 def test_queues_that_share_a_log_are_named_and_get_no_letter_twice(run, service, letters):
     run("queues", "create", "copy", "--log", "builtin:orders", "--start", "latest")
     run("queues", "create", "other-dead", "--log", "builtin:dead")
@@ -275,6 +279,7 @@ def test_queues_that_share_a_log_are_named_and_get_no_letter_twice(run, service,
     assert service_lag(run, "orders") == service_lag(run, "copy") == 2
 
 
+@pytest.mark.long
 def test_what_only_looks_like_a_letter_is_listed_and_shown(run, service, letters):
     """No text of it begins a line, and none is longer than that of a letter."""
     for said in (

@@ -18,6 +18,8 @@ from tests.counterpoise.consumer.conftest import Running
 from tests.counterpoise.leases import LONG_SECONDS
 from tests.service import eventually
 
+pytestmark = pytest.mark.long
+
 KEYS = 48
 # So many messages the publisher is ahead of the handlers. While a partition is held, it goes on by
 # so many anyhow.

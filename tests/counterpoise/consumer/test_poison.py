@@ -415,6 +415,7 @@ Consumer(
 """
 
 
+@pytest.mark.long
 def test_a_kill_between_dead_letter_and_commit_loses_and_doubles_nothing(
     service, client, running, dead
 ):

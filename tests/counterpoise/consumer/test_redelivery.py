@@ -224,6 +224,8 @@ class Killed(BaseException):
     """The process is gone."""
 
 
+@pytest.mark.long
+@pytest.mark.matrix("record")
 @on_each_log
 @pytest.mark.parametrize(
     ("record", "when"),
@@ -404,6 +406,7 @@ def test_what_comes_after_a_split_waits_for_what_is_set_aside(
     assert in_order(one)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("guarded", [True, False])
 def test_an_ordered_resize_does_not_take_a_key_past_what_is_set_aside(
     client, running, publish, retries, monkeypatch, guarded

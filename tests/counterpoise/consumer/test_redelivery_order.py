@@ -18,6 +18,8 @@ from tests.counterpoise.consumer.conftest import Running, on_each_log
 from tests.counterpoise.leases import LONG_SECONDS, Health
 from tests.service import eventually
 
+pytestmark = pytest.mark.long
+
 KEYS = 12
 # Of so many messages one fails.
 SICK = 7
@@ -177,7 +179,7 @@ def test_handoffs_repeat_nothing_and_no_key_is_overtaken(service, client, retrie
 
 
 @on_each_log
-@pytest.mark.parametrize(("seed", "rounds"), [(2, 1), pytest.param(3, 3, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("seed", "rounds"), [(2, 1), (3, 3)])
 def test_kills_and_lost_leases_lose_nothing_and_no_key_is_overtaken(
     service, client, retries, troupe, migrated_url, seed, rounds
 ):

@@ -146,6 +146,7 @@ def test_every_end_of_the_demo_ends_its_processes(
     until(lambda: not children & running(), 240)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -118,6 +118,7 @@ print("pandas" in sys.modules)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by", ["a consumer", "pyspark"])
 def test_reading_does_not_load_pandas(by: str) -> None:
     said = subprocess.run([sys.executable, "-c", READ, by], capture_output=True, text=True)

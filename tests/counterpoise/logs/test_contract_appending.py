@@ -262,6 +262,7 @@ def test_a_hole_in_a_partition_is_no_reason_to_append_again(any_log, kit):
     assert texts(any_log, 0) == ["7.0"]
 
 
+@pytest.mark.long
 @settings(
     max_examples=budget(15),
     deadline=None,
@@ -336,6 +337,7 @@ def test_a_resize_that_comes_late_changes_nothing(any_log, kit):
     assert kit.resize(6, revision=9)
 
 
+@pytest.mark.long
 @settings(
     max_examples=budget(10),
     deadline=None,

@@ -312,6 +312,7 @@ def test_the_backlog_is_the_number_of_messages_from_position_to_end(any_log, kit
         any_log.backlog({0: "999"}, bounds)
 
 
+@pytest.mark.long
 @settings(
     max_examples=budget(30),
     deadline=None,

@@ -313,6 +313,7 @@ def test_a_publisher_goes_on_without_it(narrow):
     log.close()
 
 
+@pytest.mark.long
 def test_reads_shrink_until_the_server_answers_them(narrow):
     log = made(narrow.log("q"))
     rows = [Message(b"%d" % n * 100, f"k{n}", {"h": "x" * n}) for n in range(3000)]
