@@ -32,10 +32,10 @@ from broker.postgres.embedded import (
     EmbeddedPostgres,
     EmbeddedPostgresError,
     NotForThisStart,
-    PostgresKeeper,
     default_data_dir,
     url_of_running,
 )
+from broker.postgres.keeper import PostgresKeeper
 from broker.settings import Settings, SettingsError, load
 from broker.telemetry import configure_logging
 from counterpoise.logs import postgres
@@ -296,7 +296,7 @@ def database(settings: Settings, *, running_may: bool = False) -> Iterator[Setti
         yield settings
         return
     directory = data_dir_of(settings)
-    embedded = EmbeddedPostgres(directory)
+    embedded = EmbeddedPostgres(directory, pool_size=settings.database_pool_size)
     try:
         url = embedded.start()
     except EmbeddedPostgresError as error:
