@@ -32,10 +32,10 @@ from broker.postgres.embedded import (
     EmbeddedPostgres,
     EmbeddedPostgresError,
     NotForThisStart,
-    PostgresKeeper,
     default_data_dir,
     url_of_running,
 )
+from broker.postgres.keeper import PostgresKeeper
 from broker.settings import Settings, SettingsError, load
 from broker.telemetry import configure_logging
 from counterpoise.logs import postgres
@@ -164,7 +164,7 @@ def reached(
                 used = f"the service at {service.url} uses it"
                 if service.database is None:
                     used = f"whether the service at {service.url} uses it is unknown"
-                elif service.database != restoring.identity(url):
+                elif service.database != migrations.asked(url, restoring.identity):
                     _refuse_other_database(service, name)
             if migrates and settings.auto_migrate:
                 migrated(settings)
@@ -210,7 +210,7 @@ def _is_running(settings: Settings) -> bool:
     if url is None:
         return False
     try:
-        restoring.identity(url)
+        migrations.asked(url, restoring.identity)
     except DatabaseUnreachable:
         return False
     return True
@@ -296,7 +296,7 @@ def database(settings: Settings, *, running_may: bool = False) -> Iterator[Setti
         yield settings
         return
     directory = data_dir_of(settings)
-    embedded = EmbeddedPostgres(directory)
+    embedded = EmbeddedPostgres(directory, pool_size=settings.database_pool_size)
     try:
         url = embedded.start()
     except EmbeddedPostgresError as error:
@@ -334,7 +334,7 @@ def _prepare(settings: Settings) -> None:
         if unfit:
             fail(Exit.MIGRATION, " ".join(each.why for each in unfit))
         schema.check(*urls(settings))
-        if restoring.moved(urls(settings)[0]):
+        if migrations.asked(urls(settings)[0], restoring.moved):
             fail(Exit.NOT_FENCED, restoring.NOT_FENCED)
     except migrations.MigrationFailed as error:
         fail(Exit.MIGRATION, str(error))

@@ -29,7 +29,7 @@ from broker.launch import (
     settings_of,
     urls,
 )
-from broker.postgres import backups, restoring
+from broker.postgres import backups, migrations, restoring
 from broker.postgres.connections import DatabaseUnreachable, line_of
 from broker.postgres.embedded import CLUSTER, EmbeddedPostgresError
 from broker.postgres.migrations import MigrationStep
@@ -48,7 +48,7 @@ def backup(file: Path, **given: object) -> str:
     name = name_of_database(settings)
     with database(settings, running_may=True) as settings, _told():
         url, log_url = urls(settings)
-        if restoring.identity(url) is None:
+        if migrations.asked(url, restoring.identity) is None:
             raise backups.BackupFailed(f"{name} has no tables of a service")
         backups.make(url, file)
     elsewhere = (

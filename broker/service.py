@@ -13,6 +13,7 @@ from secrets import token_hex
 from time import monotonic
 
 import structlog
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from broker.calls.access import QueueAccess
 from broker.calls.bound_flows import BoundFlows
@@ -43,20 +44,19 @@ from broker.core.commands import Quota
 from broker.core.errors import BrokerError
 from broker.logs.builtin import BuiltinLogs
 from broker.logs.by_kind import LogsByKind
-from broker.logs.database import log_engine
+from broker.logs.database import CALL_SECONDS, log_engine, open_first, within
 from broker.logs.external import ExternalLogs
-from broker.logs.ports import Logs
+from broker.logs.ports import LogDatabaseUnavailable, Logs
 from broker.logs.positions import Reach
 from broker.logs.roles import WATCH_SECONDS
 from broker.postgres import checks, migrations, pools, restoring
 from broker.postgres.checks import REPORTER
-from broker.postgres.connections import DatabaseUnreachable
 from broker.replica.alarms import Alarms, SchedulerAlarms
 from broker.replica.events import EventCounters
 from broker.replica.replica import Replica
 from broker.settings import Settings
 from broker.store.measurements import ROUND_SECONDS
-from broker.store.ports import Store, StoreUnavailable
+from broker.store.ports import StoreUnavailable
 from broker.store.postgres import PostgresStore
 
 _log = structlog.get_logger()
@@ -108,20 +108,18 @@ class Calls:
 class Broker(Calls):
     """One replica of the service: its calls, and its life."""
 
-    def __init__(
-        self, settings: Settings, store: Store | None = None, alarms: Alarms | None = None
-    ) -> None:
-        """`settings.database_url` must be set.
+    _log_engines: tuple[AsyncEngine, ...] = ()
 
-        Store and alarms may be others than Postgres and APScheduler.
-        """
+    def __init__(
+        self, settings: Settings, store: PostgresStore | None = None, alarms: Alarms | None = None
+    ) -> None:
+        """`settings.database_url` must be set. Alarms may be others than those of APScheduler."""
         assert settings.database_url is not None
-        self._url = settings.database_url.get_secret_value()
-        log_url = settings.log_database_url
-        self._log_url = log_url.get_secret_value() if log_url else None
+        url = settings.database_url.get_secret_value()
         alarms = alarms or SchedulerAlarms()
-        store = store or PostgresStore(self._url, pool_size=settings.database_pool_size)
-        address = self._log_url or self._url
+        self._store = store or PostgresStore(url, pool_size=settings.database_pool_size)
+        log_url = settings.log_database_url
+        address = log_url.get_secret_value() if log_url else url
         self._log_engines = log_engine(address), log_engine(address, tested=False)
         log_urls = settings.log_urls.get_secret_value() if settings.log_urls else ""
         builtin = BuiltinLogs(
@@ -132,9 +130,8 @@ class Broker(Calls):
             connections=settings.log_connections,
         )
         logs = LogsByKind(builtin, ExternalLogs(log_urls), settings.log_keep_messages)
-        replica = Replica(store, alarms, partial(token_hex, 16))
-        if isinstance(store, PostgresStore):
-            store.count_round_trips(replica.tally.round_trip.observe)
+        replica = Replica(self._store, alarms, partial(token_hex, 16))
+        self._store.count_round_trips(replica.tally.round_trip.observe)
         self._assemble(settings, replica, alarms, logs)
         self._fit_until = 0.0
         self._identity: str | None = None
@@ -150,6 +147,7 @@ class Broker(Calls):
         """Begins to serve. Raises StoreUnavailable."""
         await self.replica.start()
         await self.keys.refresh()
+        await open_first(*self._log_engines)
         self._alarms.every("keys", REFRESH_SECONDS, self.keys.refresh)
         self._alarms.every("upkeep", UPKEEP_SECONDS, self.upkeep)
         self._alarms.every("measurements", ROUND_SECONDS, self.measure)
@@ -206,28 +204,42 @@ class Broker(Calls):
         return self.replica.tally
 
     async def ready_check(self) -> ReadyCheck:
-        """Whether the database is reachable and its tables are what this version needs."""
+        """Whether the database is reachable and its tables are what this version needs.
+
+        As the calls do, it uses the connections that are open: a server that has no slot for
+        another one is no outage.
+        """
         try:
             await self.replica.store.pulse()
-        except StoreUnavailable:
-            return ReadyCheck(False, False, "The database cannot be reached.")
-        if self._fit_until < monotonic():
-            # Anybody may ask, so no answer says where the database is or what it said.
-            try:
-                unfit = await asyncio.to_thread(migrations.unfit, self._url, self._log_url)
-                moved = not unfit and await asyncio.to_thread(restoring.moved, self._url)
-                await asyncio.to_thread(checks.try_write, self._url)
-                if not unfit:
-                    self._identity = await asyncio.to_thread(restoring.identity, self._url)
-            except DatabaseUnreachable as error:
+            if self._fit_until < monotonic():
+                problem = await self._problem()
+                if problem is not None:
+                    return ReadyCheck(True, False, problem)
+                self._fit_until = monotonic() + FIT_SECONDS
+        except (StoreUnavailable, LogDatabaseUnavailable) as error:
+            if isinstance(error, LogDatabaseUnavailable):
                 REPORTER.report(str(error), None)
-                return ReadyCheck(False, False, "The database cannot be reached.")
-            except checks.CannotWrite as error:
-                REPORTER.report(str(error), error.code)
-                return ReadyCheck(True, False, "The database cannot write.")
-            if unfit:
-                return ReadyCheck(True, False, " ".join(each.why for each in unfit))
-            if moved:
-                return ReadyCheck(True, False, restoring.NOT_FENCED)
-            self._fit_until = monotonic() + FIT_SECONDS
+            return ReadyCheck(False, False, "The database cannot be reached.")
         return ReadyCheck(True, True, identity=self._identity)
+
+    async def _problem(self) -> str | None:
+        """Why the databases cannot be served. Raises StoreUnavailable, LogDatabaseUnavailable.
+
+        Anybody may ask, so it neither says where a database is nor what it said.
+        """
+        asked = self._store.asked
+        levels = {migrations.CONTROL: await asked(partial(migrations.level_of, migrations.CONTROL))}
+        async with within(CALL_SECONDS), self._log_engines[0].begin() as log:
+            level_of_log = partial(migrations.level_of, migrations.LOG)
+            levels[migrations.LOG] = await log.run_sync(level_of_log)
+        if unfit := await asyncio.to_thread(migrations.unfit_at, levels):
+            return " ".join(each.why for each in unfit)
+        try:
+            await asked(checks.try_write)
+        except checks.CannotWrite as error:
+            REPORTER.report(str(error), error.code)
+            return "The database cannot write."
+        if await asked(restoring.moved):
+            return restoring.NOT_FENCED
+        self._identity = await asked(restoring.identity)
+        return None

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import asyncpg
@@ -73,12 +73,24 @@ def log_engine(url: str, *, tested: bool = True) -> AsyncEngine:
     engine = create_async_engine(
         "postgresql+asyncpg://",
         connect_args={"async_creator_fn": connect},
+        poolclass=pools.PatientPool,
         pool_size=_POOL_SIZE,
         pool_timeout=CONNECT_SECONDS,
         pool_pre_ping=tested,
     )
     pools.leave_standbys(engine)
     return engine
+
+
+async def open_first(*engines: AsyncEngine) -> None:
+    """Opens a connection of each, as far as the database answers: later it may have no slot."""
+
+    async def opened(engine: AsyncEngine) -> None:
+        with suppress(LogDatabaseUnavailable):
+            async with within(CONNECT_SECONDS), engine.connect():
+                pass
+
+    await asyncio.gather(*(opened(engine) for engine in engines))
 
 
 async def fetch_row(engine: AsyncEngine, statement: str, *arguments: object) -> asyncpg.Record:

@@ -39,11 +39,13 @@ _log = structlog.get_logger()
 # Of the connections that clients can have at all, this part may be taken.
 TAKEN_AT_MOST = 7 / 8
 
-# What is reserved is not for clients; since Postgres 16 there are two reserves.
+# What is reserved is not for clients; since Postgres 16 there are two reserves. The service's own
+# server also has room for logins (`broker.postgres.embedded`).
 _CAPACITY = """
-SELECT current_setting('max_connections')::integer
+SELECT coalesce(nullif(current_setting('counterpoise.clients', true), '')::integer,
+    current_setting('max_connections')::integer
     - current_setting('superuser_reserved_connections')::integer
-    - coalesce(current_setting('reserved_connections', true), '0')::integer
+    - coalesce(current_setting('reserved_connections', true), '0')::integer)
 """
 _SESSIONS = """
 SELECT a.pid, CAST(a.usename AS text) AS role, c.role IS NOT NULL AS client,

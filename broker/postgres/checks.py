@@ -34,15 +34,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, LiteralString
 
 import psycopg
+import sqlalchemy
 import structlog
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
-from broker.postgres.connections import (
-    CONNECT_SECONDS,
-    Connection,
-    DatabaseUnreachable,
-    connect,
-    line_of,
-)
+from broker.postgres.connections import CONNECT_SECONDS, Connection, DatabaseUnreachable
 from counterpoise.logs import postgres
 
 TRIES = 5
@@ -149,15 +146,19 @@ class CannotWrite(Exception):
         self.code = code
 
 
-def try_write(database_url: str) -> None:
-    """Let the database write a file. Blocks. Raises CannotWrite and DatabaseUnreachable."""
+def try_write(connection: sqlalchemy.Connection) -> None:
+    """Let the database write a file, within a transaction. Blocks.
+
+    Raises CannotWrite, and SQLAlchemy's DBAPIError when the connection is lost.
+    """
     try:
-        with connect(database_url) as connection:
-            connection.execute(f"SET LOCAL statement_timeout = {_MILLISECONDS}")
-            connection.execute(_MEMORY)
-            connection.execute(_SPILL)
-    except psycopg.Error as error:
-        raise CannotWrite(line_of(error), error.sqlstate) from None
+        for statement in (f"SET LOCAL statement_timeout = {_MILLISECONDS}", _MEMORY, _SPILL):
+            connection.execute(text(statement))
+    except DBAPIError as error:
+        if error.connection_invalidated:
+            raise
+        said = str(getattr(error.orig, "__cause__", None) or error.orig).strip()
+        raise CannotWrite(said.splitlines()[0], getattr(error.orig, "sqlstate", None)) from None
 
 
 class Reporter:

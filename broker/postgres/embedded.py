@@ -20,25 +20,17 @@ Guarantees, and their means:
 * **Root needs no special care.** Postgres then runs as `nobody`, from programs that `nobody` can
   reach (see `binaries`), on a directory below parents that it need not be able to enter
   (see `cluster`). No permission of any parent is changed.
-* **Only a reader of the password can connect**: TCP on 127.0.0.1 with SCRAM, no unix socket, and
+* **Only a reader of the password can log in**: TCP on 127.0.0.1 with SCRAM, no unix socket, and
   the generated password in a file of mode 0600 that belongs to the user of the service.
+* **Each has connections of its own**: clients of the log, logins that are not finished (see
+  `logins`), and the service.
 * **An interrupted start leaves no incomplete files**: files and the cluster get their names when
   they are complete.
 
 The directory: `service.lock`, `postgres.lock`, `password`, `port` (the last one; taken again when
 it is free, so that consumers which know it can continue after a restart of the service; while the
 service runs its Postgres keeps this port), `postgres.log` (and `.1`, what was in it before),
-`postgres/` (the cluster), `restoring/` (a cluster in the making; see
-`backups`).
-
-`PostgresKeeper` starts Postgres again if it ends while the service runs. Postgres recovers by
-itself when one of its backends crashes. But it ends when it cannot write the data for its recovery
-(a full disk), or when it is killed. An operator could start it again only by restarting the
-service. So the keeper starts it until that succeeds: on the same port and with the same password,
-so that clients need no change. Meanwhile the service answers 503, and leases do not run.
-
-The keeper also bounds `postgres.log`: when it has more than LOG_BYTES, the last of them are moved
-to `.1`. Clients can have lines written, if only small ones (`broker.logs.credentials`).
+`postgres/` (the cluster), `restoring/` (a cluster in the making; see `backups`).
 """
 
 from __future__ import annotations
@@ -54,9 +46,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
-
-import structlog
 
 from broker.postgres.binaries import (
     Binaries,
@@ -76,6 +65,7 @@ from broker.postgres.cluster import (
     end,
     telling_line,
 )
+from broker.postgres.logins import MOST_LOGINS
 
 __all__ = [
     "DataDirectoryInUse",
@@ -94,12 +84,23 @@ __all__ = [
 HOST = "127.0.0.1"
 CLUSTER, RESTORING = "postgres", "restoring"
 
+# Connections for the log's clients, all together.
+CLIENTS = 200
+# For logins that are not finished: as many as there may be, those that begin between two looks, and
+# those that are ending.
+LOGINS = 3 * MOST_LOGINS
+# For the service, beside its pool: one listens, 24 administer the log, and commands use the rest.
+BESIDE_POOL = 35
+
 SETTINGS: Mapping[str, str] = {
     "listen_addresses": HOST,
     "unix_socket_directories": "",
-    "max_connections": "230",
-    # For the service itself: clients of the log cannot take these.
-    "superuser_reserved_connections": "30",
+    # What a login may take, as long as there are few.
+    "authentication_timeout": "5s",
+    # These show how far a login is.
+    "update_process_title": "on",
+    # Sessions of the log beyond it are ended (`broker.logs.roles`).
+    "counterpoise.clients": str(CLIENTS),
     # No statement of a client fills the disk; the service's own may need more, and set it.
     "temp_file_limit": "1GB",
     # Nor does a session that listens and does not read: 64 MB, of 8 kB each. Notifications of the
@@ -120,12 +121,8 @@ SETTINGS: Mapping[str, str] = {
     # Shown by ps, so that an administrator sees the owner of this Postgres.
     "cluster_name": "counterpoise",
 }
-_log = structlog.get_logger("broker.postgres")
 # Of `postgres.log`, and of the one before.
 LOG_BYTES = 16 * 1024 * 1024
-LOOK_SECONDS = 0.25
-PAUSE_SECONDS = 2.0
-STOP_SECONDS = 30.0
 
 
 class DataDirectoryInUse(EmbeddedPostgresError):
@@ -172,10 +169,10 @@ def url_of_running(data_dir: Path) -> str | None:
 class EmbeddedPostgres:
     """A Postgres of our own under `data_dir`, started and stopped by this process.
 
-    `settings` are Postgres settings that override SETTINGS. `start_seconds` bounds how long
-    Postgres may take until it accepts connections (recovery after a crash included), and how long
-    the Postgres of an earlier service may take to end; `stop_seconds` how long a clean shutdown
-    may take.
+    `pool_size` connections, and BESIDE_POOL more, are for the service alone. `settings` are
+    Postgres settings that override SETTINGS. `start_seconds` bounds how long Postgres may take
+    until it accepts connections (recovery after a crash included), and how long the Postgres of an
+    earlier service may take to end; `stop_seconds` how long a clean shutdown may take.
 
     As a context manager it gives the URL.
     """
@@ -184,6 +181,7 @@ class EmbeddedPostgres:
         self,
         data_dir: Path,
         *,
+        pool_size: int = 10,
         settings: Mapping[str, str] | None = None,
         start_seconds: float = 300.0,
         stop_seconds: float = 30.0,
@@ -191,7 +189,13 @@ class EmbeddedPostgres:
         self.data_dir = Path(data_dir).absolute()
         self._cluster = self.data_dir / CLUSTER
         self._log = self.data_dir / "postgres.log"
-        self._settings = {**SETTINGS, **(settings or {})}
+        reserved = pool_size + BESIDE_POOL
+        self._settings = {
+            **SETTINGS,
+            "max_connections": str(CLIENTS + LOGINS + reserved),
+            "superuser_reserved_connections": str(reserved),
+            **(settings or {}),
+        }
         self._start_seconds = start_seconds
         self._stop_seconds = stop_seconds
         self._process: subprocess.Popen[bytes] | None = None
@@ -249,6 +253,11 @@ class EmbeddedPostgres:
         """Empty `postgres.log` if it has grown beyond LOG_BYTES. Raises OSError."""
         if self._log.stat().st_size > LOG_BYTES:
             _set_aside(self._log)
+
+    @property
+    def pid(self) -> int | None:
+        """The process number of the server, None when it does not run."""
+        return None if self._process is None or self.poll() is not None else self._process.pid
 
     def stop(self) -> None:
         """Shut Postgres down cleanly, disconnect all clients, and release the data directory.
@@ -439,52 +448,3 @@ def _free_port(wanted: int) -> int:
             probe.bind((HOST, port))
             return int(probe.getsockname()[1])
     raise PostgresDidNotStart(f"no port is free on {HOST}")
-
-
-class PostgresKeeper:
-    """Keeps a started Postgres running, and its log small, as long as the block lasts.
-
-        url = postgres.start()
-        with PostgresKeeper(postgres, url):
-            ...
-
-    Its thread starts Postgres again, and Postgres ends when that thread does. Each failed attempt
-    is in the log with its reason.
-    """
-
-    def __init__(self, postgres: EmbeddedPostgres, url: str) -> None:
-        self._postgres = postgres
-        self._url = url
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="postgres-keeper", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        # A running start finishes; the owner of the keeper stops the Postgres that it started.
-        self._thread.join(STOP_SECONDS)
-
-    def _keep(self) -> None:
-        while not self._stopping.wait(LOOK_SECONDS):
-            with contextlib.suppress(OSError):
-                self._postgres.bound_log()
-            if self._postgres.poll() is not None:
-                _log.error("Postgres has ended; it is started again", code=self._postgres.poll())
-                while not self._started() and not self._stopping.wait(PAUSE_SECONDS):
-                    pass
-
-    def _started(self) -> bool:
-        try:
-            url = self._postgres.restart()
-        except EmbeddedPostgresError as error:
-            _log.error("Postgres cannot be started yet", error=str(error))
-            return False
-        if url != self._url:
-            _log.error("Postgres cannot be started yet", error="it has another password now")
-            self._postgres.stop()
-            return False
-        _log.info("Postgres runs again")
-        return True

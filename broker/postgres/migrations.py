@@ -17,12 +17,12 @@ removes what no code uses any more. From this follow these rules:
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from alembic import command
 from alembic.config import Config
@@ -34,6 +34,8 @@ from sqlalchemy.pool import NullPool
 
 import migrations
 from broker.postgres.connections import DatabaseUnreachable, connect
+
+T = TypeVar("T")
 
 # A change of tables waits for a lock for two seconds (`migrations.environment`): appends come after
 # it. Then they have their turn, and it tries again. So it does if it has locked tables in another
@@ -98,7 +100,7 @@ class MigrationStep:
         return f"{self.tree}: {self.before or 'nothing'} -> {self.after}"
 
 
-class _Level(NamedTuple):
+class Level(NamedTuple):
     """A database's revision (None: no tables), and the revisions whose code it serves.
 
     `serves` is empty for a database that was last migrated by a version without this list.
@@ -134,13 +136,21 @@ def unfit(database_url: str, log_database_url: str | None = None) -> list[Unfit]
 
     Raises DatabaseUnreachable.
     """
-    found = []
-    for tree, url in _databases(database_url, log_database_url):
-        with _connected(url) as connection:
-            level = _level(connection, tree)
-        if not _fits(tree, level):
-            found.append(Unfit(tree.name, _why(tree, level)))
-    return found
+    return unfit_at(
+        {
+            tree: asked(url, partial(level_of, tree))
+            for tree, url in _databases(database_url, log_database_url)
+        }
+    )
+
+
+def unfit_at(levels: Mapping[Tree, Level]) -> list[Unfit]:
+    """Those that this version cannot serve. Blocks when it reads the revisions first."""
+    return [
+        Unfit(tree.name, _why(tree, level))
+        for tree, level in levels.items()
+        if not _fits(tree, level)
+    ]
 
 
 @cache
@@ -168,7 +178,7 @@ def _chain(tree: Tree) -> list[tuple[str, bool]]:
     return chain[::-1]
 
 
-def _fits(tree: Tree, level: _Level) -> bool:
+def _fits(tree: Tree, level: Level) -> bool:
     revisions = [revision for revision, _ in _chain(tree)]
     enough = revisions[revisions.index(needed(tree)) :]
     if level.revision in revisions:
@@ -176,7 +186,7 @@ def _fits(tree: Tree, level: _Level) -> bool:
     return not level.serves.isdisjoint(enough)
 
 
-def _why(tree: Tree, level: _Level) -> str:
+def _why(tree: Tree, level: Level) -> str:
     revisions = [revision for revision, _ in _chain(tree)]
     if level.revision is not None and level.revision not in revisions:
         return (
@@ -208,7 +218,8 @@ def _target(tree: Tree, revision: str, *, contract: bool) -> str:
 def _upgrade(tree: Tree, url: str, *, contract: bool) -> MigrationStep:
     config = _config(tree)
     with _connected(url) as connection:
-        before = _level(connection, tree)
+        with connection.begin():
+            before = level_of(tree, connection)
         known = before.revision is None or before.revision in dict(_chain(tree))
         if not known and _fits(tree, before):
             assert before.revision is not None
@@ -230,7 +241,8 @@ def _upgrade(tree: Tree, url: str, *, contract: bool) -> MigrationStep:
             if before.revision is None and getattr(error.orig, "sqlstate", None) == ALREADY_THERE:
                 said = f"there are {tree.name} tables, and not their revision. {RESTORE_AGAIN}."
             raise MigrationFailed(said) from error
-        after = _level(connection, tree)
+        with connection.begin():
+            after = level_of(tree, connection)
         if not _fits(tree, after):
             raise MigrationFailed(_why(tree, after))
         assert after.revision is not None
@@ -301,16 +313,22 @@ def _config(tree: Tree) -> Config:
     return config
 
 
-def _level(connection: Connection, tree: Tree) -> _Level:
-    with connection.begin():
-        exists = text("SELECT to_regclass(:table) IS NOT NULL")
-        if not connection.execute(exists, {"table": tree.version_table}).scalar():
-            return _Level(None)
-        # As JSON, because the column `serves` may be missing.
-        row = connection.execute(text(f"SELECT to_jsonb(v) FROM {tree.version_table} AS v")).first()
-        if row is None:
-            return _Level(None)
-        return _Level(row[0]["version_num"], frozenset(row[0].get("serves") or ()))
+def level_of(tree: Tree, connection: Connection) -> Level:
+    """The level of a tree, within a transaction."""
+    exists = text("SELECT to_regclass(:table) IS NOT NULL")
+    if not connection.execute(exists, {"table": tree.version_table}).scalar():
+        return Level(None)
+    # As JSON, because the column `serves` may be missing.
+    row = connection.execute(text(f"SELECT to_jsonb(v) FROM {tree.version_table} AS v")).first()
+    if row is None:
+        return Level(None)
+    return Level(row[0]["version_num"], frozenset(row[0].get("serves") or ()))
+
+
+def asked(url: str, question: Callable[[Connection], T]) -> T:
+    """The answer of a transaction on a new connection. Blocks. Raises DatabaseUnreachable."""
+    with _connected(url) as connection, connection.begin():
+        return question(connection)
 
 
 @contextmanager

@@ -38,6 +38,9 @@ import hashlib
 import time
 from dataclasses import dataclass
 
+import sqlalchemy
+from sqlalchemy import text
+
 from broker.postgres import schema
 from broker.postgres.connections import Connection, connect
 from broker.postgres.migrations import MigrationFailed, unfit
@@ -62,18 +65,15 @@ _HERE = """concat_ws('/', (SELECT system_identifier FROM pg_control_system()),
     'counterpoise.service'::regclass::oid)"""
 
 
-def identity(database_url: str) -> str | None:
-    """A name of these tables that says nothing about their place; None if there are none. Blocks.
+def identity(control: sqlalchemy.Connection) -> str | None:
+    """A name of these tables that says nothing about their place; None if there are none.
 
-    Two services have the same one if they serve the same tables. Raises DatabaseUnreachable.
+    Two services have the same one if they serve the same tables. Within a transaction; blocks.
     """
-    with connect(database_url) as control:
-        tables = control.execute("SELECT to_regclass('counterpoise.service')").fetchone()
-        if tables == (None,):
-            return None
-        row = control.execute(f"SELECT {_HERE}").fetchone()
-    assert row is not None
-    return hashlib.sha256(str(row[0]).encode()).hexdigest()[:16]
+    if control.scalar(text("SELECT to_regclass('counterpoise.service')")) is None:
+        return None
+    here = control.scalar(text(f"SELECT {_HERE}"))
+    return hashlib.sha256(str(here).encode()).hexdigest()[:16]
 
 
 class StillServed(Exception):
@@ -94,20 +94,19 @@ class Fenced:
     ahead: tuple[tuple[str, int], ...]
 
 
-def moved(database_url: str) -> bool:
-    """Whether the tables are a copy without a fence. Stores their place, once. Blocks.
+def moved(control: sqlalchemy.Connection) -> bool:
+    """Whether the tables are a copy without a fence. Stores their place, once.
 
-    Raises DatabaseUnreachable. The tables must be there.
+    The tables must be there. Within a transaction; blocks.
     """
-    with connect(database_url) as control:
-        row = control.execute(
-            f"SELECT home, home IS NOT DISTINCT FROM {_HERE} FROM counterpoise.service"
-        ).fetchone()
-        # Without its row the copy is not even complete.
-        home, here = row or ("", False)
-        if home is None:
-            control.execute(f"UPDATE counterpoise.service SET home = {_HERE} WHERE home IS NULL")
-        return home is not None and not here
+    row = control.execute(
+        text(f"SELECT home, home IS NOT DISTINCT FROM {_HERE} FROM counterpoise.service")
+    ).one_or_none()
+    # Without its row the copy is not even complete.
+    home, here = row or ("", False)
+    if home is None:
+        control.execute(text(f"UPDATE counterpoise.service SET home = {_HERE} WHERE home IS NULL"))
+    return home is not None and not here
 
 
 def fence(

@@ -8,14 +8,14 @@ for ever.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from time import perf_counter
 from typing import Any, TypeVar
 
 import asyncpg
 import orjson
-from sqlalchemy import Executable, Row, event
-from sqlalchemy.exc import DBAPIError, DisconnectionError
+from sqlalchemy import Executable, Row
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import PoolProxiedConnection
@@ -58,6 +58,8 @@ CONSTRAINT_VIOLATION = "23"
 # statements a transaction waits for nothing, but a busy event loop may be late: then the
 # transaction is repeated.
 IDLE_SECONDS = 2.0
+# As many as calls mostly need at a time: later the server may have no slot, or logins take long.
+OPEN_FIRST = 4
 
 
 class TransactionLost(StoreUnavailable):
@@ -97,10 +99,12 @@ class Connections:
         self._url = database_url
         self._connect_seconds = connect_seconds
         self._answer_seconds = answer_seconds
+        self._open_first = min(OPEN_FIRST, pool_size)
         self._closed = False
         self._engine: AsyncEngine = create_async_engine(
             "postgresql+asyncpg://",
             connect_args={"async_creator_fn": self._creator},
+            poolclass=pools.PatientPool,
             pool_size=pool_size,
             max_overflow=0,
             pool_timeout=connect_seconds,
@@ -109,8 +113,16 @@ class Connections:
             json_deserializer=orjson.loads,
         )
         self._single = self._engine.execution_options(isolation_level="AUTOCOMMIT")
-        event.listen(self._engine.sync_engine, "checkout", _refuse_closed)
         pools.leave_standbys(self._engine)
+
+    async def open_first(self) -> None:
+        """Opens the first connections of the pool. Raises StoreUnavailable if it can open none."""
+        with self._unavailable():
+            async with AsyncExitStack() as opened:
+                await opened.enter_async_context(self._single.connect())
+                with suppress(OSError, TimeoutError):
+                    for _ in range(self._open_first - 1):
+                        await opened.enter_async_context(self._single.connect())
 
     async def connect(self) -> asyncpg.Connection[asyncpg.Record]:
         """A connection outside of the pool. Raises StoreUnavailable."""
@@ -269,12 +281,6 @@ class Connections:
     def _report(self, reason: str, code: str | None) -> None:
         if not self._closed:
             REPORTER.report(reason, code)
-
-
-def _refuse_closed(_: Any, record: Any, __: Any) -> None:
-    """A connection that the server has closed is replaced silently."""
-    if record.driver_connection.is_closed():
-        raise DisconnectionError
 
 
 @contextmanager

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from sqlalchemy import (
+    Connection,
     Text,
     and_,
     bindparam,
@@ -61,6 +62,8 @@ from broker.store.rows import (
 from broker.store.tables import bound, flows, outages, partitions, queues, records, service
 from broker.store.trims import End, PostgresTrims, announce_end
 
+T = TypeVar("T")
+
 PURGE_AT_ONCE = 10_000
 ANALYZE_FROM = 10_000
 
@@ -103,7 +106,15 @@ class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases, Postgres
         self._connections.heard = heard
 
     async def start(self) -> None:
-        await self._connections.rows(select(literal(1)))
+        await self._connections.open_first()
+
+    async def asked(self, question: Callable[[Connection], T]) -> T:
+        """The answer of a transaction of its own, in SQLAlchemy's blocking form.
+
+        Raises StoreUnavailable.
+        """
+        async with self._connections.transaction() as connection:
+            return await connection.run_sync(question)
 
     async def stop(self) -> None:
         self._notifications.close()

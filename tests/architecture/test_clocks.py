@@ -49,6 +49,7 @@ ALLOWED = {
     "broker/pieces.py": TURNS,
     "broker/postgres/checks.py": WORDS,
     "broker/postgres/embedded.py": TRIES,
+    "broker/postgres/keeper.py": WORDS,
     "broker/postgres/restoring.py": TRIES,
     "broker/replica/alarms.py": ALARMS,
     "broker/replica/bursts.py": TURNS,

@@ -102,11 +102,20 @@ def test_a_database_that_hangs(ground: Ground) -> None:
     assert not somebody.faults
 
 
+def limit_temporary_files(ground: Ground, change: str) -> None:
+    """Of new sessions, which the service has to begin."""
+    with psycopg.connect(ground.url, autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE counterpoise {change}".encode())
+        connection.execute(
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
+            " WHERE application_name = 'counterpoise'"
+        )
+
+
 def test_a_database_that_cannot_write(ground: Ground) -> None:
     """Its disk is full for new files, though what is in memory still changes."""
     url = f"{ground.service.url}/readyz"
-    with psycopg.connect(ground.url, autocommit=True) as connection:
-        connection.execute("ALTER DATABASE counterpoise SET temp_file_limit = '64kB'")
+    limit_temporary_files(ground, "SET temp_file_limit = '64kB'")
     with structlog.testing.capture_logs() as logs:
         eventually(lambda: httpx.get(url).status_code == 503)
         answer = httpx.get(url)
@@ -114,8 +123,7 @@ def test_a_database_that_cannot_write(ground: Ground) -> None:
         said = [line for line in logs if line.get("code") == "53400"]
         assert len(said) == 1, "once, and not for every probe"
         assert "temporary file" in said[0]["error"]
-    with psycopg.connect(ground.url, autocommit=True) as connection:
-        connection.execute("ALTER DATABASE counterpoise RESET temp_file_limit")
+    limit_temporary_files(ground, "RESET temp_file_limit")
     eventually(lambda: httpx.get(url).status_code == 200)
 
 

@@ -108,7 +108,7 @@ def test_a_queue_lives_its_life(url: str, monkeypatch: pytest.MonkeyPatch) -> No
     every = list(range(COUNT))
     checks.refuse_unusable(url)
     migrations.upgrade(url)
-    assert not restoring.moved(url)
+    assert not migrations.asked(url, restoring.moved)
     settings = settings_for(url)
     with running(Broker(settings), settings) as service, service.http as http:
         for name, ordered in (("plain", False), ("ordered", True)):
@@ -125,7 +125,7 @@ def test_a_queue_lives_its_life(url: str, monkeypatch: pytest.MonkeyPatch) -> No
             eventually(partial(is_trimmed, url, name))
             assert http.delete(f"/queues/{name}").status_code == 204
             assert name not in logs(url)
-    checks.try_write(url)
+    migrations.asked(url, checks.try_write)
     made = keys.create(url, Role.ADMIN, ["*"], "ops")
     assert keys.revoke(url, made.key.id).state == "revoked"
     assert [key.state for key in keys.every(url)] == ["revoked"]

@@ -14,6 +14,7 @@ import pytest
 
 from broker.launch import Exit
 from broker.postgres.embedded import EmbeddedPostgres
+from broker.postgres.migrations import asked
 from broker.postgres.restoring import identity
 from tests.databases import new_database
 from tests.forked import Forked
@@ -153,7 +154,7 @@ def test_the_installed_command_says_where_it_is(migrated_url: str, tmp_path: Pat
     with ServeProcess(tmp_path / "serve.log", arguments, program=COUNTERPOISE) as service:
         assert service.first_line == f"Counterpoise listens on {service.url}\n"
         ready = httpx.get(f"{service.url}/readyz").json()
-        assert ready == {"status": "ready", "database": identity(migrated_url)}
+        assert ready == {"status": "ready", "database": asked(migrated_url, identity)}
         assert service.end() == 0
 
 

@@ -33,6 +33,17 @@ ALL: dict[str, Any] = {
     "allowedHosts": ["queues.example.com"],
     "settings": {"HISTORY_DAYS": 1_000_000, "AUTO_MIGRATE": False, "LOG_LEVEL": "warning"},
     "secretSettings": {"LOG_URLS": {"secret": "logs", "key": "urls"}},
+    "networkPolicy": {
+        "databasePods": {"cnpg.io/cluster": "postgres"},
+        "databasePort": 5432,
+        "clients": [
+            {
+                "namespaceSelector": {
+                    "matchLabels": {"kubernetes.io/metadata.name": "applications"},
+                },
+            },
+        ],
+    },
     "resources": {"limits": {"memory": "2Gi"}},
     "scaling": [
         {
@@ -138,6 +149,18 @@ def test_two_releases_in_one_namespace_have_nothing_in_common(chart: Any) -> Non
     assert [selector.items() <= labels.items() for selector in selectors] == [True, False]
 
 
+def test_the_policy_of_the_database_is_that_of_the_example(chart: Any) -> None:
+    text = (ROOT / "deploy/kubernetes/database-policy.yaml").read_text("utf-8")
+    example = yaml.safe_load(text)
+    objects = rendered(chart, ALL)
+    assert objects["NetworkPolicy", "counterpoise-database"] == example
+    # It lets the replicas in.
+    labels = objects["Deployment", "counterpoise"]["spec"]["template"]["metadata"]["labels"]
+    [rule] = example["spec"]["ingress"]
+    assert rule["from"][0] == {"podSelector": {"matchLabels": labels}}
+    assert not [kind for kind, _ in rendered(chart, {}) if kind == "NetworkPolicy"]
+
+
 def test_keda_scales_as_in_the_example(chart: Any) -> None:
     text = (ROOT / "deploy/kubernetes/keda.yaml").read_text("utf-8")
     example = {one["kind"]: one["spec"] for one in yaml.safe_load_all(text)}
@@ -171,6 +194,8 @@ def test_keda_scales_by_age_too_if_that_is_wanted(chart: Any) -> None:
         {"settings": {"HISTORY": 3}},
         {"settings": {"INSECURE": True}},
         {"settings": {"LOG_URLS": "redis://user:password@host"}},
+        {"networkPolicy": {"clients": [{}]}},
+        {"networkPolicy": {"databasePort": 0}},
         {"scaling": [{"queue": "orders"}]},
         {"scaling": [{**ALL["scaling"][0], "maxLagSeconds": 0}]},
         {"scaling": [{**ALL["scaling"][0], "target": {"kind": "Pod", "name": "one"}}]},

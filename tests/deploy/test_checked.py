@@ -45,6 +45,8 @@ def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_the_manifests_fit_the_schemas_of_kubernetes(version: str) -> None:
     documents = [*yaml.safe_load_all((DEPLOY / "kubernetes/service.yaml").read_text("utf-8"))]
+    policy = (DEPLOY / "kubernetes/database-policy.yaml").read_text("utf-8")
+    documents.append(yaml.safe_load(policy))
     template = yaml.safe_load((DEPLOY / "kubernetes/spark-driver.yaml").read_text("utf-8"))
     # Spark gives the driver its name.
     documents.append({**template, "metadata": {"name": "driver", **template.get("metadata", {})}})

@@ -52,7 +52,15 @@ _READ_ONLY = "25006"
 _TRANSIENT_CODES = ("55P03", _READ_ONLY)
 _CONNECT_SECONDS = 10.0
 _POOLED = "startup parameter"
-_FULL = ("too many connections for role", "too many clients", "remaining connection slots")
+# The server is full, or the connection ended within the login: other credentials do not help.
+_NOT_REFUSED = (
+    "too many connections for role",
+    "too many clients",
+    "remaining connection slots",
+    "unexpectedly",
+    "EOF detected",
+    "reset by peer",
+)
 
 # Dimensions, whether there are nulls, type, length, first index.
 _HEAD = struct.Struct("!iiIii")
@@ -185,10 +193,9 @@ class LogConnection:
                     f"settings of a session ({message.splitlines()[-1]}): give that of Postgres "
                     "itself"
                 ) from None
-            # The driver has no code for it: these are full, and other credentials do not help.
-            full = any(text in message for text in _FULL)
-            refused = not full and error.pgconn is not None and error.pgconn.used_password
-            if refused:
+            # The driver has no code for it.
+            known = any(text in message for text in _NOT_REFUSED)
+            if not known and error.pgconn is not None and error.pgconn.used_password:
                 raise LogAccessRefused(f"the log refused the credentials: {message}") from None
             raise LogUnavailable(f"the log cannot be reached: {message}") from None
         # Microseconds since 2000 instead of objects; see counterpoise.logs.builtin.reading.

@@ -32,11 +32,11 @@ from broker.postgres.embedded import (
     EmbeddedPostgres,
     EmbeddedPostgresError,
     PostgresDidNotStart,
-    PostgresKeeper,
     PostgresNotInstalled,
     PostgresNotRunnable,
     default_data_dir,
 )
+from broker.postgres.keeper import PostgresKeeper
 from tests.architecture.test_repository import ROOT
 from tests.processes import find
 from tests.service import eventually
@@ -121,7 +121,7 @@ def test_it_serves_a_database_of_ours(data_dir: Path) -> None:
         )
         settings = dict(query(url, "SELECT name, setting FROM pg_settings"))
     assert settings["fsync"] == "on"
-    assert settings["max_connections"] == "230"
+    assert settings["authentication_timeout"] == "5"
     assert settings["TimeZone"] == "UTC"
     assert settings["server_encoding"] == "UTF8"
     assert settings["listen_addresses"] == "127.0.0.1"

@@ -14,7 +14,8 @@ import psycopg
 import pytest
 import structlog
 
-from broker.postgres.embedded import EmbeddedPostgres, PostgresKeeper
+from broker.postgres.embedded import EmbeddedPostgres
+from broker.postgres.keeper import PostgresKeeper
 from tests.databases import FAST
 from tests.service import eventually
 
@@ -79,7 +80,7 @@ def test_a_postgres_that_is_killed_runs_again(tmp_path: Path) -> None:
 
 
 def test_a_failed_start_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.postgres.embedded.PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr("broker.postgres.keeper.PAUSE_SECONDS", 0.1)
     postgres = EmbeddedPostgres(tmp_path, settings=FAST)
     url = postgres.start()
     version = tmp_path / "postgres" / "PG_VERSION"
@@ -99,7 +100,7 @@ def test_a_failed_start_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monke
 def test_it_waits_for_its_port_when_another_program_has_taken_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.postgres.embedded.PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr("broker.postgres.keeper.PAUSE_SECONDS", 0.1)
     postgres = EmbeddedPostgres(tmp_path, settings=FAST)
     url = postgres.start()
     try:

@@ -1,19 +1,24 @@
-"""No connection of a closed pool is left, not even those that are in use."""
+"""No connection of a closed pool is left, not even those that are in use. And with few connections
+a pool goes on.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
+import psycopg
 import pytest
-from sqlalchemy import bindparam, literal, select, text
+from sqlalchemy import bindparam, func, literal, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from broker.logs.database import fetch_row, log_engine
 from broker.postgres import pools
 from broker.store.bulk import PreparedStatement
-from broker.store.connections import Connections
+from broker.store.connections import OPEN_FIRST, Connections
 from broker.store.ports import StoreUnavailable
 
 
@@ -120,3 +125,136 @@ async def test_so_is_one_of_the_store(migrated_url: str) -> None:
             await write()
         await write()
     await connections.close()
+
+
+# No slot for another connection. The limit of a role is refused like a server that is full.
+
+
+class Narrow:
+    """A role that may have few connections."""
+
+    def __init__(self, administrator: psycopg.Connection[Any], url: str) -> None:
+        self._administrator = administrator
+        self.role = f"narrow_{urlsplit(url).path[1:]}"
+        parts = urlsplit(url)
+        netloc = f"{self.role}:own@{parts.hostname}:{parts.port}"
+        self.url = parts._replace(netloc=netloc).geturl()
+
+    def limit(self, connections: int) -> None:
+        statement = f"ALTER ROLE {self.role} CONNECTION LIMIT {connections}"
+        self._administrator.execute(statement.encode())
+
+    def end(self, process: int) -> None:
+        self._administrator.execute("SELECT pg_terminate_backend(%s, 60000)", (process,))
+
+
+@pytest.fixture
+def narrow(migrated_url: str) -> Iterator[Narrow]:
+    with psycopg.connect(migrated_url, autocommit=True) as administrator:
+        narrow = Narrow(administrator, migrated_url)
+        administrator.execute(f"CREATE ROLE {narrow.role} LOGIN PASSWORD 'own'".encode())
+        yield narrow
+        administrator.execute(f"DROP ROLE {narrow.role}".encode())
+
+
+@pytest.fixture
+async def connections(narrow: Narrow) -> AsyncIterator[Connections]:
+    connections = Connections(narrow.url, 5)
+    yield connections
+    await connections.close()
+
+
+PROCESS = PreparedStatement(select(func.pg_backend_pid()).where(literal(1) == bindparam("one")))
+
+
+async def process_of(connections: Connections) -> int:
+    [row] = await connections.fetch(PROCESS, {"one": 1})
+    return int(row[0])
+
+
+async def test_without_a_slot_callers_wait_for_the_connections_that_are_open(
+    narrow: Narrow, connections: Connections
+) -> None:
+    narrow.limit(2)
+    found = await asyncio.gather(*(process_of(connections) for _ in range(20)))
+    assert len(set(found)) == 2
+
+
+async def test_so_do_those_of_a_log(narrow: Narrow) -> None:
+    narrow.limit(2)
+    engine = log_engine(narrow.url)
+    rows = await asyncio.gather(
+        *(fetch_row(engine, "SELECT pg_backend_pid() AS pid") for _ in range(20))
+    )
+    assert len({row["pid"] for row in rows}) == 2
+    await pools.close(engine)
+
+
+async def test_without_a_slot_and_an_open_connection_they_are_told_at_once(
+    narrow: Narrow,
+) -> None:
+    narrow.limit(0)
+    patient = Connections(narrow.url, 5, connect_seconds=3600.0)
+    with pytest.raises(StoreUnavailable, match="too many connections") as refused:
+        async with asyncio.timeout(240):
+            await process_of(patient)
+    assert refused.value.code == pools.NO_SLOT
+    await patient.close()
+
+
+@pytest.mark.parametrize("at_work", [False, True])
+async def test_a_lost_connection_costs_no_other(
+    narrow: Narrow, connections: Connections, at_work: bool
+) -> None:
+    """There may be no slot for another one in its place."""
+    narrow.limit(3)
+    async with connections.single(), connections.single(), connections.single() as last:
+        driver = await driver_of(last)
+        lost, gone = driver.get_server_pid(), asyncio.Event()
+        driver.add_termination_listener(lambda _: gone.set())
+        if at_work:
+            narrow.end(lost)
+            with pytest.raises(DBAPIError):
+                await last.execute(text("SELECT 1"))
+    narrow.limit(2)
+    if not at_work:
+        narrow.end(lost)
+        # The loop has to notice it.
+        await asyncio.wait_for(gone.wait(), 240)
+    found = await asyncio.gather(*(process_of(connections) for _ in range(20)))
+    assert lost not in found
+    assert len(set(found)) == 2
+
+
+async def test_callers_that_wait_are_given_another_in_place_of_a_lost_one(narrow: Narrow) -> None:
+    patient = Connections(narrow.url, 1, connect_seconds=3600.0)
+    async with asyncio.timeout(240), asyncio.TaskGroup() as callers:
+        async with patient.single() as lost:
+            waiting = [callers.create_task(process_of(patient)) for _ in range(5)]
+            # They wait from their first step on.
+            await asyncio.sleep(0)
+            process = (await driver_of(lost)).get_server_pid()
+            narrow.end(process)
+            with pytest.raises(DBAPIError):
+                await lost.execute(text("SELECT 1"))
+    assert process not in {task.result() for task in waiting}
+    await patient.close()
+
+
+async def test_when_there_are_slots_again_more_are_opened(
+    narrow: Narrow, connections: Connections
+) -> None:
+    narrow.limit(1)
+    await process_of(connections)
+    await asyncio.gather(*(process_of(connections) for _ in range(5)))
+    narrow.limit(5)
+    async with AsyncExitStack() as stack:
+        for _ in range(5):
+            await stack.enter_async_context(connections.single())
+
+
+async def test_the_first_ones_are_opened_at_once(narrow: Narrow, connections: Connections) -> None:
+    await connections.open_first()
+    narrow.limit(OPEN_FIRST)
+    found = await asyncio.gather(*(process_of(connections) for _ in range(20)))
+    assert len(set(found)) == OPEN_FIRST

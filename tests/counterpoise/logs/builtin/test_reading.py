@@ -1,7 +1,9 @@
 """Reading that only the built-in log has: connections and schema; and opening logs."""
 
 import socket
+import threading
 from contextlib import closing
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -160,6 +162,30 @@ def test_a_statement_that_is_kept_waiting_ends_in_time(log_url, log):
             log.bounds([0])
     log._connection._timeout_seconds = patience
     assert log.bounds([0]).partition_count == 4
+
+
+def ends_in_the_login(listener: socket.socket, server: tuple[str, int]) -> None:
+    """Passes on one login until the client has sent the first step of its proof."""
+    client, _ = listener.accept()
+    with client, socket.create_connection(server) as passed_on:
+        passed_on.sendall(client.recv(4096))
+        client.sendall(passed_on.recv(4096))
+        client.recv(4096)
+
+
+def test_a_login_that_the_server_ends_is_told_from_wrong_credentials(log_url):
+    """It does when too many others begin one, or when it stops."""
+    place = urlsplit(log_url)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        login = threading.Thread(
+            target=ends_in_the_login, args=(listener, (place.hostname, place.port))
+        )
+        login.start()
+        url = log_url.replace(f":{place.port}/", f":{listener.getsockname()[1]}/")
+        with pytest.raises(LogUnavailable) as ended:
+            PostgresLog("flights", f"{url}?sslmode=disable&gssencmode=disable").bounds([0])
+        login.join()
+    assert not isinstance(ended.value, LogAccessRefused)
 
 
 def test_wrong_credentials_are_told_from_an_absent_server(log_url):
