@@ -29,6 +29,8 @@ from tests.attacks.strangers import FIRST, Siege, Strangers
 from tests.databases import FAST
 from tests.service import ServeProcess, Service, eventually, running, settings_for
 
+pytestmark = pytest.mark.long
+
 QUEUE = "besieged"
 # Postgres itself ends no login within a test.
 SLOW = {**FAST, "authentication_timeout": "600s"}
@@ -144,7 +146,6 @@ def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
         assert process.end() == 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["nothing", "a login without its proof", "a storm"])
 def test_strangers_that_come_again_and_again_keep_nobody_out(besieged: Ground, kind: str) -> None:
     """700 of them, while clients come one after the other."""
