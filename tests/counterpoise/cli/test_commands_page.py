@@ -19,8 +19,6 @@ from counterpoise.consumer import Consumer, DeadLetter
 from tests.eventual import eventually
 from tests.forked import Forked
 
-pytestmark = pytest.mark.long
-
 SCRIPT = runpy.run_path(str(Path(__file__).parents[3] / "docs" / "commands.py"))
 PAGE = SCRIPT["PAGE"].read_text("utf-8")
 FENCE = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
@@ -133,6 +131,7 @@ class Terminal:
         return shown is not None
 
 
+@pytest.mark.long
 def test_the_examples_print_what_the_page_shows(run, start, service, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     terminal = Terminal(run, start, service.url)
@@ -147,6 +146,7 @@ def test_the_examples_print_what_the_page_shows(run, start, service, monkeypatch
     assert played > 35
 
 
+@pytest.mark.long
 def test_the_examples_of_backups_print_what_the_page_shows(tmp_path) -> None:
     """In a directory with a database. Numbers and names of logs differ."""
 
