@@ -253,7 +253,7 @@ def test_the_unit_is_restarted_only_where_that_may_help() -> None:
     unit = text("systemd/counterpoise.service")
     codes = set(one_in(r"^RestartPreventExitStatus=(.*)$", unit).split())
     commands = (ROOT / "docs/commands.md").read_text("utf-8")
-    described = commands.partition("## Exit codes of `serve`")[2]
+    described = commands.partition("## Exit codes of the service's commands")[2]
     assert codes == {"2", "6", "8", "9"}
     assert codes <= set(re.findall(r"^\| (\d+) \|", described, re.M))
     for directive in ("DynamicUser=yes", "NoNewPrivileges=yes", "ProtectSystem=strict"):

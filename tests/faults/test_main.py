@@ -31,7 +31,7 @@ def outcome(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def test_a_disk_that_cannot_be_mounted_was_not_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(disk, "_INSIDE", ("false",))
+    monkeypatch.setattr(disk, "INSIDE", ("false",))
     assert outcome(monkeypatch, "--keep", str(tmp_path / "first")) == 0
     assert f"{disk.KIND}: {disk.NOT_RUN}" in capsys.readouterr().out
     assert outcome(monkeypatch, "--complete", "--keep", str(tmp_path / "second")) == 1

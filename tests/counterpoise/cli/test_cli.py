@@ -549,7 +549,7 @@ def test_commands_are_named_and_no_calls_of_http(run):
     run("queues", "create", "a", "-p", "2")
     for arguments, says in (
         (["queues", "show", "b"], "'counterpoise queues list' shows the queues"),
-        (["queues", "create", "a", "-p", "2"], "'counterpoise queues change' changes"),
+        (["queues", "create", "a", "-p", "3"], "'counterpoise queues change' changes"),
         (["queues", "resize", "a", "0"], "partition_count: should be greater than or equal to 1"),
     ):
         said = run(*arguments, code=1).stderr
