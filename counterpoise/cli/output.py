@@ -1,4 +1,4 @@
-"""What the commands share: options, output as tables and as JSON, formatting, conditions.
+"""What the commands share: output as tables and as JSON, formatting, conditions.
 
 What comes from the service may come from strangers (names of clients and logs, messages of errors).
 So all output for people passes through here, and no control character of it reaches a terminal.
@@ -13,13 +13,12 @@ them.
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
@@ -31,38 +30,7 @@ from counterpoise.errors import Refused, ServiceUnavailable
 from counterpoise.plain import plain, plain_json, plain_line
 from counterpoise.wire import HeldBack
 
-QueueName = Annotated[
-    str, typer.Argument(metavar="QUEUE", help="The queue's name.", show_default=False)
-]
-Url = Annotated[
-    str | None,
-    typer.Option(
-        "--url",
-        envvar="COUNTERPOISE_URL",
-        help="The service's address.",
-        show_default="http://127.0.0.1:8640",
-    ),
-]
-SomePartitions = Annotated[
-    list[int] | None,
-    typer.Option(
-        "--partition",
-        "-p",
-        min=0,
-        help="Only this partition; repeat it for more.",
-        show_default="all",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-
 MOST_CONDITIONS = 8
-
-
-def finite(value: float | None) -> float | None:
-    """The callback of options that are numbers of seconds; typer takes nan and inf for numbers."""
-    if value is not None and not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is no number of seconds")
-    return value
 
 
 class PlainConsole(Console):
@@ -109,7 +77,7 @@ def say(message: str) -> None:
 
 def print_json(document: Any) -> None:
     """Print a JSON document for programs."""
-    typer.echo(plain_json(json.dumps(document, indent=2, ensure_ascii=False)))
+    click.echo(plain_json(json.dumps(document, indent=2, ensure_ascii=False)))
 
 
 class PlainTable(Table):

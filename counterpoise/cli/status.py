@@ -10,19 +10,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Self
+from typing import Self
 
-import typer
+import click
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
+from counterpoise.cli.options import json_option, queue_argument, url_option
 from counterpoise.cli.output import (
-    AsJson,
     PlainTable,
-    QueueName,
-    Url,
     conditions_text,
     console,
     duration,
@@ -333,24 +331,21 @@ def _numbers(status: RebalanceStatus) -> Text:
     return Text(f"spread {status.spread}   revision {status.revision}", style="dim")
 
 
-def show_status(
-    queue: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="QUEUE", help="The queue's name; without it, all queues are listed."
-        ),
-    ] = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Refresh until interrupted.")
-    ] = False,
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
+@click.command("status")
+@click.argument(
+    "queue",
+    required=False,
+    help="The queue's name; without it, all queues are listed.",
+)
+@click.option("--watch", "-w", is_flag=True, help="Refresh until interrupted.")
+@url_option
+@json_option
+def show_status(queue: str | None, watch: bool, url: str | None, as_json: bool) -> None:
     """Show the owners of the partitions, the handoffs, and the trigger."""
     if queue is None:
         if watch:
-            raise typer.BadParameter("name the queue to watch")
-        list_queues(url=url, as_json=as_json)
+            raise click.BadParameter("name the queue to watch")
+        click.get_current_context().invoke(list_queues, url=url, as_json=as_json)
         return
     with Client(url, timeout_seconds=5.0) as client:
         if as_json:
@@ -385,7 +380,11 @@ def _watch(client: Client, queue: str) -> None:
         console.print(render(snapshot, away))
 
 
-def rebalance(queue: QueueName, url: Url = None, as_json: AsJson = False) -> None:
+@click.command("rebalance")
+@queue_argument
+@url_option
+@json_option
+def rebalance(queue: str, url: str | None, as_json: bool) -> None:
     """Rebalance now, without waiting for the holddown."""
     with Client(url) as client:
         status = client.rebalance_now(queue)

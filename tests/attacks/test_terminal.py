@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from click.testing import CliRunner
 from rich.text import Text
-from typer.testing import CliRunner
 
 from broker.telemetry import configure_logging
 from counterpoise.cli import app as command_line

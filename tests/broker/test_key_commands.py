@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import psycopg
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from broker.core.access import digest, key_id_of
 from broker.key_commands import app
