@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from counterpoise.cli.options import json_option, queue_argument, url_option
-from counterpoise.cli.output import console, counted, print_json, table
+from counterpoise.cli.output import counted, print_json
+from counterpoise.cli.tables import console, table
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import LogError, open_log

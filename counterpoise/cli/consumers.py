@@ -23,16 +23,8 @@ import click
 from rich.text import Text
 
 from counterpoise.cli.options import InOrder, finite, json_option, queue_argument, url_option
-from counterpoise.cli.output import (
-    PlainConsole,
-    console,
-    counted,
-    duration,
-    print_json,
-    say,
-    seconds_until,
-    table,
-)
+from counterpoise.cli.output import counted, duration, print_json, say, seconds_until
+from counterpoise.cli.tables import PlainConsole, console, table
 from counterpoise.client import Client
 from counterpoise.plain import plain_line
 from counterpoise.wire import FlowSummary, RebalanceStatus

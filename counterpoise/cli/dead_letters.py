@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from counterpoise.cli.options import InOrder, json_option, queue_argument, url_option
-from counterpoise.cli.output import console, counted, print_json, say, table
+from counterpoise.cli.output import counted, print_json, say
 from counterpoise.cli.reading import TIMEOUT_SECONDS, document, messages_of, opened, text_of
+from counterpoise.cli.tables import console, table
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import Log

@@ -28,16 +28,15 @@ from counterpoise import __version__
 from counterpoise.cli.lag import PartitionLag, lag_of
 from counterpoise.cli.options import json_option, url_option
 from counterpoise.cli.output import (
-    console,
     counted,
     duration,
     held_back_text,
     held_conditions,
     how_to_reach,
     print_json,
-    table,
 )
 from counterpoise.cli.reading import messages_of, opened
+from counterpoise.cli.tables import console, table
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, QueueUnreadable, Refused, ServiceUnavailable
 from counterpoise.logs import LogError

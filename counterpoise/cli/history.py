@@ -16,7 +16,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from counterpoise.cli.options import json_option, queue_argument, url_option
-from counterpoise.cli.output import console, counted, duration, print_json, ranges, table
+from counterpoise.cli.output import counted, duration, print_json, ranges
+from counterpoise.cli.tables import console, table
 from counterpoise.client import Client
 from counterpoise.plain import plain_line
 from counterpoise.wire import AuditItem, Move, Rebalance

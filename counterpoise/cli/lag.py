@@ -12,15 +12,9 @@ from dataclasses import dataclass
 import click
 
 from counterpoise.cli.options import json_option, queue_argument, url_option
-from counterpoise.cli.output import (
-    conditions_text,
-    console,
-    duration,
-    held_conditions,
-    print_json,
-    table,
-)
+from counterpoise.cli.output import duration, held_conditions, print_json
 from counterpoise.cli.reading import TIMEOUT_SECONDS, opened
+from counterpoise.cli.tables import conditions_text, console, table
 from counterpoise.client import Client
 from counterpoise.logs import (
     Bounds,

@@ -28,8 +28,9 @@ from rich.progress import (
 )
 
 from counterpoise.cli.options import finite, json_option, queue_argument, url_option
-from counterpoise.cli.output import PlainConsole, counted, print_json, ranges, say
+from counterpoise.cli.output import counted, print_json, ranges, say
 from counterpoise.cli.reading import named_value
+from counterpoise.cli.tables import PlainConsole
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.plain import plain, plain_json, plain_line

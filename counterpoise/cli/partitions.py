@@ -20,7 +20,8 @@ import click
 from rich.text import Text
 
 from counterpoise.cli.options import InOrder, finite, json_option, queue_argument, url_option
-from counterpoise.cli.output import conditions_text, console, counted, held_conditions, print_json
+from counterpoise.cli.output import counted, held_conditions, print_json
+from counterpoise.cli.tables import conditions_text, console
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
 from counterpoise.plain import dot, plain, plain_line

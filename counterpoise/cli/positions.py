@@ -23,7 +23,8 @@ from counterpoise.cli.options import (
     queue_argument,
     url_option,
 )
-from counterpoise.cli.output import console, counted, no_partition, print_json, table
+from counterpoise.cli.output import counted, no_partition, print_json
+from counterpoise.cli.tables import console, table
 from counterpoise.client import Client
 from counterpoise.wire import Json
 

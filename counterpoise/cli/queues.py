@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from counterpoise.cli.consumer_groups import Transfer, offsets_of_group
 from counterpoise.cli.options import InOrder, finite, json_option, queue_argument, url_option
-from counterpoise.cli.output import console, counted, print_json, table
+from counterpoise.cli.output import counted, print_json, tell
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, QueueUnreadable
-from counterpoise.logs.address import kind_of
 from counterpoise.wire import Queue
+
+if TYPE_CHECKING:
+    from counterpoise.cli.consumer_groups import Transfer
 
 
 @click.group("queues", cls=InOrder)
@@ -135,6 +135,8 @@ def list_queues(lag: bool, url: str | None, as_json: bool) -> None:
     if as_json:
         print_json([{**queue.raw, "lag": lags.get(queue.name)} for queue in queues])
         return
+    from counterpoise.cli.tables import console, table
+
     shown = table(
         "QUEUE", "STATUS", "PARTITIONS", "CONSUMERS", *(["LAG"] if lag else []), "LOG",
         right=("PARTITIONS", "CONSUMERS", "LAG"),
@@ -156,6 +158,8 @@ def list_queues(lag: bool, url: str | None, as_json: bool) -> None:
 
 def _lags(client: Client, queues: list[Queue]) -> dict[str, int | None]:
     """How far each queue is behind, as its log tells the service; None where it does not say."""
+
+    from concurrent.futures import ThreadPoolExecutor
 
     def lag(queue: Queue) -> int | None:
         try:
@@ -260,6 +264,9 @@ def create_queue(
     **settings: Any,
 ) -> None:
     """Create a queue."""
+    from counterpoise.cli.consumer_groups import offsets_of_group
+    from counterpoise.logs.address import kind_of
+
     if dry_run and from_group is None:
         raise click.BadParameter("--dry-run is for --from-group")
     if from_group is not None and (log is None or kind_of(log) != "kafka"):
@@ -303,7 +310,7 @@ def create_queue(
         taken = {} if transfer is None else {"from_group": transfer.document()}
         print_json({**created.raw, **taken})
         return
-    console.print(f"{queue} created: {_count_and_log(created)}", soft_wrap=True)
+    tell(f"{queue} created: {_count_and_log(created)}")
     if transfer is not None:
         transfer.show("offset", str(created.raw["start"]))
 
@@ -314,7 +321,7 @@ def _show_transfer(name: str, transfer: Transfer, start: str, as_json: bool) -> 
         print_json({"queue": name, "dry_run": True, **transfer.document()})
         return
     transfer.show("offset", start)
-    console.print(
+    tell(
         f"{name} would begin at the offsets of {transfer.group}, "
         f"{counted(transfer.lag, 'message')} behind"
     )
@@ -402,7 +409,7 @@ def resize_queue(
         return
     retiring = changed.operational_partition_count - changed.partition_count
     until = f"; {counted(retiring, 'surplus partition')} until read to the end" if retiring else ""
-    console.print(f"{queue} resized: {_count_and_log(changed)}{until}", soft_wrap=True)
+    tell(f"{queue} resized: {_count_and_log(changed)}{until}")
 
 
 @app.command("delete")
@@ -473,6 +480,8 @@ def _show(queue: Queue, as_json: bool) -> None:
     if as_json:
         print_json(queue.raw)
         return
+    from counterpoise.cli.tables import console, table
+
     shown = table("", "")
     shown.show_header = False
     for name, value in queue.raw.items():
