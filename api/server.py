@@ -22,7 +22,7 @@ from api.connections import (
     OpenConnections,
     raise_file_limit,
 )
-from broker.exposure import Certificate, certificate_of
+from broker.certificate import Certificate, certificate_of
 from broker.service import Broker
 from broker.settings import Settings
 

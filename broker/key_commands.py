@@ -182,6 +182,7 @@ def _reached(
 ) -> Iterator[KeysOf]:
     """The keys of the service that answers and takes our key; else those of the database."""
     from broker import launch
+    from broker.exits import Exit, fail
     from broker.key_access import RefusedByService, keys_in, keys_of_service
     from broker.keys import NoSuchKey
 
@@ -192,7 +193,7 @@ def _reached(
                     yield keys
                     return
         except (RefusedByService, NoSuchKey) as error:
-            launch.fail(launch.Exit.KEY, str(error))
+            fail(Exit.KEY, str(error))
     with launch.reached(
         migrates=migrates, service_url=url, data_dir=data_dir, database_url=database_url
     ) as database:

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from broker.core.access import digest, key_id_of
+from broker.exits import Exit
 from broker.key_commands import app
-from broker.launch import Exit
 from broker.postgres.embedded import EmbeddedPostgres
 from tests.broker.test_cli import run
 from tests.service import ServeProcess, listen
