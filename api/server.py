@@ -22,7 +22,7 @@ from api.connections import (
     OpenConnections,
     raise_file_limit,
 )
-from broker.exposure import Certificate, certificate_of
+from broker.certificate import Certificate, certificate_of
 from broker.service import Broker
 from broker.settings import Settings
 
@@ -70,7 +70,6 @@ class Server(uvicorn.Server):
             Acceptor(listener, connections, self._connection, context, self.head_seconds)  # type: ignore[misc]
             for listener in listeners
         ]
-        self.started = True
         for listener in listeners:
             address = address_of(listener, scheme)
             if self._announce:
@@ -79,6 +78,7 @@ class Server(uvicorn.Server):
                 with contextlib.suppress(OSError):
                     os.write(sys.stdout.fileno(), f"Counterpoise listens on {address}\n".encode())
             log.info("serving", address=address)
+        self.started = True
 
     def _renew(self) -> None:
         """On SIGHUP."""

@@ -16,32 +16,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from broker.cli import AsJson, DatabaseUrl, DataDir
+from broker.cli import data_dir_option, database_url_option
+from counterpoise.cli.options import InOrder, json_option
 from counterpoise.plain import plain_json, plain_line
 
 if TYPE_CHECKING:
     from broker.key_access import KeysOf
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Keys: who may call the service, and what for.",
-)
 
-ServiceUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--url",
-        help="The service; it makes the keys unless a database is given. [env: COUNTERPOISE_URL]",
-        show_default="http://127.0.0.1:8640",
-    ),
-]
+@click.group("keys", cls=InOrder)
+def app() -> None:
+    """Keys: who may call the service, and what for."""
+
+
+service_url_option = click.option(
+    "--url",
+    show_default="http://127.0.0.1:8640",
+    help="The service; it makes the keys unless a database is given. [env: COUNTERPOISE_URL]",
+)
 
 _DURATION = re.compile(r"([0-9]{1,6})(m|h|d)")
 LATEST = 253_402_300_799
@@ -55,39 +51,42 @@ def _end(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
-        raise typer.BadParameter("give a duration like 12h or 90d, or a time") from None
+        raise click.BadParameter("give a duration like 12h or 90d, or a time") from None
 
 
-@app.command()
+@app.command("create")
+@click.option(
+    "--role",
+    required=True,
+    help="viewer (sees), publisher (and publishes), consumer (and consumes) or admin.",
+)
+@click.option(
+    "--queue",
+    multiple=True,
+    metavar="PATTERN",
+    show_default="*",
+    help="A queue, or a pattern with * and ?; repeat it for more.",
+)
+@click.option("--name", default="", show_default=False, help="Who or what the key is for.")
+@click.option(
+    "--ends",
+    show_default="never",
+    help="When the key ends: a duration (30m, 12h, 90d) or a time like "
+    "2026-11-20T10:00:00Z; without an offset it is of this machine's time zone.",
+)
+@json_option
+@data_dir_option
+@database_url_option
+@service_url_option
 def create(
-    role: Annotated[
-        str,
-        typer.Option(
-            help="viewer (sees), publisher (and publishes), consumer (and consumes) or admin.",
-            show_default=False,
-        ),
-    ],
-    queue: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATTERN",
-            help="A queue, or a pattern with * and ?; repeat it for more.",
-            show_default="*",
-        ),
-    ] = None,
-    name: Annotated[str, typer.Option(help="Who or what the key is for.")] = "",
-    ends: Annotated[
-        str | None,
-        typer.Option(
-            help="When the key ends: a duration (30m, 12h, 90d) or a time like "
-            "2026-11-20T10:00:00Z; without an offset it is of this machine's time zone.",
-            show_default="never",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-    data_dir: DataDir = None,
-    database_url: DatabaseUrl = None,
-    url: ServiceUrl = None,
+    role: str,
+    queue: tuple[str, ...],
+    name: str,
+    ends: str | None,
+    as_json: bool,
+    data_dir: Path | None,
+    database_url: str | None,
+    url: str | None,
 ) -> None:
     """Make a key, and print it. It is not shown again.
 
@@ -98,19 +97,19 @@ def create(
     from broker.core.access import Role
 
     if role not in set(Role):
-        raise typer.BadParameter(f"should be one of {', '.join(Role)}", param_hint="--role")
+        raise click.BadParameter(f"should be one of {', '.join(Role)}", param_hint="--role")
     ends_at = None if ends is None else _end(ends)
     with _reached(url, data_dir, database_url, migrates=True) as keys:
         made = keys.create(Role(role), queue or ["*"], name, ends_at)
-    typer.echo(keys.said, err=True)
+    click.echo(keys.said, err=True)
     if as_json:
         _print({**_document(made.key), "key": made.text})
     else:
-        typer.echo(made.text)
+        click.echo(made.text)
     if made.key.ends_at is not None:
-        typer.echo(f"It ends at {_time(made.key.ends_at)}.", err=True)
+        click.echo(f"It ends at {_time(made.key.ends_at)}.", err=True)
     if made.is_first:
-        typer.echo(
+        click.echo(
             "This is the first key: from now on every caller of a service on this database "
             "needs one.",
             err=True,
@@ -118,19 +117,24 @@ def create(
 
 
 @app.command("list")
+@click.option(
+    "--all", "everything", is_flag=True, help="Also those that were revoked or have ended."
+)
+@json_option
+@data_dir_option
+@database_url_option
+@service_url_option
 def list_keys(
-    everything: Annotated[
-        bool, typer.Option("--all", help="Also those that were revoked or have ended.")
-    ] = False,
-    as_json: AsJson = False,
-    data_dir: DataDir = None,
-    database_url: DatabaseUrl = None,
-    url: ServiceUrl = None,
+    everything: bool,
+    as_json: bool,
+    data_dir: Path | None,
+    database_url: str | None,
+    url: str | None,
 ) -> None:
     """List the keys, without their secrets."""
     with _reached(url, data_dir, database_url) as keys:
         found = [key for key in keys.every() if everything or key.state == "valid"]
-    typer.echo(keys.said, err=True)
+    click.echo(keys.said, err=True)
     if as_json:
         _print([_document(key) for key in found])
         return
@@ -150,27 +154,26 @@ def list_keys(
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        typer.echo("  ".join(cells).rstrip())
+        click.echo("  ".join(cells).rstrip())
 
 
-@app.command()
+@app.command("revoke")
+@click.argument("key_id", metavar="ID", help="The key's id, as listed.")
+@json_option
+@data_dir_option
+@database_url_option
+@service_url_option
 def revoke(
-    key_id: Annotated[
-        str, typer.Argument(metavar="ID", help="The key's id, as listed.", show_default=False)
-    ],
-    as_json: AsJson = False,
-    data_dir: DataDir = None,
-    database_url: DatabaseUrl = None,
-    url: ServiceUrl = None,
+    key_id: str, as_json: bool, data_dir: Path | None, database_url: str | None, url: str | None
 ) -> None:
     """Revoke a key, for good. Within 5 s it is refused everywhere, and its flows end."""
     with _reached(url, data_dir, database_url) as keys:
         key = keys.revoke(key_id)
-    typer.echo(keys.said, err=True)
+    click.echo(keys.said, err=True)
     if as_json:
         _print(_document(key))
     else:
-        typer.echo(f"{key.id} is revoked")
+        click.echo(f"{key.id} is revoked")
 
 
 @contextmanager
@@ -179,6 +182,7 @@ def _reached(
 ) -> Iterator[KeysOf]:
     """The keys of the service that answers and takes our key; else those of the database."""
     from broker import launch
+    from broker.exits import Exit, fail
     from broker.key_access import RefusedByService, keys_in, keys_of_service
     from broker.keys import NoSuchKey
 
@@ -189,7 +193,7 @@ def _reached(
                     yield keys
                     return
         except (RefusedByService, NoSuchKey) as error:
-            launch.fail(launch.Exit.KEY, str(error))
+            fail(Exit.KEY, str(error))
     with launch.reached(
         migrates=migrates, service_url=url, data_dir=data_dir, database_url=database_url
     ) as database:
@@ -213,4 +217,4 @@ def _document(key: Any) -> dict[str, Any]:
 
 
 def _print(document: Any) -> None:
-    typer.echo(plain_json(json.dumps(document, indent=2, ensure_ascii=False)))
+    click.echo(plain_json(json.dumps(document, indent=2, ensure_ascii=False)))

@@ -1,7 +1,7 @@
 """Starts the service from its settings, and stops it in order.
 
-Each error that prevents a start is one line on stderr with its own exit code, never a traceback,
-because operators read it.
+Each error that prevents a start is one line on stderr with its own exit code (`broker.exits`),
+never a traceback, because operators read it.
 """
 
 import contextlib
@@ -9,20 +9,19 @@ import os
 import pkgutil
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator
-from enum import IntEnum
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import structlog
 from pydantic import SecretStr
 
 from broker import exposure, keys
+from broker.certificate import TlsError, certificate_of
 from broker.core.errors import Invalid
-from broker.exposure import TlsError, certificate_of
-from broker.key_database import NoAddress, Served, Silent, service_at
+from broker.exits import Exit, fail, loaded
+from broker.listener import listen
 from broker.postgres import checks, migrations, restoring, schema
 from broker.postgres.connections import DatabaseUnreachable
 from broker.postgres.embedded import (
@@ -36,9 +35,12 @@ from broker.postgres.embedded import (
     url_of_running,
 )
 from broker.postgres.keeper import PostgresKeeper
-from broker.settings import Settings, SettingsError, load
+from broker.settings import Settings
 from broker.telemetry import configure_logging
 from counterpoise.logs import postgres
+
+if TYPE_CHECKING:
+    from broker.key_database import Served
 
 log = structlog.get_logger("launch")
 
@@ -52,22 +54,6 @@ OF_DIRECTORY = (
 SERVER = "api.server:run"
 
 
-class Exit(IntEnum):
-    """The reasons why the service did not start or migrate."""
-
-    SETTINGS = 2
-    ADDRESS = 3
-    DATA_DIRECTORY = 4
-    DATABASE = 5
-    MIGRATION = 6
-    SERVED = 7
-    NOT_FENCED = 8
-    EXPOSED = 9
-    KEY = 10
-    ANOTHER_DATABASE = 11
-    BACKUP = 12
-
-
 def serve(**given: object) -> None:
     """Run the service until a signal ends it; `given` are settings. Only in the main thread."""
     _obey_signals()
@@ -75,7 +61,7 @@ def serve(**given: object) -> None:
     configure_logging(settings.log_level, settings.log_format)
     _check_certificate(settings)
     run: Callable[[Settings, socket.socket], None] = pkgutil.resolve_name(SERVER)
-    listener = _listen(settings.host, settings.port)
+    listener = listen(settings.host, settings.port)
     with listener, database(settings) as settings:
         _prepare(settings)
         _refuse_exposure(settings)
@@ -115,7 +101,7 @@ class Reached(NamedTuple):
 
 def names_database(**given: object) -> bool:
     """Whether the settings name a database, or a directory for one: by an option or a variable."""
-    settings = _loaded(**given)
+    settings = loaded(**given)
     return settings.database_url is not None or settings.data_dir is not None
 
 
@@ -129,6 +115,8 @@ def reached(
     in the block too: also if the service at `service_url` answers and uses another database.
     `migrates`: as at the start of the service.
     """
+    from broker.key_database import NoAddress, Served, Silent, service_at
+
     settings = settings_of(**given)
     configure_logging("warning", settings.log_format)
     try:
@@ -177,7 +165,7 @@ def reached(
             fail(Exit.KEY, str(error))
 
 
-def _refuse_other_database(service: Served, name: str) -> NoReturn:
+def _refuse_other_database(service: "Served", name: str) -> NoReturn:
     fail(
         Exit.ANOTHER_DATABASE,
         f"the service at {service.url} uses another database than {name}; set COUNTERPOISE_TOKEN "
@@ -243,16 +231,9 @@ def settings_of(**given: object) -> Settings:
     """What the environment says of the databases is in their URLs then, and nowhere else: the
     service's own Postgres is none that libpq's variables speak of.
     """
-    settings = _loaded(**given)
+    settings = loaded(**given)
     postgres.forget_environment()
     return settings
-
-
-def _loaded(**given: object) -> Settings:
-    try:
-        return load(**given)
-    except SettingsError as error:
-        fail(Exit.SETTINGS, str(error))
 
 
 def _check_certificate(settings: Settings) -> None:
@@ -260,30 +241,6 @@ def _check_certificate(settings: Settings) -> None:
         certificate_of(settings)
     except TlsError as error:
         fail(Exit.SETTINGS, str(error))
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """The socket to serve on, opened before starting parts that would have to be stopped."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            if os.name == "posix":
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            # No other process can listen on the port from here on.
-            listener.listen(2048)
-        except BaseException:
-            listener.close()
-            raise
-    except (OSError, UnicodeError) as error:
-        # UnicodeError: a name with an empty or very long part.
-        where = f"{host}:{port}"
-        why = getattr(error, "strerror", None) or error
-        fail(Exit.ADDRESS, f"cannot listen on {where}: {why}; give another --host or --port")
-    return listener
 
 
 @contextlib.contextmanager
@@ -413,9 +370,3 @@ def ignore_signals() -> None:
     """The service is stopping already; a second signal must not interrupt that."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-
-
-def fail(code: Exit, message: str) -> NoReturn:
-    line = " ".join(message.split())
-    sys.stderr.write(f"counterpoise: {line}\n")
-    raise SystemExit(int(code))

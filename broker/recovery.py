@@ -15,12 +15,11 @@ from pathlib import Path
 import psycopg
 from pydantic import SecretStr
 
+from broker.exits import Exit, fail
 from broker.launch import (
-    Exit,
     Restored,
     data_dir_of,
     database,
-    fail,
     fail_to_start,
     fenced,
     ignore_signals,

@@ -14,7 +14,6 @@ such an address sends its requests through the service's own transport, and no s
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
 import logging
@@ -436,6 +435,9 @@ class AsyncClient:
 
     async def send(self, call: Call[T]) -> T:
         """Send any call and read its answer."""
+        # A command never needs it, and it takes as long to import as an empty Python to start.
+        import asyncio
+
         with self._settings.sending(call) as (request, span):
             async with (
                 asyncio.timeout(self._settings.timeout(call)),
@@ -447,6 +449,8 @@ class AsyncClient:
 
     async def events(self, name: str) -> AsyncIterator[wire.Event]:
         """Every change of a queue as it is committed. Ends with `Unreachable` when cut off."""
+        import asyncio
+
         call, request = self._settings.events(name)
         reader = EventReader()
         with self._settings.trying():

@@ -6,10 +6,10 @@ options, between `<!-- options -->` and `<!-- end -->`. Everything else is writt
 
 import re
 from collections.abc import Iterator
+from inspect import cleandoc
 from pathlib import Path
-from typing import Any
 
-from typer.main import get_command
+import click
 
 from counterpoise.cli.app import app
 
@@ -28,33 +28,38 @@ COMMON = {
 }
 
 
-def commands(group: Any = None, name: str = "counterpoise") -> Iterator[tuple[str, Any, Any]]:
+def commands(
+    group: click.Group = app, above: click.Context | None = None
+) -> Iterator[tuple[str, click.Command, click.Context]]:
     """Each command that does something: its name, itself, and its context."""
-    group = group or get_command(app)
-    context = group.context_class(group, info_name=name)
+    context = above or group.make_context(group.name, [], resilient_parsing=True)
     for word in group.list_commands(context):
         command = group.get_command(context, word)
-        if hasattr(command, "commands") and not command.hidden:
-            yield from commands(command, f"{name} {word}")
+        assert command is not None
+        below = command.context_class(
+            command, info_name=word, parent=context, **command.context_settings
+        )
+        if isinstance(command, click.Group) and not command.hidden:
+            yield from commands(command, below)
         elif not command.hidden:
-            yield f"{name} {word}", command, command.context_class(command, info_name=word)
+            yield below.command_path, command, below
 
 
-def options(name: str, command: Any, context: Any) -> str:
+def options(name: str, command: click.Command, context: click.Context) -> str:
     """How the command is called, and a table of its arguments and options."""
     pieces = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
     rows = []
     common = []
     for parameter in command.get_params(context):
         written, said = parameter.get_help_record(context) or ("--help", "")
-        first = written.split()[0]
+        is_argument = isinstance(parameter, click.Argument)
+        first = parameter.human_readable_name if is_argument else parameter.opts[-1]
         meaning = re.split(r"\s*\[(?!env: )", said)[0]
         if first.startswith("--") and meaning == COMMON.get(first):
             common.append(first)
         elif meaning != COMMON.get(first):
-            is_argument = parameter.param_type_name == "argument"
-            rows.append(f"| {code(first.upper() if is_argument else written)} | {cell(said)} |")
-    usage = " ".join([name, *(piece.strip("{}").upper() for piece in pieces)])
+            rows.append(f"| {code(first if is_argument else written)} | {cell(said)} |")
+    usage = " ".join([name, *pieces])
     for option in sorted({*common} - {"--help"}):
         usage += f" [{option}]" if option == "--json" else f" [{option} ADDRESS]"
     parts = [f"```\n{usage}{' [OPTIONS]' if rows else ''}\n```\n"]
@@ -64,9 +69,8 @@ def options(name: str, command: Any, context: Any) -> str:
 
 
 def code(written: str) -> str:
-    """`-p, --partition <list[int]>` as code, with the kind of its value in capitals."""
-    kind = re.sub(r"<(?:list\[)?(\w+)[ \]\w]*>", lambda kind: kind[1].upper(), written)
-    return f"`{re.sub('[<>]', '', kind).replace('|', ' or ')}`"
+    """`-p, --partition INTEGER RANGE` as code; the range is in the meaning."""
+    return f"`{re.sub(r' RANGE$|[][]', '', written).replace('|', ' or ')}`"
 
 
 def cell(said: str) -> str:
@@ -95,7 +99,7 @@ def page(text: str) -> str:
 
     def write(place: re.Match[str]) -> str:
         command, context = found[place["name"]]
-        does = markdown(command.help)
+        does = markdown(cleandoc(command.help or ""))
         made = options(place["name"], command, context)
         return f"{place[1]}\n{does}\n\n{place['by_hand']}\n{made}\n{place[4]}"
 

@@ -35,7 +35,7 @@ from typing import IO, Any
 ROOT = Path(__file__).resolve().parents[1]
 # What programs import. None of it may start a thread, or look at this process's environment and
 # streams as the commands do (`rich.Console`).
-WARM = ("api.server", "broker.launch", "counterpoise.flow.blocking", "rich.live", "typer")
+WARM = ("api.server", "broker.launch", "counterpoise.flow.blocking", "rich.live", "click")
 _MOST_BYTES = 1 << 17
 
 Stream = int | IO[Any] | None

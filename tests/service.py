@@ -30,7 +30,7 @@ from fastapi import FastAPI
 from api.app import create_app
 from api.connections import HEAD_SECONDS
 from api.server import Server, make_server
-from broker.exposure import Certificate
+from broker.certificate import Certificate
 from broker.service import Broker
 from broker.settings import Settings, load
 from tests.eventual import eventually as eventually  # used with services, mostly

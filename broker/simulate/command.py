@@ -12,13 +12,14 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
-import typer
+import click
 
 from broker.core.model import Settings
 from broker.simulate import drawing, report, scenarios
 from broker.simulate.play import ConsumerModel, play
+from counterpoise.cli.options import finite, json_option
 from counterpoise.client import Client
 from counterpoise.errors import BadAnswer, CounterpoiseError
 from counterpoise.plain import plain_line
@@ -74,94 +75,111 @@ def _finished(client: Client, queue: str) -> list[float]:
     return []
 
 
+@click.command("simulate")
+@click.option(
+    "--scenario",
+    default="autoscale",
+    help="autoscale, rolling-restart, crash, or a file with steps as JSON.",
+)
+@click.option(
+    "--partitions",
+    "-p",
+    type=click.IntRange(min=1, max=MOST_PARTITIONS),
+    show_default="64",
+    help="How many partitions the queue has.",
+)
+@click.option(
+    "--consumers",
+    "--flows",
+    "flows",
+    type=click.IntRange(min=1, max=MOST_FLOWS),
+    show_default="8",
+    help="How many consumers share it at the start.",
+)
+@click.option(
+    "--from",
+    "from_queue",
+    metavar="QUEUE",
+    help="Take counts, settings and measured handoff times from this running queue; "
+    "options that are given win.",
+)
+@click.option(
+    "--rebalance-delay",
+    type=click.FloatRange(min=0.0, max=3600.0),
+    callback=finite,
+    show_default="5",
+    help="The holddown before a rebalance, in seconds.",
+)
+@click.option(
+    "--max-handoff-time",
+    type=click.FloatRange(min=0.0, max=3600.0),
+    callback=finite,
+    show_default="3",
+    help="How long an owner may take to finish, in seconds.",
+)
+@click.option(
+    "--max-concurrent-handoffs",
+    type=click.IntRange(min=1, max=100_000),
+    show_default="all at once",
+    help="Handoffs at the same time.",
+)
+@click.option(
+    "--finish-seconds",
+    type=click.FloatRange(min=0.0),
+    callback=finite,
+    show_default="0.5",
+    help="How long a consumer takes to finish what it has in hand, on average: for Spark "
+    "about a micro-batch.",
+)
+@click.option(
+    "--start-seconds",
+    type=click.FloatRange(min=0.0),
+    callback=finite,
+    default=20.0,
+    help="How long a consumer takes to start.",
+)
+@click.option(
+    "--lease-seconds",
+    type=click.FloatRange(min=1.0, max=3600.0),
+    callback=finite,
+    default=10.0,
+    help="The lease of a consumer.",
+)
+@click.option(
+    "--warmup-seconds",
+    type=click.FloatRange(min=0.0),
+    callback=finite,
+    default=0.0,
+    help="How long a consumer warms up; 0: it does not.",
+)
+@click.option("--seed", type=int, default=1, help="Another seed draws other times.")
+@click.option(
+    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it into this SVG file."
+)
+@click.option(
+    "--url",
+    default=DEFAULT_URL,
+    envvar="COUNTERPOISE_URL",
+    show_envvar=True,
+    help="The service's address, for --from.",
+)
+@json_option
 def simulate(
-    scenario: Annotated[
-        str,
-        typer.Option(help="autoscale, rolling-restart, crash, or a file with steps as JSON."),
-    ] = "autoscale",
-    partitions: Annotated[
-        int | None,
-        typer.Option(
-            "--partitions",
-            "-p",
-            min=1,
-            max=MOST_PARTITIONS,
-            help="How many partitions the queue has.",
-            show_default="64",
-        ),
-    ] = None,
-    flows: Annotated[
-        int | None,
-        typer.Option(
-            "--consumers",
-            "--flows",
-            min=1,
-            max=MOST_FLOWS,
-            help="How many consumers share it at the start.",
-            show_default="8",
-        ),
-    ] = None,
-    from_queue: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="QUEUE",
-            help="Take counts, settings and measured handoff times from this running queue; "
-            "options that are given win.",
-            show_default=False,
-        ),
-    ] = None,
-    rebalance_delay: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=3600.0,
-            help="The holddown before a rebalance, in seconds.",
-            show_default="5",
-        ),
-    ] = None,
-    max_handoff_time: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=3600.0,
-            help="How long an owner may take to finish, in seconds.",
-            show_default="3",
-        ),
-    ] = None,
-    max_concurrent_handoffs: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=100_000, help="Handoffs at the same time.", show_default="all at once"
-        ),
-    ] = None,
-    finish_seconds: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            help="How long a consumer takes to finish what it has in hand, on average: for Spark "
-            "about a micro-batch.",
-            show_default="0.5",
-        ),
-    ] = None,
-    start_seconds: Annotated[
-        float, typer.Option(min=0.0, help="How long a consumer takes to start.")
-    ] = 20.0,
-    lease_seconds: Annotated[
-        float, typer.Option(min=1.0, max=3600.0, help="The lease of a consumer.")
-    ] = 10.0,
-    warmup_seconds: Annotated[
-        float, typer.Option(min=0.0, help="How long a consumer warms up; 0: it does not.")
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Another seed draws other times.")] = 1,
-    picture: Annotated[
-        Path | None,
-        typer.Option(help="Draw it into this SVG file.", dir_okay=False, show_default=False),
-    ] = None,
-    url: Annotated[
-        str, typer.Option(envvar="COUNTERPOISE_URL", help="The service's address, for --from.")
-    ] = DEFAULT_URL,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    scenario: str,
+    partitions: int | None,
+    flows: int | None,
+    from_queue: str | None,
+    rebalance_delay: float | None,
+    max_handoff_time: float | None,
+    max_concurrent_handoffs: int | None,
+    finish_seconds: float | None,
+    start_seconds: float,
+    lease_seconds: float,
+    warmup_seconds: float,
+    seed: int,
+    picture: Path | None,
+    url: str,
+    as_json: bool,
 ) -> None:
     """Try a scaling plan in virtual time: handoffs, pauses, time to balance.
 
@@ -195,7 +213,7 @@ def simulate(
     try:
         steps = _steps(scenario, count, start_seconds)
     except scenarios.InvalidScenario as error:
-        raise typer.BadParameter(str(error), param_hint="--scenario") from None
+        raise click.BadParameter(str(error), param_hint="--scenario") from None
     started = time.monotonic()
 
     def tell(at: float, said: str) -> None:
@@ -216,15 +234,15 @@ def simulate(
         except OSError as error:
             _fail(f"the picture cannot be written: {error}")
     if as_json:
-        typer.echo(json.dumps(report.document(played, consumers), indent=2))
+        click.echo(json.dumps(report.document(played, consumers), indent=2))
         return
-    typer.echo(plain_line(about))
-    typer.echo(report.table(played))
+    click.echo(plain_line(about))
+    click.echo(report.table(played))
     for sentence in report.advice(played, consumers):
-        typer.echo(sentence)
+        click.echo(sentence)
     took = time.monotonic() - started
     hint = f"drawn into {picture}" if picture is not None else "--picture FILE.svg draws it"
-    typer.echo(plain_line(f"{played.seconds:.0f} s played in {took:.1f} s; {hint}"), err=True)
+    click.echo(plain_line(f"{played.seconds:.0f} s played in {took:.1f} s; {hint}"), err=True)
 
 
 def _steps(scenario: str, flows: int, start_seconds: float) -> tuple[scenarios.Step, ...]:
@@ -241,5 +259,5 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _fail(message: str) -> NoReturn:
-    typer.echo(plain_line(f"counterpoise: {message}"), err=True)
-    raise typer.Exit(1)
+    click.echo(plain_line(f"counterpoise: {message}"), err=True)
+    raise click.exceptions.Exit(1)

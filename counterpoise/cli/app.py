@@ -13,12 +13,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from copy import copy
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-import typer
-from typer.core import TyperGroup
+import click
 
 from counterpoise import __version__
 from counterpoise.errors import (
@@ -34,7 +34,7 @@ SERVER = "counterpoise-server"
 
 
 class Command(NamedTuple):
-    """Where a command is: a function, or the Typer application of a group of commands."""
+    """Where a command is, or a group of commands."""
 
     module: str
     name: str
@@ -42,6 +42,7 @@ class Command(NamedTuple):
     """The first sentence of its help."""
     package: str = "counterpoise"
     hidden: bool = False
+    """Another name of a command."""
 
 
 COMMANDS: Mapping[str, Command] = {
@@ -151,29 +152,25 @@ def load(name: str) -> Any:
         found = getattr(import_module(place.module), place.name)
     except ImportError as error:
         return _saying(name, f"the command {name} cannot be loaded: {error}")
-    if isinstance(found, typer.Typer):
-        command = typer.main.get_command(found)
-        command.name, command.hidden = name, place.hidden
-        return command
-    return _command(name, found)
+    if place.hidden:
+        found = copy(found)
+        found.name, found.hidden = name, True
+    return found
 
 
-def _saying(name: str, message: str) -> Any:
-    def say(_: typer.Context) -> NoReturn:
-        sys.stderr.write(f"counterpoise: {message}\n")
-        raise typer.Exit(1)
+def _saying(name: str, message: str) -> click.Command:
+    @click.command(
+        name,
+        help=f"({message})",
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
+    def say() -> NoReturn:
+        fail(message)
 
-    say.__doc__ = f"({message})"
-    return _command(name, say, ignore_unknown_options=True, allow_extra_args=True)
-
-
-def _command(name: str, function: Any, **context_settings: Any) -> Any:
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name, context_settings=context_settings)(function)
-    return typer.main.get_command(app)
+    return say
 
 
-class Commands(TyperGroup):
+class Commands(click.Group):
     """All commands; `demo` is here, and each of the others where `COMMANDS` says."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -243,12 +240,12 @@ def _worded(error: CounterpoiseError) -> str:
 
 
 def _ours(ctx: Any, error: Exception) -> bool:
-    """Whether to report `error` in one line: not for errors of typer or of a plugin."""
+    """Whether to report `error` in one line: not for errors of click or of a plugin."""
     if os.environ.get("COUNTERPOISE_TRACEBACK"):
         return False
-    of_typer = type(error).__module__.split(".")[0] in ("typer", "click")
+    of_click = type(error).__module__.split(".")[0] == "click"
     command = COMMANDS.get(ctx.invoked_subcommand)
-    return not of_typer and (command is None or command.package != SERVER)
+    return not of_click and (command is None or command.package != SERVER)
 
 
 def fail(message: str) -> NoReturn:
@@ -257,31 +254,13 @@ def fail(message: str) -> NoReturn:
     raise SystemExit(1)
 
 
-app = typer.Typer(
+@click.group(
+    "counterpoise",
     cls=Commands,
-    name="counterpoise",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    # Rich's help would take longer to import than all the rest.
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"counterpoise {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
-    ] = False,
-) -> None:
+@click.version_option(__version__, message="counterpoise %(version)s", help="Show the version.")
+def app() -> None:
     """Share one partitioned queue among many consumers.
 
     The service's address is --url, or COUNTERPOISE_URL, or http://127.0.0.1:8640.
@@ -295,7 +274,8 @@ def root(
         "help_option_names": [],
     }
 )
-def demo(context: typer.Context) -> None:
+@click.pass_context
+def demo(context: click.Context) -> None:
     """Watch PySpark applications join, leave and share a real queue."""
     try:
         code = import_module("counterpoise.demo").main(context.args)
@@ -304,7 +284,7 @@ def demo(context: typer.Context) -> None:
             f"the demo needs {error.name}, which is not installed: "
             "pip install 'counterpoise[demo]' counterpoise-server"
         )
-    raise typer.Exit(int(code or 0))
+    context.exit(int(code or 0))
 
 
 def main() -> None:

@@ -25,11 +25,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import typer
+import click
 
-from counterpoise.cli.output import AsJson, QueueName, Url, console, counted, print_json, table
+from counterpoise.cli.options import json_option, queue_argument, url_option
+from counterpoise.cli.output import counted, print_json
+from counterpoise.cli.tables import console, table
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import LogError, open_log
@@ -156,17 +158,14 @@ def offsets_of_group(log: str, group: str, start: str, *, dry_run: bool) -> Tran
     return Transfer(group, begins, refused)
 
 
+@click.command("export")
+@queue_argument
+@click.option("--to-group", required=True, metavar="GROUP", help="The consumer group.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; show what would be stored.")
+@url_option
+@json_option
 def export_positions(
-    queue: QueueName,
-    to_group: Annotated[
-        str,
-        typer.Option("--to-group", metavar="GROUP", help="The consumer group.", show_default=False),
-    ],
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Change nothing; show what would be stored.")
-    ] = False,
-    url: Url = None,
-    as_json: AsJson = False,
+    queue: str, to_group: str, dry_run: bool, url: str | None, as_json: bool
 ) -> None:
     """Store the positions of a queue as the offsets of a consumer group of Kafka.
 
@@ -178,7 +177,7 @@ def export_positions(
     with Client(url) as client:
         before = client.queue(queue)
         if kind_of(before.log) != "kafka":
-            raise typer.BadParameter(
+            raise click.BadParameter(
                 f"the log of {queue} is {before.log}; only logs in Kafka have consumer groups",
                 param_hint="--to-group",
             )

@@ -17,25 +17,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
-import typer
+import click
 from rich.text import Text
 
-from counterpoise.cli.output import (
-    AsJson,
-    PlainConsole,
-    QueueName,
-    Url,
-    console,
-    counted,
-    duration,
-    finite,
-    print_json,
-    say,
-    seconds_until,
-    table,
-)
+from counterpoise.cli.options import InOrder, finite, json_option, queue_argument, url_option
+from counterpoise.cli.output import counted, duration, print_json, say, seconds_until
+from counterpoise.cli.tables import PlainConsole, console, table
 from counterpoise.client import Client
 from counterpoise.plain import plain_line
 from counterpoise.wire import FlowSummary, RebalanceStatus
@@ -43,25 +32,24 @@ from counterpoise.wire import FlowSummary, RebalanceStatus
 WAIT_SECONDS = 120.0
 POLL_SECONDS = 0.2
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-    help="Consumers: list, drain, unbind.",
-)
 
-FlowName = Annotated[
-    str,
-    typer.Argument(
-        metavar="CONSUMER",
-        help="Its client name, or the id of its flow if others have the same name.",
-        show_default=False,
-    ),
-]
+@click.group("consumers", cls=InOrder)
+def app() -> None:
+    """Consumers: list, drain, unbind."""
+
+
+flow_argument = click.argument(
+    "flow",
+    metavar="CONSUMER",
+    help="Its client name, or the id of its flow if others have the same name.",
+)
 
 
 @app.command("list")
-def list_flows(queue: QueueName, url: Url = None, as_json: AsJson = False) -> None:
+@queue_argument
+@url_option
+@json_option
+def list_flows(queue: str, url: str | None, as_json: bool) -> None:
     """List the consumers bound to a queue, the earliest first."""
     with Client(url) as client:
         flows = client.flows(queue)
@@ -86,26 +74,31 @@ def list_flows(queue: QueueName, url: Url = None, as_json: AsJson = False) -> No
     console.print(shown)
 
 
-@app.command()
+@app.command("drain")
+@queue_argument
+@flow_argument
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0.0),
+    callback=finite,
+    show_default=f"warm-ups take their time; the command waits {WAIT_SECONDS:.0f} s",
+    help="Seconds after which warm-ups of its successors are cut short, and after which "
+    "this command stops waiting.",
+)
+@click.option(
+    "--wait/--no-wait", default=True, help="Wait until it owns no partition, or has left."
+)
+@click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
+@url_option
+@json_option
 def drain(
-    queue: QueueName,
-    flow: FlowName,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            callback=finite,
-            min=0.0,
-            help="Seconds after which warm-ups of its successors are cut short, and after which "
-            "this command stops waiting.",
-            show_default=f"warm-ups take their time; the command waits {WAIT_SECONDS:.0f} s",
-        ),
-    ] = None,
-    wait: Annotated[
-        bool, typer.Option(help="Wait until it owns no partition, or has left.")
-    ] = True,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
-    url: Url = None,
-    as_json: AsJson = False,
+    queue: str,
+    flow: str,
+    timeout: float | None,
+    wait: bool,
+    quiet: bool,
+    url: str | None,
+    as_json: bool,
 ) -> None:
     """Let a consumer hand over all its partitions in order, and leave.
 
@@ -124,11 +117,15 @@ def drain(
     elif wait:
         say(drain.result())
     if wait and drain.left:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
-@app.command()
-def unbind(queue: QueueName, flow: FlowName, url: Url = None, as_json: AsJson = False) -> None:
+@app.command("unbind")
+@queue_argument
+@flow_argument
+@url_option
+@json_option
+def unbind(queue: str, flow: str, url: str | None, as_json: bool) -> None:
     """End a consumer at once. Messages in progress may be processed twice; `drain` avoids that."""
     with Client(url) as client:
         chosen = _find(client, queue, flow)
@@ -148,7 +145,7 @@ def _find(client: Client, queue: str, name: str) -> FlowSummary:
     if found:
         problem = f"{len(found)} consumers of this name: give the id"
     advice = f"{problem} (counterpoise consumers list {queue})"
-    raise typer.BadParameter(advice, param_hint="CONSUMER")
+    raise click.BadParameter(advice, param_hint="CONSUMER")
 
 
 class StatusLine:

@@ -20,21 +20,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from counterpoise.cli.output import (
-    AsJson,
-    QueueName,
-    Url,
-    console,
-    counted,
-    print_json,
-    say,
-    table,
-)
+from counterpoise.cli.options import InOrder, json_option, queue_argument, url_option
+from counterpoise.cli.output import counted, print_json, say
 from counterpoise.cli.reading import TIMEOUT_SECONDS, document, messages_of, opened, text_of
+from counterpoise.cli.tables import console, table
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import Log
@@ -45,12 +38,11 @@ if TYPE_CHECKING:
     from counterpoise.consumer import Consumer
     from counterpoise.consumer.message import Message
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-    help="Dead letters: list, show, redrive.",
-)
+
+@click.group("dead-letters", cls=InOrder)
+def app() -> None:
+    """Dead letters: list, show, redrive."""
+
 
 LONGEST_TEXT = 60
 
@@ -62,14 +54,18 @@ class LettersTaken(CounterpoiseError):
 
 
 @app.command("list")
-def list_letters(
-    queue: QueueName,
-    most: Annotated[
-        int, typer.Option("--max-messages", "-n", min=1, help="The most letters to show.")
-    ] = 20,
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
+@queue_argument
+@click.option(
+    "--max-messages",
+    "-n",
+    "most",
+    type=click.IntRange(min=1),
+    default=20,
+    help="The most letters to show.",
+)
+@url_option
+@json_option
+def list_letters(queue: str, most: int, url: str | None, as_json: bool) -> None:
     """List the letters that wait, and leave all as it is.
 
     Where they come from is what they say; a redrive asks the log of that queue.
@@ -99,13 +95,16 @@ def list_letters(
 
 
 @app.command("show")
+@queue_argument
+@click.option("--partition", "-p", type=click.IntRange(min=0), required=True, help="Its partition.")
+@click.option("--position", required=True, help="Its position.")
+@click.option(
+    "--max-bytes", type=click.IntRange(min=0), default=100_000, help="The most bytes of the value."
+)
+@url_option
+@json_option
 def show_letter(
-    queue: QueueName,
-    partition: Annotated[int, typer.Option("--partition", "-p", min=0, help="Its partition.")],
-    position: Annotated[str, typer.Option(help="Its position.")],
-    max_bytes: Annotated[int, typer.Option(min=0, help="The most bytes of the value.")] = 100_000,
-    url: Url = None,
-    as_json: AsJson = False,
+    queue: str, partition: int, position: str, max_bytes: int, url: str | None, as_json: bool
 ) -> None:
     """Show one letter: its value, its headers, and why it could not be handled."""
     from counterpoise.cli.letters import NoLetter
@@ -117,36 +116,35 @@ def show_letter(
     if as_json:
         print_json(_document(found, max_bytes))
         return
-    typer.echo(text_of(_without_ours(found), max_bytes))
+    click.echo(text_of(_without_ours(found), max_bytes))
     for name, text in _said(found).items():
-        typer.echo(plain_line(f"  {name}: {text}"))
+        click.echo(plain_line(f"  {name}: {text}"))
 
 
 @app.command("redrive")
+@queue_argument
+@click.option("--to", show_default="the one that they come from", help="Send them to this queue.")
+@click.option(
+    "--max-messages", "-n", "most", type=click.IntRange(min=1), help="The most letters to send."
+)
+@click.option(
+    "--trust",
+    multiple=True,
+    metavar="QUEUE",
+    help="Send letters that name this queue back there, also if its log cannot confirm "
+    "that they come from it; repeat it for more.",
+)
+@click.option("--dry-run", is_flag=True, help="Send nothing; say how many would go where.")
+@url_option
+@json_option
 def redrive(
-    queue: QueueName,
-    to: Annotated[
-        str | None,
-        typer.Option(help="Send them to this queue.", show_default="the one that they come from"),
-    ] = None,
-    most: Annotated[
-        int | None,
-        typer.Option("--max-messages", "-n", min=1, help="The most letters to send."),
-    ] = None,
-    trust: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="QUEUE",
-            help="Send letters that name this queue back there, also if its log cannot confirm "
-            "that they come from it; repeat it for more.",
-            show_default=False,
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Send nothing; say how many would go where.")
-    ] = False,
-    url: Url = None,
-    as_json: AsJson = False,
+    queue: str,
+    to: str | None,
+    most: int | None,
+    trust: tuple[str, ...],
+    dry_run: bool,
+    url: str | None,
+    as_json: bool,
 ) -> None:
     """Send the letters that wait back to where they come from, and pass them here.
 
@@ -170,7 +168,7 @@ def redrive(
     with (
         Client(url, timeout_seconds=TIMEOUT_SECONDS) as client,
         _opened(queue, url) as (log, positions),
-        Origins(queue, client, to, trust or ()) as origins,
+        Origins(queue, client, to, trust) as origins,
     ):
         # By the log and not by the queue: another one may read the same letters.
         origin = Origin("", "redrive", log.bounds([]).incarnation)
@@ -219,7 +217,7 @@ def redrive(
         consumer.run(lambda: len(sent) == len(targets))
     _report(queue, Counter(sent.values()), "sent", as_json, len(targets))
     if len(sent) < len(targets):
-        raise typer.Exit(130 if signals.came else 1)
+        raise click.exceptions.Exit(130 if signals.came else 1)
 
 
 class _Signals:

@@ -13,32 +13,30 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Annotated, Literal
+from typing import Literal
 
-import typer
+import click
 from rich.console import Group
 from rich.text import Text
 
 from counterpoise import __version__
 from counterpoise.cli.lag import PartitionLag, lag_of
+from counterpoise.cli.options import json_option, url_option
 from counterpoise.cli.output import (
-    AsJson,
-    Url,
-    console,
     counted,
     duration,
     held_back_text,
     held_conditions,
     how_to_reach,
     print_json,
-    table,
 )
 from counterpoise.cli.reading import messages_of, opened
+from counterpoise.cli.tables import console, table
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, QueueUnreadable, Refused, ServiceUnavailable
 from counterpoise.logs import LogError
@@ -83,16 +81,16 @@ class Finding:
     advice: str = ""
 
 
-def doctor(
-    queue: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Check only the log of this queue (may be repeated).", show_default="all"
-        ),
-    ] = None,
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
+@click.command("doctor")
+@click.option(
+    "--queue",
+    multiple=True,
+    show_default="all",
+    help="Check only the log of this queue (may be repeated).",
+)
+@url_option
+@json_option
+def doctor(queue: tuple[str, ...], url: str | None, as_json: bool) -> None:
     """Check this machine, the service, its database, the logs and Java; say what is wrong.
 
     Exit code 1 if something is wrong.
@@ -111,10 +109,10 @@ def doctor(
             )
         console.print(shown)
     if any(finding.state == "wrong" for finding in findings):
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
-def _examine(url: str | None, names: list[str] | None) -> Iterator[Finding]:
+def _examine(url: str | None, names: Sequence[str]) -> Iterator[Finding]:
     yield _program()
     with Client(url, timeout_seconds=TIMEOUT_SECONDS) as client:
         service, *more = _service(client)
@@ -250,10 +248,10 @@ def _refusals(metrics: str) -> Iterator[Finding]:
 # ------------------------------------------------------------------ queues and their logs
 
 
-def _queues(client: Client, names: list[str] | None) -> Iterator[Finding]:
+def _queues(client: Client, names: Sequence[str]) -> Iterator[Finding]:
     queues: list[Queue] = []
     try:
-        for name in names or ():
+        for name in names:
             try:
                 queues.append(client.queue(name))
             except QueueUnreadable as error:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import typer
+import click
 
 from counterpoise.spark.environment import ensure_java
 from counterpoise.spark.errors import CannotStart
 
 
+@click.command("java-home")
 def java_home() -> None:
     """Print a JAVA_HOME that Spark runs on, for spark-submit and Spark's daemons.
 
@@ -21,4 +22,4 @@ def java_home() -> None:
         raise CannotStart(
             "Spark needs Java 17 or newer: pip install 'counterpoise[spark]' brings one"
         )
-    typer.echo(home)
+    click.echo(home)

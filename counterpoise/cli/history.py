@@ -8,24 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from counterpoise.cli.output import (
-    AsJson,
-    QueueName,
-    Url,
-    console,
-    counted,
-    duration,
-    print_json,
-    ranges,
-    table,
-)
+from counterpoise.cli.options import json_option, queue_argument, url_option
+from counterpoise.cli.output import counted, duration, print_json, ranges
+from counterpoise.cli.tables import console, table
 from counterpoise.client import Client
 from counterpoise.plain import plain_line
 from counterpoise.wire import AuditItem, Move, Rebalance
@@ -38,12 +30,14 @@ FORCED = {
 MOST_ROWS = 40
 
 
-def show_history(
-    queue: QueueName,
-    limit: Annotated[int, typer.Option(min=1, help="The most rebalances to list.")] = 10,
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
+@click.command("history")
+@queue_argument
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=10, help="The most rebalances to list."
+)
+@url_option
+@json_option
+def show_history(queue: str, limit: int, url: str | None, as_json: bool) -> None:
     """Show why a queue was rebalanced, newest first: what led to it, and what moved.
 
     PAUSED is the longest time in which no consumer read one of the partitions: since
@@ -149,14 +143,12 @@ def _name(one: Rebalance, flow_id: str | None) -> str:
     return "-" if flow_id is None else one.clients.get(flow_id) or f"flow {flow_id[:8]}"
 
 
-def show_audit(
-    queue: Annotated[
-        str | None, typer.Option(help="Only calls on this queue.", show_default=False)
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="The most calls to list.")] = 50,
-    as_json: AsJson = False,
-    url: Url = None,
-) -> None:
+@click.command("audit")
+@click.option("--queue", help="Only calls on this queue.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, help="The most calls to list.")
+@json_option
+@url_option
+def show_audit(queue: str | None, limit: int, as_json: bool, url: str | None) -> None:
     """List administrative calls, newest first: who, what, and what changed by it."""
     with Client(url) as client:
         items = client.audit(queue, limit)

@@ -9,18 +9,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from counterpoise.cli.output import (
-    AsJson,
-    QueueName,
-    Url,
-    conditions_text,
-    console,
-    duration,
-    held_conditions,
-    print_json,
-    table,
-)
+import click
+
+from counterpoise.cli.options import json_option, queue_argument, url_option
+from counterpoise.cli.output import duration, held_conditions, print_json
 from counterpoise.cli.reading import TIMEOUT_SECONDS, opened
+from counterpoise.cli.tables import conditions_text, console, table
 from counterpoise.client import Client
 from counterpoise.logs import (
     Bounds,
@@ -59,7 +53,11 @@ class PartitionLag:
         return self.lag is not None and at is not None and int(at) < int(self.first)
 
 
-def show_lag(queue: QueueName, url: Url = None, as_json: AsJson = False) -> None:
+@click.command("lag")
+@queue_argument
+@url_option
+@json_option
+def show_lag(queue: str, url: str | None, as_json: bool) -> None:
     """Show how many messages of each partition are not processed, and how old the next is.
 
     The age is from the time at which a message was published to the present by the log's clock.

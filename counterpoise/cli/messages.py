@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
-import typer
+import click
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -27,18 +27,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from counterpoise.cli.output import (
-    AsJson,
-    PlainConsole,
-    QueueName,
-    Url,
-    counted,
-    finite,
-    print_json,
-    ranges,
-    say,
-)
+from counterpoise.cli.options import finite, json_option, queue_argument, url_option
+from counterpoise.cli.output import counted, print_json, ranges, say
 from counterpoise.cli.reading import named_value
+from counterpoise.cli.tables import PlainConsole
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.plain import plain, plain_json, plain_line
@@ -53,14 +45,9 @@ AGAIN_SECONDS = 0.2
 # How often the line of progress changes.
 REFRESH_SECONDS = 0.1
 
-KeySeparator = Annotated[
-    str | None,
-    typer.Option(
-        "--key-separator",
-        help=r"The separator between key and value; \t is a tab.",
-        show_default=False,
-    ),
-]
+key_separator_option = click.option(
+    "--key-separator", help=r"The separator between key and value; \t is a tab."
+)
 
 
 class BadLine(CounterpoiseError):
@@ -69,29 +56,28 @@ class BadLine(CounterpoiseError):
     code = "bad_line"
 
 
+@click.command("publish")
+@queue_argument
+@click.option(
+    "--file",
+    "-f",
+    type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
+    show_default="standard input",
+    help="Read from this file.",
+)
+@click.option("--key", help="The key of every message.")
+@key_separator_option
+@click.option("--quiet", "-q", is_flag=True, help="Do not print the number of messages.")
+@url_option
+@json_option
 def publish(
-    queue: QueueName,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file",
-            "-f",
-            help="Read from this file.",
-            exists=True,
-            dir_okay=False,
-            readable=True,
-            show_default="standard input",
-        ),
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option("--key", help="The key of every message.", show_default=False)
-    ] = None,
-    key_separator: KeySeparator = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Do not print the number of messages.")
-    ] = False,
-    url: Url = None,
-    as_json: AsJson = False,
+    queue: str,
+    file: Path | None,
+    key: str | None,
+    key_separator: str | None,
+    quiet: bool,
+    url: str | None,
+    as_json: bool,
 ) -> None:
     """Publish each line as a message; messages without a key are spread over the partitions.
 
@@ -100,7 +86,7 @@ def publish(
     from counterpoise.publisher import Publisher
 
     if key is not None and key_separator is not None:
-        raise typer.BadParameter("give either --key or --key-separator")
+        raise click.BadParameter("give either --key or --key-separator")
     separator = _separator(key_separator)
     count = 0
     _check_access(queue, url)
@@ -164,7 +150,7 @@ def _separator(text: str | None) -> bytes | None:
         return None
     separator = text.replace(r"\t", "\t").encode()
     if not separator:
-        raise typer.BadParameter("--key-separator must not be empty")
+        raise click.BadParameter("--key-separator must not be empty")
     return separator
 
 
@@ -228,49 +214,47 @@ class PublishProgress:
         self._progress.update(self._task, completed=self._bytes, description=said, refresh=True)
 
 
+@click.command("consume")
+@queue_argument
+@click.option("--json", "as_json", is_flag=True, help="Print each message as a line of JSON.")
+@key_separator_option
+@click.option(
+    "--max-messages", "-n", type=click.IntRange(min=1), help="End after this many messages."
+)
+@click.option(
+    "--idle",
+    type=click.FloatRange(min=0.0),
+    callback=finite,
+    help="End after this many seconds without a message (a holddown does not count).",
+)
+@click.option(
+    "--client-name", show_default="host:pid", help="The name under which this consumer is shown."
+)
+@click.option(
+    "--instance-id",
+    show_default="random",
+    help="With the same id, a restarted consumer gets its partitions back at once.",
+)
+@click.option(
+    "--lease",
+    type=click.FloatRange(min=1.0, max=3600.0),
+    default=10.0,
+    callback=finite,
+    help="The lease: partitions are lost after this many seconds without renewal.",
+)
+@click.option("--quiet", "-q", is_flag=True, help="Do not report granted and revoked partitions.")
+@url_option
 def consume(
-    queue: QueueName,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print each message as a line of JSON.")
-    ] = False,
-    key_separator: KeySeparator = None,
-    max_messages: Annotated[
-        int | None,
-        typer.Option("--max-messages", "-n", min=1, help="End after this many messages."),
-    ] = None,
-    idle: Annotated[
-        float | None,
-        typer.Option(
-            "--idle",
-            callback=finite,
-            min=0.0,
-            help="End after this many seconds without a message (a holddown does not count).",
-        ),
-    ] = None,
-    client_name: Annotated[
-        str | None,
-        typer.Option(help="The name under which this consumer is shown.", show_default="host:pid"),
-    ] = None,
-    instance_id: Annotated[
-        str | None,
-        typer.Option(
-            help="With the same id, a restarted consumer gets its partitions back at once.",
-            show_default="random",
-        ),
-    ] = None,
-    lease: Annotated[
-        float,
-        typer.Option(
-            callback=finite,
-            min=1.0,
-            max=3600.0,
-            help="The lease: partitions are lost after this many seconds without renewal.",
-        ),
-    ] = 10.0,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Do not report granted and revoked partitions.")
-    ] = False,
-    url: Url = None,
+    queue: str,
+    as_json: bool,
+    key_separator: str | None,
+    max_messages: int | None,
+    idle: float | None,
+    client_name: str | None,
+    instance_id: str | None,
+    lease: float,
+    quiet: bool,
+    url: str | None,
 ) -> None:
     """Print the messages of the partitions that this consumer owns, and commit them.
 
@@ -311,7 +295,7 @@ def consume(
     if not quiet:
         say(f"consumed {counted(consumer.handled, 'message')} of {queue}")
     if consumer.flow.gone_reason == "queue_not_found":
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _say_if_away(queue: str, url: str | None) -> None:

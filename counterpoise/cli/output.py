@@ -1,104 +1,26 @@
-"""What the commands share: options, output as tables and as JSON, formatting, conditions.
+"""What the commands share: sentences, output as JSON, formatting, conditions.
 
-What comes from the service may come from strangers (names of clients and logs, messages of errors).
-So all output for people passes through here, and no control character of it reaches a terminal.
-Nor does any such text begin a line of its own, which could be taken for one of ours: what is given
-as a string, and each cell of a table, is one line. Whoever makes a `Text` of several lines uses
-`plain_line` for what goes into it.
-
-Conditions are what consumers report to be wrong, as `status`, `lag`, `lineage` and `doctor` show
-them.
+Tables and colours are in `counterpoise.cli.tables`. Conditions are what consumers report to be
+wrong, as `status`, `lag`, `lineage` and `doctor` show them.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
-from rich.table import Table
-from rich.text import Text
+import click
 
-from counterpoise.client import Client
-from counterpoise.conditions import HeldCondition, is_unknown
 from counterpoise.errors import Refused, ServiceUnavailable
-from counterpoise.plain import plain, plain_json, plain_line
-from counterpoise.wire import HeldBack
+from counterpoise.plain import plain_json, plain_line
 
-QueueName = Annotated[
-    str, typer.Argument(metavar="QUEUE", help="The queue's name.", show_default=False)
-]
-Url = Annotated[
-    str | None,
-    typer.Option(
-        "--url",
-        envvar="COUNTERPOISE_URL",
-        help="The service's address.",
-        show_default="http://127.0.0.1:8640",
-    ),
-]
-SomePartitions = Annotated[
-    list[int] | None,
-    typer.Option(
-        "--partition",
-        "-p",
-        min=0,
-        help="Only this partition; repeat it for more.",
-        show_default="all",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-
-MOST_CONDITIONS = 8
-
-
-def finite(value: float | None) -> float | None:
-    """The callback of options that are numbers of seconds; typer takes nan and inf for numbers."""
-    if value is not None and not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is no number of seconds")
-    return value
-
-
-class PlainConsole(Console):
-    """A console that shows control characters of the text as escapes, and obeys no markup in it."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(highlight=False, markup=False, emoji=False, **settings)
-
-    def render(
-        self, renderable: RenderableType, options: ConsoleOptions | None = None
-    ) -> Iterable[Segment]:
-        """As rich's, which lets escape sequences within a text pass."""
-        for segment in super().render(renderable, options):
-            if segment.control:
-                yield segment
-            else:
-                yield segment._replace(text=plain(segment.text))
-
-    def print(self, *objects: Any, **settings: Any) -> None:
-        """As rich's, which fills lines up to the width of a table. In a pipe nothing is filled.
-
-        A string is one line.
-        """
-        objects = tuple(plain_line(one) if isinstance(one, str) else one for one in objects)
-        if self.is_terminal:
-            super().print(*objects, **settings)
-            return
-        with self.capture() as captured:
-            super().print(*objects, **settings)
-        lines = captured.get().split("\n")
-        self.file.write("\n".join(line.rstrip(" ") for line in lines))
-        self.file.flush()
-
-
-# Lines are not folded in a pipe, because a program reads them.
-console = PlainConsole(width=None if sys.stdout.isatty() else 200)
+if TYPE_CHECKING:
+    from counterpoise.client import Client
+    from counterpoise.conditions import HeldCondition
+    from counterpoise.wire import HeldBack
 
 
 def say(message: str) -> None:
@@ -107,38 +29,14 @@ def say(message: str) -> None:
     sys.stderr.flush()
 
 
+def tell(message: str) -> None:
+    """Print a result for people, in one line."""
+    click.echo(plain_line(message))
+
+
 def print_json(document: Any) -> None:
     """Print a JSON document for programs."""
-    typer.echo(plain_json(json.dumps(document, indent=2, ensure_ascii=False)))
-
-
-class PlainTable(Table):
-    """A table without borders, whose cells are one line each."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(
-            box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), **settings
-        )
-
-    def add_row(self, *cells: RenderableType | None, **settings: Any) -> None:
-        """As rich's."""
-        super().add_row(*map(_cell, cells), **settings)
-
-
-def _cell(cell: RenderableType | None) -> RenderableType | None:
-    if isinstance(cell, str):
-        return plain_line(cell)
-    if isinstance(cell, Text) and cell.plain != plain_line(cell.plain):
-        return Text(plain_line(cell.plain), style=cell.style)
-    return cell
-
-
-def table(*columns: str, right: Iterable[str] = ()) -> PlainTable:
-    """A table with these columns."""
-    made = PlainTable()
-    for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return made
+    click.echo(plain_json(json.dumps(document, indent=2, ensure_ascii=False)))
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -196,26 +94,11 @@ def held_back_text(held: HeldBack) -> str:
 
 def held_conditions(client: Client, name: str) -> tuple[HeldCondition, ...]:
     """What consumers report; nothing of a service of a version that takes no reports."""
+    from counterpoise.conditions import is_unknown
+
     try:
         return tuple(client.conditions(name))
     except Refused as error:
         if is_unknown(error):
             return ()
         raise
-
-
-def conditions_text(conditions: Sequence[HeldCondition]) -> Text:
-    """What consumers say is wrong, the consumer's whole conditions first."""
-    shown = Text("reported by consumers", style="bold red")
-    for one in conditions[:MOST_CONDITIONS]:
-        where = "" if one.partition is None else f"p{one.partition} "
-        since = seconds_until(one.since)
-        age = "" if since is None else f" for {duration(-since)}"
-        kind = plain_line(one.kind.replace("_", " "))
-        shown.append(f"\n{where}{kind}", style="red not bold")
-        told = plain_line(f" at {one.client_name}{age}: {one.text}")
-        shown.append(told, style="default not bold")
-    more = len(conditions) - MOST_CONDITIONS
-    if more > 0:
-        shown.append(f"\n… and {more} more", style="dim not bold")
-    return shown

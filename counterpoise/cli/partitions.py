@@ -15,22 +15,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
-from typing import Annotated
 
-import typer
+import click
 from rich.text import Text
 
-from counterpoise.cli.output import (
-    AsJson,
-    QueueName,
-    Url,
-    conditions_text,
-    console,
-    counted,
-    finite,
-    held_conditions,
-    print_json,
-)
+from counterpoise.cli.options import InOrder, finite, json_option, queue_argument, url_option
+from counterpoise.cli.output import counted, held_conditions, print_json
+from counterpoise.cli.tables import conditions_text, console
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
 from counterpoise.plain import dot, plain, plain_line
@@ -42,12 +33,11 @@ MOST_LINES = 200
 MOST_DEPTH = 12
 STYLES = {"waiting": "yellow", "finished": "dim", "unassigned": "red"}
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-    help="Partitions of a dynamic queue: split, merge.",
-)
+
+@click.group("partitions", cls=InOrder)
+def app() -> None:
+    """Partitions of a dynamic queue: split, merge."""
+
 
 # A split or merge of a log with many partitions is carried out for every queue that reads it.
 TIMEOUT_SECONDS = 30.0
@@ -164,37 +154,43 @@ def _named(numbers: Iterable[int]) -> str:
 
 
 @app.command("split")
+@queue_argument
+@click.argument(
+    "partition",
+    type=click.IntRange(min=0),
+    required=False,
+    help="Its number; leave it out with --hottest.",
+)
+@click.option(
+    "--at",
+    show_default="middle; load with --hottest",
+    help="Where: middle (of the range), load (half of the last messages on either side), "
+    "or the first hash of the upper part, as eight hexadecimal digits.",
+)
+@click.option("--hottest", is_flag=True, help="The partition with the highest append rate.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.1, max=600),
+    default=5.0,
+    callback=finite,
+    help="How long --hottest measures the rates.",
+)
+@url_option
+@json_option
 def split_partition(
-    queue: QueueName,
-    partition: Annotated[
-        int | None,
-        typer.Argument(min=0, help="Its number; leave it out with --hottest.", show_default=False),
-    ] = None,
-    at: Annotated[
-        str | None,
-        typer.Option(
-            help="Where: middle (of the range), load (half of the last messages on either side), "
-            "or the first hash of the upper part, as eight hexadecimal digits.",
-            show_default="middle; load with --hottest",
-        ),
-    ] = None,
-    hottest: Annotated[
-        bool, typer.Option("--hottest", help="The partition with the highest append rate.")
-    ] = False,
-    seconds: Annotated[
-        float,
-        typer.Option(
-            callback=finite, min=0.1, max=600, help="How long --hottest measures the rates."
-        ),
-    ] = 5.0,
-    url: Url = None,
-    as_json: AsJson = False,
+    queue: str,
+    partition: int | None,
+    at: str | None,
+    hottest: bool,
+    seconds: float,
+    url: str | None,
+    as_json: bool,
 ) -> None:
     """Split a partition in two while publishers and consumers run; every key stays in order."""
     if (partition is None) != hottest:
-        raise typer.BadParameter("give either PARTITION or --hottest")
+        raise click.BadParameter("give either PARTITION or --hottest")
     if at not in (None, "middle", "load") and not HASH.fullmatch(at or ""):
-        raise typer.BadParameter("--at is middle, load, or eight hexadecimal digits like c0000000")
+        raise click.BadParameter("--at is middle, load, or eight hexadecimal digits like c0000000")
     with Client(url, timeout_seconds=TIMEOUT_SECONDS) as client:
         if partition is None:
             partition = _hottest(client, queue, seconds)
@@ -204,12 +200,13 @@ def split_partition(
 
 
 @app.command("merge")
+@queue_argument
+@click.argument("partition", type=click.IntRange(min=0), help="Its number.")
+@click.argument("other", type=click.IntRange(min=0), help="The one whose range lies beside.")
+@url_option
+@json_option
 def merge_partitions(
-    queue: QueueName,
-    partition: Annotated[int, typer.Argument(min=0, help="Its number.")],
-    other: Annotated[int, typer.Argument(min=0, help="The one whose range lies beside.")],
-    url: Url = None,
-    as_json: AsJson = False,
+    queue: str, partition: int, other: int, url: str | None, as_json: bool
 ) -> None:
     """Merge two partitions whose ranges lie side by side."""
     with Client(url, timeout_seconds=TIMEOUT_SECONDS) as client:
@@ -247,14 +244,12 @@ def _show(answer: Json, as_json: bool) -> None:
         console.print(f"began {one['partition']}: {one['key']}")
 
 
-def show_lineage(
-    queue: QueueName,
-    as_dot: Annotated[
-        bool, typer.Option("--dot", help="Print a graph in DOT, for Graphviz.")
-    ] = False,
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
+@click.command("lineage")
+@queue_argument
+@click.option("--dot", "as_dot", is_flag=True, help="Print a graph in DOT, for Graphviz.")
+@url_option
+@json_option
+def show_lineage(queue: str, as_dot: bool, url: str | None, as_json: bool) -> None:
     """Show which partition of a dynamic queue comes after which, and which waits for which.
 
     Partitions that came of a split or merge stand below their parents. They wait until
@@ -262,7 +257,7 @@ def show_lineage(
     what comes after them.
     """
     if as_dot and as_json:
-        raise typer.BadParameter("give either --dot or --json")
+        raise click.BadParameter("give either --dot or --json")
     with Client(url, timeout_seconds=TIMEOUT_SECONDS) as client:
         nodes = client.lineage(queue)
         if not (as_dot or as_json):
@@ -271,7 +266,7 @@ def show_lineage(
     if as_json:
         print_json([asdict(node) for node in nodes])
     elif as_dot:
-        typer.echo(plain(dot(queue, nodes)))
+        click.echo(plain(dot(queue, nodes)))
     else:
         for line in draw(nodes, clients):
             console.print(line, soft_wrap=True)

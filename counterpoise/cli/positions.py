@@ -8,35 +8,33 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-import typer
+import click
 
 from counterpoise.cli.consumer_groups import export_positions
-from counterpoise.cli.output import (
-    AsJson,
-    QueueName,
-    SomePartitions,
-    Url,
-    console,
-    counted,
-    no_partition,
-    print_json,
-    table,
+from counterpoise.cli.options import (
+    InOrder,
+    json_option,
+    partitions_option,
+    queue_argument,
+    url_option,
 )
+from counterpoise.cli.output import counted, no_partition, print_json
+from counterpoise.cli.tables import console, table
 from counterpoise.client import Client
 from counterpoise.wire import Json
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-    help="Positions: show, set, export.",
-)
-app.command("export")(export_positions)
+
+@click.group("positions", cls=InOrder)
+def app() -> None:
+    """Positions: show, set, export."""
+
+
+app.add_command(export_positions)
 
 Target: TypeAlias = Mapping[int, str | None] | Literal["earliest", "latest"] | datetime
 
@@ -49,7 +47,10 @@ FORMS = (
 
 
 @app.command("show")
-def show_positions(queue: QueueName, url: Url = None, as_json: AsJson = False) -> None:
+@queue_argument
+@url_option
+@json_option
+def show_positions(queue: str, url: str | None, as_json: bool) -> None:
     """Show the committed position of each partition; `set --file` takes the JSON of this."""
     with Client(url) as client:
         partitions = client.partitions(queue)
@@ -74,51 +75,48 @@ def show_positions(queue: QueueName, url: Url = None, as_json: AsJson = False) -
 
 
 @app.command("set")
+@queue_argument
+@click.argument("to", required=False, help=f"{FORMS}.")
+@click.option("--to", "named", help="The same as TO.")
+@partitions_option
+@click.option(
+    "--file",
+    "-f",
+    type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
+    help='Positions by partition, as JSON: {"0": "1042", "5": null}, or what '
+    "'positions show --json' printed. Partitions that it does not name stay.",
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Change nothing; show what would be read again or skipped."
+)
+@url_option
+@json_option
 def set_positions(
-    queue: QueueName,
-    where: Annotated[
-        str | None, typer.Argument(metavar="TO", help=f"{FORMS}.", show_default=False)
-    ] = None,
-    to: Annotated[
-        str | None, typer.Option("--to", help="The same as TO.", show_default=False)
-    ] = None,
-    partition: SomePartitions = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file",
-            "-f",
-            help='Positions by partition, as JSON: {"0": "1042", "5": null}, or what '
-            "'positions show --json' printed. Partitions that it does not name stay.",
-            exists=True,
-            dir_okay=False,
-            readable=True,
-            show_default=False,
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Change nothing; show what would be read again or skipped."),
-    ] = False,
-    url: Url = None,
-    as_json: AsJson = False,
+    queue: str,
+    to: str | None,
+    named: str | None,
+    partitions: tuple[int, ...],
+    file: Path | None,
+    dry_run: bool,
+    url: str | None,
+    as_json: bool,
 ) -> None:
     """Set the positions from which the consumers of a queue continue, at once.
 
     Consumers drop what they have read ahead and continue at the new positions.
     Try --dry-run first: what is skipped is never read.
     """
-    if [where, to, file].count(None) != 2:
-        raise typer.BadParameter(f"give either TO ({FORMS}) or --file")
-    if partition and file is not None:
-        raise typer.BadParameter("--file names its partitions itself: leave out --partition")
-    place = where if where is not None else to
+    if [to, named, file].count(None) != 2:
+        raise click.BadParameter(f"give either TO ({FORMS}) or --file")
+    if partitions and file is not None:
+        raise click.BadParameter("--file names its partitions itself: leave out --partition")
+    place = to if to is not None else named
     target = _target(place) if place is not None else _positions_in(file)
     with Client(url, timeout_seconds=60.0) as client:
         answer = client.set_positions(queue, target, dry_run=True)
-        if partition:
+        if partitions:
             # The dry run says where each partition would be set.
-            target = _positions_of(partition, answer["partitions"])
+            target = _positions_of(partitions, answer["partitions"])
             answer = client.set_positions(queue, target, dry_run=True)
         rows: list[Json] = answer["partitions"]
         if not dry_run:
@@ -179,11 +177,11 @@ def _target(text: str) -> Target:
     try:
         return moment(text)
     except OverflowError:
-        raise typer.BadParameter(
+        raise click.BadParameter(
             f"{text!r} is out of range: times begin with the year 1", param_hint="TO"
         ) from None
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is none of: {FORMS}", param_hint="TO") from None
+        raise click.BadParameter(f"{text!r} is none of: {FORMS}", param_hint="TO") from None
 
 
 def moment(text: str) -> datetime:
@@ -215,7 +213,7 @@ def _positions_in(file: Path | None) -> Target:
         if not all(isinstance(p, str | None) for p in positions.values()):
             raise ValueError
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise typer.BadParameter(
+        raise click.BadParameter(
             f'{file} has no positions: it must be JSON like {{"0": "1042", "5": null}}',
             param_hint="--file",
         ) from None
@@ -238,11 +236,11 @@ def _number(text: object) -> int:
     return number
 
 
-def _positions_of(partitions: list[int], rows: list[Json]) -> Mapping[int, str | None]:
+def _positions_of(partitions: Sequence[int], rows: list[Json]) -> Mapping[int, str | None]:
     """The positions of these partitions, from the answer for all."""
     positions: dict[int, str | None] = {row["partition"]: row["position"] for row in rows}
     if unknown := sorted({*partitions} - positions.keys()):
-        raise typer.BadParameter(no_partition(unknown), param_hint="--partition")
+        raise click.BadParameter(no_partition(unknown), param_hint="--partition")
     return {number: positions[number] for number in partitions}
 
 

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from enum import StrEnum
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from counterpoise.cli.consumer_groups import Transfer, offsets_of_group
-from counterpoise.cli.output import (
-    AsJson,
-    QueueName,
-    Url,
-    console,
-    counted,
-    finite,
-    print_json,
-    table,
-)
+from counterpoise.cli.options import InOrder, finite, json_option, queue_argument, url_option
+from counterpoise.cli.output import counted, print_json, tell
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, QueueUnreadable
-from counterpoise.logs.address import kind_of
 from counterpoise.wire import Queue
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-    help="Queues: list, create, show, change, resize, delete.",
-)
+if TYPE_CHECKING:
+    from counterpoise.cli.consumer_groups import Transfer
+
+
+@click.group("queues", cls=InOrder)
+def app() -> None:
+    """Queues: list, create, show, change, resize, delete."""
 
 
 # Queues whose logs are asked at the same time: one that is away takes a second and a half.
@@ -40,118 +29,74 @@ PARALLEL_CALLS = 8
 CREATE_SECONDS = 60.0
 
 
-class AccessChoice(StrEnum):
-    EXCLUSIVE = "exclusive"
-    NON_EXCLUSIVE = "non_exclusive"
-
-
-class Consumers(StrEnum):
-    PYTHON = "python"
-    SPARK = "spark"
-
-
 # A Spark application releases a partition between two micro-batches, so a handoff takes seconds. A
 # plain consumer releases it after the message in hand, and the defaults of the service fit.
-FITTING: Mapping[Consumers, Mapping[str, Any]] = {
-    Consumers.PYTHON: {},
-    Consumers.SPARK: {"max_handoff_time": 30.0},
+FITTING: Mapping[str, Mapping[str, Any]] = {
+    "python": {},
+    "spark": {"max_handoff_time": 30.0},
 }
 
 
-class Start(StrEnum):
-    EARLIEST = "earliest"
-    LATEST = "latest"
-
-
 # Short metavars: with the values in them, the names of the options are cut off at 80 columns.
-Access = Annotated[
-    AccessChoice | None,
-    typer.Option(
+_SETTINGS = (
+    click.option(
+        "--access-type",
+        type=click.Choice(("exclusive", "non_exclusive")),
         metavar="TYPE",
         help="non_exclusive: the partitions are shared (default); exclusive: one flow owns all.",
     ),
-]
-RebalanceDelay = Annotated[
-    float | None,
-    typer.Option(callback=finite, help="The holddown before a rebalance, in seconds (default 5)."),
-]
-MaxHandoffTime = Annotated[
-    float | None,
-    typer.Option(
-        callback=finite, help="How long an owner may take to finish, in seconds (default 3)."
+    click.option(
+        "--rebalance-delay",
+        type=float,
+        callback=finite,
+        help="The holddown before a rebalance, in seconds (default 5).",
     ),
-]
-MaxWarmupTime = Annotated[
-    float | None,
-    typer.Option(
-        callback=finite, help="How long a successor may warm up, in seconds (default 600)."
+    click.option(
+        "--max-handoff-time",
+        type=float,
+        callback=finite,
+        help="How long an owner may take to finish, in seconds (default 3).",
     ),
-]
-MaxConcurrentHandoffs = Annotated[
-    int | None, typer.Option(help="Handoffs at the same time (default: all).")
-]
-RetentionSeconds = Annotated[
-    float | None,
-    typer.Option(
+    click.option(
+        "--max-warmup-time",
+        type=float,
+        callback=finite,
+        help="How long a successor may warm up, in seconds (default 600).",
+    ),
+    click.option(
+        "--max-concurrent-handoffs", type=int, help="Handoffs at the same time (default: all)."
+    ),
+    click.option(
+        "--retention-seconds",
+        type=float,
         callback=finite,
         help="How long the built-in log keeps processed messages, in seconds (default 86400).",
-        show_default=False,
     ),
-]
-RetentionBytes = Annotated[
-    int | None,
-    typer.Option(
+    click.option(
+        "--retention-bytes",
+        type=int,
         help="How many bytes of processed messages it keeps, about (default 1073741824).",
-        show_default=False,
     ),
-]
-LogName = Annotated[
-    str | None, typer.Option("--log", help="Where the messages are (default builtin:QUEUE).")
-]
-StartAt = Annotated[
-    Start | None,
-    typer.Option(
-        "--start",
-        metavar="WHERE",
-        help="Where partitions without a position begin: earliest (default) or latest.",
-    ),
-]
+)
+
+
+def settings_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The settings that are given at creation and changed later, as `settings`."""
+    for option in reversed(_SETTINGS):
+        command = option(command)
+    return command
+
+
+start_option = click.option(
+    "--start",
+    type=click.Choice(("earliest", "latest")),
+    metavar="WHERE",
+    help="Where partitions without a position begin: earliest (default) or latest.",
+)
 ORDERED_RESIZE = "Keep the order of each key across resizes"
-OrderedResize = Annotated[
-    bool | None,
-    typer.Option(
-        "--ordered-resize/--no-ordered-resize",
-        help=f"{ORDERED_RESIZE}, or not (fixed queues on the built-in log only).",
-        show_default=False,
-    ),
-]
-Mirror = Annotated[
-    bool | None,
-    typer.Option(
-        "--mirror/--no-mirror",
-        help="Mirror the positions into the consumer group counterpoise.QUEUE of Kafka, or not "
-        "(logs in Kafka only).",
-        show_default=False,
-    ),
-]
-MirrorGroup = Annotated[
-    str | None,
-    typer.Option(
-        "--mirror-group", metavar="GROUP", help="Mirror them into this group.", show_default=False
-    ),
-]
-Dynamic = Annotated[
-    bool,
-    typer.Option(
-        "--dynamic",
-        help="Each partition takes a range of the key's hash, and can be split and merged "
-        "(built-in log only).",
-    ),
-]
-Discard = Annotated[
-    bool,
-    typer.Option("--discard", help="Remove surplus partitions at once, with their messages."),
-]
+mirror_group_option = click.option(
+    "--mirror-group", metavar="GROUP", help="Mirror them into this group."
+)
 
 
 class MessagesUnprocessed(CounterpoiseError):
@@ -169,7 +114,7 @@ def _mirrored(queue: str, mirror: bool | None, group: str | None) -> dict[str, s
     """The setting of the mirror, if it is given."""
     if group is not None:
         if mirror is False:
-            raise typer.BadParameter("give either --mirror-group or --no-mirror")
+            raise click.BadParameter("give either --mirror-group or --no-mirror")
         return {"mirror_group": group}
     if mirror is None:
         return {}
@@ -177,13 +122,12 @@ def _mirrored(queue: str, mirror: bool | None, group: str | None) -> dict[str, s
 
 
 @app.command("list")
-def list_queues(
-    lag: Annotated[
-        bool, typer.Option(help="Ask the logs how many messages are not processed yet.")
-    ] = True,
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
+@click.option(
+    "--lag/--no-lag", default=True, help="Ask the logs how many messages are not processed yet."
+)
+@url_option
+@json_option
+def list_queues(lag: bool, url: str | None, as_json: bool) -> None:
     """List the queues, with their consumers and how far these are behind."""
     with Client(url) as client:
         queues = client.queues()
@@ -191,6 +135,8 @@ def list_queues(
     if as_json:
         print_json([{**queue.raw, "lag": lags.get(queue.name)} for queue in queues])
         return
+    from counterpoise.cli.tables import console, table
+
     shown = table(
         "QUEUE", "STATUS", "PARTITIONS", "CONSUMERS", *(["LAG"] if lag else []), "LOG",
         right=("PARTITIONS", "CONSUMERS", "LAG"),
@@ -212,6 +158,8 @@ def list_queues(
 
 def _lags(client: Client, queues: list[Queue]) -> dict[str, int | None]:
     """How far each queue is behind, as its log tells the service; None where it does not say."""
+
+    from concurrent.futures import ThreadPoolExecutor
 
     def lag(queue: Queue) -> int | None:
         try:
@@ -239,138 +187,130 @@ def _consumers(queue: Queue) -> str:
 
 
 @app.command("create")
+@queue_argument
+@click.option(
+    "--partitions",
+    "-p",
+    type=int,
+    help="The number of partitions; not needed for a log that has partitions already.",
+)
+@click.option(
+    "--for",
+    "consumers",
+    type=click.Choice(tuple(FITTING)),
+    default="python",
+    help="Defaults that fit these consumers; with spark, --max-handoff-time is 30.",
+)
+@settings_options
+@click.option("--log", help="Where the messages are (default builtin:QUEUE).")
+@click.option(
+    "--align-with",
+    help="A queue whose built-in log is read beside the log: equal partition numbers of "
+    "both have one consumer.",
+)
+@click.option(
+    "--custom-log", is_flag=True, help="The log is of a kind that only your own consumers know."
+)
+@start_option
+@click.option(
+    "--ordered-resize",
+    is_flag=True,
+    help=f"{ORDERED_RESIZE} (fixed queues on the built-in log only; default with a log "
+    "of its own).",
+)
+@click.option("--no-ordered-resize", is_flag=True, help="Do not keep it.")
+@click.option(
+    "--dynamic",
+    is_flag=True,
+    help="Each partition takes a range of the key's hash, and can be split and merged "
+    "(built-in log only).",
+)
+@click.option(
+    "--mirror",
+    is_flag=True,
+    help="Mirror the positions into the consumer group counterpoise.QUEUE of Kafka (logs "
+    "in Kafka only).",
+)
+@mirror_group_option
+@click.option(
+    "--from-group",
+    metavar="GROUP",
+    help="Begin at the offsets of this consumer group of Kafka, which must have no active members.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="With --from-group: create nothing; show where the queue would begin.",
+)
+@url_option
+@json_option
 def create_queue(
-    name: QueueName,
-    partitions: Annotated[
-        int | None,
-        typer.Option(
-            "--partitions",
-            "-p",
-            help="The number of partitions; not needed for a log that has partitions already.",
-            show_default=False,
-        ),
-    ] = None,
-    consumers: Annotated[
-        Consumers,
-        typer.Option(
-            "--for",
-            help="Defaults that fit these consumers; with spark, --max-handoff-time is 30.",
-        ),
-    ] = Consumers.PYTHON,
-    access_type: Access = None,
-    rebalance_delay: RebalanceDelay = None,
-    max_handoff_time: MaxHandoffTime = None,
-    max_warmup_time: MaxWarmupTime = None,
-    max_concurrent_handoffs: MaxConcurrentHandoffs = None,
-    retention_seconds: RetentionSeconds = None,
-    retention_bytes: RetentionBytes = None,
-    log: LogName = None,
-    align_with: Annotated[
-        str | None,
-        typer.Option(
-            help="A queue whose built-in log is read beside the log: equal partition numbers of "
-            "both have one consumer.",
-            show_default=False,
-        ),
-    ] = None,
-    custom_log: Annotated[
-        bool,
-        typer.Option(
-            "--custom-log", help="The log is of a kind that only your own consumers know."
-        ),
-    ] = False,
-    start: StartAt = None,
-    ordered_resize: Annotated[
-        bool,
-        typer.Option(
-            "--ordered-resize",
-            help=f"{ORDERED_RESIZE} (fixed queues on the built-in log only; default with a log "
-            "of its own).",
-        ),
-    ] = False,
-    no_ordered_resize: Annotated[
-        bool, typer.Option("--no-ordered-resize", help="Do not keep it.")
-    ] = False,
-    dynamic: Dynamic = False,
-    mirror: Annotated[
-        bool,
-        typer.Option(
-            "--mirror",
-            help="Mirror the positions into the consumer group counterpoise.QUEUE of Kafka (logs "
-            "in Kafka only).",
-        ),
-    ] = False,
-    mirror_group: MirrorGroup = None,
-    from_group: Annotated[
-        str | None,
-        typer.Option(
-            "--from-group",
-            metavar="GROUP",
-            help="Begin at the offsets of this consumer group of Kafka, which must have no active "
-            "members.",
-            show_default=False,
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="With --from-group: create nothing; show where the queue would begin."
-        ),
-    ] = False,
-    url: Url = None,
-    as_json: AsJson = False,
+    queue: str,
+    partitions: int | None,
+    consumers: str,
+    log: str | None,
+    align_with: str | None,
+    custom_log: bool,
+    start: str | None,
+    ordered_resize: bool,
+    no_ordered_resize: bool,
+    dynamic: bool,
+    mirror: bool,
+    mirror_group: str | None,
+    from_group: str | None,
+    dry_run: bool,
+    url: str | None,
+    as_json: bool,
+    **settings: Any,
 ) -> None:
     """Create a queue."""
+    from counterpoise.cli.consumer_groups import offsets_of_group
+    from counterpoise.logs.address import kind_of
+
     if dry_run and from_group is None:
-        raise typer.BadParameter("--dry-run is for --from-group")
+        raise click.BadParameter("--dry-run is for --from-group")
     if from_group is not None and (log is None or kind_of(log) != "kafka"):
-        raise typer.BadParameter(
+        raise click.BadParameter(
             "only a log in Kafka has consumer groups: give --log kafka://host:port/TOPIC",
             param_hint="--from-group",
         )
     if ordered_resize and no_ordered_resize:
-        raise typer.BadParameter("give either --ordered-resize or --no-ordered-resize")
+        raise click.BadParameter("give either --ordered-resize or --no-ordered-resize")
     if log is not None and not custom_log and kind_of(log) is None:
         # Without the address, which may hold a secret.
-        raise typer.BadParameter(
+        raise click.BadParameter(
             "no client reads logs of this kind; known are builtin:QUEUE, "
             "redis://host:port/DB/NAME and kafka://host:port/TOPIC. With --custom-log, your own "
             "consumers read it",
             param_hint="--log",
         )
-    if not (no_ordered_resize or dynamic or align_with) and log in (None, f"builtin:{name}"):
+    if not (no_ordered_resize or dynamic or align_with) and log in (None, f"builtin:{queue}"):
         # It costs nothing until the queue is resized (docs/logs.md).
         ordered_resize = True
     settings = _given(
         partitioning="dynamic" if dynamic else None,
-        access_type=access_type,
-        rebalance_delay=rebalance_delay,
-        max_handoff_time=max_handoff_time,
-        max_warmup_time=max_warmup_time,
-        max_concurrent_handoffs=max_concurrent_handoffs,
-        retention_seconds=retention_seconds,
-        retention_bytes=retention_bytes,
+        **settings,
         log=log,
         align_with=align_with,
         start=start,
         ordered_resize=ordered_resize or None,
     )
-    settings.update(_mirrored(name, mirror or None, mirror_group))
+    settings.update(_mirrored(queue, mirror or None, mirror_group))
     transfer: Transfer | None = None
     if from_group is not None and log is not None:
-        begin = (start or Start.EARLIEST).value
+        begin = start or "earliest"
         transfer = offsets_of_group(log, from_group, begin, dry_run=dry_run)
         settings.update(_given(positions=transfer.positions or None))
         if dry_run:
-            _show_transfer(name, transfer, begin, as_json)
+            _show_transfer(queue, transfer, begin, as_json)
             return
     with Client(url, timeout_seconds=CREATE_SECONDS) as client:
-        created = client.create_queue(name, partitions, **{**FITTING[consumers], **settings})
+        created = client.create_queue(queue, partitions, **{**FITTING[consumers], **settings})
     if as_json:
         taken = {} if transfer is None else {"from_group": transfer.document()}
         print_json({**created.raw, **taken})
         return
-    console.print(f"{name} created: {_count_and_log(created)}", soft_wrap=True)
+    tell(f"{queue} created: {_count_and_log(created)}")
     if transfer is not None:
         transfer.show("offset", str(created.raw["start"]))
 
@@ -381,64 +321,73 @@ def _show_transfer(name: str, transfer: Transfer, start: str, as_json: bool) -> 
         print_json({"queue": name, "dry_run": True, **transfer.document()})
         return
     transfer.show("offset", start)
-    console.print(
+    tell(
         f"{name} would begin at the offsets of {transfer.group}, "
         f"{counted(transfer.lag, 'message')} behind"
     )
 
 
 @app.command("show")
-def show_queue(name: QueueName, url: Url = None, as_json: AsJson = False) -> None:
+@queue_argument
+@url_option
+@json_option
+def show_queue(queue: str, url: str | None, as_json: bool) -> None:
     """Show a queue's settings."""
     with Client(url) as client:
-        _show(client.queue(name), as_json)
+        _show(client.queue(queue), as_json)
 
 
 @app.command("change")
+@queue_argument
+@settings_options
+@start_option
+@click.option(
+    "--ordered-resize/--no-ordered-resize",
+    default=None,
+    help=f"{ORDERED_RESIZE}, or not (fixed queues on the built-in log only).",
+)
+@click.option(
+    "--mirror/--no-mirror",
+    default=None,
+    help="Mirror the positions into the consumer group counterpoise.QUEUE of Kafka, or not "
+    "(logs in Kafka only).",
+)
+@mirror_group_option
+@url_option
+@json_option
 def change_queue(
-    name: QueueName,
-    access_type: Access = None,
-    rebalance_delay: RebalanceDelay = None,
-    max_handoff_time: MaxHandoffTime = None,
-    max_warmup_time: MaxWarmupTime = None,
-    max_concurrent_handoffs: MaxConcurrentHandoffs = None,
-    retention_seconds: RetentionSeconds = None,
-    retention_bytes: RetentionBytes = None,
-    start: StartAt = None,
-    ordered_resize: OrderedResize = None,
-    mirror: Mirror = None,
-    mirror_group: MirrorGroup = None,
-    url: Url = None,
-    as_json: AsJson = False,
+    queue: str,
+    start: str | None,
+    ordered_resize: bool | None,
+    mirror: bool | None,
+    mirror_group: str | None,
+    url: str | None,
+    as_json: bool,
+    **settings: Any,
 ) -> None:
     """Change a queue's settings; omitted settings stay."""
     settings = _given(
-        access_type=access_type,
-        rebalance_delay=rebalance_delay,
-        max_handoff_time=max_handoff_time,
-        max_warmup_time=max_warmup_time,
-        max_concurrent_handoffs=max_concurrent_handoffs,
-        retention_seconds=retention_seconds,
-        retention_bytes=retention_bytes,
+        **settings,
         start=start,
         ordered_resize=ordered_resize,
     )
-    settings.update(_mirrored(name, mirror, mirror_group))
+    settings.update(_mirrored(queue, mirror, mirror_group))
     if not settings:
-        raise typer.BadParameter("give at least one setting to change")
+        raise click.BadParameter("give at least one setting to change")
     with Client(url) as client:
-        _show(client.change_queue(name, **settings), as_json)
+        _show(client.change_queue(queue, **settings), as_json)
 
 
 @app.command("resize")
+@queue_argument
+@click.argument("partitions", type=int, help="The new number of partitions.")
+@click.option(
+    "--discard", is_flag=True, help="Remove surplus partitions at once, with their messages."
+)
+@url_option
+@json_option
 def resize_queue(
-    name: QueueName,
-    partitions: Annotated[
-        int, typer.Argument(help="The new number of partitions.", show_default=False)
-    ],
-    discard: Discard = False,
-    url: Url = None,
-    as_json: AsJson = False,
+    queue: str, partitions: int, discard: bool, url: str | None, as_json: bool
 ) -> None:
     """Change the number of partitions; surplus ones are drained to their end first.
 
@@ -454,28 +403,25 @@ def resize_queue(
     'counterpoise lag' shows 0, resize, and publish again.
     """
     with Client(url) as client:
-        changed = client.change_queue(name, discard, partition_count=partitions)
+        changed = client.change_queue(queue, discard, partition_count=partitions)
     if as_json:
         print_json(changed.raw)
         return
     retiring = changed.operational_partition_count - changed.partition_count
     until = f"; {counted(retiring, 'surplus partition')} until read to the end" if retiring else ""
-    console.print(f"{name} resized: {_count_and_log(changed)}{until}", soft_wrap=True)
+    tell(f"{queue} resized: {_count_and_log(changed)}{until}")
 
 
 @app.command("delete")
-def delete_queue(
-    name: QueueName,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="Delete it even with messages that are not processed, and with bound consumers.",
-        ),
-    ] = False,
-    url: Url = None,
-    as_json: AsJson = False,
-) -> None:
+@queue_argument
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Delete it even with messages that are not processed, and with bound consumers.",
+)
+@url_option
+@json_option
+def delete_queue(queue: str, force: bool, url: str | None, as_json: bool) -> None:
     """Delete a queue, and the messages of a built-in log that no other queue reads.
 
     A queue with messages that are not processed is deleted after a question,
@@ -484,8 +430,8 @@ def delete_queue(
     """
     with Client(url) as client:
         try:
-            consumers = client.queue(name).flow_count
-            loss = "" if force else _loss(client, name)
+            consumers = client.queue(queue).flow_count
+            loss = "" if force else _loss(client, queue)
         except QueueUnreadable:
             # No consumer can read it again, and nothing else is left to do with it.
             consumers, loss = 0, ""
@@ -493,17 +439,17 @@ def delete_queue(
             if consumers:
                 bound = counted(consumers, "bound consumer")
                 raise MessagesUnprocessed(
-                    f"{name} has {bound}, and {loss}; stop them first, or delete with --force"
+                    f"{queue} has {bound}, and {loss}; stop them first, or delete with --force"
                 )
             if not _for_people():
-                raise MessagesUnprocessed(f"{name} has {loss}; --force deletes it nevertheless")
-            typer.confirm(f"{name} has {loss}. Delete it?", abort=True, err=True)
-        client.delete_queue(name, force)
+                raise MessagesUnprocessed(f"{queue} has {loss}; --force deletes it nevertheless")
+            click.confirm(f"{queue} has {loss}. Delete it?", abort=True, err=True)
+        client.delete_queue(queue, force)
     if as_json:
-        print_json({"queue": name, "consumers_ended": consumers})
+        print_json({"queue": queue, "consumers_ended": consumers})
         return
     ended = f"; {counted(consumers, 'consumer')} of it will end" if consumers else ""
-    typer.echo(f"{name} deleted{ended}")
+    click.echo(f"{queue} deleted{ended}")
 
 
 def _for_people() -> bool:
@@ -534,6 +480,8 @@ def _show(queue: Queue, as_json: bool) -> None:
     if as_json:
         print_json(queue.raw)
         return
+    from counterpoise.cli.tables import console, table
+
     shown = table("", "")
     shown.show_header = False
     for name, value in queue.raw.items():

@@ -11,19 +11,12 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
-from counterpoise.cli.output import (
-    AsJson,
-    QueueName,
-    SomePartitions,
-    Url,
-    counted,
-    no_partition,
-    say,
-)
+from counterpoise.cli.options import json_option, partitions_option, queue_argument, url_option
+from counterpoise.cli.output import counted, no_partition, say
 from counterpoise.client import Client
 from counterpoise.logs import Log, LogError, open_log
 from counterpoise.logs.address import environment_access, kind_of
@@ -39,27 +32,39 @@ MOST_SEARCHED = 1_000_000
 _WORD = re.compile(r'[^\s"=]+')
 
 
+@click.command("peek")
+@queue_argument
+@partitions_option
+@click.option(
+    "--position",
+    show_default="the oldest message in the log",
+    help="Begin at this position of the one --partition.",
+)
+@click.option("--key", help="Only messages with this key.")
+@click.option(
+    "--max-messages",
+    "-n",
+    type=click.IntRange(min=1),
+    default=10,
+    help="The most messages to show.",
+)
+@click.option(
+    "--max-bytes",
+    type=click.IntRange(min=0),
+    default=1000,
+    help="The most bytes to show of each value, key and headers.",
+)
+@url_option
+@json_option
 def peek(
-    queue: QueueName,
-    partition: SomePartitions = None,
-    position: Annotated[
-        str | None,
-        typer.Option(
-            help="Begin at this position of the one --partition.",
-            show_default="the oldest message in the log",
-        ),
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option(help="Only messages with this key.", show_default=False)
-    ] = None,
-    max_messages: Annotated[
-        int, typer.Option("--max-messages", "-n", min=1, help="The most messages to show.")
-    ] = 10,
-    max_bytes: Annotated[
-        int, typer.Option(min=0, help="The most bytes to show of each value, key and headers.")
-    ] = 1000,
-    url: Url = None,
-    as_json: AsJson = False,
+    queue: str,
+    partitions: tuple[int, ...],
+    position: str | None,
+    key: str | None,
+    max_messages: int,
+    max_bytes: int,
+    url: str | None,
+    as_json: bool,
 ) -> None:
     """Show messages of a queue, partition by partition, and leave all as it is.
 
@@ -68,26 +73,28 @@ def peek(
     for each message, with "value" or "value_base64", and "size_bytes" of the whole
     value. Keys are cut, and headers that are longer in all are left out.
     """
-    if position is not None and (partition is None or len(partition) != 1):
-        raise typer.BadParameter("--position needs one --partition", param_hint="--position")
+    if position is not None and len(partitions) != 1:
+        raise click.BadParameter("--position needs one --partition", param_hint="--position")
     with Client(url, timeout_seconds=TIMEOUT_SECONDS) as client:
         view = client.log_access(queue, "read")
         numbers = [one.partition for one in client.partitions(queue)]
     shown = searched = 0
     with opened(view) as log:
-        for message in messages_of(log, dict.fromkeys(sorted({*(partition or numbers)}), position)):
+        for message in messages_of(
+            log, dict.fromkeys(sorted({*(partitions or numbers)}), position)
+        ):
             searched += 1
             if key is None or message["key"] == key:
                 shown += 1
-                typer.echo(_line(message, max_bytes) if as_json else text_of(message, max_bytes))
+                click.echo(_line(message, max_bytes) if as_json else text_of(message, max_bytes))
             if shown == max_messages:
                 break
             if searched == MOST_SEARCHED:
                 say(f"the search ended after {counted(searched, 'message')}")
                 break
     # The log may still have messages of a partition that was removed.
-    if not shown and (unknown := sorted({*(partition or ())} - {*numbers})):
-        raise typer.BadParameter(no_partition(unknown), param_hint="--partition")
+    if not shown and (unknown := sorted({*partitions} - {*numbers})):
+        raise click.BadParameter(no_partition(unknown), param_hint="--partition")
     if not shown:
         say(f"{queue}: no such message in {view.log}")
 

@@ -81,12 +81,14 @@ def test_imports_run_one_way(importer: str, forbidden: str) -> None:
 def test_the_service_shares_only_logs_backoff_clock_and_plain_text_with_the_consumers(
     service: str,
 ) -> None:
-    """The name of a log, the promises of logs, how each kind is reached; a clock; plain text.
+    """The name of a log, the promises of logs, how each kind is reached; a clock; plain text; and
+    the options of the command line, of which its commands are a part.
 
     `counterpoise simulate --from` and `counterpoise keys` are no part of the service, but ask one
     as every client does.
     """
-    shared = tuple(f"counterpoise.{name}" for name in ("logs", "backoff", "lease_time", "plain"))
+    names = ("logs", "backoff", "lease_time", "plain", "cli.options")
+    shared = tuple(f"counterpoise.{name}" for name in names)
     clients = ("broker/simulate/command.py", "broker/key_database.py", "broker/key_access.py")
     assert not [
         f"{path}: {name}"

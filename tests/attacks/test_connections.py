@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from broker.exposure import Certificate
+from broker.certificate import Certificate
 from broker.service import Broker
 from tests.attacks.bystander import Bystander
 from tests.attacks.wire import Wire

@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from broker import keys as on_database
 from broker.calls import key_administration
 from broker.core.access import Role, key_id_of
+from broker.exits import Exit
 from broker.key_commands import app
-from broker.launch import Exit
 from broker.pieces import pause
 from broker.service import Broker
 from counterpoise.client import Client

@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from click.testing import CliRunner
 from rich.text import Text
-from typer.testing import CliRunner
 
 from broker.telemetry import configure_logging
 from counterpoise.cli import app as command_line
 from counterpoise.cli.app import app
 from counterpoise.cli.history import entry
 from counterpoise.cli.messages import _Output, _PlainFormatter
-from counterpoise.cli.output import PlainConsole, conditions_text, say, table
+from counterpoise.cli.output import say
 from counterpoise.cli.partitions import draw
+from counterpoise.cli.tables import PlainConsole, conditions_text, table
 from counterpoise.client import Client
 from counterpoise.conditions import HeldCondition
 from counterpoise.flow import Flow

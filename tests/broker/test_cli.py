@@ -12,7 +12,7 @@ import httpx
 import psycopg
 import pytest
 
-from broker.launch import Exit
+from broker.exits import Exit
 from broker.postgres.embedded import EmbeddedPostgres
 from broker.postgres.migrations import asked
 from broker.postgres.restoring import identity
@@ -236,8 +236,15 @@ def test_it_survives_losing_its_database(served: ServeProcess, migrated_url: str
 
 
 def test_beyond_this_machine_it_does_not_start_unprotected(migrated_url: str) -> None:
-    command = ["serve", "--port", "0", "--host", "0.0.0.0", "--database-url", migrated_url]
-    assert "--insecure" in refusal(command, Exit.EXPOSED)
+    command = ["serve", "--port", "0", "--host", "0.0.0.0", "--database-url"]
+    # Without TLS the database is not asked for keys.
+    line = refusal([*command, UNREACHABLE], Exit.EXPOSED)
+    assert "a key and TLS" in line
+    assert "--insecure" in line
+    certificates = Path(__file__).parents[1] / "certificates"
+    tls = ["--tls-cert", f"{certificates}/first.pem", "--tls-key", f"{certificates}/first-key.pem"]
+    line = refusal([*command, migrated_url, *tls], Exit.EXPOSED)
+    assert "needs a key;" in line
 
 
 def test_an_insecure_service_warns_at_its_start(migrated_url: str, tmp_path: Path) -> None:

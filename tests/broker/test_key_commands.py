@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 import httpx
 import psycopg
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from broker.core.access import digest, key_id_of
+from broker.exits import Exit
 from broker.key_commands import app
-from broker.launch import Exit
 from broker.postgres.embedded import EmbeddedPostgres
 from tests.broker.test_cli import run
 from tests.service import ServeProcess, listen

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from broker.launch import Exit
+from broker.exits import Exit
 from broker.postgres import backups, schema
 from broker.postgres.binaries import installed_wheel
 from broker.postgres.embedded import url_of_running

@@ -15,7 +15,7 @@ from subprocess import DEVNULL, PIPE
 import httpx
 import pytest
 
-from broker.launch import Exit
+from broker.exits import Exit
 from tests.forked import Forked
 from tests.service import COUNTERPOISE, ServeProcess, eventually, listen
 

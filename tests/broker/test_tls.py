@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from broker.exposure import Certificate, TlsError
-from broker.launch import Exit
+from broker.certificate import Certificate, TlsError
+from broker.exits import Exit
 from tests.broker.test_cli import UNREACHABLE, refusal
 from tests.service import ServeProcess, eventually
 

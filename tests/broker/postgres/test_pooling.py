@@ -18,7 +18,7 @@ import httpx
 import psycopg
 import pytest
 
-from broker.launch import Exit
+from broker.exits import Exit
 from broker.postgres.checks import Unusable, refuse_unusable
 from broker.postgres.connections import DatabaseUnreachable
 from broker.service import Broker

@@ -12,7 +12,7 @@ import httpx
 import psycopg
 import pytest
 
-from broker.launch import Exit
+from broker.exits import Exit
 from broker.postgres import restoring
 from broker.postgres.binaries import installed_wheel
 from broker.service import Broker

@@ -4,7 +4,7 @@ import os
 from subprocess import PIPE
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from counterpoise.cli.app import app
 from tests.forked import Forked

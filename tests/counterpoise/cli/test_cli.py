@@ -504,7 +504,7 @@ def test_a_terminal_of_no_size_shows_everything():
     ) as process:
         _, said = process.communicate(timeout=240)
         assert process.wait() == 2
-    assert "queues create [OPTIONS] {QUEUE}" in said
+    assert "queues create [OPTIONS] QUEUE" in said
 
 
 class FullStream(io.StringIO):

@@ -7,7 +7,7 @@ import json
 import uuid
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from counterpoise.cli import doctor, reading
 from counterpoise.cli.app import app

@@ -5,8 +5,8 @@ from io import StringIO
 
 import pytest
 
-from counterpoise.cli.output import PlainConsole
 from counterpoise.cli.partitions import MOST_LINES, MOST_NAMED, draw
+from counterpoise.cli.tables import PlainConsole
 from counterpoise.client import Client
 from counterpoise.plain import dot
 from counterpoise.wire import LineageNode

@@ -4,7 +4,7 @@ import json
 import threading
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from counterpoise.cli.app import app
 from counterpoise.client import Client

@@ -7,7 +7,7 @@ import uuid
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from counterpoise.cli import doctor
 from counterpoise.cli.app import app

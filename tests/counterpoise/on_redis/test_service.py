@@ -7,7 +7,7 @@ from contextlib import closing
 from functools import partial
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from broker.logs.external import ExternalLogs, open_managed
 from broker.service import Broker

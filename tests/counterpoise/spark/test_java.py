@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyspark
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from counterpoise.cli.app import app
 from counterpoise.spark import environment

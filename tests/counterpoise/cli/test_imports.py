@@ -1,0 +1,72 @@
+"""A command imports what it uses, because most of its start are imports.
+
+Modules are counted, and no time is measured: a slow machine does not fail this.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Prints what the command has imported beyond what Python does at every start.
+PROGRAM = """
+import atexit, json, sys
+before = {*sys.modules}
+real = lambda: {name for name, module in sys.modules.items() if module is not None}
+atexit.register(lambda: print(json.dumps(sorted(real() - before)), file=sys.__stderr__))
+from counterpoise.cli import main
+sys.argv[0] = "counterpoise"
+main()
+"""
+NO_SERVICE = ("--url", "http://127.0.0.1:1")
+# Each of these takes as long as an empty Python does in all, or several times as long.
+HEAVY = {
+    "alembic", "asyncio", "asyncpg", "fastapi", "numpy", "pandas", "psycopg", "pyarrow", "pydantic",
+    "pyspark", "rich", "sqlalchemy", "structlog", "typer", "uvicorn",
+}  # fmt: skip
+
+
+def imported(*arguments: str, code: int) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == code, done.stderr
+    found: list[str] = json.loads(done.stderr.splitlines()[-1])
+    return found
+
+
+def packages(modules: list[str]) -> set[str]:
+    return {name.partition(".")[0] for name in modules}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "needless", "most"),
+    [
+        (("--help",), 0, HEAVY | {"httpcore", "httpx", "ssl"}, 90),
+        (("queues", "list", *NO_SERVICE), 1, HEAVY, 250),
+        (("status", *NO_SERVICE), 1, HEAVY, 250),
+    ],
+)
+def test_a_command_imports_only_what_it_uses(
+    arguments: tuple[str, ...], code: int, needless: set[str], most: int
+) -> None:
+    modules = imported(*arguments, code=code)
+    assert "click" in modules
+    assert not packages(modules) & needless
+    assert len(modules) <= most
+
+
+def test_a_service_that_would_be_everybodys_is_refused_before_it_is_imported(
+    tmp_path: Path,
+) -> None:
+    directory = tmp_path / "none"
+    modules = imported("serve", "--host", "0.0.0.0", "--data-dir", str(directory), code=9)
+    # Its settings need pydantic and psycopg.
+    assert not packages(modules) & (HEAVY - {"asyncio", "psycopg", "pydantic"})
+    assert "broker.launch" not in modules
+    assert len(modules) <= 420
+    assert not directory.exists()
