@@ -95,7 +95,7 @@ kafka: layer-test $(KAFKA) ## Apache Kafka for the long tests, from Maven
 PART ?= commit
 
 .PHONY: test-long
-test-long: layer-test layer-long $(CLASSES) $(KAFKA) ## the long tests and whole property tests; of matrices a third: PART=2/3
+test-long: layer-test layer-long $(CLASSES) $(KAFKA) ## the long tests; of matrices and properties a third: PART=2/3
 	$(pytest) --no-loadscope-reorder -m 'long or property' $(if $(PART),--part $(PART)) $(call junit,long) $(ARGS)
 
 .PHONY: test-all

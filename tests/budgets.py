@@ -1,9 +1,9 @@
 """How many examples a property test draws: a fifth in `make test`, all in `make test-long`.
 
 `make test` is what a person runs before each commit. There a property is drawn a few times, and
-the long tests draw it as often as it takes to find what is rare: they take up all property tests
-again (marker `property`, set here). A test with a number of its own says `budget(300)` instead of
-300.
+the long tests draw it as often as it takes to find what is rare: they take up the property tests
+again (marker `property`, set here), a third of them in each run (`tests/rotation.py`). A test with
+a number of its own says `budget(300)` instead of 300.
 """
 
 from __future__ import annotations

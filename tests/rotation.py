@@ -14,6 +14,8 @@ is cut into three. One of two cells has the first in one part and the second in 
 matrix begins elsewhere, so that a part meets all targets, if not in each test. Cells that are no
 long tests are always played.
 
+The short property tests, which the long ones draw more often (tests/budgets.py), are a matrix, too.
+
 `--part 2/3` chooses a part, `--part commit` takes that of the commit's hash. Without it all parts
 are played (`make test-all`).
 """
@@ -59,6 +61,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = item.get_closest_marker("matrix")
         if mark and item.get_closest_marker("long"):
             cells[item.nodeid.partition("[")[0]][item] = sum(_places(item, mark.args))
+        elif item.get_closest_marker("property") and not item.get_closest_marker("long"):
+            cells["properties"][item] = len(cells["properties"])
     if config.option.part is None:
         return
     part = int(config.option.part.partition("/")[0])
