@@ -15,9 +15,10 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from counterpoise.cli import queues
+from counterpoise.cli import consumer_groups
 from counterpoise.cli.consumer_groups import Begin, Transfer
 from counterpoise.client import Client
+from counterpoise.logs import address
 from tests.eventual import eventually
 from tests.kafka_server import PASSWORD, USER
 
@@ -64,8 +65,9 @@ def test_a_group_with_offsets_of_as_many_partitions_as_may_be_is_taken_over(
     """What is read of the group is made up, and so is that the log is in Kafka."""
     count = 100_000
     begins = [Begin(number, "5", f"{10**18 + number}", 0) for number in range(count)]
-    monkeypatch.setattr(queues, "kind_of", lambda _: "kafka")
-    monkeypatch.setattr(queues, "offsets_of_group", lambda *_, **__: Transfer("etl", begins))
+    monkeypatch.setattr(address, "kind_of", lambda _: "kafka")
+    made_up = Transfer("etl", begins)
+    monkeypatch.setattr(consumer_groups, "offsets_of_group", lambda *_, **__: made_up)
     group = ("--log", "other://a", "--from-group", "etl")
     run("queues", "create", "a", "-p", f"{count}", *group, "--json")
     with Client(service.url) as client:
