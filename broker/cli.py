@@ -103,21 +103,20 @@ def serve(
     from broker.exposure import refusal_at_once
     from broker.listener import listen
 
-    given = {
-        "host": host,
-        "port": port,
-        "data_dir": data_dir,
-        "database_url": database_url,
-        "auto_migrate": False if no_migrate else None,
-        "tls_cert": tls_cert,
-        "tls_key": tls_key,
-        "allowed_hosts": allowed_hosts,
-        "keys_optional": True if keys_optional else None,
-        "insecure": True if insecure else None,
-        "log_level": log_level,
-    }
     # Before the service is imported, which takes seconds, and its database started.
-    settings = loaded(**given)
+    settings = loaded(
+        host=host,
+        port=port,
+        data_dir=data_dir,
+        database_url=database_url,
+        auto_migrate=False if no_migrate else None,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        allowed_hosts=allowed_hosts,
+        keys_optional=True if keys_optional else None,
+        insecure=True if insecure else None,
+        log_level=log_level,
+    )
     refusal = refusal_at_once(settings)
     if refusal is not None:
         # A mistyped address is no address of this machine, and that is what has to be said.
@@ -125,7 +124,7 @@ def serve(
             fail(Exit.EXPOSED, refusal)
     from broker import launch
 
-    launch.serve(**given)
+    launch.serve(settings)
 
 
 @click.command("migrate")

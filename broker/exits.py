@@ -8,7 +8,7 @@ from broker.settings import Settings, SettingsError, load
 
 
 class Exit(IntEnum):
-    """The reasons why the service did not start or migrate."""
+    """The reasons why a command did not do its work."""
 
     SETTINGS = 2
     ADDRESS = 3

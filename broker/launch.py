@@ -54,10 +54,10 @@ OF_DIRECTORY = (
 SERVER = "api.server:run"
 
 
-def serve(**given: object) -> None:
-    """Run the service until a signal ends it; `given` are settings. Only in the main thread."""
+def serve(settings: Settings) -> None:
+    """Run the service until a signal ends it. Only in the main thread."""
     _obey_signals()
-    settings = settings_of(**given)
+    postgres.forget_environment()
     configure_logging(settings.log_level, settings.log_format)
     _check_certificate(settings)
     run: Callable[[Settings, socket.socket], None] = pkgutil.resolve_name(SERVER)

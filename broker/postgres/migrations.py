@@ -120,7 +120,7 @@ def upgrade(
     """
     return [
         _upgrade(tree, url, contract=contract)
-        for tree, url in _databases(database_url, log_database_url)
+        for tree, url in databases(database_url, log_database_url)
     ]
 
 
@@ -139,7 +139,7 @@ def unfit(database_url: str, log_database_url: str | None = None) -> list[Unfit]
     return unfit_at(
         {
             tree: asked(url, partial(level_of, tree))
-            for tree, url in _databases(database_url, log_database_url)
+            for tree, url in databases(database_url, log_database_url)
         }
     )
 
@@ -165,7 +165,8 @@ def needed(tree: Tree) -> str:
     return next(revision for revision, contracts in reversed(_chain(tree)) if not contracts)
 
 
-def _databases(database_url: str, log_database_url: str | None) -> list[tuple[Tree, str]]:
+def databases(database_url: str, log_database_url: str | None) -> list[tuple[Tree, str]]:
+    """Each tree with the URL of its database: the log's own, or that of the service."""
     return [(CONTROL, database_url), (LOG, log_database_url or database_url)]
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import migrations
 from broker.postgres.connections import Connection, connect
-from broker.postgres.migrations import CONTROL, LOG, RESTORE_AGAIN, MigrationFailed, Tree
+from broker.postgres.migrations import CONTROL, LOG, RESTORE_AGAIN, MigrationFailed, Tree, databases
 
 # Of the objects that are named in a message.
 MOST_NAMED = 3
@@ -104,7 +104,7 @@ def check(database_url: str, log_database_url: str | None = None) -> None:
     Raises MigrationFailed if something is missing, and DatabaseUnreachable.
     """
     missing: list[str] = []
-    for tree, url in ((CONTROL, database_url), (LOG, log_database_url or database_url)):
+    for tree, url in databases(database_url, log_database_url):
         with connect(url) as connection:
             missing += lacking(connection, tree)
     if missing:

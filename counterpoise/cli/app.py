@@ -33,7 +33,7 @@ from counterpoise.plain import plain_line
 SERVER = "counterpoise-server"
 
 
-class Command(NamedTuple):
+class CommandPlace(NamedTuple):
     """Where a command is, or a group of commands."""
 
     module: str
@@ -45,94 +45,96 @@ class Command(NamedTuple):
     """Another name of a command."""
 
 
-COMMANDS: Mapping[str, Command] = {
-    "queues": Command(
+COMMANDS: Mapping[str, CommandPlace] = {
+    "queues": CommandPlace(
         "counterpoise.cli.queues", "app", "Queues: list, create, show, change, resize, delete."
     ),
-    "status": Command(
+    "status": CommandPlace(
         "counterpoise.cli.status",
         "show_status",
         "Show the owners of the partitions, the handoffs, and the trigger.",
     ),
-    "consumers": Command("counterpoise.cli.consumers", "app", "Consumers: list, drain, unbind."),
-    "flows": Command(
+    "consumers": CommandPlace(
+        "counterpoise.cli.consumers", "app", "Consumers: list, drain, unbind."
+    ),
+    "flows": CommandPlace(
         "counterpoise.cli.consumers", "app", "Consumers: list, drain, unbind.", hidden=True
     ),
-    "partitions": Command(
+    "partitions": CommandPlace(
         "counterpoise.cli.partitions", "app", "Partitions of a dynamic queue: split, merge."
     ),
-    "positions": Command("counterpoise.cli.positions", "app", "Positions: show, set, export."),
-    "lag": Command(
+    "positions": CommandPlace("counterpoise.cli.positions", "app", "Positions: show, set, export."),
+    "lag": CommandPlace(
         "counterpoise.cli.lag",
         "show_lag",
         "Show how many messages of each partition are not processed, and how old the next is.",
     ),
-    "history": Command(
+    "history": CommandPlace(
         "counterpoise.cli.history",
         "show_history",
         "Show why a queue was rebalanced, newest first: what led to it, and what moved.",
     ),
-    "lineage": Command(
+    "lineage": CommandPlace(
         "counterpoise.cli.partitions",
         "show_lineage",
         "Show which partition of a dynamic queue comes after which, and which waits for which.",
     ),
-    "rebalance": Command(
+    "rebalance": CommandPlace(
         "counterpoise.cli.status", "rebalance", "Rebalance now, without waiting for the holddown."
     ),
-    "publish": Command(
+    "publish": CommandPlace(
         "counterpoise.cli.messages",
         "publish",
         "Publish each line as a message; messages without a key are spread over the partitions.",
     ),
-    "consume": Command(
+    "consume": CommandPlace(
         "counterpoise.cli.messages",
         "consume",
         "Print the messages of the partitions that this consumer owns, and commit them.",
     ),
-    "peek": Command(
+    "peek": CommandPlace(
         "counterpoise.cli.reading",
         "peek",
         "Show messages of a queue, partition by partition, and leave all as it is.",
     ),
-    "dead-letters": Command(
+    "dead-letters": CommandPlace(
         "counterpoise.cli.dead_letters", "app", "Dead letters: list, show, redrive."
     ),
-    "doctor": Command(
+    "doctor": CommandPlace(
         "counterpoise.cli.doctor",
         "doctor",
         "Check this machine, the service, its database, the logs and Java; say what is wrong.",
     ),
-    "audit": Command(
+    "audit": CommandPlace(
         "counterpoise.cli.history",
         "show_audit",
         "List administrative calls, newest first: who, what, and what changed by it.",
     ),
-    "java-home": Command(
+    "java-home": CommandPlace(
         "counterpoise.cli.environment",
         "java_home",
         "Print a JAVA_HOME that Spark runs on, for spark-submit and Spark's daemons.",
     ),
-    "serve": Command("broker.cli", "serve", "Run the service.", SERVER),
-    "migrate": Command(
+    "serve": CommandPlace("broker.cli", "serve", "Run the service.", SERVER),
+    "migrate": CommandPlace(
         "broker.cli", "migrate", "Bring the database up to date, and report the changes.", SERVER
     ),
-    "backup": Command(
+    "backup": CommandPlace(
         "broker.cli",
         "backup",
         "Back up the database into a file, whether a service uses it or not.",
         SERVER,
     ),
-    "restore": Command(
+    "restore": CommandPlace(
         "broker.cli",
         "restore",
         "Restore a backup into a data directory without a database: all of it or nothing.",
         SERVER,
     ),
-    "keys": Command(
+    "keys": CommandPlace(
         "broker.key_commands", "app", "Keys: who may call the service, and what for.", SERVER
     ),
-    "simulate": Command(
+    "simulate": CommandPlace(
         "broker.simulate.command",
         "simulate",
         "Try a scaling plan in virtual time: handoffs, pauses, time to balance.",

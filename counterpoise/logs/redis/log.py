@@ -191,8 +191,8 @@ class RedisLog(NumberedLog):
                 _APPEND, [*keys, *map(self._stream, partitions)], *arguments, retry=False
             )
         except ConnectionCut:
-            texts = (one.encode() if isinstance(one, str) else one for one in arguments)
-            largest = max(len(one) for one in texts if isinstance(one, bytes))
+            encoded = (one.encode() if isinstance(one, str) else one for one in arguments)
+            largest = max(len(one) for one in encoded if isinstance(one, bytes))
             if largest > LEAST_LIMIT_BYTES:
                 self._redis.announce(largest)
             raise
