@@ -19,12 +19,14 @@ times as long. If a test changed its tables, functions or rights, the database i
 """
 
 import itertools
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import asyncpg
 import psycopg
 import pytest
 from alembic.config import Config
@@ -247,6 +249,22 @@ def migrated_url(databases: Databases) -> Iterator[str]:
     """The URL of a database with current tables and nothing in them."""
     with databases.lend() as url:
         yield url
+
+
+def watch_connections(patch: pytest.MonkeyPatch, seen: Callable[[Any], None]) -> None:
+    """`seen` gets each connection that asyncpg opens for this thread.
+
+    Services that earlier tests left to run have threads of their own.
+    """
+    connect, ours = asyncpg.connect, threading.get_ident()
+
+    async def connecting(*arguments: Any, **options: Any) -> Any:
+        connection = await connect(*arguments, **options)
+        if threading.get_ident() == ours:
+            seen(connection)
+        return connection
+
+    patch.setattr(asyncpg, "connect", connecting)
 
 
 def end_other_sessions(url: str) -> None:

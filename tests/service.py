@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -29,6 +30,7 @@ from fastapi import FastAPI
 
 from api.app import create_app
 from api.connections import HEAD_SECONDS
+from api.routing import while_reachable
 from api.server import Server, make_server
 from broker.certificate import Certificate
 from broker.service import Broker
@@ -57,6 +59,10 @@ class Service:
         longer than most tests.
         """
         return httpx.Client(base_url=f"{self.url}/v1", timeout=60, verify=False)
+
+    def wait_for_the_database(self) -> None:
+        """Answer no call with 503: what is slow on a machine with other work is no outage."""
+        self.app.state.answered = partial(while_reachable, is_reachable=lambda: True)
 
     def stop(self) -> float:
         """Stop as on SIGTERM. Returns how many seconds that took. Another call does nothing."""

@@ -343,8 +343,9 @@ def test_the_largest_number_of_a_partition_can_be_named() -> None:
 
 @pytest.mark.long
 def test_as_many_positions_as_a_queue_may_have_partitions_come_with_a_new_queue(
-    api: httpx.Client,
+    api: httpx.Client, service: Service
 ) -> None:
+    service.wait_for_the_database()
     count = common.MOST_PARTITIONS
     positions = {str(number): f"{10**18 + number}" for number in range(count)}
     create_queue(api, "q", count, log="other://q", positions=positions)

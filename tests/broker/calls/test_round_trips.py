@@ -22,6 +22,7 @@ from broker.replica.replica import Replica
 from broker.store.commit import COMMIT
 from broker.store.postgres import PostgresStore
 from tests.broker.shell import ReplicaCalls, spec
+from tests.databases import watch_connections
 from tests.world.log import Logs
 
 PARTITIONS = 64
@@ -87,16 +88,13 @@ class Counted:
 
 @pytest.fixture
 async def counted(migrated_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Counted]:
-    connect = asyncpg.connect
     one = Counted(migrated_url)
 
-    async def connecting(*args: Any, **named: Any) -> Any:
-        connection = await connect(*args, **named)
+    def count(connection: Any) -> None:
         connection.add_query_logger(lambda query: one.sent.append(query.query))
         one.connections.append(connection)
-        return connection
 
-    monkeypatch.setattr(asyncpg, "connect", connecting)
+    watch_connections(monkeypatch, count)
     await one.replica.start()
     yield one
     await one.replica.stop()

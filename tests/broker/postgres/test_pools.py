@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
-import asyncpg
 import psycopg
 import pytest
 from sqlalchemy import bindparam, func, literal, select, text
@@ -20,6 +19,7 @@ from broker.postgres import pools
 from broker.store.bulk import PreparedStatement
 from broker.store.connections import OPEN_FIRST, Connections
 from broker.store.ports import StoreUnavailable
+from tests.databases import watch_connections
 
 
 async def driver_of(connection: AsyncConnection) -> Any:
@@ -58,13 +58,7 @@ async def test_so_is_one_that_is_opened_afterwards(engine: AsyncEngine) -> None:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The connections that were opened."""
     opened: list[Any] = []
-    connect = asyncpg.connect
-
-    async def connecting(*arguments: Any, **options: Any) -> Any:
-        opened.append(await connect(*arguments, **options))
-        return opened[-1]
-
-    monkeypatch.setattr(asyncpg, "connect", connecting)
+    watch_connections(monkeypatch, opened.append)
     return opened
 
 
