@@ -71,6 +71,7 @@ def test_an_item_names_at_most_a_thousand_children(api: httpx.Client) -> None:
     assert len(waiting) == 1000
 
 
+@pytest.mark.long
 def test_a_thousand_children_may_have_long_keys(api: httpx.Client) -> None:
     """Found from outside: every report above 64 KiB was refused."""
     root = long_key(0)
@@ -102,6 +103,7 @@ def test_a_child_may_have_many_parents_with_long_keys(api: httpx.Client) -> None
     assert found[0]["parents"] == merged[0]["parents"]
 
 
+@pytest.mark.long
 def test_a_page_ends_before_it_is_large(api: httpx.Client) -> None:
     """Ten children with 900 long parents each: 2 MB in one answer before."""
     keys = [long_key(n) for n in range(900)]

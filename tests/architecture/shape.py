@@ -41,7 +41,7 @@ def small_with_one_importer() -> Iterator[str]:
     """Short modules that only one other module imports."""
     importers: Counter[str] = Counter()
     last = {}
-    for name, others in imports(modules()).items():
+    for name, others in imports().items():
         for other in others:
             importers[other] += 1
             last[other] = name

@@ -13,6 +13,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+# Tests of the syntax trees, of which one worker so needs no more than one each.
+SOURCES = pytest.mark.xdist_group("sources")
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("counterpoise", "broker", "api")
 
@@ -46,6 +50,12 @@ class Module:
                 yield node.name
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text("utf-8"))
+
+
 def read_modules(root: Path) -> dict[str, Module]:
     """Every module of the packages below `root`, by dotted name."""
     found = {}
@@ -54,7 +64,7 @@ def read_modules(root: Path) -> dict[str, Module]:
             parts = path.relative_to(root).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             text = path.read_text("utf-8")
-            found[name] = Module(name, path, text, ast.parse(text))
+            found[name] = Module(name, path, text, tree_of(path))
     return found
 
 
@@ -77,8 +87,14 @@ def imported(module: Module, known: Mapping[str, Module]) -> set[str]:
     return {name for name in names if name in known and name != module.name}
 
 
-def imports(known: Mapping[str, Module]) -> dict[str, set[str]]:
-    """Of each module, the modules that it imports."""
+@functools.cache
+def imports() -> dict[str, set[str]]:
+    """Of each module of this repository, the modules that it imports."""
+    return imports_of(modules())
+
+
+def imports_of(known: Mapping[str, Module]) -> dict[str, set[str]]:
+    """Of each of these modules, those of them that it imports."""
     return {name: imported(module, known) for name, module in known.items()}
 
 

@@ -6,11 +6,14 @@ what concerns this process alone.
 """
 
 import ast
+import functools
 from collections.abc import Iterator
 
 import pytest
 
-from tests.architecture.structure import ROOT
+from tests.architecture.structure import ROOT, SOURCES, tree_of
+
+pytestmark = SOURCES
 
 ROOMS = ("counterpoise/flow", "counterpoise/consumer", "counterpoise/spark", "broker")
 
@@ -76,12 +79,13 @@ def clocks(tree: ast.AST) -> Iterator[str]:
                 yield from ({one.name for one in names} & {"monotonic", "perf_counter"})
 
 
+@functools.cache
 def found() -> set[str]:
     return {
         path.relative_to(ROOT).as_posix()
         for room in ROOMS
         for path in (ROOT / room).rglob("*.py")
-        if any(clocks(ast.parse(path.read_text("utf-8"))))
+        if any(clocks(tree_of(path)))
     }
 
 

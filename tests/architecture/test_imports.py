@@ -8,17 +8,18 @@ import ast
 import functools
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.architecture.structure import ROOT, SOURCES, tree_of
+
+pytestmark = SOURCES
 OURS = frozenset({"api", "benchmarks", "broker", "counterpoise", "migrations", "tests"})
 
 
-def imports_of(source: str) -> Iterator[str]:
+def imports_of(tree: ast.AST) -> Iterator[str]:
     """The dotted names that a module imports; relative imports come as `.`-prefixed names."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -34,7 +35,7 @@ def imports_under(directory: str) -> list[tuple[str, str]]:
     return [
         (str(path.relative_to(ROOT)), name)
         for path in sorted((ROOT / directory).rglob("*.py"))
-        for name in imports_of(path.read_text("utf-8"))
+        for name in imports_of(tree_of(path))
     ]
 
 
@@ -108,4 +109,4 @@ def test_the_service_shares_only_logs_backoff_clock_and_plain_text_with_the_cons
     ],
 )
 def test_the_rule_sees_every_form_of_import(source: str, names: set[str]) -> None:
-    assert set(imports_of(source)) == names
+    assert set(imports_of(ast.parse(source))) == names

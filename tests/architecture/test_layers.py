@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.architecture.structure import ROOT, imports, modules
+from tests.architecture.structure import ROOT, SOURCES, imports, modules
+
+pytestmark = SOURCES
 
 TABLE = re.compile(r"^\| `([a-z/]+)` \| task \|\n\|[-|]+\|\n((?:\|.*\n)+)", re.M)
 
@@ -62,7 +64,7 @@ def test_no_name_is_in_two_layers(package: str) -> None:
 @pytest.mark.parametrize("package", LAYERS)
 def test_imports_go_to_the_same_layer_or_lower_ones(package: str) -> None:
     floor = floors(package)
-    graph = imports(modules())
+    graph = imports()
     upwards = [
         f"{name} imports {other}"
         for name in inside(package)

@@ -9,14 +9,18 @@ import pytest
 
 from tests.architecture.structure import (
     ROOT,
+    SOURCES,
     Module,
     circles,
     defined_twice,
     imported,
     imports,
+    imports_of,
     modules,
     read_modules,
 )
+
+pytestmark = SOURCES
 
 # Public class names that several modules define, each with its reason.
 WIRE = """
@@ -52,7 +56,7 @@ TWICE = {
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    assert not circles(imports(modules()))
+    assert not circles(imports())
 
 
 def lone(found: dict[str, Module]) -> list[str]:
@@ -102,7 +106,7 @@ def house(root: Path, files: dict[str, str]) -> dict[str, Module]:
 )
 def test_a_circle_is_found_however_it_is_imported(tmp_path: Path, back: str) -> None:
     found = house(tmp_path, {"a/one.py": "import counterpoise.b.two", "b/two.py": back})
-    assert circles(imports(found)) == [["counterpoise.a.one", "counterpoise.b.two"]]
+    assert circles(imports_of(found)) == [["counterpoise.a.one", "counterpoise.b.two"]]
 
 
 def test_a_module_imports_the_module_or_the_package_that_has_the_name(tmp_path: Path) -> None:

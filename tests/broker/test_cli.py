@@ -71,6 +71,7 @@ def test_postgres_is_unreachable() -> None:
         assert "cannot reach the database" in line
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("encoding", "command"),
     [
@@ -95,6 +96,7 @@ def test_an_invalid_data_directory_is_refused(tmp_path: Path) -> None:
     assert str(directory) in line
 
 
+@pytest.mark.long
 def test_a_data_directory_in_use(tmp_path: Path) -> None:
     with EmbeddedPostgres(tmp_path, settings={"fsync": "off"}):
         line = refusal(["serve", "--port", "0", "--data-dir", str(tmp_path)], Exit.DATA_DIRECTORY)
@@ -166,6 +168,7 @@ def test_the_log_is_json_without_a_terminal(served: ServeProcess) -> None:
         assert {"event", "level", "timestamp"} <= set(json.loads(line))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_it_ends_an_open_stream_and_stops(migrated_url: str, tmp_path: Path, signum: int) -> None:
     """And does not wait until requests are cut, which is later than any test would wait."""

@@ -109,6 +109,7 @@ def test_an_id_that_no_key_has(migrated_url: str) -> None:
     assert "keys list" in refused.stderr
 
 
+@pytest.mark.long
 def test_an_empty_database_gets_its_tables_and_its_first_key(database_url: str) -> None:
     assert keys(database_url, "list").exit_code == Exit.MIGRATION
     assert keys(database_url, "create", "--role", "admin").exit_code == 0
@@ -127,6 +128,7 @@ def test_the_postgres_of_a_running_service(tmp_path: Path) -> None:
     assert [key["role"] for key in json.loads(listed.stdout)] == ["admin"]
 
 
+@pytest.mark.long
 def test_a_command_names_the_database_and_the_service(
     served: ServeProcess, migrated_url: str
 ) -> None:
@@ -139,6 +141,7 @@ def test_a_command_names_the_database_and_the_service(
         assert f"{name}; the service at {served.url} uses it." in done.stderr
 
 
+@pytest.mark.long
 def test_another_database_than_the_services_gets_no_key(
     served: ServeProcess, tmp_path: Path, database_url: str
 ) -> None:
@@ -156,6 +159,7 @@ def test_another_database_than_the_services_gets_no_key(
     assert httpx.get(f"{served.url}/v1/queues").status_code == 200
 
 
+@pytest.mark.long
 def test_where_a_service_does_not_answer_no_second_postgres_is_made(
     migrated_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from tests.rows import rows
 from tests.service import settings_for
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("days", "history_days", "kept"),
     [(3.0, 7.0, True), (8.0, 7.0, False), (0.9, 0.5, True), (1.1, 0.5, False)],

@@ -75,6 +75,7 @@ def test_no_pod_is_told_of_other_services(name: str) -> None:
     assert found or name in ("database-policy.yaml", "kustomization.yaml")
 
 
+@pytest.mark.long
 def test_the_service_starts_in_its_pod(migrated_url: str) -> None:
     """Also in one that is told: by other manifests, or by Docker's links."""
     variables = environment({"COUNTERPOISE_DATABASE_URL": f"{migrated_url}\n"})

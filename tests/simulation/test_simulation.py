@@ -83,6 +83,7 @@ def test_enough_seeds_are_played() -> None:
     assert first.items.keys() == set(coverage.expected()), "make sim-first ARGS=--search"
 
 
+@pytest.mark.long
 @may_be_out_of_date
 @pytest.mark.parametrize("bug", MUTANTS)
 def test_a_planted_bug_is_found(bug: str) -> None:

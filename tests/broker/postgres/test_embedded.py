@@ -110,6 +110,7 @@ def made(prepared: Path, data_dir: Path) -> Path:
     return data_dir
 
 
+@pytest.mark.long
 def test_it_serves_a_database_of_ours(data_dir: Path) -> None:
     with EmbeddedPostgres(data_dir) as url:
         parts = urlsplit(url)
@@ -141,6 +142,7 @@ def test_a_restart_keeps_the_data_the_password_and_the_port(made: Path) -> None:
         postgres.stop()
 
 
+@pytest.mark.long
 def test_stop_is_clean(made: Path) -> None:
     postgres = EmbeddedPostgres(made)
     url = postgres.start()
@@ -155,6 +157,7 @@ def test_stop_is_clean(made: Path) -> None:
     postgres.stop()  # stopping again does nothing
 
 
+@pytest.mark.long
 def test_poll_tells_when_postgres_ended_by_itself(made: Path) -> None:
     postgres = EmbeddedPostgres(made)
     postgres.start()
@@ -181,6 +184,7 @@ def test_postgres_ends_with_its_service_and_the_next_start_finds_the_data(
             assert query(next_url, "SELECT answer FROM kept") == [(42,)]
 
 
+@pytest.mark.long
 def test_postgres_ends_with_a_killed_service_without_another_start(made: Path) -> None:
     with service(made) as (process, _):
         pid = server_pid(made)
@@ -189,6 +193,7 @@ def test_postgres_ends_with_a_killed_service_without_another_start(made: Path) -
         wait_until_gone(pid)
 
 
+@pytest.mark.long
 def test_data_survives_when_postgres_itself_is_killed(made: Path) -> None:
     with service(made) as (_, url):
         query(url, "CREATE TABLE kept AS SELECT 42 AS answer")
@@ -206,6 +211,7 @@ def test_a_second_service_on_the_directory_is_refused(made: Path) -> None:
         assert query(url, "SELECT 1") == [(1,)]
 
 
+@pytest.mark.long
 def test_a_postgres_that_outlives_its_service_is_waited_for(made: Path) -> None:
     with service(made) as (process, _):
         pid = server_pid(made)
@@ -221,6 +227,7 @@ def test_a_postgres_that_outlives_its_service_is_waited_for(made: Path) -> None:
             assert query(url, "SELECT 1") == [(1,)]
 
 
+@pytest.mark.long
 def test_a_stale_pid_file_never_costs_an_innocent_process_its_life(made: Path) -> None:
     with EmbeddedPostgres(made):
         pid_file = made / "postgres" / "postmaster.pid"
@@ -240,6 +247,7 @@ def test_a_stale_pid_file_never_costs_an_innocent_process_its_life(made: Path) -
         innocent.wait()
 
 
+@pytest.mark.long
 def test_root_runs_it_as_the_user_nobody_and_opens_no_directory(data_dir: Path) -> None:
     with EmbeddedPostgres(data_dir):
         user = Path(f"/proc/{server_pid(data_dir)}").stat().st_uid
@@ -255,6 +263,7 @@ def test_root_runs_it_as_the_user_nobody_and_opens_no_directory(data_dir: Path) 
         assert directory.stat().st_uid == os.geteuid()
 
 
+@pytest.mark.long
 def test_administrators_reach_it_as_the_page_says(made: Path) -> None:
     page = (ROOT / "docs/operations.md").read_text("utf-8")
     [administrators] = re.findall(r"`(postgresql://\S+@127\.0\.0\.1:\S+)`", page)
@@ -269,6 +278,7 @@ def test_administrators_reach_it_as_the_page_says(made: Path) -> None:
         assert {"psql", "pg_dump"} <= {one.name for one in programs.iterdir()}
 
 
+@pytest.mark.long
 def test_connecting_needs_the_password(made: Path) -> None:
     with EmbeddedPostgres(made) as url:
         password = urlsplit(url).password
@@ -284,6 +294,7 @@ def test_connecting_needs_the_password(made: Path) -> None:
     assert file.stat().st_uid == os.geteuid()
 
 
+@pytest.mark.long
 def test_a_lost_password_is_replaced(made: Path) -> None:
     with EmbeddedPostgres(made) as old:
         query(old, "CREATE TABLE kept AS SELECT 42 AS answer")
@@ -293,6 +304,7 @@ def test_a_lost_password_is_replaced(made: Path) -> None:
         assert query(new, "SELECT answer FROM kept") == [(42,)]
 
 
+@pytest.mark.long
 def test_a_port_that_is_taken_meanwhile_is_exchanged(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,6 +323,7 @@ def test_a_port_that_is_taken_meanwhile_is_exchanged(
             assert query(url, "SELECT 1") == [(1,)]
 
 
+@pytest.mark.long
 def test_an_interrupted_first_start_leaves_nothing_half_made(data_dir: Path) -> None:
     (data_dir / "postgres.new" / "base").mkdir(parents=True)
     (data_dir / "postgres.new" / "PG_VERSION").write_text("18\n")
@@ -319,6 +332,7 @@ def test_an_interrupted_first_start_leaves_nothing_half_made(data_dir: Path) -> 
     assert not (data_dir / "postgres.new").exists()
 
 
+@pytest.mark.long
 def test_a_directory_of_another_version_is_refused(made: Path) -> None:
     with EmbeddedPostgres(made):
         pass
@@ -345,6 +359,7 @@ def test_a_directory_that_cannot_be_written_to_is_named(data_dir: Path) -> None:
         EmbeddedPostgres(data_dir).start()
 
 
+@pytest.mark.long
 def test_the_error_contains_the_message_of_postgres(made: Path) -> None:
     with EmbeddedPostgres(made):
         pass
@@ -457,6 +472,7 @@ def test_every_error_is_one_that_a_caller_can_catch() -> None:
             assert thing.__doc__
 
 
+@pytest.mark.long
 def test_its_log_is_bounded_while_it_runs(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.postgres.embedded.LOG_BYTES", 20_000)
     log, aside = made / "postgres.log", made / "postgres.log.1"

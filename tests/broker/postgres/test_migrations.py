@@ -123,6 +123,7 @@ def upgrade():
 WAITS = "SELECT FROM pg_locks WHERE NOT granted AND relation = 'counterpoise.queues'::regclass"
 
 
+@pytest.mark.long
 def test_a_deadlock_with_a_running_replica_does_not_end_a_migration(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

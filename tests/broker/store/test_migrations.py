@@ -50,6 +50,7 @@ def test_an_empty_database_gets_the_tables_that_the_store_knows(database_url: st
     assert differences(database_url) == []
 
 
+@pytest.mark.long
 def test_every_migration_can_be_undone(database_url: str) -> None:
     upgrade(database_url)
     with alembic_tree("control", database_url) as config:

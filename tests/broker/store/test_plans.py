@@ -159,6 +159,7 @@ def order_of_locks(
             yield from order_of_locks(part, given)
 
 
+@pytest.mark.long
 def test_rows_are_locked_in_the_order_of_their_keys(connection: psycopg.Connection[Any]) -> None:
     """So no two transactions wait for each other."""
 
@@ -171,6 +172,7 @@ def test_rows_are_locked_in_the_order_of_their_keys(connection: psycopg.Connecti
     assert order("renewals") == [["id"]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("connection", ["many small queues"], indirect=True)
 def test_a_join_with_the_given_rows_is_detected(connection: psycopg.Connection[Any]) -> None:
     """The statements must not be like this."""

@@ -56,6 +56,7 @@ def listed(run, *options):
     return json.loads(run("dead-letters", "list", "dead", "--json", *options).stdout)
 
 
+@pytest.mark.long
 def test_letters_are_listed_and_shown_with_their_origin(run, letters):
     first, second = listed(run)
     assert (first["value"], first["key"], first["position"]) == ("order 1", "c1", "0")
@@ -103,6 +104,7 @@ def test_what_fails_again_waits_for_the_next_redrive(run, service, letters):
     assert [one["position"] for one in listed(run)] == ["2", "3"]
 
 
+@pytest.mark.long
 def test_only_the_letters_that_were_counted_go(run, service, monkeypatch):
     """In each partition it ends behind the last of them, whatever comes meanwhile."""
     for name, count in (("dead", "4"), ("a", "1"), ("b", "1")):
@@ -135,6 +137,7 @@ def test_only_the_letters_that_were_counted_go(run, service, monkeypatch):
     assert [one for one in left if one["partition"]] == waiting[len(of_a) :]
 
 
+@pytest.mark.long
 def test_letters_that_another_consumer_takes_are_refused_and_missed(
     run, service, letters, monkeypatch
 ):
@@ -156,6 +159,7 @@ def test_letters_that_another_consumer_takes_are_refused_and_missed(
     assert len(listed(run)) == 1
 
 
+@pytest.mark.long
 def test_letters_go_elsewhere_and_in_parts(run, letters):
     said = run("dead-letters", "redrive", "dead", "--to", "mended", "-n", "1", "--json").stdout
     assert json.loads(said) == {"queue": "dead", "sent": {"mended": 1}}
@@ -213,6 +217,7 @@ def test_no_stranger_sends_a_message_with_the_rights_of_who_redrives(run, servic
     assert (sent.value, sent.key, dict(sent.headers)) == (value, key, {"trace": "t-1"})
 
 
+@pytest.mark.long
 def test_a_letter_is_confirmed_by_what_it_has_of_its_message(run, service, genuine):
     """Not by what else is put aside with a message: any publisher can write such headers."""
     put(
@@ -223,6 +228,7 @@ def test_a_letter_is_confirmed_by_what_it_has_of_its_message(run, service, genui
     assert (back.value, dict(back.headers)) == (b"order 1", {"trace": "t-1"})
 
 
+@pytest.mark.long
 def test_letters_of_other_logs_are_confirmed_too(run, service, kafka, redis_server):
     topic = uuid.uuid4().hex
     kafka.create_topic(topic, 1)

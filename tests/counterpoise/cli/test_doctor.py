@@ -55,6 +55,7 @@ def test_an_idle_queue_needs_no_consumer(run, service):
     assert "no consumer is bound and none is needed" in said
 
 
+@pytest.mark.long
 def test_it_names_a_log_that_this_machine_does_not_reach(run, service):
     run("queues", "create", "a", "-p", "2")
     run("queues", "create", "b", "-p", "2")
@@ -79,6 +80,7 @@ def test_it_asks_no_cluster_whose_log_it_could_not_look_at(run, service, monkeyp
     assert examined(service.url)["log of a"][0] == "skipped"
 
 
+@pytest.mark.long
 def test_it_names_positions_that_retention_has_passed(run, service, kafka):
     name = uuid.uuid4().hex
     kafka.create_topic(name, 2)
@@ -112,6 +114,7 @@ def test_lag_and_doctor_show_what_consumers_report(run, service):
     assert "partition 1, billing: at 7: [red]ValueError[/red]" in said
 
 
+@pytest.mark.long
 def test_it_says_what_is_set_aside_in_a_retry_queue(run, service):
     for queue in ("flights", "later"):
         run("queues", "create", queue, "-p", "2", "--rebalance-delay", "0")

@@ -21,6 +21,7 @@ def shown(run):
     return json.loads(run("positions", "show", "a", "--json").stdout)["partitions"]
 
 
+@pytest.mark.long
 def test_a_dry_run_says_what_would_be_read_again_and_changes_nothing(run, consumed):
     before = shown(run)
     assert sum(int(one["position"] or 0) for one in before) == 4
@@ -140,6 +141,7 @@ def test_what_was_set_is_shown_and_not_what_the_dry_run_expected(
         assert all(one.lag == 0 for one in client.partitions("a"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", [["--to", "earliest"], ["earliest"], ["--to", "2h"]])
 def test_one_partition_is_set_and_the_others_stay(run, consumed, where):
     before = {one["partition"]: one["position"] for one in shown(run)}

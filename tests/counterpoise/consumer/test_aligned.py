@@ -123,6 +123,7 @@ def run_until_resized(service: MemoryService, seen: list[Message]) -> None:
         service.wait_until(lambda: service.lag("matching") == 0, timeout_seconds=240)
 
 
+@pytest.mark.long
 def test_it_follows_resizes_and_reads_everything_meanwhile(service: MemoryService) -> None:
     client = service.client
     publish(service, "payments")
@@ -140,6 +141,7 @@ def test_it_follows_resizes_and_reads_everything_meanwhile(service: MemoryServic
     assert len(seen) == 3 * KEYS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("last", SIDES)
 def test_a_discard_in_one_log_discards_nothing_of_the_other(
     service: MemoryService, last: str
@@ -160,6 +162,7 @@ def test_a_discard_in_one_log_discards_nothing_of_the_other(
     assert len(seen) < 2 * KEYS
 
 
+@pytest.mark.long
 def test_a_log_keeps_what_the_aligned_queue_has_not_processed(service: MemoryService) -> None:
     service.client.change_queue("orders", retention_seconds=0)
     publish(service, "orders")

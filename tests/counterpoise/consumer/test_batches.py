@@ -75,6 +75,7 @@ def test_consumers_come_and_go_without_a_message_twice(service, client, publish)
     assert outcomes <= {"initial", "graceful"}
 
 
+@pytest.mark.long
 def test_retiring_partitions_are_worked_to_their_end(service, client, publish):
     publish(range(400))
     with Running(service.url, slow_seconds=0.01, max_messages=20) as one:
@@ -105,6 +106,7 @@ def test_it_ends_after_a_limit_and_not_one_message_later(service, client, publis
     assert numbers(one, another) == list(range(50))
 
 
+@pytest.mark.long
 def test_an_exception_of_the_program_ends_it_and_loses_nothing(service, client, publish):
     publish(range(20))
 
@@ -143,6 +145,7 @@ def test_a_handler_that_misses_a_queue_is_not_taken_for_the_end(service, client,
         Consumer("flights", handle, url=service.url).run()
 
 
+@pytest.mark.long
 def test_a_recreated_queue_is_not_mistaken_for_the_consumed_one(
     service, client, publish, migrated_url
 ):
@@ -175,6 +178,7 @@ def test_the_logs_address_in_the_environment_wins(service, client, publish, monk
         Consumer("flights", lambda owned, batch: None, url=service.url, limit=1).run()
 
 
+@pytest.mark.long
 def test_it_goes_on_after_the_service_was_away(served):
     with Client(served.url) as client:
         client.create_queue("flights", 2, rebalance_delay=0)

@@ -54,6 +54,7 @@ def test_two_consumers_share_a_topic_and_hand_over_without_a_trace(client, runni
     assert sum(int(position or 0) for position in positions(client).values()) == 700
 
 
+@pytest.mark.long
 def test_what_is_set_aside_in_a_topic_is_handed_over_in_order(client, kafka, running, publish):
     name = uuid.uuid4().hex
     kafka.create_topic(name, 2)

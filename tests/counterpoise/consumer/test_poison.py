@@ -149,6 +149,7 @@ def test_a_quarantine_can_be_ended_by_its_own_alarm(running, publish):
     assert in_order(one)
 
 
+@pytest.mark.long
 def test_a_quarantined_partition_is_handed_over_at_its_poison(client, running, publish):
     publish(range(60))
     with running(Picky(), on_poison="quarantine") as one:
@@ -186,6 +187,7 @@ def test_a_dead_letter_says_where_it_comes_from(service, client, running, publis
     }
 
 
+@pytest.mark.long
 def test_a_function_can_take_dead_letters_and_is_tried_again_when_it_cannot_now(running, publish):
     publish(range(60))
     stored = []
@@ -202,6 +204,7 @@ def test_a_function_can_take_dead_letters_and_is_tried_again_when_it_cannot_now(
     assert picky.asked[POISON] == 1
 
 
+@pytest.mark.long
 def test_a_message_that_cannot_be_stored_is_not_passed(client, running, publish):
     publish(range(60))
 
@@ -217,6 +220,7 @@ def test_a_message_that_cannot_be_stored_is_not_passed(client, running, publish)
     assert POISON in two.numbers
 
 
+@pytest.mark.long
 def test_a_storage_error_names_the_position_and_the_failure(running, publish):
     publish(range(60))
 
@@ -233,6 +237,7 @@ def test_a_storage_error_names_the_position_and_the_failure(running, publish):
     assert "ValueError('23 is poison')" in note
 
 
+@pytest.mark.long
 def test_a_letter_that_another_consumer_stores_at_the_same_time_is_stored(
     service, client, dead, monkeypatch
 ):
@@ -295,6 +300,7 @@ def test_letters_do_not_go_into_the_log_of_the_retry_queue(memory):
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "policy", [DeadLetter("dead"), Retry("retries", after_seconds=[0], then=DeadLetter("dead"))]
 )
@@ -317,6 +323,7 @@ class Unspeakable(Exception):
     __repr__ = __str__
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "policy", ["quarantine", DeadLetter("dead"), Retry("retries", after_seconds=[0])]
 )

@@ -79,6 +79,7 @@ def test_a_message_that_succeeds_later_is_followed_by_its_key(client, running, p
     assert in_order(one)
 
 
+@pytest.mark.long
 @on_each_log
 def test_what_comes_again_is_what_was_published(running, publish, retries):
     publish(range(60))
@@ -95,6 +96,7 @@ def test_what_comes_again_is_what_was_published(running, publish, retries):
     assert again == failed[0]
 
 
+@pytest.mark.long
 @on_each_log
 def test_after_the_last_delay_the_next_policy_decides(client, running, publish, retries):
     publish(range(60))
@@ -118,6 +120,7 @@ def test_after_the_last_delay_the_next_policy_decides(client, running, publish, 
     assert at_end(client, 60)
 
 
+@pytest.mark.long
 def test_a_letter_that_cannot_be_stored_now_is_stored_later_and_not_tried_again(
     running, publish, retries
 ):
@@ -137,6 +140,7 @@ def test_a_letter_that_cannot_be_stored_now_is_stored_later_and_not_tried_again(
     assert picky.asked[POISON] == 2
 
 
+@pytest.mark.long
 def test_quarantine_after_the_last_delay_until_it_is_resumed(client, running, publish, retries):
     publish(range(60))
     picky = Picky()
@@ -154,6 +158,7 @@ def test_quarantine_after_the_last_delay_until_it_is_resumed(client, running, pu
     assert in_order(one)
 
 
+@pytest.mark.long
 def test_halt_after_the_last_delay_leaves_the_message_to_the_next_run(running, publish, retries):
     publish(range(60))
     policy = Retry(retries, after_seconds=[0.01], then="halt")
@@ -192,6 +197,7 @@ def test_a_graceful_handoff_repeats_nothing_and_the_next_owner_holds_the_key(
     assert outcomes == {"initial", "graceful"}
 
 
+@pytest.mark.long
 @on_each_log
 def test_a_delay_that_has_begun_goes_on_at_the_next_owner(client, running, publish, retries):
     """Not begun anew: the tries are counted, and the last policy comes."""
@@ -260,6 +266,7 @@ def test_a_kill_around_a_record_loses_nothing(client, running, publish, retries,
         assert Counter(two.numbers)[POISON] <= 1
 
 
+@pytest.mark.long
 def test_nothing_passes_while_a_message_cannot_be_set_aside(client, running, publish, retries):
     publish(range(60))
     tried = []
@@ -280,6 +287,7 @@ def test_nothing_passes_while_a_message_cannot_be_set_aside(client, running, pub
         assert one.consumer.set_aside == 1 + len(BEHIND)
 
 
+@pytest.mark.long
 def test_a_partition_waits_when_memory_has_no_room(client, running, publish, retries, caplog):
     publish(range(60))
     picky = Picky()
@@ -293,6 +301,7 @@ def test_a_partition_waits_when_memory_has_no_room(client, running, publish, ret
     assert in_order(one)
 
 
+@pytest.mark.long
 def test_of_a_batch_only_the_keys_that_are_held_wait(service, client, publish, retries):
     publish(range(60))
     passed: list[int] = []
@@ -334,6 +343,7 @@ def test_of_a_batch_only_the_keys_that_are_held_wait(service, client, publish, r
         assert of_key == sorted(of_key)
 
 
+@pytest.mark.long
 def test_messages_without_a_key_do_not_wait_for_each_other(service, client, running, retries):
     with Publisher("flights", url=service.url) as publisher:
         for number in range(60):
@@ -344,6 +354,7 @@ def test_messages_without_a_key_do_not_wait_for_each_other(service, client, runn
         assert one.consumer.set_aside == 1
 
 
+@pytest.mark.long
 def test_a_partition_that_is_removed_is_finished_after_what_it_has_set_aside(
     client, running, publish, retries
 ):
@@ -371,6 +382,7 @@ def test_a_partition_that_is_removed_is_finished_after_what_it_has_set_aside(
     assert in_order(one)
 
 
+@pytest.mark.long
 def test_what_comes_after_a_split_waits_for_what_is_set_aside(
     service, client, running, publish, retries
 ):

@@ -30,6 +30,7 @@ def test_workers_work_in_parallel_and_keep_the_order(running, publish):
     assert in_order(one)
 
 
+@pytest.mark.long
 def test_a_slow_partition_stops_no_other_and_does_not_fill_the_memory(service, running, publish):
     publish(range(2000))
     block = threading.Event()
@@ -113,6 +114,7 @@ def test_a_consumer_that_is_drained_from_outside_hands_over_and_ends(
     assert caplog.text.count("drained by an administrator") == 1
 
 
+@pytest.mark.long
 def test_the_only_consumer_that_is_drained_from_outside_finishes_and_leaves(
     client, running, publish
 ):
@@ -194,6 +196,7 @@ def test_a_slow_message_that_is_done_in_time_is_handed_over_in_order(
     assert sorted(outcomes) == ["graceful", "initial"]
 
 
+@pytest.mark.long
 def test_a_slow_message_that_is_done_too_late_is_not_committed(client, one_partition, running):
     client.change_queue("one", max_handoff_time=0.3)
     slow = Slow()
@@ -215,6 +218,7 @@ def test_a_slow_message_that_is_done_too_late_is_not_committed(client, one_parti
     assert "forced" in [move.outcome for r in client.rebalances("one") for move in r.moves]
 
 
+@pytest.mark.long
 def test_it_commits_by_number_and_by_time(client, running, publish):
     publish(range(100))
     with running(commit_seconds=3600, commit_messages=50) as one:
@@ -226,6 +230,7 @@ def test_it_commits_by_number_and_by_time(client, running, publish):
         eventually(lambda: sum(int(p or 0) for p in positions(client).values()) == 110)
 
 
+@pytest.mark.long
 def test_a_worker_that_fails_ends_all_and_keeps_what_the_others_did(client, running, publish):
     publish(range(200))
 
@@ -244,6 +249,7 @@ def test_a_worker_that_fails_ends_all_and_keeps_what_the_others_did(client, runn
     assert sorted(handled + two.numbers) == list(range(200))
 
 
+@pytest.mark.long
 def test_a_consumer_that_may_not_read_waits_and_reports_why(
     client, running, publish, postgres_of, monkeypatch
 ):
@@ -260,6 +266,7 @@ def test_a_consumer_that_may_not_read_waits_and_reports_why(
         eventually(lambda: one.numbers == [0] and not client.conditions("flights"))
 
 
+@pytest.mark.long
 def test_the_log_of_a_new_queue_is_waited_for(service, client, running, publish, postgres_of):
     publish(range(3))
     postgres_of("UPDATE counterpoise_log.logs SET name = 'elsewhere' WHERE name = 'flights'")
@@ -272,6 +279,7 @@ def test_the_log_of_a_new_queue_is_waited_for(service, client, running, publish,
         Consumer("flights", print, url=service.url, log_appears_seconds=0.1).run()
 
 
+@pytest.mark.long
 def test_a_partition_whose_log_ends_too_early_waits_and_the_others_go_on(
     service, client, running, publish, postgres_of, monkeypatch
 ):
@@ -291,6 +299,7 @@ def test_a_partition_whose_log_ends_too_early_waits_and_the_others_go_on(
         Consumer("flights", print, url=service.url).run()
 
 
+@pytest.mark.long
 def test_partitions_come_and_go_while_the_settler_waits_for_an_answer(
     client, running, publish, monkeypatch
 ):

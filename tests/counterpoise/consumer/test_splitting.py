@@ -136,6 +136,7 @@ def test_a_child_is_processed_after_all_its_parents(client, publish, running):
         eventually(lambda: states(client) == {3: "owned"})
 
 
+@pytest.mark.long
 def test_an_owner_that_dies_at_the_sealed_end_loses_no_child(service, client, publish, running):
     """It has committed the end of the parent and never reports what comes after it."""
     publish(range(20))
@@ -150,6 +151,7 @@ def test_an_owner_that_dies_at_the_sealed_end_loses_no_child(service, client, pu
         eventually(lambda: states(client) == {1: "owned", 2: "owned"})
 
 
+@pytest.mark.long
 def test_a_service_that_died_after_the_split_of_the_log_is_told_by_the_owner(
     service, client, publish, running, postgres_of
 ):
@@ -172,6 +174,7 @@ def test_a_service_that_died_after_the_split_of_the_log_is_told_by_the_owner(
         assert all_in_order(one.seen)
 
 
+@pytest.mark.long
 def test_a_queue_that_reads_another_s_dynamic_log_follows_its_splits(client, publish, running):
     publish(range(20))
     client.split_partition("flights", 0)
@@ -191,6 +194,7 @@ def test_a_queue_that_reads_another_s_dynamic_log_follows_its_splits(client, pub
         assert all_in_order(every.seen)
 
 
+@pytest.mark.long
 def test_an_end_that_the_service_refuses_is_an_error_that_people_see(
     client, publish, running, monkeypatch, caplog
 ):

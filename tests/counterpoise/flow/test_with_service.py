@@ -70,6 +70,7 @@ def test_a_flow_that_joins_gets_its_share_in_order(flow):
     assert first.commit([(0, 1, "5"), (3, 1, "31")]) == {0: "ok", 3: "stale_epoch"}
 
 
+@pytest.mark.long
 def test_an_owner_that_does_not_release_loses_at_the_deadline(flow, flights):
     flights.change_queue("flights", max_handoff_time=0.3)
     lost: list = []
@@ -82,6 +83,7 @@ def test_an_owner_that_does_not_release_loses_at_the_deadline(flow, flights):
     assert first.release(3) == "stale_epoch"
 
 
+@pytest.mark.long
 def test_a_successor_that_warms_up_is_told_and_says_ready(flow):
     warmed: list = []
 
@@ -101,6 +103,7 @@ def test_a_successor_that_warms_up_is_told_and_says_ready(flow):
     assert dict(second.warming) == {}
 
 
+@pytest.mark.long
 def test_a_flow_whose_renewals_stop_loses_and_comes_back(flow, flights, migrated_url):
     flights.change_queue("flights", max_handoff_time=0.3)
     health = Health()
@@ -120,6 +123,7 @@ def test_a_flow_whose_renewals_stop_loses_and_comes_back(flow, flights, migrated
     owns(first, 2)
 
 
+@pytest.mark.long
 def test_the_same_instance_elsewhere_takes_over_and_the_first_stops(flow):
     first = flow(instance_id="one")
     owns(first, 4)
@@ -143,6 +147,7 @@ def test_an_administrator_removes_a_flow_and_it_stays_away(flow, flights):
     assert flights.flows("flights") == []
 
 
+@pytest.mark.long
 def test_the_queue_is_deleted_under_a_flow(flow, flights):
     first = flow()
     flights.delete_queue("flights", force=True)
@@ -151,6 +156,7 @@ def test_the_queue_is_deleted_under_a_flow(flow, flights):
         first.commit({0: "5"})
 
 
+@pytest.mark.long
 def test_a_flow_does_not_take_a_queue_made_again_for_its_own(flow, flights, migrated_url):
     """It slept beyond its lease; epoch 1 of the new queue is not epoch 1 of the old one."""
     health = Health()

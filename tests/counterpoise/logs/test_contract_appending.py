@@ -40,6 +40,7 @@ messages = st.builds(
 )
 
 
+@pytest.mark.long
 @settings(
     max_examples=budget(50),
     deadline=None,

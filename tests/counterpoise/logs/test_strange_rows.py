@@ -106,6 +106,7 @@ DEEP = '{"deep": ' + "[" * 4000 + "]" * 4000 + "}"
 LONG_NUMBER = '{"number": ' + "7" * 100_000 + "}"
 
 
+@pytest.mark.long
 @fuzzed
 @given(
     st.lists(
@@ -131,6 +132,7 @@ def test_rows_of_the_builtin_log(log: Log, log_url: str, rows: Sequence[Row]) ->
     hold_again(log, read)
 
 
+@pytest.mark.long
 def test_the_builtin_log_takes_nothing_that_a_consumer_cannot_show(log: Log, log_url: str) -> None:
     """Also if its SQL function is called directly."""
     append = """SELECT counterpoise_log.append('flights', 4, 'p', 0, ARRAY[0], ARRAY[''::bytea],
@@ -174,6 +176,7 @@ redis_fields = st.dictionaries(
 )
 
 
+@pytest.mark.long
 @fuzzed
 @given(st.lists(redis_fields, min_size=1, max_size=5))
 @example([{b"t": b"1", b"v": b"a", b"h": LONG_NUMBER.encode()}])

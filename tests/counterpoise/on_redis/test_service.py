@@ -89,6 +89,7 @@ def test_messages_come_through_once_also_while_the_queue_grows_and_shrinks(world
     assert sorted(value.decode() for _, value in seen) == values
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["builtin", "redis"])
 def test_the_last_messages_stay_where_they_are_to_be_kept(world, kind):
     where = {"log": world.log} if kind == "redis" else {"retention_seconds": 0}
@@ -111,6 +112,7 @@ def test_the_last_messages_stay_where_they_are_to_be_kept(world, kind):
     log.close()
 
 
+@pytest.mark.long
 def test_the_builtin_log_keeps_what_its_queue_says(world):
     made = world.client.create_queue("flights", 1, rebalance_delay=0)
     assert (made.retention_seconds, made.retention_bytes) == (86_400, 1 << 30)
@@ -167,6 +169,7 @@ def test_positions_trimming_and_lag(world):
     log.close()
 
 
+@pytest.mark.long
 def test_a_second_queue_on_the_log_follows_the_first(world):
     world.client.create_queue("flights", 2, log=world.log, rebalance_delay=0)
     spelled = world.log.replace("/0/", "/00/")
@@ -208,6 +211,7 @@ def test_a_log_that_redis_has_lost_is_made_anew_and_messages_are_not_mistaken(wo
     assert consume(world, "flights", 1) == ["d"]
 
 
+@pytest.mark.long
 def test_unprocessed_messages_stay_when_redis_loses_those_of_another_queue(world):
     world.client.create_queue("flights", 1, log=world.log, rebalance_delay=0)
     world.client.create_queue("copy", log=world.log, rebalance_delay=0)
@@ -255,6 +259,7 @@ def test_an_impossible_position_is_refused_and_does_not_stop_the_upkeep(world):
     log.close()
 
 
+@pytest.mark.long
 def test_an_upkeep_does_not_bring_the_log_of_a_deleted_queue_back(world, monkeypatch):
     world.client.create_queue("flights", 1, log=world.log)
     upkeep = ExternalLogs.ensure
@@ -297,6 +302,7 @@ def test_a_log_out_of_reach_refuses_a_queue_and_shows_no_lag(world, tmp_path):
     assert world.client.queues() == []
 
 
+@pytest.mark.long
 def test_credentials_in_the_log_are_refused_with_a_hint_and_never_shown(world, capfd):
     for log in (
         f"redis://:{SECRET}@{world.redis.address}/0/q",
@@ -324,6 +330,7 @@ def run(*arguments, code=0, **environment):
     return result
 
 
+@pytest.mark.long
 def test_the_lag_command_shows_what_is_left(world):
     world.client.create_queue("flights", 2, log=world.log, rebalance_delay=0)
     publish(world, "flights", [f"v{n}" for n in range(10)])

@@ -192,6 +192,7 @@ def test_one_connection_to_a_log_that_takes_one_batch_at_a_time(stage, publisher
     assert stage.opened == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("takes_effect", [False, True])
 @pytest.mark.parametrize("pause_seconds", [3600.0, 0.0])
 def test_what_a_helper_cannot_send_the_sender_sends(
@@ -375,6 +376,7 @@ def test_a_helper_without_work_ends(stage, publisher, monkeypatch):
     check(stage, 200)
 
 
+@pytest.mark.long
 def test_a_resize_amid_load_keeps_each_key_in_order(service, log, log_url):
     """Against the real log, with connections that are killed as well."""
     stop = threading.Event()

@@ -503,11 +503,13 @@ def unclosed(url, timeout_seconds):
     return done.stderr
 
 
+@pytest.mark.long
 def test_a_program_that_ends_without_close_delivers_its_messages(service, log):
     assert unclosed(service.url, 60) == ""
     assert everything(log) == ["last"]
 
 
+@pytest.mark.long
 def test_what_cannot_be_delivered_at_the_end_is_counted():
     said = unclosed("http://127.0.0.1:9", 0.3)
     assert "a publisher of flights was not closed: 1 of its messages" in said

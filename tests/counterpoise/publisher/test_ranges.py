@@ -82,6 +82,7 @@ def test_messages_without_a_key_go_to_all_partitions_that_are_not_sealed(publish
     assert max(others) - min(others) <= 2
 
 
+@pytest.mark.long
 def test_splits_and_merges_amid_batches_lose_repeat_and_reorder_nothing(publisher, log, log_url):
     """One of them at a time, each while another EACH messages are published."""
     published = defaultdict(list)

@@ -117,6 +117,7 @@ def test_wrong_options_are_refused_when_the_stream_is_loaded(
     assert said in str(refused.value)
 
 
+@pytest.mark.long
 def test_an_unknown_queue_fails_the_query(
     spark: SparkSession, service: Service, tmp_path: Path
 ) -> None:

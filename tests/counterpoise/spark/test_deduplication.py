@@ -117,6 +117,7 @@ def test_ids_are_remembered_by_all_partitions_for_the_horizon(writing: Writing) 
     assert writing.passed()[5:] == ["a"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind_of", "value"),
     [

@@ -90,6 +90,7 @@ def _progress(*ends: Json) -> Any:
     return SimpleNamespace(iterator=lambda: iterator)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("driver", ["the same", "another"])
 def test_under_another_instance_a_replayed_batch_is_the_sources_present_plan(
     source: Source, running: Callable[[Json], RunningBatch], tmp_path: Any, driver: str

@@ -111,6 +111,7 @@ def messages(spark: SparkSession, service: Service, client: Client) -> Callable[
     return load
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LOSES)
 def test_it_is_refused_before_anything_is_bound_and_allowed_by_name(
     name: str, messages: Callable[..., DataFrame], client: Client, tmp_path: Path
@@ -127,6 +128,7 @@ def test_it_is_refused_before_anything_is_bound_and_allowed_by_name(
     refuse_lost_state(shape(messages(stateOnHandoff="lose")))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("warmup", ["false", "true"])
 def test_a_join_of_aligned_queues_is_refused_also_with_their_history(
     warmup: str, spark: SparkSession, service: Service, client: Client
@@ -264,6 +266,7 @@ def test_a_service_that_is_away_is_said_so(messages: Callable[..., DataFrame]) -
         refuse_lost_state(away.groupBy("key").count())
 
 
+@pytest.mark.long
 def test_a_query_without_state_is_examined_in_less_than_a_start_takes(
     messages: Callable[..., DataFrame], tmp_path: Path
 ) -> None:

@@ -74,6 +74,7 @@ def test_what_a_log_has_of_a_batch_is_left_out_in_all_columns(log):
         assert read == sent[partition::3]
 
 
+@pytest.mark.long
 def test_a_large_batch_does_not_go_to_the_disk_on_its_way(log, log_url):
     values = [bytes(1024) for _ in range(8192)]
     with psycopg.connect(log_url) as connection:
@@ -93,6 +94,7 @@ def test_plans_of_an_append_are_general_ones(log_url):
     assert all("plan_cache_mode=force_generic_plan" in config for (config,) in rows)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("column", ["values", "keys", "headers", "times"])
 @pytest.mark.parametrize("array", ["[0:1]={{{0},{0}}}", "[2:3]={{{0},{0}}}", "{{{{{0}}},{{{0}}}}}"])
 def test_an_array_with_a_numbering_of_its_own_is_refused(log, log_url, column, array):
@@ -249,6 +251,7 @@ def test_a_resize_waits_for_appends_under_way_and_later_ones_see_it(log, log_url
     late.close()
 
 
+@pytest.mark.long
 def test_a_steady_stream_of_appends_does_not_keep_a_resize_waiting(log, log_url):
     stop = threading.Event()
 

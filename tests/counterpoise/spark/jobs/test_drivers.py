@@ -127,6 +127,7 @@ def test_an_application_that_comes_back_has_another_driver(careless: Any) -> Non
     assert drivers[0] != drivers[1]
 
 
+@pytest.mark.long
 def test_a_driver_that_died_is_replaced(tmp_path: Path) -> None:
     with contextlib.closing(Drivers(tmp_path / "drivers", 3, STUB)) as drivers:
         # Once while it is idle, without any message.

@@ -113,6 +113,7 @@ def is_binary(connection: Connection, rows: pa.Table, table: str) -> bool:
     return binary_rows(suited(rows, types), types) is not None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("of", "kind", "found"), KNOWN)
 def test_both_formats_write_the_same(
     connection: Connection, of: str, kind: pa.DataType, found: list[Any]
@@ -130,6 +131,7 @@ def test_both_formats_write_the_same(
     assert len(values("in_binary", connection)) == len(rows)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("of", "kind", "found"), ONLY_AS_TEXT)
 def test_other_types_are_converted_by_the_server(
     connection: Connection, of: str, kind: pa.DataType, found: list[Any]
@@ -155,6 +157,7 @@ def test_times_without_a_zone_are_in_utc_whatever_zone_the_rows_have(
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("of", "kind", "value", "words"),
     [

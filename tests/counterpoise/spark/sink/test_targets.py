@@ -111,6 +111,7 @@ def test_holes_in_the_log_are_no_gaps(place: Place) -> None:
     assert place.positions(0) == [0, 7, 40, 222]
 
 
+@pytest.mark.long
 def test_a_range_that_was_not_read_moves_nothing(place: Place) -> None:
     """Partition 1 was skipped, its new owner writes it."""
     place.write([Slice(0, 1, "0", "5")], rows_of(0, 0, 5))
@@ -119,6 +120,7 @@ def test_a_range_that_was_not_read_moves_nothing(place: Place) -> None:
     assert place.positions(1) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.long
 def test_one_superseded_range_does_not_hinder_the_others(place: Place) -> None:
     place.write([Slice(0, 5, "0", "2")], rows_of(0, 0, 2))
     ranges = [Slice(0, 4, "0", "9"), Slice(1, 4, "0", "2")]
@@ -165,6 +167,7 @@ def test_a_frozen_writer_is_superseded_by_its_successor(place: Place) -> None:
     assert place.high_water() == {0: (2, "8")}
 
 
+@pytest.mark.long
 def test_a_frozen_writer_is_superseded_by_a_successor_that_wrote_no_row(place: Place) -> None:
     """All rows of the successor's range were filtered, so it has changed the high-water alone."""
 
@@ -178,6 +181,7 @@ def test_a_frozen_writer_is_superseded_by_a_successor_that_wrote_no_row(place: P
     assert place.high_water() == {0: (2, "3")}
 
 
+@pytest.mark.long
 def test_a_frozen_writer_is_superseded_by_a_repetition(place: Place) -> None:
     """The successor finds everything written, and only raises the epoch."""
     place.write([Slice(0, 1, "0", "3")], rows_of(0, 0, 3))
@@ -192,6 +196,7 @@ def test_a_frozen_writer_is_superseded_by_a_repetition(place: Place) -> None:
     assert place.high_water() == {0: (2, "3")}
 
 
+@pytest.mark.long
 def test_a_frozen_writer_writes_the_rest_of_what_another_attempt_wrote(place: Place) -> None:
     """Under one epoch, as when a micro-batch is planned again."""
 
@@ -205,6 +210,7 @@ def test_a_frozen_writer_writes_the_rest_of_what_another_attempt_wrote(place: Pl
     assert place.high_water() == {0: (1, "5")}
 
 
+@pytest.mark.long
 def test_writers_of_other_partitions_do_not_hinder_each_other(place: Place) -> None:
     @once
     def other() -> None:
@@ -216,6 +222,7 @@ def test_writers_of_other_partitions_do_not_hinder_each_other(place: Place) -> N
     assert place.high_water() == {0: (1, "3"), 1: (1, "3")}
 
 
+@pytest.mark.long
 def test_the_other_ranges_of_a_frozen_writer_are_written(place: Place) -> None:
     @once
     def succeed() -> None:
@@ -228,6 +235,7 @@ def test_the_other_ranges_of_a_frozen_writer_are_written(place: Place) -> None:
     assert place.high_water() == {0: (1, "3"), 1: (2, "3")}
 
 
+@pytest.mark.long
 def test_sinks_queues_and_logs_do_not_know_each_other(place: Place) -> None:
     """Whatever signs their names have."""
     marks = [
@@ -245,6 +253,7 @@ def test_sinks_queues_and_logs_do_not_know_each_other(place: Place) -> None:
     assert sorted(place.positions(0)) == sorted([0, 1] * len(marks))
 
 
+@pytest.mark.long
 def test_forgetting_takes_the_next_range_as_the_first(place: Place) -> None:
     other = HighWaterKey("s", "q-2", "log-2", "trains")
     for mark in (HighWaterKey("s", "q-1", "log-1", "flights"), other):
@@ -259,6 +268,7 @@ def test_forgetting_takes_the_next_range_as_the_first(place: Place) -> None:
     assert place.write([Slice(0, 3, "0", "9")], rows_of(0, 0, 9), mark=other) == {0: "repeated"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
@@ -278,6 +288,7 @@ def test_rows_of_other_origin_are_refused(
     assert place.high_water() == {0: (1, "5")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("partition", "position", "error"),
     [(None, "0", ForeignRow), (0, None, ForeignRow), (0, "7-0", InvalidPosition)],

@@ -57,6 +57,7 @@ def test_a_failure_undoes_its_range_and_keeps_those_before(writing: Writing) -> 
     assert writing.positions(0) == writing.positions(1) == [0, 1]
 
 
+@pytest.mark.long
 def test_a_write_that_commits_by_itself_fails(writing: Writing) -> None:
     def write(connection: Any, rows: pa.Table, scope: Any) -> None:
         connection.commit()
@@ -66,6 +67,7 @@ def test_a_write_that_commits_by_itself_fails(writing: Writing) -> None:
     assert writing.high_water().get(0, (-1, None)) == (-1, None)
 
 
+@pytest.mark.long
 def test_one_transaction_of_a_process_waits_for_no_other(writing: Writing) -> None:
     """As those of two queries of one driver, or of a closing of idle windows that takes long."""
     limits, number = TransactionLimits(), "SELECT pg_backend_pid()"
@@ -77,6 +79,7 @@ def test_one_transaction_of_a_process_waits_for_no_other(writing: Writing) -> No
         assert one.exec_driver_sql(number).scalar() in both  # it is kept
 
 
+@pytest.mark.long
 def test_an_error_says_why_the_server_may_have_ended_the_session(writing: Writing) -> None:
     """The driver has only heard that the connection is lost."""
 
@@ -91,6 +94,7 @@ def test_an_error_says_why_the_server_may_have_ended_the_session(writing: Writin
     assert writing.write([Slice(0, 1, "0", "2")], rows_of(0, 0, 2)) == {0: "written"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK"])
 def test_a_transaction_that_ended_on_the_server_moves_no_high_water(
     writing: Writing, statement: str
@@ -167,6 +171,7 @@ def test_two_attempts_at_once_write_once(writing: Writing, rows_before: int) -> 
     assert writing.positions(0) == list(range(9))
 
 
+@pytest.mark.long
 def test_the_second_attempt_writes_when_the_first_fails(writing: Writing) -> None:
     one = Slice(0, 1, "0", "5")
     (first,), (second,) = two_at_once(writing, one, one, fail=True)
@@ -188,6 +193,7 @@ def test_an_old_owner_is_refused_by_a_new_one_that_came_while_it_waited(writing:
     assert writing.positions(0) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("statement", "bounds"),
     [
@@ -241,6 +247,7 @@ def test_a_frozen_writer_loses_its_transaction(
     assert writing.positions(0) == list(range(8))
 
 
+@pytest.mark.long
 def test_a_session_of_another_role_is_named_and_not_ended(
     writing: Writing, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -268,6 +275,7 @@ def test_a_session_of_another_role_is_named_and_not_ended(
     assert f"process {holder} of the database, of the role" in caplog.text
 
 
+@pytest.mark.long
 def test_many_processes_make_the_table_at_once(writing: Writing) -> None:
     failures: list[BaseException] = []
     barrier = threading.Barrier(8)
@@ -290,6 +298,7 @@ def test_many_processes_make_the_table_at_once(writing: Writing) -> None:
     assert failures == []
 
 
+@pytest.mark.long
 def test_a_table_in_a_schema_with_a_strange_name(writing: Writing) -> None:
     with psycopg.connect(writing.url) as connection:
         connection.execute('CREATE SCHEMA "Strange ""Name"')

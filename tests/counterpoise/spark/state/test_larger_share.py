@@ -37,6 +37,7 @@ def publish(service: Service, messages: int) -> None:
             publisher.publish(b"", key=f"k{number}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("floor", ["earliest", "snapshot"])
 def test_a_restart_with_more_flows_shares_out_at_once_and_the_states_go_on(
     service: Service, client: Client, floor: str
