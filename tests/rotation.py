@@ -14,6 +14,11 @@ is cut into three. One of two cells has the first in one part and the second in 
 matrix begins elsewhere, so that a part meets all targets, if not in each test. Cells that are no
 long tests are always played.
 
+A matrix may be spread over functions, as one thing needs another play in each situation. Each names
+the matrix, and is one cell of it:
+
+    @pytest.mark.matrix(of="crashes of writers")
+
 The short property tests, which the long ones draw more often (tests/budgets.py), are a matrix, too.
 
 `--part 2/3` chooses a part, `--part commit` takes that of the commit's hash. Without it all parts
@@ -60,7 +65,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         mark = item.get_closest_marker("matrix")
         if mark and item.get_closest_marker("long"):
-            cells[item.nodeid.partition("[")[0]][item] = sum(_places(item, mark.args))
+            name, level = _cell(item, mark)
+            cells[name][item] = len(cells[name]) if level is None else level
         elif item.get_closest_marker("property") and not item.get_closest_marker("long"):
             cells["properties"][item] = len(cells["properties"])
     if config.option.part is None:
@@ -82,6 +88,13 @@ def chosen(part: int, matrix: str, levels: Mapping[Cell, int]) -> set[Cell]:
     count = min(PARTS, len(found))
     turn = (part + crc32(matrix.encode())) % count
     return {cell for cell, level in levels.items() if found.index(level) % count == turn}
+
+
+def _cell(item: pytest.Item, mark: pytest.Mark) -> tuple[str, int | None]:
+    """The name of its matrix, and its level; None: the next one."""
+    if "of" in mark.kwargs:
+        return mark.kwargs["of"], None
+    return item.nodeid.partition("[")[0], sum(_places(item, mark.args))
 
 
 def _places(item: pytest.Item, dimensions: Collection[str]) -> list[int]:

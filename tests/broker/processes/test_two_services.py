@@ -30,6 +30,7 @@ def pair(migrated_url: str, tmp_path: Path) -> Iterator[Pair]:
             yield one, two
 
 
+@pytest.mark.matrix(of="crowds")
 @pytest.mark.long
 async def test_a_crowd_on_two_services(pair: Pair, crowd_of: CrowdOf) -> None:
     one, two = pair
@@ -51,6 +52,7 @@ async def test_a_crowd_on_two_services(pair: Pair, crowd_of: CrowdOf) -> None:
         await crowd.go_home()
 
 
+@pytest.mark.matrix(of="crowds")
 @pytest.mark.long
 async def test_a_large_crowd_that_changes_all_the_time(pair: Pair, crowd_of: CrowdOf) -> None:
     one, two = pair
@@ -72,6 +74,7 @@ async def test_a_large_crowd_that_changes_all_the_time(pair: Pair, crowd_of: Cro
         await crowd.go_home()
 
 
+@pytest.mark.matrix(of="crowds")
 @pytest.mark.long
 async def test_services_that_are_killed_one_after_the_other(pair: Pair, crowd_of: CrowdOf) -> None:
     """Acknowledged commits are there (the checker looks), and no live flow loses anything."""

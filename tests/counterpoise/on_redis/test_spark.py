@@ -118,6 +118,7 @@ def test_a_chain_writes_each_message_once_and_shows_no_secret(
         assert SECRET not in text
 
 
+@pytest.mark.matrix(of="clusters")
 @pytest.mark.long
 def test_an_application_on_a_cluster_shares_it_and_leaves_in_order_when_told_to_end(
     world: World, drivers: Drivers, tmp_path: Path

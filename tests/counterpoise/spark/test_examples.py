@@ -31,16 +31,19 @@ def play(example: str, directory: Path) -> str:
     return ran.stdout.splitlines()[-1]
 
 
+@pytest.mark.matrix(of="examples")
 def test_counts_per_key_are_exact_though_an_application_is_killed(tmp_path: Path) -> None:
     said = play("per_key_counts.py", tmp_path)
     assert said == "KEPT: 7000 orders published, 7000 counted, for 40 customers"
 
 
+@pytest.mark.matrix(of="examples")
 def test_windows_that_are_open_when_applications_leave_and_die_are_whole(tmp_path: Path) -> None:
     said = play("windowed_means.py", tmp_path)
     assert said == "KEPT: 40 of 40 sensors have one mean of four readings"
 
 
+@pytest.mark.matrix(of="examples")
 def test_a_chain_writes_each_message_once_though_an_application_is_killed(tmp_path: Path) -> None:
     said = play("chain.py", tmp_path)
     assert said == (
@@ -48,6 +51,7 @@ def test_a_chain_writes_each_message_once_though_an_application_is_killed(tmp_pa
     )
 
 
+@pytest.mark.matrix(of="examples")
 def test_sessions_that_are_open_in_a_handoff_are_closed_whole_by_the_successor(
     tmp_path: Path,
 ) -> None:
@@ -56,6 +60,7 @@ def test_sessions_that_are_open_in_a_handoff_are_closed_whole_by_the_successor(
     assert "40 of 40 have all their clicks" in said
 
 
+@pytest.mark.matrix(of="examples")
 def test_two_applications_share_a_topic_and_each_message_comes_once(tmp_path: Path) -> None:
     said = play("kafka_shared.py", tmp_path)
     assert said.startswith("KEPT: 1800 messages published, 1800 seen, 0 twice, 0 out of order")

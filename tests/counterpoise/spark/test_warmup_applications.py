@@ -124,6 +124,7 @@ def check_there_and_back(stage: WarmStage) -> None:
     assert len(stage.rows()) == len(stage.seen())
 
 
+@pytest.mark.matrix(of="warm-ups")
 def test_there_and_back_again_the_state_is_right(stage: WarmStage) -> None:
     """With snapshots. With replay: `cluster/test_cluster.py`."""
     first, second = (stage.stateful(name, "snapshot") for name in ("first", "second"))
@@ -140,6 +141,7 @@ def test_there_and_back_again_the_state_is_right(stage: WarmStage) -> None:
     assert stage.moves()["graceful"] >= 3
 
 
+@pytest.mark.matrix(of="warm-ups")
 def test_learners_and_owners_come_go_and_die(stage: WarmStage) -> None:
     """The examples of the literature on streams, with a learner that is held while it learns."""
     stage.learning_queue(3)
@@ -182,6 +184,7 @@ def test_learners_and_owners_come_go_and_die(stage: WarmStage) -> None:
     assert {row.application for row in stage.rows()} == {"owner", "one", "two"}
 
 
+@pytest.mark.matrix(of="warm-ups")
 def test_three_applications_start_and_leave_while_the_others_warm_up(stage: WarmStage) -> None:
     """A leaving application works until the others have learned; a learner dies, then a leaving
     one.

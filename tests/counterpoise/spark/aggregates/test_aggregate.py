@@ -92,6 +92,7 @@ def stage(
     stage.end()
 
 
+@pytest.mark.matrix(of="aggregates in handoffs")
 @pytest.mark.long
 def test_a_second_application_joins_within_a_window(stage: Stage) -> None:
     """Spark's own aggregation gives two rows for a key: 10 and 10."""
@@ -105,6 +106,7 @@ def test_a_second_application_joins_within_a_window(stage: Stage) -> None:
     assert {n for *_, n in stage.rows()} == {20}
 
 
+@pytest.mark.matrix(of="aggregates in handoffs")
 @pytest.mark.long
 def test_one_of_two_is_drained_within_a_window(stage: Stage) -> None:
     """Spark's own aggregation counts 120 of 160: the open windows of the drained one are gone."""
@@ -119,6 +121,7 @@ def test_one_of_two_is_drained_within_a_window(stage: Stage) -> None:
     assert sum(n for *_, n in stage.rows()) == 160
 
 
+@pytest.mark.matrix(of="aggregates in handoffs")
 @pytest.mark.long
 def test_a_backlog_goes_to_an_application_at_a_later_time(stage: Stage) -> None:
     """Spark's own aggregation counts 400 of 800: its watermark has passed the backlog."""
@@ -147,6 +150,7 @@ def test_a_backlog_goes_to_an_application_at_a_later_time(stage: Stage) -> None:
     assert sum(n for *_, n in stage.rows()) == 800
 
 
+@pytest.mark.matrix(of="aggregates in handoffs")
 @pytest.mark.long
 def test_a_quiet_partition_is_passed_in_between_micro_batches(stage: Stage) -> None:
     counting = stage.aggregate(idle_seconds=1.0)
@@ -161,6 +165,7 @@ def test_a_quiet_partition_is_passed_in_between_micro_batches(stage: Stage) -> N
     assert counting.close_windows() == 0
 
 
+@pytest.mark.matrix(of="aggregates in handoffs")
 @pytest.mark.long
 def test_resizes_in_both_directions_within_a_window(stage: Stage) -> None:
     stage.start("one")

@@ -76,6 +76,7 @@ def stage(
         yield stage
 
 
+@pytest.mark.matrix(of="crashes of writers")
 @pytest.mark.parametrize("seed", [1])
 def test_every_window_is_written_once_and_whole(stage: CountingStage, seed: int) -> None:
     """Each round publishes within an hour of its own, out of order, and ends one application."""

@@ -32,6 +32,7 @@ def stage(service: Service, drivers: Drivers, tmp_path: Path) -> Iterator[WarmSt
         yield stage
 
 
+@pytest.mark.matrix(of="clusters")
 def test_shipped_as_an_archive_of_an_environment_there_and_back_again_the_state_is_right(
     stage: WarmStage, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def submitted(
     )
 
 
+@pytest.mark.matrix(of="clusters")
 def test_applications_share_a_queue_as_executors_come_and_go(
     service: Service, client: Client, cluster: Standalone, tmp_path: Path
 ) -> None:

@@ -248,6 +248,7 @@ def test_a_window_is_written_once_and_whole(stage: Stage) -> None:
     }
 
 
+@pytest.mark.matrix(of="processors in handoffs")
 @pytest.mark.long
 def test_an_id_that_comes_again_after_a_drain(stage: Stage) -> None:
     applications = ids(stage)
@@ -264,6 +265,7 @@ def test_an_id_that_comes_again_after_a_drain(stage: Stage) -> None:
     assert Counter(row[:2] for row in stage.rows()) == wanted
 
 
+@pytest.mark.matrix(of="processors in handoffs")
 @pytest.mark.long
 def test_pairs_of_two_logs_whose_first_message_came_before_a_drain(stage: Stage) -> None:
     applications = pairs_of_two_logs(stage)
@@ -279,6 +281,7 @@ def test_pairs_of_two_logs_whose_first_message_came_before_a_drain(stage: Stage)
     assert found_pairs(stage) == [(key, o, p) for key in KEYS for o in orders for p in payments]
 
 
+@pytest.mark.matrix(of="processors in handoffs")
 @pytest.mark.long
 def test_windows_in_a_crash_and_resizes(stage: Stage) -> None:
     applications = windows(stage)
@@ -307,6 +310,7 @@ def test_windows_in_a_crash_and_resizes(stage: Stage) -> None:
     stage.until_rows(3, wanted)
 
 
+@pytest.mark.matrix(of="processors in handoffs")
 @pytest.mark.long
 def test_ids_in_a_crash_and_a_resize(stage: Stage) -> None:
     applications = ids(stage)
@@ -323,6 +327,7 @@ def test_ids_in_a_crash_and_a_resize(stage: Stage) -> None:
     stage.until_rows(2, wanted + [(key, "a") for key in MOVED])
 
 
+@pytest.mark.matrix(of="processors in handoffs")
 @pytest.mark.long
 def test_pairs_in_a_drain_a_crash_and_a_resize(stage: Stage) -> None:
     applications = pairs(stage)
@@ -345,6 +350,7 @@ def test_pairs_in_a_drain_a_crash_and_a_resize(stage: Stage) -> None:
     stage.until_rows(3, wanted + [(key, "o1", "p3") for key in KEYS if key not in MOVED])
 
 
+@pytest.mark.matrix(of="processors in handoffs")
 @pytest.mark.long
 def test_pairs_of_two_logs_in_a_crash_and_a_resize(stage: Stage) -> None:
     applications = pairs_of_two_logs(stage)

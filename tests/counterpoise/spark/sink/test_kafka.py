@@ -56,6 +56,7 @@ def abort_one(kafka: ApacheKafka, topic: str) -> None:
     producer.abort_transaction(60)
 
 
+@pytest.mark.matrix(of="crashes of writers")
 def test_one_is_killed_and_one_drained_and_each_message_is_there_once(
     stage: TopicStage, apache_kafka: ApacheKafka
 ) -> None:

@@ -288,6 +288,7 @@ def skipped(application: Application) -> set[int]:
     return {int(number) for line in lines for number in re.findall(r"partition (\d+) \[", line)}
 
 
+@pytest.mark.matrix(of="crashes of writers")
 def test_killed_at_every_step_and_restarted_at_once(stage: SinkStage) -> None:
     """The same instances again (`replaced`): their planned batches are replayed, not skipped.
 
@@ -326,6 +327,7 @@ def test_killed_at_every_step_and_restarted_at_once(stage: SinkStage) -> None:
     assert victims.stop() == 0
 
 
+@pytest.mark.matrix(of="crashes of writers")
 def test_on_a_cluster_an_executor_is_killed_and_then_all_of_it(stage: SinkStage) -> None:
     """Between its partitions: the other executor has committed, or a retry finds it done."""
     stage.queue(4, rebalance_delay=0.2)
@@ -353,6 +355,7 @@ def test_on_a_cluster_an_executor_is_killed_and_then_all_of_it(stage: SinkStage)
     assert len(one.executors()) >= 3
 
 
+@pytest.mark.matrix(of="crashes of writers")
 def test_killed_at_every_step_and_restarted_when_another_has_taken_over(stage: SinkStage) -> None:
     """The returning applications skip their planned batches, because the other has written them."""
     stage.queue(PARTITIONS, rebalance_delay=0, max_handoff_time=600)
@@ -379,6 +382,7 @@ def test_killed_at_every_step_and_restarted_when_another_has_taken_over(stage: S
     assert [step for step in STEPS if skipped(victims) & held[step]] == [*STEPS[:4]]
 
 
+@pytest.mark.matrix(of="crashes of writers")
 def test_stuck_ones_that_wake_after_a_forced_handoff(stage: SinkStage) -> None:
     """Once before its transactions, once within one. Its other partitions are written."""
     stage.queue(4, rebalance_delay=0, max_handoff_time=0.5)

@@ -101,6 +101,7 @@ def hold_amid(stage: ChainStage, victim: ChainApplication) -> None:
     until(lambda: stage.count() > before, "others of its rows are written")
 
 
+@pytest.mark.matrix(of="crashes of writers")
 def test_killed_amid_its_appends(stage: ChainStage) -> None:
     victim, other = stage.chain("victim"), stage.chain("other")
     victim.start()
@@ -117,6 +118,7 @@ def test_killed_amid_its_appends(stage: ChainStage) -> None:
     stage.check()
 
 
+@pytest.mark.matrix(of="crashes of writers")
 def test_superseded_amid_its_appends_and_awake_again(stage: ChainStage) -> None:
     victim, other = stage.chain("victim"), stage.chain("other")
     victim.start()
@@ -134,6 +136,7 @@ def test_superseded_amid_its_appends_and_awake_again(stage: ChainStage) -> None:
     stage.check()
 
 
+@pytest.mark.matrix(of="crashes of writers")
 def test_kills_at_any_moment_while_the_queues_are_resized(stage: ChainStage) -> None:
     chance = random.Random(29)
     applications = [stage.chain("one"), stage.chain("two")]
