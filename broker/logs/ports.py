@@ -182,6 +182,10 @@ class Logs(Protocol):
         """The dynamic built-in logs."""
         ...
 
+    def takes_cuts(self, log: str) -> bool:
+        """Whether a resize of this log can keep the order of keys between its partitions."""
+        ...
+
     async def access(
         self, log: str, purpose: Purpose, holder: Holder, *, refused: bool = False
     ) -> LogAccess | None:
