@@ -15,7 +15,7 @@ export function create(needsKey) {
     fields: {
       name: labelled("Name", { required: "", autocomplete: "off", spellcheck: "false" }),
       count: labelled("Partitions", { type: "number", min: 1, max: 100000, value: 8, required: "" }),
-      ordered: labelled("Keep the order of each key across resizes", { type: "checkbox" }),
+      ordered: labelled("Keep the order of each key across resizes", { type: "checkbox", checked: "" }),
     },
     preview: ({ name, count }) => {
       if (!NAME.test(name)) return NOTHING("A name has 1 to 200 letters, digits, dots, hyphens and underscores.");
@@ -70,7 +70,7 @@ const pathOfPartition = (queue, each) => `${pathOf(queue.name)}/partitions/${eac
 export function split({ queue }, each, needsKey) {
   ask({
     title: `Split partition ${each.partition}`, button: "Split", needsKey,
-    fields: { at: labelled("Where", { options: [["load", "between the keys of the last messages"], ["middle", "in the middle of its range"]] }) },
+    fields: { at: labelled("Where", { options: [["middle", "in the middle of its range"], ["load", "between the keys of the last messages"]] }) },
     preview: () => ["It takes no more messages. Two new partitions share its keys, and are read once it is read to its end.",
       "The order of each key is kept. A merge of the two brings its range back."],
     act: ({ at }, key) => call("POST", `${pathOfPartition(queue, each)}/split`, { content: { at }, key }),

@@ -156,14 +156,11 @@ Start = Annotated[
 ]
 
 
-OrderedResize = Annotated[
-    bool,
-    Field(
-        description="Whether a resize keeps the order of each key between partitions: nothing that "
-        "was published after it is processed before what it could overtake. For fixed queues on "
-        "the built-in log."
-    ),
-]
+ORDERED_RESIZE = (
+    "Whether a resize keeps the order of each key between partitions: nothing that was published "
+    "after it is processed before what it could overtake. For fixed queues on the built-in log."
+)
+OrderedResize = Annotated[bool, Field(description=ORDERED_RESIZE)]
 
 
 MirrorGroup = Annotated[
@@ -228,7 +225,9 @@ class QueueCreate(RequestModel):
     max_concurrent_handoffs: MaxConcurrentHandoffs = None
     log: LogName | None = Field(default=None, description="Null: `builtin:` and the name.")
     start: Start = "earliest"
-    ordered_resize: OrderedResize = False
+    ordered_resize: OrderedResize = left_out(
+        description=f"{ORDERED_RESIZE} Omitted: true where the log can, which the answer says."
+    )
     retention_seconds: RetentionSeconds = left_out()
     retention_bytes: RetentionBytes = left_out()
     partitioning: Partitioning = "fixed"

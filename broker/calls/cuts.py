@@ -15,6 +15,7 @@ import structlog
 
 from broker.calls.access import QueueAccess, act_of
 from broker.calls.readers import LogReaders, log_owner
+from broker.calls.views import QueueSpec
 from broker.core import commands as c
 from broker.core.access import Caller
 from broker.core.barriers import Barriers
@@ -27,7 +28,6 @@ from broker.replica.coordinator import Coordinator
 from broker.replica.store_calls import store_available
 from broker.replica.transaction import Submission
 from broker.store.ports import Act
-from counterpoise.logs.address import kind_of
 from counterpoise.logs.numbered import TOO_LARGE, position_number
 
 _log = structlog.get_logger()
@@ -41,6 +41,38 @@ class CutCalls:
         self._store = queues.store
         self._logs = logs
         self._readers = readers
+
+    def ordered(self, log: str, spec: QueueSpec) -> bool:
+        """Whether a new queue has ordered resizes: where it is not said, if it can.
+
+        Raises Invalid where it is said, and cannot be.
+        """
+        if spec.ordered_resize:
+            self.refuse_unordered(log, spec.partitioning)
+        if spec.ordered_resize is None:
+            return self._unordered(log, spec.partitioning) is None
+        return spec.ordered_resize
+
+    def refuse_unordered(self, log: str, partitioning: str) -> None:
+        """Raises Invalid where no resize can be ordered, and where there is none."""
+        refusal = self._unordered(log, partitioning)
+        if refusal is not None:
+            raise refusal
+
+    def _unordered(self, log: str, partitioning: str) -> Invalid | None:
+        if partitioning == "dynamic":
+            return Invalid(
+                "A dynamic queue is never resized, and splits and merges keep the order of each "
+                "key; leave ordered_resize out.",
+                [("ordered_resize", "is for fixed queues")],
+            )
+        if not self._logs.takes_cuts(log):
+            return Invalid(
+                f"The log {log} takes no cuts, so a resize of it cannot keep the order of a key "
+                "between partitions; only queues that read a built-in log have ordered resizes.",
+                [("ordered_resize", "is for the built-in log")],
+            )
+        return None
 
     async def settled_followers(self, owner: str, followers: Iterable[str]) -> tuple[int, int]:
         """At which resize of the owner these followers of its log are settled (`Change.checked`).
@@ -276,19 +308,3 @@ def _number(position: str | None) -> int:
     """A position as a number; below all others if it is none (an older version stored any text)."""
     number = None if position is None else position_number(position, TOO_LARGE["builtin"])
     return -1 if number is None else number
-
-
-def refuse_unordered(log: str, partitioning: str) -> None:
-    """Raises Invalid where no resize can be ordered, and where there is none."""
-    if partitioning == "dynamic":
-        raise Invalid(
-            "A dynamic queue is never resized, and splits and merges keep the order of each key; "
-            "leave ordered_resize out.",
-            [("ordered_resize", "is for fixed queues")],
-        )
-    if kind_of(log) != "builtin":
-        raise Invalid(
-            f"The log {log} takes no cuts, so a resize of it cannot keep the order of a key "
-            "between partitions; only queues that read a built-in log have ordered resizes.",
-            [("ordered_resize", "is for the built-in log")],
-        )

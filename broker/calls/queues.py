@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from broker.calls import views
 from broker.calls.access import QueueAccess, act_of
-from broker.calls.cuts import CutCalls, refuse_unordered
+from broker.calls.cuts import CutCalls
 from broker.calls.lineage import roots_of
 from broker.calls.positions import refuse_unreachable, shown_positions
 from broker.calls.readers import LogReaders, Trims, log_owner
@@ -84,8 +84,7 @@ class QueueCalls:
         log = _log_of(spec)
         check_log(log)
         width = len(parts_of(log))
-        if spec.ordered_resize:
-            refuse_unordered(log, spec.partitioning)
+        spec = replace(spec, ordered_resize=self._cuts.ordered(log, spec))
         retention = _retention_of(spec, log)
         if caller is not None:
             await self._readers.refuse_foreign(log, spec.name, caller, Right.ADMINISTER)
@@ -109,7 +108,7 @@ class QueueCalls:
             max_concurrent_handoffs=spec.max_concurrent_handoffs,
             log=log,
             start=spec.start,
-            ordered_resize=spec.ordered_resize,
+            ordered_resize=bool(spec.ordered_resize),
             partitioning=spec.partitioning,
             aligned=width,
             mirror_group=spec.mirror_group,
@@ -129,7 +128,7 @@ class QueueCalls:
                 made.add(numbers)
             made.retire()
         positions = await self._given_positions(spec, log, owner, made.queue)
-        awaits_cuts = spec.ordered_resize and owner is not None
+        awaits_cuts = settings.ordered_resize and owner is not None
         entry, queue = made.finish(uuid4().hex, awaits_cuts=awaits_cuts), made.queue
         act = act_of(caller, "create_queue", spec.name)
         if act is not None:
@@ -354,7 +353,7 @@ class QueueCalls:
             )
         before = await self.get(name)
         if changes.get("ordered_resize"):
-            refuse_unordered(before.log, before.partitioning)
+            self._cuts.refuse_unordered(before.log, before.partitioning)
         group = changes.get("mirror_group")
         if group is not None:
             await self._refuse_group(str(group), name, before.log, caller)

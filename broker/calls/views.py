@@ -170,8 +170,8 @@ class QueueSpec:
     `partition_count` None: that of the queue whose built-in log this one reads. `partitions` are
     the keys of the first partitions of a dynamic queue. `align_with` names the queue whose built-in
     log is read beside `log`. A retention of None is the default, if the queue has a built-in log
-    of its own, and otherwise none. `positions`: where partitions begin; the others begin as
-    `start` says.
+    of its own, and otherwise none. `ordered_resize` None: wherever the log can. `positions`: where
+    partitions begin; the others begin as `start` says.
     """
 
     name: str
@@ -183,7 +183,7 @@ class QueueSpec:
     max_concurrent_handoffs: int | None = None
     log: str | None = None
     start: str = "earliest"
-    ordered_resize: bool = False
+    ordered_resize: bool | None = None
     partitioning: str = "fixed"
     partitions: tuple[str, ...] | None = None
     align_with: str | None = None

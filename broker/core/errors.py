@@ -92,8 +92,8 @@ class ResizeUnsettled(BrokerError):
         self,
         queue: str,
         why: str,
-        advice: str = "try again when its consumers have processed what came before it. "
-        "GET …/rebalance shows how far it is.",
+        advice: str = "try again when its consumers have processed what came before it (GET "
+        "…/rebalance shows how far it is). Without consumers, set its ordered_resize to false.",
     ) -> None:
         super().__init__(f"The last resize of the queue {queue!r} is not settled ({why}); {advice}")
 

@@ -88,6 +88,8 @@ class BuiltinLogs:
     in time, raises LogDatabaseUnavailable.
     """
 
+    takes_cuts = True
+
     def __init__(
         self,
         engine: AsyncEngine,

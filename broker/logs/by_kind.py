@@ -138,6 +138,9 @@ class BuiltinKind(LogKind, Protocol):
     @property
     def ranges(self) -> RangeKind: ...
 
+    @property
+    def takes_cuts(self) -> bool: ...
+
     async def ensure(
         self,
         log: str,
@@ -194,6 +197,10 @@ class LogsByKind:
         kind = self._kind(log)
         assert kind is not None, log
         return kind
+
+    def takes_cuts(self, log: str) -> bool:
+        """See `Logs`."""
+        return kind_of(log) == "builtin" and self._builtin.takes_cuts
 
     async def access(
         self, log: str, purpose: Purpose, holder: Holder, *, refused: bool = False

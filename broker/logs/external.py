@@ -32,18 +32,29 @@ from typing import Generic, Protocol, TypeVar, cast
 import structlog
 
 from broker.logs.peeking import Peek, peek_at
-from broker.logs.ports import CALLER, FLOWS, GROWTH, MIRRORS, Bounds, Holder, LogOwner, Purpose
+from broker.logs.ports import (
+    CALLER,
+    FLOWS,
+    GROWTH,
+    MIRRORS,
+    Bounds,
+    Holder,
+    LogOwned,
+    LogOwner,
+    LogUnfit,
+    Purpose,
+)
 from broker.tasks import disregard
 from counterpoise.logs import InvalidPosition, LogError, LogNotFound, LogUnavailable
 from counterpoise.logs.address import (
     Host,
     check_access,
     fitting,
-    implementation,
     is_on_this_machine,
     parse_log,
 )
 from counterpoise.logs.errors import GroupAccessRefused, GroupInUse
+from counterpoise.logs.opening import implementation
 from counterpoise.logs.port import Log
 
 # Each has a class (log, access, *, timeout_seconds), and imports the client of its server.
@@ -87,18 +98,6 @@ class LogUnreachable(LogUnavailable):
 
     def __init__(self, log: str) -> None:
         super().__init__(f"the log {log} cannot be reached; the service's own log has the reason")
-
-
-class LogUnfit(LogError):
-    """The log answers, and cannot do this, or cannot keep a log's promises."""
-
-    code = "log_unfit"
-
-
-class LogOwned(LogError):
-    """The log exists already and was made for another queue; nothing of it was touched."""
-
-    code = "log_owned"
 
 
 class ManagedLog(Log, Protocol):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from broker.logs.external import LogUnfit
-from broker.logs.ports import LogOwner
+from broker.logs.ports import LogOwner, LogUnfit
 from counterpoise.logs.kafka.log import KafkaLog
 
 

@@ -147,6 +147,18 @@ class NotAdjacent(LogError):
         super().__init__(f"the ranges {low} and {high} do not lie side by side")
 
 
+class LogUnfit(LogError):
+    """The log answers, and cannot do this, or cannot keep a log's promises."""
+
+    code = "log_unfit"
+
+
+class LogOwned(LogError):
+    """The log exists already and was made for another queue; nothing of it was touched."""
+
+    code = "log_owned"
+
+
 class LogDatabaseUnavailable(LogUnavailable):
     """The database of the built-in log, which is the service's own, failed."""
 
@@ -180,6 +192,10 @@ class Logs(Protocol):
     @property
     def ranges(self) -> RangeLogs:
         """The dynamic built-in logs."""
+        ...
+
+    def takes_cuts(self, log: str) -> bool:
+        """Whether a resize of this log can keep the order of keys between its partitions."""
         ...
 
     async def access(

@@ -11,8 +11,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from broker.logs.external import LogOwned, LogUnfit
-from broker.logs.ports import LogOwner
+from broker.logs.ports import LogOwned, LogOwner, LogUnfit
 from counterpoise.logs.errors import LogError
 from counterpoise.logs.redis.connection import Script
 from counterpoise.logs.redis.log import RedisLog

@@ -1,25 +1,25 @@
-"""The alarm clock: APScheduler, one date job per queue at its next deadline, and the sweep.
+"""The alarm clock: a timer of the event loop for each queue's next deadline, and
+APScheduler for what comes again and again, like the sweep.
 
-The job is only a wake-up call. Deadlines are columns, the store's clock decides what is due, and
-the sweep finds what a lost or late job left, so nothing is lost with the process. Jobs never count
-as missed (`misfire_grace_time=None`: with a limit, a stall of the event loop would drop them
+A timer is only a wake-up call. Deadlines are columns, the store's clock decides what is due, and
+the sweep finds what a lost or late timer left, so nothing is lost with the process. Jobs never
+count as missed (`misfire_grace_time=None`: with a limit, a stall of the event loop would drop them
 silently) and never pile up (`coalesce`).
 
-**The host's clock may be set.** APScheduler has its jobs' times by that clock: set back, it would
-delay all of them, the sweep too, by as much. But it leaves to its job store which jobs are due, and
-it sleeps by the event loop's clock, which nobody can set. So a store keeps when each job is due by
-that clock (`LoopTimeStore`). There are date jobs alone: APScheduler skips the run of an interval
-job that is due while the last one is under way, and the sweep would come half as often.
+**The host's clock may be set.** The event loop's clock does not notice. APScheduler has its jobs'
+times by the host's: set back by an hour, it would not sweep for an hour, also with interval jobs.
+But it leaves to its job store which jobs are due, and it sleeps by the event loop's clock. So a
+store keeps when each job is due by that clock (`LoopTimeStore`). There are date jobs alone:
+APScheduler skips the run of an interval job that is due while the last one is under way, and the
+sweep would come half as often.
 """
 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left, insort
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from itertools import takewhile
 from time import monotonic
 from typing import Any, Protocol
 
@@ -69,6 +69,8 @@ class SchedulerAlarms:
             job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1000},
         )
         self._under_way: set[asyncio.Task[None]] = set()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._stopped = False
 
     def start(self) -> None:
         """Begins to call back."""
@@ -76,6 +78,9 @@ class SchedulerAlarms:
 
     def stop(self) -> None:
         """Calls nobody back any more."""
+        self._stopped = True
+        while self._timers:
+            self._timers.popitem()[1].cancel()
         self._scheduler.shutdown(wait=False)
 
     async def finish(self) -> None:
@@ -93,16 +98,18 @@ class SchedulerAlarms:
         """Calls back once after the delay, in place of what was set for this key; None: not at
         all.
         """
-        if delay_seconds is None:
-            # It may have rung already, or never been set.
-            with suppress(JobLookupError):
-                self._scheduler.remove_job(key)
+        before = self._timers.pop(key, None)
+        if before is not None:
+            before.cancel()
+        if delay_seconds is None or self._stopped:
             return
 
-        async def ring() -> None:
+        def ring() -> None:
+            del self._timers[key]
             callback()
 
-        self._set(key, delay_seconds, ring)
+        loop = asyncio.get_running_loop()
+        self._timers[key] = loop.call_later(max(0.0, delay_seconds), ring)
 
     def every(
         self, key: str, seconds: float, callback: Callable[[], Coroutine[Any, Any, None]]
@@ -119,19 +126,17 @@ class SchedulerAlarms:
                 with suppress(asyncio.CancelledError):
                     await asyncio.shield(task)
             finally:
-                self._set(key, seconds - (monotonic() - began), ring)
+                again(max(0.0, seconds - (monotonic() - began)))
 
-        self._set(key, seconds, ring)
+        def again(delay_seconds: float) -> None:
+            when = datetime.now(UTC) + timedelta(seconds=delay_seconds)
+            self._scheduler.add_job(ring, "date", run_date=when, id=key, replace_existing=True)
 
-    def _set(
-        self, key: str, delay_seconds: float, ring: Callable[[], Coroutine[Any, Any, None]]
-    ) -> None:
-        when = datetime.now(UTC) + timedelta(seconds=max(0.0, delay_seconds))
-        self._scheduler.add_job(ring, "date", run_date=when, id=key, replace_existing=True)
+        again(seconds)
 
 
 class LoopTimeStore(BaseJobStore):  # type: ignore[misc]
-    """The jobs of a scheduler, in memory, due by the event loop's clock (`monotonic`).
+    """The few jobs of a scheduler, in memory, due by the event loop's clock (`monotonic`).
 
     Of a job that is added, or gets another time, the host's clock says how long it has still to
     wait. How that clock is set later makes no difference.
@@ -140,56 +145,54 @@ class LoopTimeStore(BaseJobStore):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._jobs: dict[str, tuple[float, Job]] = {}
-        # (due, id), the earliest first.
-        self._order: list[tuple[float, str]] = []
 
     def lookup_job(self, job_id: str) -> Job | None:
         """The job of this id."""
         return self._jobs.get(job_id, (0.0, None))[1]
 
     def get_all_jobs(self) -> list[Job]:
-        """All jobs, the earliest due first."""
-        return [self._jobs[job_id][1] for _, job_id in self._order]
+        """All jobs."""
+        return [job for _, job in self._jobs.values()]
 
     def get_due_jobs(self, now: datetime) -> list[Job]:
         """The jobs that are due: their time is `now`, whatever the host's clock has said before."""
         time = monotonic()
-        due = takewhile(lambda entry: entry[0] <= time, self._order)
-        jobs = [self._jobs[job_id][1] for _, job_id in due]
+        jobs = [job for due, job in self._jobs.values() if due <= time]
         for job in jobs:
             job.next_run_time = now
         return jobs
 
     def get_next_run_time(self) -> datetime | None:
         """When the next job is due, by the host's clock as it is set now."""
-        if not self._order:
+        if not self._jobs:
             return None
-        return datetime.now(UTC) + timedelta(seconds=self._order[0][0] - monotonic())
+        seconds = min(due for due, _ in self._jobs.values()) - monotonic()
+        return datetime.now(UTC) + timedelta(seconds=seconds)
 
     def add_job(self, job: Job) -> None:
         """Adds a job. Raises ConflictingIdError if there is one of its id."""
         if job.id in self._jobs:
             raise ConflictingIdError(job.id)
-        due = monotonic() + (job.next_run_time - datetime.now(UTC)).total_seconds()
-        self._jobs[job.id] = due, job
-        insort(self._order, (due, job.id))
+        self._put(job)
 
     def update_job(self, job: Job) -> None:
         """Replaces the job of this id. Raises JobLookupError."""
-        self.remove_job(job.id)
-        self.add_job(job)
+        if job.id not in self._jobs:
+            raise JobLookupError(job.id)
+        self._put(job)
+
+    def _put(self, job: Job) -> None:
+        due = monotonic() + (job.next_run_time - datetime.now(UTC)).total_seconds()
+        self._jobs[job.id] = due, job
 
     def remove_job(self, job_id: str) -> None:
         """Removes the job of this id. Raises JobLookupError."""
-        if job_id not in self._jobs:
+        if self._jobs.pop(job_id, None) is None:
             raise JobLookupError(job_id)
-        due, _ = self._jobs.pop(job_id)
-        del self._order[bisect_left(self._order, (due, job_id))]
 
     def remove_all_jobs(self) -> None:
         """Removes all jobs."""
         self._jobs.clear()
-        self._order.clear()
 
     def shutdown(self) -> None:
         """The scheduler has stopped."""

@@ -42,6 +42,8 @@ class NoRanges:
 class MemoryLogKind:
     """The logs of `logs` for the event loop. Nothing waits, and nobody needs credentials."""
 
+    takes_cuts = False
+
     def __init__(self, logs: MemoryLogs) -> None:
         self._logs = logs
         self.ranges = NoRanges()

@@ -213,12 +213,11 @@ def _consumers(queue: Queue) -> str:
 )
 @start_option
 @click.option(
-    "--ordered-resize",
-    is_flag=True,
-    help=f"{ORDERED_RESIZE} (fixed queues on the built-in log only; default with a log "
-    "of its own).",
+    "--ordered-resize/--no-ordered-resize",
+    default=None,
+    help=f"{ORDERED_RESIZE}, or not (default: where the log can; fixed queues on the built-in "
+    "log).",
 )
-@click.option("--no-ordered-resize", is_flag=True, help="Do not keep it.")
 @click.option(
     "--dynamic",
     is_flag=True,
@@ -252,8 +251,7 @@ def create_queue(
     align_with: str | None,
     custom_log: bool,
     start: str | None,
-    ordered_resize: bool,
-    no_ordered_resize: bool,
+    ordered_resize: bool | None,
     dynamic: bool,
     mirror: bool,
     mirror_group: str | None,
@@ -274,8 +272,6 @@ def create_queue(
             "only a log in Kafka has consumer groups: give --log kafka://host:port/TOPIC",
             param_hint="--from-group",
         )
-    if ordered_resize and no_ordered_resize:
-        raise click.BadParameter("give either --ordered-resize or --no-ordered-resize")
     if log is not None and not custom_log and kind_of(log) is None:
         # Without the address, which may hold a secret.
         raise click.BadParameter(
@@ -284,16 +280,13 @@ def create_queue(
             "consumers read it",
             param_hint="--log",
         )
-    if not (no_ordered_resize or dynamic or align_with) and log in (None, f"builtin:{queue}"):
-        # It costs nothing until the queue is resized (docs/logs.md).
-        ordered_resize = True
     settings = _given(
         partitioning="dynamic" if dynamic else None,
         **settings,
         log=log,
         align_with=align_with,
         start=start,
-        ordered_resize=ordered_resize or None,
+        ordered_resize=ordered_resize,
     )
     settings.update(_mirrored(queue, mirror or None, mirror_group))
     transfer: Transfer | None = None
@@ -391,13 +384,13 @@ def resize_queue(
 ) -> None:
     """Change the number of partitions; surplus ones are drained to their end first.
 
-    Most keys get another partition then. With ordered resizes (queues create
-    switches them on for the built-in log, queues change for existing queues)
-    a partition waits for the older messages of its keys, so each key stays in
-    order. 'counterpoise status' shows which one waits for which. The next
-    resize is refused until then, and --discard always. Without them, messages
-    that are published after the resize may be processed before older messages
-    of their key that are still in the old partition.
+    Most keys get another partition then. With ordered resizes (the default
+    of queues on the built-in log) a partition waits for the older messages of
+    its keys, so each key stays in order. 'counterpoise status' shows which one
+    waits for which. The next resize is refused until then, and --discard
+    always. Without them, messages that are published after the resize may be
+    processed before older messages of their key that are still in the old
+    partition.
 
     On other logs than the built-in one: stop publishing, wait until
     'counterpoise lag' shows 0, resize, and publish again.

@@ -45,7 +45,7 @@ _WORD = re.compile(r'[^\s"=]+')
     "--max-messages",
     "-n",
     type=click.IntRange(min=1),
-    default=10,
+    default=20,
     help="The most messages to show.",
 )
 @click.option(

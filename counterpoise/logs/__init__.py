@@ -7,7 +7,6 @@
 from typing import TYPE_CHECKING
 
 from counterpoise.lazy import lazily
-from counterpoise.logs.address import open_log
 from counterpoise.logs.errors import (
     InvalidMessage,
     InvalidPosition,
@@ -21,6 +20,7 @@ from counterpoise.logs.errors import (
     StalePartitionCount,
     StaleRanges,
 )
+from counterpoise.logs.opening import open_log
 from counterpoise.logs.port import (
     MAX_MESSAGE_BYTES,
     AppendBatch,

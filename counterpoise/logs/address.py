@@ -1,4 +1,4 @@
-"""The address of a log, the access to it, and the log that they open.
+"""The address of a log, and the access to it.
 
 Address and access are two things. A queue's `log` is public: the service stores it, answers and
 events contain it, Spark shows it. So it only names a place; a user, a password or settings in it
@@ -15,28 +15,19 @@ The environment's COUNTERPOISE_LOG_URL (the service's COUNTERPOISE_LOG_URLS) may
 accesses, separated by blanks. The first that matches a log is taken: the same kind, and the same
 host, database and name as far as it names them. A host `*.example.com` is every host of that
 domain; then all hosts of the log have to match, and are those that are connected to.
-
-`open_log` chooses the implementation by the kind and the access by these rules. It imports the
-implementation only then, so no program needs the client of a server that it does not use.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from importlib import import_module
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from counterpoise.logs.errors import LogError
-from counterpoise.wire import LogAccess
-
-if TYPE_CHECKING:
-    from counterpoise.logs.port import Log
-
 
 ENVIRONMENT = "COUNTERPOISE_LOG_URL"
 
@@ -74,15 +65,6 @@ _SETTING = re.compile(r"[a-z._]+")
 _DOMAINS = re.compile(r"(?:\*\.)?[^*,]*(?:,(?:\*\.)?[^*,]*)*")
 # Names of secrets in the query strings of common clients.
 _SECRET = re.compile(r"pass|pwd|secret|token|credential|user|auth|key|sasl", re.IGNORECASE)
-
-# The access that a service in memory gives to its logs.
-IN_MEMORY = "memory://"
-
-# Each module has a class (log, access, *, timeout_seconds), and imports its server's client.
-_OUTSIDE: Mapping[str, tuple[str, str]] = {
-    "redis": ("counterpoise.logs.redis", "RedisLog"),
-    "kafka": ("counterpoise.logs.kafka", "KafkaLog"),
-}
 
 
 class InvalidLog(LogError, ValueError):
@@ -332,81 +314,3 @@ def _place(parts: SplitResult, kind: Kind) -> tuple[int | None, str | None]:
 
 def _not_one(kind: Kind) -> InvalidLog:
     return InvalidLog(f"a log or access of this kind looks like {_FORMS[kind]}")
-
-
-def open_log(
-    log: str, access: str | LogAccess | None = None, *, timeout_seconds: float = 30.0
-) -> Log:
-    """The log that a queue names; nothing is connected before the first call.
-
-    `log` is `builtin:QUEUE`, `redis://host:port/DB/NAME` or `kafka://host:port[,…]/TOPIC`. `access`
-    is how to reach it (bind's `log_access`, which is guarded, or a URL; a secret), by default the
-    matching one in the environment's COUNTERPOISE_LOG_URL, else for Redis and Kafka the log's own
-    address. Every call on the log takes about `timeout_seconds` at most.
-    Raises LogError if the log is of an unknown kind, there is no access, or a package is missing.
-    """
-    try:
-        address = parse_log(log)
-    except LogError as error:
-        raise LogError(f"cannot open the log: {error}") from None
-    if address.kind == "aligned":
-        aligned = import_module("counterpoise.logs.aligned")
-        return cast("Log", aligned.AlignedLog(_open_parts(address, access, timeout_seconds)))
-    # A secret's file may end with a line end.
-    url = access.url if isinstance(access, LogAccess) else access and access.strip()
-    url = url or environment_access(log)
-    if url is not None and url.startswith(IN_MEMORY) and address.kind == "builtin":
-        # Only tests need it, see `counterpoise.testing`.
-        memory = import_module("counterpoise.logs.memory")
-        return cast("Log", memory.MemoryLog(memory.opened(url), address.name))
-    if url is not None:
-        check_access(address, url)
-    if address.kind != "builtin":
-        opened = implementation(log, _OUTSIDE)(log, url, timeout_seconds=timeout_seconds)
-        return cast("Log", opened)
-    if url is None:
-        raise LogError(
-            f"the service gives no access to the log {log}: set COUNTERPOISE_LOG_URL "
-            "(postgresql://user:password@host:port/database)"
-        )
-    builtin = import_module("counterpoise.logs.builtin.log")
-    if isinstance(access, LogAccess):
-        url = import_module("counterpoise.logs.postgres").guarded(url)
-    return cast("Log", builtin.PostgresLog(address.name, url, timeout_seconds=timeout_seconds))
-
-
-def _open_parts(
-    address: LogAddress, access: str | LogAccess | None, timeout_seconds: float
-) -> list[Log]:
-    """Each of the aligned logs; one access may be for all of them."""
-    urls = (access.url if isinstance(access, LogAccess) else access or "").split()
-    given: list[str | LogAccess | None] = [*urls] or [None]
-    if isinstance(access, LogAccess):
-        given = [replace(access, url=url) for url in urls]
-    if len(given) == 1:
-        given *= len(address.parts)
-    if len(given) != len(address.parts):
-        raise LogError(f"{len(address.parts)} logs need as many accesses, or one for all")
-    return [
-        open_log(part, one, timeout_seconds=timeout_seconds)
-        for part, one in zip(address.parts, given, strict=True)
-    ]
-
-
-def implementation(log: str, kinds: Mapping[str, tuple[str, str]]) -> Callable[..., Any]:
-    """The class of a log outside the service; `kinds`: its module and name, by kind.
-
-    Raises LogError for a kind that is not there, or when a package is missing.
-    """
-    kind = parse_log(log).kind
-    module, name = kinds[kind]
-    try:
-        found: Callable[..., Any] = getattr(import_module(module), name)
-    except ModuleNotFoundError as error:
-        if error.name == module:
-            raise LogError(f"this version cannot open the log {log!r}") from None
-        raise LogError(
-            f"a log in {kind.capitalize()} needs a package that is not installed: "
-            f"pip install 'counterpoise[{kind}]'"
-        ) from None
-    return found

@@ -30,6 +30,10 @@ Consumers rely on these promises of a log:
 6. **Positions are not used twice**, not even after a trim, a discard or a resize up and down:
    a partition's positions only grow, as long as the log exists. A log that is dropped and made
    again under its name has another `incarnation`, and its positions begin anew.
+7. **A sealed partition is final.** Within a split or merge a dynamic log seals partitions and
+   begins those that come after them. Nothing is appended to a sealed partition any more: an append
+   with the ranges before is refused as in promise 4. `bounds` returns the end of the partition
+   together with what comes after it. Logs without hash ranges have no such partitions.
 8. **A resize leaves its cuts.** Within a resize the log notes the end of each partition, its *cut*.
    A message that was routed with the count before lies below the cut of its partition, a message
    that is routed with the count after lies at the cut or past it. `bounds` returns the number of

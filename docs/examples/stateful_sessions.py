@@ -112,7 +112,7 @@ VISITORS = 40
 def play(stage: Stage) -> None:
     """Two share; one leaves while sessions are open; the other one closes them."""
     stage.open(partition_count=4)
-    stage.client.create_queue("clicks-history", 4, log="builtin:clicks")
+    stage.client.create_queue("clicks-history", 4, log="builtin:clicks", ordered_resize=False)
     with psycopg.connect(stage.results) as database:
         database.execute(TABLE)
 

@@ -112,7 +112,7 @@ def test_what_only_a_creation_sets_is_said_to_be_so(api: httpx.Client, name: str
 
 
 def test_growing_and_shrinking(api: httpx.Client) -> None:
-    create_queue(api, "q", 2)
+    create_queue(api, "q", 2, ordered_resize=False)
     consumer = bind(api, "q")
     consumer.until("owned", 0, 1)
     assert api.patch("/queues/q", json={"partition_count": 4}).json()["partition_count"] == 4

@@ -1,6 +1,7 @@
 """The modules of the three packages and what they import, read from the syntax trees.
 
-Every form of import counts, also inside a function or only for type checkers. `from a import b` is
+Every form of import counts, also inside a function or only for type checkers; and so do names
+of modules for `import_module`, in the call or in a table. `from a import b` is
 an import of the module `a.b` if there is one, else of `a`.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +75,13 @@ def modules() -> dict[str, Module]:
     return read_modules(ROOT)
 
 
+def texts(nodes: Sequence[ast.expr]) -> Iterator[str]:
+    """The texts among these expressions."""
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
 def imported(module: Module, known: Mapping[str, Module]) -> set[str]:
     """The modules of `known` that it imports; ruff ensures that no import is relative."""
     names: set[str] = set()
@@ -84,6 +92,10 @@ def imported(module: Module, known: Mapping[str, Module]) -> set[str]:
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
                 names.add(name if name in known else str(node.module))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "import_module":
+            names.update(texts(node.args))
+        elif isinstance(node, ast.Tuple):
+            names.update(texts(node.elts))
     return {name for name in names if name in known and name != module.name}
 
 

@@ -6,6 +6,7 @@ read from the syntax tree, so an import inside a function or under TYPE_CHECKING
 
 import ast
 import functools
+import re
 import sys
 from collections.abc import Iterator
 
@@ -78,25 +79,26 @@ def test_imports_run_one_way(importer: str, forbidden: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("service", ["api", "broker"])
-def test_the_service_shares_only_logs_backoff_clock_and_plain_text_with_the_consumers(
-    service: str,
-) -> None:
-    """The name of a log, the promises of logs, how each kind is reached; a clock; plain text; and
-    the options of the command line, of which its commands are a part.
+def test_the_service_uses_of_the_consumers_what_the_page_says() -> None:
+    """The table in docs/design.md is the one list.
 
     `counterpoise simulate --from` and `counterpoise keys` are no part of the service, but ask one
     as every client does.
     """
-    names = ("logs", "backoff", "lease_time", "plain", "cli.options")
-    shared = tuple(f"counterpoise.{name}" for name in names)
+    page = (ROOT / "docs/design.md").read_text("utf-8")
+    table = page.split("| of `counterpoise` | for |\n|---|---|\n")[1].split("\n\n")[0]
+    listed = {f"counterpoise.{one}" for one in re.findall(r"`([\w.]+)`", table)}
     clients = ("broker/simulate/command.py", "broker/key_database.py", "broker/key_access.py")
-    assert not [
-        f"{path}: {name}"
+    used = {
+        name: path
+        for service in ("api", "broker")
         for path, name in imports_under(service)
         if within(name, "counterpoise") and path not in clients
-        if not any(within(name, one) for one in shared)
-    ]
+    }
+    assert not {
+        name: path for name, path in used.items() if not any(within(name, one) for one in listed)
+    }
+    assert not {one for one in listed if not any(within(name, one) for name in used)}
 
 
 @pytest.mark.parametrize(

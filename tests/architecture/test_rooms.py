@@ -102,6 +102,8 @@ def house(root: Path, files: dict[str, str]) -> dict[str, Module]:
         "from counterpoise.a import one",
         "def late():\n    from counterpoise.a.one import x",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import counterpoise.a.one",
+        "import_module('counterpoise.a.one')",
+        "KINDS = {'one': ('counterpoise.a.one', 'One')}",
     ],
 )
 def test_a_circle_is_found_however_it_is_imported(tmp_path: Path, back: str) -> None:

@@ -282,6 +282,7 @@ class Attackers:
         name = f"team-a.large-{self.rounds['large']}"
         with self._http(address, self._admin) as http:
             settings = {"partition_count": LARGE_PARTITIONS, "rebalance_delay": 0}
+            settings["ordered_resize"] = False
             http.post("/queues", json={"name": name, **settings})
             http.post(f"/queues/{name}/flows", json={"client_name": "large"})
             for count in (LARGE_PARTITIONS // 2, LARGE_PARTITIONS, 1):

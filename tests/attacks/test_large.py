@@ -95,7 +95,8 @@ def test_no_call_on_very_many_partitions_holds_the_loop(
 
 def play(call: Calls, queue: str, partitions: int) -> None:
     """Every call that may be on many partitions."""
-    spec = {"partition_count": partitions, "rebalance_delay": 0, "max_handoff_time": 600}
+    times = {"rebalance_delay": 0, "max_handoff_time": 600}
+    spec = {"partition_count": partitions, "ordered_resize": False, **times}
     call("create", "POST", "/queues", json={"name": queue, **spec})
     flow = {"client_name": "a", "instance_id": "a", "lease_seconds": 600}
     call("bind", "POST", f"/queues/{queue}/flows", json=flow)

@@ -213,6 +213,7 @@ def dynamic(name: str = "orders", *keys: str, **settings: Any) -> views.QueueSpe
     return views.QueueSpec(name, partitioning="dynamic", partitions=keys or ("a",), **more)
 
 
-def spec(name: str = "orders", partitions: int = 4, **settings: Any) -> views.QueueSpec:
-    """A queue that by default rebalances at once."""
-    return views.QueueSpec(name, partitions, **{"rebalance_delay": 0.0, **settings})
+def spec(name: str = "orders", partitions: int | None = 4, **settings: Any) -> views.QueueSpec:
+    """A queue that by default rebalances at once, and is resized without order."""
+    more = {"rebalance_delay": 0.0, "ordered_resize": False, **settings}
+    return views.QueueSpec(name, partitions, **more)

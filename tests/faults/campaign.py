@@ -88,7 +88,7 @@ class Campaign:
 
     def run(self) -> Result:
         stage = self._stage
-        stage.make_queues(COUNTS[0])
+        stage.make_queues(COUNTS[0], ordered_resize=False)
         self._consumers = [
             stage.consumers(f"c{number}", CONSUMERS_EACH) for number in range(PROCESSES)
         ]

@@ -211,7 +211,7 @@ class Scene:
         )
         self.ask(
             lambda client: client.create_queue(
-                AUDIT, log=f"builtin:{QUEUE}", partitioning=partitioning
+                AUDIT, log=f"builtin:{QUEUE}", partitioning=partitioning, ordered_resize=False
             )
         )
 

@@ -152,6 +152,7 @@ def draw(seed: int) -> Plan:
         "max_warmup_time": rng.choice((0.0, 1.0, 3.0)),
         "max_concurrent_handoffs": rng.choice((None, None, None, 1, 2)),
         "access_type": "exclusive" if rng.random() < 0.1 else "non_exclusive",
+        "ordered_resize": False,
     }
     latency = rng.choice(LATENCIES)
     # Drawn separately, so that the other draws of a seed stay as they are.

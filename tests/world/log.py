@@ -10,6 +10,7 @@ from broker.logs.peeking import Peek
 from broker.logs.ports import Bounds, Holder, LogOwner, Positions, Purpose, Sealing
 from broker.logs.positions import trim_floor
 from broker.logs.retention import Retention
+from counterpoise.logs.address import kind_of
 from counterpoise.logs.ranges import Ranges
 from tests.world.ranges import DynamicRanges, WorldRanges
 
@@ -165,6 +166,10 @@ class Logs:
     def the(self, name: str) -> Log:
         """The log of this name, created if needed."""
         return self.by_name.setdefault(name, Log())
+
+    def takes_cuts(self, log: str) -> bool:
+        """As the built-in log does."""
+        return kind_of(log) == "builtin"
 
     async def access(
         self, log: str, purpose: Purpose, holder: Holder, *, refused: bool = False

@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from broker.calls import views
 from broker.testing.loop import virtual
-from tests.broker.shell import World
+from tests.broker.shell import World, spec
 
 
 @pytest.mark.parametrize("limit", [1, 2, 9])
@@ -16,7 +15,7 @@ async def test_a_partition_that_is_removed_while_the_partitions_are_listed_is_le
 ) -> None:
     world = World()
     one = await world.replica()
-    await one.create_queue(views.QueueSpec("orders", 4, rebalance_delay=0))
+    await one.create_queue(spec())
     after = "1"  # so the page begins with those that go
     gate = one.net.hold("positions")
     listing = asyncio.ensure_future(one.partitions("orders", limit, after))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,10 @@ import pytest
 from broker.calls import views
 from broker.core.commands import CommitItem, ReleaseItem
 from broker.core.cuts import FIRST_SECONDS
-from broker.core.errors import CutsOutdated, Invalid, ResizeUnsettled, Unavailable
+from broker.core.errors import CutsOutdated, Invalid, QueueExists, ResizeUnsettled, Unavailable
 from broker.logs.ports import Bounds
 from broker.testing.loop import settle, virtual
-from tests.broker.shell import Service, World, dynamic
+from tests.broker.shell import Service, World, dynamic, spec
 
 LOG = "builtin:orders"
 
@@ -22,8 +23,7 @@ LOG = "builtin:orders"
 async def ordered(world: World, count: int = 2, **settings: Any) -> Service:
     """A replica with the queue `orders`, whose resizes are ordered."""
     replica = await world.replica()
-    spec = views.QueueSpec("orders", count, rebalance_delay=0, ordered_resize=True, **settings)
-    await replica.create_queue(spec)
+    await replica.create_queue(spec(partitions=count, ordered_resize=True, **settings))
     return replica
 
 
@@ -191,6 +191,27 @@ async def test_dynamic_queues_are_refused() -> None:
 
 
 @virtual
+async def test_they_are_the_default_where_the_log_can() -> None:
+    world = World()
+    replica = await world.replica()
+    for given, can in (
+        (views.QueueSpec("orders", 2), True),
+        (views.QueueSpec("copy", log=LOG), True),
+        (views.QueueSpec("stream", 2, log="redis://host:6379/0/orders"), False),
+        (views.QueueSpec("beside", log=LOG, align_with="orders-2"), False),
+        (dynamic("dynamic", "a"), False),
+    ):
+        if given.name == "beside":
+            await replica.create_queue(views.QueueSpec("orders-2", 2))
+        assert (await replica.create_queue(given)).ordered_resize is can, given.name
+        assert (await replica.create_queue(given)).ordered_resize is can, "repeated"
+        said = await replica.create_queue(replace(given, ordered_resize=can))
+        assert said.ordered_resize is can
+        with pytest.raises(QueueExists if can else Invalid):
+            await replica.create_queue(replace(given, ordered_resize=not can))
+
+
+@virtual
 async def test_logs_without_cuts_are_refused() -> None:
     world = World()
     replica = await world.replica()
@@ -236,7 +257,7 @@ async def test_a_new_reader_keeps_the_order_of_the_last_resize() -> None:
 async def test_switching_on_takes_up_the_last_resize_and_off_drops_it() -> None:
     world = World()
     replica = await world.replica()
-    await replica.create_queue(views.QueueSpec("orders", 2, rebalance_delay=0))
+    await replica.create_queue(spec(partitions=2))
     flow = await bound(replica)
     publish(replica, 0, 3)
     await replica.change_queue("orders", {"partition_count": 4}, False)
@@ -535,7 +556,7 @@ async def test_a_log_of_which_a_follower_does_not_know_yet_is_not_resized_again(
     """The owner has no ordered resizes, so it does not wait for anything itself."""
     world = World()
     one = await world.replica()
-    await one.create_queue(views.QueueSpec("orders", 2, rebalance_delay=0))
+    await one.create_queue(spec(partitions=2))
     await one.create_queue(views.QueueSpec("copy", log=LOG, ordered_resize=True))
     publish(one, 0, 3)
     one.logs.error = Unavailable("away")

@@ -51,7 +51,7 @@ class TestDeleting:
         world = World()
         one = await world.replica()
         await one.create_queue(spec())
-        await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
+        await one.create_queue(spec("copy", None, log="builtin:orders"))
         with pytest.raises(QueueInUse):
             await one.delete_queue("orders", force=True)
         await one.delete_queue("copy", force=False)
@@ -167,8 +167,8 @@ class TestDeleting:
             ),
             (dynamic(), [dynamic("orders", "a", "b"), spec()]),
             (
-                views.QueueSpec("orders", log="builtin:other", positions={1: "0"}),
-                [views.QueueSpec("orders", log="builtin:other", positions={0: "0"})],
+                spec("orders", None, log="builtin:other", positions={1: "0"}),
+                [spec("orders", None, log="builtin:other", positions={0: "0"})],
             ),
         ],
         ids=["fixed", "dynamic", "with positions"],
@@ -199,7 +199,7 @@ class TestResizing:
         world = World()
         one = await world.replica()
         await one.create_queue(spec())
-        await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
+        await one.create_queue(spec("copy", None, log="builtin:orders"))
         assert (await one.change_queue("orders", {"partition_count": 6}, False)).revision
         assert ("set_partition_count", "builtin:orders", 6, []) in one.logs.told
         assert (await one.queue("copy")).partition_count == 6
@@ -215,7 +215,7 @@ class TestResizing:
         world = World()
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec())
-        await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
+        await one.create_queue(spec("copy", None, log="builtin:orders"))
         met, gate = asyncio.Event(), asyncio.Event()
 
         async def slowly(method: str) -> None:
@@ -239,7 +239,7 @@ class TestResizing:
         world = World()
         one = await world.replica()
         await one.create_queue(spec(partitions=2))
-        await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
+        await one.create_queue(spec("copy", None, log="builtin:orders"))
         await one.change_queue("orders", {"partition_count": 1}, False)
         told = len(one.logs.told)
         with pytest.raises(Invalid, match="Only a resize discards"):
@@ -256,7 +256,7 @@ class TestResizing:
         world = World()
         one = await world.replica()
         await one.create_queue(spec())
-        await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
+        await one.create_queue(spec("copy", None, log="builtin:orders"))
         await one.create_queue(views.QueueSpec("away", 2, log="other://elsewhere"))
         for source in ("copy", "away"):
             with pytest.raises(Invalid):
@@ -267,7 +267,7 @@ class TestResizing:
         world = World()
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec())
-        await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
+        await one.create_queue(spec("copy", None, log="builtin:orders"))
 
         async def dies(method: str) -> None:
             # It lists the readers of the log before it resizes the queue, and after that.
@@ -323,7 +323,7 @@ class TestResizing:
         world = World()
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec())
-        await one.create_queue(views.QueueSpec("copy", log="builtin:orders"))
+        await one.create_queue(spec("copy", None, log="builtin:orders"))
         one.replica.forget_name("copy")
         gate = one.net.hold("find")
         resizing = asyncio.ensure_future(one.change_queue("orders", {"partition_count": 6}, False))
@@ -401,7 +401,7 @@ class TestStart:
         log = one.logs.the("builtin:orders")
         for partition in (0, 0, 1, 2):
             log.append(partition)
-        late = views.QueueSpec("late", log="builtin:orders", positions={0: "1", 2: None})
+        late = spec("late", None, log="builtin:orders", positions={0: "1", 2: None})
         admin = holder("*")
         await one.create_queue(late, admin)
         assert await positions(one, "late") == ["1", None, None]
@@ -439,7 +439,7 @@ class TestStart:
         for partition in (0, 2):
             log.append(partition)
         await one.change_queue("orders", {"partition_count": 1}, False)
-        late = views.QueueSpec("late", log="builtin:orders", rebalance_delay=0)
+        late = spec("late", None, log="builtin:orders")
         made = await one.create_queue(late)
         assert (made.partition_count, made.operational_partition_count) == (1, 3)
         flow = await one.join("late", "first", lease=60)

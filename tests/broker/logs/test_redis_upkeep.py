@@ -5,9 +5,9 @@ import time
 import pytest
 
 from broker.logs import redis_upkeep as upkeep
-from broker.logs.external import LogOwned, open_managed
+from broker.logs.external import open_managed
 from broker.logs.peeking import Peek, peek_at
-from broker.logs.ports import LogOwner
+from broker.logs.ports import LogOwned, LogOwner
 from counterpoise.logs import (
     AppendBatch,
     AppendResult,

@@ -28,7 +28,9 @@ def test_ordered_resizes_are_switched_on_and_off(run):
         return json.loads(run("queues", *words, "--json").output)["ordered_resize"]
 
     assert is_ordered("create", "a", "-p", "2") is True
-    assert is_ordered("create", "reader", "--log", "builtin:a") is False
+    assert is_ordered("create", "reader", "--log", "builtin:a") is True
+    run("queues", "create", "other", "-p", "2")
+    assert is_ordered("create", "beside", "--log", "builtin:a", "--align-with", "other") is False
     assert is_ordered("create", "dynamic", "--dynamic") is False
     assert is_ordered("change", "a", "--ordered-resize") is True
     assert is_ordered("change", "a", "--rebalance-delay", "1") is True

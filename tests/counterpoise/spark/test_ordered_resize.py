@@ -67,7 +67,7 @@ def test_micro_batches_stop_at_the_cuts_and_go_on(stage: Stage) -> None:
 
 
 def test_without_ordered_resizes_newer_messages_come_first(stage: Stage) -> None:
-    stage.queue(2, rebalance_delay=0)
+    stage.queue(2, rebalance_delay=0, ordered_resize=False)
     one = stage.application("one", maxMessagesPerTrigger=BATCH).start()
     resize_amid_backlog(stage, one, 4)
     until(stage.all_seen, "all messages")

@@ -40,7 +40,8 @@ class Stage(QueryStage):
     def __init__(self, spark: SparkSession, service: Service, url: str, home: Path) -> None:
         super().__init__(spark, service, home)
         self.url = url
-        self.client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=600)
+        times = {"rebalance_delay": 0, "max_handoff_time": 600}
+        self.client.create_queue("flights", 4, ordered_resize=False, **times)
         self.expected: Counter[tuple[datetime, str]] = Counter()
         with psycopg.connect(url) as connection:
             connection.execute(

@@ -57,7 +57,7 @@ class Stage:
         self.client = client
         self.counts: dict[str, int] = {}
         client.create_queue("flights", 1, rebalance_delay=0)
-        client.create_queue("flights-history", 1, log="builtin:flights")
+        client.create_queue("flights-history", 1, log="builtin:flights", ordered_resize=False)
 
     def publish(self) -> None:
         with Publisher("flights", url=self.service.url) as publisher:
