@@ -36,6 +36,9 @@
 --   stored with another, outside its hash range. So arrays must have one dimension and begin at 1,
 --   as drivers send them.
 --
+-- The functions repeat each other's text: with their common end in a function of its own, an append
+-- of 10,000 messages takes a fifth longer.
+--
 -- The largest message of each partition is kept (tables.sql). An append continues the range of
 -- positions for which it is known only if the range ends where its messages begin; otherwise a new
 -- range begins with them. One large message must not count for ever: if the range has 100,000

@@ -62,6 +62,10 @@ class Worker:
         return lambda: self.committed > before + 1
 
 
+def is_ready(replica: ServeProcess) -> bool:
+    return httpx.get(f"{replica.url}/readyz", timeout=60).status_code == 200
+
+
 def only_the_new_one_serves_what_it_alone_knows(
     database_url: str, new: ServeProcess, old: ServeProcess
 ) -> None:
@@ -120,8 +124,7 @@ def test_no_flow_loses_a_partition(migrated_url: str, tmp_path: Path) -> None:
             replica.end()
             replica.program = release.program
             replica.start()
-            for url in (each.url for each in replicas):
-                assert httpx.get(f"{url}/readyz", timeout=60).status_code == 200
+            eventually(lambda: all(is_ready(each) for each in replicas))
             for going_on in [worker.goes_on() for worker in workers]:
                 eventually(going_on)
             if replica is replicas[0]:
