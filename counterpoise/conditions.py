@@ -12,7 +12,7 @@ from typing import Any
 
 from counterpoise import reading
 from counterpoise.calls import Call, Listing, flow_path, listing, queue_path
-from counterpoise.errors import CounterpoiseError, Refused, described
+from counterpoise.errors import described
 from counterpoise.plain import plain_line
 from counterpoise.wire import Json
 
@@ -85,11 +85,6 @@ def end_refused(refused: Mapping[tuple[int, int], str]) -> Iterator[Condition]:
     """That the service does not take reports of ends; `refused`: why, by partition and epoch."""
     for (partition, epoch), why in refused.items():
         yield Condition("end_refused", why, partition, epoch)
-
-
-def is_unknown(error: CounterpoiseError) -> bool:
-    """Whether a service of a version without conditions gave this answer."""
-    return type(error) is Refused and error.status in (404, 405)
 
 
 def report(

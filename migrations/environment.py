@@ -1,4 +1,8 @@
-"""Runs a tree of migrations; each tree's env.py calls `run` with its schema.
+"""Makes the tables of a new database, or migrates those that are there.
+
+The `.sql` files of a tree make its present tables: a new database is made from them, and gets the
+newest revision. Older tables are migrated to the same by the tree's revisions (`versions`). Each
+tree's env.py calls `run` with its schema and its files, in their order.
 
 The caller gives `config.attributes["connection"]`: a SQLAlchemy connection, sync, not in a
 transaction. A migration is one transaction under a lock, so that processes that migrate at the same
@@ -18,6 +22,9 @@ later ones. A revision with `contracts = True` is not run at a start (`broker.po
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from alembic import context
 from sqlalchemy import Connection, text
 
@@ -26,14 +33,8 @@ LOCK = 0x636F756E74657270
 LOCK_SECONDS = 2.0
 
 
-def run(schema: str) -> None:
-    """Migrate over the given connection."""
-    if context.is_offline_mode():
-        context.configure(
-            dialect_name="postgresql", literal_binds=True, version_table_schema=schema
-        )
-        context.run_migrations()
-        return
+def run(schema: str, directory: Path, files: Sequence[str]) -> None:
+    """Make the tables from the files of `directory`, or migrate them, over the given connection."""
     connection: Connection = context.config.attributes["connection"]
     with connection.begin():
         _lock(connection, schema)
@@ -45,8 +46,21 @@ def run(schema: str) -> None:
         if found is None:
             connection.execute(text(f"CREATE SCHEMA {schema}"))
         context.configure(connection=connection, version_table_schema=schema, target_metadata=None)
-        context.run_migrations()
+        if context.get_context().get_current_heads():
+            context.run_migrations()
+        else:
+            for name in files:
+                _execute(connection, directory / f"{name}.sql")
+            context.get_context().stamp(context.script, "head")
+            connection.execute(
+                text(f"ALTER TABLE {schema}.alembic_version ADD COLUMN serves text[]")
+            )
         _say_what_it_serves(connection, schema)
+
+
+def _execute(connection: Connection, file: Path) -> None:
+    """As it is written: a colon or a per cent sign marks no parameter."""
+    connection.exec_driver_sql(file.read_text("utf-8"), execution_options={"no_parameters": True})
 
 
 def _lock(connection: Connection, schema: str) -> None:
@@ -63,19 +77,11 @@ def _say_what_it_serves(connection: Connection, schema: str) -> None:
     """Update `serves` of the version table: the revisions whose code works with the tables."""
     table = f"{schema}.alembic_version"
     revision = connection.execute(text(f"SELECT version_num FROM {table}")).scalar()
-    if revision is None:
-        return
+    assert revision is not None
     scripts = list(context.script.walk_revisions(base="base", head=revision))[::-1]
     chain = [script.revision for script in scripts]
     floors = [getattr(script.module, "serves_from", script.revision) for script in scripts]
     serves = chain[max(chain.index(floor) for floor in floors) :]
-    # Only if there is something to do, as above.
-    kept = connection.execute(
-        text("SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass(:table) AND attname = :name"),
-        {"table": table, "name": "serves"},
-    ).first()
-    if kept is None:
-        connection.execute(text(f"ALTER TABLE {table} ADD COLUMN serves text[]"))
     connection.execute(
         text(f"UPDATE {table} SET serves = :serves WHERE serves IS DISTINCT FROM :serves"),
         {"serves": serves},

@@ -6,7 +6,6 @@ the `service`; `log`, the log `flights` with four partitions in it.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 
 import psycopg
@@ -30,11 +29,6 @@ def migrate_log(url: str) -> None:
         command.upgrade(config, "head")
 
 
-def downgrade_log(url: str, revision: str) -> None:
-    with alembic_tree("log", url) as config:
-        command.downgrade(config, revision)
-
-
 def with_logs(url: str, act: Callable[[BuiltinLogs], Awaitable[T]]) -> T:
     """Run something as the service would, with an engine of its own. Waits longer than a call."""
 
@@ -51,7 +45,7 @@ def with_logs(url: str, act: Callable[[BuiltinLogs], Awaitable[T]]) -> T:
 
 
 def write_past(url: str, log: str, rows: Sequence[tuple[Any, Any, Any, Any]]) -> None:
-    """Appends rows to partition 0 as an older version did, which refused nothing.
+    """Appends rows to partition 0 that the log itself refuses.
 
     Each is (value, key, headers in JSON, time as Postgres reads it).
     """
@@ -76,7 +70,7 @@ def write_past(url: str, log: str, rows: Sequence[tuple[Any, Any, Any, Any]]) ->
         for name, definition in constraints:
             connection.execute(
                 f"ALTER TABLE counterpoise_log.messages ADD CONSTRAINT {name}"
-                f" {definition.removesuffix(' NOT VALID')} NOT VALID"
+                f" {definition} NOT VALID"
             )
 
 
@@ -122,16 +116,6 @@ def append(
     return log.append(
         AppendBatch(publisher, first, partition_count, [partition] * len(values), messages)
     )
-
-
-@contextmanager
-def log_of(url: str, revision: str) -> Iterator[PostgresLog]:
-    """A log in tables of an older release."""
-    migrate_log(url)
-    with_logs(url, lambda logs: logs.ensure("builtin:flights", 4))
-    downgrade_log(url, revision)
-    with closing(PostgresLog("flights", url, timeout_seconds=10)) as log:
-        yield log
 
 
 @pytest.fixture

@@ -8,15 +8,8 @@ const MOST_SHOWN = 8;
 const KINDS = { quarantined: "quarantined", log_away: "log away", rows_dropped: "rows dropped", invalid_position: "invalid position", end_refused: "end refused", mirror_failed: "mirror failed" };
 const word = (kind) => KINDS[kind] ?? kind.replaceAll("_", " ");
 
-/** The conditions of the queue of this path. A replica of a version before conditions has none. */
-export async function conditionsOf(path) {
-  try {
-    return (await get(path + "/conditions?limit=1000")).items;
-  } catch (error) {
-    if (error.code === "not_found") return [];
-    throw error;
-  }
-}
+/** The conditions of the queue of this path. */
+export const conditionsOf = async (path) => (await get(path + "/conditions?limit=1000")).items;
 
 /** Their number by kind, in words: 2 quarantined, 1 log away. Empty if there are none. */
 export const counted = (counts) =>

@@ -53,16 +53,11 @@ export class History {
     while (this.looks[0].at < at - KEPT_SECONDS * 1000) this.looks.shift();
   }
 
-  /** Reads what the service has measured of the queue of this path, if that may be news. A replica of a
-   *  version before measurements has none. */
+  /** Reads what the service has measured of the queue of this path, if that may be news. */
   async read(path) {
     if (Date.now() - this.#readAt < MEASURED_SECONDS * 1000) return;
     this.#readAt = Date.now();
-    try {
-      this.measured = (await get(path + "/measurements")).items.map((one) => ({ ...one, at: Date.parse(one.at) }));
-    } catch (error) {
-      if (error.code !== "not_found") throw error;
-    }
+    this.measured = (await get(path + "/measurements")).items.map((one) => ({ ...one, at: Date.parse(one.at) }));
   }
 
   /** The points of the last hour: those of the service, and before and after them those of the page. */

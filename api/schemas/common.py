@@ -126,7 +126,7 @@ Position = Annotated[
         examples=["1042"],
     ),
 ]
-# An older version stored whatever it was sent.
+# As it is stored, also where it was written past the service.
 ShownPosition = Annotated[
     str,
     Field(description="An opaque string of the log. Null: see `start`.", examples=["1042"]),

@@ -305,6 +305,6 @@ def _cut(
 
 
 def _number(position: str | None) -> int:
-    """A position as a number; below all others if it is none (an older version stored any text)."""
+    """A position as a number; below all others if it is none."""
     number = None if position is None else position_number(position, TOO_LARGE["builtin"])
     return -1 if number is None else number

@@ -140,7 +140,7 @@ class Mirrors:
                 for number, position in positions.items()
                 if position is not None
                 and mirror.stored.get(number) != position
-                # An older version stored any text.
+                # What is no position of a topic was stored by hand.
                 and number_of(queue.log, position) is not None
             }
             why = TAKEN if mirror.taken else None

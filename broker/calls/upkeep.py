@@ -157,8 +157,8 @@ class Upkeep:
         return reader.partition_count != count
 
     async def _usable(self, queue: views.QueueView, log: str) -> dict[int, str | None]:
-        """The queue's positions in this log; None for what is no position. An older version stored
-        whatever it was sent; nothing of such a partition is trimmed.
+        """The queue's positions in this log; None for what is no position. Nothing of such a
+        partition is trimmed.
         """
         positions = await stored_positions(self._queues.store, queue.id)
         wrong: list[int] = []

@@ -12,22 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from broker.core.model import HandedOver, Settings
+from broker.core.model import Settings
 from broker.core.records import Child, Cut, Ended, Grant, Move, Record, Redirect
 
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Record.__args__}
 FIELDS = {kind: frozenset(field.name for field in fields(kind)) for kind in KINDS.values()}
 SETTINGS = frozenset(field.name for field in fields(Settings))
-# Fields that replicas of the release before do not know are left out where they say what that
-# release takes for granted (docs, *Upgrade*).
-_LEFT_OUT = {
-    "key_id": None,
-    "handed_over": HandedOver.FORCED,
-    "discarding": False,
-    "held_until": None,
-    "moved": None,
-    "seen_at": None,
-}
 ITEMS: dict[str, type[Any]] = {
     "grants": Grant,
     "moves": Move,
@@ -38,20 +28,12 @@ ITEMS: dict[str, type[Any]] = {
 }
 
 
-# Fields that are stored under the name they had at first.
-_STORED_AS = {"bind_number": "seat"}
-_NAMED = {stored: name for name, stored in _STORED_AS.items()}
-
-
 def to_json(record: Record) -> dict[str, Any]:
     """The record as JSON values: its fields and its `kind`; tuples are arrays."""
     values: dict[str, Any] = {"kind": type(record).__name__}
     for field in fields(record):
         value = getattr(record, field.name)
-        if field.name in _LEFT_OUT and value == _LEFT_OUT[field.name]:
-            continue
-        name = _STORED_AS.get(field.name, field.name)
-        values[name] = [tuple(item) for item in value] if name in ITEMS else value
+        values[field.name] = [tuple(item) for item in value] if field.name in ITEMS else value
     return values
 
 
@@ -61,7 +43,7 @@ def from_json(values: Mapping[str, Any]) -> Record:
     Raises KeyError for a kind, a field or a setting that this version does not know: a replica of
     an older version must not guess.
     """
-    arguments = {_NAMED.get(name, name): value for name, value in values.items()}
+    arguments = dict(values)
     kind = KINDS[arguments.pop("kind")]
     unknown = arguments.keys() - FIELDS[kind] or arguments.get("changes", {}).keys() - SETTINGS
     if unknown:
@@ -116,7 +98,7 @@ def _as_known(values: Mapping[str, Any]) -> Record | None:
     kind = KINDS.get(values["kind"])
     if kind is None:
         return None
-    known = {name: at for name, at in values.items() if _NAMED.get(name, name) in FIELDS[kind]}
+    known = {name: at for name, at in values.items() if name in FIELDS[kind]}
     for name, item in ITEMS.items():
         if name in known:
             known[name] = [value[: len(item._fields)] for value in known[name]]

@@ -4,8 +4,9 @@ them, on the log's database itself.
 **Whose.** Each *holder* gets roles of its own (`counterpoise_log_client_…`), one for each log and
 purpose: `flow:ID` for a flow that reads, `key:ID` for a caller with a key, `anyone` for callers of
 a service without keys (`broker.logs.ports.Holder`). What a role reaches, and why, the log's
-database decides (migrations/log, log_0003). So who has the credentials of one holder harms this
-holder at most: by another password, by taking all connections of the role, by ending its sessions.
+database decides (migrations/log/sql/access.sql). So who has the credentials of one holder harms
+this holder at most: by another password, by taking all connections of the role, by ending its
+sessions.
 
 **How long.** A role is valid for two hours; a holder that asks again after 55 minutes gets another
 one. A client asks when an hour is left, so each flow has two roles or three. Passwords are kept

@@ -179,7 +179,8 @@ class Span:
 def messages_after(start: str, end: str, position: str | None) -> int | None:
     """The most messages from a position to the end; positions of known kinds are numbers."""
     number = position is None or (position.isascii() and position.isdecimal())
-    # An older version stored any text; Python does not read numbers of any length.
+    # A text that is no position is stored nowhere but by hand; Python does not read numbers of any
+    # length.
     if not number or len(position or "") > 19:
         return None
     at = int(start) if position is None else max(int(start), int(position))

@@ -3,9 +3,9 @@
 **What a position is.** The service never compares positions of consumers, but it keeps them for
 others: the next owner reads from there, and the upkeep trims up to there. A text that is no
 position would end every later consumer of its partition, so none is stored. For a log of a kind
-that the service does not know only the length of the text is limited (by the API). Positions that
-an older version stored may be anything. Whatever uses them leaves out those that are none, until an
-administrator sets others. A position is stored as the log gives it, without leading zeros:
+that the service does not know only the length of the text is limited (by the API). Whatever
+uses stored positions leaves out those that are none all the same, until an administrator sets
+others. A position is stored as the log gives it, without leading zeros:
 consumers find out whether a partition is at its end by comparing two texts.
 
 **Positions far beyond the end of their partition are refused** (`Reach`). Nobody has read up to

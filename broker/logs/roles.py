@@ -109,11 +109,6 @@ SELECT CAST(role AS text) FROM counterpoise_log.clients
 WHERE holder = ANY (CAST(:holders AS text[])) OR key_id = ANY (CAST(:keys AS text[])) ORDER BY role
 """
 _KEYS = "SELECT DISTINCT key_id FROM counterpoise_log.clients WHERE key_id IS NOT NULL"
-# Roles that replicas of the release before log_0003 made, and share.
-_SHARED = """
-SELECT role FROM counterpoise_log.credentials
-WHERE valid_until < now() AND NOT EXISTS (SELECT FROM pg_stat_activity WHERE usename = role)
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +234,6 @@ class ClientRoles:
     async def drop_expired(self) -> None:
         """End the roles that have expired."""
         await self._end(await self._roles(_EXPIRED, {"expired": EXPIRED_SECONDS}))
-        for role in await self._roles(_SHARED, {}):
-            await self._drop_shared(role)
 
     async def _roles(self, statement: str, parameters: Mapping[str, object]) -> Sequence[str]:
         async with self._engine.connect() as connection:
@@ -254,15 +247,3 @@ class ClientRoles:
                     await connection.execute(
                         text(f"SELECT counterpoise_log.{step}(CAST(:roles AS text[]))"), some
                     )
-
-    async def _drop_shared(self, role: str) -> None:
-        try:
-            async with self._engine.begin() as connection:
-                await connection.execute(
-                    text("DELETE FROM counterpoise_log.credentials WHERE role = :role"),
-                    {"role": role},
-                )
-                await connection.execute(text(f'DROP ROLE IF EXISTS "{role}"'))
-        except DBAPIError:
-            # Another replica drops it, or the role owns an object (a temporary table).
-            return

@@ -3,8 +3,8 @@
 Publishers may give times, in any order, so every message may count. There are two ways to find
 those of one log since a time: by the key, which reads all messages of this log, and by the index on
 the time, which reads messages of that time in all logs. Which one is shorter, Postgres cannot know,
-because the log's columns have no statistics (migrations/log, log_0010). So it is estimated here
-from some pages of the table.
+because the log's columns have no statistics (migrations/log/sql/access.sql). So it is estimated
+here from some pages of the table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Brings databases up to date: two Alembic trees, one for the control tables, one for the log.
 
-The trees are in the package `migrations`. Each has an env.py that takes a connection, waits for
-other processes at an advisory lock, and stores its version in its own table.
+The trees are in the package `migrations`. The `.sql` files of a tree make a new database as it is
+today, and its revisions lead older databases there. Each has an env.py that takes a connection,
+waits for other processes at an advisory lock, and stores its version in its own table.
 
 Replicas of two releases serve one database while they are replaced one by one. So a migration has
 two steps (expand, then contract). An *expanding* revision only adds, and names in `serves_from` the
@@ -68,22 +69,12 @@ class Tree:
 
     name: str
     version_table: str
-    # Additional directories with revisions: those of a later release, in tests.
-    more_versions: tuple[str, ...] = ()
-
-    @property
-    def location(self) -> str:
-        return f"migrations:{self.name}"
-
-    @property
-    def versions(self) -> list[str]:
-        """The directories with its revisions."""
-        package = Path(migrations.__file__).parent
-        return [str(package / self.name / "versions"), *self.more_versions]
+    location: Path
 
 
-CONTROL = Tree("control", "counterpoise.alembic_version")
-LOG = Tree("log", "counterpoise_log.alembic_version")
+_PACKAGE = Path(migrations.__file__).parent
+CONTROL = Tree("control", "counterpoise.alembic_version", _PACKAGE / "control")
+LOG = Tree("log", "counterpoise_log.alembic_version", _PACKAGE / "log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +92,7 @@ class MigrationStep:
 
 
 class Level(NamedTuple):
-    """A database's revision (None: no tables), and the revisions whose code it serves.
-
-    `serves` is empty for a database that was last migrated by a version without this list.
-    """
+    """A database's revision (None: no tables), and the revisions whose code it serves."""
 
     revision: str | None
     serves: frozenset[str] = frozenset()
@@ -308,9 +296,7 @@ def _end_sessions(url: str, migrates: int, over: threading.Event) -> None:
 
 def _config(tree: Tree) -> Config:
     config = Config()
-    config.set_main_option("script_location", tree.location)
-    config.set_main_option("path_separator", "newline")
-    config.set_main_option("version_locations", "\n".join(tree.versions).replace("%", "%%"))
+    config.set_main_option("script_location", str(tree.location).replace("%", "%%"))
     return config
 
 
@@ -319,11 +305,8 @@ def level_of(tree: Tree, connection: Connection) -> Level:
     exists = text("SELECT to_regclass(:table) IS NOT NULL")
     if not connection.execute(exists, {"table": tree.version_table}).scalar():
         return Level(None)
-    # As JSON, because the column `serves` may be missing.
-    row = connection.execute(text(f"SELECT to_jsonb(v) FROM {tree.version_table} AS v")).first()
-    if row is None:
-        return Level(None)
-    return Level(row[0]["version_num"], frozenset(row[0].get("serves") or ()))
+    row = connection.execute(text(f"SELECT version_num, serves FROM {tree.version_table}")).first()
+    return Level(None) if row is None else Level(row.version_num, frozenset(row.serves))
 
 
 def asked(url: str, question: Callable[[Connection], T]) -> T:

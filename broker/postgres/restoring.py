@@ -175,12 +175,13 @@ SET epoch = greatest(epoch + 1, %(floor)s),
         ELSE 'unassigned' END,
     unowned_since = CASE WHEN state NOT IN ('removed', 'waiting', 'finished') THEN %(now)s END,
     owner = NULL, successor = NULL, deadline = NULL, handoff_since = NULL, warm = NULL,
-    let_go = 'orphaned', released_by = NULL, warmed_by = NULL, warmed_epoch = NULL, seq = NULL
+    next_handed_over = 'orphaned', released_by = NULL, warmed_by = NULL, warmed_epoch = NULL,
+    seq = NULL
 """
 _SETTLE_QUEUES = """
 UPDATE counterpoise.queues
 SET revision = greatest(revision + 1, %(floor)s), status = 'Ready', trigger = NULL,
-    since = %(now)s, holddown_until = NULL, flows_before = 0, departed = '{}', growing = false,
+    since = %(now)s, holddown_until = NULL, flows_before = 0, absent = '{}', growing = false,
     last_rebalance = CASE WHEN rebalance IS NULL THEN last_rebalance
         ELSE rebalance || jsonb_build_object('finished_at', %(now)s::double precision) END,
     rebalance = NULL, next_deadline = NULL

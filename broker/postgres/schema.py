@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import migrations
 from broker.postgres.connections import Connection, connect
 from broker.postgres.migrations import CONTROL, LOG, RESTORE_AGAIN, MigrationFailed, Tree, databases
 
@@ -118,7 +117,7 @@ def check(database_url: str, log_database_url: str | None = None) -> None:
 
 def list_file(tree: Tree) -> Path:
     """The list of what the newest revision of a tree makes. Its first line is the revision."""
-    return Path(migrations.__file__).parent / tree.name / "schema.txt"
+    return tree.location / "schema.txt"
 
 
 def listed(connection: Connection, tree: Tree) -> list[str]:

@@ -34,7 +34,7 @@ from sqlalchemy import BigInteger, Text, bindparam, select
 
 from broker.store.bulk import PreparedStatement
 from broker.store.connections import ConnectionLost, Connections
-from broker.store.levels import LEVEL
+from broker.store.levels import LEVEL, check_level
 from broker.store.ports import (
     Commit,
     Conflict,
@@ -60,7 +60,8 @@ from broker.store.tables import queues, records
 COMMIT = PreparedStatement.read("commit")
 STORED_COMMIT = PreparedStatement(
     select(
-        select(queues.c.id).where(queues.c.id == bindparam("queue")).exists().label("there"),
+        queues.c.name,
+        queues.c.level,
         select(records.c.revision)
         .where(
             records.c.queue_id == bindparam("queue"),
@@ -69,7 +70,7 @@ STORED_COMMIT = PreparedStatement(
         )
         .exists()
         .label("stored"),
-    )
+    ).where(queues.c.id == bindparam("queue"))
 )
 _NEW_FLOW_COLUMNS = (*FlowValues._fields, "token_hash", "reason")
 
@@ -86,14 +87,17 @@ class PostgresCommits:
         except ConnectionLost:
             # If it was carried out, the revision has moved.
             [row] = await self._connections.fetch(COMMIT, parameters)
-            if not row["held"] and (await self._stored(commit))["stored"]:
+            if not row["held"] and (found := await self._stored(commit)) and found["stored"]:
                 return {}
         if row["may"]:
             columns = (row[name] or () for name in ("numbers", "epochs", "positions"))
             return {number: (epoch, at) for number, epoch, at in zip(*columns, strict=True)}
         if not row["held"]:
-            there = (await self._stored(commit))["there"]
-            raise Conflict(commit.queue.id) if there else QueueGone(commit.queue.id)
+            found = await self._stored(commit)
+            if found is None:
+                raise QueueGone(commit.queue.id)
+            check_level(found["name"], found["level"])
+            raise Conflict(commit.queue.id)
         if row["renewed"]:
             raise LeaseRenewed(frozenset(row["renewed"]))
         if row["superseded"]:
@@ -105,11 +109,12 @@ class PostgresCommits:
         raise LogTrimmed(fence.log)
 
     async def _stored(self, commit: Commit) -> Any:
-        """Whether the queue is there, and whether this commit was carried out."""
+        """The queue's name and level, and whether this commit was carried out; None if the queue
+        is gone.
+        """
         revision = commit.seen + 1
         given = {"queue": commit.queue.id, "revision": revision, "commit": commit.commit_id}
-        [row] = await self._connections.fetch(STORED_COMMIT, given)
-        return row
+        return next(iter(await self._connections.fetch(STORED_COMMIT, given)), None)
 
 
 def commit_parameters(commit: Commit) -> Mapping[str, Any]:
@@ -123,7 +128,7 @@ def commit_parameters(commit: Commit) -> Mapping[str, Any]:
     )
     every_new_flow, new_flows = _new_flows(commit)
     rows = {
-        "queue_row": {**queue_values(queue, commit.next_deadline), "writer_level": LEVEL},
+        "queue_row": queue_values(queue, commit.next_deadline),
         "entries": entry_rows(commit),
         "flows": _known_flows(commit),
         "every_new_flow": every_new_flow,
@@ -137,6 +142,7 @@ def commit_parameters(commit: Commit) -> Mapping[str, Any]:
     return {
         "queue": queue.id,
         "seen": commit.seen,
+        "level": LEVEL,
         "commit": commit.commit_id,
         "valid_from": first,
         "valid_until": last,

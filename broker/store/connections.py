@@ -24,8 +24,7 @@ from sqlalchemy.util import greenlet_spawn
 from broker.postgres import driver, pools
 from broker.postgres.checks import REPORTER
 from broker.store.bulk import PreparedStatement
-from broker.store.levels import TOO_NEW
-from broker.store.ports import QueueTooNew, StoreUnavailable
+from broker.store.ports import StoreUnavailable
 
 T = TypeVar("T")
 
@@ -267,8 +266,6 @@ class Connections:
             self._report(str(error), error.code)
             raise
         except Exception as error:
-            if _state(error) == TOO_NEW:
-                raise QueueTooNew(str(error).splitlines()[0]) from error
             reason = _reason(error)
             if reason is not None:
                 unavailable = StoreUnavailable(reason, _state(error))

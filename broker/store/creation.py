@@ -45,7 +45,7 @@ async def insert_queue(connection: AsyncConnection, commit: Commit) -> None:
     Raises NameTaken, LogTrimmed.
     """
     queue = commit.queue
-    row = {"id": queue.id, **queue_values(queue, commit.next_deadline), "writer_level": 0}
+    row = {"id": queue.id, "level": 0, **queue_values(queue, commit.next_deadline)}
     if (await connection.execute(CREATE_QUEUE, row)).first() is None:
         raise NameTaken(queue.name)
     entries = [

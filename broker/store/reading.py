@@ -21,13 +21,12 @@ from broker.core.queue import Queue
 from broker.core.transitions import LifeEvent, PartitionEvent, State
 from broker.pieces import pause, pieces
 from broker.store.bulk import any_of
-from broker.store.levels import LEVEL
-from broker.store.ports import QueueDamaged, QueueGone, QueueTooNew
+from broker.store.levels import check_level
+from broker.store.ports import QueueDamaged, QueueGone
 from broker.store.rows import (
     FlowValues,
     LineageValues,
     PartitionValues,
-    instance_of,
     restore_head,
 )
 from broker.store.tables import bound, flows, lineage, partitions, queues
@@ -60,7 +59,8 @@ async def read(connection: AsyncConnection, queue_id: str) -> QueueRows:
     if head is None:
         raise QueueGone(queue_id)
     values = [flows.c[key] for key in FlowValues._fields]
-    bound_flows = select(*values).where(flows.c.queue_id == queue_id, bound).order_by(flows.c.seat)
+    bound_flows = select(*values).where(flows.c.queue_id == queue_id, bound)
+    bound_flows = bound_flows.order_by(flows.c.bind_number)
     found = [*starmap(FlowValues, await connection.execute(bound_flows))]
     of_queue = partitions.c.queue_id == queue_id
     fields = [partitions.c[key] for key in PartitionValues._fields]
@@ -102,6 +102,7 @@ async def _ordered(
 
 async def build(queue_id: str, rows: QueueRows) -> Queue:
     """The queue that has these rows. Raises QueueTooNew, QueueDamaged."""
+    check_level(rows.head["name"], rows.head["level"])
     with _readable(rows.head):
         restoring = Restoring(queue_id, rows.head, rows.flows, rows.gone, rows.lineage)
         async for some in pieces(rows.partitions):
@@ -113,13 +114,8 @@ async def build(queue_id: str, rows: QueueRows) -> Queue:
 
 @contextmanager
 def _readable(row: Mapping[str, Any]) -> Iterator[None]:
-    """While a queue is made of its rows. Raises QueueTooNew, QueueDamaged for whatever fails."""
-    name, level = row["name"], row["level"]
-    if level > LEVEL:
-        raise QueueTooNew(
-            f"The queue {name!r} uses what only a newer release knows (level {level}; this "
-            f"replica has level {LEVEL}). Upgrade this replica."
-        )
+    """While a queue is made of its rows. Raises QueueDamaged for whatever fails."""
+    name = row["name"]
     try:
         yield
     except Exception as error:
@@ -177,8 +173,8 @@ class Restoring:
         queue, row = self._queue, self._row
         for flow in self._gone:
             leave(queue, flow)
-        _restore_absent(queue, row)
-        queue.next_bind_number = row["next_seat"]
+        _restore_absent(queue)
+        queue.next_bind_number = row["next_bind_number"]
         due = row["next_deadline"]
         if due is not None and due != queue.next_deadline():
             # Nothing else in it is due then, so it is the rest of a decision that was cut off.
@@ -199,7 +195,7 @@ def restore(
     gone: Iterable[FlowValues] = (),
     lineage: Iterable[LineageValues] = (),
 ) -> Queue:
-    """The queue from its rows, at once; see `Restoring`. Raises QueueTooNew, QueueDamaged."""
+    """The queue from its rows, at once; see `Restoring`. Raises QueueDamaged."""
     with _readable(row):
         restoring = Restoring(queue_id, row, flows, gone, lineage)
         restoring.add(partitions)
@@ -217,21 +213,8 @@ def named_flows(partitions: Iterable[PartitionValues]) -> set[str]:
     return {id for values in partitions for id in (values.owner, values.successor) if id}
 
 
-def _restore_absent(queue: Queue, row: Mapping[str, Any]) -> None:
-    """What is still there of the partitions of flows that left in this holddown.
-
-    A version before this one wrote (number, epoch) of each in the row of the queue.
-    """
-    for name, (_, held) in (row["departed"] or {}).items():
-        absent = queue.absent[instance_of(name)]
-        for number, epoch in held:
-            partition = queue.partitions.get(number) if isinstance(number, int) else None
-            if partition is not None and number in queue.unassigned:
-                raised = partition.next_handed_over == HandedOver.FORCED
-                if raised or (
-                    partition.next_handed_over == HandedOver.ORPHANED and partition.epoch == epoch
-                ):
-                    partition.released_by = absent.flow_id
+def _restore_absent(queue: Queue) -> None:
+    """What is still there of the partitions of flows that left in this holddown."""
     by_flow = {absent.flow_id: absent for absent in queue.absent.values()}
     if by_flow:
         for number in queue.unassigned:
@@ -245,7 +228,7 @@ def _restore_flow(queue: Queue, values: FlowValues) -> Flow:
         values.id,
         values.instance_id,
         values.client_name,
-        values.seat,
+        values.bind_number,
         values.lease_seconds,
         values.warmup,
         values.bound_at,
@@ -269,7 +252,7 @@ def _restore_partition(queue: Queue, values: PartitionValues) -> None:
     queue.partitions[number] = partition
     partition.epoch = values.epoch
     partition.handed_over = _HANDED_OVER.get(values.handed_over)
-    partition.next_handed_over = _HANDED_OVER[values.let_go]
+    partition.next_handed_over = _HANDED_OVER[values.next_handed_over]
     partition.released_by = _known(queue, values.released_by)
     if values.warmed_by is not None and values.warmed_epoch is not None:
         queue.warmed[number] = (values.warmed_by, values.warmed_epoch)

@@ -19,7 +19,6 @@ from broker.core.queue import Queue
 from broker.core.records import Record
 from broker.core.stored import Unknown, from_json, shown_from_json, to_json
 from broker.core.transitions import Status
-from broker.store.levels import level_of
 from broker.store.ports import PositionWrite, QueueRow
 
 # Columns of a queue's row that are attributes of the queue under the same name.
@@ -46,7 +45,7 @@ class FlowValues(NamedTuple):
     id: str
     instance_id: str
     client_name: str
-    seat: int
+    bind_number: int
     lease_seconds: float
     warmup: bool
     bound_at: float
@@ -74,7 +73,7 @@ class PartitionValues(NamedTuple):
     owner: str | None
     retiring: bool
     handed_over: str | None
-    let_go: str
+    next_handed_over: str
     released_by: str | None
     unowned_since: float | None
     successor: str | None
@@ -104,8 +103,8 @@ def queue_values(queue: Queue, next_deadline: float | None) -> dict[str, Any]:
         "revision": queue.revision,
         "status": queue.status.value,
         **{name: getattr(queue, name) for name in PLAIN},
-        "next_seat": queue.next_bind_number,
-        "departed": _absent_values(queue),
+        "next_bind_number": queue.next_bind_number,
+        "absent": _absent_values(queue),
         "moved": {key: [*moves] for key, moves in queue.moved.items()},
         "barriers": _barriers_values(queue.barriers),
         "rebalance": queue.rebalance and asdict(queue.rebalance),
@@ -114,7 +113,6 @@ def queue_values(queue: Queue, next_deadline: float | None) -> dict[str, Any]:
         "waiting_count": len(queue.lineage.waiting) if queue.lineage else 0,
         "finished_count": len(queue.lineage.finished) if queue.lineage else 0,
         "next_deadline": next_deadline,
-        "level": level_of(queue),
     }
 
 
@@ -176,10 +174,10 @@ def restore_head(queue_id: str, row: Mapping[str, Any]) -> Queue:
     for name in PLAIN:
         setattr(queue, name, row[name])
     queue.configured_count = settings.partition_count
-    queue.next_bind_number = row["next_seat"]
+    queue.next_bind_number = row["next_bind_number"]
     queue.absent = {
-        instance_of(name): Absent(number, str(dict(held).get("flow", f"left by {name}")))
-        for name, (number, held) in (row["departed"] or {}).items()
+        instance_of(name): Absent(bind_number, flow_id)
+        for name, (bind_number, flow_id) in row["absent"].items()
     }
     queue.moved = {key: Moves(*values) for key, values in row["moved"].items()}
     queue.rebalance = _rebalance(row["rebalance"])
@@ -215,7 +213,7 @@ def _absent_values(queue: Queue) -> dict[str, Any]:
     return {
         instance if key_id is None else f"{key_id}\n{instance}": [
             absent.bind_number,
-            [["flow", absent.flow_id]],
+            absent.flow_id,
         ]
         for (key_id, instance), absent in queue.absent.items()
     }

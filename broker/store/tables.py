@@ -62,7 +62,7 @@ queues = Table(
     Column("since", Double, nullable=False),
     Column("holddown_until", Double),
     Column("flows_before", Integer, nullable=False),
-    Column("departed", JSONB, nullable=False),
+    Column("absent", JSONB, nullable=False),
     Column("moved", JSONB, nullable=False),
     Column("rebalance", JSONB(none_as_null=True)),
     Column("last_rebalance", JSONB(none_as_null=True)),
@@ -76,11 +76,10 @@ queues = Table(
     Column("barriers", JSONB(none_as_null=True)),
     Column("cuts_due", Double),
     Column("cuts_attempt", Integer, nullable=False),
-    Column("next_seat", BigInteger, nullable=False),
+    Column("next_bind_number", BigInteger, nullable=False),
     Column("next_deadline", Double),
     # See `broker.store.levels`.
     Column("level", SmallInteger, nullable=False),
-    Column("writer_level", SmallInteger, nullable=False),
     UniqueConstraint("name", name="queues_name_key"),
 )
 is_mirrored = queues.c.mirror_group.is_not(None)
@@ -93,7 +92,7 @@ flows = Table(
     _queue_id(),
     Column("instance_id", Text, nullable=False),
     Column("client_name", Text, nullable=False),
-    Column("seat", BigInteger, nullable=False),
+    Column("bind_number", BigInteger, nullable=False),
     Column("lease_seconds", Double, nullable=False),
     Column("warmup", Boolean, nullable=False),
     Column("bound_at", Double, nullable=False),
@@ -119,7 +118,13 @@ Index(
     unique=True,
     postgresql_where=bound,
 )
-Index("flows_bound_seat", flows.c.queue_id, flows.c.seat, unique=True, postgresql_where=bound)
+Index(
+    "flows_bind_number",
+    flows.c.queue_id,
+    flows.c.bind_number,
+    unique=True,
+    postgresql_where=bound,
+)
 Index("flows_of_queue", flows.c.queue_id)
 Index(
     "flows_bound_key",
@@ -139,7 +144,7 @@ partitions = Table(
     Column("owner", Text),
     Column("retiring", Boolean, nullable=False),
     Column("handed_over", Text),
-    Column("let_go", Text, nullable=False),
+    Column("next_handed_over", Text, nullable=False),
     Column("released_by", Text),
     Column("unowned_since", Double),
     Column("successor", Text),

@@ -118,7 +118,7 @@ def check(commit: Commit, stored: StoredQueue, flows: Mapping[str, StoredFlow]) 
         _hold(child.key not in stored.lineage, "a key is another partition's")
         _hold(child.partition not in numbers, "a number is another partition's")
     left = [values for id, values in bound.items() if id not in commit.left]
-    _hold(len({values.seat for values in left}) == len(left), "a seat is taken twice")
+    _hold(len({values.bind_number for values in left}) == len(left), "a bind number is taken twice")
     _hold(
         len({(values.key_id, values.instance_id) for values in left}) == len(left),
         "an instance is twice",
@@ -264,7 +264,7 @@ class MemoryDatabase:
         return restore(
             queue_id,
             orjson.loads(orjson.dumps(stored.row)),
-            sorted(bound, key=lambda values: values.seat),
+            sorted(bound, key=lambda values: values.bind_number),
             partitions,
             [self.flows[flow_id].values for flow_id in sorted(missing_flows(bound, partitions))],
             stored.lineage.values(),

@@ -31,7 +31,6 @@ from counterpoise.cli.output import (
     counted,
     duration,
     held_back_text,
-    held_conditions,
     how_to_reach,
     print_json,
 )
@@ -422,7 +421,7 @@ def _replicas(queue: Queue) -> Iterator[Finding]:
 def _conditions(client: Client, queue: Queue) -> Iterator[Finding]:
     """What consumers of a queue report to be wrong, if they do."""
     try:
-        found = held_conditions(client, queue.name)
+        found = tuple(client.conditions(queue.name))
     except CounterpoiseError:
         return
     for kind in dict.fromkeys(one.kind for one in found):

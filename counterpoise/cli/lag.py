@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import click
 
 from counterpoise.cli.options import json_option, queue_argument, url_option
-from counterpoise.cli.output import duration, held_conditions, print_json
+from counterpoise.cli.output import duration, print_json
 from counterpoise.cli.reading import TIMEOUT_SECONDS, opened
 from counterpoise.cli.tables import conditions_text, console, table
 from counterpoise.client import Client
@@ -64,7 +64,7 @@ def show_lag(queue: str, url: str | None, as_json: bool) -> None:
     """
     with Client(url, timeout_seconds=TIMEOUT_SECONDS) as client:
         view, rows = lag_of(client, queue)
-        conditions = held_conditions(client, queue)
+        conditions = tuple(client.conditions(queue))
     if as_json:
         reported = [one.raw for one in conditions]
         print_json({**_document(queue, view, rows), "conditions": reported})

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from counterpoise.errors import Refused, ServiceUnavailable
+from counterpoise.errors import ServiceUnavailable
 from counterpoise.plain import plain_json, plain_line
 
 if TYPE_CHECKING:
-    from counterpoise.client import Client
-    from counterpoise.conditions import HeldCondition
     from counterpoise.wire import HeldBack
 
 
@@ -90,15 +88,3 @@ def held_back_text(held: HeldBack) -> str:
     return (
         f"{held.flows} consumers wait{first}: their keys have moved as much as they may in an hour"
     )
-
-
-def held_conditions(client: Client, name: str) -> tuple[HeldCondition, ...]:
-    """What consumers report; nothing of a service of a version that takes no reports."""
-    from counterpoise.conditions import is_unknown
-
-    try:
-        return tuple(client.conditions(name))
-    except Refused as error:
-        if is_unknown(error):
-            return ()
-        raise

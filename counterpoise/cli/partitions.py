@@ -20,7 +20,7 @@ import click
 from rich.text import Text
 
 from counterpoise.cli.options import InOrder, finite, json_option, queue_argument, url_option
-from counterpoise.cli.output import counted, held_conditions, print_json
+from counterpoise.cli.output import counted, print_json
 from counterpoise.cli.tables import conditions_text, console
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
@@ -262,7 +262,7 @@ def show_lineage(queue: str, as_dot: bool, url: str | None, as_json: bool) -> No
         nodes = client.lineage(queue)
         if not (as_dot or as_json):
             clients = {flow.flow_id: flow.client_name for flow in client.flows(queue)}
-            conditions = held_conditions(client, queue)
+            conditions = tuple(client.conditions(queue))
     if as_json:
         print_json([asdict(node) for node in nodes])
     elif as_dot:

@@ -17,7 +17,6 @@ from rich.text import Text
 from counterpoise.cli.output import (
     duration,
     held_back_text,
-    held_conditions,
     ranges,
     seconds_until,
 )
@@ -85,7 +84,7 @@ class QueueSnapshot:
             flows=tuple(client.flows(name, max_items=MOST_FLOWS + 1)),
             partitions=tuple(client.partitions(name)) if small else (),
             at=datetime.now(UTC),
-            conditions=held_conditions(client, name),
+            conditions=tuple(client.conditions(name)),
         )
 
 

@@ -8,7 +8,7 @@ import time
 import click
 
 from counterpoise.cli.options import json_option, queue_argument, url_option
-from counterpoise.cli.output import held_conditions, print_json, tell
+from counterpoise.cli.output import print_json, tell
 from counterpoise.cli.queues import list_queues
 from counterpoise.client import Client
 from counterpoise.errors import ServiceUnavailable
@@ -35,7 +35,7 @@ def show_status(queue: str | None, watch: bool, url: str | None, as_json: bool) 
         return
     with Client(url, timeout_seconds=5.0) as client:
         if as_json:
-            reported = [one.raw for one in held_conditions(client, queue)]
+            reported = [one.raw for one in client.conditions(queue)]
             print_json({**client.rebalance_status(queue).raw, "conditions": reported})
         elif watch:
             _watch(client, queue)

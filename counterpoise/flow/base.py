@@ -8,9 +8,8 @@ share a line, with the first twenty of them.
 
 **Reports of conditions.** A report has all conditions. It is sent only when they differ from those
 that the service has acknowledged under this binding, so a program may report as often as it likes,
-and a healthy flow sends none. A service of a version before conditions does not know the call.
-Then, and after a refusal, nothing is sent for a while: it is no reason to stop the work, and the
-service may be upgraded.
+and a healthy flow sends none. After a refusal nothing is sent for a while: it is no reason to stop
+the work.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from typing import Any, NoReturn, TypeAlias
 from counterpoise import conditions
 from counterpoise.calls import Call, check_queue
 from counterpoise.client import Settings
-from counterpoise.conditions import Condition, is_unknown
+from counterpoise.conditions import Condition
 from counterpoise.errors import (
     CounterpoiseError,
     FlowGone,
@@ -195,10 +194,9 @@ class Reports:
                 core.check()
             case _:
                 self._not_before = sent.now + REFUSED_REPORT_SECONDS
-                if not is_unknown(sent.error):
-                    logger.warning(
-                        "flow on %s: a report was refused: %s", core.settings.queue, sent.error
-                    )
+                logger.warning(
+                    "flow on %s: a report was refused: %s", core.settings.queue, sent.error
+                )
 
 
 class BaseFlow:

@@ -1,5 +1,4 @@
 """Alembic migrations of the control tables, schema `counterpoise`.
 
-Queues, flows, partitions and records of changes. `script_location` is `migrations:control`; the
-version table is in the schema itself.
+Queues, flows, partitions and records of changes. The version table is in the schema itself.
 """

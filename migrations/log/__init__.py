@@ -1,5 +1,5 @@
 """Alembic migrations of the built-in log's schema `counterpoise_log`.
 
 The log is separate from the control tables: its own schema, its own version table in it, possibly
-another database. `script_location` is `migrations:log`.
+another database.
 """

@@ -1,7 +1,13 @@
-"""Alembic's entry to the built-in log's migrations (see migrations.environment)."""
+"""Makes and migrates the tables of the built-in log, see `migrations.environment`."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from migrations.environment import run
 
-run("counterpoise_log")
+run(
+    "counterpoise_log",
+    Path(__file__).with_name("sql"),
+    ["tables", "locks", "append", "ranges", "resizes", "trims", "clients", "access"],
+)

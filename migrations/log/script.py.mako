@@ -12,7 +12,3 @@ depends_on = ${repr(depends_on)}
 
 def upgrade() -> None:
     ${upgrades if upgrades else "raise NotImplementedError"}
-
-
-def downgrade() -> None:
-    ${downgrades if downgrades else "raise NotImplementedError"}

@@ -16,7 +16,6 @@ from broker.logs import by_kind, hash_ranges, positions
 from broker.replica import bursts, renewals, replica
 from broker.service import GONE_SECONDS
 from broker.settings import Settings
-from broker.store import levels
 from tests.architecture.test_documents import text
 
 WORDS = {5: "five"}
@@ -64,9 +63,3 @@ def test_what_takes_a_moment_less_than_the_contract_allows() -> None:
     assert replica.SWEEP_SECONDS == 1.0
     [most] = re.findall(r"gets 503 `unavailable` within (\d+) s", page)
     assert float(most) > routing.ANSWER_SECONDS
-
-
-def test_operations_names_the_level_of_each_feature() -> None:
-    numbers = {value for name, value in vars(levels).items() if re.fullmatch("_[A-Z_]+", name)}
-    [said] = re.findall(r"that it uses \(0: (.+?)\)\. The first", text("docs/operations.md"))
-    assert [int(number) for number in re.findall(r"; (\d+): ", said)] == sorted(numbers)

@@ -6,6 +6,7 @@ mode until it ends.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -45,9 +46,11 @@ def next_release(
 ) -> Iterator[str]:
     """A database of this release, and a migration of the next one to be run; the reader's URL."""
     migrations.upgrade(database_url)
-    (tmp_path / "next.py").write_text(NEXT.format(previous=migrations.head(migrations.LOG)))
+    directory, previous = tmp_path / "next", migrations.head(migrations.LOG)
+    shutil.copytree(migrations.LOG.location, directory)
+    (directory / "versions" / "next.py").write_text(NEXT.format(previous=previous))
     monkeypatch.setattr("migrations.environment.LOCK_SECONDS", 0.1)
-    monkeypatch.setattr(migrations, "LOG", replace(migrations.LOG, more_versions=(str(tmp_path),)))
+    monkeypatch.setattr(migrations, "LOG", replace(migrations.LOG, location=directory))
     with psycopg.connect(database_url, autocommit=True) as owner:
         owner.execute(
             "INSERT INTO counterpoise_log.logs (name, partition_count) VALUES ('orders', 1)"

@@ -1,9 +1,9 @@
 """What credentials of one built-in log show of another one besides answers: estimates of the
 planner, counts of what it passed over, refusals.
 
-Row-level security hides the rows, and a client may send any SQL (migrations/log, log_0010). So each
-attack asks the same for something that is in the other log and for something that is nowhere, and
-must not see a difference. The values asked for are as the log's owner finds them.
+Row-level security hides the rows, and a client may send any SQL (migrations/log/sql/access.sql). So
+each attack asks the same for something that is in the other log and for something that is nowhere,
+and must not see a difference. The values asked for are as the log's owner finds them.
 """
 
 from __future__ import annotations

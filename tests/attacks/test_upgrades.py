@@ -1,6 +1,5 @@
-"""Replicas of several releases serve one database, and none spoils what another one serves.
-
-What an older replica sends is written down here as SQL: the columns that its commit sets.
+"""Replicas of this release and a later one serve one database, and none spoils what another one
+serves. What the later one has done is written down here as SQL.
 """
 
 import json
@@ -11,7 +10,6 @@ import httpx
 import psycopg
 import pytest
 
-from broker.store.levels import TOO_NEW
 from tests.counterpoise.cli.conftest import run_at
 from tests.service import Service
 
@@ -26,19 +24,6 @@ NEWER = [
         "at": 1.0,
     },
 ]
-
-# Before the features that have a level (control_0004), and before levels (control_0011).
-OLDER = (
-    "partition_count, access_type, rebalance_delay, max_handoff_time, max_warmup_time,"
-    " max_concurrent_handoffs, log, start, partitioning, ordered_resize, revision, status, trigger,"
-    " since, holddown_until, flows_before, departed, rebalance, last_rebalance, growing,"
-    " retiring_count, outage_seen, next_seat, next_deadline"
-)
-LATER = f"{OLDER}, discarding, waiting_count, finished_count, resize_seen, barriers, cuts_due"
-FEATURES = (
-    {"partitioning": "dynamic"},
-    {"partition_count": 1, "ordered_resize": True},
-)
 
 
 @pytest.fixture
@@ -99,47 +84,6 @@ def events(http: httpx.Client, queue: str) -> Iterator[str]:
                 return
 
 
-def move(columns: str) -> bytes:
-    """The commit of an older replica, to the queue's row: `columns` are those that it knows."""
-    values = columns.replace("partition_count", "partition_count + 3", 1)
-    values = values.replace(" revision,", " revision + 1,")
-    return f"UPDATE counterpoise.queues SET ({columns}) = ROW({values}) WHERE name = %s".encode()
-
-
-@pytest.mark.parametrize("feature", FEATURES)
-def test_an_older_replica_does_not_change_what_it_does_not_know(
-    target: Service,
-    database: psycopg.Connection,
-    name_of_a_queue: Callable[[], str],
-    feature: dict[str, object],
-) -> None:
-    queue = name_of_a_queue()
-    with target.http as http:
-        http.post("/queues", json={"name": queue, **feature}).raise_for_status()
-        for _ in range(2):
-            with pytest.raises(psycopg.Error, match=f"'{queue}' uses what only a newer") as refused:
-                database.execute(move(OLDER), [queue])
-            # Of a class that older replicas answer with 503.
-            assert refused.value.sqlstate == TOO_NEW
-            # After a commit by this replica, too.
-            http.patch(f"/queues/{queue}", json={"rebalance_delay": 1}).raise_for_status()
-        with database.transaction(force_rollback=True):
-            assert database.execute(move(LATER), [queue]).rowcount == 1
-            # The next one is refused as before.
-            with pytest.raises(psycopg.Error, match="level 0"):
-                database.execute(move(OLDER), [queue])
-
-
-def test_an_older_replica_changes_what_it_knows(
-    target: Service, database: psycopg.Connection, name_of_a_queue: Callable[[], str]
-) -> None:
-    queue = name_of_a_queue()
-    with target.http as http:
-        http.post("/queues", json={"name": queue, "partition_count": 1}).raise_for_status()
-    with database.transaction(force_rollback=True):
-        assert database.execute(move(OLDER), [queue]).rowcount == 1
-
-
 def test_this_replica_does_not_change_what_only_a_newer_one_knows(
     target: Service, database: psycopg.Connection, name_of_a_queue: Callable[[], str]
 ) -> None:
@@ -162,9 +106,10 @@ def test_a_queue_that_cannot_be_loaded_is_named_and_can_be_deleted(
     with target.http as http:
         http.post("/queues", json={"name": queue, "partitioning": "dynamic"}).raise_for_status()
         http.post("/queues", json={"name": other, "partition_count": 1}).raise_for_status()
-        # What a replica that does not know keys once did to a dynamic queue.
+        # A partition of a dynamic queue has a key.
         database.execute(
-            "INSERT INTO counterpoise.partitions (queue_id, number, state, epoch, retiring, let_go)"
+            "INSERT INTO counterpoise.partitions"
+            " (queue_id, number, state, epoch, retiring, next_handed_over)"
             " SELECT id, 7, 'unassigned', 0, false, 'initial' FROM counterpoise.queues"
             " WHERE name = %s",
             [queue],

@@ -22,8 +22,8 @@ from tests.broker.test_cli import refusal, run
 from tests.databases import Databases, new_database
 from tests.faults.disk import INSIDE, MOUNT
 from tests.forked import Forked
+from tests.next_release import NextRelease
 from tests.processes import kill_family
-from tests.schema_levels import Release
 from tests.service import COUNTERPOISE, ServeProcess, eventually, running, settings_for
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -213,7 +213,7 @@ def test_a_backup_of_an_earlier_release_is_migrated_and_a_log_elsewhere_is_kept(
 ) -> None:
     file, data = dump(url, tmp_path / "file", "-Fc", "-n", "counterpoise"), tmp_path / "data"
     done = subprocess.run(
-        [*Release(tmp_path / "next").program, "restore", str(file), "--data-dir", str(data)],
+        [*NextRelease(tmp_path / "next").program, "restore", str(file), "--data-dir", str(data)],
         env={**os.environ, "COUNTERPOISE_LOG_DATABASE_URL": url},
         capture_output=True,
         text=True,

@@ -149,7 +149,7 @@ class Account:
     def only(self, takers: Collection[str]) -> str | None:
         """The flow that must own all partitions, if access is exclusive."""
         exclusive = self.queue["access_type"] == "exclusive"
-        return min(takers, key=lambda id: self.flows[id].seat) if exclusive else None
+        return min(takers, key=lambda id: self.flows[id].bind_number) if exclusive else None
 
     def fewest(self, begun: Collection[Any]) -> int:
         """The smallest number of handoffs from here on.

@@ -10,7 +10,7 @@ from tests.simulation.account import Account
 
 def is_let_go(row: Any) -> bool:
     """Whether its owner has released the partition, and not yet the others of its group."""
-    return row.owner is not None and row.let_go == "graceful"
+    return row.owner is not None and row.next_handed_over == "graceful"
 
 
 def check_owners(known: Account) -> None:

@@ -62,7 +62,7 @@ def _check_same_epoch(known: Account, tx: Transaction, old: Any, new: Any) -> No
         raise Violation(1, f"a revoke of p{number} was taken back in epoch {new.epoch}")
     if old.owner is None or new.owner is not None or new.state in OVER:
         return
-    if new.let_go == "graceful":
+    if new.next_handed_over == "graceful":
         _check_released(known, old)
     elif (
         not known.has_left(tx, old.owner)
@@ -114,7 +114,7 @@ def _check_grant(
         _check_released(known, old)
     if how == "orphaned" and bound and not known.discarded_between(tx, number):
         raise Violation(5, f"p{number} was taken from {old.owner}, which is bound")
-    first = old.epoch == 0 or old.state == "removed" or old.let_go == "initial"
+    first = old.epoch == 0 or old.state == "removed" or old.next_handed_over == "initial"
     if how == "initial" and not first and new.owner != old.owner:
         raise Violation(4, f"p{number} epoch {new.epoch} is not the initial one")
     if how == "replaced":

@@ -29,11 +29,12 @@ served AS (
 
 held AS (
     -- The fence against other replicas: the queue still has the revision that this replica has
-    -- seen. This waits for a commit of another replica; after it, the row no longer qualifies.
+    -- seen, and a level that it knows. This waits for a commit of another replica; after it, the
+    -- row no longer qualifies.
     -- NO KEY: the foreign keys of other tables can refer to the row meanwhile.
     SELECT id
     FROM counterpoise.queues
-    WHERE id = :queue AND revision = :seen
+    WHERE id = :queue AND revision = :seen AND level <= :level
     FOR NO KEY UPDATE
 ),
 
@@ -43,7 +44,7 @@ locked_flows AS (
     -- `fits` is the fence against renewals: a flow that expires has a lease that is over. It also
     -- leaves out flows that are not bound any more.
     SELECT
-        locked.id, locked.queue_id, locked.instance_id, locked.client_name, locked.seat,
+        locked.id, locked.queue_id, locked.instance_id, locked.client_name, locked.bind_number,
         locked.lease_seconds, locked.warmup, locked.bound_at, locked.binder, locked.attempt,
         coalesce(given.draining, locked.draining) AS draining,
         CASE WHEN given.draining IS NULL THEN locked.drain_deadline ELSE given.drain_deadline END
@@ -95,7 +96,7 @@ locked_partitions AS (
     -- later call of that flow, with a higher `seq`, was committed first.
     SELECT
         given.number, given.state, given.epoch, given.owner, given.retiring,
-        given.handed_over, given.let_go, given.released_by, given.unowned_since,
+        given.handed_over, given.next_handed_over, given.released_by, given.unowned_since,
         given.successor, given.deadline, given.handoff_since, given.warm,
         given.warmed_by, given.warmed_epoch,
         CASE WHEN given.is_set THEN given.set_position
@@ -187,26 +188,24 @@ verdict AS (
 -- ------------------------------------------------------------------------------------ 3. Writes
 
 written_queue AS (
-    -- All columns but those that never change. To set a key column, even to the same value, would
+    -- All columns but those that no commit changes. To set a key column, even to the same value, would
     -- conflict with the locks of foreign keys.
     UPDATE counterpoise.queues
     SET (
         partition_count, access_type, rebalance_delay, max_handoff_time, max_warmup_time,
         max_concurrent_handoffs, log, start, partitioning, ordered_resize, aligned,
         retention_seconds, retention_bytes, mirror_group, revision, status, trigger, since,
-        holddown_until, flows_before, departed, moved, rebalance, last_rebalance,
+        holddown_until, flows_before, absent, moved, rebalance, last_rebalance,
         growing, discarding, retiring_count, waiting_count, finished_count, outage_seen,
-        resize_seen, barriers, cuts_due, cuts_attempt, next_seat, next_deadline,
-        level, writer_level
+        resize_seen, barriers, cuts_due, cuts_attempt, next_bind_number, next_deadline
     ) = (
         SELECT
             partition_count, access_type, rebalance_delay, max_handoff_time, max_warmup_time,
             max_concurrent_handoffs, log, start, partitioning, ordered_resize, aligned,
             retention_seconds, retention_bytes, mirror_group, revision, status, trigger, since,
-            holddown_until, flows_before, departed, moved, rebalance, last_rebalance,
+            holddown_until, flows_before, absent, moved, rebalance, last_rebalance,
             growing, discarding, retiring_count, waiting_count, finished_count, outage_seen,
-            resize_seen, barriers, cuts_due, cuts_attempt, next_seat, next_deadline,
-            level, writer_level
+            resize_seen, barriers, cuts_due, cuts_attempt, next_bind_number, next_deadline
         FROM json_populate_record(NULL::counterpoise.queues, :queue_row)
     )
     WHERE id = :queue AND revision = :seen AND (SELECT may FROM verdict)
@@ -223,13 +222,13 @@ written_flows AS (
     -- Stored flows, and below the partitions, are inserted over their rows. So Postgres finds them
     -- by the unique index of the key; an UPDATE would be a join, which it may plan in other ways.
     INSERT INTO counterpoise.flows (
-        id, queue_id, instance_id, client_name, seat, lease_seconds, warmup, bound_at, binder,
-        attempt, draining, drain_deadline, held_until, view_revision, active, token_hash,
+        id, queue_id, instance_id, client_name, bind_number, lease_seconds, warmup, bound_at,
+        binder, attempt, draining, drain_deadline, held_until, view_revision, active, token_hash,
         lease_expires_at, reason, left_at, key_id
     )
     SELECT
-        id, queue_id, instance_id, client_name, seat, lease_seconds, warmup, bound_at, binder,
-        attempt, draining, drain_deadline, held_until, view_revision, active, token_hash,
+        id, queue_id, instance_id, client_name, bind_number, lease_seconds, warmup, bound_at,
+        binder, attempt, draining, drain_deadline, held_until, view_revision, active, token_hash,
         lease_expires_at, reason, left_at, key_id
     FROM locked_flows
     WHERE fits AND (SELECT may FROM verdict)
@@ -243,16 +242,16 @@ written_flows AS (
 ),
 
 new_flows AS (
-    -- After the stored flows: those that leave make room for the `seat` and the instance of a new
-    -- one. A flow with a `reason` has bound and left within this commit.
+    -- After the stored flows: those that leave make room for the `bind_number` and the instance of
+    -- a new one. A flow with a `reason` has bound and left within this commit.
     INSERT INTO counterpoise.flows (
-        id, queue_id, instance_id, client_name, seat, lease_seconds, warmup, bound_at, binder,
-        attempt, draining, drain_deadline, held_until, view_revision, active, token_hash,
+        id, queue_id, instance_id, client_name, bind_number, lease_seconds, warmup, bound_at,
+        binder, attempt, draining, drain_deadline, held_until, view_revision, active, token_hash,
         lease_expires_at, reason, left_at, key_id
     )
     SELECT
-        id, :queue, instance_id, client_name, seat, lease_seconds, warmup, bound_at, binder,
-        attempt, draining, drain_deadline, held_until, view_revision, active, token_hash,
+        id, :queue, instance_id, client_name, bind_number, lease_seconds, warmup, bound_at,
+        binder, attempt, draining, drain_deadline, held_until, view_revision, active, token_hash,
         (SELECT now FROM clock) + lease_seconds,
         reason, CASE WHEN reason IS NOT NULL THEN (SELECT now FROM clock) END, key_id
     FROM json_populate_recordset(
@@ -263,12 +262,12 @@ new_flows AS (
 
 written_partitions AS (
     INSERT INTO counterpoise.partitions (
-        queue_id, number, state, epoch, owner, retiring, handed_over, let_go, released_by,
+        queue_id, number, state, epoch, owner, retiring, handed_over, next_handed_over, released_by,
         unowned_since, successor, deadline, handoff_since, warm, warmed_by, warmed_epoch,
         position, seq, cut, cut_reached
     )
     SELECT
-        :queue, number, state, epoch, owner, retiring, handed_over, let_go, released_by,
+        :queue, number, state, epoch, owner, retiring, handed_over, next_handed_over, released_by,
         unowned_since, successor, deadline, handoff_since, warm, warmed_by, warmed_epoch,
         position, seq, cut, cut_reached
     FROM locked_partitions
@@ -276,7 +275,7 @@ written_partitions AS (
     ON CONFLICT (queue_id, number) DO UPDATE SET
         state = excluded.state, epoch = excluded.epoch, owner = excluded.owner,
         retiring = excluded.retiring, handed_over = excluded.handed_over,
-        let_go = excluded.let_go, released_by = excluded.released_by,
+        next_handed_over = excluded.next_handed_over, released_by = excluded.released_by,
         unowned_since = excluded.unowned_since, successor = excluded.successor,
         deadline = excluded.deadline, handoff_since = excluded.handoff_since,
         warm = excluded.warm, warmed_by = excluded.warmed_by,

@@ -60,12 +60,12 @@ written AS (
     -- Inserted over their rows, by the unique index of the key (see `commit.sql`). Only two columns
     -- change.
     INSERT INTO counterpoise.partitions (
-        queue_id, number, state, epoch, owner, retiring, handed_over, let_go, released_by,
+        queue_id, number, state, epoch, owner, retiring, handed_over, next_handed_over, released_by,
         unowned_since, successor, deadline, handoff_since, warm, warmed_by, warmed_epoch,
         position, seq, cut, cut_reached
     )
     SELECT
-        queue_id, number, state, epoch, owner, retiring, handed_over, let_go, released_by,
+        queue_id, number, state, epoch, owner, retiring, handed_over, next_handed_over, released_by,
         unowned_since, successor, deadline, handoff_since, warm, warmed_by, warmed_epoch,
         new_position, new_seq, cut, cut_reached
     FROM locked

@@ -28,7 +28,7 @@ GROWTH = 4
 RESERVE = 1.5
 
 # How many partitions know the size of their largest message, and what messages of these sizes have
-# (migrations/log, log_0008).
+# (migrations/log/sql/tables.sql).
 _MOST = """SELECT count(*), coalesce(sum(p.largest_bytes * (w.last - w.first)), 0)::bigint
     FROM unnest(%b::integer[], %b::bigint[], %b::bigint[]) AS w (partition, first, last)
     JOIN counterpoise_log.partitions AS p ON p.partition = w.partition
@@ -116,11 +116,11 @@ class ByteAdmission:
         firsts = [begins[partition] for partition in named]
         lasts = [begins[partition] + shares[partition] for partition in named]
         where = [named, firsts, lasts, self._name]
-        for sized, most_bytes in self._connection.query_sized(_MOST, None, where):
-            if sized == len(named) and most_bytes < max_bytes:
-                if not self._bytes_per_message:
-                    self._learn([(sum(shares.values()), most_bytes)])
-                return counts, most_bytes
+        ((sized, most_bytes),) = self._connection.query(_MOST, where, retry=True)
+        if sized == len(named) and most_bytes < max_bytes:
+            if not self._bytes_per_message:
+                self._learn([(sum(shares.values()), most_bytes)])
+            return counts, most_bytes
         if 0 < self._bytes_per_message * sum(shares.values()) < max_bytes:
             rows = self._connection.query(_SUM, where, retry=True)
             total_bytes = self._learn((found, size) for _, found, size in rows)

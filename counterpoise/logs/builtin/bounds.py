@@ -11,14 +11,10 @@ from typing import Any
 from counterpoise.logs.port import Bounds, Successor
 from counterpoise.logs.ranges import HashRange
 
-_ALWAYS = """l.partition_count, CAST(l.incarnation AS text), p.partition,
-    p.first_position, p.next_position"""
-COLUMNS = f"""{_ALWAYS}, p.first_hash, p.last_hash, p.successors,
+COLUMNS = """l.partition_count, CAST(l.incarnation AS text), p.partition,
+    p.first_position, p.next_position, p.first_hash, p.last_hash, p.successors,
     l.resize, l.resized_from, p.cut"""
 """What a statement selects from `logs` (l) and its `partitions` (p, an outer join)."""
-
-COLUMNS_BEFORE = f"{_ALWAYS}, NULL, NULL, NULL, 0, 0, NULL"
-"""The same for tables of the release before, which have no ranges and no cuts."""
 
 
 def bounds_of(partitions: Iterable[int], rows: Sequence[Sequence[Any]]) -> Bounds:

@@ -43,7 +43,6 @@ _STALE_PARTITION_COUNT = "CP001"
 _LOG_NOT_FOUND = "CP002"
 _OUT_OF_RANGE = "CP003"
 _STALE_RANGES = "CP004"
-_UNDEFINED_COLUMN = "42703"
 _UNDEFINED_FUNCTION = "42883"
 # SQLSTATE classes and codes of temporary errors: connection, rollback, resources, operator,
 # lock not available, read-only (a standby that has not taken over yet).
@@ -105,7 +104,6 @@ class LogConnection:
         self._settings = {**postgres.SETTINGS, "statement_timeout": limit}
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
-        self._knows_sizes = True
         self._connection: _BoundedConnection | None = None
         self._process = os.getpid()
 
@@ -122,21 +120,6 @@ class LogConnection:
             return self._query(statement, parameters, retry, deadline)
         finally:
             self._lock.release()
-
-    def query_sized(self, statement: str, before: str | None, parameters: Parameters) -> list[Row]:
-        """As `query` with `retry`, of a statement that asks how large messages are at most.
-
-        The tables of the release before do not know it. From then on the statement is `before`, or
-        there are no rows.
-        """
-        if self._knows_sizes:
-            try:
-                return self.query(statement, parameters, retry=True)
-            except LogError as error:
-                if not lacks_column(error.__cause__):
-                    raise
-                self._knows_sizes = False
-        return [] if before is None else self.query(before, parameters, retry=True)
 
     def close(self) -> None:
         """Close the connection if there is one; the next statement makes a new one."""
@@ -245,16 +228,6 @@ def stale_partition_count(
 def has_stale_ranges(error: BaseException | None) -> bool:
     """Whether `error` refuses an append that was not routed with the ranges of a dynamic log."""
     return isinstance(error, psycopg.Error) and error.sqlstate == _STALE_RANGES
-
-
-def lacks_function(error: BaseException | None) -> bool:
-    """Whether the tables are of a release before the one that added a function."""
-    return isinstance(error, psycopg.Error) and error.sqlstate == _UNDEFINED_FUNCTION
-
-
-def lacks_column(error: BaseException | None) -> bool:
-    """Whether the tables are of a release before the one that added a column of the statement."""
-    return isinstance(error, psycopg.Error) and error.sqlstate == _UNDEFINED_COLUMN
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,17 +20,14 @@ import pyarrow as pa
 
 from counterpoise.logs.builtin.admission import ByteAdmission
 from counterpoise.logs.builtin.ages import ages_statement
-from counterpoise.logs.builtin.bounds import COLUMNS, COLUMNS_BEFORE, bounds_of
+from counterpoise.logs.builtin.bounds import COLUMNS, bounds_of
 from counterpoise.logs.builtin.connection import (
     LogConnection,
-    Row,
     SentArray,
     bigint_array,
     bytea_array,
     has_stale_ranges,
     integer_array,
-    lacks_column,
-    lacks_function,
     stale_partition_count,
     text_array,
 )
@@ -68,9 +65,6 @@ _BOUNDS = f"""SELECT {COLUMNS}
     FROM counterpoise_log.logs AS l LEFT JOIN counterpoise_log.partitions AS p
         ON p.log_id = l.log_id AND p.partition = ANY (%b::integer[])
     WHERE l.name = %b"""
-
-# While the service is of the release before.
-_BOUNDS_BEFORE = _BOUNDS.replace(COLUMNS, COLUMNS_BEFORE)
 
 _AGES = ages_statement(partitions="%b::integer[]", positions="%b::bigint[]", name="%b")
 
@@ -132,11 +126,6 @@ class PostgresLog(NumberedLog):
                 raise stale from None
             if has_stale_ranges(error.__cause__):
                 raise StaleRanges(str(error), self._ranges()) from None
-            if numbered and lacks_function(error.__cause__):
-                raise LogError(
-                    "the log takes no sequences of its own for each message: upgrade the service, "
-                    "which migrates its log"
-                ) from None
             raise
         return AppendResult(appended, len(messages) - appended)
 
@@ -183,7 +172,7 @@ class PostgresLog(NumberedLog):
         return {partition: (batch, str(end)) for partition, (batch, end) in found.items()}
 
     def bounds(self, partitions: Sequence[int]) -> Bounds:
-        rows = self._bound_rows([list(partitions), self.name])
+        rows = self._connection.query(_BOUNDS, [list(partitions), self.name], retry=True)
         if not rows:
             raise LogNotFound(f"there is no log {self.name!r}")
         return bounds_of(partitions, rows)
@@ -214,14 +203,6 @@ class PostgresLog(NumberedLog):
 
     def close(self) -> None:
         self._connection.close()
-
-    def _bound_rows(self, parameters: Sequence[object]) -> list[Row]:
-        try:
-            return self._connection.query(_BOUNDS, parameters, retry=True)
-        except LogError as error:
-            if not lacks_column(error.__cause__):
-                raise
-            return self._connection.query(_BOUNDS_BEFORE, parameters, retry=True)
 
     def _ranges(self) -> Ranges:
         rows = self._connection.query(_RANGES, [self.name], retry=True)

@@ -50,7 +50,7 @@ _SPARSE = f"""SELECT min(position), CASE WHEN count(*) <= max(position) - min(po
 _WHOLE = f"""SELECT CASE WHEN count(*) > last - first THEN first END, NULL::bigint[],
         {_COLUMNS}"""
 
-# Whether even so many of the largest messages of the partition fit (migrations/log, log_0008).
+# Whether even so many of the largest messages of the partition fit (migrations/log/sql/tables.sql).
 _FITS = """CASE WHEN (
         SELECT sized_from <= %(start)b AND %(end)b <= sized_to
             AND largest_bytes * (%(end)b::bigint - %(start)b)
@@ -81,7 +81,7 @@ _EPOCH_2000_MICROSECONDS = 946_684_800_000_000
 _EPOCH_2000 = scalar(_EPOCH_2000_MICROSECONDS, pa.int64())
 
 
-def _read(fits: str, group: str) -> str:
+def _read(group: str) -> str:
     """A chunk, each row of it a `group`. `stop` finds the last position of the chunk.
 
     If it has to look at the sizes, the sum of all of them is usually small enough; running sums
@@ -94,7 +94,7 @@ def _read(fits: str, group: str) -> str:
     WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %(log)b)
         AND partition = %(partition)b AND position >= %(start)b AND position < %(end)b
 ), stop AS MATERIALIZED (
-    SELECT {fits} ELSE (SELECT CASE
+    SELECT {_FITS} ELSE (SELECT CASE
         WHEN sum(value_bytes) < %(value_bytes)b AND sum(bytes) < %(bytes)b THEN max(position)
         ELSE (
             SELECT max(position) FROM (
@@ -118,10 +118,8 @@ LATERAL (
 ) AS packed"""
 
 
-_READ = _read(_FITS, _WHOLE)
-_READ_SPARSE = _read(_FITS, _SPARSE)
-# While the service is of the release before.
-_READ_BEFORE = _read("CASE WHEN false THEN NULL", _SPARSE)
+_READ = _read(_WHOLE)
+_READ_SPARSE = _read(_SPARSE)
 
 
 class ChunkReader:
@@ -150,9 +148,9 @@ class ChunkReader:
             "bytes": CHUNK_BYTES if value_bytes is None else min(CHUNK_BYTES, value_bytes),
         }
         chunk = PackedRows(start)
-        chunk.add_all(self._connection.query_sized(_READ, _READ_BEFORE, given))
+        chunk.add_all(self._connection.query(_READ, given, retry=True))
         if chunk.needs_positions and not chunk.sizes:
-            chunk.add_all(self._connection.query_sized(_READ_SPARSE, _READ_BEFORE, given))
+            chunk.add_all(self._connection.query(_READ_SPARSE, given, retry=True))
         if not chunk.sizes:
             return None
         batch = chunk.record_batch(partition)

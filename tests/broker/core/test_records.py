@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
@@ -69,15 +68,6 @@ def test_a_record_survives_json(record: r.Record) -> None:
     for name in ("grants", "moves", "redirects", "ended", "children"):
         for one, other in zip(getattr(again, name, ()), getattr(record, name, ()), strict=True):
             assert type(one) is type(other)
-
-
-def test_the_key_of_a_flow_is_written_where_there_is_one() -> None:
-    """A replica of the release before knows no such field; while it runs there are no keys."""
-    without, key_id = r.FlowBound("A", "i", "etl", 0, 10.0, True, 1.0), "0123456789ab"
-    assert "key_id" not in to_json(without)
-    bound = dataclasses.replace(without, key_id=key_id)
-    assert to_json(bound)["key_id"] == key_id
-    assert from_json(json.loads(json.dumps(to_json(bound)))) == bound
 
 
 def test_an_unknown_field_is_not_ignored() -> None:

@@ -372,28 +372,6 @@ async def test_a_role_that_owns_something_goes_with_it(
     assert asked(log_url, "SELECT count(*) FROM pg_largeobject_metadata") == 0
 
 
-async def test_roles_that_replicas_of_the_release_before_shared_are_dropped(
-    engine: AsyncEngine, log_url: str, roles: ClientRoles
-) -> None:
-    with psycopg.connect(log_url, autocommit=True) as connection:
-        for role, valid in (("shared_old", "-1 h"), ("shared_new", "1 h")):
-            connection.execute(f"CREATE ROLE {role} LOGIN IN ROLE counterpoise_log_reader".encode())
-            connection.execute(
-                "INSERT INTO counterpoise_log.credentials"
-                " VALUES (%s, 'read', 'secret', now(), now() + %s::interval)",
-                (role, valid),
-            )
-    await roles.drop_expired()
-    assert (
-        asked(
-            log_url, "SELECT string_agg(rolname, ' ') FROM pg_roles WHERE rolname LIKE 'shared%%'"
-        )
-        == "shared_new"
-    )
-    with psycopg.connect(log_url, autocommit=True) as connection:
-        connection.execute("DROP ROLE shared_new")
-
-
 # Sessions that are in the way
 
 

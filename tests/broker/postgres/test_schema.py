@@ -55,9 +55,9 @@ def test_the_lists_have_what_the_migrations_make(connection: Connection, tree: T
         ),
         ("DROP INDEX counterpoise.flows_left", ["index flows_left of counterpoise.flows"]),
         (
-            """DROP INDEX counterpoise.flows_bound_seat;
-            CREATE INDEX flows_bound_seat ON counterpoise.flows (queue_id, seat)""",
-            ["index flows_bound_seat of counterpoise.flows is '' instead of 'unique'"],
+            """DROP INDEX counterpoise.flows_bind_number;
+            CREATE INDEX flows_bind_number ON counterpoise.flows (queue_id, bind_number)""",
+            ["index flows_bind_number of counterpoise.flows is '' instead of 'unique'"],
         ),
         (
             "DROP TRIGGER epochs_rise ON counterpoise.partitions",
@@ -68,8 +68,8 @@ def test_the_lists_have_what_the_migrations_make(connection: Connection, tree: T
             ["trigger epochs_rise of counterpoise.partitions is 'counterpoise.refuse not enabled'"],
         ),
         (
-            "ALTER TABLE counterpoise.flows ALTER COLUMN seat DROP NOT NULL",
-            ["column counterpoise.flows.seat is 'bigint' instead of 'bigint not null'"],
+            "ALTER TABLE counterpoise.flows ALTER COLUMN bind_number DROP NOT NULL",
+            ["column counterpoise.flows.bind_number is 'bigint' instead of 'bigint not null'"],
         ),
         (
             "ALTER TABLE counterpoise.outages ALTER COLUMN id DROP IDENTITY",
@@ -133,10 +133,10 @@ def test_a_message_names_some_and_says_what_to_do(migrated_url: str) -> None:
     schema.check(migrated_url)
     with psycopg.connect(migrated_url) as connection:
         connection.execute("DROP TABLE counterpoise.outages")
-        connection.execute("DROP TABLE counterpoise_log.credentials")
+        connection.execute("DROP TABLE counterpoise_log.publishers")
     with pytest.raises(MigrationFailed) as caught:
         schema.check(migrated_url)
     said = str(caught.value)
-    assert "no table counterpoise.outages, no table counterpoise_log.credentials. A" in said
+    assert "no table counterpoise.outages, no table counterpoise_log.publishers. A" in said
     assert "restore a backup of the whole database" in said
     assert "\n" not in said

@@ -9,9 +9,10 @@ import httpx
 import psycopg
 import pytest
 
+from broker.store.levels import LEVEL
 from counterpoise.client import Client
 from counterpoise.flow import Flow, Owned
-from tests.schema_levels import Release
+from tests.next_release import NextRelease
 from tests.service import ServeProcess, eventually
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -61,9 +62,37 @@ class Worker:
         return lambda: self.committed > before + 1
 
 
+def is_ready(replica: ServeProcess) -> bool:
+    return httpx.get(f"{replica.url}/readyz", timeout=60).status_code == 200
+
+
+def only_the_new_one_serves_what_it_alone_knows(
+    database_url: str, new: ServeProcess, old: ServeProcess
+) -> None:
+    """A queue begins to use a feature of the next release, while both have it in memory."""
+    queue = "v1/queues/colourful"
+    for replica in (old, new):
+        change = httpx.patch(f"{replica.url}/{queue}", json={"rebalance_delay": 1}, timeout=60)
+        assert change.status_code == 200, change.text
+    with psycopg.connect(database_url) as connection:
+        connection.execute(
+            "UPDATE counterpoise.queues SET level = %s, colour = 'red' WHERE name = 'colourful'",
+            [LEVEL + 1],
+        )
+    for delay in (2, 3):
+        refused = httpx.patch(f"{old.url}/{queue}", json={"rebalance_delay": delay}, timeout=60)
+        assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
+        assert "'colourful' uses what only a newer release knows" in refused.json()["detail"]
+        change = httpx.patch(f"{new.url}/{queue}", json={"rebalance_delay": delay}, timeout=60)
+        assert change.json()["rebalance_delay"] == delay
+    with psycopg.connect(database_url) as connection:
+        found = connection.execute("SELECT colour FROM counterpoise.queues ORDER BY name")
+        assert found.fetchall() == [("red",), ("grey",)]
+
+
 @pytest.mark.long
 def test_no_flow_loses_a_partition(migrated_url: str, tmp_path: Path) -> None:
-    release = Release(tmp_path / "next", contract=True)
+    release = NextRelease(tmp_path / "next")
     arguments = ["--database-url", migrated_url]
     with ExitStack() as stack:
         replicas = [
@@ -72,6 +101,7 @@ def test_no_flow_loses_a_partition(migrated_url: str, tmp_path: Path) -> None:
         ]
         client = stack.enter_context(Client(replicas[0].url, timeout_seconds=60))
         client.create_queue("orders", 8, rebalance_delay=0.2)
+        client.create_queue("colourful", 1)
         workers = [Worker(replica.url, stack) for replica in replicas for _ in range(2)]
         eventually(
             lambda: (
@@ -94,10 +124,11 @@ def test_no_flow_loses_a_partition(migrated_url: str, tmp_path: Path) -> None:
             replica.end()
             replica.program = release.program
             replica.start()
-            for url in (each.url for each in replicas):
-                assert httpx.get(f"{url}/readyz", timeout=60).status_code == 200
+            eventually(lambda: all(is_ready(each) for each in replicas))
             for going_on in [worker.goes_on() for worker in workers]:
                 eventually(going_on)
+            if replica is replicas[0]:
+                only_the_new_one_serves_what_it_alone_knows(migrated_url, *replicas)
         with psycopg.connect(migrated_url) as connection:
             found = connection.execute("SELECT version_num FROM counterpoise.alembic_version")
             assert found.fetchone() == ("control_next",)

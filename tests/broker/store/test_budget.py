@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import psycopg
-import pytest
-
 from broker.core import commands as c
-from broker.store.levels import TOO_NEW
 from broker.store.ports import Store
 from tests.broker.core.oracle import snapshot
-from tests.broker.store.support import PostgresGround, Replica
+from tests.broker.store.support import Replica
 
 # One move of a flow of another key is all that is allowed.
 QUOTA = c.Quota(flows=1000, moves=0, least_moves=1)
@@ -63,27 +59,3 @@ async def test_who_left_while_it_was_held_back_is_gone(store: Store) -> None:
     await orders.do(c.Unbind("C"))
     assert snapshot(await store.load(orders.id)) == snapshot(orders.queue)
     assert not orders.queue.held
-
-
-async def test_older_replicas_leave_a_queue_alone_while_a_flow_is_held_back(
-    postgres: PostgresGround,
-) -> None:
-    """They would give it partitions. Before and after, they may change the queue."""
-    store = await postgres.store()
-    await store.pulse()
-    orders = await held(store)
-
-    def older(level: int) -> None:
-        postgres.sql(
-            "UPDATE counterpoise.queues SET partition_count = partition_count, writer_level = %s"
-            " WHERE id = %s",
-            level,
-            orders.id,
-        )
-
-    with pytest.raises(psycopg.Error, match="uses what only a newer") as refused:
-        older(12)
-    assert refused.value.sqlstate == TOO_NEW
-    orders.now = orders.queue.next_deadline() or 0.0
-    await orders.do(c.Advance())
-    older(12)

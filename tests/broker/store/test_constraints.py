@@ -123,7 +123,7 @@ async def test_a_flow_that_left_cannot_be_bound_again(
             postgres.sql(f"UPDATE counterpoise.flows SET {change} WHERE id = 'B'")
 
 
-@pytest.mark.parametrize("column", ["instance_id", "seat"])
+@pytest.mark.parametrize("column", ["instance_id", "bind_number"])
 async def test_an_instance_or_a_seat_is_bound_once(
     postgres: PostgresGround, orders: Replica, column: str
 ) -> None:

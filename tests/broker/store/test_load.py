@@ -189,28 +189,6 @@ async def test_rows_are_read_in_pieces(
         assert snapshot(await orders.store.load(orders.id)) == snapshot(orders.queue)
 
 
-def test_a_row_of_the_version_before_says_who_left() -> None:
-    """It listed the partitions in the row of the queue, and not in theirs."""
-    world = World.owning({"A": [0, 1, 2], "B": [3, 4]}, rebalance_delay=5.0)
-    world.unbind("A")
-    world.raise_epochs(1)
-    queue = world.queue
-    row = queue_values(queue, queue.next_deadline())
-    assert row["departed"] == {"i-A": [0, [["flow", "A"]]]}
-    row["departed"] = {"i-A": [0, [[0, 1], [1, 1], [2, 7]]]}
-    values = [partition_values(queue, partition) for partition in queue.partitions.values()]
-    world.queue = restore(
-        "id",
-        row,
-        [flow_values(flow) for flow in queue.flows.values()],
-        [one._replace(released_by=None) for one in values],
-    )
-    world.checked = False
-    world.bind("A2", "i-A")
-    assert [world.handed_over(n) for n in range(3)] == ["replaced", "forced", "orphaned"]
-    assert world.status == "Ready"
-
-
 def read_from(world: World, next_deadline: float | None) -> None:
     """The queue is read from its rows, with this deadline in its own."""
     queue = world.queue

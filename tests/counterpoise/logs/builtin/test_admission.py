@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -28,6 +29,16 @@ def filled(builtin_log: PostgresLog) -> PostgresLog:
             values = ["x" * size for size in sizes]
             append(builtin_log, *values, partition=partition, publisher=f"p{partition}")
     return builtin_log
+
+
+def know_sizes(url: str, known: bool) -> None:
+    """Whether partitions know their largest message, from the first position on."""
+    with psycopg.connect(url) as connection:
+        connection.execute(
+            "UPDATE counterpoise_log.partitions SET sized_from = CASE WHEN %s THEN 0"
+            " ELSE sized_to END",
+            [known],
+        )
 
 
 def model(
@@ -61,6 +72,7 @@ def model(
 )
 def test_the_lowest_level_of_bytes_comes_first(
     filled: PostgresLog,
+    log_url: str,
     monkeypatch: pytest.MonkeyPatch,
     starts: dict[int, int],
     max_messages: int,
@@ -69,7 +81,7 @@ def test_the_lowest_level_of_bytes_comes_first(
     knows_sizes: bool,
 ) -> None:
     monkeypatch.setattr(admission, "FIRST_MESSAGES", first)
-    monkeypatch.setattr(filled._connection, "_knows_sizes", knows_sizes)
+    know_sizes(log_url, knows_sizes)
     backlogs = {n: len(SIZES[n]) - start for n, start in starts.items()}
     found = filled.limit(
         {n: str(start) for n, start in starts.items()}, max_messages, max_bytes=max_bytes
@@ -89,31 +101,32 @@ def test_the_lowest_level_of_bytes_comes_first(
 
 @pytest.mark.parametrize("warm", [False, True])
 def test_limits_that_the_sizes_seen_do_not_reach_take_sums_alone(
-    filled: PostgresLog, monkeypatch: pytest.MonkeyPatch, warm: bool
+    filled: PostgresLog, log_url: str, monkeypatch: pytest.MonkeyPatch, warm: bool
 ) -> None:
-    monkeypatch.setattr(filled._connection, "_knows_sizes", False)
+    know_sizes(log_url, False)
     monkeypatch.setattr(filled._admission, "_bytes_per_message", 1.0 if warm else 0.0)
     bounds, asked = filled.bounds([0, 1]), asked_of(filled, monkeypatch)
     # All fit.
     assert filled.limit({1: "0"}, 20, bounds, max_bytes=21) == {1: "20"}
-    assert asked == [admission._SUM if warm else admission._ADMIT]
+    assert asked == [admission._MOST, admission._SUM if warm else admission._ADMIT]
     # They seem to fit, and do not: the sum is 30.
     asked.clear()
     assert filled.limit({1: "0"}, 30, bounds, max_bytes=31) == {1: "30"}
     assert filled.limit({0: "8"}, 2, bounds, max_bytes=30) == {0: "9"}
-    assert asked == [admission._SUM, admission._SUM, admission._ADMIT]
+    most = admission._MOST
+    assert asked == [most, admission._SUM, most, admission._SUM, admission._ADMIT]
     # They do not even seem to fit.
     asked.clear()
     assert filled.limit({1: "0"}, 30, bounds, max_bytes=20) == {1: "20"}
-    assert asked == [admission._ADMIT]
+    assert asked == [most, admission._ADMIT]
 
 
 @pytest.mark.parametrize("knows_sizes", [False, True])
 def test_messages_trimmed_since_the_bounds_were_asked_stay_planned(
-    filled: PostgresLog, monkeypatch: pytest.MonkeyPatch, knows_sizes: bool
+    filled: PostgresLog, log_url: str, knows_sizes: bool
 ) -> None:
     """Reading them raises the loss; leaving them out would block the query for ever."""
-    monkeypatch.setattr(filled._connection, "_knows_sizes", knows_sizes)
+    know_sizes(log_url, knows_sizes)
     bounds = filled.bounds([0, 1])
     filled.trim({1: "10"})
     assert filled.limit({1: "0"}, 1000, bounds, max_bytes=1000) == {1: "30"}
@@ -122,7 +135,7 @@ def test_messages_trimmed_since_the_bounds_were_asked_stay_planned(
 
 
 def test_how_large_messages_are_at_most_is_a_first_guess_of_their_size(
-    filled: PostgresLog, monkeypatch: pytest.MonkeyPatch
+    filled: PostgresLog, log_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was added up before is a better one."""
     monkeypatch.setattr(admission, "FIRST_MESSAGES", 2)
@@ -134,7 +147,7 @@ def test_how_large_messages_are_at_most_is_a_first_guess_of_their_size(
     monkeypatch.setattr(filled._admission, "_bytes_per_message", 0.5)
     filled.limit({1: "0"}, 1000, bounds, max_bytes=1000)
     assert filled._admission._bytes_per_message == 0.5
-    monkeypatch.setattr(filled._connection, "_knows_sizes", False)
+    know_sizes(log_url, False)
     filled.limit({1: "0"}, 1000, bounds, max_bytes=1000)
     assert filled._admission._bytes_per_message == 1.0
 

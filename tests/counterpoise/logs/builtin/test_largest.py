@@ -1,12 +1,10 @@
-"""The log knows the largest message of each partition (migrations/log, log_0008), and readers that
-keep below a limit of bytes look at no other size where that is enough.
+"""The log knows the largest message of each partition (migrations/log/sql/tables.sql), and readers
+that keep below a limit of bytes look at no other size where that is enough.
 """
 
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Iterator
 
 import psycopg
 import pytest
@@ -14,20 +12,19 @@ import pytest
 from counterpoise.logs import AppendBatch, Message
 from counterpoise.logs.builtin import admission
 from counterpoise.logs.builtin.log import PostgresLog
-from migrations.log.versions.v0008_sizes import FORGOTTEN_AFTER
 from tests.log_support import (
     append,
     asked_of,
     log,
-    log_of,
     log_url,
-    migrate_log,
     texts,
     write_past,
 )
 
 __all__ = ["log", "log_url"]
 
+# So many messages keep a large one in mind (migrations/log/sql/append.sql).
+FORGOTTEN_AFTER = 100_000
 # What the columns promise, and which partitions break it.
 BROKEN = """
 SELECT m.partition, m.position FROM counterpoise_log.messages AS m
@@ -97,7 +94,7 @@ def test_headers_count_as_they_are_read(log: PostgresLog, log_url: str) -> None:
     assert sized(log_url)[2] == 1 + len('{"a": "1", "b": "2"}')
 
 
-def test_what_an_earlier_release_appends_is_not_part_of_the_range(
+def test_what_is_written_past_the_functions_is_not_part_of_the_range(
     log: PostgresLog, log_url: str
 ) -> None:
     append(log, "a")
@@ -165,29 +162,3 @@ def test_a_limit_that_the_largest_do_not_reach_looks_at_no_message(
         asked.clear()
         assert log.limit(starts, 99, bounds, max_bytes=5000) == {0: "20", 1: "10"}
         assert len(asked) > 1
-
-
-@pytest.fixture
-def before(database_url: str) -> Iterator[tuple[PostgresLog, str]]:
-    """A log in tables of the release before."""
-    with log_of(database_url, "log_0007") as log:
-        yield log, database_url
-
-
-def test_with_tables_of_the_release_before_all_sizes_are_looked_at(
-    before: tuple[PostgresLog, str],
-) -> None:
-    log, url = before
-    append(log, *["x" * 10] * 20)
-    for _ in range(2):
-        batches = log.read(0, "0", "20", max_messages=sys.maxsize, max_bytes=150)
-        assert sum(batch.num_rows for batch in batches) == 15
-        assert log.limit({0: "0"}, 99, max_bytes=150) == {0: "15"}
-    migrate_log(url)
-    assert sized(url) == (0, 0, 0)
-    append(log, "x" * 5, first=20)
-    assert sized(url) == (20, 21, 5)
-    for one in (log, PostgresLog("flights", url)):
-        assert len(texts(one, 0)) == 21
-        assert one.limit({0: "0"}, 99, max_bytes=150) == {0: "15"}
-        one.close()

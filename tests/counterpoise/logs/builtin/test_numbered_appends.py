@@ -1,18 +1,18 @@
-"""Appends with a sequence for each message (migrations/log, log_0009), and releases without."""
+"""Appends with a sequence for each message (migrations/log/sql/append.sql)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
 import psycopg
 import pytest
 
-from counterpoise.logs import AppendBatch, AppendResult, LogError, Message, StaleRanges
+from counterpoise.logs import AppendBatch, AppendResult, Message, StaleRanges
 from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.logs.ranges import Ranges, equal_ranges
-from tests.log_support import append, log_of, migrate_log, texts, with_logs
+from tests.log_support import texts, with_logs
 
 OPEN_APPEND = """SELECT counterpoise_log.append_numbered(
     'flights', 4, 'p', {sequences}::bigint[], '{{0,0}}', '{{a,b}}', NULL, NULL, NULL)"""
@@ -63,24 +63,3 @@ def test_a_repetition_that_a_split_routes_elsewhere_is_known(log_url: str) -> No
         assert log.append(numbered(again, where, by_range=True)) == AppendResult(5, 5)
         assert texts(log, 0) == [str(one) for one in sent]
         assert sorted(texts(log, 1) + texts(log, 2)) == [str(one) for one in range(30, 40, 2)]
-
-
-@pytest.fixture
-def before(database_url: str) -> Iterator[tuple[PostgresLog, str]]:
-    """A log in tables of the release before."""
-    with log_of(database_url, "log_0008") as log:
-        yield log, database_url
-
-
-def test_tables_of_the_release_before_take_what_they_took_and_refuse_the_rest(
-    before: tuple[PostgresLog, str],
-) -> None:
-    log, url = before
-    assert append(log, "a", "b") == AppendResult(2, 0)
-    with pytest.raises(LogError, match="upgrade the service"):
-        log.append(numbered([1, 5], [0, 0]))
-    migrate_log(url)
-    assert log.append(numbered([1, 5], [0, 0])) == AppendResult(1, 1)
-    # A publisher of the release before continues with the functions that it knows.
-    assert append(log, "e", "f", first=5) == AppendResult(1, 1)
-    assert texts(log, 0) == ["a", "b", "5", "f"]

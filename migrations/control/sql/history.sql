@@ -1,25 +1,13 @@
-"""Views of the history for people with SQL (docs, *Operations*).
+-- Views of the history for people with SQL (docs, *Operations*).
+--
+-- They show what `counterpoise history` shows, by names of queues and clients and with times as
+-- timestamps. A role needs only the right to select from them: they are read with the rights of
+-- their owner, and contain neither keys nor tokens.
+--
+-- `records` holds the history as JSON, an array for each revision. An element with the kind
+-- `Granted` has the array `grants`, and each grant is an array: partition, previous flow, flow,
+-- epoch, how it was handed over, seconds, whether by a handoff (`broker.core.records`).
 
-They show what `counterpoise history` shows, by names of queues and clients and with times as
-timestamps. A role needs only the right to select from them: they are read with the rights of their
-owner, and contain neither keys nor tokens.
-
-`records` holds the history as JSON, an array for each revision. An element with the kind `Granted`
-has the array `grants`, and each grant is an array: partition, previous flow, flow, epoch, how it
-was handed over, seconds, whether by a handoff (`broker.core.records`).
-"""
-
-from __future__ import annotations
-
-from alembic import op
-
-revision = "control_0008"
-down_revision = "control_0007"
-branch_labels = None
-depends_on = None
-serves_from = "control_0001"
-
-FLOWS = """
 CREATE VIEW counterpoise.history_flows AS
 SELECT queues.name AS queue, flows.id AS flow_id, flows.client_name, flows.instance_id,
        to_timestamp(flows.bound_at) AS bound_at, to_timestamp(flows.left_at) AS left_at,
@@ -27,9 +15,7 @@ SELECT queues.name AS queue, flows.id AS flow_id, flows.client_name, flows.insta
 FROM counterpoise.flows JOIN counterpoise.queues ON queues.id = flows.queue_id;
 COMMENT ON VIEW counterpoise.history_flows IS
     'Flows that are bound or left, and why they left; kept as long as the history.';
-"""
 
-REBALANCES = """
 CREATE VIEW counterpoise.history_rebalances AS
 SELECT queues.name AS queue, begun.rebalance_id, begun.record ->> 'trigger' AS trigger,
        to_timestamp((begun.record ->> 'at')::double precision) AS started_at,
@@ -62,9 +48,9 @@ CROSS JOIN LATERAL (
 ) AS moved;
 COMMENT ON VIEW counterpoise.history_rebalances IS
     'Rebalances, and grants outside of one, with their first trigger.';
-"""
 
-MOVES = """
+-- `paused_seconds` begins with the last sign of life of the owner. `silent_seconds` is its part
+-- until the lease of a silent owner ended.
 CREATE VIEW counterpoise.history_moves AS
 SELECT queues.name AS queue, records.rebalance_id,
        to_timestamp((record ->> 'at')::double precision) AS at,
@@ -72,7 +58,14 @@ SELECT queues.name AS queue, records.rebalance_id,
        one ->> 1 AS from_flow, giver.client_name AS from_client,
        one ->> 2 AS to_flow, taker.client_name AS to_client,
        one ->> 4 AS outcome, (one ->> 5)::double precision AS paused_seconds,
-       (one ->> 6)::boolean AS by_handoff
+       (one ->> 6)::boolean AS by_handoff,
+       -- Not of a handoff that ended at its deadline: its owner's lease ended later, if it did.
+       CASE WHEN giver.reason = 'lease_expired' AND one ->> 4 <> 'graceful'
+                  AND NOT (one ->> 4 = 'forced' AND (one ->> 6)::boolean)
+            THEN least((one ->> 5)::double precision, greatest(0,
+                giver.left_at - (record ->> 'at')::double precision + (one ->> 5)::double precision
+            ))
+       END AS silent_seconds
 FROM counterpoise.records
 JOIN counterpoise.queues ON queues.id = records.queue_id
 CROSS JOIN LATERAL jsonb_array_elements(records.records) AS r(record)
@@ -82,16 +75,3 @@ LEFT JOIN counterpoise.flows AS taker ON taker.id = one ->> 2
 WHERE records.rebalance_id IS NOT NULL AND record ->> 'kind' = 'Granted';
 COMMENT ON VIEW counterpoise.history_moves IS
     'Each grant of a partition: from which client to which, how, and how long it paused.';
-"""
-
-
-def upgrade() -> None:
-    for script in (FLOWS, REBALANCES, MOVES):
-        op.execute(script)
-
-
-def downgrade() -> None:
-    op.execute("""
-        DROP VIEW counterpoise.history_moves, counterpoise.history_rebalances,
-            counterpoise.history_flows;
-    """)
