@@ -25,11 +25,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from msgspec import structs
 
 from counterpoise.logs.errors import LogError
 from counterpoise.wire import LogAccess
@@ -382,7 +384,7 @@ def _open_parts(
     urls = (access.url if isinstance(access, LogAccess) else access or "").split()
     given: list[str | LogAccess | None] = [*urls] or [None]
     if isinstance(access, LogAccess):
-        given = [replace(access, url=url) for url in urls]
+        given = [structs.replace(access, url=url) for url in urls]
     if len(given) == 1:
         given *= len(address.parts)
     if len(given) != len(address.parts):
