@@ -15,11 +15,12 @@ from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote, urlsplit
 from uuid import uuid4
 
-from counterpoise import reading, wire
+from counterpoise import wire
+from counterpoise.documents import Json
 from counterpoise.errors import BadAnswer, Invalid, InvalidUrl, error_of
 from counterpoise.options import check_counts
-from counterpoise.reading import json_of
-from counterpoise.wire import ChildrenItem, CommitItem, Json, Page, ReadyItem, ReleaseItem
+from counterpoise.reading import Parts, joined, json_of, page_reader, reader
+from counterpoise.wire import ChildrenItem, CommitItem, Page, ReadyItem, ReleaseItem
 
 T = TypeVar("T")
 
@@ -51,7 +52,7 @@ class Listing(Generic[T]):
 
     page: Callable[[str | None], Call[Page[T]]]
     max_items: int | None = None
-    parts: reading.Parts[T] | None = None
+    parts: Parts[T] | None = None
 
 
 # `127.0.0.1:9200`, `localhost:9200`, with a path or without.
@@ -158,15 +159,15 @@ def queue_path(name: str, rest: str = "") -> str:
 
 def listing(
     path: str,
-    parse: Callable[[wire.Json], T],
+    item: type[T],
     max_items: int | None,
     query: Mapping[str, str],
-    parts: reading.Parts[T] | None = None,
+    parts: Parts[T] | None = None,
 ) -> Listing[T]:
     """A list of items, page by page."""
     if max_items is not None:
         check_counts(0, max_items=max_items)
-    read = reading.page_of(parse)
+    read = page_reader(item)
     limit = PAGE_SIZE if max_items is None else max(1, min(PAGE_SIZE, max_items))
 
     def page(cursor: str | None) -> Call[Page[T]]:
@@ -183,7 +184,7 @@ def listing(
 
 def queues(max_items: int | None = None) -> Listing[wire.Queue]:
     """All queues, by name."""
-    return listing("/queues", reading.queue, max_items, {})
+    return listing("/queues", wire.Queue, max_items, {})
 
 
 def create_queue(
@@ -196,12 +197,12 @@ def create_queue(
     body: dict[str, Any] = {"name": name, **settings}
     if partition_count is not None:
         body["partition_count"] = partition_count
-    return Call("POST", "/queues", reading.reading(reading.queue), body=body)
+    return Call("POST", "/queues", reader(wire.Queue), body=body)
 
 
 def queue(name: str) -> Call[wire.Queue]:
     """One queue. Raises `QueueNotFound`, as all the following do."""
-    return Call("GET", queue_path(name), reading.reading(reading.queue))
+    return Call("GET", queue_path(name), reader(wire.Queue))
 
 
 def change_queue(name: str, discard: bool = False, **settings: Any) -> Call[wire.Queue]:
@@ -210,9 +211,7 @@ def change_queue(name: str, discard: bool = False, **settings: Any) -> Call[wire
     Raises `Invalid`, `ResizeUnsettled`.
     """
     query = {"discard": "true"} if discard else {}
-    return Call(
-        "PATCH", queue_path(name), reading.reading(reading.queue), query=query, body=settings
-    )
+    return Call("PATCH", queue_path(name), reader(wire.Queue), query=query, body=settings)
 
 
 def delete_queue(name: str, force: bool = False) -> Call[None]:
@@ -222,22 +221,22 @@ def delete_queue(name: str, force: bool = False) -> Call[None]:
 
 def rebalance_status(name: str) -> Call[wire.RebalanceStatus]:
     """The rebalance status of the queue, and its trigger."""
-    return Call("GET", queue_path(name, "/rebalance"), reading.reading(reading.rebalance_status))
+    return Call("GET", queue_path(name, "/rebalance"), reader(wire.RebalanceStatus))
 
 
 def rebalance_now(name: str) -> Call[wire.RebalanceStatus]:
     """Rebalance at once, skipping the holddown."""
-    return Call("POST", queue_path(name, "/rebalance"), reading.reading(reading.rebalance_status))
+    return Call("POST", queue_path(name, "/rebalance"), reader(wire.RebalanceStatus))
 
 
 def partitions(name: str, max_items: int | None = None) -> Listing[wire.Partition]:
     """All partitions, by number."""
-    return listing(queue_path(name, "/partitions"), reading.partition, max_items, {})
+    return listing(queue_path(name, "/partitions"), wire.Partition, max_items, {})
 
 
 def flows(name: str, max_items: int | None = None) -> Listing[wire.FlowSummary]:
     """All bound flows, in the order of binding."""
-    return listing(queue_path(name, "/flows"), reading.flow_summary, max_items, {})
+    return listing(queue_path(name, "/flows"), wire.FlowSummary, max_items, {})
 
 
 def rebalances(
@@ -246,20 +245,20 @@ def rebalances(
     """The last rebalances and grants outside rebalances, newest first, with their `moves`."""
     path = queue_path(name, "/rebalances")
     if not moves:
-        return listing(path, reading.rebalance, max_items, {})
-    parts = reading.Parts[wire.Rebalance](lambda one: one.more_moves > 0, reading.joined)
-    return listing(path, reading.rebalance, max_items, {"moves": "true"}, parts)
+        return listing(path, wire.Rebalance, max_items, {})
+    parts = Parts[wire.Rebalance](lambda one: one.more_moves > 0, joined)
+    return listing(path, wire.Rebalance, max_items, {"moves": "true"}, parts)
 
 
 def audit(queue: str | None = None, max_items: int | None = 100) -> Listing[wire.AuditItem]:
     """The administrative calls on queues that the key is for, newest first; `queue`: of one."""
     query = {} if queue is None else {"queue": queue}
-    return listing("/audit", reading.audit_item, max_items, query)
+    return listing("/audit", wire.AuditItem, max_items, query)
 
 
 def list_keys(everything: bool = False, max_items: int | None = None) -> Listing[wire.Key]:
     """The keys for queues of our key; `everything`: also those that were revoked or have ended."""
-    return listing("/keys", reading.key, max_items, {"all": "true"} if everything else {})
+    return listing("/keys", wire.Key, max_items, {"all": "true"} if everything else {})
 
 
 def create_key(
@@ -269,12 +268,12 @@ def create_key(
     body: dict[str, Any] = {"role": role, "queues": [*queues], "name": name}
     if ends_at is not None:
         body["ends_at"] = ends_at.isoformat()
-    return Call("POST", "/keys", reading.reading(reading.made_key), body=body)
+    return Call("POST", "/keys", reader(wire.MadeKey), body=body)
 
 
 def revoke_key(key_id: str) -> Call[wire.Key]:
     """Revoke a key, for good. Harmless when repeated."""
-    return Call("DELETE", f"/keys/{quote(key_id, safe='')}", reading.reading(reading.key))
+    return Call("DELETE", f"/keys/{quote(key_id, safe='')}", reader(wire.Key))
 
 
 def set_positions(
@@ -314,7 +313,7 @@ def log_access(
     `refused`: the log refused the last ones. With `flow_token` they are the flow's own.
     """
     body = {"purpose": purpose, **({"refused": True} if refused else {})}
-    read = reading.reading(reading.log_view)
+    read = reader(wire.LogView)
     return Call("POST", queue_path(name, "/log-access"), read, body=body, token=flow_token)
 
 
@@ -348,7 +347,7 @@ def bind(
         body |= {"binder": binder, "attempt": attempt}
     if at_once:
         body["at_once"] = True
-    return Call("POST", queue_path(queue, "/flows"), reading.reading(reading.bound), body=body)
+    return Call("POST", queue_path(queue, "/flows"), reader(wire.Bound), body=body)
 
 
 def flow_path(queue: str, flow_id: str, rest: str = "") -> str:
@@ -375,7 +374,7 @@ def poll(
 
     Renews the lease when it arrives. The client waits `grace_seconds` longer for the answer.
     """
-    read = reading.reading(reading.update)
+    read = reader(wire.Update)
     return Call(
         "GET",
         flow_path(queue, flow_id, "/updates"),
@@ -388,7 +387,7 @@ def poll(
 
 def heartbeat(queue: str, flow_id: str, flow_token: str) -> Call[wire.Heartbeat]:
     """Renew the lease."""
-    read = reading.reading(reading.heartbeat)
+    read = reader(wire.Heartbeat)
     return Call("POST", flow_path(queue, flow_id, "/heartbeat"), read, token=flow_token)
 
 
@@ -403,7 +402,7 @@ def _item(item: ReleaseItem | ChildrenItem, *flags: str) -> dict[str, Any]:
 def results_call(
     queue: str, flow_id: str, flow_token: str, verb: str, items: list[Any], seq: int | None
 ) -> Call[wire.Results]:
-    read = reading.reading(reading.results)
+    read = reader(wire.Results)
 
     def parse(body: Any) -> wire.Results:
         results = read(body)
@@ -460,7 +459,7 @@ def drain(
     return Call(
         "POST",
         flow_path(queue, flow_id, "/drain"),
-        reading.reading(reading.update),
+        reader(wire.Update),
         body={} if timeout_seconds is None else {"timeout_seconds": timeout_seconds},
         token=flow_token,
     )
@@ -502,7 +501,7 @@ def children(
 
 def graph(name: str, max_items: int | None = None) -> Listing[wire.LineageNode]:
     """The partitions of a dynamic queue as a graph, by number. Raises `Invalid` for a fixed one."""
-    return listing(queue_path(name, "/lineage"), reading.lineage_node, max_items, {})
+    return listing(queue_path(name, "/lineage"), wire.LineageNode, max_items, {})
 
 
 def split_partition(queue: str, partition: int, at: str | None = None) -> Call[Json]:

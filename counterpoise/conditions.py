@@ -6,15 +6,15 @@ The calls about them; see `counterpoise.calls`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
-from counterpoise import reading
+from msgspec import Struct
+
 from counterpoise.calls import Call, Listing, flow_path, listing, queue_path
+from counterpoise.documents import Document
 from counterpoise.errors import described
 from counterpoise.plain import plain_line
-from counterpoise.wire import Json
+from counterpoise.wire import Time
 
 MOST_CONDITIONS = 1000
 MOST_TEXT_CHARACTERS = 300
@@ -22,8 +22,7 @@ MOST_TEXT_CHARACTERS = 300
 AWAY_SECONDS = 2.0
 
 
-@dataclass(frozen=True)
-class Condition:
+class Condition(Struct, frozen=True):
     """Something that a consumer waits for people to mend, or to pass.
 
     `kind`: `quarantined`, `log_away`, `rows_dropped`, `invalid_position` or `end_refused`.
@@ -37,8 +36,7 @@ class Condition:
     epoch: int | None = None
 
 
-@dataclass(frozen=True)
-class HeldCondition:
+class HeldCondition(Document, frozen=True):
     """A condition that holds, with its consumer, as an administrator sees it.
 
     `flow_id` None: the service itself reports it (`mirror_failed`).
@@ -48,10 +46,9 @@ class HeldCondition:
     text: str
     partition: int | None
     epoch: int | None
-    since: datetime | None
+    since: Time
     flow_id: str | None
     client_name: str
-    raw: Json = field(repr=False, compare=False)
 
 
 def text_of(error: BaseException) -> str:
@@ -108,18 +105,4 @@ def report(
 
 def conditions(name: str, max_items: int | None = None) -> Listing[HeldCondition]:
     """The conditions that hold: of whole consumers first, then by partition; at most 1,000."""
-    return listing(queue_path(name, "/conditions"), _held, max_items, {})
-
-
-def _held(body: Json) -> HeldCondition:
-    partition, epoch = body.get("partition"), body.get("epoch")
-    return HeldCondition(
-        kind=str(body["kind"]),
-        text=str(body["text"]),
-        partition=None if partition is None else int(partition),
-        epoch=None if epoch is None else int(epoch),
-        since=reading.time_of(body.get("since")),
-        flow_id=None if body["flow_id"] is None else str(body["flow_id"]),
-        client_name=str(body.get("client_name") or ""),
-        raw=dict(body),
-    )
+    return listing(queue_path(name, "/conditions"), HeldCondition, max_items, {})

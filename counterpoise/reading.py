@@ -1,8 +1,8 @@
-"""From decoded JSON to the dataclasses of `wire.py`.
+"""From JSON to the messages of `wire.py`.
 
-Unknown fields are ignored and missing optional fields are None, so that a newer service can talk
-to an older client (the contract, *FlowChangeUpdate*). An answer that does not follow the contract
-raises `BadAnswer`, which counts as temporary: it may come from a proxy in between.
+Unknown fields are ignored and missing optional fields have their defaults, so that a newer service
+can talk to an older client (the contract, *FlowChangeUpdate*). An answer that does not follow the
+contract raises `BadAnswer`, which counts as temporary: it may come from a proxy in between.
 
 **Limits.** The address may be wrong, and a proxy or a stranger may answer. Whatever comes, a call
 ends with a result or an exception of ours, and needs a bounded amount of memory. What exceeds a
@@ -11,38 +11,17 @@ limit is a `BadAnswer`, too.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any, Generic, NoReturn, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
+from msgspec import DecodeError, ValidationError, convert, structs
+from msgspec.json import decode
+
+from counterpoise.documents import Document
 from counterpoise.errors import BadAnswer, InvalidToken
-from counterpoise.wire import (
-    AuditItem,
-    Bound,
-    FlowSummary,
-    Handoff,
-    Heartbeat,
-    HeldBack,
-    Json,
-    Key,
-    LineageNode,
-    LogAccess,
-    LogView,
-    MadeKey,
-    Move,
-    Page,
-    Partition,
-    Queue,
-    Rebalance,
-    RebalanceStatus,
-    Result,
-    Results,
-    Update,
-    UpdatePartition,
-)
+from counterpoise.wire import TOKEN_PATTERN, Page, Rebalance
 
 T = TypeVar("T")
 
@@ -53,10 +32,9 @@ MOST_DEPTH = 32
 MOST_LISTED = 1_000_000
 # A listing may show a caller few items of each page.
 MOST_PAGES = 10_000
-MOST_CURSOR_CHARACTERS = 2_000
 
 _NUMBER = re.compile(r"[0-9]{1,100}")
-_TOKEN = re.compile(r"[!-~]{1,8192}")
+_TOKEN = re.compile(TOKEN_PATTERN)
 
 
 class Content:
@@ -87,9 +65,11 @@ class Content:
 def json_of(text: str | bytes) -> Any:
     """The decoded JSON. Raises ValueError if it is none, and for what nests too deeply."""
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = decode(text)
     except RecursionError:
         raise _too_deep() from None
+    except DecodeError as wrong:
+        raise ValueError(str(wrong)) from None
     # Most answers have so few brackets that they cannot be deep; to count them takes no time.
     if _brackets(text) > MOST_DEPTH and not _is_shallow(value):
         raise _too_deep()
@@ -139,11 +119,6 @@ class Listed(Generic[T]):
         return self._parts is not None and bool(self.items) and self._parts.goes_on(self.items[-1])
 
 
-def is_token(text: str) -> bool:
-    """Whether a header can carry it: visible ASCII characters, without a blank or a line end."""
-    return _TOKEN.fullmatch(text) is not None
-
-
 def checked_token(text: str | None) -> str | None:
     """The token without blanks and line ends around it (files end with one); None for an empty one.
 
@@ -152,7 +127,7 @@ def checked_token(text: str | None) -> str | None:
     token = (text or "").strip()
     if not token:
         return None
-    if not is_token(token):
+    if not _TOKEN.fullmatch(token):
         raise InvalidToken(
             "the token contains a character that a header cannot carry (a blank, a line end or one "
             "beyond ASCII), or is too long: give it exactly as it was handed out"
@@ -180,10 +155,6 @@ def _is_shallow(value: Any) -> bool:
     return False
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
 def _too_long() -> BadAnswer:
     return BadAnswer(f"the answer is longer than {MOST_ANSWER_BYTES} bytes")
 
@@ -192,327 +163,48 @@ def _too_deep() -> ValueError:
     return ValueError(f"it nests more than {MOST_DEPTH} deep")
 
 
-def reading(parse: Callable[[Json], T]) -> Callable[[Any], T]:
-    """`parse` for bodies of unknown shape: an error of `parse` becomes `BadAnswer`."""
+def reader(shape: type[T]) -> Callable[[Any], T]:
+    """Makes a message of a decoded body; raises BadAnswer, which names what is wrong."""
+    add_raw = _with_raw if issubclass(shape, Document) else None
 
     def read(body: Any) -> T:
-        if not isinstance(body, Mapping):
-            raise BadAnswer(f"expected a JSON object, got {type(body).__name__}")
-        try:
-            return parse(body)
-        except KeyError as missing:
-            raise BadAnswer(f"the answer lacks {missing}") from None
-        except (TypeError, ValueError, AttributeError, OverflowError) as wrong:
-            raise BadAnswer(f"the answer is not what the contract says: {wrong}") from None
+        return _converted(add_raw(body) if add_raw else body, shape)
 
     return read
 
 
-def page_of(parse: Callable[[Json], T]) -> Callable[[Any], Page[T]]:
-    """A parser of pages from a parser of items."""
+def page_reader(shape: type[T]) -> Callable[[Any], Page[T]]:
+    """As `reader`, for a page of such messages."""
+    page: Any = Page[shape]  # type: ignore[valid-type]
+    has_raw = issubclass(shape, Document)
 
-    def parse_page(body: Json) -> Page[T]:
-        cursor = body.get("next_cursor")
-        if cursor is not None and not _is_cursor(cursor):
-            raise ValueError("the cursor of the next page is none")
-        return Page(tuple(parse(item) for item in body["items"]), cursor)
+    def read(body: Any) -> Page[T]:
+        if has_raw and isinstance(body, dict) and isinstance(items := body.get("items"), list):
+            body = {**body, "items": [_with_raw(item) for item in items]}
+        read: Page[T] = _converted(body, page)
+        return read
 
-    return reading(parse_page)
-
-
-def _is_cursor(value: Any) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= MOST_CURSOR_CHARACTERS
+    return read
 
 
-def time_of(text: str | None) -> datetime | None:
-    """An RFC 3339 time; raises ValueError if it has no zone, because it would be ambiguous."""
-    if text is None:
-        return None
-    time = datetime.fromisoformat(text)
-    if time.tzinfo is None:
-        raise ValueError(f"a time without its zone: {text}")
-    return time
+def _with_raw(body: Any) -> Any:
+    return {**body, "raw": body} if isinstance(body, dict) else body
 
 
-def _needed_time(text: str) -> datetime:
-    time = time_of(text)
-    if time is None:
-        raise ValueError("a time is missing")
-    return time
-
-
-def _numbers(values: Iterable[Any] | None) -> tuple[int, ...]:
-    return tuple(int(value) for value in values or ())
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
-
-
-def _float(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def _texts(values: Iterable[Any] | None) -> tuple[str, ...]:
-    return tuple(str(value) for value in values or ())
-
-
-def queue(body: Json) -> Queue:
-    count = int(body.get("partition_count") or 0)
-    return Queue(
-        name=str(body["name"]),
-        id=str(body["id"]),
-        partition_count=count,
-        operational_partition_count=int(body.get("operational_partition_count", count)),
-        access_type=str(body["access_type"]),
-        rebalance_delay=float(body["rebalance_delay"]),
-        max_handoff_time=float(body["max_handoff_time"]),
-        max_warmup_time=float(body["max_warmup_time"]),
-        max_concurrent_handoffs=body.get("max_concurrent_handoffs"),
-        log=str(body["log"]),
-        start=str(body["start"]),
-        retention_seconds=_float(body.get("retention_seconds")),
-        retention_bytes=body.get("retention_bytes"),
-        mirror_group=body.get("mirror_group"),
-        rebalance_status=str(body["rebalance_status"]),
-        scale_status=str(body["scale_status"]),
-        flow_count=int(body["flow_count"]),
-        active_flow_count=int(body["active_flow_count"]),
-        revision=int(body["revision"]),
-        created_at=time_of(body.get("created_at")),
-        raw=dict(body),
-    )
-
-
-def partition(body: Json) -> Partition:
-    return Partition(
-        partition=int(body["partition"]),
-        epoch=int(body["epoch"]),
-        owner=_text(body.get("owner")),
-        successor=_text(body.get("successor")),
-        state=str(body["state"]),
-        position=_text(body.get("position")),
-        deadline=time_of(body.get("deadline")),
-        end=_text(body.get("end")),
-        lag=None if body.get("lag") is None else int(body["lag"]),
-        lag_seconds=_float(body.get("lag_seconds")),
-        cut=_text(body.get("cut")),
-        reached_cut=bool(body.get("reached_cut") or False),
-        waits_for=_numbers(body.get("waits_for")),
-        key=_text(body.get("key")),
-        parents=_texts(body.get("parents")),
-        children=_texts(body.get("children")),
-    )
-
-
-def lineage_node(body: Json) -> LineageNode:
-    return LineageNode(
-        partition=int(body["partition"]),
-        key=str(body["key"]),
-        state=str(body["state"]),
-        owner=_text(body.get("owner")),
-        parents=_texts(body.get("parents")),
-        children=_texts(body.get("children")),
-        waits_for=_numbers(body.get("waits_for")),
-    )
-
-
-def flow_summary(body: Json) -> FlowSummary:
-    owned = body["partitions"]
-    return FlowSummary(
-        flow_id=str(body["flow_id"]),
-        client_name=str(body.get("client_name") or ""),
-        instance_id=_text(body.get("instance_id")),
-        active=bool(body["active"]),
-        draining=bool(body["draining"]),
-        partitions=owned if isinstance(owned, int) else len(owned),
-        bound_at=time_of(body.get("bound_at")),
-        lease_expires_at=time_of(body.get("lease_expires_at")),
-        raw=dict(body),
-        held_until=time_of(body.get("held_until")),
-    )
-
-
-def handoff(body: Json) -> Handoff:
-    return Handoff(
-        partition=int(body["partition"]),
-        from_flow=_text(body.get("from")),
-        to_flow=_text(body.get("to")),
-        phase=str(body["phase"]),
-        deadline=time_of(body.get("deadline")),
-    )
-
-
-def move(body: Json) -> Move:
-    return Move(
-        partition=int(body["partition"]),
-        from_flow=_text(body.get("from")),
-        to_flow=_text(body.get("to")),
-        epoch=body.get("epoch"),
-        outcome=str(body["outcome"]),
-        seconds=body.get("seconds"),
-        reason=_text(body.get("reason")),
-        silent_seconds=body.get("silent_seconds"),
-    )
-
-
-def rebalance(body: Json) -> Rebalance:
-    return Rebalance(
-        id=body.get("id"),
-        trigger=body.get("trigger"),
-        started_at=time_of(body.get("started_at")),
-        finished_at=time_of(body.get("finished_at")),
-        handoffs=int(body.get("handoffs", 0)),
-        forced=int(body.get("forced", 0)),
-        granted=int(body.get("granted", 0)),
-        moves=tuple(move(item) for item in body.get("moves") or ()),
-        triggered_at=time_of(body.get("triggered_at")),
-        why=_text(body.get("why")),
-        clients={str(id): str(name) for id, name in (body.get("clients") or {}).items()},
-        more_moves=int(body.get("more_moves", 0)),
-        raw=body,
-    )
+def _converted(body: Any, shape: type[T]) -> T:
+    try:
+        return convert(body, shape)
+    except ValidationError as wrong:
+        raise BadAnswer(f"the answer is not what the contract says: {wrong}") from None
 
 
 def joined(one: Rebalance, following: Rebalance) -> Rebalance:
     """An entry of the history with further moves."""
     moves = [*(one.raw.get("moves") or ()), *(following.raw.get("moves") or ())]
     clients = {**one.clients, **following.clients}
-    return replace(
+    return structs.replace(
         following,
         moves=(*one.moves, *following.moves),
         clients=clients,
         raw={**following.raw, "moves": moves, "clients": clients},
-    )
-
-
-def audit_item(body: Json) -> AuditItem:
-    return AuditItem(
-        id=int(body["id"]),
-        at=time_of(body.get("at")),
-        call=str(body["call"]),
-        queue=_text(body.get("queue")),
-        flow_id=_text(body.get("flow_id")),
-        key_id=_text(body.get("key_id")),
-        key_name=_text(body.get("key_name")),
-        address=_text(body.get("address")),
-        before=body.get("before"),
-        after=body.get("after"),
-        raw=body,
-    )
-
-
-def key(body: Json) -> Key:
-    return Key(
-        id=str(body["id"]),
-        name=str(body.get("name") or ""),
-        role=str(body["role"]),
-        queues=tuple(map(str, body["queues"])),
-        created_at=time_of(body.get("created_at")),
-        ends_at=time_of(body.get("ends_at")),
-        revoked_at=time_of(body.get("revoked_at")),
-        last_used_at=time_of(body.get("last_used_at")),
-        state=str(body["state"]),
-    )
-
-
-def made_key(body: Json) -> MadeKey:
-    return MadeKey(**vars(key(body)), key=str(body["key"]), is_first=bool(body["is_first"]))
-
-
-def rebalance_status(body: Json) -> RebalanceStatus:
-    last, held = body.get("last_rebalance"), body.get("held_back")
-    return RebalanceStatus(
-        queue=str(body["queue"]),
-        status=str(body["status"]),
-        revision=int(body["revision"]),
-        trigger=body.get("trigger"),
-        since=time_of(body.get("since")),
-        holddown_until=time_of(body.get("holddown_until")),
-        handoffs=tuple(handoff(item) for item in body.get("handoffs") or ()),
-        unassigned=_numbers(body.get("unassigned")),
-        spread=int(body.get("spread") or 0),
-        last_rebalance=rebalance(last) if last is not None else None,
-        raw=dict(body),
-        held_back=HeldBack(int(held["flows"]), time_of(held.get("until"))) if held else None,
-    )
-
-
-def _update_partition(body: Json) -> UpdatePartition:
-    return UpdatePartition(
-        partition=int(body["partition"]),
-        epoch=int(body["epoch"]),
-        state=str(body["state"]),
-        position=_text(body.get("position")),
-        handed_over=_text(body.get("handed_over")),
-        deadline=time_of(body.get("deadline")),
-        key=_text(body.get("key")),
-        parents=_texts(body.get("parents")),
-        cut=_text(body.get("cut")),
-        reached_cut=bool(body.get("reached_cut") or False),
-        waits_for=_numbers(body.get("waits_for")),
-    )
-
-
-def update(body: Json) -> Update:
-    return Update(
-        queue=str(body["queue"]),
-        flow_id=str(body["flow_id"]),
-        revision=int(body["revision"]),
-        active=bool(body["active"]),
-        draining=bool(body["draining"]),
-        now=_needed_time(body["now"]),
-        partitions=tuple(_update_partition(item) for item in body["partitions"]),
-        resize=int(body["resize"]) if body.get("resize") is not None else None,
-        held_until=time_of(body.get("held_until")),
-    )
-
-
-def log_access(body: Json | None) -> LogAccess | None:
-    if body is None:
-        return None
-    return LogAccess(url=str(body["url"]), expires_at=time_of(body.get("expires_at")))
-
-
-def log_view(body: Json) -> LogView:
-    return LogView(
-        log=str(body["log"]),
-        partition_count=int(body["partition_count"]),
-        start=str(body["start"]),
-        access=log_access(body.get("access")),
-        log_name=_text(body.get("log_name")),
-    )
-
-
-def bound(body: Json) -> Bound:
-    if not is_token(str(body["flow_token"])):
-        raise ValueError("the flow's token cannot be sent in a header")
-    return Bound(
-        flow_id=str(body["flow_id"]),
-        flow_token=str(body["flow_token"]),
-        lease_seconds=float(body["lease_seconds"]),
-        log=str(body["log"]),
-        start=str(body["start"]),
-        update=update(body["update"]),
-        log_access=log_access(body.get("log_access")),
-        queue_id=_text(body.get("queue_id")),
-    )
-
-
-def heartbeat(body: Json) -> Heartbeat:
-    return Heartbeat(time_of(body.get("lease_expires_at")), int(body["revision"]))
-
-
-def results(body: Json) -> Results:
-    view = body.get("update")
-    return Results(
-        results=tuple(
-            Result(
-                partition=int(item["partition"]),
-                outcome=str(item["outcome"]),
-                current_epoch=item.get("current_epoch"),
-            )
-            for item in body["results"]
-        ),
-        update=update(view) if view is not None else None,
     )

@@ -1,28 +1,36 @@
-"""The messages of the HTTP API as frozen dataclasses (`reading.py` makes them from JSON).
+"""The messages of the HTTP API. `reading.py` makes them from JSON as they are defined here.
 
-All datetimes are aware, in UTC. Positions are opaque strings that only the log compares.
+A field without a default is in every answer, but may be null if its type has None. `raw` is the
+whole answer, with the fields that are not known here. All datetimes are aware, in UTC. Positions
+are opaque strings that only the log compares.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar
+
+from msgspec import Meta, Struct, field
+
+from counterpoise.documents import Document, Json, PartlyShown
 
 T = TypeVar("T")
 
 # The most partitions that the service names of those for which another one waits.
 MOST_WAITED_FOR = 10
-Json = Mapping[str, Any]
+# What a header can carry: visible ASCII characters, without a blank or a line end.
+TOKEN_PATTERN = r"\A[!-~]{1,8192}\Z"
+# One without its zone would be ambiguous.
+Time = Annotated[datetime, Meta(tz=True)]
+Cursor = Annotated[str, Meta(min_length=1, max_length=2_000)]
 
 
 # ------------------------------------------------------------------ queues
 
 
-@dataclass(frozen=True)
-class Queue:
-    """A queue's settings and status (the contract, *Queue*); `raw` is the whole answer."""
+class Queue(Document, frozen=True):
+    """A queue's settings and status (the contract, *Queue*)."""
 
     name: str
     id: str
@@ -43,20 +51,17 @@ class Queue:
     flow_count: int
     active_flow_count: int
     revision: int
-    created_at: datetime | None
-    raw: Json = field(repr=False, compare=False)
+    created_at: Time
 
 
-@dataclass(frozen=True)
-class Page(Generic[T]):
+class Page(Struct, Generic[T], frozen=True):
     """One page of a listing; `next_cursor` is None on the last."""
 
     items: tuple[T, ...]
-    next_cursor: str | None
+    next_cursor: Cursor | None
 
 
-@dataclass(frozen=True)
-class Partition:
+class Partition(Struct, frozen=True):
     """One partition of a queue, as an administrator sees it.
 
     `end` and `lag` (the most messages from the position to the end) are None unless the service
@@ -64,7 +69,7 @@ class Partition:
     unread or the age is not known. Amid an ordered resize `cut` is where the partition must stop
     while it waits for other partitions; None: it neither waits nor is waited for (the contract,
     *Ordered resize*). In a dynamic queue `key` names it, and `parents` and `children` are the keys
-    of its neighbours in the graph (the contract, *Lineage*).
+    of its neighbours in the graph (the contract, *Lineage*); in a fixed one they are None.
     """
 
     partition: int
@@ -73,19 +78,19 @@ class Partition:
     successor: str | None
     state: str
     position: str | None
-    deadline: datetime | None
+    deadline: Time | None
     end: str | None = None
     lag: int | None = None
     lag_seconds: float | None = None
     cut: str | None = None
-    reached_cut: bool = False
-    waits_for: tuple[int, ...] = ()
+    reached_cut: bool | None = None
+    waits_for: tuple[int, ...] | None = None
     key: str | None = None
-    parents: tuple[str, ...] = ()
-    children: tuple[str, ...] = ()
+    parents: tuple[str, ...] | None = None
+    children: tuple[str, ...] | None = None
 
 
-def barrier_text(cut: str | None, waits_for: Sequence[int]) -> str:
+def barrier_text(cut: str | None, waits_for: Sequence[int] | None) -> str:
     """`at 1002 for 0, 2`: where a partition waits, and for which others; empty if it does not."""
     if cut is None or not waits_for:
         return ""
@@ -94,20 +99,18 @@ def barrier_text(cut: str | None, waits_for: Sequence[int]) -> str:
     return f"at {cut} for {', '.join(map(str, waits_for))}{more}"
 
 
-@dataclass(frozen=True)
-class FlowSummary:
+class FlowSummary(Document, frozen=True):
     """One flow of a queue, as an administrator sees it; `partitions` is the number that it owns."""
 
     flow_id: str
     client_name: str
-    instance_id: str | None
+    instance_id: str
     active: bool
     draining: bool
     partitions: int
-    bound_at: datetime | None
-    lease_expires_at: datetime | None
-    raw: Json = field(repr=False, compare=False)
-    held_until: datetime | None = None
+    bound_at: Time
+    lease_expires_at: Time
+    held_until: Time | None = None
 
     @property
     def state(self) -> str:
@@ -119,64 +122,59 @@ class FlowSummary:
         return "standby" if self.held_until is None else "held back"
 
 
-@dataclass(frozen=True)
-class Handoff:
+class Handoff(Struct, frozen=True):
     """A handoff in progress: `phase` is `warming` or `revoking`."""
 
     partition: int
-    from_flow: str | None
-    to_flow: str | None
+    from_flow: str = field(name="from")
+    to_flow: str | None = field(name="to")
     phase: str
-    deadline: datetime | None
+    deadline: Time | None
 
 
-@dataclass(frozen=True)
-class Move:
+class Move(Struct, frozen=True):
     """One partition that a rebalance moved, and the outcome.
 
     `seconds`: how long it paused. `silent_seconds`: the part of them until the lease of its silent
-    owner ended; None: it did not end, or an older service does not say.
+    owner ended; None: it did not end.
     """
 
     partition: int
-    from_flow: str | None
-    to_flow: str | None
-    epoch: int | None
+    from_flow: str | None = field(name="from")
+    to_flow: str | None = field(name="to")
+    epoch: int
     outcome: str
-    seconds: float | None
-    reason: str | None = None
-    silent_seconds: float | None = None
+    seconds: float
+    reason: str | None
+    silent_seconds: float | None
 
 
-@dataclass(frozen=True)
-class Rebalance:
-    """One entry of the rebalance history.
+class Rebalance(Document, frozen=True):
+    """One entry of the rebalance history; in a status it has no moves, for one.
 
-    `why` says in plain words what led to it; None from an older service. `clients`: the names of
-    the clients of the flows in `moves`. `more_moves`: how many moves come after these.
+    `why` says in plain words what led to it. `clients`: the names of the clients of the flows in
+    `moves`. `more_moves`: how many moves come after these.
     """
 
-    id: int | None
-    trigger: str | None
-    started_at: datetime | None
-    finished_at: datetime | None
+    id: int
+    trigger: str
+    started_at: Time
+    finished_at: Time | None
     handoffs: int
     forced: int
     granted: int
-    moves: tuple[Move, ...]
-    triggered_at: datetime | None = None
+    moves: tuple[Move, ...] = ()
+    triggered_at: Time | None = None
     why: str | None = None
     clients: Mapping[str, str] = field(default_factory=dict)
     more_moves: int = 0
-    raw: Json = field(default_factory=dict, repr=False, compare=False)
 
 
-@dataclass(frozen=True)
-class AuditItem:
+class AuditItem(Document, frozen=True):
     """An administrative call: who made it from where, on what, and the state before and after."""
 
     id: int
-    at: datetime | None
+    at: Time
     call: str
     queue: str | None
     flow_id: str | None
@@ -185,64 +183,59 @@ class AuditItem:
     address: str | None
     before: Json | None
     after: Json | None
-    raw: Json = field(repr=False, compare=False)
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(Struct, frozen=True):
     """A key, without its secret. `state`: `valid`, `ended` or `revoked`."""
 
     id: str
     name: str
     role: str
     queues: tuple[str, ...]
-    created_at: datetime | None
-    ends_at: datetime | None
-    revoked_at: datetime | None
-    last_used_at: datetime | None
+    created_at: Time
+    ends_at: Time | None
+    revoked_at: Time | None
+    last_used_at: Time | None
     state: str
 
 
-@dataclass(frozen=True)
-class MadeKey(Key):
+class MadeKey(Key, PartlyShown, frozen=True):
     """A new key. `key` is its text, which the service does not store. `is_first`: from now on
     callers of the service need a key.
     """
 
-    key: str = field(repr=False)
+    hidden = frozenset({"key"})
+
+    key: str
     is_first: bool
 
 
-@dataclass(frozen=True)
-class HeldBack:
+class HeldBack(Struct, frozen=True):
     """So many flows get no partitions yet, the first of them until then: their keys have moved as
     much of the queue as they may in an hour.
     """
 
     flows: int
-    until: datetime | None
+    until: Time
 
 
-@dataclass(frozen=True)
-class RebalanceStatus:
+class RebalanceStatus(Document, frozen=True):
     """The status of a queue (`Ready`, `Holddown` or `Rebalancing`) and its trigger."""
 
     queue: str
     status: str
     revision: int
     trigger: str | None
-    since: datetime | None
-    holddown_until: datetime | None
+    since: Time
+    holddown_until: Time | None
     handoffs: tuple[Handoff, ...]
     unassigned: tuple[int, ...]
     spread: int
     last_rebalance: Rebalance | None
-    raw: Json = field(repr=False, compare=False)
     held_back: HeldBack | None = None
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(Struct, frozen=True):
     """One committed change of a queue, from its event stream."""
 
     revision: int | None
@@ -253,8 +246,7 @@ class Event:
 # ------------------------------------------------------------------ flows
 
 
-@dataclass(frozen=True)
-class UpdatePartition:
+class UpdatePartition(Struct, frozen=True):
     """A partition in an update; `deadline` is a time of the service's clock."""
 
     partition: int
@@ -262,16 +254,15 @@ class UpdatePartition:
     state: str
     position: str | None
     handed_over: str | None = None
-    deadline: datetime | None = None
+    deadline: Time | None = None
     key: str | None = None
-    parents: tuple[str, ...] = ()
+    parents: tuple[str, ...] | None = None
     cut: str | None = None
-    reached_cut: bool = False
-    waits_for: tuple[int, ...] = ()
+    reached_cut: bool | None = None
+    waits_for: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True)
-class Update:
+class Update(Struct, frozen=True):
     """A FlowChangeUpdate: always the whole current view of one flow."""
 
     queue: str
@@ -279,22 +270,22 @@ class Update:
     revision: int
     active: bool
     draining: bool
-    now: datetime
+    now: Time
     partitions: tuple[UpdatePartition, ...]
     resize: int | None = None
-    held_until: datetime | None = None
+    held_until: Time | None = None
 
 
-@dataclass(frozen=True)
-class LogAccess:
+class LogAccess(PartlyShown, frozen=True):
     """Short-lived credentials for the log; the URL contains a password and is never shown."""
 
-    url: str = field(repr=False)
-    expires_at: datetime | None = None
+    hidden = frozenset({"url"})
+
+    url: str
+    expires_at: Time | None = None
 
 
-@dataclass(frozen=True)
-class LogView:
+class LogView(Struct, frozen=True):
     """How to reach a queue's log: `log` is its public address, `access` None if there is none."""
 
     log: str
@@ -304,12 +295,13 @@ class LogView:
     log_name: str | None = None
 
 
-@dataclass(frozen=True)
-class Bound:
+class Bound(PartlyShown, frozen=True):
     """The answer to bind; `queue_id` is None from a service that does not send it."""
 
+    hidden = frozenset({"flow_token"})
+
     flow_id: str
-    flow_token: str = field(repr=False)
+    flow_token: Annotated[str, Meta(pattern=TOKEN_PATTERN)]
     lease_seconds: float
     log: str
     start: str
@@ -318,16 +310,14 @@ class Bound:
     queue_id: str | None = None
 
 
-@dataclass(frozen=True)
-class Heartbeat:
+class Heartbeat(Struct, frozen=True):
     """The answer to a heartbeat; `revision` is that of the flow's view."""
 
-    lease_expires_at: datetime | None
+    lease_expires_at: Time
     revision: int
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(Struct, frozen=True):
     """The result of one partition in a call: `ok`, or the reason why nothing was changed."""
 
     partition: int
@@ -335,12 +325,11 @@ class Result:
     current_epoch: int | None = None
 
 
-@dataclass(frozen=True)
-class Results:
+class Results(Struct, frozen=True):
     """One result for each partition of the call, in order, and the flow's view afterwards."""
 
     results: tuple[Result, ...]
-    update: Update | None
+    update: Update | None = None
 
 
 def check_partition(partition: object) -> None:
@@ -361,8 +350,7 @@ Position: TypeAlias = tuple[int, int, str] | tuple[int, int, str, bool]
 """The fields of a `CommitItem`."""
 
 
-@dataclass(frozen=True)
-class CommitItem:
+class CommitItem(Struct, frozen=True):
     """Processed up to `position` (the next to read) under `epoch`.
 
     `reached_cut`: that is at the partition's cut or past it, which the view does not say yet.
@@ -385,8 +373,7 @@ class CommitItem:
         return (*place, True) if self.reached_cut else place
 
 
-@dataclass(frozen=True)
-class ReleaseItem:
+class ReleaseItem(Struct, frozen=True):
     """Release a partition, and commit `position` with it if there is one.
 
     `finished`: a retiring partition was drained to its end.
@@ -402,8 +389,7 @@ class ReleaseItem:
         _check_place(self.partition, self.epoch, self.position)
 
 
-@dataclass(frozen=True)
-class Child:
+class Child(Struct, frozen=True):
     """A partition that begins where its parents end.
 
     `parents` are keys; for `Flow.children` none means the partition itself. `partition` is its
@@ -417,8 +403,7 @@ class Child:
     position: str | None = None
 
 
-@dataclass(frozen=True)
-class ChildrenItem:
+class ChildrenItem(Struct, frozen=True):
     """What comes after a partition. All of it is carried out, or nothing.
 
     `finished`: it was processed to its end, `position`, and has no other children.
@@ -434,8 +419,7 @@ class ChildrenItem:
         _check_place(self.partition, self.epoch, self.position)
 
 
-@dataclass(frozen=True)
-class LineageNode:
+class LineageNode(Struct, frozen=True):
     """A partition in the graph of a dynamic queue; `parents` and `children` are keys, `waits_for`
     the numbers of the parents that are not finished."""
 
@@ -448,8 +432,7 @@ class LineageNode:
     waits_for: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class ReadyItem:
+class ReadyItem(Struct, frozen=True):
     """The warm-up for this partition is done; `epoch` is its owner's."""
 
     partition: int
@@ -459,8 +442,7 @@ class ReadyItem:
         _check_place(self.partition, self.epoch, None)
 
 
-@dataclass(frozen=True)
-class Probe:
+class Probe(Struct, frozen=True):
     """The answer of an address outside the base path; `date` as the server wrote it."""
 
     status: int

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 HERE = Path(__file__).with_name("api")
 # By page: its title, what to read first, and its packages with the names on it (empty: all that are
 # on no other page).
@@ -173,6 +175,9 @@ def signature(name: str, value: Any) -> str:
         called = inspect.signature(value)
     except ValueError:  # a class of Python's own
         return f"{name}(…)"
+    # Those of a message without what only the reading of JSON needs.
+    is_message = inspect.isclass(value) and issubclass(value, Struct)
+    types = typing.get_type_hints(value) if is_message else {}
     arguments: list[str] = []
     kind: Any = None
     for parameter in called.parameters.values():
@@ -184,7 +189,8 @@ def signature(name: str, value: Any) -> str:
         ):
             arguments.append("*")
         kind = parameter.kind
-        arguments.append(argument(parameter))
+        annotated = types.get(parameter.name, parameter.annotation)
+        arguments.append(argument(parameter.replace(annotation=annotated)))
     result = readable(annotation(called.return_annotation))
     # A method of a client is made of a function that returns the call that it sends, and one of a
     # flow of its program.
@@ -217,7 +223,8 @@ def annotation(found: Any) -> str:
 
 def readable(code: str) -> str:
     """Names without the modules that they are in, and without the quotes of types."""
-    code = re.sub(r"\b(?:\w+\.)+(?=[A-Za-z_])", "", code)
+    code = re.sub(r"\b(?:\w+\.)+(?=[A-Za-z_])|~", "", code)
+    code = re.sub(r"\bOptional\[(\w+)\]", r"\1 | None", code)
     return re.sub(r"'([A-Z]\w*)'", r"\1", code)
 
 

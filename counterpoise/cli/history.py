@@ -60,8 +60,8 @@ def entry(one: Rebalance) -> Iterable[RenderableType]:
     """A rebalance as text: the cause, the result, and its moves by client."""
     at = one.triggered_at or one.started_at
     title = Text()
-    title.append("" if at is None else f"{at:%Y-%m-%d %H:%M:%S} UTC  ", style="dim")
-    title.append(plain_line(one.why or one.trigger or "?"), style="bold")
+    title.append(f"{at:%Y-%m-%d %H:%M:%S} UTC  ", style="dim")
+    title.append(plain_line(one.why or one.trigger), style="bold")
     yield title
     yield Text(f"  {_result(one)}")
     rows = _grouped(one)
@@ -158,7 +158,7 @@ def show_audit(queue: str | None, limit: int, as_json: bool, url: str | None) ->
     shown = table("AT", "CALL", "QUEUE", "BY", "FROM", "CHANGED")
     for item in items:
         shown.add_row(
-            "" if item.at is None else f"{item.at:%Y-%m-%d %H:%M:%S}",
+            f"{item.at:%Y-%m-%d %H:%M:%S}",
             item.call,
             Text(item.queue or ""),
             Text(item.key_name or item.key_id or ""),

@@ -81,10 +81,10 @@ def duration(seconds: float) -> str:
 
 def held_back_text(held: HeldBack) -> str:
     """What is said of consumers that are held back."""
-    until = "" if held.until is None else f" until {held.until.astimezone():%H:%M}"
+    until = f"until {held.until.astimezone():%H:%M}"
     if held.flows == 1:
-        return f"1 consumer waits{until}: its key has moved as much as it may in an hour"
-    first = f", the first{until}" if until else ""
+        return f"1 consumer waits {until}: its key has moved as much as it may in an hour"
     return (
-        f"{held.flows} consumers wait{first}: their keys have moved as much as they may in an hour"
+        f"{held.flows} consumers wait, the first {until}: their keys have moved as much as they "
+        "may in an hour"
     )

@@ -13,19 +13,20 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import islice
 
 import click
+from msgspec import structs
 from rich.text import Text
 
 from counterpoise.cli.options import InOrder, finite, json_option, queue_argument, url_option
 from counterpoise.cli.output import counted, print_json
 from counterpoise.cli.tables import conditions_text, console
 from counterpoise.client import Client
+from counterpoise.documents import Json
 from counterpoise.errors import CounterpoiseError
 from counterpoise.plain import dot, plain, plain_line
-from counterpoise.wire import Json, LineageNode
+from counterpoise.wire import LineageNode
 
 MOST_NAMED = 10
 MOST_LINES = 200
@@ -264,7 +265,7 @@ def show_lineage(queue: str, as_dot: bool, url: str | None, as_json: bool) -> No
             clients = {flow.flow_id: flow.client_name for flow in client.flows(queue)}
             conditions = tuple(client.conditions(queue))
     if as_json:
-        print_json([asdict(node) for node in nodes])
+        print_json([structs.asdict(node) for node in nodes])
     elif as_dot:
         click.echo(plain(dot(queue, nodes)))
     else:

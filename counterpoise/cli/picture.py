@@ -23,10 +23,10 @@ from counterpoise.cli.output import (
 from counterpoise.cli.tables import PlainTable, conditions_text, table
 from counterpoise.client import Client
 from counterpoise.conditions import HeldCondition
+from counterpoise.documents import Json
 from counterpoise.plain import plain_line
 from counterpoise.wire import (
     FlowSummary,
-    Json,
     Partition,
     Queue,
     Rebalance,

@@ -26,7 +26,7 @@ from counterpoise.cli.options import (
 from counterpoise.cli.output import counted, no_partition, print_json
 from counterpoise.cli.tables import console, table
 from counterpoise.client import Client
-from counterpoise.wire import Json
+from counterpoise.documents import Json
 
 
 @click.group("positions", cls=InOrder)

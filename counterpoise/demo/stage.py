@@ -308,10 +308,9 @@ class Stage:
     def grants(self) -> list[EpochGrant]:
         """Every grant in the service's history."""
         return [
-            EpochGrant(move.partition, move.epoch, move.outcome, move.seconds or 0.0)
+            EpochGrant(move.partition, move.epoch, move.outcome, move.seconds)
             for rebalance in self.client.rebalances(QUEUE, max_items=None)
             for move in rebalance.moves
-            if move.epoch is not None
         ]
 
     # ------------------------------------------------------------------ the command line

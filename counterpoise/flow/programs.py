@@ -11,6 +11,8 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
+from msgspec import structs
+
 from counterpoise import calls
 from counterpoise.backoff import Backoff
 from counterpoise.calls import Call
@@ -249,7 +251,9 @@ def children(
     if epoch is None:
         return "not_owner"
     own = () if owned is None or owned.key is None else (owned.key,)
-    named = tuple(child if child.parents else replace(child, parents=own) for child in children)
+    named = tuple(
+        child if child.parents else structs.replace(child, parents=own) for child in children
+    )
     item = ChildrenItem(partition, epoch, position, finished, named)
     outcomes = yield from children_many(core, [item], timeout_seconds=timeout_seconds)
     return outcomes[partition]

@@ -163,10 +163,10 @@ def view_of(update: Update, now: float, known: Mapping[Key, str]) -> View:
                 deadline,
                 update.resize,
                 item.cut,
-                item.reached_cut,
-                item.waits_for,
+                bool(item.reached_cut),
+                item.waits_for or (),
                 item.key,
-                item.parents,
+                item.parents or (),
                 update.revision,
             )
     return View(

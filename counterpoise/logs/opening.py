@@ -7,9 +7,10 @@ log is opened, so no program needs the client of a server that it does not use.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
+
+from msgspec import structs
 
 from counterpoise.logs.address import LogAddress, check_access, environment_access, parse_log
 from counterpoise.logs.errors import LogError
@@ -79,7 +80,7 @@ def _open_parts(
     urls = (access.url if isinstance(access, LogAccess) else access or "").split()
     given: list[str | LogAccess | None] = [*urls] or [None]
     if isinstance(access, LogAccess):
-        given = [replace(access, url=url) for url in urls]
+        given = [structs.replace(access, url=url) for url in urls]
     if len(given) == 1:
         given *= len(address.parts)
     if len(given) != len(address.parts):

@@ -1,21 +1,31 @@
 """What the client reads and writes is what the service writes and reads.
 
-Users install no pydantic and the service no client, so each has its own shapes: dataclasses
-(`counterpoise.wire`) and models (`api.schemas`). Here they are compared, name by name.
+Users install no pydantic and the service no client, so each has its own shapes: messages
+(`counterpoise.wire`) and models (`api.schemas`). Here they are compared, name by name, and each
+message is read from documents that the service's models allow.
 """
 
-from dataclasses import fields, is_dataclass
+import pickle
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import pytest
+from msgspec import Struct, field, to_builtins
+from msgspec.structs import fields
+from rich.pretty import pretty_repr
 
 from api.openapi import all_routes, document
-from counterpoise import reading, wire
-from tests.service import Service
+from counterpoise import wire
+from counterpoise.conditions import Condition, HeldCondition
+from counterpoise.documents import Document
+from counterpoise.errors import BadAnswer
+from counterpoise.reading import page_reader, reader
 
 # Where the names differ; all others are the same.
-SCHEMAS = {
+SCHEMAS: dict[type[Any], str] = {
+    Condition: "ReportedCondition",
+    HeldCondition: "Condition",
     wire.Child: "NewChild",
     wire.HeldBack: "HeldFlows",
     wire.LogAccess: "LogCredentials",
@@ -24,14 +34,15 @@ SCHEMAS = {
     wire.UpdatePartition: "PartitionOfFlow",
 }
 # Of any list, of any event stream, and of no model: the answer of any service.
-OF_ANYTHING = {wire.Page, wire.Event, wire.Probe}
-# "from" is a word of Python.
-NAMES = {"from_flow": "from", "to_flow": "to"}
-SHAPES = [
+OF_ANYTHING = (wire.Page, wire.Event, wire.Probe)
+SHAPES: list[type[Any]] = [
     one
-    for one in vars(wire).values()
-    if is_dataclass(one) and one.__module__ == wire.__name__ and one not in OF_ANYTHING
+    for one in (*vars(wire).values(), Condition, HeldCondition)
+    if isinstance(one, type) and issubclass(one, Struct) and one not in OF_ANYTHING
+    if one.__module__ in (wire.__name__, Condition.__module__)
 ]
+SECRETS = [(wire.LogAccess, "url"), (wire.Bound, "flow_token"), (wire.MadeKey, "key")]
+TIME = "2026-11-20T10:00:00.250000Z"
 
 
 @cache
@@ -40,22 +51,118 @@ def _schemas() -> dict[str, Any]:
     return schemas
 
 
+def _schema(shape: type[Any]) -> dict[str, Any]:
+    schema: dict[str, Any] = _schemas()[SCHEMAS.get(shape, shape.__name__)]
+    return schema
+
+
+def sample(schema: dict[str, Any], kind: str) -> Any:
+    """A value that the schema allows: `all` has every field, `null` is null wherever it may be, and
+    `least` is that without what may be left out."""
+    if "$ref" in schema:
+        return sample(_schemas()[schema["$ref"].rpartition("/")[2]], kind)
+    if "anyOf" in schema:
+        found = [one for one in schema["anyOf"] if one.get("type") != "null"]
+        return None if found != schema["anyOf"] and kind != "all" else sample(found[0], kind)
+    match schema.get("type"):
+        case "array":
+            return [sample(schema["items"], kind)]
+        case "object" if "properties" in schema:
+            names = schema["required"] if kind == "least" else schema["properties"]
+            return {name: sample(schema["properties"][name], kind) for name in names}
+        case "object":
+            values = schema.get("additionalProperties")
+            return {"some": sample(values if isinstance(values, dict) else {}, kind)}
+        case "string":
+            return TIME if schema.get("format") == "date-time" else "some"
+        case simple:
+            return {"integer": 7, "number": 1.5, "boolean": True, None: "anything"}[simple]
+
+
+def assert_read(read: Any, given: Any) -> None:
+    """What was read is what was given, as far as it is known."""
+    if isinstance(read, dict):
+        for name in read.keys() & given.keys():
+            assert_read(read[name], given[name])
+    elif isinstance(read, (list, tuple)):
+        for one, other in zip(read, given, strict=True):
+            assert_read(one, other)
+    else:
+        assert read == given
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
 def test_the_client_has_the_fields_of_the_service(shape: type[Any]) -> None:
     """A shape with `raw` may leave some out: they are in there."""
-    name = SCHEMAS.get(shape, shape.__name__)
-    served = set(_schemas()[name]["properties"])
-    known = {NAMES.get(field.name, field.name) for field in fields(shape)}
-    if "raw" in known:
+    served = set(_schema(shape)["properties"])
+    known = {one.encode_name for one in fields(shape)}
+    if issubclass(shape, Document):
         assert known - {"raw"} <= served
     else:
         assert known == served
 
 
-def test_what_a_queue_says_of_its_log_is_read(service: Service) -> None:
-    with service.http as http:
-        made = http.post("/queues", json={"name": "flights", "partition_count": 1}).json()
-    queue = reading.queue({**made, "mirror_group": "etl"})
-    assert queue.mirror_group == "etl"
-    assert (queue.retention_seconds, queue.retention_bytes) == (86_400.0, 1 << 30)
-    assert reading.queue(made).mirror_group is None
+@pytest.mark.parametrize("kind", ["all", "null", "least"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
+def test_what_the_service_may_send_is_read(shape: type[Any], kind: str) -> None:
+    given = sample(_schema(shape), kind)
+    newer = {**given, "added_later": [1]}
+    read = reader(shape)(newer)
+    assert_read(to_builtins(read), given)
+    assert pickle.loads(pickle.dumps(read)) == read
+    page = page_reader(shape)({"items": [newer], "next_cursor": "next"})
+    assert (page.items, page.next_cursor) == ((read,), "next")
+    if issubclass(shape, Document):
+        assert (read.raw, page.items[0].raw) == (newer, newer)
+        assert read == reader(shape)(given)
+
+
+def wrong(value: Any) -> Iterator[Any]:
+    yield 7.25 if isinstance(value, (dict, list, str)) else "7"
+    if value == TIME:
+        yield TIME.removesuffix("Z")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
+def test_an_answer_of_another_shape_is_refused_with_the_name_of_the_field(shape: type[Any]) -> None:
+    given = sample(_schema(shape), "all")
+    for one in fields(shape):
+        if one.name == "raw":
+            continue
+        name = one.encode_name
+        for value in wrong(given[name]):
+            with pytest.raises(BadAnswer, match=rf"`\$\.{name}`"):
+                reader(shape)({**given, name: value})
+        if one.required:
+            with pytest.raises(BadAnswer, match=f"`{name}`"):
+                reader(shape)({other: given[other] for other in given if other != name})
+    for nothing in (None, [given], "some"):
+        with pytest.raises(BadAnswer, match="object"):
+            reader(shape)(nothing)
+
+
+def test_a_new_field_is_defined_in_one_place() -> None:
+    class Newer(wire.Heartbeat, frozen=True):
+        from_where: str | None = field(name="from", default=None)
+
+    given = sample(_schema(wire.Heartbeat), "all")
+    assert reader(Newer)({**given, "from": "there"}).from_where == "there"
+    assert reader(Newer)(given).from_where is None
+
+
+@pytest.mark.parametrize(("shape", "name"), SECRETS)
+def test_secrets_are_not_shown(shape: type[Any], name: str) -> None:
+    message = reader(shape)({**sample(_schema(shape), "all"), name: "s3cr3t"})
+    assert getattr(message, name) == "s3cr3t"
+    for said in (repr(message), pretty_repr(message)):
+        assert "s3cr3t" not in said
+        assert shape.__name__ in said
+    with pytest.raises(BadAnswer) as refused:
+        reader(shape)({**sample(_schema(shape), "all"), name: ["s3cr3t"]})
+    assert "s3cr3t" not in str(refused.value)
+
+
+def test_a_whole_answer_is_not_shown() -> None:
+    queue = reader(wire.Queue)({**sample(_schema(wire.Queue), "all"), "added_later": "long"})
+    assert "long" not in repr(queue)
+    assert "long" not in pretty_repr(queue)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 import pytest
 from click.testing import CliRunner
@@ -116,8 +117,9 @@ def assert_plain(output: str) -> None:
 
 def test_nothing_that_is_shown_has_lines_of_strangers(capsys: pytest.CaptureFixture[str]) -> None:
     node = LineageNode(0, NAME, "owned", "f", (), (), ())
-    moved = Rebalance(1, "bind", None, None, 0, 0, 1, (), why=f"{NAME} bound")
-    condition = HeldCondition(NAME, HOSTILE, 1, 1, None, "f", NAME, {})
+    now = datetime.now(UTC)
+    moved = Rebalance(1, "bind", now, None, 0, 0, 1, (), why=f"{NAME} bound")
+    condition = HeldCondition(NAME, HOSTILE, 1, 1, now, "f", NAME)
     shown = table("A")
     shown.add_row(HOSTILE)
     shown.add_row(Text(HOSTILE, "red"))

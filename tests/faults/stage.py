@@ -275,7 +275,6 @@ class Scene:
                 (move.partition, move.epoch): move.outcome
                 for rebalance in history
                 for move in rebalance.moves
-                if move.epoch is not None
             }
         outcome = self._outcomes.get((entry.partition, entry.epoch), "unknown")
         return entry._replace(handed_over=outcome)

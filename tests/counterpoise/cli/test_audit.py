@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 from click.testing import CliRunner
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 from counterpoise.cli.app import app
 from counterpoise.cli.history import changed
 from counterpoise.client import Client
-from counterpoise.reading import audit_item
+from counterpoise.wire import AuditItem
 from tests.service import Service
 
 
@@ -41,9 +42,8 @@ def test_it_tells_who_changed_what(service: Service) -> None:
 
 
 def item(before: Any, after: Any) -> str:
-    return changed(
-        audit_item({"id": 1, "call": "drain", "flow_id": "f", "before": before, "after": after})
-    )
+    now = datetime.now(UTC)
+    return changed(AuditItem(1, now, "drain", None, "f", None, None, None, before, after))
 
 
 def test_what_changed_in_a_few_words() -> None:
