@@ -102,9 +102,11 @@ def test_a_new_database_is_made_as_an_older_one_is_migrated(
 
 
 def dumped(url: str) -> list[str]:
-    """The lines of the tables in SQL, in any order: a column that is added comes last."""
+    """The lines of the control tables in SQL, in any order: a column that is added comes last."""
     program = installed_wheel() / "bin" / "pg_dump"
-    dump = subprocess.check_output([program, "--schema-only", url], text=True)
+    dump = subprocess.check_output(
+        [program, "--schema-only", "--schema=counterpoise", url], text=True
+    )
     # What guards psql against a hostile dump is drawn anew each time.
     lines = (line.strip().rstrip(",") for line in dump.splitlines() if not line.startswith("\\"))
     return sorted(line for line in lines if line and not line.startswith("--"))
