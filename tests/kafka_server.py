@@ -198,7 +198,7 @@ def java(*command: str) -> list[str]:
     """The command line that runs a class of Kafka with these arguments; options of the JVM may
     stand before the class.
     """
-    from counterpoise.spark.environment import ensure_java
+    from counterpoise.spark.driver.environment import ensure_java
 
     assert PROGRAM.exists(), "Apache Kafka is missing; `make kafka` installs it"
     home = ensure_java()

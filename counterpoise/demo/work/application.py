@@ -16,7 +16,7 @@ from counterpoise.demo.work.flights import Flight
 from counterpoise.demo.work.lake import fenced_sink
 from counterpoise.demo.work.sink import FlightMessage, FlightSlice
 from counterpoise.demo.work.staging import Cues, Work, parser, say
-from counterpoise.spark.environment import NOT_CONNECTED, ensure_java, installed_pyspark
+from counterpoise.spark.driver.environment import NOT_CONNECTED, ensure_java, installed_pyspark
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -134,7 +134,7 @@ def _through_a_worker(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.Recor
     """Load the modules that Spark's Python worker, which is reused, needs to read the log."""
     import counterpoise.logs.builtin.log
     import counterpoise.spark.data_source
-    import counterpoise.spark.reader  # noqa: F401
+    import counterpoise.spark.source.reader  # noqa: F401
 
     yield from batches
 
