@@ -11,14 +11,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from counterpoise.demo.display import Observation, backlog
-from counterpoise.demo.evidence import SealingKind, SealingRecord
-from counterpoise.demo.scenario import Acts
-from counterpoise.demo.stage import QUEUE, DemoFailed, Stage
-from counterpoise.demo.throttling import CHECK_SECONDS, Flights, Plan, Rush
-from counterpoise.demo.work.flights import Flight
-from counterpoise.demo.work.sink import Record
 from counterpoise.logs.ranges import HashRange, parse_range
+from counterpoise_demo.display import Observation, backlog
+from counterpoise_demo.evidence import SealingKind, SealingRecord
+from counterpoise_demo.scenario import Acts
+from counterpoise_demo.stage import QUEUE, DemoFailed, Stage
+from counterpoise_demo.throttling import CHECK_SECONDS, Flights, Plan, Rush
+from counterpoise_demo.work.flights import Flight
+from counterpoise_demo.work.sink import Record
 
 PARTITIONS = 3
 PROGRAMS = {"alpha": "application", "beta": "consumer", "gamma": "consumer"}

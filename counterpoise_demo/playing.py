@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from counterpoise.demo.display import Display, LiveDisplay, PlainDisplay
-from counterpoise.demo.evidence import Evidence
-from counterpoise.demo.scenario import Acts, S, Scenario
-from counterpoise.demo.split import SplitScenario, SplitStage
-from counterpoise.demo.stage import DemoFailed, Stage
-from counterpoise.demo.verdict import DemoVerdict, OwnerChange, judge
-from counterpoise.demo.work.flights import DataSetMissing
-from counterpoise.demo.work.lake import statistics_in
+from counterpoise_demo.display import Display, LiveDisplay, PlainDisplay
+from counterpoise_demo.evidence import Evidence
+from counterpoise_demo.scenario import Acts, S, Scenario
+from counterpoise_demo.split import SplitScenario, SplitStage
+from counterpoise_demo.stage import DemoFailed, Stage
+from counterpoise_demo.verdict import DemoVerdict, OwnerChange, judge
+from counterpoise_demo.work.flights import DataSetMissing
+from counterpoise_demo.work.lake import statistics_in
 
 GOOD, BAD, FAILED, INTERRUPTED = 0, 1, 2, 130
 # With fewer flights few aircraft fly twice while one application owns their partition, so there

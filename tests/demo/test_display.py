@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from counterpoise.demo.display import (
+from counterpoise_demo.display import (
     LEGEND,
     Doing,
     FlightCounts,
@@ -18,9 +18,9 @@ from counterpoise.demo.display import (
     headline,
     owners_line,
 )
-from counterpoise.demo.evidence import ScenarioEvent
-from counterpoise.demo.playing import report
-from counterpoise.demo.verdict import Check, DemoVerdict, OwnerChange
+from counterpoise_demo.evidence import ScenarioEvent
+from counterpoise_demo.playing import report
+from counterpoise_demo.verdict import Check, DemoVerdict, OwnerChange
 
 DOING = {
     "alpha": Doing("works", time.monotonic()),

@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from counterpoise.demo.work.flights import Flight, expected_statistics
-from counterpoise.demo.work.lake import statistics_in
-from tests.counterpoise.demo import sample
+from counterpoise_demo.work.flights import Flight, expected_statistics
+from counterpoise_demo.work.lake import statistics_in
+from tests.demo import sample
 
 
 def rows(flights: Sequence[Flight]) -> pa.Table:

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from counterpoise.demo.evidence import (
+from counterpoise_demo.evidence import (
     EpochGrant,
     Evidence,
     Period,
@@ -44,8 +44,8 @@ from counterpoise.demo.evidence import (
     SealingRecord,
     read,
 )
-from counterpoise.demo.work.flights import Statistics, expected_statistics
-from counterpoise.demo.work.sink import JournalEntry
+from counterpoise_demo.work.flights import Statistics, expected_statistics
+from counterpoise_demo.work.sink import JournalEntry
 
 NEED_BACKLOG = ("join", "drain", "kill")
 

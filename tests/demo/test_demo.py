@@ -18,10 +18,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 from rich.console import Console
 
-from counterpoise.demo.playing import PLAIN_WIDTH, report
-from counterpoise.demo.verdict import judge
-from tests.counterpoise.demo.evidence import RECORDED, read
+from counterpoise_demo.playing import PLAIN_WIDTH, report
+from counterpoise_demo.verdict import judge
 from tests.counterpoise.spark.small import with_small_java
+from tests.demo.evidence import RECORDED, read
 from tests.judge.demo import judged
 from tests.log_support import until
 from tests.processes import Process, descendants, running
@@ -43,7 +43,7 @@ Demo = subprocess.Popen[str]
 
 
 def start(*arguments: str, plain: bool = False) -> Demo:
-    program = ("tests.counterpoise.demo.plain",) if plain else ("counterpoise.cli", "demo")
+    program = ("tests.demo.plain",) if plain else ("counterpoise.cli", "demo")
     return subprocess.Popen(
         [sys.executable, "-m", *program, "--rows", ROWS, *arguments],
         stdout=subprocess.PIPE,

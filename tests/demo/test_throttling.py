@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from counterpoise.demo.throttling import LAST_ACT, SLOW_FROM, Plan, Rate, Rush, ThrottledPublisher
-from counterpoise.demo.work.flights import Flight
 from counterpoise.keys import hash_of, partition_of
 from counterpoise.logs.ranges import HASHES, HashRange
-from tests.counterpoise.demo import sample
+from counterpoise_demo.throttling import LAST_ACT, SLOW_FROM, Plan, Rate, Rush, ThrottledPublisher
+from counterpoise_demo.work.flights import Flight
+from tests.demo import sample
 
 FLIGHTS = sample.flights(6_000)
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from counterpoise.demo.evidence import EpochGrant, Evidence, SealingRecord
-from counterpoise.demo.verdict import Check, judge
-from counterpoise.demo.work.flights import expected_statistics
-from counterpoise.demo.work.sink import JournalEntry
 from counterpoise.keys import hash_of
-from tests.counterpoise.demo.sample import flights
+from counterpoise_demo.evidence import EpochGrant, Evidence, SealingRecord
+from counterpoise_demo.verdict import Check, judge
+from counterpoise_demo.work.flights import expected_statistics
+from counterpoise_demo.work.sink import JournalEntry
+from tests.demo.sample import flights
 
 FLIGHTS = flights(60)
 IN_TURN = "no partition began before its parents were finished"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from counterpoise.demo.work.flights import Flight, expected_statistics
-from counterpoise.demo.work.sink import FlightMessage, FlightSlice, Record, Sink
-from tests.counterpoise.demo.sample import flights
+from counterpoise_demo.work.flights import Flight, expected_statistics
+from counterpoise_demo.work.sink import FlightMessage, FlightSlice, Record, Sink
+from tests.demo.sample import flights
 from tests.log_support import until
 
 FLIGHTS = flights(400)
@@ -111,8 +111,8 @@ def test_a_batch_is_written_whole_or_not_at_all(files: Files) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from counterpoise.demo.work.sink import FlightMessage, FlightSlice, Sink
-from tests.counterpoise.demo.sample import flights
+from counterpoise_demo.work.sink import FlightMessage, FlightSlice, Sink
+from tests.demo.sample import flights
 flights, sink = flights(100), Sink(Path(sys.argv[1]), "alpha")
 print("ready", flush=True)
 for batch in range(1_000_000):

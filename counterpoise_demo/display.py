@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from counterpoise.client import Client
-from counterpoise.demo.work.sink import Record
 from counterpoise.logs import Log
+from counterpoise_demo.work.sink import Record
 
 COLOURS = {"alpha": "cyan", "beta": "magenta", "gamma": "green"}
 STATUS_COLOURS = {"Ready": "green", "Holddown": "yellow", "Rebalancing": "red"}

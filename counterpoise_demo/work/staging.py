@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from counterpoise.client import Client
-from counterpoise.demo.work.flights import Flight
-from counterpoise.demo.work.sink import FlightMessage, FlightSlice, Sink
 from counterpoise.logs import Log, open_log
 from counterpoise.wire import Partition
+from counterpoise_demo.work.flights import Flight
+from counterpoise_demo.work.sink import FlightMessage, FlightSlice, Sink
 
 Sabotage = Literal["unfenced", "skip", "reorder"]
 SplitSabotage = Literal["early", "twice", "skip"]

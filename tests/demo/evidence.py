@@ -5,7 +5,7 @@ That of the demo of splits is in `recorded/split-SABOTAGE.json.xz`.
 If the demo changes so that the files no longer represent it, record them again, on a machine
 without other load:
 
-    .venv/bin/python -m tests.counterpoise.demo.evidence [SABOTAGE | split-SABOTAGE ...]
+    .venv/bin/python -m tests.demo.evidence [SABOTAGE | split-SABOTAGE ...]
 
 This plays a demo with each sabotage, a minute or two each. A file has what the data set does not
 contain: the journal by columns, with flights by their number in the data set; the statistics that
@@ -25,12 +25,12 @@ from typing import Any
 
 from rich.console import Console
 
-from counterpoise.demo.evidence import EpochGrant, Evidence, ScenarioEvent, SealingRecord
-from counterpoise.demo.playing import LEAST_ROWS, play
-from counterpoise.demo.verdict import judge
-from counterpoise.demo.work.flights import Statistics, expected_statistics, load
-from counterpoise.demo.work.sink import JournalEntry
-from counterpoise.demo.work.staging import SABOTAGES, SPLIT_SABOTAGES
+from counterpoise_demo.evidence import EpochGrant, Evidence, ScenarioEvent, SealingRecord
+from counterpoise_demo.playing import LEAST_ROWS, play
+from counterpoise_demo.verdict import judge
+from counterpoise_demo.work.flights import Statistics, expected_statistics, load
+from counterpoise_demo.work.sink import JournalEntry
+from counterpoise_demo.work.staging import SABOTAGES, SPLIT_SABOTAGES
 
 SPLIT = "split-"
 RECORDED = Path(__file__).parent / "recorded"

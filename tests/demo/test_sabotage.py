@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from counterpoise.demo.work.sink import FlightMessage, FlightSlice
-from counterpoise.demo.work.staging import (
+from counterpoise.wire import Partition
+from counterpoise_demo.work.sink import FlightMessage, FlightSlice
+from counterpoise_demo.work.staging import (
     REORDERED_BATCHES,
     SKIPPED_MESSAGES,
     Damage,
     Impatient,
     Repeater,
 )
-from counterpoise.wire import Partition
-from tests.counterpoise.demo.sample import flights
+from tests.demo.sample import flights
 
 FLIGHTS = flights(100)
 
