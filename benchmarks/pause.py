@@ -328,7 +328,7 @@ def begin(
     the process that measures; and how to start a query on rows with `partition` and `position`,
     which says when they are in its sink.
     """
-    from counterpoise.spark.driver import EventListener
+    from counterpoise.spark.driver.driver import EventListener
 
     home = Path(settings["home"])
     spark = session(

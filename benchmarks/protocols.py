@@ -47,8 +47,8 @@ from benchmarks.service import running
 from benchmarks.traffic import traffic
 from counterpoise.client import Client
 from counterpoise.consumer import Consumer
-from counterpoise.demo.mock_kafka import MockKafka
 from counterpoise.publisher import Publisher
+from counterpoise_demo.mock_kafka import MockKafka
 
 PARTITIONS = 64
 # Consumers before the join.

@@ -36,14 +36,14 @@ TESTS = (
     "tests/counterpoise/cli/test_cli.py",
     "tests/counterpoise/spark/sink/test_lakes.py",
     "tests/counterpoise/spark/sink/test_targets.py",
-    "tests/counterpoise/spark/test_available_now.py",
-    "tests/counterpoise/spark/test_batch_limit.py",
-    "tests/counterpoise/spark/test_cycles.py",
-    "tests/counterpoise/spark/test_opening.py",
-    "tests/counterpoise/spark/test_probe.py",
-    "tests/counterpoise/spark/test_query.py",
-    "tests/counterpoise/spark/test_settler.py",
-    "tests/counterpoise/spark/test_warmup_tracker.py",
+    "tests/counterpoise/spark/source/test_available_now.py",
+    "tests/counterpoise/spark/source/test_batch_limit.py",
+    "tests/counterpoise/spark/source/test_cycles.py",
+    "tests/counterpoise/spark/source/test_opening.py",
+    "tests/counterpoise/spark/source/test_probe.py",
+    "tests/counterpoise/spark/source/test_query.py",
+    "tests/counterpoise/spark/source/test_settler.py",
+    "tests/counterpoise/spark/source/test_warmup_tracker.py",
     f"{TRACES}::test_a_consumer_shows_what_it_reads_and_its_commits",
     f"{TRACES}::test_a_handoff_begun_by_one_replica_and_ended_by_another_is_in_one_trace",
 )
@@ -54,7 +54,7 @@ APPLICATIONS = (
         "tests/counterpoise/spark/test_applications.py::"
         "test_a_second_application_joins_and_the_first_leaves_without_a_trace"
     ),
-    "tests/counterpoise/spark/test_python.py",
+    "tests/counterpoise/spark/driver/test_python.py",
 )
 
 

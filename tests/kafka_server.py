@@ -32,7 +32,7 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from counterpoise.demo.mock_kafka import MockKafka
+from counterpoise_demo.mock_kafka import MockKafka
 from tests.eventual import eventually
 from tests.service import free_port
 
@@ -198,7 +198,7 @@ def java(*command: str) -> list[str]:
     """The command line that runs a class of Kafka with these arguments; options of the JVM may
     stand before the class.
     """
-    from counterpoise.spark.environment import ensure_java
+    from counterpoise.spark.driver.environment import ensure_java
 
     assert PROGRAM.exists(), "Apache Kafka is missing; `make kafka` installs it"
     home = ensure_java()

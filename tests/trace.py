@@ -34,7 +34,7 @@ from counterpoise.client import Client
 from counterpoise.consumer.consumer import Consumer
 from counterpoise.consumer.reading import Reader
 from counterpoise.spark.options import read_options
-from counterpoise.spark.reader import CounterpoiseStreamReader
+from counterpoise.spark.source.reader import CounterpoiseStreamReader
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = tuple(f"{ROOT / package}/" for package in ("api", "broker", "counterpoise"))

@@ -280,11 +280,10 @@ def app() -> None:
 def demo(context: click.Context) -> None:
     """Watch PySpark applications join, leave and share a real queue."""
     try:
-        code = import_module("counterpoise.demo").main(context.args)
+        code = import_module("counterpoise_demo").main(context.args)
     except ModuleNotFoundError as error:
         fail(
-            f"the demo needs {error.name}, which is not installed: "
-            "pip install 'counterpoise[demo]' counterpoise-server"
+            f"the demo needs {error.name}, which is not installed: pip install 'counterpoise[demo]'"
         )
     context.exit(int(code or 0))
 

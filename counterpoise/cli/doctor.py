@@ -482,7 +482,7 @@ def _spark() -> Iterator[Finding]:
         )
     else:
         yield Finding("spark", "fine", f"PySpark {installed}")
-    from counterpoise.spark.environment import OLDEST_MAJOR, ensure_java
+    from counterpoise.spark.driver.environment import OLDEST_MAJOR, ensure_java
 
     home = ensure_java()
     if home is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from counterpoise.spark.environment import ensure_java
+from counterpoise.spark.driver.environment import ensure_java
 from counterpoise.spark.errors import CannotStart
 
 

@@ -12,7 +12,8 @@
 Each name is loaded when it is first used.
 """
 
-# Start reading at `planning`, then `progress`: what is read and what is done, without Spark.
+# Each package below opens with what it does. Start reading at `source`. Spark enters by
+# `data_source`, and `channel` lies between the process of a query (`source`) and the `driver`.
 #
 # For a query Spark starts a chain of Python processes. Each of them imports this package to
 # unpickle one object and loads only what that object needs: a task loads neither an HTTP client nor
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
         Sum,
         Windows,
     )
+    from counterpoise.spark.aggregates.deduplication import Deduplicate
     from counterpoise.spark.data_source import CounterpoiseDataSource, register, session
-    from counterpoise.spark.deduplication import Deduplicate
-    from counterpoise.spark.draining import DrainTimedOut, drain, drain_on_sigterm
-    from counterpoise.spark.listener import QueueListener
+    from counterpoise.spark.driver.draining import DrainTimedOut, drain, drain_on_sigterm
+    from counterpoise.spark.driver.listener import QueueListener
     from counterpoise.spark.sink import FencedSink
     from counterpoise.spark.sink.queue import QueueSink
     from counterpoise.spark.state.handler import Output, StatefulForeachBatch
@@ -87,18 +88,18 @@ _WHERE = {
     "Sum": "counterpoise.spark.aggregates",
     "Windows": "counterpoise.spark.aggregates",
     "CounterpoiseDataSource": "counterpoise.spark.data_source",
-    "Deduplicate": "counterpoise.spark.deduplication",
-    "DrainTimedOut": "counterpoise.spark.draining",
+    "Deduplicate": "counterpoise.spark.aggregates.deduplication",
+    "DrainTimedOut": "counterpoise.spark.driver.draining",
     "FencedSink": "counterpoise.spark.sink",
     "Output": "counterpoise.spark.state.handler",
     "PartitionState": "counterpoise.spark.state.states",
-    "QueueListener": "counterpoise.spark.listener",
+    "QueueListener": "counterpoise.spark.driver.listener",
     "QueueSink": "counterpoise.spark.sink.queue",
     "Snapshots": "counterpoise.spark.state.snapshots",
     "StatefulForeachBatch": "counterpoise.spark.state.handler",
     "TenuredProcessor": "counterpoise.spark.state.processor",
-    "drain": "counterpoise.spark.draining",
-    "drain_on_sigterm": "counterpoise.spark.draining",
+    "drain": "counterpoise.spark.driver.draining",
+    "drain_on_sigterm": "counterpoise.spark.driver.draining",
     "fresh": "counterpoise.spark.state.processor",
     "register": "counterpoise.spark.data_source",
     "session": "counterpoise.spark.data_source",

@@ -15,18 +15,18 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from counterpoise.spark.channel import FORMAT, driver_home, is_of_connect
-from counterpoise.spark.driver import DoneListener, finish_batches, listen
-from counterpoise.spark.environment import ensure_java, installed_pyspark
+from counterpoise.spark.channel.channel import FORMAT, driver_home, is_of_connect
+from counterpoise.spark.driver.driver import DoneListener, finish_batches, listen
+from counterpoise.spark.driver.environment import ensure_java, installed_pyspark
+from counterpoise.spark.driver.plain_errors import QUERIES, SOURCES, silence, use_own_words
+from counterpoise.spark.driver.stateful import refuse_at_start
 from counterpoise.spark.errors import CannotStart, InvalidSchema
 from counterpoise.spark.options import read_options
-from counterpoise.spark.plain_errors import QUERIES, SOURCES, silence, use_own_words
-from counterpoise.spark.stateful import refuse_at_start
 from counterpoise.spark.writer.options import is_for_writing, write_options
 
 if TYPE_CHECKING:
     from counterpoise.spark.options import SourceOptions
-    from counterpoise.spark.reader import CounterpoiseBatchReader, CounterpoiseStreamReader
+    from counterpoise.spark.source.reader import CounterpoiseBatchReader, CounterpoiseStreamReader
     from counterpoise.spark.writer.writers import BatchWriter, StreamWriter
 
 logger = logging.getLogger("counterpoise.spark")
@@ -67,20 +67,20 @@ class CounterpoiseDataSource(DataSource):
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> CounterpoiseStreamReader:  # noqa: N802
-        from counterpoise.spark.reader import CounterpoiseStreamReader
+        from counterpoise.spark.source.reader import CounterpoiseStreamReader
 
         check_schema(schema)
         options = self._read_options().for_stream()
         return CounterpoiseStreamReader(options, self._most_tasks(), self.home)
 
     def reader(self, schema: StructType) -> CounterpoiseBatchReader:
-        from counterpoise.spark.reader import CounterpoiseBatchReader
+        from counterpoise.spark.source.reader import CounterpoiseBatchReader
 
         check_schema(schema)
         return CounterpoiseBatchReader(self._read_options(), self._most_tasks())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
-        from counterpoise.spark.chains import chains_in
+        from counterpoise.spark.driver.chains import chains_in
         from counterpoise.spark.writer.writers import StreamWriter
 
         return StreamWriter(write_options(self.options), schema, overwrite, chains_in(self.home))
@@ -101,7 +101,7 @@ def check_schema(schema: StructType) -> None:
     """Raises InvalidSchema if the user gave a schema other than the source's."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    from counterpoise.spark.tasks import ARROW_SCHEMA
+    from counterpoise.spark.source.tasks import ARROW_SCHEMA
 
     if schema != from_arrow_schema(ARROW_SCHEMA):
         raise InvalidSchema(
@@ -117,7 +117,7 @@ def register(spark: SparkSession) -> None:
     talk with this driver. Over Spark Connect that is not possible, and a warning says what for.
     """
     if is_of_connect(spark):
-        from counterpoise.spark.connect import refuse_at_start as refuse_over_connect
+        from counterpoise.spark.driver.connect import refuse_at_start as refuse_over_connect
 
         spark.dataSource.register(CounterpoiseDataSource)
         refuse_over_connect()

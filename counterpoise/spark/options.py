@@ -187,8 +187,8 @@ def _times(log: Log, partition: int, begin: int, end: int) -> list[tuple[int, da
 
 
 # The limit of a query's first micro-batches. It follows what micro-batches take
-# (`counterpoise.spark.cycles`), so that one fits into a handoff, however large the backlog and
-# however slow the sink is.
+# (`counterpoise.spark.source.cycles`), so that one fits into a handoff, however large the backlog
+# and however slow the sink is.
 DEFAULT_MESSAGES_PER_TRIGGER = 2_000
 DEFAULT_BYTES_PER_TRIGGER = 64 * 1024 * 1024
 MOST_FLOWS = 64

@@ -1,4 +1,4 @@
-"""The modules of the three packages and what they import, read from the syntax trees.
+"""The modules of our packages and what they import, read from the syntax trees.
 
 Every form of import counts, also inside a function or only for type checkers; and so do names
 of modules for `import_module`, in the call or in a table. `from a import b` is
@@ -19,7 +19,7 @@ import pytest
 # Tests of the syntax trees, of which one worker so needs no more than one each.
 SOURCES = pytest.mark.xdist_group("sources")
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("counterpoise", "broker", "api")
+PACKAGES = ("counterpoise", "broker", "api", "counterpoise_demo")
 
 
 @dataclass(frozen=True)

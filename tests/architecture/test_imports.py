@@ -69,8 +69,9 @@ def test_core_is_pure(module: str) -> None:
         ("counterpoise", "broker"),
         ("counterpoise", "api"),
         *(("migrations", ours) for ours in sorted(OURS - {"migrations"})),
-        *((ours, "tests") for ours in ("api", "broker", "counterpoise")),
-        *((ours, "benchmarks") for ours in ("api", "broker", "counterpoise")),
+        *((ours, "counterpoise_demo") for ours in ("api", "broker", "counterpoise")),
+        *((ours, "tests") for ours in ("api", "broker", "counterpoise", "counterpoise_demo")),
+        *((ours, "benchmarks") for ours in ("api", "broker", "counterpoise", "counterpoise_demo")),
     ],
 )
 def test_imports_run_one_way(importer: str, forbidden: str) -> None:

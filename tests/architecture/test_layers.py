@@ -46,7 +46,13 @@ def inside(package: str) -> Iterator[str]:
 
 
 def test_the_page_has_a_table_of_each_package() -> None:
-    assert set(LAYERS) == {"broker", "api", "counterpoise", "counterpoise.spark"}
+    assert set(LAYERS) == {
+        "broker",
+        "api",
+        "counterpoise",
+        "counterpoise.spark",
+        "counterpoise.spark.source",
+    }
 
 
 @pytest.mark.parametrize("package", LAYERS)

@@ -38,7 +38,7 @@ def test_every_public_name_of_a_package_is_on_a_page(package: str) -> None:
 def imports() -> dict[str, str]:
     """What the documents and examples import from the packages, each with a place."""
     found: dict[str, str] = {}
-    public = re.compile(r"counterpoise(?!\.demo)")
+    public = re.compile(r"counterpoise(?!_demo)")
     codes = [(one.id, one.values[0]) for one in blocks("python")]
     examples = (name for name in tracked_files() if re.match(r"docs/examples/.*\.py$", name))
     codes += [(name, text(name)) for name in examples]

@@ -26,6 +26,7 @@ TOP_LEVEL = frozenset(
         "benchmarks",
         "broker",
         "counterpoise",
+        "counterpoise_demo",
         "deploy",
         "docs",
         "migrations",

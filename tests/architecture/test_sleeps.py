@@ -48,8 +48,8 @@ ALLOWED = {
     "counterpoise/faulty.py: FaultyService._handler.Handler.act": LASTS,
     "counterpoise/spark/application.py: Sink.wait_if": "a file is all that reaches its process",
     "counterpoise/spark/sink/application.py: wait_if": "a file is all that reaches its process",
-    "counterpoise/spark/test_available_now.py: TimedFlow.wait": DOUBLE,
-    "counterpoise/spark/test_query.py: FlowDouble.wait": DOUBLE,
+    "counterpoise/spark/source/test_available_now.py: TimedFlow.wait": DOUBLE,
+    "counterpoise/spark/source/test_query.py: FlowDouble.wait": DOUBLE,
     "eventual.py: eventually": POLL,
     "service.py: running": POLL,
 }

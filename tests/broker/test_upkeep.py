@@ -66,8 +66,10 @@ async def test_a_deleted_queue_leaves_only_rows_that_have_an_end(migrated_url: s
     await broker.start()
     try:
         before = rows(migrated_url)
-        made = await broker.queues.create(QueueSpec("flights", 8, rebalance_delay=0.0))
-        await broker.queues.create(QueueSpec("audit", log="builtin:flights"))
+        made = await broker.queues.create(
+            QueueSpec("flights", 8, rebalance_delay=0.0, ordered_resize=False)
+        )
+        await broker.queues.create(QueueSpec("audit", log="builtin:flights", ordered_resize=False))
         await broker.queues.create(QueueSpec("keys", 1, partitioning="dynamic"))
         with closing(PostgresLog("flights", migrated_url)) as log:
             await asyncio.to_thread(append, log, "one", "two", partition_count=8)

@@ -8,10 +8,10 @@ from itertools import count
 
 import pytest
 
-from counterpoise.demo import verdict
-from counterpoise.demo.evidence import Evidence
-from counterpoise.demo.work.sink import JournalEntry
-from tests.counterpoise.demo.test_verdict import find, good_run
+from counterpoise_demo import verdict
+from counterpoise_demo.evidence import Evidence
+from counterpoise_demo.work.sink import JournalEntry
+from tests.demo.test_verdict import find, good_run
 from tests.judge.demo import judged
 from tests.judge.violation import DUPLICATE, LOST, ORDER, OWNERS
 

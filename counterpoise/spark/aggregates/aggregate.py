@@ -21,8 +21,8 @@ from counterpoise.spark.aggregates.merging import (
 )
 from counterpoise.spark.aggregates.partials import Aggregate
 from counterpoise.spark.aggregates.windows import Windows
+from counterpoise.spark.channel.running_batch import RunningBatch
 from counterpoise.spark.errors import InvalidSink
-from counterpoise.spark.running_batch import RunningBatch
 from counterpoise.spark.sink import FencedSink
 from counterpoise.spark.sink.database import Database, MakeEngine, TransactionLimits
 

@@ -21,7 +21,7 @@ from counterpoise.spark.sink.target import Line, MapRows
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from counterpoise.spark.running_batch import RunningBatch
+    from counterpoise.spark.channel.running_batch import RunningBatch
 
 
 class BatchRows:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from counterpoise.logs.columns import integers
+from counterpoise.spark.channel.running_batch import RunningBatch
 from counterpoise.spark.errors import InvalidSink, MissingColumns
-from counterpoise.spark.running_batch import RunningBatch
 from counterpoise.spark.sink.batch import BatchRows
 from counterpoise.spark.sink.names import used_once
 from counterpoise.spark.sink.rows import Remainder, messages

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
+from counterpoise.spark.channel.running_batch import RunningBatch
 from counterpoise.spark.errors import (
     InvalidSink,
     MissingColumns,
     PlanMissing,
     StaleEpoch,
 )
-from counterpoise.spark.running_batch import RunningBatch
 from counterpoise.spark.sink.batch import BatchRows
 from counterpoise.spark.sink.database import MakeEngine, TransactionLimits
 from counterpoise.spark.sink.fence import HighWaterKey, OnGap

@@ -26,14 +26,14 @@ from counterpoise.backoff import Backoff
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.logs import LogNotFound, LogUnavailable, PositionAhead
 from counterpoise.logs.errors import ReadRetries
-from counterpoise.spark.channel import Channel, channel_to, known_home
+from counterpoise.spark.channel.channel import Channel, channel_to, known_home
+from counterpoise.spark.channel.running_batch import RunningBatch
 from counterpoise.spark.errors import InvalidSchema
 from counterpoise.spark.offsets import Json, Slice
 from counterpoise.spark.options import SourceOptions, read_options
-from counterpoise.spark.running_batch import RunningBatch
+from counterpoise.spark.source.tasks import ARROW_SCHEMA
 from counterpoise.spark.state.snapshots import SnapshotStore, json_or_none
 from counterpoise.spark.state.states import Cell, PartitionState, States, say_failed
-from counterpoise.spark.tasks import ARROW_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

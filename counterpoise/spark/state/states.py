@@ -26,8 +26,8 @@ from counterpoise.logs import Bounds, Log, LogAccessRefused, PositionTrimmed
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.queue_log import QueueLog, ReadAccess
+from counterpoise.spark.source.tasks import as_rows
 from counterpoise.spark.state.snapshots import Snapshot, SnapshotDamaged, SnapshotStore
-from counterpoise.spark.tasks import as_rows
 
 logger = logging.getLogger("counterpoise.spark")
 

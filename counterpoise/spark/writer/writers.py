@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 
 from counterpoise.client import Client
 from counterpoise.logs.address import environment_access
-from counterpoise.spark.chains import Chain
+from counterpoise.spark.driver.chains import Chain
 from counterpoise.spark.errors import InvalidOption, InvalidRows, Unsupported
 from counterpoise.spark.writer.appender import TargetQueue, append_all, check_columns
 from counterpoise.spark.writer.numbering import (

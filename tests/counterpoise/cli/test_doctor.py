@@ -209,7 +209,7 @@ def test_clocks_that_are_apart_are_named(ahead_seconds, says):
 
 
 def test_spark_without_java_or_parts_of_it(monkeypatch, service):
-    monkeypatch.setattr("counterpoise.spark.environment.ensure_java", lambda: None)
+    monkeypatch.setattr("counterpoise.spark.driver.environment.ensure_java", lambda: None)
     monkeypatch.setattr(doctor, "_lacks", lambda module: module == "pandas")
     found = examined(service.url, code=1)
     assert "no Java 17 or newer" in found["java"][1]

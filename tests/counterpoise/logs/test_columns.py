@@ -112,7 +112,7 @@ for batch in (rows.record_batch(0), record_batch(0, 1, entries)):
     assert len(messages_of(batch, owned)) == 2
     if "pyspark" in sys.argv:
         from counterpoise.spark.offsets import Slice
-        from counterpoise.spark.tasks import as_rows
+        from counterpoise.spark.source.tasks import as_rows
         assert as_rows(batch, Slice(0, 7, "1", "3")).num_rows == 2
 print("pandas" in sys.modules)
 """

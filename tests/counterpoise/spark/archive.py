@@ -34,7 +34,7 @@ def use() -> None:
 
 def make() -> None:
     """Make the archive and the directory. Raises CalledProcessError if Java cannot use it."""
-    from counterpoise.spark.environment import ensure_java
+    from counterpoise.spark.driver.environment import ensure_java
 
     ARCHIVE.unlink(missing_ok=True)
     java = ensure_java()

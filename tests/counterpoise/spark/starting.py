@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from counterpoise.spark.environment import NOT_CONNECTED
+from counterpoise.spark.driver.environment import NOT_CONNECTED
 from tests.counterpoise.spark.waiting import until
 
 if TYPE_CHECKING:

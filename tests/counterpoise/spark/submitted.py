@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from counterpoise.spark.environment import ensure_java
+from counterpoise.spark.driver.environment import ensure_java
 from tests.counterpoise.spark.small import LOCAL, SMALL, spark_home
 from tests.processes import find, kill_family
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from counterpoise.spark.tasks import ahead
+from counterpoise.spark.source.tasks import ahead
 
 Pause = Callable[[float], None]
 

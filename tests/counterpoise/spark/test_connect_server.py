@@ -27,7 +27,7 @@ import json
 import sys
 
 from counterpoise.spark import session
-from counterpoise.spark.environment import NOT_CONNECTED
+from counterpoise.spark.driver.environment import NOT_CONNECTED
 
 url, home = sys.argv[1:]
 spark = session()

@@ -17,14 +17,14 @@ import pytest
 from counterpoise.errors import Forbidden, ServiceUnavailable
 from counterpoise.flow.view import Owned
 from counterpoise.logs.builtin.log import PostgresLog
-from counterpoise.spark.channel import Channel
+from counterpoise.spark.channel.channel import Channel
 from counterpoise.spark.errors import FlowEnded
 from counterpoise.spark.offsets import Place
 from counterpoise.spark.options import SourceOptions
-from counterpoise.spark.query import Consumption, QueueState
 from counterpoise.spark.queue_log import QueueLog
+from counterpoise.spark.source.query import Consumption, QueueState
 from tests.counterpoise.spark.doubles import Queue
-from tests.counterpoise.spark.test_query import EMPTY, FlowDouble, next_offset
+from tests.counterpoise.spark.source.test_query import EMPTY, FlowDouble, next_offset
 from tests.log_support import append, log, log_url, until
 
 __all__ = ["log", "log_url"]

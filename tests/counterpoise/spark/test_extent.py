@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from counterpoise.spark.batch import QueuePositions, chosen, extents
 from counterpoise.spark.errors import InvalidOption
 from counterpoise.spark.options import ending_edge, starting_edge
+from counterpoise.spark.source.batch import QueuePositions, chosen, extents
 from tests.counterpoise.spark.doubles import NumberLog
 
 

@@ -23,7 +23,7 @@ PROGRAM = """\
 import json
 import sys
 
-from counterpoise.spark.environment import ensure_java
+from counterpoise.spark.driver.environment import ensure_java
 from pyspark.sql import SparkSession
 
 from tests.counterpoise.spark.starting import started
@@ -42,7 +42,7 @@ writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=Tr
 started(writer).awaitTermination()
 
 from counterpoise.spark import drain
-from counterpoise.spark.channel import NoChannel
+from counterpoise.spark.channel.channel import NoChannel
 
 writer = stream.writeStream.format("noop").option("checkpointLocation", checkpoint + "-2")
 query = started(writer)

@@ -12,7 +12,9 @@ HERE = Path(__file__).parent
 PAGE = (HERE.parents[2] / "docs" / "spark.md").read_text("utf-8")
 COLUMNS = ("a handoff", "a crash", "a resize")
 
-REFUSED = ("test_stateful.py::test_it_is_refused_before_anything_is_bound_and_allowed_by_name",) * 3
+REFUSED = (
+    "driver/test_stateful.py::test_it_is_refused_before_anything_is_bound_and_allowed_by_name",
+) * 3
 REPLAYED = (
     "test_warmup_applications.py::test_three_applications_start_and_leave_while_the_others_warm_up"
 )
@@ -22,7 +24,9 @@ WARM = (
 )
 COUNTED = "aggregates/test_aggregate.py"
 RESIZED = f"{COUNTED}::test_resizes_in_both_directions_within_a_window"
-REMEMBERED = "test_deduplication.py::test_ids_that_come_again_after_a_drain_a_crash_and_a_resize"
+REMEMBERED = (
+    "aggregates/test_deduplication.py::test_ids_that_come_again_after_a_drain_a_crash_and_a_resize"
+)
 QUERIED = "processors/test_queries.py"
 PAIRS = f"{QUERIED}::test_pairs_in_a_drain_a_crash_and_a_resize"
 # By operator and sink, the beginnings of the first two cells: of each column a test.

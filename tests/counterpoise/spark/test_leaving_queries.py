@@ -12,8 +12,9 @@ import pytest
 
 from counterpoise.client import Client
 from counterpoise.flow import Flow
-from counterpoise.spark import DrainTimedOut, QueueListener, drain, draining
-from counterpoise.spark.channel import NoChannel
+from counterpoise.spark import DrainTimedOut, QueueListener, drain
+from counterpoise.spark.channel.channel import NoChannel
+from counterpoise.spark.driver import draining
 from tests.counterpoise.spark.queries import Collected, committed, publish
 from tests.counterpoise.spark.starting import started
 from tests.counterpoise.spark.waiting import until

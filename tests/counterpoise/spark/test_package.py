@@ -13,16 +13,16 @@ from pyspark.sql.pandas.types import from_arrow_schema
 import counterpoise.spark
 from counterpoise.spark.data_source import CounterpoiseDataSource
 from counterpoise.spark.offsets import Slice
-from counterpoise.spark.tasks import ARROW_SCHEMA, LogPartition, LogSource
+from counterpoise.spark.source.tasks import ARROW_SCHEMA, LogPartition, LogSource
 
 # Modules that only the query's own process and the sink use.
 ELSEWHERE = {
     "counterpoise.client",
     "counterpoise.flow",
     "counterpoise.publisher",
-    "counterpoise.spark.query",
-    "counterpoise.spark.draining",
-    "counterpoise.spark.listener",
+    "counterpoise.spark.source.query",
+    "counterpoise.spark.driver.draining",
+    "counterpoise.spark.driver.listener",
     "counterpoise.spark.sink",
     "counterpoise.spark.state.handler",
     "httpx",

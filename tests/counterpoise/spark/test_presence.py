@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from counterpoise.spark.channel import make_home
-from counterpoise.spark.running_driver import _FILE, Driver
+from counterpoise.spark.channel.channel import make_home
+from counterpoise.spark.channel.running_driver import _FILE, Driver
 
 PROGRAM = """
 import sys
-from counterpoise.spark.channel import make_home
+from counterpoise.spark.channel.channel import make_home
 print(make_home(), flush=True)
 sys.stdin.read()
 raise SystemExit(int(sys.argv[1]))

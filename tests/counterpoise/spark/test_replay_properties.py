@@ -19,9 +19,9 @@ from hypothesis import given, settings
 
 from counterpoise.flow.view import Warming
 from counterpoise.spark.offsets import Slice, offset_of, replay_slices, slices
-from counterpoise.spark.planning import Question, answer_to, sort_out
+from counterpoise.spark.source.planning import Question, answer_to, sort_out
 from tests.budgets import budget
-from tests.counterpoise.spark.test_progress_properties import CALM, PARTITIONS, ROUGH, World
+from tests.counterpoise.spark.source.test_progress_properties import CALM, PARTITIONS, ROUGH, World
 
 Event = Callable[["LearningWorld", int], None]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from counterpoise.client import Client
-from counterpoise.spark.environment import ensure_java
+from counterpoise.spark.driver.environment import ensure_java
 from tests.counterpoise.spark.cluster.standalone import Standalone, standalone
 from tests.counterpoise.spark.queries import committed, publish
 from tests.counterpoise.spark.small import SMALL_EXECUTORS

@@ -17,14 +17,14 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
-from counterpoise.spark.channel import channel_to, driver_home
+from counterpoise.spark.channel.channel import channel_to, driver_home
+from counterpoise.spark.channel.running_batch import planned_for
 from counterpoise.spark.options import read_options
-from counterpoise.spark.reader import CounterpoiseStreamReader
-from counterpoise.spark.running_batch import planned_for
 from counterpoise.spark.sink.fence import HighWaterKey
 from counterpoise.spark.sink.sink import FencedSink
 from counterpoise.spark.sink.target import MicroBatch, RangeResult
-from counterpoise.spark.tasks import close_kept
+from counterpoise.spark.source.reader import CounterpoiseStreamReader
+from counterpoise.spark.source.tasks import close_kept
 from tests.broker.processes.test_restores import Database, serving
 from tests.counterpoise.spark.sink.places import LocalRows
 from tests.log_support import until

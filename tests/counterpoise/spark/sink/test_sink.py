@@ -13,16 +13,16 @@ from pyspark.errors import StreamingQueryException
 
 from counterpoise.publisher import Publisher
 from counterpoise.spark import FencedSink
-from counterpoise.spark.channel import Channel
-from counterpoise.spark.errors import InvalidSink, MissingColumns, SinkNameInUse
-from counterpoise.spark.offsets import Slice
-from counterpoise.spark.running_batch import (
+from counterpoise.spark.channel.channel import Channel
+from counterpoise.spark.channel.running_batch import (
     BatchPlan,
     PlanWriter,
     RunningBatch,
     planned_for,
     planned_of,
 )
+from counterpoise.spark.errors import InvalidSink, MissingColumns, SinkNameInUse
+from counterpoise.spark.offsets import Slice
 from counterpoise.spark.sink import batch as module
 from counterpoise.spark.sink.database import Database
 from tests.counterpoise.spark.queries import QueryStage, committed

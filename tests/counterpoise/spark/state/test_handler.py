@@ -11,12 +11,12 @@ import pytest
 
 from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.spark import Snapshots, StatefulForeachBatch
-from counterpoise.spark.channel import Channel, NoChannel, driver_home
+from counterpoise.spark.channel.channel import Channel, NoChannel, driver_home
 from counterpoise.spark.data_source import SCHEMA
 from counterpoise.spark.errors import InvalidOption, InvalidSchema
 from counterpoise.spark.offsets import Slice
+from counterpoise.spark.source.tasks import ARROW_SCHEMA
 from counterpoise.spark.state.handler import rows_of
-from counterpoise.spark.tasks import ARROW_SCHEMA
 from tests.counterpoise.spark.state.test_state_keeper import reach
 from tests.counterpoise.spark.state.test_states import TEXTS, Letters
 from tests.log_support import append, log, log_url, until

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
 from counterpoise.spark.options import read_options
-from counterpoise.spark.reader import CounterpoiseStreamReader
+from counterpoise.spark.source.reader import CounterpoiseStreamReader
 from tests.log_support import until
 from tests.service import Service
 

@@ -14,7 +14,7 @@ import pytest
 
 from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.spark import Snapshots
-from counterpoise.spark.channel import Channel, NoChannel, driver_home, make_home
+from counterpoise.spark.channel.channel import Channel, NoChannel, driver_home, make_home
 from counterpoise.spark.options import read_options
 from counterpoise.spark.state.handler import StateKeeper
 from counterpoise.spark.state.states import States
@@ -152,7 +152,7 @@ def test_a_query_that_begins_again_as_another_instance_is_followed(
 ) -> None:
     """It has another checkpoint. While it only warms up, no micro-batch leads to it."""
     homes = functools.cache(make_home)
-    monkeypatch.setattr("counterpoise.spark.channel.driver_home", homes)
+    monkeypatch.setattr("counterpoise.spark.channel.channel.driver_home", homes)
     queue = {**view(p3=one("warming", "0")), "queue": "q"}
     keeper = StateKeeper(read_options({"queue": "q"}), states, 60.0)
     former, present = (Channel(homes(), name) for name in ("former", "present"))
@@ -222,7 +222,7 @@ def test_it_makes_no_directory_before_a_session_is_registered(
 ) -> None:
     """Else a query whose source does not know this driver would fail with another reason."""
     homes = functools.cache(make_home)
-    monkeypatch.setattr("counterpoise.spark.channel.driver_home", homes)
+    monkeypatch.setattr("counterpoise.spark.channel.channel.driver_home", homes)
     keeper = StateKeeper(read_options({"queue": "q"}), states, 60.0)
     with pytest.raises(NoChannel, match="register"):
         keeper._find_channel()

@@ -17,9 +17,9 @@ from pyspark.sql.types import StructType
 from counterpoise.keys import hash_of
 from counterpoise.logs import AppendResult, Message
 from counterpoise.logs.memory import MemoryLogs
+from counterpoise.spark.channel.running_batch import BatchPlan
 from counterpoise.spark.errors import ForeignRow, InvalidRows
 from counterpoise.spark.offsets import Slice
-from counterpoise.spark.running_batch import BatchPlan
 from counterpoise.spark.sink import queue
 from counterpoise.spark.sink.queue import QueueSink, QueueTask
 from counterpoise.spark.sink.rows import Remainder

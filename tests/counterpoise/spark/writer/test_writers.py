@@ -11,11 +11,11 @@ from pyspark.sql.types import StructType
 from counterpoise.client import Client
 from counterpoise.errors import QueueNotFound
 from counterpoise.spark import CounterpoiseDataSource, QueueSink
-from counterpoise.spark.chains import Chain, chains_in, describe, put_chain
-from counterpoise.spark.channel import Channel
+from counterpoise.spark.channel.channel import Channel
+from counterpoise.spark.channel.running_batch import PlanWriter
+from counterpoise.spark.driver.chains import Chain, chains_in, describe, put_chain
 from counterpoise.spark.errors import InvalidOption, InvalidRows, InvalidSink, Unsupported
 from counterpoise.spark.offsets import Offset
-from counterpoise.spark.running_batch import PlanWriter
 from counterpoise.spark.writer.numbering import Input
 from counterpoise.spark.writer.options import write_options
 from counterpoise.spark.writer.writers import Written, input_of

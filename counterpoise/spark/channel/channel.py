@@ -1,0 +1,281 @@
+"""The channel between a query's own process and its driver: documents in a shared directory.
+
+The flow lives in the source's own Python process, which Spark starts next to the driver and which
+the driver's Python does not know. Both are on one machine, so they share a directory that
+`register` creates, private to the user: one subdirectory for each running source, with one JSON
+document of each kind. A document always has the present state (level-triggered). It is replaced as
+a whole and atomically, so a reader that is late, or reads twice, only sees the latest.
+
+The driver knows a source by the instance in an offset, and a query that was restarted has another
+source of the same instance. So each source has its own documents, and `alias` leads to those of the
+instance's present source. Documents that an earlier run left, because it was killed or has yet to
+end, are never mistaken for those of this one.
+
+| document | written by | says |
+|---|---|---|
+| `plan` | source | what the micro-batch being run really reads, and what of it is skipped |
+| `view` | source | what the flows hold, and how they are |
+| `ready` | driver | which partitions have their state restored (warm-up) |
+| `drain` | driver | leave in order, within a time |
+| `stopped` | driver | Spark's context has stopped: leave at once |
+| `left` | source | an administrator drained it, and it has left: stop the query |
+| `alias` | source | which source speaks for the instance now (or was that in its checkpoint) |
+| `done` | driver | the last micro-batch in Spark's commit log, rows dropped, the query's end |
+| `chain` | driver | which queue a query reads, and whether its rows keep their order (`chains`) |
+
+Nothing in them is a secret. The directory is removed with the driver; a killed driver leaves it in
+the system's directory for temporary files. `source_channel` is the source's end; `running_driver`
+says whether the driver still runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from counterpoise.at_exit import at_exit
+from counterpoise.spark.channel.running_driver import announce
+from counterpoise.spark.errors import SourceError
+from counterpoise.spark.offsets import VERSION_FIELD, Json
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+logger = logging.getLogger("counterpoise.spark")
+
+FORMAT = "counterpoise"
+"""What Spark calls the source."""
+
+Name = Literal["plan", "view", "ready", "drain", "stopped", "left", "done", "alias", "chain"]
+
+
+class NoChannel(SourceError):
+    """The query has no running Counterpoise source, or `register` was not called."""
+
+    code = "no_channel"
+
+
+_CONNECT = "pyspark.sql.connect."
+
+
+def is_of_connect(what: object) -> bool:
+    """Whether a session, a query or a DataFrame is one of Spark Connect, without a JVM."""
+    return type(what).__module__.startswith(_CONNECT)
+
+
+def refuse_connect(what: object, name: str) -> None:
+    """Raises NoChannel for `name` with anything of Spark Connect: its driver is the server."""
+    if is_of_connect(what):
+        raise NoChannel(
+            f"{name} does not work over Spark Connect: the query's driver is the server, and this "
+            "program reaches neither its JVM nor its files. Run the program with a session of its "
+            "own (spark-submit, or counterpoise.spark.session), or drain its flows from outside "
+            "(counterpoise consumers drain QUEUE NAME)"
+        )
+
+
+class Channel:
+    """The documents under one name. The directory appears when needed."""
+
+    def __init__(self, home: str | Path, name: str) -> None:
+        """`home` is the result of `make_home`; a name may be any text."""
+        self.name = name
+        digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
+        self._own = Path(home) / digest[:32]
+
+    @property
+    def directory(self) -> Path:
+        """The directory of the documents."""
+        return self._own
+
+    def put(self, name: Name, document: Json) -> None:
+        """Write the document, unless the driver has ended and removed the shared directory.
+
+        Raises OSError if the disk refuses it.
+        """
+        directory = self.directory
+        try:
+            directory.mkdir(mode=0o700, exist_ok=True)
+        except FileNotFoundError:
+            return
+        target = directory / f"{name}.json"
+        handle, temporary = tempfile.mkstemp(dir=directory, prefix=f".{name}-")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(document, file)
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def get(self, name: Name) -> Json | None:
+        """The latest document; None if there is none."""
+        return self.read(self.directory / f"{name}.json")
+
+    @staticmethod
+    def read(path: Path) -> Json | None:
+        """The document in this file; None if there is none."""
+        try:
+            text = path.read_text("utf-8")
+        except FileNotFoundError:
+            return None
+        document: Json = json.loads(text)
+        return document
+
+    def stamp(self, name: Name) -> tuple[int, int] | None:
+        """Changes whenever the document is written; cheap to read. None: there is no document."""
+        try:
+            status = (self.directory / f"{name}.json").stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns
+
+    def drop(self, *names: Name) -> None:
+        """Remove these documents."""
+        for name in names:
+            with contextlib.suppress(OSError):
+                (self.directory / f"{name}.json").unlink()
+
+    def clear(self) -> None:
+        """Remove all documents."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class DriverEnd(Channel):
+    """The driver's end: every access follows the alias to the instance's present source."""
+
+    def __init__(self, home: str | Path, instance_id: str) -> None:
+        """`instance_id` as it is in an offset."""
+        super().__init__(home, instance_id)
+        self._home = home
+
+    @property
+    def directory(self) -> Path:
+        alias = Channel(self._home, self.name).get("alias")
+        return self._own if alias is None else Channel(self._home, alias["source"]).directory
+
+
+def source_end(home: str | Path, instance_id: str, known_as: str | None) -> Channel:
+    """The end of a new source, which becomes the instance's present source.
+
+    `known_as`: the instance in the checkpoint. If the disk refuses a file, the channel does not
+    work.
+    """
+    source = Channel(home, str(uuid.uuid4()))
+    for name in {instance_id, known_as or instance_id}:
+        instance = Channel(home, name)
+        try:
+            former = instance.get("alias")
+            # First, so that after a failure nothing is mistaken for the earlier source.
+            instance.drop("alias")
+            if former is not None:
+                Channel(home, former["source"]).clear()
+            instance.put("alias", {"source": source.name})
+        except OSError as error:
+            logger.warning("counterpoise: the channel to the driver cannot be set up: %s", error)
+    return source
+
+
+def make_home() -> str:
+    """A new private directory for all queries of this driver; removed when Python ends."""
+    home = tempfile.mkdtemp(prefix="counterpoise-spark-")
+    announce(home)
+    at_exit(lambda: shutil.rmtree(home, ignore_errors=True))
+    return home
+
+
+@functools.cache
+def driver_home() -> str:
+    """The directory of this driver, created on first use; `register` gives it to every source."""
+    return make_home()
+
+
+def channels_of(query: StreamingQuery) -> list[Channel] | None:
+    """The channels to the Counterpoise sources of the query; None before they have written an
+    offset.
+
+    An empty list: the query has no Counterpoise source. Raises NoChannel.
+    """
+    execution = _execution(query)
+    if not reads_ours(execution):
+        return []
+    known_home()
+    found = offsets_in(execution.availableOffsets()).values()
+    instances = [one["instance"] for one in found if "instance" in one]
+    return [channel_to(instance) for instance in instances] or None
+
+
+def channel_to(instance_id: str) -> Channel:
+    """The driver's end of the channel to an instance, by its name in an offset.
+
+    Raises NoChannel.
+    """
+    return DriverEnd(known_home(), instance_id)
+
+
+def known_home() -> str:
+    """The directory of this driver. Raises NoChannel if no source can know it."""
+    if not driver_home.cache_info().currsize:
+        raise NoChannel(
+            "the query's source does not know this driver, because Spark has found it by itself: "
+            "call counterpoise.spark.register(spark) before the stream is loaded"
+        )
+    return driver_home()
+
+
+def _execution(query: StreamingQuery) -> Any:
+    """Spark's own object for the running query. Raises NoChannel for one of Spark Connect."""
+    refuse_connect(query, "this")
+    return query._jsq.streamingQuery()
+
+
+def reads_ours(execution: Any) -> bool:
+    """Whether the query has a Counterpoise source.
+
+    Its plan shows that from the start. Offsets do not: those of other sources are any text, and a
+    source that finds nothing (files in an empty directory) never has one.
+    """
+    return bool(sources_in(execution.analyzedPlan()))
+
+
+def sources_in(plan: Any) -> list[Any]:
+    """The Counterpoise streams that a logical plan of Spark's reads: its leaves."""
+    found = []
+    leaves = plan.collectLeaves().iterator()
+    while leaves.hasNext():
+        leaf = leaves.next()
+        if leaf.nodeName() == "StreamingRelationV2" and leaf.sourceName().lower() == FORMAT:
+            found.append(leaf)
+    return found
+
+
+def offsets_in(progress: Any) -> dict[int, Json]:
+    """Counterpoise's offsets in a StreamProgress, by source."""
+    found: dict[int, Json] = {}
+    entries = progress.iterator()
+    while entries.hasNext():
+        entry = entries.next()
+        offset = entry._2()
+        document = None if offset is None else _offset_of(offset.json())
+        if document is not None:
+            found[entry._1().hashCode()] = document
+    return found
+
+
+def _offset_of(text: str) -> Json | None:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) and VERSION_FIELD in document else None

@@ -1,0 +1,79 @@
+"""Errors of Spark that carry one of ours, in our own words; for the sessions of `session()`.
+
+The source runs in processes of Spark's. What it raises there reaches the program as an error of
+Spark: a heading, a traceback of those processes, our text, and the plan of the query. Our text says
+what is wrong and what to do, so it is all that such an error says here. Its class is Spark's own.
+
+Spark also logs the error of a query that ends, with a long stack. The driver logs one line instead:
+our text, or Spark's own if the error is another one.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from typing import TYPE_CHECKING, Any
+
+from counterpoise.spark.driver.wrapping import wrap_once
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger("counterpoise.spark")
+
+# As Python ends a traceback. Spark adds the SQLSTATE, in the same line or in the next.
+_OURS = re.compile(r"^counterpoise(?:\.\w+)*\.(\w+): (.+?)\s*(?:SQLSTATE: \w+)?$", re.MULTILINE)
+QUERIES = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
+"""The class that logs errors of queries."""
+SOURCES = "org.apache.spark.sql.execution.datasources.DataSourceManager"
+"""The class that warns if a source is registered that Spark has found by itself."""
+
+
+def own_words(text: str) -> str | None:
+    """What an error of ours within Spark's text says, with its name; None: there is none."""
+    found = _OURS.findall(text)
+    return f"{found[-1][0]}: {found[-1][1]}" if found else None
+
+
+def use_own_words(*, connect: bool = False) -> None:
+    """Let all errors of Spark in this process say so, also those of Spark Connect.
+
+    A PySpark with other classes is left unchanged.
+    """
+    kinds: tuple[Any, ...]
+    try:
+        if connect:
+            from pyspark.errors.exceptions.connect import SparkConnectGrpcException
+
+            kinds = (SparkConnectGrpcException,)
+        else:
+            from pyspark.errors.exceptions.captured import CapturedException, PythonException
+
+            kinds = (CapturedException, PythonException)
+    except ImportError as error:
+        logger.info("counterpoise: Spark's errors are shown as they are (%s)", error)
+        return
+    for kind in kinds:
+        wrap_once(kind, "__str__", _in_own_words)
+
+
+def silence(spark: SparkSession, name: str) -> bool:
+    """Let one class of Spark's log nothing. Returns False if Spark's log is another one."""
+    context: Any = spark.sparkContext
+    try:
+        log4j = context._jvm.org.apache.logging.log4j
+        log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+    except Exception as error:
+        logger.info("counterpoise: Spark logs what %s says (%s)", name, error)
+        return False
+    return True
+
+
+def _in_own_words(say: Any) -> Any:
+    @functools.wraps(say)
+    def words(self: Any) -> str:
+        text = self._desc if hasattr(self, "_desc") else self._message
+        return own_words(text) or str(say(self))
+
+    return words

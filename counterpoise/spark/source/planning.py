@@ -1,0 +1,346 @@
+"""What a micro-batch reads and where a partition continues: pure functions of offset and view.
+
+*Done* means: in the sink, by Spark's commit log. When Spark asks for the next offset after `start`,
+all of `start` is done and nothing is in flight (docs, *Spark*). The ledger decides whether work
+under an earlier epoch counts for the epoch under which the partition is held now
+(`counterpoise.flow.ledger`, 4).
+
+The rule for planning again after a crash follows: a slice is read if the grant continues its epoch,
+and skipped if it is known to be superseded. While that is unknown (the flow is binding), it is
+read. A slice that is read in vain is fenced at the commit and in the sink. A slice that is skipped
+in error would lose messages.
+
+History that restores state (docs, *Warm-up*) is planned too. A held partition reads its missing
+history before new messages; this history counts as work. A warming partition gets the rest of the
+micro-batch that the work leaves, and at least a tenth on top of the work.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from counterpoise.flow import barriers
+from counterpoise.flow.ledger import continues
+from counterpoise.flow.view import Owned
+from counterpoise.logs import Bounds, InvalidPosition, Log
+from counterpoise.spark.offsets import Offset, Range, Replay, Slice
+from counterpoise.spark.source.history import (
+    FindFloor,
+    Portions,
+    Restore,
+    earliest,
+    lower,
+    portions,
+    stages,
+)
+
+View = Mapping[int, Owned]
+
+# The limit of history in a micro-batch when the user has set no limit.
+REPLAYED_MESSAGES = 20_000
+NO_HISTORY = Portions()
+
+
+def is_ours(planned: Slice, view: View) -> bool:
+    """Whether the partition of this slice is held, and the slice counts for it."""
+    held = view.get(planned.partition)
+    return held is not None and continues(planned.epoch, held)
+
+
+@dataclass(frozen=True)
+class Question:
+    """How far to read from `positions` (None: the position that the queue's `start` names).
+
+    `latest`: resolve None to the end of the log. The answer has at most `max_messages` and about
+    `max_bytes` of values in all, nothing past `targets`, if given, and nothing past the cuts at
+    which partitions of the `view` have to wait. `restores`: the states to restore; `positions`
+    includes those of held partitions.
+    """
+
+    positions: Mapping[int, str | None]
+    latest: bool = False
+    max_messages: int | None = None
+    targets: Mapping[int, str] | None = None
+    max_bytes: int | None = None
+    restores: tuple[Restore, ...] = ()
+    view: Mapping[int, Owned] = field(default_factory=dict)
+
+    @property
+    def partitions(self) -> list[int]:
+        """All partitions that the log is asked about."""
+        return sorted({*self.positions, *(one.partition for one in self.restores)})
+
+    def serves(self, other: Question) -> bool:
+        """Whether its answer is one to `other`, too: the same, but perhaps of less."""
+        messages, size = other.max_messages, other.max_bytes
+        less = _is_within(self.max_messages, messages) and _is_within(self.max_bytes, size)
+        return less and replace(self, max_messages=messages, max_bytes=size) == other
+
+    def is_small_for(self, other: Question) -> bool:
+        """Whether it asks for less than half of what `other` asks for."""
+        if self.max_messages is None:
+            return False
+        return other.max_messages is None or 2 * self.max_messages < other.max_messages
+
+
+def _is_within(limit: int | None, other: int | None) -> bool:
+    return other is None or (limit is not None and limit <= other)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Read [begins, ends), and replay `history`.
+
+    `bounds`: the log's answer, at `asked_at` (monotonic) or later. `ahead`: partitions left out
+    because the log says that they end before their position; (position, end). `invalid`: partitions
+    left out because their position is none of the log. `beyond`: partitions whose position lies
+    past their target.
+    """
+
+    question: Question
+    bounds: Bounds
+    begins: Mapping[int, str]
+    ends: Mapping[int, str]
+    asked_at: float = 0.0
+    history: Portions = NO_HISTORY
+    ahead: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    invalid: Mapping[int, str] = field(default_factory=dict)
+    beyond: frozenset[int] = frozenset()
+
+    def next_question(self) -> Question | None:
+        """What is asked once all of this is read, if nothing changes; None: hard to say."""
+        question = self.question
+        unresolved = question.latest and None in question.positions.values()
+        if question.restores or unresolved:
+            return None
+        read = {n: end for n, end in self.ends.items() if self.begins[n] != end}
+        return replace(question, positions={**question.positions, **read})
+
+    @property
+    def leaves_messages(self) -> bool:
+        """Whether the log has more messages than are read."""
+        return any(end != self.bounds.ends.get(number) for number, end in self.ends.items())
+
+
+def answer_to(
+    question: Question,
+    log: Log,
+    bounds: Bounds,
+    asked_at: float = 0.0,
+    find_floor: FindFloor = earliest,
+) -> Answer:
+    """What to read, now that the starts and ends of the partitions are known.
+
+    A position below its partition's start stays: the reading task finds out whether the missing
+    messages were discarded on purpose. A partition that ends before its position is left out: a log
+    may say so for a while and recover (docs, *Logs*). So is one whose position is none (an older
+    service stored any text), unless there are targets: then it raises InvalidPosition. Accesses
+    the log only if bytes are limited, or by `find_floor`; then it may raise LogUnavailable too.
+    """
+    if question.targets is None:
+        invalid = _invalid(question, log)
+        if invalid:
+            return replace(
+                answer_to(_without(question, invalid), log, bounds, asked_at, find_floor),
+                question=question,
+                invalid=invalid,
+            )
+    undecided = bounds.ends if question.latest else bounds.starts
+    begins = {
+        number: undecided[number] if position is None else position
+        for number, position in question.positions.items()
+    }
+    # A micro-batch stops at the cut of an ordered resize.
+    within = barriers.within(bounds, question.view, begins)
+    beyond: frozenset[int] = frozenset()
+    targets = question.targets
+    if targets is not None:
+        # Negative: there are messages to read. Zero: all up to the target is read.
+        left = {n: log.compare(begin, targets[n]) for n, begin in begins.items() if n in targets}
+        begins = {n: begins[n] for n, compared in left.items() if compared}
+        beyond = frozenset(n for n, compared in left.items() if compared > 0)
+        within = replace(bounds, ends={n: lower(log, within.ends[n], targets[n]) for n in begins})
+    ahead = {
+        number: (begin, bounds.ends[number])
+        for number, begin in begins.items()
+        if log.compare(begin, bounds.ends[number]) > 0
+    }
+    begins = {n: begin for n, begin in begins.items() if n not in ahead and n not in beyond}
+    answer = Answer(question, bounds, begins, {}, asked_at, ahead=ahead, beyond=beyond)
+    if question.restores:
+        return _with_history(answer, log, within, find_floor)
+    ends = _ends(begins, question.max_messages, question.max_bytes, within, log)
+    return replace(answer, ends=ends)
+
+
+def _invalid(question: Question, log: Log) -> dict[int, str]:
+    """The positions that are none of the log, by partition."""
+    targets = {one.partition: one.target for one in question.restores}
+    found: dict[int, str] = {}
+    for number, position in [*question.positions.items(), *targets.items()]:
+        if position is None:
+            continue
+        try:
+            log.compare(position, position)
+        except InvalidPosition:
+            found[number] = position
+    return found
+
+
+def _without(question: Question, partitions: Collection[int]) -> Question:
+    return replace(
+        question,
+        positions={n: at for n, at in question.positions.items() if n not in partitions},
+        restores=tuple(one for one in question.restores if one.partition not in partitions),
+    )
+
+
+def _with_history(answer: Answer, log: Log, within: Bounds, find_floor: FindFloor) -> Answer:
+    """The answer with states to restore.
+
+    A held partition that lacks history reads it instead of new messages."""
+    question, bounds, begins = answer.question, answer.bounds, answer.begins
+    # A log that ends before the target does not have all the history.
+    restores = [
+        one for one in question.restores if log.compare(one.target, bounds.ends[one.partition]) <= 0
+    ]
+    found = stages(restores, log, bounds, find_floor)
+    lacking = {n: one for n, one in found.items() if log.compare(one.begin, one.target) < 0}
+    coming = {one.partition for one in restores if not one.granted}
+    held = {n: one for n, one in lacking.items() if n not in coming and n in begins}
+    work = {**begins, **{n: one.begin for n, one in held.items()}}
+    work_ends = {**within.ends, **{n: one.target for n, one in held.items()}}
+    within = replace(within, ends=work_ends)
+    ends = _ends(work, question.max_messages, question.max_bytes, within, log)
+    # Warming partitions come after the held ones.
+    most = question.max_messages or REPLAYED_MESSAGES
+    read = {n: begin for n, begin in work.items() if begin != ends[n]}
+    load = sum(log.backlog(read, replace(bounds, ends={**bounds.ends, **ends})).values())
+    coming_history = {n: lacking[n] for n in sorted(coming & lacking.keys())}
+    history_ends = _ends(
+        {n: one.begin for n, one in coming_history.items()},
+        max(most - load, most // 10, 1),
+        # The size of the work in bytes is unknown, but not zero.
+        question.max_bytes // 10 if question.max_bytes and load else question.max_bytes,
+        replace(
+            bounds, ends={**bounds.ends, **{n: one.target for n, one in coming_history.items()}}
+        ),
+        log,
+    )
+    history = portions(restores, found, {**history_ends, **{n: ends[n] for n in held}}, log)
+    return replace(
+        answer,
+        begins={n: begin for n, begin in begins.items() if n not in held},
+        ends={n: end for n, end in ends.items() if n not in held},
+        history=history,
+    )
+
+
+def _ends(
+    begins: Mapping[int, str],
+    max_messages: int | None,
+    max_bytes: int | None,
+    within: Bounds,
+    log: Log,
+) -> Mapping[int, str]:
+    if not begins or (max_messages is None and max_bytes is None):
+        return {number: within.ends[number] for number in begins}
+    most = sys.maxsize if max_messages is None else max_messages
+    return log.limit(begins, most, within, max_bytes=max_bytes)
+
+
+def plan(
+    start: Offset,
+    view: View,
+    begins: Mapping[int, str],
+    ends: Mapping[int, str],
+    instance: str,
+    log: str,
+    *,
+    tenures: Mapping[int, int] | None = None,
+    replays: Mapping[int, Replay] | None = None,
+    renews: bool = False,
+) -> Offset | None:
+    """The offset after `start`, or None when there is nothing to read.
+
+    Reads [begins, ends) of the named partitions. A held partition that is not read now keeps its
+    range; under a new epoch it gets an empty one, so that the epoch after that continues it too.
+    `renews`: that alone is worth an offset. A partition that is not held any more is dropped:
+    nothing of it is in flight. `tenures`: of partitions whose state is not named by the epoch.
+    `replays` are added; a chain stays until the first range of its partition.
+    """
+    ranges: dict[int, Range] = {}
+    fresh = False
+    for number, held in view.items():
+        begin, end = begins.get(number), ends.get(number)
+        if begin is not None and end is not None and begin != end:
+            ranges[number] = _range(held, begin, end, (tenures or {}).get(number, held.epoch))
+            fresh = True
+            continue
+        before = start.ranges.get(number)
+        if before is None or not continues(before.epoch, held):
+            continue
+        if before.epoch == held.epoch:
+            ranges[number] = before
+        else:
+            ranges[number] = _range(held, before.end, before.end, before.state_of)
+            fresh = fresh or renews
+    if not fresh and not replays:
+        return None
+    chains = {n: one for n, one in start.replays.items() if n not in ranges}
+    return Offset(start.queue, ranges, instance, log, {**chains, **(replays or {})})
+
+
+def _range(held: Owned, begin: str, end: str, tenure: int) -> Range:
+    return Range(held.epoch, begin, end, tenure if tenure != held.epoch else None)
+
+
+@dataclass(frozen=True, slots=True)
+class SortedSlices:
+    """Slices to read, with the epoch of the present grant, and superseded slices."""
+
+    read: Sequence[Slice]
+    skipped: Sequence[Slice]
+
+
+def sort_out(planned: Iterable[Slice], view: View | None) -> SortedSlices:
+    """Which of the planned slices still count. `view` None: unknown, so all are read."""
+    if view is None:
+        return SortedSlices(list(planned), [])
+    read: list[Slice] = []
+    skipped: list[Slice] = []
+    for one in planned:
+        if is_ours(one, view):
+            epoch = view[one.partition].epoch
+            # The state is still that of the epoch under which it was planned.
+            tenure = one.tenure if epoch == one.epoch else one.state_of
+            read.append(replace(one, epoch=epoch, tenure=tenure))
+        else:
+            skipped.append(one)
+    return SortedSlices(read, skipped)
+
+
+def pack(planned: Sequence[Slice], most: int) -> list[tuple[Slice, ...]]:
+    """The slices in at most `most` groups of about equal work; a partition is never divided.
+
+    The work of a slice is the distance of its positions if they are numbers, otherwise one.
+    """
+    if not planned:
+        return []
+    groups: list[list[Slice]] = [[] for _ in range(max(1, min(most, len(planned))))]
+    loads = [0] * len(groups)
+    for weight, one in sorted(
+        ((_weight(one), one) for one in planned), key=lambda item: (-item[0], item[1].partition)
+    ):
+        lightest = min(range(len(groups)), key=lambda index: (loads[index], index))
+        groups[lightest].append(one)
+        loads[lightest] += weight
+    return [tuple(sorted(group, key=lambda one: one.partition)) for group in groups]
+
+
+def _weight(one: Slice) -> int:
+    if one.start.isdecimal() and one.end.isdecimal():
+        return max(1, int(one.end) - int(one.start))
+    return 1

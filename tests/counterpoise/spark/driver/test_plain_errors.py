@@ -1,0 +1,77 @@
+"""An error of the source reaches the program in its own words."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
+
+from counterpoise.spark.driver.plain_errors import own_words
+from tests.counterpoise.spark.starting import started
+from tests.counterpoise.spark.waiting import until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.xdist_group("spark 1")
+
+OF_A_QUERY = """\
+[STREAM_FAILED] Query [id = 9b742226, runId = 938f854b] terminated with exception: \
+[PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed when Python streaming data source perform \
+latestOffset: Traceback (most recent call last):
+  File "/lib/pyspark/sql/streaming/python_streaming_source_runner.py", line 226, in main
+    latest_offset_func(reader, infile, outfile)
+counterpoise.errors.ServiceUnavailable: no service answers
+
+During handling of the above exception, another exception occurred:
+
+  File "/lib/counterpoise/spark/queue_log.py", line 90, in retry_until
+    raise CannotStart(
+counterpoise.spark.errors.CannotStart: queue 'x': no service within 1 s: check the option 'url'
+ SQLSTATE: 38000 SQLSTATE: XXKST
+=== Streaming Query ===
+Current State: ACTIVE"""
+
+
+def test_the_last_error_of_ours_is_what_it_says() -> None:
+    words = "CannotStart: queue 'x': no service within 1 s: check the option 'url'"
+    assert own_words(OF_A_QUERY) == words
+    one_line = f"Traceback:\ncounterpoise.spark.errors.{words} SQLSTATE: 38000"
+    assert own_words(one_line) == words
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "ValueError: mine",
+        "the program said counterpoise.spark.errors.CannotStart: in its own words",
+        '  File "/lib/counterpoise/spark/driver/driver.py", line 280, in finish\nValueError: mine',
+    ],
+)
+def test_other_errors_are_left_as_they_are(text: str) -> None:
+    assert own_words(text) is None
+
+
+def test_a_wrong_option_and_a_failed_query_say_it_first(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = spark.readStream.format("counterpoise").option("queue", "flights")
+    with pytest.raises(AnalysisException) as refused:
+        stream.option("subscribe", "topic").load()
+    assert str(refused.value).startswith("InvalidOption: 'subscribe' is an option of Spark's Kafka")
+    stream = spark.readStream.format("counterpoise").option("queue", "flights")
+    stream = stream.options(url="http://127.0.0.1:9", startTimeoutSeconds="0")
+    writer = stream.load().writeStream.format("noop")
+    with caplog.at_level(logging.ERROR, "counterpoise.spark"):
+        query = started(writer.option("checkpointLocation", str(tmp_path)))
+        with pytest.raises(StreamingQueryException) as failed:
+            query.awaitTermination()
+        until(lambda: "has failed" in caplog.text, "it is in the log")
+    assert str(failed.value).startswith("CannotStart: queue 'flights': no service within 0 s")
+    assert len(str(failed.value).splitlines()) == 1
+    assert str(query.exception()) == str(failed.value)
+    assert f"query {query.id} has failed: CannotStart: queue 'flights'" in caplog.text

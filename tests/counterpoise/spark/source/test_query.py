@@ -1,0 +1,612 @@
+"""The running side of a query, with threads, on the real log; the flow is a double."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from counterpoise.conditions import Condition
+from counterpoise.errors import CounterpoiseError, ServiceUnavailable
+from counterpoise.flow.view import Owned, Warming
+from counterpoise.logs import Log, LogUnavailable
+from counterpoise.logs.builtin.log import PostgresLog
+from counterpoise.spark.channel.channel import Channel
+from counterpoise.spark.errors import FlowEnded
+from counterpoise.spark.offsets import Offset, Place, Range
+from counterpoise.spark.options import DEFAULT_MESSAGES_PER_TRIGGER, SourceOptions
+from counterpoise.spark.queue_log import QueueLog
+from counterpoise.spark.source import query as consumption_module
+from counterpoise.spark.source.leaving import Leaving
+from counterpoise.spark.source.query import DRIVER_SECONDS, Consumption
+from counterpoise.wire import ChildrenItem, CommitItem, LogAccess, Position, ReleaseItem
+from tests.counterpoise.spark.doubles import Queue
+from tests.log_support import append, log, log_url, until
+
+__all__ = ["log", "log_url"]
+
+EMPTY = Offset("flights").to_json()
+
+
+class FlowDouble:
+    """A flow on a `Queue`, whose service can become unavailable."""
+
+    def __init__(self, queue: Queue, wake: threading.Event, access: str) -> None:
+        self.queue = queue
+        self.wake = wake
+        self.access = access
+        self.status = "bound"
+        self.gone_reason: str | None = None
+        self.last_error: CounterpoiseError | None = None
+        self.in_doubt = False
+        self.draining = False
+        self.drained_within: float | None = None
+        self.instance_id = "me"
+        self.queue_id = "queue-1"
+        self.log = "builtin:flights"
+        self.start = "earliest"
+        self.away = False
+        self.released: list[ReleaseItem] = []
+        self.ready_told: list[tuple[int, int | None]] = []
+        self.refreshed = 0
+        self.reported: list[Condition] = []
+        self.closed = False
+
+    @property
+    def flow_ids(self) -> tuple[str, ...]:
+        return ("flow-1",) if self.status == "bound" else ()
+
+    @property
+    def warming(self) -> Mapping[int, Warming]:
+        return self.queue.warming("me") if self.status == "bound" else {}
+
+    def drain(self, timeout_seconds: float | None = None) -> None:
+        self._check()
+        self.draining = self.queue.draining = True
+        self.drained_within = timeout_seconds
+
+    @property
+    def partitions(self) -> Mapping[int, Owned]:
+        return self.queue.view("me") if self.status == "bound" else {}
+
+    def log_access(self, fresh: bool = False) -> LogAccess | None:
+        return LogAccess(self.access)
+
+    def ready(self, partition: int, epoch: int | None = None) -> str:
+        self._check()
+        self.ready_told.append((partition, epoch))
+        return "ok"
+
+    def refresh(self, *, timeout_seconds: float | None = None) -> None:
+        self._check()
+        self.refreshed += 1
+
+    def commit(
+        self, positions: Iterable[Position], *, timeout_seconds: float | None = None
+    ) -> dict[int, str]:
+        self._check()
+        items = [CommitItem(*one) for one in positions]
+        return {item.partition: self.queue.commit("me", item) for item in items}
+
+    def release_many(
+        self, items: Iterable[ReleaseItem], *, timeout_seconds: float | None = None
+    ) -> dict[int, str]:
+        self._check()
+        items = list(items)
+        self.released.extend(items)
+        return {item.partition: self.queue.release("me", item) for item in items}
+
+    def children_many(
+        self, items: Iterable[ChildrenItem], *, timeout_seconds: float | None = None
+    ) -> dict[int, str]:
+        self._check()
+        return {item.partition: self.queue.children("me", item) for item in items}
+
+    def report(
+        self, conditions: Iterable[Condition], *, timeout_seconds: float | None = None
+    ) -> None:
+        self._check()
+        self.reported = list(conditions)
+
+    def wait(self, timeout_seconds: float | None = None, after: int | None = None) -> bool:
+        time.sleep(timeout_seconds or 0)
+        return False
+
+    def close(self, *, timeout_seconds: float = 5.0, reason: str | None = None) -> None:
+        self.closed = True
+
+    def grant(self, *numbers: int) -> None:
+        for number in numbers:
+            self.queue.partitions[number].grant("me")
+        self.wake.set()
+
+    def revoke(self, number: int) -> None:
+        self.queue.partitions[number].state = "revoking"
+        self.wake.set()
+
+    def _check(self) -> None:
+        if self.away:
+            raise ServiceUnavailable("away")
+
+
+class BrokenLog:
+    """A log that is unavailable while `away` is set."""
+
+    def __init__(self, log: PostgresLog) -> None:
+        self._log = log
+        self.away = False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.away:
+            raise LogUnavailable("away")
+        return getattr(self._log, name)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def flow(log_url: str) -> FlowDouble:
+    return FlowDouble(Queue.of(4), threading.Event(), log_url)
+
+
+@pytest.fixture
+def broken(log: PostgresLog) -> BrokenLog:
+    return BrokenLog(log)
+
+
+@pytest.fixture
+def consumption(flow: FlowDouble, log: PostgresLog, broken: BrokenLog) -> Iterator[Consumption]:
+    with running(SourceOptions("flights"), flow, log, broken) as consumption:
+        yield consumption
+
+
+@contextmanager
+def running(
+    options: SourceOptions, flow: FlowDouble, log: PostgresLog, broken: BrokenLog, **more: Any
+) -> Iterator[Consumption]:
+    def opener(name: str, access: object) -> Log:
+        return broken
+
+    consumption = Consumption(
+        options,
+        flow,
+        QueueLog(flow, None, opener),
+        Place("flights", log.bounds([]).incarnation),
+        wake=flow.wake,
+        cores=2,
+        **more,
+    )
+    consumption.start()
+    yield consumption
+    consumption.stop()
+    # It may still look ahead, on a connection that the fixture is about to close.
+    consumption._probe._thread.join()
+
+
+def ends(offset: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    return {n: (one["from"], one["to"]) for n, one in offset["partitions"].items()}
+
+
+def next_offset(
+    consumption: Consumption, start: dict[str, Any], limit: int | None = None
+) -> dict[str, Any]:
+    """Ask like an idle query, until there is something to read."""
+    found: list[dict[str, Any]] = []
+
+    def ask() -> bool:
+        found[:] = [consumption.next_offset(start, limit)]
+        return found[0] != start
+
+    until(ask)
+    return found[0]
+
+
+def test_it_reads_what_it_owns_and_commits_when_asked_again(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a", "b", "c")
+    append(log, "x", partition=1, first=10)
+    flow.grant(0)
+    first = next_offset(consumption, EMPTY, limit=2)
+    assert ends(first) == {"0": ("0", "2")}
+    (group,) = consumption.partitions(EMPTY, first)
+    assert [one.epoch for one in group.slices] == [1]
+    assert flow.queue.partitions[0].position is None
+    second = next_offset(consumption, first, limit=2)
+    assert ends(second) == {"0": ("2", "3")}
+    until(lambda: flow.queue.partitions[0].position == "2")
+    # Nothing new: the start comes back unchanged, and the rest is committed.
+    assert consumption.next_offset(second, 2) is second
+    until(lambda: flow.queue.partitions[0].position == "3")
+    assert consumption.report()["ends"] == {"0": "3"}
+
+
+def test_while_it_waits_for_partitions_it_runs_one_micro_batch_that_reads_nothing(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a")
+    prepared = consumption.next_offset(EMPTY, None)
+    assert prepared != EMPTY
+    assert ends(prepared) == {}
+    # A task for each core, so that each has a worker that is ready.
+    assert [one.slices for one in consumption.partitions(EMPTY, prepared)] == [(), ()]
+    assert consumption.next_offset(prepared, None) is prepared
+    flow.grant(0)
+    first = next_offset(consumption, prepared)
+    assert ends(first) == {"0": ("0", "1")}
+    assert "prepared" not in first
+    # Only at its start: it is warm now.
+    flow.queue.partitions[0].leave("graceful")
+    flow.wake.set()
+    assert consumption.next_offset(first, None) is first
+
+
+def test_a_restarted_query_that_waits_remembers_what_it_has_done(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a", "b", "c")
+    place = log.bounds([]).incarnation
+    done = Offset("flights", {0: Range(1, "0", "2")}, "me", place, prepared=1).to_json()
+    prepared = consumption.next_offset(done, None)
+    assert prepared != done
+    assert ends(prepared) == {"0": ("0", "2")}
+    assert all(one.slices == () for one in consumption.partitions(done, prepared))
+    # Its instance gets the partition back before the service has heard of the last micro-batch.
+    flow.queue.partitions[0].epoch = 1
+    flow.queue.partitions[0].grant("me", "replaced")
+    flow.wake.set()
+    assert ends(next_offset(consumption, prepared)) == {"0": ("2", "3")}
+
+
+def test_a_query_with_partitions_or_that_drains_has_nothing_to_prepare(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    flow.draining = True
+    assert consumption.next_offset(EMPTY, None) is EMPTY
+    flow.draining = False
+    flow.grant(0)
+    assert consumption.next_offset(EMPTY, None) is EMPTY
+
+
+def test_while_a_backlog_is_read_the_log_is_asked_before_spark_asks(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog, broken: BrokenLog
+) -> None:
+    append(log, *"abcdef")
+    append(log, *"uvw", partition=1, first=10)
+    flow.grant(0, 1)
+    first = next_offset(consumption, EMPTY, limit=4)
+    assert ends(first) == {"0": ("0", "2"), "1": ("0", "2")}
+    until(lambda: consumption._probe._given is False)
+    # The answer is there already, so Spark gets the next micro-batch at once. The limit may have
+    # grown.
+    broken.away = True
+    second = consumption.next_offset(first, 8)
+    assert ends(second) == {"0": ("2", "5"), "1": ("2", "3")}
+    broken.away = False
+    assert ends(next_offset(consumption, second, limit=8))["0"] == ("5", "6")
+
+
+def test_the_micro_batches_of_a_backlog_grow_although_their_ends_are_looked_up_ahead(
+    flow: FlowDouble, log: PostgresLog, broken: BrokenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(log, *"abcdefghij" * 10)
+    flow.grant(0)
+    monkeypatch.setattr(consumption_module, "DEFAULT_MESSAGES_PER_TRIGGER", 2)
+    options = SourceOptions("flights")
+    start, sizes = EMPTY, []
+    with running(options, flow, log, broken, clock=lambda: 0.0) as consumption:
+        for _ in range(3):
+            end = next_offset(consumption, start, options.max_messages_per_trigger)
+            ((begin, last),) = ends(end).values()
+            sizes.append(int(last) - int(begin))
+            # The answer to the next question is there when Spark asks.
+            until(lambda: consumption._probe._given is False)
+            start = end
+    # The first is not typical. What was looked up ahead with a much lower limit is not used.
+    assert sizes == [2, 2, 20]
+
+
+def test_a_partition_that_was_revoked_meanwhile_is_asked_about_anew(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, *"abcdef")
+    append(log, *"uvwxyz", partition=1, first=10)
+    flow.grant(0, 1)
+    first = next_offset(consumption, EMPTY, limit=4)
+    until(lambda: consumption._probe._given is False)
+    flow.revoke(1)
+    second = next_offset(consumption, first, limit=4)
+    assert ends(second)["0"] == ("2", "6")
+    assert ends(second).get("1") in (None, ("0", "2"))
+
+
+def test_an_end_that_was_looked_up_ahead_is_of_the_epochs_of_that_time(
+    consumption: Consumption,
+    flow: FlowDouble,
+    log: PostgresLog,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A partition retires, a resize takes it back, it grows, and retires again."""
+    append(log, *"abcdefghij")
+    append(log, *"xy", partition=3, first=10)
+    bounds = log.bounds
+    monkeypatch.setattr(log, "bounds", lambda numbers: replace(bounds(numbers), partition_count=3))
+    flow.grant(0, 3)
+    retiring = flow.queue.partitions[3]
+    retiring.state = "retiring"
+    first = next_offset(consumption, EMPTY, limit=4)
+    assert ends(first) == {"0": ("0", "2"), "3": ("0", "2")}
+    until(lambda: consumption._probe._given is False)
+    append(log, "z", partition=3, first=12)
+    # The service hears what is done only after the next micro-batch was planned.
+    flow.away = True
+    retiring.grant("me", "replaced")
+    retiring.state = "retiring"
+    second = consumption.next_offset(first, 4)
+    assert ends(second)["0"] == ("2", "6")
+    flow.away = False
+    until(lambda: flow.queue.partitions[0].position == "2")
+    assert flow.released == []
+    assert ends(next_offset(consumption, second, limit=8))["3"] == ("2", "3")
+
+
+@pytest.mark.parametrize(
+    ("options", "limit", "end"),
+    [
+        (SourceOptions("flights"), DEFAULT_MESSAGES_PER_TRIGGER, "2"),
+        (SourceOptions("flights"), 3, "3"),
+        (SourceOptions("flights", max_messages_per_trigger=5), 5, "5"),
+        (SourceOptions("flights", max_messages_per_trigger=None), None, "6"),
+    ],
+)
+def test_the_limit_that_grows_replaces_the_default_and_no_other(
+    options: SourceOptions,
+    limit: int | None,
+    end: str,
+    flow: FlowDouble,
+    log: PostgresLog,
+    broken: BrokenLog,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    append(log, *"abcdef")
+    flow.grant(0)
+    monkeypatch.setattr(consumption_module, "DEFAULT_MESSAGES_PER_TRIGGER", 2)
+    with running(options, flow, log, broken) as consumption:
+        assert ends(next_offset(consumption, EMPTY, limit=limit)) == {"0": ("0", end)}
+
+
+def test_a_revoked_partition_is_released_when_its_batch_is_done(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a", "b", "c")
+    flow.grant(0, 1)
+    first = next_offset(consumption, EMPTY)
+    flow.revoke(0)
+    flow.revoke(1)
+    # No message of partition 1 is in flight, so it is released at once, without a question of
+    # Spark.
+    until(lambda: flow.queue.partitions[1].owner is None)
+    assert flow.queue.partitions[0].owner == "me"
+    append(log, "d", first=3)
+    assert consumption.next_offset(first, None) is first
+    until(lambda: flow.queue.partitions[0].owner is None)
+    assert flow.queue.partitions[0].position == "3"
+    assert [item.partition for item in flow.released] == [1, 0]
+
+
+def test_while_the_service_is_away_it_goes_on_and_tells_it_afterwards(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a")
+    flow.grant(0)
+    first = next_offset(consumption, EMPTY)
+    flow.away = True
+    assert consumption.next_offset(first, None) is first
+    until(lambda: consumption.report()["lastError"] == "away")
+    append(log, "b", first=1)
+    second = next_offset(consumption, first)
+    flow.away = False
+    until(lambda: flow.queue.partitions[0].position == "1")
+    consumption.next_offset(second, None)
+    until(lambda: flow.queue.partitions[0].position == "2")
+    until(lambda: consumption.report()["lastError"] == "")
+
+
+def test_while_the_log_is_away_there_is_nothing_to_read(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog, broken: BrokenLog
+) -> None:
+    append(log, "a")
+    flow.grant(0)
+    broken.away = True
+    for _ in range(20):
+        assert consumption.next_offset(EMPTY, None) is EMPTY
+    until(lambda: consumption.report()["lastError"] == "away")
+    took_seconds = []
+    for _ in range(5):
+        started = time.monotonic()
+        consumption.next_offset(EMPTY, None)
+        took_seconds.append(time.monotonic() - started)
+    # It waits so at each call.
+    assert min(took_seconds) < 0.2, "a log that is away must not be waited for each time"
+    broken.away = False
+    assert ends(next_offset(consumption, EMPTY)) == {"0": ("0", "1")}
+
+
+def test_a_slice_lost_since_planning_is_skipped_and_reported(
+    consumption: Consumption,
+    flow: FlowDouble,
+    log: PostgresLog,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    append(log, "a")
+    flow.grant(0)
+    first = next_offset(consumption, EMPTY)
+    flow.queue.partitions[0].grant("other", "forced")
+    with caplog.at_level(logging.WARNING, "counterpoise.spark"):
+        assert consumption.partitions(EMPTY, first) == []
+    assert "skipped partition 0 [0, 1) of epoch 1" in caplog.text
+    assert consumption.report()["skippedSlices"] == 1
+    # The same batch planned again reads the same, whatever has changed.
+    flow.queue.partitions[0].grant("me", "replaced")
+    assert consumption.partitions(EMPTY, first) == []
+
+
+def test_while_it_binds_again_planned_slices_are_read(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a")
+    flow.grant(0)
+    first = next_offset(consumption, EMPTY)
+    flow.status = "binding"
+    (group,) = consumption.partitions(EMPTY, first)
+    assert [one.partition for one in group.slices] == [0]
+
+
+def test_a_suspended_process_plans_nothing_before_it_has_renewed(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a")
+    flow.grant(0)
+    flow.in_doubt = True
+    assert consumption.next_offset(EMPTY, None) is EMPTY
+    flow.in_doubt = False
+    assert next_offset(consumption, EMPTY)
+
+
+def test_stopping_commits_what_is_done_and_not_what_is_in_flight(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a", "b")
+    flow.grant(0)
+    first = next_offset(consumption, EMPTY, limit=1)
+    flow.away = True
+    second = next_offset(consumption, first, limit=1)
+    assert ends(second) == {"0": ("1", "2")}
+    flow.away = False
+    consumption.stop()
+    assert flow.queue.partitions[0].position == "1"
+    assert flow.closed
+
+
+def test_a_draining_flow_hands_over_when_it_stops(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a")
+    flow.grant(0)
+    first = next_offset(consumption, EMPTY)
+    flow.draining = flow.queue.draining = True
+    consumption.next_offset(first, None)
+    consumption.stop()
+    assert [item.position for item in flow.released] == ["1"]
+
+
+def test_a_flow_drained_from_outside_finishes_lets_go_and_ends_the_query(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a", "b")
+    append(log, "x", partition=1)
+    flow.grant(0)
+    first = next_offset(consumption, EMPTY, limit=1)
+    flow.grant(1)
+    flow.draining = flow.queue.draining = True  # an administrator's doing
+    flow.wake.set()
+    # What is not in flight is released at once, the micro-batch is waited for.
+    until(lambda: flow.queue.partitions[1].owner is None)
+    assert flow.queue.partitions[0].owner == "me"
+    assert consumption.next_offset(first, None) is first
+    until(lambda: flow.closed)
+    assert flow.queue.partitions[0].position == "1"
+    assert flow.queue.partitions[0].let_go == "graceful"
+    with pytest.raises(FlowEnded, match="an administrator has drained this consumer"):
+        consumption.next_offset(first, None)
+
+
+def test_a_driver_that_is_told_of_a_drain_has_time_to_stop_the_query(
+    flow: FlowDouble, log: PostgresLog, broken: BrokenLog, tmp_path: Path
+) -> None:
+    append(log, "a")
+    channel = Channel(tmp_path, "me")
+    later = [0.0]
+    told = {"channel": channel, "clock": lambda: time.monotonic() + later[0]}
+    with running(SourceOptions("flights"), flow, log, broken, **told) as consumption:
+        flow.grant(0)
+        first = next_offset(consumption, EMPTY)
+        flow.draining = flow.queue.draining = True
+        flow.wake.set()
+        assert consumption.next_offset(first, None) is first
+        until(lambda: channel.stamp("left") is not None)
+        assert consumption.next_offset(first, None) is first
+        later[0] = DRIVER_SECONDS + 1.0
+        with pytest.raises(FlowEnded, match="an administrator has drained this consumer"):
+            consumption.next_offset(first, None)
+
+
+def test_a_query_that_ends_by_itself_does_not_take_a_drain_for_its_end(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a", "b")
+    flow.grant(0)
+    consumption.available_now(lambda numbers: log.bounds(numbers).ends)
+    first = next_offset(consumption, EMPTY, limit=1)
+    flow.draining = flow.queue.draining = True
+    flow.wake.set()
+
+    def is_ended() -> bool:
+        try:
+            assert consumption.next_offset(first, None) is not first
+        except FlowEnded:
+            return True
+        return False
+
+    until(is_ended)
+
+
+def test_a_driver_that_drains_too_ends_the_query_itself(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    append(log, "a")
+    flow.grant(0)
+    first = next_offset(consumption, EMPTY)
+    flow.draining = flow.queue.draining = True
+    flow.wake.set()
+    until(lambda: consumption.next_offset(first, None) is first and flow.closed is False)
+    consumption.leave(30)
+    until(lambda: flow.closed)
+    until(lambda: consumption.status().status == "left")
+    assert consumption.next_offset(first, None) is first
+
+
+def test_the_service_is_told_no_longer_time_than_it_takes() -> None:
+    class Leaver:
+        gone = threading.Event()
+
+        def take_nothing_new(self) -> None:
+            pass
+
+        def left(self) -> None:
+            self.gone.set()
+
+    flow, leaver = FlowDouble(Queue.of(1), threading.Event(), ""), Leaver()
+    Leaving(leaver, flow, lambda: True, math.inf).start()
+    until(leaver.gone.is_set)
+    assert flow.drained_within == 86_400
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"), [("replaced", "instanceId"), ("queue_not_found", "deleted")]
+)
+def test_a_flow_that_is_over_ends_the_query(
+    consumption: Consumption, flow: FlowDouble, reason: str, said: str
+) -> None:
+    flow.status, flow.gone_reason = "gone", reason
+    with pytest.raises(FlowEnded, match=said):
+        consumption.next_offset(EMPTY, None)
