@@ -45,10 +45,10 @@ from benchmarks.handoffs import until
 from benchmarks.joins import Join, Journal, is_balanced, join_of, owners
 from benchmarks.service import running
 from benchmarks.traffic import traffic
+from broker.demo.mock_kafka import MockKafka
 from counterpoise.client import Client
 from counterpoise.consumer import Consumer
 from counterpoise.publisher import Publisher
-from counterpoise_demo.mock_kafka import MockKafka
 
 PARTITIONS = 64
 # Consumers before the join.

@@ -32,7 +32,7 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from counterpoise_demo.mock_kafka import MockKafka
+from broker.demo.mock_kafka import MockKafka
 from tests.eventual import eventually
 from tests.service import free_port
 

@@ -280,7 +280,7 @@ def app() -> None:
 def demo(context: click.Context) -> None:
     """Watch PySpark applications join, leave and share a real queue."""
     try:
-        code = import_module("counterpoise_demo").main(context.args)
+        code = import_module("broker.demo").main(context.args)
     except ModuleNotFoundError as error:
         fail(
             f"the demo needs {error.name}, which is not installed: pip install 'counterpoise[demo]'"

@@ -11,7 +11,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PACKAGES = ("api", "broker", "counterpoise_demo", "migrations")
+PACKAGES = ("api", "broker", "migrations")
 
 
 class ServerPackages(BuildHookInterface):  # type: ignore[type-arg]

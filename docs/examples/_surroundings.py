@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from broker.demo.processes import session as processes_of
 from counterpoise.client import Client
 from counterpoise.errors import ServiceUnavailable
 from counterpoise.publisher import Publisher
-from counterpoise_demo.processes import session as processes_of
 
 # Spark settings for several applications on one machine. Do not use them on a cluster.
 SMALL = {
@@ -86,7 +86,7 @@ class Stage:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.service = f"http://127.0.0.1:{port}"
-        command = ["-m", "counterpoise_demo.service", "serve", "--port", str(port)]
+        command = ["-m", "broker.demo.service", "serve", "--port", str(port)]
         log = self._ending.enter_context(self._log("service").open("wb"))
         self._environment["COUNTERPOISE_DATABASE_URL"] = database
         self._spawn([*command, "--log-level", "warning"], log, log)

@@ -66,7 +66,7 @@ def application(given: Given) -> None:
 
 def play(stage: Stage) -> None:
     """Two share; one leaves; the other continues alone."""
-    from counterpoise_demo.mock_kafka import MockKafka
+    from broker.demo.mock_kafka import MockKafka
 
     with MockKafka() as kafka:
         kafka.create_topic("orders", 4)

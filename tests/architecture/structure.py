@@ -19,7 +19,7 @@ import pytest
 # Tests of the syntax trees, of which one worker so needs no more than one each.
 SOURCES = pytest.mark.xdist_group("sources")
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("counterpoise", "broker", "api", "counterpoise_demo")
+PACKAGES = ("counterpoise", "broker", "api")
 
 
 @dataclass(frozen=True)

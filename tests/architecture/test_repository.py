@@ -26,7 +26,6 @@ TOP_LEVEL = frozenset(
         "benchmarks",
         "broker",
         "counterpoise",
-        "counterpoise_demo",
         "deploy",
         "docs",
         "migrations",

@@ -13,7 +13,7 @@ from tests.architecture.test_repository import ROOT, tracked_files
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("wheels")]
 
 CONSUMERS = frozenset({"counterpoise"})
-SERVICE = frozenset({"api", "broker", "counterpoise_demo", "migrations"})
+SERVICE = frozenset({"api", "broker", "migrations"})
 
 
 def packages_of_ours(binaries: Path, directory: Path) -> set[str]:

@@ -17,12 +17,12 @@ import psycopg
 
 from broker import keys
 from broker.core.access import Role
+from broker.demo.mock_kafka import MockKafka
 from counterpoise.client import Client
 from counterpoise.conditions import Condition
 from counterpoise.flow import Flow
 from counterpoise.keys import partition_of
 from counterpoise.publisher import Publisher
-from counterpoise_demo.mock_kafka import MockKafka
 from tests.browser.chromium import Browser, Page, click, fill
 from tests.service import eventually
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from broker.demo.mock_kafka import MockKafka
 from counterpoise.client import Client
 from counterpoise.conditions import Condition
 from counterpoise.flow import Flow
 from counterpoise.publisher import Publisher
-from counterpoise_demo.mock_kafka import MockKafka
 from tests.api.access import guarded
 from tests.browser.chromium import MARKS, PROGRAM, Browser, Page, chromium, click, fill, submit
 from tests.browser.scenes import STATES, Stage, measured

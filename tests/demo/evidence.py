@@ -25,12 +25,12 @@ from typing import Any
 
 from rich.console import Console
 
-from counterpoise_demo.evidence import EpochGrant, Evidence, ScenarioEvent, SealingRecord
-from counterpoise_demo.playing import LEAST_ROWS, play
-from counterpoise_demo.verdict import judge
-from counterpoise_demo.work.flights import Statistics, expected_statistics, load
-from counterpoise_demo.work.sink import JournalEntry
-from counterpoise_demo.work.staging import SABOTAGES, SPLIT_SABOTAGES
+from broker.demo.evidence import EpochGrant, Evidence, ScenarioEvent, SealingRecord
+from broker.demo.playing import LEAST_ROWS, play
+from broker.demo.verdict import judge
+from broker.demo.work.flights import Statistics, expected_statistics, load
+from broker.demo.work.sink import JournalEntry
+from broker.demo.work.staging import SABOTAGES, SPLIT_SABOTAGES
 
 SPLIT = "split-"
 RECORDED = Path(__file__).parent / "recorded"

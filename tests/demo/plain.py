@@ -1,6 +1,6 @@
 """The demo with plain consumers in place of its PySpark applications: the same acts, no JVM.
 
-Sabotage is in the work that both share (`counterpoise_demo/work/staging.py`), so a sabotaged demo
+Sabotage is in the work that both share (`broker/demo/work/staging.py`), so a sabotaged demo
 is bad with either. Four Sparks would cost five times as much as all the rest.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from counterpoise_demo import main, playing, stage
+from broker.demo import main, playing, stage
 
 
 class PlainStage(stage.Stage):

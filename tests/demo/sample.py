@@ -6,7 +6,7 @@ change, and some delays and air times are missing.
 
 from collections import Counter
 
-from counterpoise_demo.work.flights import Flight
+from broker.demo.work.flights import Flight
 
 AIRCRAFT = 997
 AIRPORTS = ("EWR", "JFK", "LGA")

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 from rich.console import Console
 
-from counterpoise_demo.playing import PLAIN_WIDTH, report
-from counterpoise_demo.verdict import judge
+from broker.demo.playing import PLAIN_WIDTH, report
+from broker.demo.verdict import judge
 from tests.counterpoise.spark.small import with_small_java
 from tests.demo.evidence import RECORDED, read
 from tests.judge.demo import judged

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from counterpoise_demo.display import (
+from broker.demo.display import (
     LEGEND,
     Doing,
     FlightCounts,
@@ -18,9 +18,9 @@ from counterpoise_demo.display import (
     headline,
     owners_line,
 )
-from counterpoise_demo.evidence import ScenarioEvent
-from counterpoise_demo.playing import report
-from counterpoise_demo.verdict import Check, DemoVerdict, OwnerChange
+from broker.demo.evidence import ScenarioEvent
+from broker.demo.playing import report
+from broker.demo.verdict import Check, DemoVerdict, OwnerChange
 
 DOING = {
     "alpha": Doing("works", time.monotonic()),

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import pytest
 
-from counterpoise_demo.work.flights import (
+from broker.demo.work.flights import (
     FLIGHTS,
     KEYLESS_FLIGHTS,
     Flight,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from counterpoise_demo.work.flights import Flight, expected_statistics
-from counterpoise_demo.work.lake import statistics_in
+from broker.demo.work.flights import Flight, expected_statistics
+from broker.demo.work.lake import statistics_in
 from tests.demo import sample
 
 

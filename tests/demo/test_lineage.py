@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from broker.demo.evidence import EpochGrant, Evidence, SealingRecord
+from broker.demo.verdict import Check, judge
+from broker.demo.work.flights import expected_statistics
+from broker.demo.work.sink import JournalEntry
 from counterpoise.keys import hash_of
-from counterpoise_demo.evidence import EpochGrant, Evidence, SealingRecord
-from counterpoise_demo.verdict import Check, judge
-from counterpoise_demo.work.flights import expected_statistics
-from counterpoise_demo.work.sink import JournalEntry
 from tests.demo.sample import flights
 
 FLIGHTS = flights(60)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from counterpoise_demo.processes import DemoProcess, session, stop_all
+from broker.demo.processes import DemoProcess, session, stop_all
 from tests.log_support import until
 
 # Starts a child in a process group of its own, like Spark's workers, and waits.

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from counterpoise.wire import Partition
-from counterpoise_demo.work.sink import FlightMessage, FlightSlice
-from counterpoise_demo.work.staging import (
+from broker.demo.work.sink import FlightMessage, FlightSlice
+from broker.demo.work.staging import (
     REORDERED_BATCHES,
     SKIPPED_MESSAGES,
     Damage,
     Impatient,
     Repeater,
 )
+from counterpoise.wire import Partition
 from tests.demo.sample import flights
 
 FLIGHTS = flights(100)

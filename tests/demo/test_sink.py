@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from counterpoise_demo.work.flights import Flight, expected_statistics
-from counterpoise_demo.work.sink import FlightMessage, FlightSlice, Record, Sink
+from broker.demo.work.flights import Flight, expected_statistics
+from broker.demo.work.sink import FlightMessage, FlightSlice, Record, Sink
 from tests.demo.sample import flights
 from tests.log_support import until
 
@@ -111,7 +111,7 @@ def test_a_batch_is_written_whole_or_not_at_all(files: Files) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from counterpoise_demo.work.sink import FlightMessage, FlightSlice, Sink
+from broker.demo.work.sink import FlightMessage, FlightSlice, Sink
 from tests.demo.sample import flights
 flights, sink = flights(100), Sink(Path(sys.argv[1]), "alpha")
 print("ready", flush=True)

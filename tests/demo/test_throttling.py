@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from broker.demo.throttling import LAST_ACT, SLOW_FROM, Plan, Rate, Rush, ThrottledPublisher
+from broker.demo.work.flights import Flight
 from counterpoise.keys import hash_of, partition_of
 from counterpoise.logs.ranges import HASHES, HashRange
-from counterpoise_demo.throttling import LAST_ACT, SLOW_FROM, Plan, Rate, Rush, ThrottledPublisher
-from counterpoise_demo.work.flights import Flight
 from tests.demo import sample
 
 FLIGHTS = sample.flights(6_000)

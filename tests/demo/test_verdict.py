@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import pytest
 
-from counterpoise_demo.evidence import EpochGrant, Evidence, ScenarioEvent
-from counterpoise_demo.verdict import Check, DemoVerdict, judge
-from counterpoise_demo.work.flights import Flight, Statistics, expected_statistics
-from counterpoise_demo.work.sink import JournalEntry
+from broker.demo.evidence import EpochGrant, Evidence, ScenarioEvent
+from broker.demo.verdict import Check, DemoVerdict, judge
+from broker.demo.work.flights import Flight, Statistics, expected_statistics
+from broker.demo.work.sink import JournalEntry
 
 PARTITIONS = 4
 PER_BATCH = 30

@@ -96,7 +96,7 @@ def consume_with_spark(
 ) -> None:
     """A PySpark application whose micro-batches go to the journal. SIGTERM stops its query."""
     # The other roles start sooner without it.
-    from counterpoise_demo.work.application import session, warm_up
+    from broker.demo.work.application import session, warm_up
     from tests.counterpoise.spark.starting import started
 
     stopping = threading.Event()

@@ -37,7 +37,7 @@ What is judged, and how:
 * `make faults`: consumers, publishers and the run write a `journal.py`; the log is read at the end.
 * Crowds (`tests/broker/crowd.py`): the same journal in memory, with calls and answers. Crowds
   process no messages, so 3 and 4 are not checked.
-* The demo judges itself (`counterpoise_demo/verdict.py`). Users run that code, so it imports
+* The demo judges itself (`broker/demo/verdict.py`). Users run that code, so it imports
   nothing of the tests. `demo.py` turns its evidence into a journal, and tests check that both
   judges agree.
 """

@@ -1,6 +1,6 @@
 """The evidence of the demo, as facts for the judge.
 
-Users run the demo's own verdict (`counterpoise_demo/verdict.py`). It knows micro-batches and
+Users run the demo's own verdict (`broker/demo/verdict.py`). It knows micro-batches and
 the service's history and checks more than the judge does: the cost of a handoff, whether there was
 backlog, whether the statistics are right. Both must agree on the promises that both know.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from counterpoise_demo.evidence import Evidence
-from counterpoise_demo.work.sink import JournalEntry
+from broker.demo.evidence import Evidence
+from broker.demo.work.sink import JournalEntry
 from tests.judge.journal import OVERLOADED, Fault, Handled, Line
 from tests.judge.judge import Stored, Verdict, judge
 

@@ -8,9 +8,9 @@ from itertools import count
 
 import pytest
 
-from counterpoise_demo import verdict
-from counterpoise_demo.evidence import Evidence
-from counterpoise_demo.work.sink import JournalEntry
+from broker.demo import verdict
+from broker.demo.evidence import Evidence
+from broker.demo.work.sink import JournalEntry
 from tests.demo.test_verdict import find, good_run
 from tests.judge.demo import judged
 from tests.judge.violation import DUPLICATE, LOST, ORDER, OWNERS

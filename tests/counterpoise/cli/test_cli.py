@@ -533,7 +533,7 @@ def test_the_list_of_commands_begins_each_help_as_the_command_does():
 
 
 def test_the_demo_says_what_it_needs(monkeypatch):
-    monkeypatch.setitem(sys.modules, "counterpoise_demo", None)
+    monkeypatch.setitem(sys.modules, "broker.demo", None)
     said = run_at("", "demo", "--rows", "5", code=1).stderr
     assert "pip install 'counterpoise[demo]'" in said
 

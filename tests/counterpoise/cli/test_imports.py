@@ -64,7 +64,8 @@ def test_a_service_that_would_be_everybodys_is_refused_before_it_is_imported(
     tmp_path: Path,
 ) -> None:
     directory = tmp_path / "none"
-    modules = imported("serve", "--host", "0.0.0.0", "--data-dir", str(directory), code=9)
+    where = ("--host", "0.0.0.0", "--port", "0", "--data-dir", str(directory))
+    modules = imported("serve", *where, code=9)
     # Its settings need pydantic and psycopg.
     assert not packages(modules) & (HEAVY - {"asyncio", "psycopg", "pydantic"})
     assert "broker.launch" not in modules

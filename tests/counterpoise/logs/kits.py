@@ -21,12 +21,12 @@ from typing import Protocol
 import pytest
 from _pytest.mark import ParameterSet
 
+from broker.demo.mock_kafka import MockKafka
 from broker.logs.external import open_managed
 from broker.logs.ports import LogOwner
 from counterpoise.logs import Log, open_log
 from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.logs.memory import MemoryLogs
-from counterpoise_demo.mock_kafka import MockKafka
 from tests.kafka_server import ApacheKafka
 from tests.log_support import with_logs
 from tests.redis_server import RedisServer

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from broker.demo.mock_kafka import MockKafka
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
-from counterpoise_demo.mock_kafka import MockKafka
 from tests.counterpoise.spark.starting import started
 from tests.kafka_server import kafka
 from tests.log_support import until

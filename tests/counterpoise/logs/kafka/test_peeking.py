@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, KafkaError
 
+from broker.demo.mock_kafka import MockKafka
 from counterpoise.logs import AppendBatch, Log, Message, open_log
 from counterpoise.logs.kafka import peeking
 from counterpoise.logs.kafka.peeking import times_at
-from counterpoise_demo.mock_kafka import MockKafka
 from tests.counterpoise.logs.kafka.conftest import only_the_mock
 from tests.log_support import append
 from tests.service import eventually

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
+from broker.demo.work.application import warm_up
 from counterpoise.logs.columns import integers
-from counterpoise_demo.work.application import warm_up
 from tests.counterpoise.spark.jobs.drivers import Ended, Job, Setup, Started, Warm
 from tests.counterpoise.spark.small import CLUSTER, SMALL, SMALL_EXECUTORS
 from tests.counterpoise.spark.starting import started

@@ -1,4 +1,4 @@
-"""One PySpark application of the demo: `python -m counterpoise_demo.work.application`.
+"""One PySpark application of the demo: `python -m broker.demo.work.application`.
 
 The code that a user of Counterpoise writes is in `stream` and `BatchWork`: a query on
 `format("counterpoise")` whose micro-batches go to a sink. It knows nothing of grants, handoffs and
@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from broker.demo.work.flights import Flight
+from broker.demo.work.lake import fenced_sink
+from broker.demo.work.sink import FlightMessage, FlightSlice
+from broker.demo.work.staging import Cues, Work, parser, say
 from counterpoise.spark.driver.environment import NOT_CONNECTED, ensure_java, installed_pyspark
-from counterpoise_demo.work.flights import Flight
-from counterpoise_demo.work.lake import fenced_sink
-from counterpoise_demo.work.sink import FlightMessage, FlightSlice
-from counterpoise_demo.work.staging import Cues, Work, parser, say
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -141,7 +141,7 @@ def _through_a_worker(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.Recor
 
 def main(arguments: list[str] | None = None) -> int:
     """Run until SIGTERM, the end of standard input or a drain; 1 if the query failed."""
-    options = parser("counterpoise_demo.work.application").parse_args(arguments)
+    options = parser("broker.demo.work.application").parse_args(arguments)
     cues = Cues()
     say("starts Java and Spark")
     spark = session(options.name, options.directory)

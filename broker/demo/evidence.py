@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from counterpoise_demo.work.flights import Flight, Statistics
-from counterpoise_demo.work.sink import JournalEntry
+from broker.demo.work.flights import Flight, Statistics
+from broker.demo.work.sink import JournalEntry
 
 SealingKind = Literal["split", "merge"]
 EventKind = Literal["start", "join", "drain", "kill", "return"]

@@ -19,10 +19,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
+from broker.demo.work.flights import Flight
 from counterpoise.keys import hash_of
 from counterpoise.logs.ranges import HashRange
 from counterpoise.publisher import Publisher
-from counterpoise_demo.work.flights import Flight
 
 # The time of two applications at full rate for all flights.
 THROTTLED_SECONDS = 75.0

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from counterpoise_demo.evidence import (
+from broker.demo.evidence import (
     EpochGrant,
     Evidence,
     Period,
@@ -44,8 +44,8 @@ from counterpoise_demo.evidence import (
     SealingRecord,
     read,
 )
-from counterpoise_demo.work.flights import Statistics, expected_statistics
-from counterpoise_demo.work.sink import JournalEntry
+from broker.demo.work.flights import Statistics, expected_statistics
+from broker.demo.work.sink import JournalEntry
 
 NEED_BACKLOG = ("join", "drain", "kill")
 

@@ -14,11 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from counterpoise.client import Client
-from counterpoise.errors import CounterpoiseError, ServiceUnavailable
-from counterpoise.logs import Log, open_log
-from counterpoise.publisher import Publisher
-from counterpoise_demo.display import (
+from broker.demo.display import (
     Display,
     Doing,
     FlightCounts,
@@ -26,12 +22,16 @@ from counterpoise_demo.display import (
     Observer,
     backlog,
 )
-from counterpoise_demo.evidence import EpochGrant
-from counterpoise_demo.processes import DemoProcess, stop_all
-from counterpoise_demo.throttling import Flights, Plan, Rate, ThrottledPublisher
-from counterpoise_demo.work.flights import FLIGHTS, Flight, load
-from counterpoise_demo.work.sink import Record
-from counterpoise_demo.work.staging import DOING, READY
+from broker.demo.evidence import EpochGrant
+from broker.demo.processes import DemoProcess, stop_all
+from broker.demo.throttling import Flights, Plan, Rate, ThrottledPublisher
+from broker.demo.work.flights import FLIGHTS, Flight, load
+from broker.demo.work.sink import Record
+from broker.demo.work.staging import DOING, READY
+from counterpoise.client import Client
+from counterpoise.errors import CounterpoiseError, ServiceUnavailable
+from counterpoise.logs import Log, open_log
+from counterpoise.publisher import Publisher
 
 QUEUE = "flights"
 PARTITIONS = 12
@@ -143,7 +143,7 @@ class Stage:
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         data = self._directory / "data"
-        command = [sys.executable, "-m", "counterpoise_demo.service", "serve"]
+        command = [sys.executable, "-m", "broker.demo.service", "serve"]
         command += ["--port", str(port), "--data-dir", str(data), "--log-level", "warning"]
         service = self._start("service", command)
         self._does("service", "starts, with its Postgres")
@@ -184,10 +184,10 @@ class Stage:
 
     def start_application(self, name: str, instance: str, program: str = "application") -> None:
         """Start an application; it gets ready and waits. A killed one restarts with the same
-        `instance_id`. `program` is a module of `counterpoise_demo.work`."""
+        `instance_id`. `program` is a module of `broker.demo.work`."""
         own = self._directory / name
         own.mkdir()
-        command = [sys.executable, "-m", f"counterpoise_demo.work.{program}"]
+        command = [sys.executable, "-m", f"broker.demo.work.{program}"]
         for option, value in {
             "--url": self.url,
             "--queue": QUEUE,

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from counterpoise_demo.work.staging import ALL_SABOTAGES, SABOTAGES, SPLIT_SABOTAGES
+from broker.demo.work.staging import ALL_SABOTAGES, SABOTAGES, SPLIT_SABOTAGES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fitting = SPLIT_SABOTAGES if options.split else SABOTAGES
     if options.sabotage and options.sabotage not in fitting:
         parser.error(f"argument --sabotage: this demo has {', '.join(fitting)}")
-    from counterpoise_demo.playing import run
+    from broker.demo.playing import run
 
     return run(
         options.rows, options.sabotage, split=options.split, into_lake=options.sink == "delta"

@@ -11,14 +11,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from broker.demo.display import Observation, backlog
+from broker.demo.evidence import SealingKind, SealingRecord
+from broker.demo.scenario import Acts
+from broker.demo.stage import QUEUE, DemoFailed, Stage
+from broker.demo.throttling import CHECK_SECONDS, Flights, Plan, Rush
+from broker.demo.work.flights import Flight
+from broker.demo.work.sink import Record
 from counterpoise.logs.ranges import HashRange, parse_range
-from counterpoise_demo.display import Observation, backlog
-from counterpoise_demo.evidence import SealingKind, SealingRecord
-from counterpoise_demo.scenario import Acts
-from counterpoise_demo.stage import QUEUE, DemoFailed, Stage
-from counterpoise_demo.throttling import CHECK_SECONDS, Flights, Plan, Rush
-from counterpoise_demo.work.flights import Flight
-from counterpoise_demo.work.sink import Record
 
 PARTITIONS = 3
 PROGRAMS = {"alpha": "application", "beta": "consumer", "gamma": "consumer"}

@@ -17,9 +17,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from broker.demo.work.sink import Record
 from counterpoise.client import Client
 from counterpoise.logs import Log
-from counterpoise_demo.work.sink import Record
 
 COLOURS = {"alpha": "cyan", "beta": "magenta", "gamma": "green"}
 STATUS_COLOURS = {"Ready": "green", "Holddown": "yellow", "Rebalancing": "red"}

@@ -28,7 +28,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 
-from counterpoise_demo.work.flights import Flight, Statistics
+from broker.demo.work.flights import Flight, Statistics
 
 LOCK_TIMEOUT_SECONDS = 30.0
 

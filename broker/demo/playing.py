@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from counterpoise_demo.display import Display, LiveDisplay, PlainDisplay
-from counterpoise_demo.evidence import Evidence
-from counterpoise_demo.scenario import Acts, S, Scenario
-from counterpoise_demo.split import SplitScenario, SplitStage
-from counterpoise_demo.stage import DemoFailed, Stage
-from counterpoise_demo.verdict import DemoVerdict, OwnerChange, judge
-from counterpoise_demo.work.flights import DataSetMissing
-from counterpoise_demo.work.lake import statistics_in
+from broker.demo.display import Display, LiveDisplay, PlainDisplay
+from broker.demo.evidence import Evidence
+from broker.demo.scenario import Acts, S, Scenario
+from broker.demo.split import SplitScenario, SplitStage
+from broker.demo.stage import DemoFailed, Stage
+from broker.demo.verdict import DemoVerdict, OwnerChange, judge
+from broker.demo.work.flights import DataSetMissing
+from broker.demo.work.lake import statistics_in
 
 GOOD, BAD, FAILED, INTERRUPTED = 0, 1, 2, 130
 # With fewer flights few aircraft fly twice while one application owns their partition, so there

@@ -7,9 +7,9 @@ conditions to wait for, and the last act.
 import time
 from typing import Generic, TypeVar
 
-from counterpoise_demo.display import Observation
-from counterpoise_demo.evidence import EpochGrant, EventKind, ScenarioEvent, SealingRecord
-from counterpoise_demo.stage import PARTITIONS, QUEUE, DemoFailed, Stage
+from broker.demo.display import Observation
+from broker.demo.evidence import EpochGrant, EventKind, ScenarioEvent, SealingRecord
+from broker.demo.stage import PARTITIONS, QUEUE, DemoFailed, Stage
 
 S = TypeVar("S", bound=Stage)
 

@@ -1,4 +1,4 @@
-"""A consumer of the demo in plain Python: `python -m counterpoise_demo.work.consumer`.
+"""A consumer of the demo in plain Python: `python -m broker.demo.work.consumer`.
 
 It does the same work as the PySpark application (`application.py`), without Spark. The code that a
 user writes is `consume`: a `Consumer` and a function for its batches. It knows nothing of splits
@@ -11,11 +11,11 @@ from itertools import count
 
 import pyarrow as pa
 
+from broker.demo.work.flights import Flight
+from broker.demo.work.sink import FlightMessage, FlightSlice
+from broker.demo.work.staging import Cues, Work, parser
 from counterpoise.consumer import Consumer
 from counterpoise.consumer.message import Ownership, messages_of
-from counterpoise_demo.work.flights import Flight
-from counterpoise_demo.work.sink import FlightMessage, FlightSlice
-from counterpoise_demo.work.staging import Cues, Work, parser
 
 
 def consume(options: argparse.Namespace, work: Work) -> Consumer:
@@ -42,7 +42,7 @@ def consume(options: argparse.Namespace, work: Work) -> Consumer:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run until SIGTERM, the end of standard input or a drain."""
-    options = parser("counterpoise_demo.work.consumer").parse_args(arguments)
+    options = parser("broker.demo.work.consumer").parse_args(arguments)
     cues = Cues()
     if cues.wait():
         work = Work(options)

@@ -30,11 +30,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from broker.demo.work.flights import Flight
+from broker.demo.work.sink import FlightMessage, FlightSlice, Sink
 from counterpoise.client import Client
 from counterpoise.logs import Log, open_log
 from counterpoise.wire import Partition
-from counterpoise_demo.work.flights import Flight
-from counterpoise_demo.work.sink import FlightMessage, FlightSlice, Sink
 
 Sabotage = Literal["unfenced", "skip", "reorder"]
 SplitSabotage = Literal["early", "twice", "skip"]

@@ -7,8 +7,8 @@ computes the statistics anew, from the table alone and with delta-rs alone.
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from counterpoise_demo.work.flights import Flight, Statistics
-from counterpoise_demo.work.sink import count
+from broker.demo.work.flights import Flight, Statistics
+from broker.demo.work.sink import count
 
 if TYPE_CHECKING:
     from counterpoise.spark import FencedSink
