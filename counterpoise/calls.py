@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote, urlsplit
 from uuid import uuid4
 
+from msgspec import Struct, field
+
 from counterpoise import wire
-from counterpoise.documents import Json
+from counterpoise.documents import Json, PartlyShown
 from counterpoise.errors import BadAnswer, Invalid, InvalidUrl, error_of
 from counterpoise.options import check_counts
 from counterpoise.reading import Parts, joined, json_of, page_reader, reader
@@ -29,25 +30,25 @@ PAGE_SIZE = 1000
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
-@dataclass(frozen=True)
-class Call(Generic[T]):
+class Call(PartlyShown, Generic[T], frozen=True):
     """One request. `path` is relative to the base path `/v1`.
 
     `parse` gets the decoded body (None for 204) and raises `BadAnswer`. `token` replaces
     the client's own credential. `timeout_seconds`, if given, replaces the client's.
     """
 
+    hidden = frozenset({"token"})
+
     method: str
     path: str
     parse: Callable[[Any], T]
     query: Mapping[str, str] = field(default_factory=dict)
     body: Any = None
-    token: str | None = field(default=None, repr=False)
+    token: str | None = None
     timeout_seconds: float | None = None
 
 
-@dataclass(frozen=True)
-class Listing(Generic[T]):
+class Listing(Struct, Generic[T], frozen=True):
     """All pages of a listing: `page(cursor)` is the call for one; stop after `max_items`."""
 
     page: Callable[[str | None], Call[Page[T]]]

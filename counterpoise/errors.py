@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 
 class CounterpoiseError(Exception):
@@ -189,8 +188,7 @@ class Forbidden(Refused):
     code = "forbidden"
 
 
-@dataclass(frozen=True)
-class InvalidField:
+class InvalidField(NamedTuple):
     """One error in a request: the path of the field (dotted), and a message."""
 
     field: str

@@ -12,7 +12,6 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import ParamSpec, TypeVar
 
@@ -32,6 +31,8 @@ def suggesting(function: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(function)
     def checked(*args: P.args, **given: P.kwargs) -> T:
         for unknown in given.keys() - parameters.keys():
+            from difflib import get_close_matches
+
             near = get_close_matches(unknown, parameters, 1)
             hint = f": did you mean {near[0]}?" if near else f"; it has {', '.join(parameters)}"
             raise TypeError(f"{_shown(function, args)} has no argument {unknown}{hint}")

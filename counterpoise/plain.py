@@ -7,38 +7,35 @@ record. `plain` shows each of them as an escape and leaves everything else, also
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from typing import Protocol
 
 # Besides the controls: what ends a line, turns the direction of writing, or cannot be encoded.
-_OTHERS = (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A), 0xFEFF)
-
-
-def _escapes(kept: str) -> Mapping[int, str]:
-    controls = (*range(0x20), *range(0x7F, 0xA0))
-    table = {code: f"\\x{code:02x}" for code in controls}
-    table |= {code: f"\\u{code:04x}" for code in (*_OTHERS, *range(0xD800, 0xE000))}
-    return {code: escape for code, escape in table.items() if chr(code) not in kept}
-
-
-_PLAIN = _escapes("\t\n")
-_ONE_LINE = _escapes("")
-_JSON = {code: f"\\u{code:04x}" for code in _escapes("\n")}
+_OTHERS = r"\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff"
+_PLAIN = rf"[\x00-\x08\x0b-\x1f{_OTHERS}]"
+_ONE_LINE = rf"[\x00-\x1f{_OTHERS}]"
+_JSON = rf"[\x00-\x09\x0b-\x1f{_OTHERS}]"
 
 
 def plain(text: str) -> str:
     """The text with escapes in place of control characters; tabs and line ends stay."""
-    return text.translate(_PLAIN)
+    return re.sub(_PLAIN, _escape, text)
 
 
 def plain_line(text: str) -> str:
     """As `plain`, with escapes for tabs and line ends too."""
-    return text.translate(_ONE_LINE)
+    return re.sub(_ONE_LINE, _escape, text)
 
 
 def plain_json(text: str) -> str:
     """The same JSON; control characters in its strings are JSON's escapes."""
-    return text.translate(_JSON)
+    return re.sub(_JSON, lambda one: f"\\u{ord(one[0]):04x}", text)
+
+
+def _escape(one: re.Match[str]) -> str:
+    code = ord(one[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 class Node(Protocol):

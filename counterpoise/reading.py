@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from msgspec import DecodeError, ValidationError, convert, structs
+from msgspec import DecodeError, Struct, ValidationError, convert, structs
 from msgspec.json import decode
 
 from counterpoise.documents import Document
@@ -76,8 +75,7 @@ def json_of(text: str | bytes) -> Any:
     return value
 
 
-@dataclass(frozen=True)
-class Parts(Generic[T]):
+class Parts(Struct, Generic[T], frozen=True):
     """Items that may be divided: the last of a page goes on as the first of the next."""
 
     goes_on: Callable[[T], bool]

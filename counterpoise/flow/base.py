@@ -20,10 +20,12 @@ import random
 import socket
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any, NoReturn, TypeAlias
+
+from msgspec import structs
 
 from counterpoise import conditions
 from counterpoise.calls import Call, check_queue
@@ -182,7 +184,7 @@ class Reports:
         call: Call[None] = conditions.report(
             core.settings.queue, flow_id, core.bound.flow_token, found, self._seq
         )
-        sent = yield Send(replace(call, timeout_seconds=timeout_seconds))
+        sent = yield Send(structs.replace(call, timeout_seconds=timeout_seconds))
         match sent.error:
             case None:
                 self._acknowledged = (flow_id, found)

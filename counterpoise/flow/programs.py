@@ -8,7 +8,7 @@ effects, and hold the flow's lock only while a program runs from one effect to t
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from msgspec import structs
@@ -470,7 +470,7 @@ def _until(
     # A single attempt that hangs leaves time for another.
     share = max(1.0, core.lease_seconds / 3)
     while True:
-        sent = yield Send(replace(call, timeout_seconds=max(0.05, min(share, left))))
+        sent = yield Send(structs.replace(call, timeout_seconds=max(0.05, min(share, left))))
         if sent.error is None:
             return sent
         failures += 1
