@@ -171,7 +171,7 @@ _FACT = re.compile(r"^(revision|down_revision|contracts) = (.+)$", re.M)
 def _chain(tree: Tree) -> list[tuple[str, bool]]:
     """The tree's revisions, the oldest first, and whether each contracts; from their text."""
     after: dict[str | None, tuple[str, bool]] = {}
-    for file in (file for each in tree.versions for file in Path(each).glob("*.py")):
+    for file in (tree.location / "versions").glob("*.py"):
         found = _FACT.findall(file.read_text("utf-8"))
         said: dict[str, Any] = {name: literal_eval(value) for name, value in found}
         if said:
@@ -231,7 +231,7 @@ def _upgrade(tree: Tree, url: str, *, contract: bool) -> MigrationStep:
         target = head(tree)
         if before.revision is not None and known:
             target = _target(tree, before.revision, contract=contract)
-        if target == before.revision and before.serves and _fits(tree, before):
+        if target == before.revision:
             return MigrationStep(tree.name, target, target)
         from alembic.util import CommandError
 

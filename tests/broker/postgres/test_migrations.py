@@ -52,7 +52,7 @@ def test_current_tables_are_found_without_alembic(database_url: str) -> None:
 @pytest.mark.parametrize("tree", [migrations.CONTROL, migrations.LOG], ids=lambda tree: tree.name)
 def test_the_revisions_are_those_that_alembic_finds(tree: migrations.Tree) -> None:
     config = Config()
-    config.set_main_option("script_location", tree.location)
+    config.set_main_option("script_location", str(tree.location))
     found = ScriptDirectory.from_config(config).walk_revisions()
     assert [one.revision for one in found][::-1] == [name for name, _ in migrations._chain(tree)]
 
