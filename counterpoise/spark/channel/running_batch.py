@@ -13,6 +13,15 @@ Spark's offsets do not show that a range was skipped. The source writes the plan
 Epochs of `read` are those of the present grants. `tasks` has the partitions of `read` that each
 input partition of the source holds, in Spark's order.
 
+Checked on PySpark 4.3: Spark calls `partitions(start, end)` before `foreachBatch`, for plain,
+filtered (also by `where false`), stateful, joined and repartitioned streams, at the first run and
+on replay. Asked twice for one micro-batch (a stream united with itself), the source answers the
+same. A query that starts again with an unfinished micro-batch first asks for
+`partitions(end, end)`, so the start has to match, too. A restarted query has another source, which
+declares that it speaks for the instance of the checkpoint before it plans: a plan of an earlier run
+is never taken. The running micro-batch ends at `availableOffsets` and begins at `committedOffsets`;
+if both are the same, it has no rows of this source (timeouts, watermarks).
+
 `RunningBatch` finds the query and its plan from the rows that `foreachBatch` gets. The session of
 these rows is one of its own, which does not list the query. The state that all sessions of an
 application share does.

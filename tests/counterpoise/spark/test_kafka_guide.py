@@ -1,4 +1,4 @@
-"""The guide for topics of Kafka (docs/guides/kafka-topics.md), step by step, on Apache Kafka."""
+"""The steps for topics of Kafka (docs/kafka.md), step by step, on Apache Kafka."""
 
 from __future__ import annotations
 
