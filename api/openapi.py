@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute
 from api import problems
 from api.routes import access, flows, lineage, messages, monitoring, queues, service
 from api.routing import Route
-from api.schemas.common import AnswerModel, RequestModel
+from api.schemas.common import MOST_INT64, AnswerModel, RequestModel
 from api.security import Also
 
 VERSION = "1"
@@ -98,6 +98,7 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
             _describe(operation, route, components["responses"])
     _share_parameters(api)
     _restore_examples(components["schemas"])
+    _restore_whole_numbers(api)
     for schema in components["schemas"].values():
         schema.pop("title", None)
         for field in schema.get("properties", {}).values():
@@ -135,6 +136,20 @@ def _restore_examples(schemas: dict[str, Any]) -> None:
         extra = model.model_config.get("json_schema_extra")
         if isinstance(extra, dict) and model.__name__ in schemas:
             schemas[model.__name__]["examples"] = extra["examples"]
+
+
+def _restore_whole_numbers(part: Any) -> None:
+    """Restore the ranges of whole numbers, which FastAPI makes floating-point numbers."""
+    if isinstance(part, dict):
+        if part.get("type") == "integer":
+            for bound in part.keys() & {"minimum", "maximum"}:
+                # The largest one of 64 bits was rounded up.
+                part[bound] = min(int(part[bound]), MOST_INT64)
+        for inner in part.values():
+            _restore_whole_numbers(inner)
+    elif isinstance(part, list):
+        for inner in part:
+            _restore_whole_numbers(inner)
 
 
 def _share_parameters(api: dict[str, Any]) -> None:

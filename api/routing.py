@@ -22,6 +22,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Annotated, Any, TypeVar, get_args
 
+from annotated_types import Ge, Le
 from fastapi import Path, Query
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, BeforeValidator
@@ -253,7 +254,10 @@ def _not_a_number(name: str, message: str) -> Invalid:
 
 
 def whole(value: object) -> object:
-    """Only digits: pydantic would also accept blanks and underscores."""
+    """Only digits: pydantic would also accept blanks and underscores.
+
+    Comes after the range, which so is in the OpenAPI document.
+    """
     if isinstance(value, str) and not (value.isascii() and value.isdecimal()):
         raise ValueError("should be a whole number")
     return value
@@ -269,8 +273,10 @@ def _true_or_false(value: object) -> object:
 Flag = Annotated[bool, BeforeValidator(_true_or_false)]
 Limit = Annotated[
     int,
+    Ge(1),
+    Le(1000),
     BeforeValidator(whole),
-    Query(ge=1, le=1000, description="The most items to return."),
+    Query(description="The most items to return."),
 ]
 
 

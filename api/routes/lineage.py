@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any
 
+from annotated_types import Ge, Le
 from fastapi import APIRouter, Path, Response
 from pydantic import BeforeValidator
 from starlette.requests import Request
@@ -57,7 +58,11 @@ async def lineage(
 
 
 Partition = Annotated[
-    int, BeforeValidator(whole), Path(ge=0, le=common.MOST_INT32, description="The partition.")
+    int,
+    Ge(0),
+    Le(common.MOST_INT32),
+    BeforeValidator(whole),
+    Path(description="The partition."),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+from annotated_types import Ge, Le
 from fastapi import APIRouter, Query
 from pydantic import BeforeValidator
 from starlette.requests import Request
@@ -39,13 +40,17 @@ async def messages(
     ] = None,
     limit: Annotated[
         int,
+        Ge(1),
+        Le(MOST_MESSAGES),
         BeforeValidator(whole),
-        Query(ge=1, le=MOST_MESSAGES, description="The most messages."),
+        Query(description="The most messages."),
     ] = 20,
     max_bytes: Annotated[
         int,
+        Ge(0),
+        Le(MOST_BYTES),
         BeforeValidator(whole),
-        Query(ge=0, le=MOST_BYTES, description="The most bytes of each value."),
+        Query(description="The most bytes of each value."),
     ] = 1000,
 ) -> schemas.ShownMessages:
     """Messages that are in the log of the queue, of one partition. Nothing is bound or committed.

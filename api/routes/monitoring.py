@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
 import orjson
+from annotated_types import Ge, Le
 from fastapi import APIRouter, Query, Response
 from pydantic import BeforeValidator
 from starlette.requests import Request
@@ -28,8 +29,6 @@ from broker.core.access import Right
 from broker.scaling import Rule, advise
 
 ROUTER = APIRouter(prefix="/v1/queues/{queue}", route_class=Route)
-
-Whole = Annotated[int, BeforeValidator(whole)]
 
 
 @ROUTER.post(
@@ -104,29 +103,38 @@ async def scaling(
     request: Request,
     queue: Name,
     lag_per_consumer: Annotated[
-        Whole,
-        Query(ge=1, le=common.MOST_INT32, description="One consumer for so many messages."),
+        int,
+        Ge(1),
+        Le(common.MOST_INT32),
+        BeforeValidator(whole),
+        Query(description="One consumer for so many messages."),
     ] = 1000,
     quiet_seconds: Annotated[
-        Whole,
+        int,
+        Ge(0),
+        Le(86400),
+        BeforeValidator(whole),
         Query(
-            ge=0,
-            le=86400,
             description="No consumer is taken away until the queue has been Ready for so long.",
         ),
     ] = 300,
     minimum: Annotated[
-        Whole, Query(ge=0, le=common.MOST_PARTITIONS, description="The least answer.")
+        int,
+        Ge(0),
+        Le(common.MOST_PARTITIONS),
+        BeforeValidator(whole),
+        Query(description="The least answer."),
     ] = 0,
     maximum: Annotated[
-        Whole,
-        Query(ge=1, le=common.MOST_PARTITIONS, description="The largest answer."),
+        int,
+        Ge(1),
+        Le(common.MOST_PARTITIONS),
+        BeforeValidator(whole),
+        Query(description="The largest answer."),
     ] = common.MOST_PARTITIONS,
     max_lag_seconds: Annotated[
-        Whole | None,
+        Annotated[int, Ge(1), Le(86400 * 365), BeforeValidator(whole)] | None,
         Query(
-            ge=1,
-            le=86400 * 365,
             description="How long a message may wait: half as many consumers more while one is "
             "older, and none fewer until all are younger than half of it. Left out: no limit.",
         ),

@@ -1,5 +1,6 @@
 """openapi.yaml is what the application serves, and is complete (`test_fuzzing`: is valid)."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,15 @@ def _range(schema: dict[str, Any]) -> tuple[float | None, float | None, bool]:
     """The least and the largest value, and whether it may be null."""
     of = {**schema, **next((one for one in schema.get("anyOf", ()) if "minimum" in one), {})}
     return of.get("minimum"), of.get("maximum"), {"type": "null"} in schema.get("anyOf", ())
+
+
+def test_ranges_are_those_of_json_schema(served: dict[str, Any]) -> None:
+    """Generators of clients ignore other words, and an integer beyond 2^63 - 1 stops some."""
+    text = json.dumps(served)
+    assert not re.findall(r'"(?:ge|le|gt|lt|min_length|max_length)":', text)
+    [attempt] = re.findall(r'"attempt": (\{"type": "integer".*?\})', text)
+    assert json.loads(attempt)["maximum"] == 2**63 - 1
+    assert not re.findall(r'"type": "integer", (?:"m\w+": \d+, )?"m\w+imum": \d+\.', text)
 
 
 def test_every_call_is_described(served: dict[str, Any]) -> None:
