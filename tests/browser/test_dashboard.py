@@ -400,7 +400,7 @@ def test_the_keyboard_chooses_a_partition_and_the_filter_dims_the_others(
 def test_an_administrator_sees_what_would_happen_and_does_it(
     page: Page, client: Client, service: Service
 ) -> None:
-    client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=600)
+    client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=600, ordered_resize=False)
     go(page, "flights")
     with Flow("flights", url=service.url, client_name="first"):
         eventually(lambda: "owner first" in "".join(labels(page)))

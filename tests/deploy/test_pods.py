@@ -87,7 +87,8 @@ def test_the_service_starts_in_its_pod(migrated_url: str) -> None:
         "COUNTERPOISE_TLS_CERT": str(CERTIFICATES / "first.pem"),
         "COUNTERPOISE_TLS_KEY": str(CERTIFICATES / "first-key.pem"),
     }
-    for command in (["migrate", "--json"], ["keys", "list", "--json"]):
+    nobody = ["--url", f"https://{host}:{port()}"]
+    for command in (["migrate", "--json"], ["keys", "list", "--json", *nobody]):
         with Forked("counterpoise.cli", command, environment=variables, stdout=PIPE) as process:
             said, _ = process.communicate()
             assert process.wait() == 0
