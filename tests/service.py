@@ -39,6 +39,8 @@ from tests.eventual import eventually as eventually  # used with services, mostl
 from tests.forked import Forked
 
 COUNTERPOISE = [str(Path(sys.executable).with_name("counterpoise"))]
+# An address where nobody answers. Others may serve on the port of our own.
+NO_SERVICE = "http://127.0.0.1:1"
 START_SECONDS = 150.0
 STOP_SECONDS = 150.0
 

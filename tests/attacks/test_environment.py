@@ -69,6 +69,6 @@ def test_it_does_not_decide_on_the_service_s_own_postgres_and_its_log(served: Se
         publisher.publish(b"first")
     (message,) = Consumer("flights", url=served.url, limit=1)
     assert message.value == b"first"
-    assert run(["keys", "list", *served.arguments]).returncode == 0
+    assert run(["keys", "list", "--url", served.url, *served.arguments]).returncode == 0
     assert served.end() == 0
     assert run(["migrate", *served.arguments]).returncode == 0

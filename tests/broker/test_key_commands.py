@@ -19,12 +19,9 @@ from broker.exits import Exit
 from broker.key_commands import app
 from broker.postgres.embedded import EmbeddedPostgres
 from tests.broker.test_cli import run
-from tests.service import ServeProcess, listen
+from tests.service import NO_SERVICE, ServeProcess, listen
 
 KEY = re.compile(r"cp_[0-9a-f]{12}_[0-9a-f]{64}")
-
-
-NO_SERVICE = "http://127.0.0.1:1"
 
 
 def keys(url: str, *arguments: str, service: str = NO_SERVICE) -> Result:

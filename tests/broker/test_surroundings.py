@@ -17,7 +17,7 @@ import pytest
 
 from broker.exits import Exit
 from tests.forked import Forked
-from tests.service import COUNTERPOISE, ServeProcess, eventually, listen
+from tests.service import COUNTERPOISE, NO_SERVICE, ServeProcess, eventually, listen
 
 # A user with a number and no name, as containers may have one.
 NAMELESS = ("unshare", "--user", "--map-user=54321", "--map-group=54321")
@@ -157,7 +157,9 @@ def test_a_python_that_drops_docstrings_has_titles_for_problems() -> None:
 @pytest.mark.long
 @may_be_nameless
 @pytest.mark.parametrize(
-    "arguments", [["serve"], ["keys", "list"], ["migrate", "--data-dir"]], ids=" ".join
+    "arguments",
+    [["serve", "--port", "0"], ["keys", "list", "--url", NO_SERVICE], ["migrate", "--data-dir"]],
+    ids=" ".join,
 )
 def test_a_user_without_a_name_is_told_to_give_a_database(
     arguments: list[str], tmp_path: Path
