@@ -13,6 +13,7 @@ from counterpoise.client import Client
 from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.wire import LogView
 from tests.log_support import log, log_url
+from tests.service import free_port
 
 __all__ = ["log", "log_url"]
 
@@ -31,7 +32,8 @@ class Service:
         self.log_url = log_url
         self.status = 200
         self.asked = 0
-        self.port = 0
+        # No other test gets it while this service is stopped.
+        self.port = free_port()
         self.start()
 
     def start(self) -> None:
@@ -63,7 +65,6 @@ class Service:
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
-        self.port = self.server.server_port
         threading.Thread(target=self.server.serve_forever, args=[0.01], daemon=True).start()
 
     def stop(self) -> None:
