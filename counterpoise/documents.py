@@ -35,3 +35,6 @@ class Document(PartlyShown, frozen=True, kw_only=True):
         if type(other) is not type(self):
             return NotImplemented
         return self.__rich_repr__() == other.__rich_repr__()
+
+    def __hash__(self) -> int:
+        return hash((type(self), *(value for _, value in self.__rich_repr__())))

@@ -77,6 +77,20 @@ def _log_as_before() -> Iterator[None]:
     root.setLevel(level)
 
 
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """Commands, sources and Spark handle signals in the process of the tests.
+
+    What they leave would change later tests: processes inherit that a signal is ignored.
+    """
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    handlers = {one: signal.getsignal(one) for one in signals}
+    yield
+    for one, handler in handlers.items():
+        if handler is not None and signal.getsignal(one) is not handler:
+            signal.signal(one, handler)
+
+
 # The groups of long tests that take longest, the longest first: the last test ends soonest so.
 # pytest-xdist alone would begin with the groups of most tests, however short these are.
 LONGEST_GROUPS = ("spark 2", "spark 1", "spark 3", "processes", "wheels", "spin", "computing")

@@ -14,7 +14,7 @@ MOST_PAUSE_SECONDS = 0.25
 
 
 def eventually(
-    condition: Callable[[], object], seconds: float = 240.0, what: str = "it came about"
+    condition: Callable[[], object], seconds: float = 500.0, what: str = "it came about"
 ) -> float:
     """Wait until the condition holds; fail if it does not in time. Returns how long that took.
 

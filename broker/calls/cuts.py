@@ -47,11 +47,10 @@ class CutCalls:
 
         Raises Invalid where it is said, and cannot be.
         """
-        if spec.ordered_resize:
-            self.refuse_unordered(log, spec.partitioning)
-        if spec.ordered_resize is None:
-            return self._unordered(log, spec.partitioning) is None
-        return spec.ordered_resize
+        refusal = self._unordered(log, spec.partitioning)
+        if spec.ordered_resize and refusal is not None:
+            raise refusal
+        return refusal is None if spec.ordered_resize is None else spec.ordered_resize
 
     def refuse_unordered(self, log: str, partitioning: str) -> None:
         """Raises Invalid where no resize can be ordered, and where there is none."""

@@ -117,6 +117,12 @@ def test_what_the_service_may_send_is_read(shape: type[Any], kind: str) -> None:
         assert read == reader(shape)(given)
 
 
+@pytest.mark.parametrize("shape", [wire.Queue, wire.FlowSummary, HeldCondition])
+def test_equal_messages_are_one_in_a_set(shape: type[Any]) -> None:
+    given = sample(_schema(shape), "all")
+    assert len({reader(shape)(given), reader(shape)({**given, "added_later": 1})}) == 1
+
+
 def wrong(value: Any) -> Iterator[Any]:
     yield 7.25 if isinstance(value, (dict, list, str)) else "7"
     if value == TIME:

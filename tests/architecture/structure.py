@@ -102,10 +102,10 @@ def imported(module: Module, known: Mapping[str, Module]) -> set[str]:
 @functools.cache
 def imports() -> dict[str, set[str]]:
     """Of each module of this repository, the modules that it imports."""
-    return imports_of(modules())
+    return graph_of(modules())
 
 
-def imports_of(known: Mapping[str, Module]) -> dict[str, set[str]]:
+def graph_of(known: Mapping[str, Module]) -> dict[str, set[str]]:
     """Of each of these modules, those of them that it imports."""
     return {name: imported(module, known) for name, module in known.items()}
 

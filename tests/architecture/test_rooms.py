@@ -13,9 +13,9 @@ from tests.architecture.structure import (
     Module,
     circles,
     defined_twice,
+    graph_of,
     imported,
     imports,
-    imports_of,
     modules,
     read_modules,
 )
@@ -108,7 +108,7 @@ def house(root: Path, files: dict[str, str]) -> dict[str, Module]:
 )
 def test_a_circle_is_found_however_it_is_imported(tmp_path: Path, back: str) -> None:
     found = house(tmp_path, {"a/one.py": "import counterpoise.b.two", "b/two.py": back})
-    assert circles(imports_of(found)) == [["counterpoise.a.one", "counterpoise.b.two"]]
+    assert circles(graph_of(found)) == [["counterpoise.a.one", "counterpoise.b.two"]]
 
 
 def test_a_module_imports_the_module_or_the_package_that_has_the_name(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ from tests.attacks.test_chunks import HEAD, endless, sent
 from tests.attacks.wire import Wire
 from tests.faults.stage import QUEUE, Postgres, Scene, Worker
 from tests.rows import rows
-from tests.service import ServeProcess, eventually
+from tests.service import ServeProcess
 
 CONSUMERS, PARTITIONS = 20, 40
 LEASE_SECONDS = 10.0
@@ -325,7 +325,7 @@ def run(directory: Path, seconds: float, say: Callable[[str], None]) -> Iterator
     with Guarded(directory) as scene:
         scene.make_queues(PARTITIONS)
         consumers = scene.workers("consume", "honest", CONSUMERS, LEASE_SECONDS)
-        eventually(lambda: len(scene.owners()) == CONSUMERS, 300)
+        scene.until_each_has_owned(CONSUMERS)
         publishers = scene.workers("publish", "writer", PUBLISHERS, MESSAGES_PER_SECOND)
         time.sleep(min(60.0, seconds / 4))
         bound = {flow.flow_id for flow in scene.ask(lambda client: client.flows(QUEUE))}

@@ -24,7 +24,6 @@ from tests.faults.stage import (
     LEASE_SECONDS,
     QUEUE,
     REACH_SECONDS,
-    START_SECONDS,
     Stage,
     Worker,
 )
@@ -94,8 +93,8 @@ class Campaign:
         ]
         self._publishers = stage.publishers("p", PUBLISHERS, MESSAGES_PER_SECOND)
         count = PROCESSES * CONSUMERS_EACH
-        eventually(lambda: sum(map(bool, stage.owners().values())) == count, START_SECONDS)
-        self._say(f"{count} consumers own partitions")
+        stage.until_each_has_owned(count)
+        self._say(f"{count} consumers have owned partitions")
         ends = time.monotonic() + self._seconds
         turns = self._turns()
         while time.monotonic() < ends or self._goes_on(ends):

@@ -21,7 +21,7 @@ import httpx
 import psycopg
 
 from tests.faults.proxy import Proxy
-from tests.faults.stage import LEASE_SECONDS, START_SECONDS, Scene
+from tests.faults.stage import LEASE_SECONDS, Scene
 from tests.judge.journal import SERVICE
 from tests.judge.judge import Verdict
 from tests.service import COUNTERPOISE, ServeProcess, eventually
@@ -137,8 +137,7 @@ def run(directory: Path, seed: int, say: Callable[[str], None]) -> Verdict | Non
         scene.make_queues(PARTITIONS)
         consumers = [scene.consumers(f"d{number}", CONSUMERS_EACH) for number in range(PROCESSES)]
         publishers = scene.publishers("q", PUBLISHERS, MESSAGES_PER_SECOND)
-        count = PROCESSES * CONSUMERS_EACH
-        eventually(lambda: sum(map(bool, scene.owners().values())) == count, START_SECONDS)
+        scene.until_each_has_owned(PROCESSES * CONSUMERS_EACH)
         disk = scene.disk
         for _ in range(TIMES):
             wanted = len(scene.handled()) + 100

@@ -98,7 +98,7 @@ class Reshaping:
         stage.make_queues(self._count, max_handoff_time=HANDOFF_SECONDS, **shape)
         spark = stage.spark("s")
         plain = [stage.consumers("c", 1), stage.consumers("d", 1)]
-        eventually(lambda: all(stage.owners().get(f"{n}-0") for n in "scd"), START_SECONDS)
+        stage.until_each_has_owned(1 + len(plain))
         publishers = stage.publishers("p", PUBLISHERS, self._rate)
         eventually(lambda: stage.handled_by("s-0") > 0, START_SECONDS)
         say(f"{result.changes}: three consumers work")

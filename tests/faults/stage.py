@@ -38,7 +38,7 @@ from tests.judge.journal import (
 )
 from tests.judge.judge import Stored, Verdict, judge
 from tests.processes import kill_family
-from tests.service import ServeProcess
+from tests.service import ServeProcess, eventually
 
 T = TypeVar("T")
 
@@ -54,9 +54,9 @@ SPARK_LEASE_SECONDS = 60.0
 REACH_SECONDS = LEASE_SECONDS + HOLDDOWN_SECONDS + HANDOFF_SECONDS + 1.0
 # How long a poll waits for its answer: a replica that hangs longer may cost leases.
 HANG_SECONDS = LEASE_SECONDS * 7 / 12
-SETTLE_SECONDS = 300.0
+SETTLE_SECONDS = 900.0
 # Until all consumers of a stage own partitions, on a machine that does other things too.
-START_SECONDS = 300.0
+START_SECONDS = 900.0
 
 
 class Postgres:
@@ -247,6 +247,19 @@ class Scene:
             if each.owner is not None:
                 held.setdefault(names.get(each.owner, "?"), []).append(each.partition)
         return held
+
+    def until_each_has_owned(self, count: int) -> None:
+        """Until so many consumers have owned partitions: each once, not all at the same moment.
+
+        On a slow machine the lease of one ends while the last ones are still starting.
+        """
+        seen: set[str] = set()
+
+        def each() -> bool:
+            seen.update(name for name, held in self.owners().items() if held)
+            return len(seen - {"?"}) == count
+
+        eventually(each, START_SECONDS, f"each of {count} consumers has owned partitions")
 
     def settle(
         self, publishers: Worker, consumers: Sequence[Worker], partition_count: int

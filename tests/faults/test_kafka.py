@@ -26,7 +26,6 @@ from tests.faults.stage import (
     LEASE_SECONDS,
     QUEUE,
     REACH_SECONDS,
-    START_SECONDS,
     Stage,
 )
 from tests.judge.journal import SERVICE, Handled, Line, read
@@ -150,12 +149,7 @@ def test_all_promises_hold_on_a_topic_that_grows_and_has_holes(
     )
     workers = [stage.consumers(f"c{number}", 1) for number in range(3)]
     publishers = stage.publishers("p", 2, 30)
-
-    def shared() -> bool:
-        owners = stage.owners()
-        return {f"{one.name}-0" for one in workers} <= {who for who, held in owners.items() if held}
-
-    eventually(shared, START_SECONDS, "each consumer owns partitions")
+    stage.until_each_has_owned(len(workers))
     first, second, third = workers
     with Transactions(apache_kafka, topic) as transactions:
         apache_kafka.grow_topic(topic, AFTER)
@@ -182,7 +176,7 @@ def test_all_promises_hold_on_a_topic_that_grows_and_has_holes(
             SECONDS,
             "the queue has grown with the topic",
         )
-        eventually(shared, SECONDS, "each consumer owns partitions again")
+        stage.until_each_has_owned(len(workers))
         more = stage.handled_by("c0-0") + 200
         eventually(lambda: stage.handled_by("c0-0") > more, SECONDS, "all is read on")
     publishers.end()

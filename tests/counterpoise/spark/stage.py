@@ -23,6 +23,9 @@ P = ParamSpec("P")
 class Stage:
     """A queue, its publisher, and the applications on it."""
 
+    # Those that the applications read.
+    QUEUES: tuple[str, ...] = ("flights",)
+
     def __init__(
         self, service: Service | ServeProcess, client: Client, directory: Path, drivers: Drivers
     ) -> None:
@@ -93,6 +96,16 @@ class Stage:
 
     def owned(self, name: str) -> int:
         return Counter(self.owners().values())[name]
+
+    def unbind(self, *names: str) -> None:
+        """Take the flows of killed or frozen applications away, as the end of their leases would.
+
+        A lease that is short enough to be waited for ends on a slow machine while its owner lives.
+        """
+        for queue in self.QUEUES:
+            for flow in self.client.flows(queue):
+                if flow.client_name in names:
+                    self.client.unbind(queue, flow.flow_id)
 
     def committed(self) -> int:
         return sum(int(one.position or 0) for one in self.client.partitions("flights"))

@@ -7,6 +7,6 @@ from collections.abc import Callable
 from tests.eventual import eventually
 
 
-def until(condition: Callable[[], object], what: str, seconds: float = 240.0) -> None:
+def until(condition: Callable[[], object], what: str, seconds: float = 900.0) -> None:
     """Wait until the condition holds; fail when it takes too long."""
     print(f"{eventually(condition, seconds, what):7.2f} s until {what}")

@@ -83,7 +83,7 @@ def test_every_window_is_written_once_and_whole(stage: CountingStage, seed: int)
     chance = random.Random(seed)
     stage.queue(PARTITIONS, rebalance_delay=0.2, max_handoff_time=600)
     applications = [
-        stage.counting(name, leaseSeconds=10, maxMessagesPerTrigger=60) for name in ("one", "two")
+        stage.counting(name, leaseSeconds=600, maxMessagesPerTrigger=60) for name in ("one", "two")
     ]
     for one in applications:
         one.start()
@@ -106,6 +106,7 @@ def test_every_window_is_written_once_and_whole(stage: CountingStage, seed: int)
             one.drained_from_outside()
         else:
             one.kill()
+            stage.unbind(one.name)
         one.go_on()
         one.start()
         until(lambda: all(stage.owned(one.name) for one in applications), "they share again")

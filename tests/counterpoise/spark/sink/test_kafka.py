@@ -66,7 +66,7 @@ def test_one_is_killed_and_one_drained_and_each_message_is_there_once(
         "flights", log=apache_kafka.log(topic), rebalance_delay=0, max_handoff_time=600
     )
     stage.publish(60)
-    killed = stage.fenced("killed", leaseSeconds=8)
+    killed = stage.fenced("killed", leaseSeconds=600)
     drained = stage.fenced("drained", leaseSeconds=600)
     killed.start()
     drained.start()
@@ -78,6 +78,7 @@ def test_one_is_killed_and_one_drained_and_each_message_is_there_once(
     stage.publish(60)
     until(killed.held, "it holds inside its first transaction")
     killed.kill()
+    stage.unbind("killed")
     until(lambda: stage.owned("drained") == PARTITIONS, "the other takes over")
     until(stage.all_written, "the other writes the rest")
     assert not stage.partitions_with(first, "killed")

@@ -361,7 +361,7 @@ def test_killed_at_every_step_and_restarted_when_another_has_taken_over(stage: S
     stage.queue(PARTITIONS, rebalance_delay=0, max_handoff_time=600)
     stage.publish(60)
     other = stage.fenced("other", leaseSeconds=600)
-    victims = stage.one_for_each(STEPS, leaseSeconds=8)
+    victims = stage.one_for_each(STEPS, leaseSeconds=600)
     other.start()
     victims.start()
     until(lambda: stage.shared("other", *STEPS), "shared")
@@ -369,6 +369,7 @@ def test_killed_at_every_step_and_restarted_when_another_has_taken_over(stage: S
     hold_each_at_its_step(stage, victims)
     held = {step: stage.owned_by(step) for step in STEPS}
     victims.kill()
+    stage.unbind(*STEPS)
     until(lambda: stage.owned("other") == PARTITIONS, "the other takes over")
     until(stage.all_written, "the other writes the rest")
     victims.go_on()

@@ -19,7 +19,6 @@ from tests.service import Service
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 2")]
 
-QUEUES = ("flights", "middle", "results")
 MESSAGES, KILLS = 2000, 2
 
 
@@ -30,10 +29,12 @@ HELD = 600
 class ChainStage(Stage):
     """Three queues, and applications that carry messages from the first to the last."""
 
+    QUEUES = ("flights", "middle")
+
     def chain(self, name: str, **options: Any) -> ChainApplication:
         return self.add(
             ChainApplication(
-                name, self.directory, self.url, "flights", self.drivers, leaseSeconds=3, **options
+                name, self.directory, self.url, "flights", self.drivers, leaseSeconds=600, **options
             )
         )
 
@@ -63,14 +64,14 @@ class ChainStage(Stage):
         until(self.nothing_left, "everything is committed")
 
     def nothing_left(self) -> bool:
-        return all(one.lag == 0 for queue in QUEUES[:2] for one in self.client.partitions(queue))
+        return all(one.lag == 0 for queue in self.QUEUES for one in self.client.partitions(queue))
 
     def shared(self, count: int) -> bool:
         """Whether so many applications have each a part of both queues, and nothing moves."""
         return all(
             self.client.rebalance_status(queue).status == "Ready"
             and len({one.owner for one in self.client.partitions(queue)} - {None}) == count
-            for queue in QUEUES[:2]
+            for queue in self.QUEUES
         )
 
     def check(self) -> None:
@@ -87,7 +88,7 @@ class ChainStage(Stage):
 @pytest.fixture
 def stage(service: Service, drivers: Drivers, tmp_path: Path) -> Iterator[ChainStage]:
     with staged(ChainStage, service, tmp_path, drivers) as stage:
-        for name, count in zip(QUEUES, (4, 4, 3), strict=True):
+        for name, count in zip((*stage.QUEUES, "results"), (4, 4, 3), strict=True):
             stage.client.create_queue(name, count, rebalance_delay=0.2, max_handoff_time=20.0)
         yield stage
 
@@ -110,6 +111,7 @@ def test_killed_amid_its_appends(stage: ChainStage) -> None:
     hold_amid(stage, victim)
     other.start()
     victim.kill()
+    stage.unbind("victim")
     stage.check()
     # The killed one comes back with its old checkpoint, and repeats what it had planned.
     victim.go_on()
@@ -126,6 +128,7 @@ def test_superseded_amid_its_appends_and_awake_again(stage: ChainStage) -> None:
     stage.until_through()
     hold_amid(stage, victim)
     victim.stop_its_sources()
+    stage.unbind("victim")
     other.start()
     stage.until_through()  # by the other one alone
     victim.go_on()
@@ -150,6 +153,7 @@ def test_kills_at_any_moment_while_the_queues_are_resized(stage: ChainStage) -> 
         until(lambda: stage.count() >= before + int(share * more), "a part is written")  # noqa: B023
         victim = applications[turn % 2]
         victim.kill()
+        stage.unbind(victim.name)
         stage.client.change_queue("results", partition_count=chance.choice([2, 3, 5, 7]))
         victim.start()
     # The order of a key is that of its positions in a partition; resizes have changed partitions.
