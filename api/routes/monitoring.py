@@ -25,6 +25,7 @@ from api.streams import EventStream, StreamHolder, event
 from broker.calls import views
 from broker.calls.conditions import ConditionView, ReportedCondition
 from broker.core.access import Right
+from broker.core.model import MOST_PARTITIONS
 from broker.scaling import Rule, advise
 
 ROUTER = APIRouter(prefix="/v1/queues/{queue}", route_class=Route)
@@ -115,13 +116,11 @@ async def scaling(
             description="No consumer is taken away until the queue has been Ready for so long.",
         ),
     ] = 300,
-    minimum: Annotated[
-        Whole, Query(ge=0, le=common.MOST_PARTITIONS, description="The least answer.")
-    ] = 0,
+    minimum: Annotated[Whole, Query(ge=0, le=MOST_PARTITIONS, description="The least answer.")] = 0,
     maximum: Annotated[
         Whole,
-        Query(ge=1, le=common.MOST_PARTITIONS, description="The largest answer."),
-    ] = common.MOST_PARTITIONS,
+        Query(ge=1, le=MOST_PARTITIONS, description="The largest answer."),
+    ] = MOST_PARTITIONS,
     max_lag_seconds: Annotated[
         Whole | None,
         Query(

@@ -29,14 +29,13 @@ PLAIN = (
     "holddown_until",
     "flows_before",
     "growing",
-    "discarding",
     "outage_seen",
     "resize_seen",
     "cuts_due",
     "cuts_attempt",
 )
 SETTINGS = tuple(field.name for field in fields(Settings))
-_OF_BARRIERS = ("resize", "resized_from", "resized_to", "next")
+_OF_BARRIERS = ("resize", "resized_from", "resized_to")
 _OF_REBALANCE = frozenset(field.name for field in fields(Rebalance))
 
 
@@ -110,7 +109,7 @@ def queue_values(queue: Queue, next_deadline: float | None) -> dict[str, Any]:
         "barriers": _barriers_values(queue.barriers),
         "rebalance": queue.rebalance and asdict(queue.rebalance),
         "last_rebalance": queue.last_rebalance and asdict(queue.last_rebalance),
-        "retiring_count": queue.resized_count - queue.settings.partition_count,
+        "retiring_count": len(queue.retiring),
         "waiting_count": len(queue.lineage.waiting) if queue.lineage else 0,
         "finished_count": len(queue.lineage.finished) if queue.lineage else 0,
         "next_deadline": next_deadline,
@@ -175,11 +174,10 @@ def restore_head(queue_id: str, row: Mapping[str, Any]) -> Queue:
     queue.status = Status(row["status"])
     for name in PLAIN:
         setattr(queue, name, row[name])
-    queue.configured_count = settings.partition_count
     queue.next_bind_number = row["next_seat"]
     queue.absent = {
-        instance_of(name): Absent(number, str(dict(held).get("flow", f"left by {name}")))
-        for name, (number, held) in (row["departed"] or {}).items()
+        instance_of(name): Absent(number, flow_id, [])
+        for name, (number, flow_id) in row["departed"].items()
     }
     queue.moved = {key: Moves(*values) for key, values in row["moved"].items()}
     queue.rebalance = _rebalance(row["rebalance"])
@@ -188,7 +186,7 @@ def restore_head(queue_id: str, row: Mapping[str, Any]) -> Queue:
     return queue
 
 
-def _barriers_values(barriers: Barriers | None) -> dict[str, int | None] | None:
+def _barriers_values(barriers: Barriers | None) -> dict[str, int] | None:
     if barriers is None:
         return None
     return {name: getattr(barriers, name) for name in _OF_BARRIERS}
@@ -198,9 +196,7 @@ def _restore_barriers(values: Mapping[str, Any] | None) -> Barriers | None:
     """The barriers without the cuts, which are in the partitions' rows."""
     if not values:
         return None
-    barriers = Barriers(values["resize"], values["resized_from"], values["resized_to"])
-    barriers.next = values["next"]
-    return barriers
+    return Barriers(values["resize"], values["resized_from"], values["resized_to"])
 
 
 def _rebalance(values: Mapping[str, Any] | None) -> Rebalance | None:
@@ -215,7 +211,7 @@ def _absent_values(queue: Queue) -> dict[str, Any]:
     return {
         instance if key_id is None else f"{key_id}\n{instance}": [
             absent.bind_number,
-            [["flow", absent.flow_id]],
+            absent.flow_id,
         ]
         for (key_id, instance), absent in queue.absent.items()
     }
@@ -281,7 +277,6 @@ def queue_row(
 ) -> QueueRow:
     """The queue for a listing, from its row."""
     queue = restore_head(queue_id, row)
-    # Less than 0 between the slices of a resize.
     retiring = row["retiring_count"]
     scale_status = "ScalingDown" if retiring > 0 else queue.scale_status
     more = retiring + row["waiting_count"] + row["finished_count"]

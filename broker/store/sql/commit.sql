@@ -195,7 +195,7 @@ written_queue AS (
         max_concurrent_handoffs, log, start, partitioning, ordered_resize, aligned,
         retention_seconds, retention_bytes, mirror_group, revision, status, trigger, since,
         holddown_until, flows_before, departed, moved, rebalance, last_rebalance,
-        growing, discarding, retiring_count, waiting_count, finished_count, outage_seen,
+        growing, retiring_count, waiting_count, finished_count, outage_seen,
         resize_seen, barriers, cuts_due, cuts_attempt, next_seat, next_deadline,
         level, writer_level
     ) = (
@@ -204,7 +204,7 @@ written_queue AS (
             max_concurrent_handoffs, log, start, partitioning, ordered_resize, aligned,
             retention_seconds, retention_bytes, mirror_group, revision, status, trigger, since,
             holddown_until, flows_before, departed, moved, rebalance, last_rebalance,
-            growing, discarding, retiring_count, waiting_count, finished_count, outage_seen,
+            growing, retiring_count, waiting_count, finished_count, outage_seen,
             resize_seen, barriers, cuts_due, cuts_attempt, next_seat, next_deadline,
             level, writer_level
         FROM json_populate_record(NULL::counterpoise.queues, :queue_row)
