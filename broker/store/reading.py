@@ -47,7 +47,7 @@ class QueueRows(NamedTuple):
 
 
 async def read(connection: AsyncConnection, queue_id: str) -> QueueRows:
-    """The rows of the queue. Raises QueueGone.
+    """The rows of the queue. Raises QueueGone, QueueTooNew.
 
     A transaction must not stay idle for long (`IDLE_SECONDS`), so the queue is made of the rows
     after its end.
@@ -55,6 +55,7 @@ async def read(connection: AsyncConnection, queue_id: str) -> QueueRows:
     head = (await connection.execute(select(queues).where(queues.c.id == queue_id))).first()
     if head is None:
         raise QueueGone(queue_id)
+    check_level(head.name, head.level)
     values = [flows.c[key] for key in FlowValues._fields]
     bound_flows = select(*values).where(flows.c.queue_id == queue_id, bound)
     bound_flows = bound_flows.order_by(flows.c.bind_number)
@@ -75,8 +76,7 @@ async def read(connection: AsyncConnection, queue_id: str) -> QueueRows:
 
 
 def restore(queue_id: str, rows: QueueRows) -> Queue:
-    """The queue that has these rows; its journal is empty. Raises QueueTooNew, QueueDamaged."""
-    check_level(rows.head["name"], rows.head["level"])
+    """The queue that has these rows; its journal is empty. Raises QueueDamaged."""
     with _readable(rows.head):
         queue = restore_head(queue_id, rows.head)
         for flow in rows.flows:
