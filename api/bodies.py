@@ -1,4 +1,4 @@
-"""Bodies of requests: bounded before the call begins, and read so that none holds the event loop.
+"""Bodies of requests: bounded before the call begins.
 
 **Read when the caller is known.** A route finds out who calls, and only then awaits the body
 (`arrive`). Who may not make the call has the answer before its body has come, and takes nothing of
@@ -17,19 +17,9 @@ One caller has at most a quarter of the budget, and all callers of one address h
 together: a flow is a caller, and one key may have many. Renewals of leases have no bodies and need
 none.
 
-**Read in pieces.** A call that names partitions may name 100,000 of them. To parse and check them
-at once would hold the loop for a quarter of a second, and a hostile body of the same size for ten.
-So a body above `SMALL_BYTES` is read in pieces of about `PIECE_BYTES`, and other requests have
-their turn between them. What it may hold is known beforehand: plain values, and one or two large
-lists or mappings. A piece is cut where an item ends, by a pattern that cannot be misled by quotes,
-and parsed and validated by itself. An item may have a large list itself, as the children of a
-partition have their parents. One that is larger than a piece is read like the body: its plain
-values, and its list in pieces.
-
-Reading ends at the first piece with a wrong item. Of that piece only the wrong items are kept, so
-that the answer names them and not all that follows. In the list of an item, what follows is passed
-over: the rest of the item is still to come. For the same reason only `MOST_UNKNOWN` unknown
-fields of an object are named.
+**Parsed at once.** The largest body that is allowed holds the event loop for some milliseconds. Of
+a wrong list only the first wrong item is named, and of an object only `MOST_UNKNOWN` unknown
+fields, so that a hostile body takes no longer.
 """
 
 from __future__ import annotations
@@ -42,11 +32,11 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Annotated, Any, get_args, get_origin
+from functools import cache, partial
+from typing import Any, get_args, get_origin
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -55,9 +45,8 @@ from api.head import HEAD, Head
 from api.metrics import Metrics
 from api.problems import of_defect, problem, shown
 from api.rates import Rates
-from api.schemas.common import MOST_PARTITIONS
 from broker.core.errors import Invalid
-from broker.pieces import pause
+from broker.core.model import MOST_PARTITIONS
 
 BODY_SECONDS = 10.0
 SHARE_OF_ONE = 4
@@ -70,32 +59,9 @@ _LARGE = re.compile(
 BODY = "counterpoise.body"
 # In the scope of a request whose body has been received.
 COMPLETE = "counterpoise.complete"
-# What takes at most some milliseconds, whatever it holds.
+# Of the bodies of other calls.
 SMALL_BYTES = 65536
-PIECE_BYTES = 65536
 MOST_UNKNOWN = 5
-MOST_PLAIN_FIELDS = 20
-
-_STRING = rb'"(?:[^"\\]++|\\.)*+"'
-_PLAIN = rb"(?:" + _STRING + rb"|[-+0-9.eE]{1,100}|true|false|null)"
-_OBJECT = rb'\{(?:[^{}"]++|' + _STRING + rb")*+\}"
-_OBJECT_WITH_OBJECTS = rb'\{(?:[^{}"]++|' + _STRING + rb"|" + _OBJECT + rb")*+\}"
-_START = re.compile(rb"\s*\{\s*")
-_NAME = re.compile(rb"\s*(" + _STRING + rb")\s*:\s*")
-_PLAIN_VALUE = re.compile(_PLAIN)
-_NEXT = re.compile(rb"\s*,\s*")
-_BRACE = re.compile(rb"\s*\}")
-_REST = re.compile(rb"\s*\Z")
-_PAIR = _STRING + rb"\s*:\s*" + _PLAIN
-
-
-def _several(item: bytes) -> re.Pattern[bytes]:
-    """Items with commas between them."""
-    return re.compile(rb"\s*" + item + rb"(?:\s*,\s*" + item + rb")*+")
-
-
-_PAIRS, _VALUES = _several(_PAIR), _several(_PLAIN)
-_OBJECTS, _OBJECTS_WITH_OBJECTS = _several(_OBJECT), _several(_OBJECT_WITH_OBJECTS)
 
 
 def may_be_large(method: str, path: str) -> bool:
@@ -346,61 +312,6 @@ def _too_large(limit: int) -> RequestRefused:
     return RequestRefused(problem("too_large", message))
 
 
-class LargeField:
-    """The field of a request, or of an item, that may be large: a list of objects or of plain
-    values, or a mapping of plain values.
-    """
-
-    def __init__(self, model: type[BaseModel], name: str) -> None:
-        """The field `name` of a request's `model`, or of an item's."""
-        self.name = name
-        field = model.model_fields[name]
-        annotation: Any = field.annotation
-        limits = (getattr(limit, "max_length", None) for limit in field.metadata)
-        self.most: int = next(filter(None, limits), MOST_PARTITIONS)
-        self.mapping = get_origin(annotation) is dict
-        kind = None if self.mapping else get_args(annotation)[0]
-        is_object = isinstance(kind, type) and issubclass(kind, BaseModel)
-        self.item: type[BaseModel] | None = kind if is_object else None
-        # The large list of an item.
-        self.inner = None if self.item is None else _list_of(self.item)
-        self.opening, self.closing = (b"{", b"}") if self.mapping else (b"[", b"]")
-        self.pattern, self.kind = _VALUES, "plain values"
-        if self.mapping:
-            self.pattern = _PAIRS
-        elif self.item is not None:
-            nested = self.inner is not None and self.inner.item is not None
-            self.pattern = _OBJECTS_WITH_OBJECTS if nested else _OBJECTS
-            self.kind = "objects of plain values"
-        # In pieces: the limits of the whole are checked with the whole.
-        self._piece: TypeAdapter[Any] = TypeAdapter(
-            annotation if self.item is None else Annotated[annotation, Field(fail_fast=True)],
-            config=ConfigDict(strict=True) if self.mapping else None,
-        )
-
-    def checked(self, piece: Any) -> tuple[Any, bool]:
-        """A piece, validated, and True; if it is wrong, what is needed to say so, and False."""
-        if self.item is not None:
-            piece = [_few_unknown(item, self.item) for item in piece]
-        try:
-            return self._piece.validate_python(piece), True
-        except ValidationError as error:
-            found = error.errors(include_url=False, include_context=False, include_input=False)
-        if self.mapping:
-            names = {item["loc"][0] for item in found[:MOST_UNKNOWN]}
-            return {name: piece[name] for name in names if name in piece}, False
-        # All before the wrong one is right, and the wrong one keeps its index.
-        return piece[: int(found[0]["loc"][0]) + 1], False
-
-
-def _list_of(model: type[BaseModel]) -> LargeField | None:
-    """The list in an item; no item has several."""
-    for name, field in model.model_fields.items():
-        if get_origin(field.annotation) is list:
-            return LargeField(model, name)
-    return None
-
-
 class ReadRequest(Request):
     """A request whose body was read and parsed; FastAPI asks it for the result."""
 
@@ -417,9 +328,7 @@ class ReadRequest(Request):
         return self._value
 
 
-async def read_body(
-    request: Request, model: type[BaseModel], large: Sequence[LargeField]
-) -> Request:
+def read_body(request: Request, model: type[BaseModel]) -> Request:
     """The request with its parsed body, to be validated by `model`. Raises `Invalid`."""
     arrived: Body | None = request.scope.get(BODY)
     body = b"" if arrived is None else arrived.content
@@ -428,14 +337,11 @@ async def read_body(
         arrived.content = b""
     if not body:
         return ReadRequest(request, None, b"")
-    if large and len(body) > SMALL_BYTES:
-        value: object = await _Reader(body, large).read()
-        return ReadRequest(request, _few_unknown(value, model))
     try:
         value = _loaded(body)
     except orjson.JSONDecodeError as error:
         raise _invalid(f"not JSON: {error.msg} at character {error.pos}") from None
-    return ReadRequest(request, _bounded(value, model, large))
+    return ReadRequest(request, _few_unknown(value, model))
 
 
 def _loaded(text: bytes) -> Any:
@@ -456,137 +362,39 @@ def _loaded(text: bytes) -> Any:
 
 def _once(fields: list[tuple[str, object]]) -> dict[str, object]:
     """An object of these fields. Raises `Invalid` if one is there twice."""
-    value = dict(fields)
-    if len(value) < len(fields):
-        name, _ = Counter(name for name, _ in fields).most_common(1)[0]
-        raise _twice(name)
+    value: dict[str, object] = {}
+    for name, one in fields:
+        if name in value:
+            raise _invalid(f"an object has the field {shown(name)!r} twice")
+        value[name] = one
     return value
-
-
-def _twice(name: str) -> Invalid:
-    return _invalid(f"an object has the field {shown(name)!r} twice")
 
 
 def _invalid(message: str) -> Invalid:
     return Invalid(f"body: {message}", [("body", message)])
 
 
-class _Reader:
-    """Reads one large body."""
-
-    def __init__(self, body: bytes, large: Sequence[LargeField]) -> None:
-        self._body = body
-        self._large = large
-        self._at = 0
-        self._wrong = False
-
-    async def read(self) -> dict[str, object]:
-        """Its value, the large field validated as far as it is right. Raises `Invalid`."""
-        value = await self._object(*self._large)
-        if not self._wrong:
-            self._take(_REST, "expected nothing after the object")
-        return value
-
-    async def _object(self, *fields: LargeField) -> dict[str, object]:
-        """The object here: the body, or a large item. `fields`: its large ones."""
-        value: dict[str, object] = {}
-        self._take(_START, "expected a JSON object")
-        for _ in range(MOST_PLAIN_FIELDS):
-            name = str(self._parsed(self._take(_NAME, "expected a field's name")[1]))
-            if name in value:
-                raise _twice(name)
-            large = next((one for one in fields if one.name == name), None)
-            if large is not None and self._body.startswith(large.opening, self._at):
-                self._at += 1
-                value[name] = await self._items(large)
-                if self._wrong:
-                    return value
-            else:
-                plain = self._take(_PLAIN_VALUE, f"{name[:200]} is not a plain value")
-                value[name] = self._parsed(plain[0])
-            if closed := _BRACE.match(self._body, self._at):
-                self._at = closed.end()
-                return value
-            self._take(_NEXT, "expected , or }")
-        raise self._invalid("too many fields")
-
-    async def _items(self, large: LargeField) -> object:
-        """The items of the large field up to its end. Of the body's, up to the first wrong ones; of
-        an item's, wrong ones are the last that are kept.
-        """
-        end = re.compile(rb"\s*" + re.escape(large.closing))
-        items: list[Any] = []
-        mapping: dict[str, Any] = {}
-        count, wrong = 0, False
-        found = end.match(self._body, self._at)
-        while not found:
-            piece = await self._piece(large)
-            if not wrong:
-                if large.mapping and (repeated := mapping.keys() & piece.keys()):
-                    raise _twice(repeated.pop())
-                checked, right = large.checked(piece)
-                if large.mapping:
-                    mapping |= checked
-                else:
-                    items += checked
-                count += len(checked)
-                # More than there may be are not read; that they are too many is said of the whole.
-                wrong = not right or count > large.most
-                self._wrong = wrong and large in self._large
-                if self._wrong:
-                    break
-            found = end.match(self._body, self._at)
-            if not found:
-                self._take(_NEXT, f"expected , or {large.closing.decode()}")
-            await pause()
-        self._at = found.end() if found else self._at
-        await pause()
-        return mapping if large.mapping else items
-
-    async def _piece(self, large: LargeField) -> Any:
-        """As many of the next items as a piece has; one item if that is larger."""
-        found = large.pattern.match(self._body, self._at, self._at + PIECE_BYTES)
-        if found is not None:
-            self._at = found.end()
-            return self._parsed(large.opening + found[0] + large.closing)
-        if large.inner is None:
-            raise self._invalid(f"{large.name} should have {large.kind}, none of them large")
-        return [await self._object(large.inner)]
-
-    def _parsed(self, text: bytes) -> Any:
-        try:
-            return _loaded(text)
-        except orjson.JSONDecodeError as error:
-            raise self._invalid(f"not JSON: {error.msg}") from None
-
-    def _take(self, pattern: re.Pattern[bytes], expected: str) -> re.Match[bytes]:
-        found = pattern.match(self._body, self._at, self._at + PIECE_BYTES)
-        if found is None:
-            raise self._invalid(expected)
-        self._at = found.end()
-        return found
-
-    def _invalid(self, message: str) -> Invalid:
-        return _invalid(f"{message}, at byte {self._at}")
-
-
-def _bounded(value: Any, model: type[BaseModel], large: Sequence[LargeField]) -> Any:
-    """A small body's value without most of what is wrong with it."""
+def _few_unknown(value: Any, model: type[BaseModel]) -> Any:
+    """An object without most of its unknown fields, and so the objects in its lists."""
     if not isinstance(value, dict):
         return value
-    value = _few_unknown(value, model)
-    for field in large:
-        items = value.get(field.name)
-        if isinstance(items, dict if field.mapping else list):
-            value = {**value, field.name: field.checked(items)[0]}
+    known = model.model_fields
+    if len(value) > len(known) + MOST_UNKNOWN:
+        unknown = itertools.islice((name for name in value if name not in known), MOST_UNKNOWN)
+        value = {name: value[name] for name in (*known, *unknown) if name in value}
+    for name, item in _lists_of_objects(model):
+        if isinstance(items := value.get(name), list):
+            # One more than any list may have is as wrong as very many.
+            value[name] = [_few_unknown(one, item) for one in items[: MOST_PARTITIONS + 1]]
     return value
 
 
-def _few_unknown(value: Any, model: type[BaseModel]) -> Any:
-    """An object without most of its unknown fields."""
-    known = model.model_fields
-    if not isinstance(value, dict) or len(value) <= len(known) + MOST_UNKNOWN:
-        return value
-    unknown = itertools.islice((name for name in value if name not in known), MOST_UNKNOWN)
-    kept = {name: value[name] for name in known if name in value}
-    return kept | {name: value[name] for name in unknown}
+@cache
+def _lists_of_objects(model: type[BaseModel]) -> Sequence[tuple[str, type[BaseModel]]]:
+    """The fields that are lists of objects, and the model of each."""
+    found = [
+        (name, get_args(field.annotation)[0])
+        for name, field in model.model_fields.items()
+        if get_origin(field.annotation) is list
+    ]
+    return [(n, one) for n, one in found if isinstance(one, type) and issubclass(one, BaseModel)]

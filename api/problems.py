@@ -79,7 +79,7 @@ DETAILS = {
     "partition_ended": "Partition 3 takes no messages any more; after it came 7 and 8. Split or "
     "merge those.",
     "children_refused": "Nothing was changed: the queue 'flights' has all the partitions that it "
-    "can have (100000 at a time, 1000000 in its life).",
+    "can have (4096 at a time, 1000000 in its life).",
     "resize_unsettled": "The last resize of the queue 'flights' is not settled (partition 3 waits "
     "for 1); try again when its consumers have processed what came before it.",
     "flow_not_found": "No flow 'f-1' is or was bound to this queue; bind with POST …/flows and use "
@@ -105,7 +105,7 @@ DETAILS = {
     "head_too_large": "A request's head may have 65536 bytes and 100 fields; send less in the path "
     "and in the headers.",
     "body_timeout": "The body did not arrive within 10 s; send it at once.",
-    "too_large": "A request body may have 8388608 bytes; send fewer partitions at once.",
+    "too_large": "A request body may have 1048576 bytes; send fewer partitions at once.",
     "unsupported_media_type": "Send the body as JSON with 'Content-Type: application/json'.",
     "internal": "The service's log has the details under the id 4d1c6f2e; the request may or may "
     "not have been carried out.",

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -50,8 +50,6 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 Endpoint = TypeVar("Endpoint", bound=Callable[..., object])
 # Of a poll.
 LONGEST_WAIT_SECONDS = 60.0
-# What makes bodies large that may be (`api.bodies`): up to 100,000 partitions, or many conditions.
-LARGE_FIELDS = ("partitions", "positions", "conditions")
 _PATH_PARAMETERS = {
     "queue": (
         re.compile(common.QUEUE_NAME_PATTERN),
@@ -135,8 +133,6 @@ class Route(APIRoute):
     """
 
     requirement: Requirement
-    # The fields that are read in pieces.
-    large: Sequence[bodies.LargeField] = ()
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         self.requirement = requirement_of(endpoint)
@@ -153,11 +149,9 @@ class Route(APIRoute):
         model = self._body_model()
         if model is None:
             return self._guarded(handler)
-        names = [name for name in LARGE_FIELDS if name in model.model_fields]
-        large = self.large = tuple(bodies.LargeField(model, name) for name in names)
 
         async def read(request: Request) -> Response:
-            return await handler(await bodies.read_body(request, model, large))
+            return await handler(bodies.read_body(request, model))
 
         return self._guarded(read)
 

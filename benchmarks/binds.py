@@ -1,6 +1,6 @@
 """How soon a flow that binds learns what it owns, and how soon many flows at once are balanced.
 
-    python -m benchmarks.binds [--rounds 200] [--flows 1000] [--partitions 10000]
+    python -m benchmarks.binds [--rounds 200] [--flows 1000] [--partitions 4096]
 
 Figures: a bind, a join, a leave, and a join with many partitions. A real service process on an
 embedded Postgres (durable: fsync is on), called over HTTP on loopback. The callers share the
@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--flows", type=int, default=1000)
-    parser.add_argument("--partitions", type=int, default=10_000)
+    parser.add_argument("--partitions", type=int, default=4096)
     measure_a_service(measure, parser, UNLIMITED)
 
 
@@ -200,7 +200,7 @@ async def _crowds(served: Served, rounds: int) -> list[Figure]:
     seconds, commits, shares = list[float](), list[float](), list[float]()
     for n in range(rounds):
         async with Caller(served.url) as call:
-            seconds.append(await crowd(call, 1000, 10_000, 0.0, f"thousand-{n}"))
+            seconds.append(await crowd(call, 1000, 4096, 0.0, f"thousand-{n}"))
             commits.append(await commits_of(served.database_url, f"thousand-{n}"))
         queue = f"handoffs-{n}"
         async with Caller(served.url) as call, asyncio.TaskGroup() as group:
@@ -215,7 +215,7 @@ async def _crowds(served: Served, rounds: int) -> list[Figure]:
             shares.append((await commits_of(served.database_url, queue) - before) / 1000)
             for task in tasks:
                 task.cancel()
-    name = "1,000 binds at once, 10,000 partitions"
+    name = "1,000 binds at once, 4,096 partitions"
     return [
         timed(f"{name}: balanced", seconds, target=2000),
         counted(f"{name}: transactions", commits, 20),

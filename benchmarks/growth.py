@@ -4,7 +4,7 @@
 
 * *partitions* (10 to 1,000,000) and *flows* (1 to 50,000): one flow joins a queue that is Ready,
   and after the holddown the rebalance is planned: the state is held, and all handoffs are begun.
-  The time of a slice and the time of each handoff.
+  The time of the decision and the time of each handoff.
 * *queues* (1 to 10,000): the same join in queue after queue, each with 16 partitions and 4 flows.
 
 The yardstick **P** is a Python loop of 10⁶ additions, in the same process. All are CPU times, so
@@ -106,15 +106,15 @@ def _against(
     what: str, sizes: Iterable[int], of: Callable[[int], Queue], rounds: int
 ) -> list[Series]:
     """A decision, and each of its handoffs, in queues of these sizes."""
-    slices, moves = [], []
+    decisions, moves = [], []
     for size in dict.fromkeys(sizes):
         queue = of(size)
         found = [join(queue, number) for number in range(rounds)]
-        slices.append((float(size), statistics.median(took / n for took, _, n in found) * 1e3))
-        moves.append((float(size), statistics.median(took / n for took, n, _ in found) * 1e6))
+        decisions.append((float(size), statistics.median(took for took, _ in found) * 1e3))
+        moves.append((float(size), statistics.median(took / n for took, n in found) * 1e6))
     plot = f"core against {what}"
     return [
-        Series(plot, "a decision (at most 256 handoffs)", what, "ms", tuple(slices)),
+        Series(plot, "a decision", what, "ms", tuple(decisions)),
         Series(plot, "for each handoff", what, "µs", tuple(moves)),
     ]
 
@@ -133,28 +133,20 @@ def _against_queues(most: int) -> list[Series]:
     return [Series("core against queues", "a join and its plan", "queues", "ms", tuple(points))]
 
 
-def join(queue: Queue, number: int, most_slices: int = 8) -> tuple[float, int, int]:
-    """One flow joins: CPU seconds of the decision after the holddown, handoffs, slices.
-
-    A rebalance of more slices is left after so many. The queue is as before.
+def join(queue: Queue, number: int) -> tuple[float, int]:
+    """One flow joins: CPU seconds of the decision after the holddown, and handoffs. The queue is as
+    before.
     """
     mark = queue.journal.mark()
     decide(queue, c.Bind(f"x{number}", f"i-x{number}", "bench", 60.0), 0.0)
-    handoffs = slices = 0
-    command: c.Command | None = c.Advance()
     began = time.process_time()
-    while command is not None and slices < most_slices:
-        decision = decide(queue, command, 5.0)
-        slices += 1
-        handoffs += sum(
-            len(one.moves) for one in decision.records if isinstance(one, r.RevokesStarted)
-        )
-        command = c.Resume() if decision.unfinished else None
+    decision = decide(queue, c.Advance(), 5.0)
     took = time.process_time() - began
+    handoffs = sum(len(one.moves) for one in decision.records if isinstance(one, r.RevokesStarted))
     queue.journal.undo(mark)
     queue.touched = set()
     assert handoffs, "nobody handed anything off"
-    return took, handoffs, slices
+    return took, handoffs
 
 
 def addition_seconds() -> float:

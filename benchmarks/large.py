@@ -1,6 +1,6 @@
 """How long a very large queue delays other queues: heartbeats of one of them, meanwhile.
 
-    python -m benchmarks.large [--partitions 100000] [--most-ms 50]
+    python -m benchmarks.large [--partitions 4096] [--most-ms 50]
 
 A flow of a small queue sends one heartbeat after the other. Meanwhile the large queue is created,
 its partitions get their first owner, who reads its view and commits all of them, positions are set,
@@ -39,7 +39,7 @@ class Beat(NamedTuple):
 def main() -> None:
     """Parse the arguments, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--partitions", type=int, default=100_000)
+    parser.add_argument("--partitions", type=int, default=4096)
     parser.add_argument("--most-ms", type=float, default=50.0)
     measure_a_service(measure, parser)
 

@@ -54,7 +54,7 @@ def figures(quick: bool = False) -> list[Figure]:
 def _plans(python: Path, members: int, partitions: int, rounds: int) -> list[Figure]:
     queue = large(partitions, members)
     ours = [growth.join(queue, number) for number in range(rounds)]
-    seconds = [took for took, _, _ in ours]
+    seconds = [took for took, _ in ours]
     join = f"{members} → {members + 1} members, {partitions:,} partitions"
     command = [str(python), str(PLANNERS), str(members), str(partitions), str(rounds)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -66,7 +66,7 @@ def _plans(python: Path, members: int, partitions: int, rounds: int) -> list[Fig
             timed(f"plan by {peer}, {join}", one["seconds"], OURS, median)
             for peer, one in peers.items()
         ),
-        _moved(f"partitions that move, {join}", [moved for _, moved, _ in ours], 1),
+        _moved(f"partitions that move, {join}", [moved for _, moved in ours], 1),
         *(
             _moved(f"partitions that move by {peer}, {join}", [one["moved"]], one["spread"])
             for peer, one in peers.items()

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from broker.core import commands as c
 from broker.core import records as r
-from broker.core.model import Flow, Partition, Settings
+from broker.core.model import MOST_PARTITIONS, Flow, Partition, Settings
 from broker.core.queue import Queue
 from broker.core.rebalancer import decide
 from broker.core.records import Entry
@@ -32,8 +32,6 @@ from broker.store.ports import Commit, PositionCommit
 from broker.store.postgres import PostgresStore
 
 FLOWS = 1000
-PARTITIONS = 10_000
-MANY_PARTITIONS = 100_000
 
 
 def main() -> None:
@@ -57,13 +55,13 @@ async def measure(url: str, rounds: int) -> None:
     await store.start()
     try:
         orders = Bench(store)
-        await orders.create(PARTITIONS)
+        await orders.create(MOST_PARTITIONS)
         one = [orders.bound(1) for _ in range(rounds)]
         await _timed("commit of 1 bind", one)
         many = [orders.bound(FLOWS) for _ in range(rounds)]
         await _timed(f"commit of {FLOWS:,} binds", many)
         orders.now += 10
-        await _timed(f"commit of {PARTITIONS:,} grants", [orders.do(c.Advance())])
+        await _timed(f"commit of {MOST_PARTITIONS:,} grants", [orders.do(c.Advance())])
         flow_ids = list(orders.queue.flows)[:FLOWS]
         await _timed(f"renew {FLOWS:,} flows", [lambda: store.renew(flow_ids)] * rounds)
         items = [
@@ -77,13 +75,13 @@ async def measure(url: str, rounds: int) -> None:
         await _timed("due", [lambda: store.due(1000)] * rounds)
 
         large = [Bench(store) for _ in range(3)]
-        creates = [lambda bench=bench: bench.create(MANY_PARTITIONS) for bench in large]
-        await _timed(f"create {MANY_PARTITIONS:,} partitions", creates)
+        creates = [lambda bench=bench: bench.create(MOST_PARTITIONS) for bench in large]
+        await _timed(f"create {MOST_PARTITIONS:,} partitions", creates)
         await large[0].bound(100)()
         large[0].now += 10
-        await _timed(f"commit of {MANY_PARTITIONS:,} grants", [large[0].do(c.Advance())])
+        await _timed(f"commit of {MOST_PARTITIONS:,} grants", [large[0].do(c.Advance())])
         load = [lambda: store.load(large[0].queue.id)] * 3
-        await _timed(f"load {MANY_PARTITIONS:,} owned partitions", load)
+        await _timed(f"load {MOST_PARTITIONS:,} owned partitions", load)
     finally:
         await store.stop()
 
@@ -94,7 +92,7 @@ class Bench:
     def __init__(self, store: PostgresStore) -> None:
         self.store = store
         self.now = 1000.0
-        settings = Settings(PARTITIONS, log="builtin:bench")
+        settings = Settings(MOST_PARTITIONS, log="builtin:bench")
         self.queue = Queue(str(uuid4()), f"bench-{uuid4()}", settings, self.now)
 
     async def create(self, partitions: int) -> None:

@@ -143,7 +143,7 @@ class Settings(BaseSettings):
         description="How long the audit of administrative calls is kept, and keys after their end.",
     )
     request_limit_bytes: Annotated[int, Field(ge=1024, le=2**30)] = Field(
-        default=8 * 2**20, description="The largest request body."
+        default=2**20, description="The largest request body."
     )
     body_budget_bytes: int = Field(
         default=64 * 2**20,

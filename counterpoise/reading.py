@@ -24,7 +24,7 @@ from counterpoise.wire import TOKEN_PATTERN, Page, Rebalance
 
 T = TypeVar("T")
 
-# The longest answer is the view of a flow that owns all partitions: 100,000 of some 200 bytes.
+# Far above the longest answer, the view of a flow that owns all 4,096 partitions.
 MOST_ANSWER_BYTES = 64 * 1024 * 1024
 # The contract's documents nest four deep.
 MOST_DEPTH = 32

@@ -88,7 +88,7 @@ export function resize(picture, needsKey) {
   const complete = partitions.length >= queue.operational_partition_count;
   ask({
     title: `Resize ${queue.name}`, button: "Resize", needsKey,
-    fields: { count: labelled("Partitions", { type: "number", min: 1, max: 100000, value: queue.partition_count, required: "" }) },
+    fields: { count: labelled("Partitions", { type: "number", min: 1, max: 4096, value: queue.partition_count, required: "" }) },
     preview: ({ count }) => {
       const before = queue.partition_count;
       if (!Number.isInteger(count) || count < 1) return NOTHING("!Give a whole number from 1 on.");

@@ -14,7 +14,7 @@ export function create(needsKey) {
     title: "Create a queue", button: "Create", needsKey,
     fields: {
       name: labelled("Name", { required: "", autocomplete: "off", spellcheck: "false" }),
-      count: labelled("Partitions", { type: "number", min: 1, max: 100000, value: 8, required: "" }),
+      count: labelled("Partitions", { type: "number", min: 1, max: 4096, value: 8, required: "" }),
       ordered: labelled("Keep the order of each key across resizes", { type: "checkbox", checked: "" }),
     },
     preview: ({ name, count }) => {

@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 
 from api import problems
-from api.answers import answer, encoded, results_answer, written_update
+from api.answers import answer, results_answer, update_json
 from api.rates import Rates
 from api.routing import (
     LONGEST_WAIT_SECONDS,
@@ -33,7 +33,6 @@ from broker.calls.bound_flows import BoundFlow
 from broker.core import commands as c
 from broker.core.access import Right
 from broker.core.errors import Invalid, TooManyFlows
-from broker.pieces import made
 from broker.service import Broker
 
 ROUTER = APIRouter(prefix="/v1/queues/{queue}/flows", route_class=Route, tags=["Flows"])
@@ -70,8 +69,7 @@ ON_A_FLOW = (*CREDENTIALS, "flow_not_found", "flow_gone")
 
 async def _serve_heartbeat(request: Request) -> Response:
     view = await broker_of(request).flows.heartbeat(flow_of(request))
-    body = await encoded(flow_schemas.Heartbeat, view)
-    return Response(body, media_type="application/json")
+    return answer(flow_schemas.Heartbeat, view)
 
 
 @ROUTER.post(
@@ -121,12 +119,11 @@ async def _update(view: views.UpdateView | None, status_code: int = 200) -> Resp
     """The view as an answer; None: nothing is newer."""
     if view is None:
         return Response(status_code=204)
-    body = await written_update(view)
-    return Response(body, status_code=status_code, media_type="application/json")
+    return Response(update_json(view), status_code=status_code, media_type="application/json")
 
 
 async def _update_event(view: views.UpdateView) -> bytes:
-    return event("FlowChangeUpdate", await written_update(view), view.revision)
+    return event("FlowChangeUpdate", update_json(view), view.revision)
 
 
 @ROUTER.get(
@@ -228,7 +225,7 @@ async def bind(
         rates.refused.labels("key_flows").inc()
         return _held_back(rates, refused)
     rates.admit(bound.flow_token)
-    return await answer(flow_schemas.Bound, bound, 201)
+    return answer(flow_schemas.Bound, bound, 201)
 
 
 def _held_back(rates: Rates, refused: TooManyFlows) -> DeferredCall:
@@ -274,13 +271,13 @@ async def commit(
 
     Each item is fenced by its epoch: a stale one changes nothing and does not affect the others.
     """
-    items = await made(
-        lambda item: c.CommitItem(item.partition, item.epoch, item.position, item.reached_cut),
-        body.partitions,
-    )
+    items = [
+        c.CommitItem(item.partition, item.epoch, item.position, item.reached_cut)
+        for item in body.partitions
+    ]
     done = await broker_of(request).commits.commit(flow_of(request), body.seq, items)
     request.app.state.metrics.count_results(queue, "commit", done.results)
-    return await results_answer(done)
+    return results_answer(done)
 
 
 @ROUTER.post(
@@ -299,15 +296,13 @@ async def release(
     For partitions in `revoking`, for retiring ones at their end (`finished`), and for any
     partition of a draining flow.
     """
-    items = await made(
-        lambda item: c.ReleaseItem(
-            item.partition, item.epoch, item.position, item.finished, item.reached_cut
-        ),
-        body.partitions,
-    )
+    items = [
+        c.ReleaseItem(item.partition, item.epoch, item.position, item.finished, item.reached_cut)
+        for item in body.partitions
+    ]
     done = await broker_of(request).flows.release(flow_of(request), body.seq, items)
     request.app.state.metrics.count_results(queue, "release", done.results)
-    return await results_answer(done)
+    return results_answer(done)
 
 
 @ROUTER.post(
@@ -336,8 +331,8 @@ async def children(
                 "fewer partitions at once.",
                 [(f"partitions.{nth}.children", "is too much for one call")],
             )
-    items = await made(
-        lambda item: c.ChildrenItem(
+    items = [
+        c.ChildrenItem(
             item.partition,
             item.epoch,
             tuple(
@@ -346,12 +341,12 @@ async def children(
             ),
             item.finished,
             item.position,
-        ),
-        body.partitions,
-    )
+        )
+        for item in body.partitions
+    ]
     done = await broker_of(request).flows.children(flow_of(request), body.seq, items)
     request.app.state.metrics.count_results(queue, "children", done.results)
-    return await results_answer(done)
+    return results_answer(done)
 
 
 @ROUTER.post(
@@ -366,10 +361,10 @@ async def ready(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.ReadyRequest
 ) -> Response:
     """The flow has restored the state that it needs for these partitions. Renews the lease."""
-    items = await made(lambda item: c.ReadyItem(item.partition, item.epoch), body.partitions)
+    items = [c.ReadyItem(item.partition, item.epoch) for item in body.partitions]
     done = await broker_of(request).flows.ready(flow_of(request), items)
     request.app.state.metrics.count_results(queue, "ready", done.results)
-    return await results_answer(done)
+    return results_answer(done)
 
 
 @ROUTER.post(

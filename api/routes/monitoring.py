@@ -26,6 +26,7 @@ from api.streams import EventStream, StreamHolder, event
 from broker.calls import views
 from broker.calls.conditions import ConditionView, ReportedCondition
 from broker.core.access import Right
+from broker.core.model import MOST_PARTITIONS
 from broker.scaling import Rule, advise
 
 ROUTER = APIRouter(prefix="/v1/queues/{queue}", route_class=Route)
@@ -121,17 +122,17 @@ async def scaling(
     minimum: Annotated[
         int,
         Ge(0),
-        Le(common.MOST_PARTITIONS),
+        Le(MOST_PARTITIONS),
         BeforeValidator(whole),
         Query(description="The least answer."),
     ] = 0,
     maximum: Annotated[
         int,
         Ge(1),
-        Le(common.MOST_PARTITIONS),
+        Le(MOST_PARTITIONS),
         BeforeValidator(whole),
         Query(description="The largest answer."),
-    ] = common.MOST_PARTITIONS,
+    ] = MOST_PARTITIONS,
     max_lag_seconds: Annotated[
         Annotated[int, Ge(1), Le(86400 * 365), BeforeValidator(whole)] | None,
         Query(

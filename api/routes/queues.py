@@ -147,7 +147,7 @@ async def delete_queue(
 async def rebalance_status(request: Request, queue: Name) -> views.RebalanceStatusView | Response:
     """The status (Ready, Holddown or Rebalancing), its trigger, its begin, and the handoffs."""
     view = await broker_of(request).monitoring.rebalance_status(queue)
-    return await answer(rebalance_schemas.RebalanceStatus, view)
+    return answer(rebalance_schemas.RebalanceStatus, view)
 
 
 @ROUTER.post(
@@ -163,7 +163,7 @@ async def rebalance_status(request: Request, queue: Name) -> views.RebalanceStat
 async def rebalance_now(request: Request, queue: Name) -> views.RebalanceStatusView | Response:
     """Rebalance at once, skipping the holddown. In a balanced queue no partition moves."""
     view = await broker_of(request).queues.rebalance(queue, caller_of(request))
-    return await answer(rebalance_schemas.RebalanceStatus, view, 202)
+    return answer(rebalance_schemas.RebalanceStatus, view, 202)
 
 
 @ROUTER.get(
@@ -188,7 +188,7 @@ async def rebalances(
     is the last of its page; the next page begins with the same item and the moves after these.
     """
     page = await broker_of(request).monitoring.rebalances(queue, limit, cursor, moves=moves)
-    return await answer(rebalance_schemas.RebalancePage, page)
+    return answer(rebalance_schemas.RebalancePage, page)
 
 
 @ROUTER.get(
@@ -252,7 +252,7 @@ async def set_positions(
     done = await broker_of(request).positions.set(
         queue, target, caller_of(request), dry_run=dry_run
     )
-    return await answer(log_schemas.Positions, done)
+    return answer(log_schemas.Positions, done)
 
 
 @ROUTER.post(

@@ -32,7 +32,6 @@ DECEPTIVE = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufe
 TEXT_PATTERN = rf"^[^{DECEPTIVE}]+$"
 POSITION_PATTERN = r"^[\x20-\x7e]+$"
 
-MOST_PARTITIONS = 100_000
 # In a call that creates a queue, and in a body of 64 KiB.
 MOST_ROOTS = 1000
 MOST_INT32 = 2**31 - 1

@@ -11,7 +11,6 @@ from api.schemas.common import (
     EXAMPLE_TIME,
     HELD_UNTIL,
     MOST_INT64,
-    MOST_PARTITIONS,
     REACHED_CUT,
     TEXT_PATTERN,
     WAITS_FOR,
@@ -28,6 +27,7 @@ from api.schemas.common import (
 )
 from api.schemas.logs import LogCredentials
 from api.schemas.queues import Start
+from broker.core.model import MOST_PARTITIONS
 
 Name = Annotated[
     str, StringConstraints(min_length=1, max_length=200, pattern=TEXT_PATTERN), Field()
@@ -227,8 +227,8 @@ class Heartbeat(AnswerModel):
     )
 
 
-# If many items of a list are wrong, the error names only the first: each of 100,000 could have
-# several errors, and the answer would be larger than the request.
+# If many items of a list are wrong, the error names only the first: each could have several errors,
+# and the answer would be larger than the request.
 _ITEMS: Any = Field(max_length=MOST_PARTITIONS, fail_fast=True)
 
 
@@ -278,8 +278,8 @@ class ReleaseRequest(RequestModel):
     partitions: list[ReleaseItem] = _ITEMS
 
 
-# Of the children of one call and of their parents together: more would hold up other queues.
-MOST_NAMES = 10_000
+# Of the children of one call and of their parents together: they fit into a body, however long.
+MOST_NAMES = 2_048
 
 
 class NewChild(RequestModel):
@@ -289,6 +289,7 @@ class NewChild(RequestModel):
     parents: list[Key] = Field(
         min_length=1,
         max_length=1000,
+        fail_fast=True,
         description="The keys of all partitions that it follows, that of the item among them.",
     )
     partition: PartitionNumber | None = Field(
@@ -311,7 +312,7 @@ class ChildrenItem(RequestModel):
     finished: bool = Field(
         default=False, description="It was processed to its end, and has no other children."
     )
-    children: list[NewChild] = Field(default_factory=list, max_length=1000)
+    children: list[NewChild] = Field(default_factory=list, max_length=1000, fail_fast=True)
 
 
 class ChildrenRequest(RequestModel):

@@ -13,7 +13,6 @@ from pydantic import (
 
 from api.schemas.common import (
     EXAMPLE_TIME,
-    MOST_PARTITIONS,
     AnswerModel,
     Epoch,
     PartitionKey,
@@ -26,6 +25,7 @@ from api.schemas.common import (
     moment,
 )
 from api.schemas.queues import Start
+from broker.core.model import MOST_PARTITIONS
 
 
 def _where(value: object) -> Literal["earliest", "latest"] | datetime:

@@ -107,7 +107,9 @@ class ConditionsReport(RequestModel):
         description="Raised with every report of the flow; a report with an equal or lower one "
         "changes nothing."
     )
-    conditions: Annotated[list[ReportedCondition], Field(max_length=MOST_CONDITIONS)]
+    conditions: Annotated[
+        list[ReportedCondition], Field(max_length=MOST_CONDITIONS, fail_fast=True)
+    ]
 
 
 class Condition(AnswerModel):

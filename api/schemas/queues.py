@@ -15,7 +15,6 @@ from api.schemas.common import (
     DECEPTIVE,
     EXAMPLE_QUEUE_ID,
     HELD_UNTIL,
-    MOST_PARTITIONS,
     MOST_ROOTS,
     POSITION_PATTERN,
     REACHED_CUT,
@@ -35,6 +34,7 @@ from api.schemas.common import (
     absent,
     left_out,
 )
+from broker.core.model import MOST_PARTITIONS
 from broker.logs.retention import MOST_BYTES, MOST_SECONDS
 from counterpoise.logs.address import MOST_ALIGNED, refuse_credentials
 

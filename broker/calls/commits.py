@@ -15,7 +15,6 @@ from broker.calls.views import ResultsView
 from broker.core import commands as c
 from broker.core.errors import QueueNotFound
 from broker.logs.positions import Reach
-from broker.pieces import pieces
 from broker.replica.renewals import RowLocked
 from broker.store.ports import PositionCommit, Positions
 
@@ -68,30 +67,18 @@ class CommitCalls:
         try:
             await refuse_items(flow, self._reach, items)
             shown = await coordinator.read(partial(shown_positions, flow_id))
-            results: list[c.Result] = []
-            committed: list[c.CommitItem] = []
-            positions: Positions = {}
-            async for some in pieces(items):
-                commits = [
-                    PositionCommit(
-                        coordinator.queue_id,
-                        flow_id,
-                        seq,
-                        one.partition,
-                        one.epoch,
-                        one.position,
-                    )
-                    for one in some
-                ]
-                # The last piece shows what all have committed.
-                is_last = len(results) + len(some) == len(items)
-                done, positions = await self._commit(flow_id, commits, shown if is_last else ())
-                results += done
-                committed += [
-                    item
-                    for item, result in zip(some, done, strict=True)
-                    if result.outcome is c.Outcome.OK
-                ]
+            commits = [
+                PositionCommit(
+                    coordinator.queue_id, flow_id, seq, one.partition, one.epoch, one.position
+                )
+                for one in items
+            ]
+            results, positions = await self._commit(flow_id, commits, shown)
+            committed = [
+                item
+                for item, result in zip(items, results, strict=True)
+                if result.outcome is c.Outcome.OK
+            ]
             await self._cuts.reached(coordinator, committed)
             if not committed:
                 # Check that it is bound.

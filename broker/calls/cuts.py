@@ -20,7 +20,6 @@ from broker.core import commands as c
 from broker.core.access import Caller
 from broker.core.barriers import Barriers
 from broker.core.cuts import last_resize, refuse_unsettled
-from broker.core.draft import SLICE
 from broker.core.errors import BrokerError, Invalid, QueueNotFound, ResizeUnsettled, Unavailable
 from broker.core.queue import Queue
 from broker.logs.ports import Bounds, Logs, Positions
@@ -92,7 +91,7 @@ class CutCalls:
     async def settle(self, name: str) -> None:
         """Makes the log of this queue have its partition count, and takes over the log's cuts.
 
-        Nothing if the queue has no ordered resizes, or amid a resize. A failure is logged and
+        Nothing if the queue has no ordered resizes. A failure is logged and
         tried again when the queue is due.
         """
         try:
@@ -103,8 +102,7 @@ class CutCalls:
     async def _settle(self, name: str, act: Act | None = None) -> None:
         def seen(queue: Queue) -> tuple[str, int, int] | None:
             settings = queue.settings
-            # Amid a resize the log must not route to partitions that the queue has not yet.
-            if not settings.ordered_resize or queue.is_resizing:
+            if not settings.ordered_resize:
                 return None
             return settings.log, settings.partition_count, queue.revision
 
@@ -147,16 +145,9 @@ class CutCalls:
         then the owner may take its own cuts: when it has reached them, it can be resized again.
 
         Two resizes on two replicas may come here in the other order than they were decided. So the
-        count is read again at the end, until it is the same. A resize that is under way leads its
-        followers when it is complete.
+        count is read again at the end, until it is the same.
         """
-
-        def settled(queue: Queue) -> int | None:
-            return None if queue.is_resizing else queue.settings.partition_count
-
-        newest: int | None = count
-        while newest is not None:
-            count = newest
+        while True:
             for follower in await self._readers.followers(name, log):
                 act = act_of(caller, "change_queue", follower.name)
                 if follower.ordered_resize:
@@ -165,36 +156,18 @@ class CutCalls:
                         await self._settle(follower.name, act)
                 else:
                     await self._readers.follow(follower.name, count, discard, act)
-            newest, discard = await self._queues.read(name, settled), False
-            if newest == count:
+            led, discard = count, False
+            count = await self._queues.read(name, lambda queue: queue.settings.partition_count)
+            if count == led:
                 return
 
     async def _take(self, coordinator: Coordinator, log: str) -> None:
-        """Tells the queue the cuts of its log, in pieces of the size of a slice.
-
-        If another replica is telling the same cuts and is ahead, the rest is left to it.
-        """
+        """Tells the queue the cuts of its log."""
         # Positions first: what is committed after that is found reached when it is committed, or
         # said by the owner.
         command = await self.cuts_of(coordinator, log, {})
-        if command is None:
-            return
-        cuts, first = command.cuts, 0
-        while True:
-            end = first + SLICE
-            following = cuts[end].partition if end < len(cuts) else None
-            piece = c.TakeCuts(
-                command.resize,
-                command.resized_from,
-                command.resized_to,
-                cuts[first:end],
-                first=cuts[first].partition if first else 0,
-                next=following,
-            )
-            answer: c.CutsWanted = await coordinator.submit(Submission(piece))
-            if answer.first is None or answer.first != following:
-                return
-            first = end
+        if command is not None:
+            await coordinator.submit(Submission(command))
 
     async def look_again(self, name: str) -> None:
         """Finds what was missed: a resize by a replica that knows no cuts, and positions of

@@ -26,7 +26,6 @@ from broker.core.errors import Unavailable
 from broker.core.queue import Queue
 from broker.logs.ports import Bounds, Logs
 from broker.logs.positions import number_of
-from broker.pieces import made
 from broker.replica.coordinator import Coordinator
 from broker.replica.store_calls import store_available
 from broker.store.ports import Positions, Store
@@ -63,7 +62,7 @@ class LogEnds:
                 return item._replace(against=Outcome.NOT_ENDED)
             return item._replace(children=found.children(item.partition))
 
-        return await made(checked, items)
+        return [*map(checked, items)]
 
     async def of_reports(
         self, coordinator: Coordinator, items: Sequence[c.ChildrenItem]
@@ -85,7 +84,7 @@ class LogEnds:
             known = following | reported if item.finished else reported
             return item._replace(children=tuple(known.values()))
 
-        return await made(checked, items)
+        return [*map(checked, items)]
 
     async def _ask(self, coordinator: Coordinator, items: Sequence[Item]) -> _Ends | None:
         """What the log says of the partitions of these items; None: nothing."""

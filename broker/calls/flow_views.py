@@ -7,9 +7,7 @@ show; else they are read, in batches.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import nullcontext
 from functools import partial
 
 from broker.calls.access import QueueAccess
@@ -19,14 +17,12 @@ from broker.calls.views import PartitionInUpdate, UpdateView
 from broker.core.model import Flow
 from broker.core.queue import Queue
 from broker.core.transitions import State
-from broker.pieces import pieces
 from broker.replica.coordinator import Coordinator
 from broker.replica.store_calls import store_available
 from broker.store.ports import Positions
 
-# Views of more partitions are made in pieces, and one view at a time: each keeps the processor busy
-# for long. A partition of a view takes a microsecond or two, less than other items of a piece.
-BIG_VIEW = 1000
+# So many positions are returned with a commit, for the view that follows.
+MOST_SHOWN = 1000
 
 
 def needed_positions(flow: Flow) -> list[int]:
@@ -38,7 +34,7 @@ def shown_positions(flow_id: str, queue: Queue) -> Collection[int]:
     """As `needed_positions`; none if they are very many, or without the flow."""
     flow = queue.flows.get(flow_id)
     numbers = () if flow is None else needed_positions(flow)
-    return numbers if len(numbers) <= BIG_VIEW else ()
+    return numbers if len(numbers) <= MOST_SHOWN else ()
 
 
 def partitions_in_view(
@@ -88,7 +84,6 @@ class FlowViews:
         self._store = queues.store
         self._clock = queues.replica.clock
         self._bound = bound
-        self._one_big_view = asyncio.Lock()
         self._positions = queues.replica.batcher(self._read_positions)
 
     async def view(
@@ -103,34 +98,29 @@ class FlowViews:
         if isinstance(found, UpdateView):
             return found
         numbers = found
-        async with self._one_big_view if len(numbers or ()) > BIG_VIEW else nullcontext():
-            while True:
-                if numbers is not None:
-                    some = _at_hand(coordinator, numbers, positions)
-                    if some is None:
-                        some = await self._positions.put((coordinator.queue_id, numbers))
-                    if len(numbers) > BIG_VIEW:
-                        in_pieces = partial(self._in_pieces, flow_id, some)
-                        view = await coordinator.read_in_pieces(in_pieces, fresh=fresh)
-                    else:
-                        made = partial(self._made, flow_id, some)
-                        view = await coordinator.read(made, fresh=fresh)
-                    if view is not None:
-                        return view
-                # Something changed meanwhile, or this replica does not know the change yet.
-                fresh, positions = True, None
-                numbers = await coordinator.read(partial(_needed, flow_id), fresh=True)
-                if numbers is None:
-                    raise await self._bound.missing(coordinator.name, flow_id)
+        while True:
+            if numbers is not None:
+                some = _at_hand(coordinator, numbers, positions)
+                if some is None:
+                    some = await self._positions.put((coordinator.queue_id, numbers))
+                made = partial(self._made, flow_id, some)
+                view = await coordinator.read(made, fresh=fresh)
+                if view is not None:
+                    return view
+            # Something changed meanwhile, or this replica does not know the change yet.
+            fresh, positions = True, None
+            numbers = await coordinator.read(partial(_needed, flow_id), fresh=True)
+            if numbers is None:
+                raise await self._bound.missing(coordinator.name, flow_id)
 
     def at_once(
         self, flow: BoundFlow, positions: Positions | None, queue: Queue
     ) -> UpdateView | list[int] | None:
-        """The flow's view, if the positions are at hand and not many; else the partitions whose
-        positions it takes. None without the flow.
+        """The flow's view, if the positions are at hand; else the partitions whose positions it
+        takes. None without the flow.
         """
         numbers = _needed(flow.flow_id, queue)
-        if numbers is None or len(numbers) > BIG_VIEW:
+        if numbers is None:
             return numbers
         some = _at_hand(flow.coordinator, numbers, positions)
         view = None if some is None else self._made(flow.flow_id, some, queue)
@@ -142,26 +132,8 @@ class FlowViews:
         if flow is None:
             return None
         found = partitions_in_view(queue, flow, needed_positions(flow), positions)
-        return None if found is None else self._with(queue, flow, found)
-
-    async def _in_pieces(
-        self, flow_id: str, positions: Positions, queue: Queue
-    ) -> UpdateView | None:
-        """As `_made`, with pauses."""
-        flow = queue.flows.get(flow_id)
-        if flow is None:
+        if found is None:
             return None
-        found: list[PartitionInUpdate] = []
-        async for numbers in pieces(needed_positions(flow)):
-            some = partitions_in_view(queue, flow, numbers, positions)
-            if some is None:
-                return None
-            found += some
-        return self._with(queue, flow, found)
-
-    def _with(
-        self, queue: Queue, flow: Flow, partitions: Iterable[PartitionInUpdate]
-    ) -> UpdateView:
         return UpdateView(
             queue=queue.name,
             flow_id=flow.id,
@@ -169,7 +141,7 @@ class FlowViews:
             active=flow.active,
             draining=flow.draining,
             now=self._clock.now(),
-            partitions=tuple(partitions),
+            partitions=tuple(found),
             resize=queue.resize_seen if queue.settings.ordered_resize else None,
             held_until=flow.held_until,
         )

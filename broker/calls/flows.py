@@ -6,9 +6,8 @@ They are commands, which go through the queue's mailbox.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
-from itertools import islice
 from uuid import uuid4
 
 from broker.calls.access import QueueAccess, act_on_flow, shown_flow
@@ -25,7 +24,7 @@ from broker.logs.bind_access import BindAccess
 from broker.logs.ports import Holder, Logs
 from broker.logs.positions import Reach
 from broker.replica.coordinator import Coordinator
-from broker.replica.transaction import SLICES_AT_ONCE, Submission, all_of, slices
+from broker.replica.transaction import Submission
 
 
 class FlowCalls:
@@ -144,16 +143,13 @@ class FlowCalls:
         Raises FlowGone, FlowNotFound, QueueNotFound, Invalid, Unavailable.
         """
 
-        async def submissions() -> Iterator[Submission]:
+        async def released() -> c.Release:
             await refuse_items(flow, self._reach, items)
-            released = await self._cuts.reaching(flow.coordinator, items)
-            released = await self._ends.of_releases(flow.coordinator, released)
-            return (
-                Submission(c.Release(flow.flow_id, some), renews=flow.flow_id, seq=seq)
-                for some in slices(released)
-            )
+            reaching = await self._cuts.reaching(flow.coordinator, items)
+            known = await self._ends.of_releases(flow.coordinator, reaching)
+            return c.Release(flow.flow_id, tuple(known))
 
-        return await self._work(flow, submissions())
+        return await self._report(flow, released(), seq)
 
     async def children(
         self, flow: BoundFlow, seq: int | None, items: Sequence[c.ChildrenItem]
@@ -169,28 +165,21 @@ class FlowCalls:
             for place, child in enumerate(item.children)
         }
 
-        async def submissions() -> Iterator[Submission]:
+        async def reported() -> c.Children:
             await refuse_items(flow, self._reach, items)
             await refuse_begins(flow, self._reach, begins)
-            reported = await self._ends.of_reports(flow.coordinator, items)
-            return (
-                Submission(c.Children(flow.flow_id, some), renews=flow.flow_id, seq=seq)
-                for some in slices(reported)
-            )
+            known = await self._ends.of_reports(flow.coordinator, items)
+            return c.Children(flow.flow_id, tuple(known))
 
-        return await self._work(flow, submissions())
+        return await self._report(flow, reported(), seq)
 
     async def ready(self, flow: BoundFlow, items: Sequence[c.ReadyItem]) -> ResultsView:
         """Reports finished warm-ups. Raises FlowGone, FlowNotFound, QueueNotFound, Unavailable."""
 
-        async def submissions() -> Iterator[Submission]:
-            refuse_repetitions([item.partition for item in items])
-            return (
-                Submission(c.Ready(flow.flow_id, some), renews=flow.flow_id)
-                for some in slices(items)
-            )
-
-        return await self._work(flow, submissions())
+        refuse_repetitions([item.partition for item in items])
+        return await self._work(
+            flow, Submission(c.Ready(flow.flow_id, tuple(items)), renews=flow.flow_id)
+        )
 
     async def drain(
         self, flow: BoundFlow, timeout_seconds: float | None, caller: Caller | None = None
@@ -204,26 +193,26 @@ class FlowCalls:
         coordinator, flow_id = flow
         act = act_on_flow(caller, "drain", coordinator.name, flow_id)
 
-        async def submissions() -> Iterator[Submission]:
-            command, renews = c.Drain(flow_id, timeout_seconds), flow_id if act is None else None
-            shown = partial(shown_flow, flow_id)
-            return iter([Submission(command, renews=renews, act=act, shown=shown)])
+        command, renews = c.Drain(flow_id, timeout_seconds), flow_id if act is None else None
+        shown = partial(shown_flow, flow_id)
+        submission = Submission(command, renews=renews, act=act, shown=shown)
+        return (await self._work(flow, submission)).update
 
-        return (await self._work(flow, submissions())).update
-
-    async def _work(
-        self, flow: BoundFlow, submissions: Awaitable[Iterator[Submission]]
+    async def _report(
+        self, flow: BoundFlow, command: Awaitable[c.Release | c.Children], seq: int | None
     ) -> ResultsView:
-        """The results of all submissions, in order; a large call has several. As many of them wait
-        together as one transaction takes.
-        """
-        coordinator, flow_id = flow
-        results: list[c.Result] = []
+        """As `_work`, of a command that is made by what the log and the queue say."""
         try:
-            waiting = await submissions
-            while some := [coordinator.enqueue(one) for one in islice(waiting, SLICES_AT_ONCE)]:
-                for answer in await all_of(some):
-                    results += answer or ()
-            return ResultsView(tuple(results), await self._views.view(flow))
+            made = await command
+        except (FlowNotFound, QueueNotFound):
+            raise await self._bound.missing(flow.coordinator.name, flow.flow_id) from None
+        return await self._work(flow, Submission(made, renews=flow.flow_id, seq=seq))
+
+    async def _work(self, flow: BoundFlow, submission: Submission) -> ResultsView:
+        """The results of a flow's command, and its view after it."""
+        coordinator, flow_id = flow
+        try:
+            results = await coordinator.submit(submission)
+            return ResultsView(tuple(results or ()), await self._views.view(flow))
         except (FlowNotFound, QueueNotFound):
             raise await self._bound.missing(coordinator.name, flow_id) from None

@@ -115,6 +115,6 @@ def growth_of(queue: Queue, count: int) -> c.Change | None:
     Deciding it raises CutsOutdated if the queue was resized meanwhile: then the count may be an old
     one.
     """
-    if queue.is_resizing or queue.settings.partition_count >= count:
+    if queue.settings.partition_count >= count:
         return None
     return c.Change({"partition_count": count}, checked=last_resize(queue))

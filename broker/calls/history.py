@@ -223,7 +223,7 @@ def _causes(record: r.Record, at: float) -> Sequence[CauseView]:
             return (CauseView(at, "bound", record.flow_id, record.client_name),)
         case r.FlowsAdmitted():
             return [CauseView(at, "admitted", flow_id) for flow_id in record.flow_ids]
-        case r.FlowLeft() | r.FlowDeparted():
+        case r.FlowLeft():
             return (CauseView(at, "left", record.flow_id, reason=record.reason),)
         case r.FlowDraining():
             return (CauseView(at, "draining", record.flow_id),)

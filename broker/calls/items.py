@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import compress, islice
+from itertools import islice
 from typing import TypeAlias, TypeVar
 
 from broker.calls.bound_flows import BoundFlow
@@ -13,7 +13,6 @@ from broker.core.commands import ChildrenItem, CommitItem, NewChild, ReleaseItem
 from broker.core.errors import Invalid
 from broker.core.queue import Queue
 from broker.logs.positions import Positioned, Reach, refuse_invalid
-from broker.pieces import made, mapped, pieces
 
 Item: TypeAlias = CommitItem | ReleaseItem | ChildrenItem
 T = TypeVar("T", bound=Positioned)
@@ -40,10 +39,10 @@ async def refuse_items(flow: BoundFlow, reach: Reach, items: Sequence[Item]) -> 
     """
     refuse_repetitions([item.partition for item in items])
     is_doubtful = partial(reach.is_doubtful, flow.coordinator.queue_id)
-    doubtful = await made(is_doubtful, items)
-    if any(doubtful):
-        places = [*compress(range(len(items)), doubtful)]
-        given = await made(lambda place: (f"partitions.{place}.position", items[place]), places)
+    given = [
+        (f"partitions.{place}.position", one) for place, one in enumerate(items) if is_doubtful(one)
+    ]
+    if given:
         await _refuse(flow, reach, given, partial(_owned, flow.flow_id))
 
 
@@ -76,22 +75,21 @@ async def _refuse(
     """
     coordinator = flow.coordinator
 
-    def extract(some: Sequence[tuple[str, T]], queue: Queue) -> tuple[str, list[tuple[str, T]]]:
-        return queue.settings.log, [one for one in some if is_bounded(queue, one[1])]
+    def extract(queue: Queue) -> tuple[str, list[tuple[str, T]]]:
+        return queue.settings.log, [one for one in given if is_bounded(queue, one[1])]
 
-    log, far = "", dict[int, tuple[str, str]]()
-    async for some in pieces(given):
-        log, bounded = await coordinator.read(partial(extract, some))
-        refuse_invalid(log, {field: at for field, one in some if (at := one.position) is not None})
-        for field, one in bounded:
-            number, at = one.partition, one.position
-            assert number is not None
-            assert at is not None
-            if not reach.is_near(coordinator.queue_id, number, at):
-                far[number] = field, at
+    log, bounded = await coordinator.read(extract)
+    refuse_invalid(log, {field: at for field, one in given if (at := one.position) is not None})
+    far: dict[int, tuple[str, str]] = {}
+    for field, one in bounded:
+        number, at = one.partition, one.position
+        assert number is not None
+        assert at is not None
+        if not reach.is_near(coordinator.queue_id, number, at):
+            far[number] = field, at
     if not far:
         return
-    positions = await mapped(lambda one: (one[0], one[1][1]), [*far.items()])
+    positions = {number: at for number, (_, at) in far.items()}
     ends = await reach.beyond(coordinator.queue_id, log, positions)
     for number, end in ends.items():
         raise Invalid(

@@ -15,6 +15,7 @@ does not exist.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -33,7 +34,6 @@ from broker.core.access import (
     matches,
 )
 from broker.core.errors import Forbidden, Invalid, KeyNotFound, Unauthorized
-from broker.pieces import pause
 from broker.replica.store_calls import store_available
 from broker.store.ports import Act, KeySummary, NewKey
 
@@ -171,7 +171,7 @@ async def _covered(patterns: tuple[str, ...], several: Sequence[Sequence[str]]) 
             pairs += len(patterns)
             if pairs > PAIRS_AT_ONCE:
                 pairs = 0
-                await pause()
+                await asyncio.sleep(0)
             if not matches(patterns, other):
                 found[-1] = False
                 break

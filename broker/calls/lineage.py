@@ -30,7 +30,8 @@ from broker.core import commands as c
 from broker.core import records as r
 from broker.core.access import Caller
 from broker.core.errors import ChildrenRefused, Invalid, QueueNotFound
-from broker.core.lineage import MOST_KEYS, MOST_PARTITIONS, lineage_of, room
+from broker.core.lineage import MOST_KEYS, lineage_of, room
+from broker.core.model import MOST_PARTITIONS
 from broker.core.queue import Queue
 from broker.logs.names import builtin_name
 from broker.logs.ports import LogOwner, Logs, RangeLogs, Root, Sealing

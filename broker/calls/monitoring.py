@@ -30,7 +30,6 @@ from broker.core.errors import Invalid, QueueNotFound
 from broker.core.model import Settings
 from broker.core.queue import Queue
 from broker.logs.ports import Logs
-from broker.pieces import pieces
 from broker.replica.coordinator import Coordinator
 from broker.replica.store_calls import store_available
 from broker.scaling import Load, load_of
@@ -38,9 +37,9 @@ from broker.store.ports import QueueGone, StoreUnavailable
 
 DECIMAL = re.compile("[0-9]{1,18}")
 # The most revisions that are read at once for a reader of events, who keeps them until they are
-# sent. Each has at most a slice.
+# sent.
 EVENTS_AT_ONCE = 5
-# Each has at most a slice.
+# Others get on after so many.
 ENTRIES_AT_ONCE = 5
 # Of the rebalances whose entries are read for one another; a single one may have more.
 MOST_ENTRIES = 200
@@ -125,7 +124,8 @@ class MonitoringCalls:
         with store_available():
             try:
                 revisions = await self._queues.store.history(queue_id, limit, before, MOST_ENTRIES)
-                async for some in pieces(revisions, ENTRIES_AT_ONCE):
+                for first in range(0, len(revisions), ENTRIES_AT_ONCE):
+                    some = revisions[first : first + ENTRIES_AT_ONCE]
                     entries = await self._queues.store.entries_at(queue_id, some)
                     history.add(entries)
                     ids = [one.rebalance_id for one in entries if one.rebalance_id is not None]

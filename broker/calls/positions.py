@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any, Literal, TypeAlias
 
 from broker.calls import views
@@ -22,10 +21,9 @@ from broker.core.transitions import State
 from broker.logs.names import parts_of
 from broker.logs.ports import Logs, Positions
 from broker.logs.positions import refuse_invalid
-from broker.pieces import PIECE, made, mapped, pause, pieces
 from broker.replica.coordinator import Coordinator
 from broker.replica.store_calls import store_available
-from broker.replica.transaction import EARLIEST, Submission, slices
+from broker.replica.transaction import EARLIEST, Submission
 from broker.store.ports import Store
 from counterpoise.logs.address import kind_of
 from counterpoise.logs.groups import place
@@ -51,8 +49,8 @@ class PositionCalls:
     ) -> views.PositionsView:
         """Sets positions and raises the epochs. Raises QueueNotFound, Invalid, Unavailable.
 
-        `dry_run`: changes nothing, and says how far each partition would move. Very many are set in
-        slices, lowest numbers first; a call without an answer may have set some, and is repeated.
+        `dry_run`: changes nothing, and says how far each partition would move. Those of several
+        logs are set log by log; a call without an answer may have set some, and is repeated.
         """
         if dry_run:
             return await self._preview(name, await self._wanted(name, where))
@@ -70,31 +68,27 @@ class PositionCalls:
             count = len(positions)
             act = replace(act, before=_shown(before, count), after=_shown(after, count))
         cuts = await self._queues.on(name, lambda one: self._cuts_with(one, positions))
-        following = False
-        of_logs: list[list[int]] = [[] for _ in parts]
-        async for piece in pieces(sorted(positions)):
-            for number in piece:
-                of_logs[place(number, len(parts))[0]].append(number)
+        of_logs: list[dict[int, str | None]] = [{} for _ in parts]
+        for number in sorted(positions):
+            of_logs[place(number, len(parts))[0]][number] = positions[number]
         for fence, of_log in zip(fences, of_logs, strict=True):
-            for numbers in slices(of_log):
-                command = c.RaiseEpochs(numbers, cuts, following)
-                some = {number: positions[number] for number in numbers}
-                await self._queues.submit(
-                    name, partial(Submission, command, positions=some, fence=fence, act=act)
-                )
-                act, following = None, True
+            command = c.RaiseEpochs(tuple(of_log), cuts)
+            await self._queues.submit(
+                name, partial(Submission, command, positions=of_log, fence=fence, act=act)
+            )
+            act = None
 
-        async def extract(queue: Queue) -> views.PositionsView:
-            def one(number: int) -> views.PositionSet:
-                epoch = queue.partitions[number].epoch
-                return views.PositionSet(number, epoch, positions[number])
+        def extract(queue: Queue) -> views.PositionsView:
+            return views.PositionsView(
+                queue.revision,
+                tuple(
+                    views.PositionSet(number, queue.partitions[number].epoch, positions[number])
+                    for number in sorted(positions)
+                    if is_read(queue, number)
+                ),
+            )
 
-            existing: list[int] = []
-            async for some in pieces(sorted(positions)):
-                existing += [number for number in some if is_read(queue, number)]
-            return views.PositionsView(queue.revision, tuple(await made(one, existing)))
-
-        return await self._queues.on(name, lambda queue: queue.read_in_pieces(extract))
+        return await self._queues.read(name, extract)
 
     async def _cuts_with(
         self, coordinator: Coordinator, positions: Mapping[int, str | None]
@@ -114,22 +108,16 @@ class PositionCalls:
     async def _wanted(self, name: str, where: Where) -> dict[int, str | None]:
         """The position of each partition that `where` means now."""
 
-        async def extract(queue: Queue) -> tuple[str, str, list[int], set[int]]:
-            existing, numbers = queue.existing(), list[int]()
-            while some := list(islice(existing, PIECE)):
-                # A finished partition stays finished, wherever its position is.
-                numbers += [one.number for one in some if one.state is not State.FINISHED]
-                if len(some) == PIECE:
-                    await pause()
+        def extract(queue: Queue) -> tuple[str, str, list[int], set[int]]:
+            # A finished partition stays finished, wherever its position is.
+            numbers = [one.number for one in queue.existing() if one.state is not State.FINISHED]
             finished = set() if queue.lineage is None else set(queue.lineage.finished)
             return queue.settings.log, queue.settings.start, numbers, finished
 
-        log, start, numbers, finished = await self._queues.on(
-            name, lambda one: one.read_in_pieces(extract)
-        )
+        log, start, numbers, finished = await self._queues.read(name, extract)
         if not isinstance(where, Mapping):
             found = await self._logs.positions(log, where)
-            return await mapped(lambda number: (number, found.get(number, EARLIEST)), numbers)
+            return {number: found.get(number, EARLIEST) for number in numbers}
         if passed_over := finished.intersection(where):
             where = dict(where)
             for number in passed_over:
@@ -151,15 +139,12 @@ class PositionCalls:
     async def _preview(self, name: str, positions: Mapping[int, str | None]) -> views.PositionsView:
         """How many messages would be read again or skipped, by the ends of this moment."""
 
-        async def extract(queue: Queue) -> tuple[views.QueueView, dict[int, int]]:
-            epochs: dict[int, int] = {}
-            async for some in pieces(sorted(positions)):
-                existing = (number for number in some if queue.exists(number))
-                epochs.update((number, queue.partitions[number].epoch) for number in existing)
-            return queue_view(queue), epochs
+        def extract(queue: Queue) -> tuple[views.QueueView, dict[int, int]]:
+            existing = filter(queue.exists, sorted(positions))
+            return queue_view(queue), {n: queue.partitions[n].epoch for n in existing}
 
         async def work(coordinator: Coordinator) -> views.PositionsView:
-            queue, epochs = await coordinator.read_in_pieces(extract, fresh=True)
+            queue, epochs = await coordinator.read(extract, fresh=True)
             with store_available():
                 stored = await stored_positions(
                     self._queues.store, coordinator.queue_id, sorted(epochs)
@@ -180,7 +165,7 @@ class PositionCalls:
                     number, epochs[number], positions[number], previous, again, skipped
                 )
 
-            return views.PositionsView(queue.revision, tuple(await made(one, [*epochs])))
+            return views.PositionsView(queue.revision, tuple(map(one, epochs)))
 
         return await self._queues.on(name, work)
 
@@ -197,7 +182,7 @@ async def stored_positions(
     ones, whose messages are kept no longer than the others'.
     """
     rows = await store.positions(queue_id, numbers)
-    return await mapped(lambda number: (number, rows[number][1]), [*rows])
+    return {number: position for number, (_, position) in rows.items()}
 
 
 def shown_positions(positions: Mapping[int, str | None]) -> Mapping[str, Any]:
@@ -217,27 +202,23 @@ async def refuse_unreachable(logs: Logs, log: str, positions: Positions) -> None
     partition. Of a log of an unknown kind nothing is known."""
     if kind_of(log) is None:
         return
-    given: list[tuple[int, str]] = []
-    async for some in pieces(sorted(positions)):
-        new = [(number, at) for number in some if (at := positions[number]) is not None]
-        refuse_invalid(log, {f"positions.{number}": at for number, at in new})
-        given += new
-    await _refuse_ahead(given, await logs.ends(log, sorted(positions)))
+    given = [(number, at) for number in sorted(positions) if (at := positions[number]) is not None]
+    refuse_invalid(log, {f"positions.{number}": at for number, at in given})
+    _refuse_ahead(given, await logs.ends(log, sorted(positions)))
 
 
-async def _refuse_ahead(given: Sequence[tuple[int, str]], reached: Mapping[int, str]) -> None:
+def _refuse_ahead(given: Sequence[tuple[int, str]], reached: Mapping[int, str]) -> None:
     """Refuses a position that a partition has not reached: the next published messages would be
     below it, and be passed over. `reached`: the ends of partitions, as far as the log knows."""
-    async for some in pieces(given):
-        ahead = [
-            (number, position)
-            for number, position in some
-            if number in reached and int(position) > int(reached[number])
-        ]
-        if ahead:
-            first, position = ahead[0]
-            raise Invalid(
-                f"The log's partition {first} ends at {reached[first]}, and {position} is beyond "
-                "that; send 'latest' for the end.",
-                [(f"positions.{number}", f"is beyond {reached[number]}") for number, _ in ahead],
-            )
+    ahead = [
+        (number, position)
+        for number, position in given
+        if number in reached and int(position) > int(reached[number])
+    ]
+    if ahead:
+        first, position = ahead[0]
+        raise Invalid(
+            f"The log's partition {first} ends at {reached[first]}, and {position} is beyond "
+            "that; send 'latest' for the end.",
+            [(f"positions.{number}", f"is beyond {reached[number]}") for number, _ in ahead],
+        )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
-from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -18,7 +17,7 @@ from broker.calls.readers import LogReaders, Trims, log_owner
 from broker.calls.rendering import queue_row_view, queue_view, status_of
 from broker.core import commands as c
 from broker.core.access import ALL_QUEUES, Caller, Right
-from broker.core.creation import Creation
+from broker.core.creation import create
 from broker.core.errors import (
     Forbidden,
     Invalid,
@@ -33,8 +32,6 @@ from broker.core.transitions import State
 from broker.logs.names import builtin_name, check_log, decides_count, has_owner, parts_of
 from broker.logs.ports import LogOwner, Logs
 from broker.logs.retention import DEFAULT_BYTES, DEFAULT_SECONDS, Retention
-from broker.pieces import pieces
-from broker.replica.coordinator import Coordinator
 from broker.replica.store_calls import store_available
 from broker.replica.transaction import EARLIEST, LogMoved, Submission
 from broker.store.ports import (
@@ -116,20 +113,16 @@ class QueueCalls:
             retention_bytes=retention.most_bytes if retention else None,
         )
         clock = self._replica.clock
-        made = Creation(str(uuid4()), spec.name, settings, clock.now(), outage_seen=clock.outage_id)
-        if roots:
-            async for some in pieces(roots):
-                made.add_roots(some)
-        else:
-            count = settings.partition_count
-            if owner is not None or width > 1:
-                count = await self._held_count(log, count, owner)
-            async for numbers in pieces(range(count)):
-                made.add(numbers)
-            made.retire()
-        positions = await self._given_positions(spec, log, owner, made.queue)
+        queue = Queue(str(uuid4()), spec.name, settings, clock.now())
+        queue.outage_seen = clock.outage_id
+        count = settings.partition_count
+        if not roots and (owner is not None or width > 1):
+            count = await self._held_count(log, count, owner)
         awaits_cuts = settings.ordered_resize and owner is not None
-        entry, queue = made.finish(uuid4().hex, awaits_cuts=awaits_cuts), made.queue
+        entry = create(
+            queue, uuid4().hex, partition_count=count, roots=roots, awaits_cuts=awaits_cuts
+        )
+        positions = await self._given_positions(spec, log, owner, queue)
         act = act_of(caller, "create_queue", spec.name)
         if act is not None:
             after = {**_shown(queue), **(shown_positions(positions) if positions else {})}
@@ -270,10 +263,9 @@ class QueueCalls:
         bounds = await self._logs.bounds(log)
         if bounds is None:
             raise Unavailable("The log does not say what it holds right now; try again.")
-        async for some in pieces([*bounds.ends.items()]):
-            held = (number for number, end in some if int(bounds.starts[number]) < int(end))
-            count = max(count, (max(held, default=-1) // width + 1) * width)
-        return count
+        ends = bounds.ends.items()
+        held = (number for number, end in ends if int(bounds.starts[number]) < int(end))
+        return max(count, (max(held, default=-1) // width + 1) * width)
 
     async def _given_positions(
         self, spec: views.QueueSpec, log: str, owner: views.QueueView | None, queue: Queue
@@ -425,31 +417,13 @@ class QueueCalls:
         )
         if "partition_count" not in command.changes:
             return
-        settled = await self._queues.on(name, partial(self._when_resized, extract=extract))
-        owner, log, count, revision, removed = settled
+        owner, log, count, revision, removed = await self._queues.read(name, extract)
         if not await self._readers.owns(name, log):
             return
         await self._logs.set_partition_count(
             log, count, revision, owner, removed if discard else ()
         )
         await self._cuts.lead(name, log, count, discard=discard, caller=caller)
-
-    async def _when_resized(self, coordinator: Coordinator, extract: Callable[[Queue], T]) -> T:
-        """What `extract` gives after the last slice of a large resize, whoever commits it.
-
-        It is seen at one moment: the next resize may begin at once, and amid that one the log must
-        not get its count.
-        """
-
-        def settled(queue: Queue) -> T | None:
-            return None if queue.is_resizing else extract(queue)
-
-        with coordinator.notifier.watching() as changed:
-            while (seen := await coordinator.read(settled)) is None:
-                if self._replica.stopping:
-                    raise Unavailable("The service stops; send the same change again.")
-                await changed.wait()
-        return seen
 
     async def delete(self, name: str, force: bool, caller: Caller | None = None) -> None:
         """Deletes a queue, and the log it owns. Raises QueueNotFound, QueueInUse."""

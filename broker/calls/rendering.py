@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from broker.calls import views
 from broker.calls.views import MOST_NAMED, RebalanceView
@@ -12,7 +12,6 @@ from broker.core.queue import Queue
 from broker.core.records import Entry
 from broker.core.stored import ShownEntry, shown_values
 from broker.core.transitions import State
-from broker.pieces import PIECE, pieces
 from broker.replica.coordinator import Coordinator
 from broker.store.ports import Positions, QueueRow
 
@@ -66,7 +65,7 @@ def barrier_of(queue: Queue, number: int) -> tuple[str, bool, tuple[int, ...]] |
     """Cut, whether it is reached, and for which partitions this one waits there; nothing if it
     neither waits nor is waited for (the contract, *Ordered resize*)."""
     barriers = queue.barriers
-    if barriers is None or not barriers.in_force:
+    if barriers is None:
         return ()
     is_reached, others = number not in barriers.unreached, barriers.waits_for(number, MOST_NAMED)
     if is_reached and not others:
@@ -80,7 +79,7 @@ def resize_view(queue: Queue) -> views.ResizeView | None:
     if barriers is None and not awaits:
         return None
     count = queue.settings.partition_count
-    if barriers is None or not barriers.in_force:
+    if barriers is None:
         return views.ResizeView(None, count, awaits, 0, 0)
     return views.ResizeView(
         barriers.resized_from,
@@ -126,11 +125,9 @@ def _names_bytes(node: Node) -> int:
 def partition_view(queue: Queue, partition: Partition, positions: Positions) -> views.PartitionView:
     """A partition as administrators see it."""
     handoff = queue.handoffs.get(partition.number)
-    # What a flow that is gone owned is taken from it slice by slice.
-    owner = None if partition.owner is None or partition.owner.gone else partition.owner
     node = None if queue.lineage is None else queue.lineage.nodes.get(partition.number)
-    state = (State.UNASSIGNED if owner is None and partition.owner else partition.state).value
-    if partition.retiring and partition.state is State.OWNED and owner is not None:
+    owner, state = partition.owner, partition.state.value
+    if partition.retiring and partition.state is State.OWNED:
         state = "retiring"
     cut, reached_cut, others = barrier_of(queue, partition.number) or (None, None, None)
     return views.PartitionView(
@@ -168,44 +165,25 @@ def flow_view(flow: Flow, lease_expires_at: float) -> views.FlowSummaryView:
 
 async def status_of(coordinator: Coordinator) -> views.RebalanceStatusView:
     """The rebalance status. Raises QueueNotFound, Unavailable."""
-    handoffs = await coordinator.read(lambda queue: len(queue.handoffs), fresh=True)
-    if handoffs > PIECE:
-        return await coordinator.read_in_pieces(_status_in_pieces)
-    return await coordinator.read(status_view)
+    return await coordinator.read(status_view, fresh=True)
+
+
+def _handoff_views(queue: Queue) -> Iterator[views.HandoffView]:
+    """The handoffs, by partition."""
+    for number in sorted(queue.handoffs):
+        handoff, partition = queue.handoffs[number], queue.partitions[number]
+        assert partition.owner is not None
+        yield views.HandoffView(
+            number,
+            partition.owner.id,
+            handoff.successor.id if handoff.successor else None,
+            partition.state.value,
+            handoff.deadline,
+        )
 
 
 def status_view(queue: Queue) -> views.RebalanceStatusView:
     """The rebalance status."""
-    return _status_view(queue, handoff_views(queue, sorted(queue.handoffs)))
-
-
-async def _status_in_pieces(queue: Queue) -> views.RebalanceStatusView:
-    """As `status_view`, with pauses."""
-    handoffs: list[views.HandoffView] = []
-    async for numbers in pieces(sorted(queue.handoffs)):
-        handoffs += handoff_views(queue, numbers)
-    return _status_view(queue, handoffs)
-
-
-def handoff_views(queue: Queue, numbers: Iterable[int]) -> list[views.HandoffView]:
-    """The handoffs of these partitions."""
-    found = []
-    for number in numbers:
-        handoff, partition = queue.handoffs[number], queue.partitions[number]
-        assert partition.owner is not None
-        found.append(
-            views.HandoffView(
-                number,
-                partition.owner.id,
-                handoff.successor.id if handoff.successor else None,
-                partition.state.value,
-                handoff.deadline,
-            )
-        )
-    return found
-
-
-def _status_view(queue: Queue, handoffs: Iterable[views.HandoffView]) -> views.RebalanceStatusView:
     return views.RebalanceStatusView(
         queue=queue.name,
         status=queue.status.value,
@@ -213,8 +191,8 @@ def _status_view(queue: Queue, handoffs: Iterable[views.HandoffView]) -> views.R
         trigger=queue.trigger,
         since=queue.since,
         holddown_until=queue.holddown_until,
-        handoffs=tuple(handoffs),
-        unassigned=tuple(sorted(queue.unassigned.keys() | _left_behind(queue))),
+        handoffs=tuple(_handoff_views(queue)),
+        unassigned=tuple(sorted(queue.unassigned)),
         spread=queue.spread(),
         last_rebalance=rebalance_view(queue.last_rebalance) if queue.last_rebalance else None,
         resize=resize_view(queue),
@@ -227,11 +205,6 @@ def _held_back(queue: Queue) -> views.HeldBackView | None:
     """How many flows are held back, if any."""
     times = [flow.held_until for flow in queue.held.values() if flow.held_until is not None]
     return views.HeldBackView(len(times), min(times)) if times else None
-
-
-def _left_behind(queue: Queue) -> set[int]:
-    """What flows that are gone owned, as far as it is not taken from them yet."""
-    return {number for flow in queue.gone.values() for number in flow.owned}
 
 
 def _waiting(lineage: Lineage) -> tuple[views.WaitingView, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 
 import structlog
 
@@ -21,7 +20,6 @@ from broker.logs.names import decides_count, parts_of
 from broker.logs.ports import Logs
 from broker.logs.positions import number_of
 from broker.logs.retention import Retention
-from broker.pieces import pieces
 from broker.replica.transaction import Submission
 from broker.store.ports import StoreError
 from broker.store.trims import Trimming
@@ -73,13 +71,6 @@ class Upkeep:
         owner = owner_among(readers)
         if owner is None or not await self._is_there(owner):
             return
-        if owner.scale_status != "Ready":
-            # Between the slices of a resize the log must not have the new count: a message would go
-            # to a partition that the queue has not yet, and perhaps never will.
-            complete = await self._queues.read(owner.name, _complete)
-            if complete is None:
-                return
-            owner = replace(owner, partition_count=complete[0], revision=complete[1])
         below = await self._logs.maintain(
             owner.log,
             owner.partition_count,
@@ -161,10 +152,8 @@ class Upkeep:
         partition is trimmed.
         """
         positions = await stored_positions(self._queues.store, queue.id)
-        wrong: list[int] = []
-        async for some in pieces([*positions.items()]):
-            given = ((number, at) for number, at in some if at is not None)
-            wrong += [number for number, at in given if number_of(queue.log, at) is None]
+        given = ((number, at) for number, at in positions.items() if at is not None)
+        wrong = [number for number, at in given if number_of(queue.log, at) is None]
         if wrong:
             _log.warning(
                 "these partitions have a position that is none: set it (POST …/positions)",
@@ -179,11 +168,6 @@ class Upkeep:
 def _retention(owner: views.QueueView) -> Retention | None:
     seconds, most_bytes = owner.retention_seconds, owner.retention_bytes
     return None if seconds is None or most_bytes is None else Retention(seconds, most_bytes)
-
-
-def _complete(queue: Queue) -> tuple[int, int] | None:
-    """The partition count and the revision; None between the slices of a resize."""
-    return None if queue.is_resizing else (queue.settings.partition_count, queue.revision)
 
 
 @contextmanager

@@ -6,8 +6,8 @@ seconds by the database's clock; the API writes it as RFC 3339. Enumerated field
 contract. A property of a queue has the contract's name, even if it lacks its unit
 (`rebalance_delay`, `max_handoff_time` and `max_warmup_time` are seconds).
 
-A call of a flow may have 100,000 items. These are named tuples, which are made several times faster
-than frozen dataclasses.
+A call of a flow may have thousands of items. These are named tuples, which are made several times
+faster than frozen dataclasses.
 """
 
 from collections.abc import Mapping

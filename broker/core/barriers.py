@@ -58,32 +58,20 @@ from broker.core.structures import Journal
 class Barriers:
     """The cuts of the resize number `resize`, until all are reached; see above for the rule.
 
-    `next` is the first partition of which the cut is still to be taken, None when all are known. No
-    partition waits before that. `cuts` are those of the queue's partitions, `unreached` the old
+    `cuts` are those of the queue's partitions, `unreached` the old
     partitions that are not processed up to theirs.
     """
 
-    __slots__ = ("_left", "cuts", "next", "resize", "resized_from", "resized_to", "unreached")
+    __slots__ = ("_left", "cuts", "resize", "resized_from", "resized_to", "unreached")
 
     def __init__(self, resize: int, resized_from: int, resized_to: int) -> None:
         self.resize = resize
         self.resized_from = resized_from
         self.resized_to = resized_to
-        self.next: int | None = 0
         self.cuts: dict[int, str] = {}
         self.unreached: set[int] = set()
         # By class: how many partitions are unreached.
         self._left: dict[int, int] = {}
-
-    @property
-    def in_force(self) -> bool:
-        """Whether all cuts are known."""
-        return self.next is None
-
-    @property
-    def settled(self) -> bool:
-        """Whether all cuts are known and reached."""
-        return self.in_force and not self.unreached
 
     @property
     def classes(self) -> int:
@@ -96,7 +84,7 @@ class Barriers:
 
     def _waiting(self, number: int) -> int:
         """For how many partitions it waits."""
-        if not self.in_force or number >= self.resized_to or number not in self.cuts:
+        if number >= self.resized_to or number not in self.cuts:
             return 0
         return self._left.get(number % self.classes, 0) - (number in self.unreached)
 
@@ -124,8 +112,7 @@ class Barriers:
 
     def restore(self, journal: Journal, number: int, cut: str, reached: bool) -> None:
         """As `take`, from a store, which may still have the cut of an earlier resize."""
-        taken = self.next is None or number < self.next
-        if taken and number < max(self.resized_from, self.resized_to):
+        if number < max(self.resized_from, self.resized_to):
             self.take(journal, number, cut, reached)
 
     def reach(self, journal: Journal, number: int) -> list[int]:
@@ -139,7 +126,7 @@ class Barriers:
         journal.discard(self.unreached, number)
         self._count(journal, number, -1)
         left = self._left.get(number % self.classes, 0)
-        if not self.in_force or left > 1:
+        if left > 1:
             return [number]
         # One that is left waits for itself alone, and goes on. If none is, all of the class do.
         going = range(number % self.classes, self.resized_to, self.classes)

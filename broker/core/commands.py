@@ -78,14 +78,6 @@ class LogCut(NamedTuple):
     epoch: int | None = None
 
 
-class CutsWanted(NamedTuple):
-    """What else has to be said of a resize: the cuts from partition `first` on; None: nothing, or
-    nothing yet.
-    """
-
-    first: int | None
-
-
 class NewChild(NamedTuple):
     """A partition that begins where its parents end.
 
@@ -155,6 +147,17 @@ class Bind:
     key_id: str | None = None
     quota: Quota | None = None
     at_once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BindTogether:
+    """Several instances join, none of which was bound or has left partitions. The balance is
+    decided once, after the last: the first ones get nothing that they would hand over to the next.
+
+    Answer: a tuple with the BrokerError of each, as of `Bind`, or None.
+    """
+
+    binds: tuple[Bind, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,18 +260,13 @@ class RebalanceNow:
 
 @dataclass(frozen=True, slots=True)
 class TakeCuts:
-    """The log says where its resize number `resize` has cut the partitions.
-
-    `cuts` are those from partition `first` on; `next` is where the others begin, None if there are
-    no others. Harmless when repeated. Answer: `CutsWanted`.
-    """
+    """The log says where its resize number `resize` has cut the partitions. Harmless when
+    repeated."""
 
     resize: int
     resized_from: int
     resized_to: int
     cuts: tuple[LogCut, ...] = ()
-    first: int = 0
-    next: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,30 +284,23 @@ class RaiseEpochs:
     """An administrator sets the positions of these partitions, so what goes on goes on under new
     epochs.
 
-    `cuts` are those of the log's last resize, and which of them are reached when all positions of
-    the call are set. The first command of a call brings the barriers of all of them back;
-    `following` ones are exact for their own partitions, and leave the others as they are.
+    `cuts` are those of the log's last resize, and which of them are reached when the positions are
+    set.
     """
 
     partitions: tuple[int, ...]
     cuts: TakeCuts | None = None
-    following: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Time has passed: do what is due, the rest of a decision included. No caller sends it.
+    """Time has passed: do what is due. No caller sends it.
 
     `seen_at`: the last renewals of flows, by id. A partition whose owner did not renew its lease
     since the revoke, which ends by force now, pauses since then.
     """
 
     seen_at: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Go on with a decision that was cut off, whatever the time. No caller sends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +316,7 @@ class MoveDeadlines:
 
 Command = (
     Bind
+    | BindTogether
     | Unbind
     | Release
     | Ready
@@ -338,6 +330,5 @@ Command = (
     | RebalanceNow
     | RaiseEpochs
     | Advance
-    | Resume
     | MoveDeadlines
 )

@@ -7,13 +7,10 @@ its replica dies, the sweep of another finds the queue due and reads them.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping
-from operator import attrgetter
 from typing import Any
 
 from broker.core import commands as c
-from broker.core.barriers import Barriers
 from broker.core.draft import Draft
 from broker.core.errors import CutsOutdated, ResizeUnsettled
 from broker.core.queue import Queue
@@ -24,8 +21,6 @@ from broker.core.transitions import State
 FIRST_SECONDS = 2.0
 MOST_SECONDS = 60.0
 _MOST_SHOWN = 5
-
-_number = attrgetter("partition")
 
 
 def refuse_unsettled(queue: Queue) -> None:
@@ -72,7 +67,7 @@ def follows(command: c.FollowLog, draft: Draft) -> bool:
     queue = draft.queue
     if not queue.settings.ordered_resize or command.resize <= queue.resize_seen:
         return False
-    if queue.barriers is not None and queue.barriers.in_force:
+    if queue.barriers is not None:
         _await_further(draft)
         return False
     # While cuts are awaited, the log may have been resized once more.
@@ -97,34 +92,22 @@ def await_again(draft: Draft) -> None:
     draft.emit(CutsAwaited(draft.now + seconds, attempt))
 
 
-def take_cuts(command: c.TakeCuts, draft: Draft) -> c.CutsWanted:
+def take_cuts(command: c.TakeCuts, draft: Draft) -> None:
     """Takes over the cuts of the log's last resize."""
     queue = draft.queue
-    barriers = queue.barriers
     if not queue.settings.ordered_resize or command.resize < queue.resize_seen:
-        return c.CutsWanted(None)
+        return
     if command.resized_to != queue.settings.partition_count:
         # The queue does not follow the log yet, or the log does not follow the queue.
-        return c.CutsWanted(None)
-    if queue.configured_count != queue.settings.partition_count:
-        # A large resize is made in slices: a partition that is not there yet would have no cut.
-        return c.CutsWanted(None)
+        return
     if command.resize == queue.resize_seen:
-        if queue.cuts_due is not None and barriers is None:
+        if queue.cuts_due is not None and queue.barriers is None:
             # Nobody has resized the log meanwhile.
-            _take(draft, command, first=0, cuts=(), following=None)
-        return c.CutsWanted(None)
-    if barriers is not None and barriers.in_force:
+            _take(draft, command, ())
+    elif queue.barriers is not None:
         _await_further(draft)
-        return c.CutsWanted(None)
-    wanted = 0
-    if barriers is not None and barriers.resize == command.resize:
-        assert barriers.next is not None
-        wanted = barriers.next
-    if command.first not in (0, wanted):
-        return c.CutsWanted(wanted)
-    _take(draft, command, command.first, _known(queue, command.cuts), command.next)
-    return c.CutsWanted(command.next)
+    else:
+        _take(draft, command, _known(queue, command.cuts))
 
 
 def _known(queue: Queue, cuts: tuple[c.LogCut, ...]) -> tuple[Cut, ...]:
@@ -140,12 +123,8 @@ def _known(queue: Queue, cuts: tuple[c.LogCut, ...]) -> tuple[Cut, ...]:
     return tuple(found)
 
 
-def _take(
-    draft: Draft, command: c.TakeCuts, first: int, cuts: tuple[Cut, ...], following: int | None
-) -> None:
-    draft.emit(
-        CutsTaken(command.resize, command.resized_from, command.resized_to, first, cuts, following)
-    )
+def _take(draft: Draft, command: c.TakeCuts, cuts: tuple[Cut, ...]) -> None:
+    draft.emit(CutsTaken(command.resize, command.resized_from, command.resized_to, cuts))
 
 
 def reach_cuts(command: c.ReachCuts, draft: Draft) -> None:
@@ -187,37 +166,17 @@ def refuse_outdated(command: c.RaiseEpochs, queue: Queue) -> None:
 def positions_set(command: c.RaiseEpochs, draft: Draft) -> None:
     """Positions were set: barriers are lifted by it, or come back."""
     queue, cuts = draft.queue, command.cuts
-    if not queue.settings.ordered_resize:
-        return
-    if queue.cuts_due is not None:
-        # The cuts taken so far, with the positions of that time, are taken anew.
-        if queue.barriers is not None and not queue.barriers.in_force:
-            draft.emit(CutsAwaited(draft.now, queue.cuts_attempt))
+    if not queue.settings.ordered_resize or queue.cuts_due is not None:
         return
     if cuts is None or cuts.resize != queue.resize_seen:
         return
-    before: Barriers | None = queue.barriers
-    held = set() if before is None else before.unreached
+    held = set() if queue.barriers is None else queue.barriers.unreached
     named = set(command.partitions)
-    if command.following:
-        own = _known(queue, _of(cuts.cuts, sorted(named)))
-        if not any(not one.reached and one.partition not in held for one in own):
-            reach(draft, [one.partition for one in own if one.reached], cuts.resize)
-            return
     known = tuple(
         one
         if one.partition in named
-        else one._replace(reached=one.partition not in held and (command.following or one.reached))
+        else one._replace(reached=one.reached and one.partition not in held)
         for one in _known(queue, cuts.cuts)
     )
     if {one.partition for one in known if not one.reached} != held:
-        _take(draft, cuts, 0, known, None)
-
-
-def _of(cuts: tuple[c.LogCut, ...], numbers: list[int]) -> tuple[c.LogCut, ...]:
-    """The cuts of these partitions; `cuts` are sorted by partition, and may be very many."""
-    found: list[c.LogCut] = []
-    for number in numbers:
-        at = bisect_left(cuts, number, key=_number)
-        found += cuts[at : at + (at < len(cuts) and cuts[at].partition == number)]
-    return tuple(found)
+        _take(draft, cuts, known)

@@ -2,7 +2,7 @@
 
 - *Flows come and go*: bind, unbind and drain (the contract, *What triggers what*).
 - *Administrators and the clock*: change settings, rebalance now, set positions, add children,
-  advance, resume, move deadlines.
+  advance, move deadlines.
 
 What flows report on their partitions is in `reports`, the cuts of a log in `cuts`. Each function
 takes a command and the draft of a decision, and emits records.
@@ -16,9 +16,9 @@ from broker.core import commands as c
 from broker.core import cuts
 from broker.core import records as r
 from broker.core.budget import held_until
-from broker.core.departing import leave, settle
 from broker.core.draft import Draft
-from broker.core.errors import CutsOutdated, Invalid, Overtaken, TooManyFlows
+from broker.core.errors import BrokerError, CutsOutdated, Invalid, Overtaken, TooManyFlows
+from broker.core.leaving import give_back, leave
 from broker.core.lineage import record_children
 from broker.core.loop import (
     end_due,
@@ -28,7 +28,6 @@ from broker.core.loop import (
     rebalance,
     rebalance_if_replaced,
     take_up,
-    unassigned,
 )
 from broker.core.model import Flow
 from broker.core.queue import Queue
@@ -50,15 +49,16 @@ def bind(command: c.Bind, draft: Draft) -> None:
     if predecessor is None:
         _refuse_beyond_quota(command, queue)
     absent = queue.absent.get(instance)
-    most = _most_moves(command, queue)
-    moved, held = None if most is None else _moved(command, draft, most), None
+    left = [] if absent is None else queue.still_left(absent)
+    moved, held = _budget(command, draft)
     takes_its_place = predecessor
     if predecessor is not None and not (predecessor.draining and queue.takers):
         held = predecessor.held_until
-    elif absent is None and moved and most is not None:
+    elif absent is not None:
+        held = None
+    elif held is not None:
         # Who began to drain joins anew, as who has left. Else it would be a way in.
-        held = _held_until(command, draft, moved, most)
-        takes_its_place = predecessor if held is None else None
+        takes_its_place = None
     bind_number = (
         takes_its_place.bind_number
         if takes_its_place
@@ -66,6 +66,42 @@ def bind(command: c.Bind, draft: Draft) -> None:
         if absent
         else queue.next_bind_number
     )
+    flow = _enter(command, draft, bind_number, moved, held)
+    if predecessor is not None:
+        leave(draft, predecessor, "replaced", heir=flow if takes_its_place else None)
+    if left:
+        give_back(draft, left, flow)
+    at_once = command.at_once and len(queue.flows) == 1
+    if predecessor is not None and takes_its_place is None:
+        take_up(draft)
+    elif predecessor is not None and held is None and queue.status is Status.READY:
+        rebalance_if_replaced(draft, joined=predecessor.draining, at_once=at_once)
+    elif held is None:
+        _join(draft, before, at_once=at_once)
+
+
+def bind_together(command: c.BindTogether, draft: Draft) -> tuple[BrokerError | None, ...]:
+    """New consumers join (rules 1 and 2)."""
+    queue = draft.queue
+    before, at_once = queue.takers, not queue.flows and command.binds[0].at_once
+    answers: list[BrokerError | None] = []
+    for one in command.binds:
+        try:
+            _refuse_beyond_quota(one, queue)
+        except TooManyFlows as error:
+            answers.append(error)
+        else:
+            _enter(one, draft, queue.next_bind_number, *_budget(one, draft))
+            answers.append(None)
+    if queue.takers > before:
+        _join(draft, before, at_once=at_once)
+    return tuple(answers)
+
+
+def _enter(
+    command: c.Bind, draft: Draft, bind_number: int, moved: float | None, held: float | None
+) -> Flow:
+    """The new flow, at this place in the order of binding; `moved` and `held` as of `_budget`."""
     draft.emit(
         r.FlowBound(
             command.flow_id,
@@ -82,19 +118,7 @@ def bind(command: c.Bind, draft: Draft) -> None:
             moved,
         )
     )
-    flow = queue.flows[command.flow_id]
-    if predecessor is not None:
-        leave(draft, predecessor, "replaced", heir=flow if takes_its_place else None)
-    settle(draft)
-    at_once = command.at_once and len(queue.flows) == 1
-    if predecessor is not None and takes_its_place is None:
-        take_up(draft)
-    elif held is not None:
-        resume(c.Resume(), draft)
-    elif predecessor is not None and queue.status is Status.READY:
-        rebalance_if_replaced(draft, joined=predecessor.draining, at_once=at_once)
-    else:
-        _join(draft, before, at_once=at_once)
+    return draft.queue.flows[command.flow_id]
 
 
 def _join(draft: Draft, before: int, *, at_once: bool = False) -> None:
@@ -104,41 +128,29 @@ def _join(draft: Draft, before: int, *, at_once: bool = False) -> None:
         take_up(draft)
     elif at_once:
         rebalance(draft, "bind")
-    elif before < queue.share_count or (
-        # In an exclusive queue, one that was held back may have been bound before the owner. What
-        # a cut off decision leaves is no imbalance of a fixed queue.
-        not queue.is_balanced and (queue.lineage is not None or not draft.is_cut_off)
-    ):
+    elif before < queue.share_count or not queue.is_balanced:
+        # In an exclusive queue, one that was held back may have been bound before the owner.
         hold_down(draft, "bind", before)
 
 
-def _moved(command: c.Bind, draft: Draft, most: int) -> float | None:
-    """What counts of the moves of the key (`budget`); None if nothing is known of any."""
-    moves = draft.queue.moved.get(command.key_id or "")
-    return None if moves is None else moves.leaked(most, draft.now)
-
-
-def _most_moves(command: c.Bind, queue: Queue) -> int | None:
-    """How much the key may take in an hour, at least 1; None: as much as it likes."""
-    quota = command.quota
-    if command.key_id is None or quota is None:
-        return None
-    return max(1, quota.least_moves, quota.moves * queue.settings.partition_count)
-
-
-def _held_until(command: c.Bind, draft: Draft, moved: float, most: int) -> float | None:
-    """Until when the new flow is held back; None: it is not."""
-    queue = draft.queue
+def _budget(command: c.Bind, draft: Draft) -> tuple[float | None, float | None]:
+    """What counts of the moves of the key (`budget`), None if nothing is known of any; and until
+    when a new flow of it is held back, None if it is not."""
+    queue, quota, now = draft.queue, command.quota, draft.now
+    moves = queue.moved.get(command.key_id or "")
+    if moves is None or quota is None:
+        return None, None
+    most = max(1, quota.least_moves, quota.moves * queue.settings.partition_count)
+    moved = moves.leaked(most, now)
     share = -(-queue.share_count // (queue.takers + 1)) * queue.settings.aligned
     waiting = sum(flow.key_id == command.key_id for flow in queue.held.values())
-    return held_until(moved, most, share, waiting, draft.now)
+    return moved, held_until(moved, most, share, waiting, now)
 
 
 def admit(draft: Draft, flows: Iterable[Flow]) -> None:
     """Flows that were held back join the balance."""
     before = draft.queue.takers
     draft.emit(r.FlowsAdmitted(tuple(sorted(flow.id for flow in flows)), draft.now))
-    settle(draft)
     _join(draft, before)
 
 
@@ -174,18 +186,11 @@ def unbind(command: c.Unbind, draft: Draft) -> None:
     remember = holddown and flow.held_until is None and (owned or not flow.draining)
     left = leave(draft, flow, command.reason, remember=remember, seen_at=command.seen_at)
     if excess and owned and queue.status is not Status.REBALANCING:
-        draft.outside(trigger)
-        settle(draft)
-        # The rest of a discard goes first, and may take some of what the flow left.
-        numbers = unassigned(draft)
-        if left is not None:
-            numbers = [number for number in left if queue.exists(number) and queue.leads(number)]
-        grant_outside(draft, trigger, numbers)
+        grant_outside(draft, trigger, [*filter(queue.leads, left)])
     if queue.status is not Status.READY:
         take_up(draft)
     elif missed:
         hold_down(draft, trigger, before)
-        settle(draft)
 
 
 def drain(command: c.Drain, draft: Draft) -> None:
@@ -204,8 +209,8 @@ def drain(command: c.Drain, draft: Draft) -> None:
     before, held = queue.takers, flow.held_until is not None
     draft.emit(r.FlowDraining(flow.id, deadline))
     if held:
-        resume(c.Resume(), draft)
-    elif queue.status is Status.READY:
+        return
+    if queue.status is Status.READY:
         hold_down(draft, "drain", before)
     else:
         take_up(draft)
@@ -229,21 +234,19 @@ def change(command: c.Change, draft: Draft) -> None:
         for name, value in command.changes.items()
         if getattr(queue.settings, name) != value
     }
-    awaits = cuts.begins(changes, queue)
+    awaits, count = cuts.begins(changes, queue), queue.settings.partition_count
     if changes:
         draft.emit(r.SettingsChanged(changes))
     if awaits:
         cuts.await_cuts(draft)
+    discarded = False
     if "partition_count" in command.changes:
-        draft.discarding = command.discard
-    before = len(draft.records)
-    resize(draft)
-    resized = len(draft.records) > before
+        discarded = resize(draft, count, discard=command.discard)
     if "partition_count" in changes:
         rebalance(draft, "resize")
     elif "access_type" in changes:
         rebalance(draft, "access_type")
-    elif resized or "max_concurrent_handoffs" in changes:
+    elif discarded or "max_concurrent_handoffs" in changes:
         take_up(draft)
 
 
@@ -251,12 +254,12 @@ def follow_log(command: c.FollowLog, draft: Draft) -> None:
     """The log was resized, and the queue is resized as well."""
     if not cuts.follows(command, draft):
         return
-    resized = command.partition_count != draft.queue.settings.partition_count
-    if resized:
+    count = draft.queue.settings.partition_count
+    if command.partition_count != count:
         draft.emit(r.SettingsChanged({"partition_count": command.partition_count}))
     cuts.await_cuts(draft)
-    if resized:
-        resize(draft)
+    if command.partition_count != count:
+        resize(draft, count)
         rebalance(draft, "resize")
 
 
@@ -286,17 +289,13 @@ def raise_epochs(command: c.RaiseEpochs, draft: Draft) -> None:
 def add_children(command: c.AddChildren, draft: Draft) -> c.Outcome:
     """Partitions were split or merged in the log. Raises Invalid for a fixed queue."""
     outcome = record_children(draft, command.children)
-    if draft.records or draft.resumes:
+    if draft.records:
         take_up(draft, changed=False)
     return outcome
 
 
 def advance(command: c.Advance, draft: Draft) -> None:
-    """Ends the holddown, warm-ups and handoffs that are due, admits flows, then does the rest of a
-    decision that was cut off.
-
-    What is due does not wait for the rest, which may take many slices.
-    """
+    """Ends the holddown, warm-ups and handoffs that are due, and admits flows."""
     queue, now = draft.queue, draft.now
     draft.seen_at = command.seen_at
     if queue.cuts_due is not None and queue.cuts_due <= now:
@@ -306,28 +305,14 @@ def advance(command: c.Advance, draft: Draft) -> None:
     if queue.holddown_until is not None and queue.holddown_until <= now:
         assert queue.trigger is not None
         rebalance(draft, queue.trigger)
-    elif not _is_due(draft):
-        resume(c.Resume(), draft)
     while _is_due(draft):
         end_due(draft)
-        if draft.budget <= 0 and _is_due(draft):
-            # The loop waits until everything that is due is done.
-            return
         loop(draft, changed=False)
-        if draft.budget <= 0:
-            return
 
 
 def _is_due(draft: Draft) -> bool:
     due = draft.queue.next_deadline()
     return due is not None and due <= draft.now
-
-
-def resume(command: c.Resume, draft: Draft) -> None:
-    """The next slice of a decision that was cut off."""
-    lineage = draft.queue.lineage
-    if draft.resumes or draft.queue.gone or (lineage is not None and lineage.over):
-        take_up(draft, changed=False, happened=False)
 
 
 def move_deadlines(command: c.MoveDeadlines, draft: Draft) -> None:

@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import Any
 
 from broker.core import records as r
-from broker.core.assignment import with_their_share
 from broker.core.errors import FlowNotFound
 from broker.core.model import Flow, HandedOver, Handoff, Partition
 from broker.core.queue import Queue
@@ -44,11 +43,8 @@ class Effects:
 
 
 NO_EFFECTS = Effects()
-# How many partitions a decision changes at the most (`rebalancer`).
-SLICE = 256
 # The records that may name several partitions, and where.
 _LISTS: dict[type[Any], str] = {
-    r.Orphaned: "partitions",
     r.Granted: "grants",
     r.WarmupsStarted: "moves",
     r.RevokesStarted: "moves",
@@ -75,13 +71,8 @@ class Decision:
 
     - `entries` are to be committed together, with their `effects`; none: nothing changes.
     - `notices`: the flows whose views change; they are notified after that.
-    - `complete`: those of them who have their share although it is `unfinished`: few of them get
-      more by it, so they need not wait for it.
     - `wake_at`: when the queue is to be advanced (Unix seconds; None: nothing will be due). It
       holds until the next decision, and replaces what the one before said.
-    - `unfinished`: something was cut off for its size. The shell goes on with `Resume`, after
-      others have had their turn, and with `Advance` if `wake_at` comes first. The rest is due since
-      this decision: another replica takes it up should this one die.
     - `answer` is for the caller, last.
     """
 
@@ -89,9 +80,7 @@ class Decision:
     notices: frozenset[str]
     wake_at: float | None
     effects: Effects = NO_EFFECTS
-    unfinished: bool = False
     answer: Any = None
-    complete: frozenset[str] = frozenset()
 
     @property
     def records(self) -> tuple[r.Record, ...]:
@@ -108,26 +97,16 @@ class Draft:
 
     `begins` has the positions at which partitions begin that were reported with one.
 
-    `budget` is how many partitions it may still change: it is one slice of what there is to do (see
-    `rebalancer`). `resumes`: the decision before was cut off. `is_cut_off`: something is left for
-    the next one, of what that left or of what this one does. `granting` is the trigger of the
-    grants outside of a rebalance that are being made, also since the decision before;
-    `changed`: what that means for warm-ups under way, or for the holddown, is to be decided.
-    `discarding`: what a resize takes away is removed with its messages, and does not retire.
     `seen_at`: the last renewals of flows that may be silent, by id.
     """
 
-    def __init__(self, queue: Queue, now: float, budget: int = SLICE) -> None:
+    def __init__(self, queue: Queue, now: float) -> None:
         self.queue = queue
         self.now = now
-        self.budget = budget
         self.records: list[r.Record] = []
-        self.resumes = queue.unfinished_at is not None
-        self.granting = queue.granting
-        self.changed = queue.changed
-        self.discarding = queue.discarding
-        self.is_cut_off = self.resumes
         self.seen_at: Mapping[str, float] = {}
+        # The trigger of the grants outside of a rebalance that are being made.
+        self._granting: str | None = None
         self._mark = queue.journal.mark()
         self._entries: list[r.Entry] = []
         self._in_history = False
@@ -140,11 +119,6 @@ class Draft:
         self._removed: dict[int, str] = {}
         self._begin_entry()
 
-    @property
-    def room(self) -> int:
-        """How many partitions it may still change; of aligned ones, how many groups."""
-        return -(-max(0, self.budget) // self.queue.settings.aligned)
-
     def emit(self, record: r.Record) -> None:
         """Adds a record and applies it."""
         if isinstance(record, r.GrantedOutside | r.RebalanceStarted):
@@ -153,7 +127,6 @@ class Draft:
                 self._begin_entry()
             self._in_history = True
         self._note(record)
-        self.budget -= size(record)
         self.records.append(record)
         replay(self.queue, record)
 
@@ -164,29 +137,13 @@ class Draft:
     def finish(self, answer: Any) -> Decision:
         """The decision; the queue is as before if it changes nothing."""
         queue = self.queue
-        # That nothing is left of a decision that was cut off is an entry, if without records.
-        done = self.resumes and not self.is_cut_off
-        if not self.records and not self._entries and not done:
+        if not self.records and not self._entries:
             self.take_back()
-            return Decision(
-                (), frozenset(), queue.next_deadline(), unfinished=self.resumes, answer=answer
-            )
-        if self.is_cut_off:
-            rebalancing = queue.status is Status.REBALANCING
-            granting = None if rebalancing else self.granting
-            self.emit(r.CutOff(self.now, granting, self.changed, self.discarding))
+            return Decision((), frozenset(), queue.next_deadline(), answer=answer)
         self._end_entry()
         effects, notices = self._effects(), frozenset(queue.touched)
         queue.journal.set(queue, touched=set())
-        return Decision(
-            tuple(self._entries),
-            notices,
-            queue.next_deadline(),
-            effects,
-            self.is_cut_off,
-            answer,
-            with_their_share(queue, notices) if self.is_cut_off else frozenset(),
-        )
+        return Decision(tuple(self._entries), notices, queue.next_deadline(), effects, answer)
 
     def _begin_entry(self) -> None:
         begin(self.queue, self.queue.revision + 1)
@@ -205,7 +162,7 @@ class Draft:
     def _note(self, record: r.Record) -> None:
         """Remembers what the store has to know of a record that is about to be applied."""
         match record:
-            case r.FlowLeft() | r.FlowDeparted():
+            case r.FlowLeft():
                 self._left[record.flow_id] = record.reason
             case r.Granted():
                 self._raised.update(grant.partition for grant in record.grants)
@@ -252,14 +209,13 @@ class Draft:
             raise FlowNotFound(flow_id)
         return flow
 
-    def grant(
-        self, partition: Partition, flow: Flow, handed_over: str, *, by_handoff: bool = False
-    ) -> None:
-        """Makes the flow the owner of the partition, under the next epoch."""
-        self.emit(r.Granted((self.drawn_up(partition, flow, handed_over, by_handoff),), self.now))
+    def grant_all(self, grants: Iterable[r.Grant]) -> None:
+        """Makes these grants, if there are any: one record of many is applied sooner than many."""
+        if granted := tuple(grants):
+            self.emit(r.Granted(granted, self.now))
 
     def drawn_up(
-        self, partition: Partition, flow: Flow, handed_over: str, by_handoff: bool = False
+        self, partition: Partition, flow: Flow, handed_over: str, *, by_handoff: bool = False
     ) -> r.Grant:
         """The grant of the partition to the flow, under the next epoch."""
         queue, number, owner = self.queue, partition.number, partition.owner
@@ -267,8 +223,7 @@ class Draft:
         if partition.state is State.REVOKING:
             since = queue.handoffs[number].since
         if owner is not None and since is not None:
-            seen_at = self.seen_at.get(owner.id, owner.seen_at)
-            since = since if seen_at is None else min(since, seen_at)
+            since = min(since, self.seen_at.get(owner.id, since))
         # The clock may have gone back meanwhile.
         seconds = None if since is None else max(0.0, round(self.now - since, 6))
         previous = owner.id if owner else partition.released_by
@@ -283,26 +238,14 @@ class Draft:
 
         Inside a rebalance this does nothing, nor where the entry is open already.
         """
-        if self.queue.status is Status.REBALANCING or self.granting == trigger:
+        if self.queue.status is Status.REBALANCING or self._granting == trigger:
             return
-        self.granting = trigger
+        self._granting = trigger
         self.emit(r.GrantedOutside(self.queue.next_rebalance_id, trigger, self.now))
 
     def granted(self) -> None:
-        """The grants outside of a rebalance are made, unless they were cut off."""
-        if not self.is_cut_off:
-            self.granting = None
-
-
-def size(record: r.Record) -> int:
-    """How many partitions it names."""
-    match record:
-        case r.PartitionsAdded(first, end, _):
-            return end - first
-        case r.PartitionsRetired() | r.PartitionsRemoved() | r.EpochsRaised():
-            return len(record.partitions)
-    name = _LISTS.get(type(record))
-    return 0 if name is None else len(getattr(record, name))
+        """The grants outside of a rebalance are made."""
+        self._granting = None
 
 
 def merged(records: Iterable[r.Record]) -> list[r.Record]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 
-from broker.core.structures import Heap, Journal
+from broker.core.structures import Journal
 
 
 class Node:
@@ -57,7 +57,6 @@ class Lineage:
         self.finished: set[int] = set()
         self.over: set[int] = set()
         self.parent_count = 0
-        self._lowest: Heap[int] = Heap()
         self._sorted: list[int] = []
         self._journal = journal
 
@@ -85,10 +84,6 @@ class Lineage:
             if node is not None and node.number not in self.finished:
                 yield node
 
-    def first_over(self, most: int) -> tuple[int, ...]:
-        """The waits to be ended, so many at the most, lowest number first."""
-        return tuple(self._lowest.smallest(most, self.over.__contains__))
-
     def removable(self, number: int) -> tuple[int, ...]:
         """Which partitions nothing unfinished follows since this one is finished, lowest first."""
         node = self.nodes[number]
@@ -114,14 +109,13 @@ class Lineage:
         self._link(node)
         journal.add(self.waiting, number)
         if not node.pending:
-            self._end(node)
+            journal.add(self.over, number)
 
     def end_wait(self, number: int) -> None:
         """The partition is no longer waiting."""
         assert number in self.over, "a parent is not finished"
         self._journal.discard(self.waiting, number)
         self._journal.discard(self.over, number)
-        self._journal.did(self._lowest.push, number)
 
     def finish(self, number: int) -> None:
         """The partition is finished: its children wait for one less, its parents are followed by
@@ -137,7 +131,7 @@ class Lineage:
             if child is not None:
                 journal.set(child, pending=child.pending - 1)
                 if not child.pending:
-                    self._end(child)
+                    journal.add(self.over, child.number)
 
     def remove(self, number: int) -> None:
         """Only the key and the number are remembered."""
@@ -170,11 +164,6 @@ class Lineage:
     def _unsort(self, number: int) -> None:
         del self._sorted[bisect_left(self._sorted, number)]
 
-    def _end(self, node: Node) -> None:
-        self._journal.add(self.over, node.number)
-        self._lowest.push(node.number)
-        self._lowest.trim(len(self.over), lambda: self.over)
-
     def restore(
         self,
         existing: Sequence[tuple[int, str, tuple[str, ...]]],
@@ -203,4 +192,4 @@ class Lineage:
             node = self.nodes[number]
             self._link(node)
             if number in self.waiting and not node.pending:
-                self._end(node)
+                self._journal.add(self.over, number)

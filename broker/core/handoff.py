@@ -10,32 +10,13 @@ from broker.core.model import Flow, HandedOver, Handoff
 from broker.core.queue import Queue
 
 
-def is_to_be_revised(draft: Draft) -> bool:
-    """Whether the warm-ups under way may not be what is needed any more.
-
-    So it is from a change until the partitions that it left without an owner are granted, which may
-    take many slices. A revoke is never taken back, so no warm-up ends before that.
-    """
-    queue = draft.queue
-    return bool(queue.warming and (draft.changed or queue.unassigned))
-
-
 def redirect(draft: Draft, number: int, flow: Flow) -> None:
     """Gives a warming handoff another successor, which warms up anew, or takes the partition as it
     is."""
     deadline = draft.now + draft.queue.settings.max_warmup_time
     draft.emit(r.HandoffsRedirected((r.Redirect(number, flow.id),), deadline, draft.now))
     if not flow.warmup:
-        end_warmups(draft, (number,), ready=False)
-
-
-def end_warmups(draft: Draft, numbers: Iterable[int], *, ready: bool) -> None:
-    """The handoffs go on, as soon as they are known to be needed; `ready`: the successor said
-    so."""
-    if is_to_be_revised(draft):
-        draft.emit(r.WarmupsReady(tuple(numbers)))
-    else:
-        revoke(draft, numbers, ready=ready)
+        revoke(draft, (number,), ready=False)
 
 
 def is_ready(queue: Queue, number: int) -> bool:
@@ -50,16 +31,18 @@ def is_ready(queue: Queue, number: int) -> bool:
 
 
 def revoke(draft: Draft, numbers: Iterable[int], *, ready: bool) -> None:
-    """Ends warm-ups: the owners are to finish and release."""
+    """Ends warm-ups: the owners are to finish and release. `ready`: the successors said so."""
     deadline = draft.now + draft.queue.settings.max_handoff_time
     draft.emit(r.WarmupsEnded(tuple(numbers), ready, deadline, draft.now))
 
 
-def force(draft: Draft, handoff: Handoff) -> None:
-    """The deadline has come: the successor gets the group whatever the owner does, or the owner
-    gets it anew."""
-    queue = draft.queue
-    flow = handoff.successor or queue.partitions[handoff.number].owner
-    assert flow is not None
-    for number in queue.group(handoff.number):
-        draft.grant(queue.partitions[number], flow, HandedOver.FORCED, by_handoff=True)
+def force(draft: Draft, handoffs: Iterable[Handoff]) -> None:
+    """The deadlines have come: the successors get the groups whatever the owners do, or the owners
+    get them anew. Each handoff stands for its group."""
+    grants: list[r.Grant] = []
+    for handoff in handoffs:
+        group = [draft.queue.partitions[number] for number in draft.queue.group(handoff.number)]
+        flow = handoff.successor or group[0].owner
+        assert flow is not None
+        grants += (draft.drawn_up(one, flow, HandedOver.FORCED, by_handoff=True) for one in group)
+    draft.grant_all(grants)

@@ -16,10 +16,6 @@ The rules, and why they hold whoever crashes between two steps:
 - **Nothing else moves.** What has nothing to wait for any more is granted to the flow with the
   fewest partitions, at once, whatever the status; this is no trigger. In a running rebalance the
   loop does it.
-
-What ends in one step may begin many partitions, so waits are ended in slices (`rebalancer`). Which
-of them are left follows from the queue (`Lineage.over`), so any command, or the sweep of any
-replica, goes on with it.
 """
 
 from __future__ import annotations
@@ -30,14 +26,11 @@ from broker.core.commands import Outcome
 from broker.core.draft import Draft
 from broker.core.errors import Invalid
 from broker.core.graph import Lineage
-from broker.core.model import Partition
+from broker.core.model import MOST_PARTITIONS, Partition
 from broker.core.queue import Queue
-from broker.core.transitions import Status
 
 # The trigger of grants to partitions whose parents are finished.
 TRIGGER = "lineage"
-MOST_PARTITIONS = 100_000
-MOST_CHILDREN = 10_000
 # Numbers of a log may come out of order, but not from anywhere: so far above the highest.
 FARTHEST = 1_000_000
 MOST_NUMBER = 2**31 - 1
@@ -63,7 +56,7 @@ def record_children(draft: Draft, children: tuple[c.NewChild, ...]) -> Outcome:
     lineage = lineage_of(draft.queue)
     new: dict[str, r.Child] = {}
     numbers: set[int] = set()
-    followers: dict[str, int] = {}
+    parent_count = lineage.parent_count
     for child in children:
         if child.key in lineage.numbers or child.key in new:
             if not _agrees(lineage, new, child):
@@ -82,16 +75,9 @@ def record_children(draft: Draft, children: tuple[c.NewChild, ...]) -> Outcome:
         # A parent that is named twice is one parent.
         parents = tuple(dict.fromkeys(child.parents))
         new[child.key] = r.Child(number, child.key, parents)
-        for key in parents:
-            followers[key] = followers.get(key, 0) + 1
-    if len(new) > room(lineage):
+        parent_count += len(parents)
+    if len(new) > room(lineage) or parent_count > MOST_PARENTS:
         return Outcome.TOO_MANY_PARTITIONS
-    if lineage.parent_count + sum(followers.values()) > MOST_PARENTS:
-        return Outcome.TOO_MANY_PARTITIONS
-    for key, count in followers.items():
-        parent = lineage.node_of(key)
-        if (0 if parent is None else len(parent.children)) + count > MOST_CHILDREN:
-            return Outcome.TOO_MANY_PARTITIONS
     if new:
         draft.emit(r.ChildrenAdded(tuple(new.values()), draft.now))
         for child in children:
@@ -132,26 +118,11 @@ def finish(draft: Draft, partition: Partition, flow_id: str) -> None:
         draft.emit(r.FinishedRemoved(removable, draft.now))
 
 
-def end_waits(draft: Draft) -> None:
-    """Grants the partitions whose parents are all finished, as far as there is room; in a running
-    rebalance the loop grants them. Without a flow that takes they have no owner.
-    """
-    queue, lineage = draft.queue, lineage_of(draft.queue)
-    rebalancing = queue.status is Status.REBALANCING
-    while lineage.over:
-        if draft.budget <= 0:
-            draft.is_cut_off = True
-            return
-        # The end of a wait and a grant are two changes.
-        numbers = lineage.first_over(draft.budget if rebalancing else max(1, draft.budget // 2))
-        draft.emit(r.WaitsEnded(numbers, draft.now))
-        if rebalancing or not queue.takers:
-            continue
-        draft.outside(TRIGGER)
-        for number in numbers:
-            flow = queue.least_loaded(queue.ranking)
-            assert flow is not None
-            partition = queue.partitions[number]
-            draft.grant(partition, flow, partition.next_handed_over)
-    if draft.granting == TRIGGER:
-        draft.granted()
+def end_waits(draft: Draft) -> tuple[int, ...]:
+    """Ends the waits of the partitions whose parents are all finished, lowest number first."""
+    lineage = draft.queue.lineage
+    if lineage is None or not lineage.over:
+        return ()
+    numbers = tuple(sorted(lineage.over))
+    draft.emit(r.WaitsEnded(numbers, draft.now))
+    return numbers

@@ -1,6 +1,6 @@
 """What a queue is made of: settings, partitions, flows and handoffs, as values.
 
-Memory counts: a queue may have 100,000 partitions and a replica many queues, so a partition has
+Memory counts: a replica has many queues of up to `MOST_PARTITIONS` partitions, so a partition has
 slots for what every partition has, and what few have at a time (a handoff, the time since when
 nobody owns it) is kept beside, in `queue`. Positions and leases are not here: they change with
 every commit and heartbeat, and live in the store alone.
@@ -8,7 +8,7 @@ every commit and heartbeat, and live in the store alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
@@ -16,6 +16,9 @@ from typing import TypeAlias
 from broker.core.structures import Heap
 from broker.core.transitions import Life, State
 
+# A queue has no more partitions, so that no decision on all of them takes longer than a caller of
+# another queue may wait. More work takes more queues.
+MOST_PARTITIONS = 4096
 # The key of a flow (None: bound without one), and its `instance_id`: of two keys, the same name is
 # that of two instances.
 Instance: TypeAlias = tuple[str | None, str]
@@ -67,11 +70,10 @@ class Partition:
     comes again.
 
     `next_handed_over` says how the last owner let go, which the next grant will say. While there is
-    an owner it is `replaced` if the partition was taken back from retiring in this epoch, `forced`
-    if the owner is gone and the epoch was raised since, `graceful` if the owner has released it but
-    not all of its group (`is_let_go`), else it says nothing. `released_by` is the flow whose
-    release ended the latest epoch (so that a repeated release is recognized), or which left in it
-    (and may come back: `Absent`).
+    an owner it is `replaced` if the partition was taken back from retiring in this epoch,
+    `graceful` if the owner has released it but not all of its group (`is_let_go`), else it says
+    nothing. `released_by` is the flow whose release ended the latest epoch (so that a repeated
+    release is recognized), or which left in it (and may come back: `Absent`).
     """
 
     __slots__ = (
@@ -115,11 +117,6 @@ class Flow:
     heap of what it can give, as negative numbers (`Queue.highest_giveable`).
 
     `held_until`: until then the flow is held back (`budget`), and takes no part in the balance.
-
-    `left` is None while the flow is bound. Of a flow that is gone it is a heap of the partitions
-    that are still to be taken from it (`Queue.gone`), and `seen_at` its last renewal if its lease
-    expired. That is for the history alone and not stored: another replica that takes up the rest
-    does not know it.
     """
 
     __slots__ = (
@@ -137,12 +134,10 @@ class Flow:
         "instance_id",
         "key_id",
         "lease_seconds",
-        "left",
         "load",
         "offers",
         "outgoing",
         "owned",
-        "seen_at",
         "view_revision",
         "warmup",
     )
@@ -179,15 +174,8 @@ class Flow:
         self.owned: set[int] = set()
         self.incoming: set[int] = set()
         self.offers: Heap[int] = Heap()
-        self.left: Heap[int] | None = None
-        self.seen_at: float | None = None
         self.load = 0
         self.outgoing = 0
-
-    @property
-    def gone(self) -> bool:
-        """Has left, while not everything has been taken from it."""
-        return self.left is not None
 
     @property
     def takes(self) -> bool:
@@ -223,23 +211,23 @@ class Handoff:
     def successor(self) -> Flow | None:
         """The flow that is to get the partition; None if there is none, or if it is leaving."""
         named = self.named
-        return None if named is None or named.gone or named.draining else named
+        return None if named is None or named.draining else named
 
 
 class Absent:
     """A flow that left during the holddown: if its instance comes back in time it gets back what is
     still unassigned.
 
-    `left` is a heap of the partitions that were taken from it; those that are still its own name it
-    in `released_by` (`Queue.first_to_give_back`).
+    `left` are the partitions that it had; `Queue.still_left` says which of them nobody has had
+    since.
     """
 
     __slots__ = ("bind_number", "flow_id", "left")
 
-    def __init__(self, bind_number: int, flow_id: str, left: Iterable[int] = ()) -> None:
+    def __init__(self, bind_number: int, flow_id: str, left: Sequence[int]) -> None:
         self.bind_number = bind_number
         self.flow_id = flow_id
-        self.left = Heap(left)
+        self.left = left
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,7 @@
   do not count. Of aligned partitions the first counts for its group.
 - `Queue.ranking` orders the bound, non-draining flows by what counts for them; `Queue.leaving`
   orders the draining ones by what can still be taken from them, retiring partitions included.
-- A flow that is gone is in neither. What counted for it counts for no one. One that is held back
-  has nothing, and is in neither as long.
+- A flow that is held back has nothing, and is in neither.
 
 Partitions change hands in `_move`, `_name` and `_retire` alone. Each is undone by the same change
 back, so what follows from it (counts, heaps, deadlines, the sets of flows) is never remembered, but
@@ -20,7 +19,6 @@ from typing import Any
 
 from broker.core.model import Flow, Handoff, Partition
 from broker.core.queue import Queue
-from broker.core.structures import Heap
 from broker.core.transitions import (
     LIFE_TRANSITIONS,
     PARTITION_TRANSITIONS,
@@ -62,19 +60,12 @@ def place(
     marked = {name: getattr(partition, name) for name in marks} if marks else marks
     queue.journal.changed(partition, _move, queue, partition.state, before, known, since, marked)
     _move(partition, queue, state, owner, handoff, at, marks)
-    if before is not None:
-        _forget(queue, before)
-    if known is not None and known.named is not None:
-        _forget(queue, known.named)
 
 
 def redirect(queue: Queue, handoff: Handoff, successor: Flow | None) -> None:
     """Gives a handoff another successor."""
-    before = handoff.named
-    queue.journal.changed(handoff, _name, queue, before)
+    queue.journal.changed(handoff, _name, queue, handoff.named)
     _name(handoff, queue, successor)
-    if before is not None:
-        _forget(queue, before)
 
 
 def set_deadline(queue: Queue, handoff: Handoff, deadline: float) -> None:
@@ -100,26 +91,13 @@ def add_partition(queue: Queue, partition: Partition) -> None:
     queue.journal.put(queue.partitions, partition.number, partition)
     queue.journal.note(partition)
     if partition.state is State.UNASSIGNED:
-        queue.journal.did(queue.unassigned.pop, partition.number)
-        restore_unassigned(queue, partition.number, None)
+        queue.journal.put(queue.unassigned, partition.number, None)
 
 
 def forget_partition(queue: Queue, number: int) -> None:
     """Drops a partition that was removed for good."""
     queue.journal.drop(queue.partitions, number)
     queue.journal.drop(queue.warmed, number)
-
-
-def restore_unassigned(queue: Queue, number: int, since: float | None) -> None:
-    """The partition has had no owner since then (None: it never had one)."""
-    queue.unassigned[number] = since
-    if queue.leads(number):
-        queue.lowest.push(number)
-    _trim_lowest(queue)
-
-
-def _trim_lowest(queue: Queue) -> None:
-    queue.lowest.trim(len(queue.unassigned), lambda: filter(queue.leads, queue.unassigned))
 
 
 def _move(
@@ -148,10 +126,9 @@ def _move(
         queue.handoffs[number] = handoff
         queue.deadlines.push(handoff)
     if state is State.UNASSIGNED:
-        restore_unassigned(queue, number, since)
-    elif number in queue.unassigned:
-        del queue.unassigned[number]
-        _trim_lowest(queue)
+        queue.unassigned[number] = since
+    else:
+        queue.unassigned.pop(number, None)
     if state is State.OWNED and owner is not None:
         _offer(queue, owner, number)
     _count(queue, partition, counted)
@@ -207,7 +184,7 @@ def enter(queue: Queue, flow: Flow) -> None:
 
 
 def leave(queue: Queue, flow: Flow) -> None:
-    """Takes out a flow; it is gone until nothing is left that it owns or awaits."""
+    """Takes out a flow. What it owns and awaits is taken from it next."""
     journal = queue.journal
     journal.drop(queue.flows, flow.id)
     _count_of_key(queue, flow, -1)
@@ -217,9 +194,6 @@ def leave(queue: Queue, flow: Flow) -> None:
     _unrank(queue, flow)
     if queue.by_bind_number.get(flow.bind_number) is flow:
         journal.drop(queue.by_bind_number, flow.bind_number)
-    if flow.owned or flow.incoming:
-        journal.set(flow, left=Heap(flow.owned | flow.incoming))
-        journal.put(queue.gone, flow.id, flow)
 
 
 def _count_of_key(queue: Queue, flow: Flow, difference: int) -> None:
@@ -231,11 +205,6 @@ def _count_of_key(queue: Queue, flow: Flow, difference: int) -> None:
         queue.journal.put(queue.flows_of_key, flow.key_id, count)
     else:
         queue.journal.drop(queue.flows_of_key, flow.key_id)
-
-
-def _forget(queue: Queue, flow: Flow) -> None:
-    if flow.left is not None and not flow.owned and not flow.incoming:
-        queue.journal.drop(queue.gone, flow.id)
 
 
 def admit(queue: Queue, flow: Flow) -> None:

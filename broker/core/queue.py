@@ -2,15 +2,11 @@
 
 Only `replay` changes a queue. Every change goes through the journal (`structures`), and partitions
 change hands only in `placement`, which keeps the counts right that the balance works with.
-
-**A flow that leaves** may have so much that one decision cannot take it all (`rebalancer`). Then it
-is out of `flows` and of the counts at once, nobody can act for it, and it is in `gone` for as long
-as it is named by a partition as owner or by a handoff as successor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from broker.core.barriers import Barriers
 from broker.core.budget import Moves
@@ -33,20 +29,16 @@ from broker.core.transitions import State, Status
 class Queue:
     """One queue, as far as the rebalancer is concerned.
 
-    `unfinished_at`: when the last decision was cut off for its size (`CutOff`); the rest is due
-    since then. `granting`, `changed` and `discarding` are what that record says.
-
-    `partitions` has those of a fixed queue that were removed, too: a number may come again.
-    `configured_count`: how many partitions are configured, which are the lowest numbers. It differs
-    from the settings' `partition_count` only between the slices of a resize (`is_resizing`).
+    `partitions` has those of a fixed queue that were removed, too: a number may come again. Those
+    that are configured have the lowest numbers.
 
     `resize_seen` is the number of the log's last resize of which the cuts are known, `barriers`
     what of it is not settled. While `cuts_due` is not None, cuts of the log are awaited, and read
     at that time, after `cuts_attempt` failures (`barriers`).
 
     Beside the partitions stand the few of which something is to be done: `unassigned` (since when,
-    None: never owned; `lowest` has the leading ones), `handoffs`, of those the `warming` ones and
-    those that are revoking `without_successor`. `ranking` and `leaving` are the counts of the
+    None: never owned), `handoffs`, of those the `warming` ones and those that are revoking
+    `without_successor`. `ranking` and `leaving` are the counts of the
     balance (`placement`), `flows_of_key` counts the bound flows of each key. `held` are the flows
     that are held back, `moved` is what keys have taken from others (`budget`). `warmed` names the
     flow that said ready in the latest handoff, and for which epoch. `touched` collects the flows
@@ -68,11 +60,6 @@ class Queue:
         self.rebalance: Rebalance | None = None
         self.last_rebalance: Rebalance | None = None
         self.growing = False
-        self.unfinished_at: float | None = None
-        self.granting: str | None = None
-        self.changed = False
-        self.discarding = False
-        self.configured_count = 0
         self.outage_seen = 0
         self.resize_seen = 0
         self.barriers: Barriers | None = None
@@ -80,7 +67,6 @@ class Queue:
         self.cuts_attempt = 0
         self.next_bind_number = 0
         self.flows: dict[str, Flow] = {}
-        self.gone: dict[str, Flow] = {}
         self.by_instance: dict[Instance, Flow] = {}
         self.by_bind_number: dict[int, Flow] = {}
         self.flows_of_key: dict[str, int] = {}
@@ -91,7 +77,6 @@ class Queue:
         self.touched: set[str] = set()
         self.retiring: set[int] = set()
         self.unassigned: dict[int, float | None] = {}
-        self.lowest: Heap[int] = Heap()
         self.handoffs: dict[int, Handoff] = {}
         self.deadlines = Deadlines(self.handoffs)
         self.warming: set[int] = set()
@@ -135,28 +120,16 @@ class Queue:
     def operational_partition_count(self) -> int:
         """Partitions that exist: those that retire, wait or are finished are included."""
         apart = self.lineage.apart if self.lineage is not None else 0
-        return self.resized_count + apart
-
-    @property
-    def resized_count(self) -> int:
-        """The partitions that are configured or retire: above `partition_count` while a resize
-        takes some away, below it while it adds some."""
-        return self.configured_count + len(self.retiring)
-
-    @property
-    def is_resizing(self) -> bool:
-        """Whether partitions are still to be added, retired or discarded."""
-        return self.configured_count != self.settings.partition_count or self.discarding
+        return self.settings.partition_count + len(self.retiring) + apart
 
     @property
     def scale_status(self) -> str:
         """`ScalingDown` while partitions retire, `ScalingUp` while added ones are being balanced,
         else `Ready`.
         """
-        excess = self.resized_count - self.settings.partition_count
-        if excess > 0 or self.discarding:
+        if self.retiring:
             return "ScalingDown"
-        return "ScalingUp" if self.growing or excess < 0 else "Ready"
+        return "ScalingUp" if self.growing else "Ready"
 
     @property
     def next_rebalance_id(self) -> int:
@@ -173,7 +146,7 @@ class Queue:
     def existing(self, after: int = -1) -> Iterator[Partition]:
         """The partitions above this number that exist, lowest number first. What is skipped are
         removed ones of a fixed queue."""
-        end = len(self.partitions) if self.retiring else self.configured_count
+        end = len(self.partitions) if self.retiring else self.settings.partition_count
         numbers = range(after + 1, end) if self.lineage is None else self.lineage.above(after)
         found = (self.partitions[number] for number in numbers)
         return (partition for partition in found if partition.state is not State.REMOVED)
@@ -194,7 +167,7 @@ class Queue:
     @property
     def _is_placed(self) -> bool:
         """Whether nothing is under way, and every partition is with a flow that may keep it."""
-        if self.handoffs or self.gone or self.is_resizing:
+        if self.handoffs:
             return False
         return not self.takers or not (self.unassigned or self.is_drained_from)
 
@@ -247,8 +220,6 @@ class Queue:
     def next_deadline(self) -> float | None:
         """When the holddown, a warm-up, a handoff or a flow's wait for the budget ends next, or the
         log's cuts are due.
-
-        The rest of a decision that was cut off is due apart from it, since `unfinished_at`.
         """
         drains = [
             flow.drain_deadline
@@ -267,9 +238,9 @@ class Queue:
 
     # The next of many
 
-    def lowest_unassigned(self, most: int) -> list[int]:
-        """So many of the unassigned partitions, lowest number first; of a group the first."""
-        return self.lowest.smallest(most, self.unassigned.__contains__)
+    def unassigned_leads(self) -> list[int]:
+        """The unassigned partitions, lowest number first; of a group the first."""
+        return sorted(filter(self.leads, self.unassigned))
 
     def highest_giveable(self, flow: Flow, but: Container[int] = ()) -> int | None:
         """The highest partition of the flow that is not on its way; a retiring one only if the flow
@@ -289,33 +260,15 @@ class Queue:
         entry = flow.offers.first(giveable)
         return None if entry is None else -entry
 
-    def first_left(self, flow: Flow) -> int | None:
-        """The lowest partition that a flow that is gone still owns, or is to get."""
-        assert flow.left is not None
-        return self._first(flow.left, lambda n: n in flow.owned or n in flow.incoming)
-
-    def first_to_give_back(self, absent: Absent) -> int | None:
-        """The lowest partition that this flow has left and nobody has had since."""
-
-        def still(number: int) -> bool:
-            if number not in self.unassigned:
-                return False
-            partition = self.partitions[number]
-            return partition.released_by == absent.flow_id and partition.next_handed_over in (
-                HandedOver.ORPHANED,
-                HandedOver.FORCED,
-            )
-
-        return self._first(absent.left, still)
-
-    def _first(self, heap: Heap[int], holds: Callable[[int], bool]) -> int | None:
-        def is_there(number: int) -> bool:
-            if holds(number):
-                return True
-            self.journal.did(heap.push, number)
-            return False
-
-        return heap.first(is_there)
+    def still_left(self, absent: Absent) -> list[int]:
+        """The partitions that this flow has left and nobody has had since, lowest first."""
+        return [
+            number
+            for number in absent.left
+            if number in self.unassigned
+            and (partition := self.partitions[number]).released_by == absent.flow_id
+            and partition.next_handed_over in (HandedOver.ORPHANED, HandedOver.FORCED)
+        ]
 
 
 class Deadlines:
@@ -338,25 +291,18 @@ class Deadlines:
         entry = self._heap.first(self._holds)
         return None if entry is None else entry[0]
 
-    def due(self, now: float, most: int, wanted: Callable[[Handoff], bool]) -> list[Handoff]:
-        """The wanted handoffs whose deadline has come, so many at the most, the earliest first,
-        then by partition.
-        """
+    def due(self, now: float) -> list[Handoff]:
+        """The handoffs whose deadline has come, the earliest first, then by partition."""
         found: dict[int, Handoff] = {}
-        unwanted: dict[int, Handoff] = {}
 
         def is_new(entry: tuple[float, int]) -> bool:
-            return self._holds(entry) and entry[1] not in found and entry[1] not in unwanted
+            return self._holds(entry) and entry[1] not in found
 
-        while len(found) < most:
-            entry = self._heap.first(is_new)
-            if entry is None or entry[0] > now:
-                break
-            handoff = self._handoffs[entry[1]]
-            (found if wanted(handoff) else unwanted)[entry[1]] = handoff
-        for handoff in (*found.values(), *unwanted.values()):
+        while (entry := self._heap.first(is_new)) is not None and entry[0] <= now:
+            found[entry[1]] = self._handoffs[entry[1]]
+        for handoff in found.values():
             self.push(handoff)
-        return list(found.values())
+        return [*found.values()]
 
     def _holds(self, entry: tuple[float, int]) -> bool:
         deadline, number = entry

@@ -12,32 +12,19 @@ things make it safe whoever crashes: the epoch fences everything that an owner d
 never taken back, so a delayed release cannot be mistaken for another; and at its deadline every
 handoff ends, so every rebalance does.
 
-A decision is made on the queue itself, step by step, and each step is applied by `replay`, live
-and after a restart alike. So no step can see a state that never will be, and live and reloaded
-queues cannot differ. Until it is committed the journal of the queue can take all of it back
-(`journal`).
+**One command, one decision, one commit.** A decision is made on the queue itself, step by step, and
+each step is applied by `replay`, live and after a restart alike. So no step can see a state that
+never will be, and live and reloaded queues cannot differ. Until it is committed the journal of the
+queue can take all of it back (`journal`). A queue has few enough partitions (`MOST_PARTITIONS`)
+that the decision on all of them holds up nobody.
 
 **Aligned partitions.** A queue that reads several logs has its partitions in groups of neighbours
 (`Queue.group`), and a group has one owner. All partitions of a group are in the same state, with
-the same owner, successor and deadline, after every slice. So the first one *leads*: it is counted,
-chosen and given for its group, and each step is taken for all of it. Only what consumers say comes
-for single partitions. A release waits in the partition (`is_let_go`) and a ready in `warmed` until
-the last of the group has it; what raises the epoch of a partition takes its word back. Without
-aligned partitions each one is its own group.
-
-**Slices.** What is large must not hold up other queues, so a decision changes at most so many
-partitions; then it is *cut off* (the record `CutOff`), and `Resume` decides the next slice. A cut
-falls only between two steps of the loop: before a grant, before a handoff begins, while the
-partitions of a flow that left are taken from it (`departing`), or while partitions are added or
-taken away (`resizing`). There the queue is one that a loop
-without slices would have, too, if a change came just then: Rebalancing (or Holddown, rule 7), with
-partitions unassigned or an imbalance left. So every command may come between two slices and is
-taken up as always (rule 10). Each step depends on the queue alone, so the slices together are the
-decision. Of many deadlines that come at once a slice does as many as it has room for, and the loop
-runs after the last of them. Deadlines that come between two slices go before the grants and the
-handoffs of the rest (`decisions.advance`): a partition that is being handed off is paused, and
-a large rest takes seconds. If the replica dies between two slices, the rest is due since the cut,
-as the column of the next deadline says, and the sweep of any replica goes on.
+the same owner, successor and deadline, after every decision. So the first one *leads*: it is
+counted, chosen and given for its group, and each step is taken for all of it. Only what consumers
+say comes for single partitions. A release waits in the partition (`is_let_go`) and a ready in
+`warmed` until the last of the group has it; what raises the epoch of a partition takes its word
+back. Without aligned partitions each one is its own group.
 """
 
 from __future__ import annotations
@@ -48,20 +35,18 @@ from typing import Any
 from broker.core import commands as c
 from broker.core import cuts, decisions, reports
 from broker.core import records as r
-from broker.core.draft import SLICE, Decision, Draft
+from broker.core.draft import Decision, Draft
 from broker.core.queue import Queue
 from broker.core.replay import replay_all
 
 
-def decide(queue: Queue, command: c.Command, now: float, most: int = SLICE) -> Decision:
+def decide(queue: Queue, command: c.Command, now: float) -> Decision:
     """Decides a command at the time `now` (Unix seconds) and applies the decision to the queue.
-
-    It changes about `most` partitions; the rest is left to `Resume`, as `Decision.unfinished` says.
 
     The queue is as before if the decision has no entries, and if this raises. Raises FlowNotFound
     if the flow that the command speaks of is not bound (any more); Bind raises Overtaken.
     """
-    draft = Draft(queue, now, most)
+    draft = Draft(queue, now)
     try:
         answer = _DECISIONS[type(command)](command, draft)
         if queue.is_idle:
@@ -78,11 +63,12 @@ def follow(queue: Queue, entries: Iterable[r.Entry]) -> Decision:
         replay_all(queue, entry.records, entry.revision)
     notices = frozenset(queue.touched)
     queue.journal.set(queue, touched=set())
-    return Decision((), notices, queue.next_deadline(), unfinished=queue.unfinished_at is not None)
+    return Decision((), notices, queue.next_deadline())
 
 
 _DECISIONS: dict[type[c.Command], Callable[[Any, Draft], Any]] = {
     c.Bind: decisions.bind,
+    c.BindTogether: decisions.bind_together,
     c.Unbind: decisions.unbind,
     c.Drain: decisions.drain,
     c.Release: reports.release,
@@ -96,6 +82,5 @@ _DECISIONS: dict[type[c.Command], Callable[[Any, Draft], Any]] = {
     c.RebalanceNow: decisions.rebalance_now,
     c.RaiseEpochs: decisions.raise_epochs,
     c.Advance: decisions.advance,
-    c.Resume: decisions.resume,
     c.MoveDeadlines: decisions.move_deadlines,
 }

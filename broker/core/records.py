@@ -122,28 +122,6 @@ class FlowLeft:
 
 
 @dataclass(frozen=True, slots=True)
-class FlowDeparted:
-    """A flow with many partitions is gone. What it owned is taken from it by the records that
-    follow, also of later entries; `remember` and `seen_at` as in `FlowLeft`.
-    """
-
-    flow_id: str
-    reason: str
-    remember: bool
-    at: float
-    seen_at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Orphaned:
-    """Partitions of a flow that departed have no owner."""
-
-    flow_id: str
-    partitions: tuple[int, ...]
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
 class FlowDraining:
     """A flow is leaving in order. After `deadline` warm-ups of its successors are cut short."""
 
@@ -198,21 +176,6 @@ class GrantedOutside:
     rebalance_id: int
     trigger: str
     at: float
-
-
-@dataclass(frozen=True, slots=True)
-class CutOff:
-    """The decision was cut off here for its size; the rest is decided next, and due at once.
-
-    `granting` is the trigger of the grants outside of a rebalance that are to go on, if any.
-    `changed`: what a change means for warm-ups under way (the loop), or for the holddown (rule 7),
-    is not decided yet. `discarding`: more partitions are to be discarded.
-    """
-
-    at: float
-    granting: str | None = None
-    changed: bool = False
-    discarding: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +235,8 @@ class WarmupsEnded:
 
 @dataclass(frozen=True, slots=True)
 class WarmupsReady:
-    """The successors are ready amid the slices of a decision that may show that their handoffs are
-    not needed. The warm-ups that are needed end with the last slice.
-    """
+    """The successors are ready for these, and not yet for others of their groups (`rebalancer`,
+    *Aligned partitions*)."""
 
     partitions: tuple[int, ...]
 
@@ -432,17 +394,13 @@ class CutsAwaited:
 class CutsTaken:
     """The log said where its resize number `resize` has cut the partitions.
 
-    Many cuts come in several records: `first` is the first partition that this one may name,
-    `next` the first one of the record that is still to come (None: it is the last one). The
-    barriers are in force with the last.
+    The barriers are in force with it.
     """
 
     resize: int
     resized_from: int
     resized_to: int
-    first: int
     cuts: tuple[Cut, ...]
-    next: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,15 +417,12 @@ Record = (
     | FlowBound
     | FlowsAdmitted
     | FlowLeft
-    | FlowDeparted
-    | Orphaned
     | FlowDraining
     | HolddownStarted
     | HolddownSettled
     | RebalanceStarted
     | RebalanceFinished
     | GrantedOutside
-    | CutOff
     | Granted
     | Released
     | ReleasedInPart

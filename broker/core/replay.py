@@ -9,11 +9,10 @@ concludes; whose view changes) is derived here.
 (`Absent`). Its partitions remember it (`released_by`), as they remember every flow that left: their
 next grant names it. So nothing is stored for each partition that was not written anyway, and it is
 known at any time which partitions can still be given back. The memory of the flow ends with the
-holddown, except for an instance that is bound again and has not got everything yet.
+holddown, or when its instance is bound again.
 
 **Resizes.** The configured partitions are always those from 0 up: a resize adds at their end and
-takes from there (the contract, *Resize*). So their number alone says how far a resize is that was
-cut into slices (`Queue.configured_count`). What ordered resizes add is in `broker.core.barriers`.
+takes from there (the contract, *Resize*). What ordered resizes add is in `broker.core.barriers`.
 
 **Lineage.** `partition_count` of a dynamic queue is the number of its partitions that take part in
 the balance: it follows from the records (the contract, *Lineage*).
@@ -64,15 +63,8 @@ def replay_all(queue: Queue, records: Iterable[r.Record], revision: int) -> None
 
 
 def begin(queue: Queue, revision: int) -> None:
-    """What is replayed next is of this revision. If it leaves something to be done, it says so."""
-    queue.journal.set(
-        queue,
-        revision=revision,
-        unfinished_at=None,
-        granting=None,
-        changed=False,
-        discarding=False,
-    )
+    """What is replayed next is of this revision."""
+    queue.journal.set(queue, revision=revision)
 
 
 def _change_status(
@@ -86,7 +78,7 @@ def _change_status(
 
 def _touch(queue: Queue, flow: Flow | None) -> None:
     """The flow's view changes with this revision."""
-    if flow is None or flow.left is not None:
+    if flow is None:
         return
     if flow.id not in queue.touched:
         queue.journal.add(queue.touched, flow.id)
@@ -125,7 +117,7 @@ def _flow_bound(queue: Queue, record: r.FlowBound) -> None:
         record.held_until,
     )
     enter(queue, flow)
-    _forget_if_back(queue, flow)
+    queue.journal.drop(queue.absent, flow.instance)
     _touch(queue, flow)
     if record.moved:
         queue.journal.put(queue.moved, record.key_id, Moves(record.moved, record.at))
@@ -141,23 +133,36 @@ def _flows_admitted(queue: Queue, record: r.FlowsAdmitted) -> None:
 
 
 def _flow_left(queue: Queue, record: r.FlowLeft) -> None:
+    """The flow is gone, and is remembered if the record says so."""
     flow = queue.flows[record.flow_id]
     owned = sorted(flow.owned)
-    _depart(queue, flow, record)
+    if record.remember:
+        absent = Absent(flow.bind_number, flow.id, owned)
+        queue.journal.put(queue.absent, flow.instance, absent)
+    elif queue.by_instance.get(flow.instance) is flow:
+        queue.journal.drop(queue.absent, flow.instance)
+    _touch(queue, flow)
+    leave(queue, flow)
+    since = record.at if record.seen_at is None else record.seen_at
     for number in owned:
-        _orphan(queue, flow, number, record.at)
+        _orphan(queue, flow, number, since)
     for number in sorted(flow.incoming):
         redirect(queue, queue.handoffs[number], None)
 
 
-def _flow_departed(queue: Queue, record: r.FlowDeparted) -> None:
-    _depart(queue, queue.flows[record.flow_id], record)
-
-
-def _orphaned(queue: Queue, record: r.Orphaned) -> None:
-    flow = queue.gone[record.flow_id]
-    for number in record.partitions:
-        _orphan(queue, flow, number, record.at)
+def _orphan(queue: Queue, flow: Flow, number: int, since: float) -> None:
+    """A partition of a flow that is gone has no owner, since the flow was silent if it was."""
+    partition = queue.partitions[number]
+    raised = partition.next_handed_over == HandedOver.FORCED
+    _touch_successor(queue, queue.handoffs.get(number))
+    place(
+        queue,
+        partition,
+        PartitionEvent.ORPHANED,
+        at=since,
+        next_handed_over=HandedOver.FORCED if raised else HandedOver.ORPHANED,
+        released_by=flow.id,
+    )
 
 
 def _flow_draining(queue: Queue, record: r.FlowDraining) -> None:
@@ -213,16 +218,6 @@ def _granted_outside(queue: Queue, record: r.GrantedOutside) -> None:
     queue.journal.set(queue, last_rebalance=entry)
 
 
-def _cut_off(queue: Queue, record: r.CutOff) -> None:
-    queue.journal.set(
-        queue,
-        unfinished_at=record.at,
-        granting=record.granting,
-        changed=record.changed,
-        discarding=record.discarding,
-    )
-
-
 def _granted(queue: Queue, record: r.Granted) -> None:
     handoffs = forced = 0
     for grant in record.grants:
@@ -252,7 +247,6 @@ def _granted(queue: Queue, record: r.Granted) -> None:
             next_handed_over=HandedOver.INITIAL,
             released_by=released_by,
         )
-        _forget_if_back(queue, flow)
         handoffs += grant.by_handoff
         forced += grant.by_force
     _add_to_counts(queue, handoffs, forced, len(record.grants) - handoffs)
@@ -379,7 +373,7 @@ def _epochs_raised(queue: Queue, record: r.EpochsRaised) -> None:
             queue.journal.set(partition, released_by=None)
         if partition.owner is not None:
             queue.journal.set(partition, handed_over=record.handed_over)
-        if partition.owner is None or partition.owner.gone:
+        if partition.owner is None:
             queue.journal.set(partition, next_handed_over=HandedOver.FORCED)
         else:
             queue.journal.set(partition, next_handed_over=HandedOver.INITIAL)
@@ -433,60 +427,10 @@ def _touch_deadline(queue: Queue, handoff: Handoff) -> None:
     _touch_successor(queue, handoff)
 
 
-# Flows that leave
-
-
-def _depart(queue: Queue, flow: Flow, record: r.FlowLeft | r.FlowDeparted) -> None:
-    """The flow is gone, and is remembered if the record says so."""
-    if record.remember:
-        absent = Absent(flow.bind_number, flow.id)
-        queue.journal.put(queue.absent, flow.instance, absent)
-    elif queue.by_instance.get(flow.instance) is flow:
-        queue.journal.drop(queue.absent, flow.instance)
-    _touch(queue, flow)
-    if record.seen_at is not None:
-        queue.journal.set(flow, seen_at=record.seen_at)
-    leave(queue, flow)
-
-
-def _orphan(queue: Queue, flow: Flow, number: int, at: float) -> None:
-    """A partition of a flow that is gone has no owner, since the flow was silent if it was."""
-    partition = queue.partitions[number]
-    absent = queue.absent.get(flow.instance)
-    if absent is not None and absent.flow_id == flow.id:
-        absent.left.push(number)
-    raised = partition.next_handed_over == HandedOver.FORCED
-    handoff = queue.handoffs.get(number)
-    _touch_successor(queue, handoff)
-    place(
-        queue,
-        partition,
-        PartitionEvent.ORPHANED,
-        at=at if flow.seen_at is None else flow.seen_at,
-        next_handed_over=HandedOver.FORCED if raised else HandedOver.ORPHANED,
-        released_by=flow.id,
-    )
-
-
-def _forget_if_back(queue: Queue, flow: Flow) -> None:
-    """The instance is bound again and has all that was still to be had of what it left."""
-    absent = queue.absent.get(flow.instance)
-    if absent is not None and queue.first_to_give_back(absent) is None:
-        queue.journal.drop(queue.absent, flow.instance)
-
-
 def _forget_absent(queue: Queue) -> None:
-    """The holddown is over: only instances that came back within it get back what they left."""
-    if not queue.absent:
-        return
-    kept = {
-        instance: absent
-        for instance, absent in queue.absent.items()
-        if (flow := queue.by_instance.get(instance)) is not None
-        and not flow.draining
-        and queue.first_to_give_back(absent) is not None
-    }
-    queue.journal.set(queue, absent=kept)
+    """The holddown is over: who comes back now gets nothing back."""
+    if queue.absent:
+        queue.journal.set(queue, absent={})
 
 
 # Resizes
@@ -506,8 +450,7 @@ def _partitions_added(queue: Queue, record: r.PartitionsAdded) -> None:
             if partition.owner is not None:
                 queue.journal.set(partition, next_handed_over=HandedOver.REPLACED)
             _touch(queue, partition.owner)
-    count = max(queue.configured_count, record.end)
-    queue.journal.set(queue, growing=True, configured_count=count)
+    queue.journal.set(queue, growing=True)
 
 
 def _partitions_retired(queue: Queue, record: r.PartitionsRetired) -> None:
@@ -516,8 +459,7 @@ def _partitions_retired(queue: Queue, record: r.PartitionsRetired) -> None:
         partition = queue.partitions[number]
         change_life(queue, partition, LifeEvent.RETIRED)
         _touch(queue, partition.owner)
-    count = min(queue.configured_count, *record.partitions)
-    queue.journal.set(queue, growing=False, configured_count=count)
+    queue.journal.set(queue, growing=False)
 
 
 def _partitions_removed(queue: Queue, record: r.PartitionsRemoved) -> None:
@@ -544,7 +486,6 @@ def _partitions_removed(queue: Queue, record: r.PartitionsRemoved) -> None:
             released_by=released_by,
             next_handed_over=next_handed_over,
         )
-    queue.journal.set(queue, configured_count=min(queue.configured_count, *record.partitions))
     _reach_cuts(queue, record.partitions)
 
 
@@ -569,11 +510,7 @@ def _reach_cuts(queue: Queue, numbers: Iterable[int]) -> None:
                 _touch(queue, partition.owner)
             if partition is not None and changed == number:
                 queue.journal.note(partition)
-    _settle(queue, barriers)
-
-
-def _settle(queue: Queue, barriers: Barriers) -> None:
-    if barriers.settled:
+    if not barriers.unreached:
         queue.journal.set(queue, barriers=None)
 
 
@@ -583,26 +520,22 @@ def _touch_all(queue: Queue) -> None:
 
 
 def _cuts_awaited(queue: Queue, record: r.CutsAwaited) -> None:
-    if queue.barriers is not None and not queue.barriers.in_force:
-        # What was taken so far is taken anew: positions may have been set since.
-        queue.journal.set(queue, barriers=None)
     queue.journal.set(queue, cuts_due=record.due, cuts_attempt=record.attempt)
 
 
 def _cuts_taken(queue: Queue, record: r.CutsTaken) -> None:
-    barriers = queue.barriers
-    if record.first == 0:
-        barriers = Barriers(record.resize, record.resized_from, record.resized_to)
-        queue.journal.set(queue, barriers=barriers)
-    assert barriers is not None
+    barriers = Barriers(record.resize, record.resized_from, record.resized_to)
     for number, cut, is_reached in record.cuts:
         barriers.take(queue.journal, number, cut, is_reached)
         queue.journal.note(queue.partitions[number])
-    queue.journal.set(barriers, next=record.next)
-    if record.next is None:
-        queue.journal.set(queue, resize_seen=record.resize, cuts_due=None, cuts_attempt=0)
-        _touch_all(queue)
-        _settle(queue, barriers)
+    queue.journal.set(
+        queue,
+        barriers=barriers if barriers.unreached else None,
+        resize_seen=record.resize,
+        cuts_due=None,
+        cuts_attempt=0,
+    )
+    _touch_all(queue)
 
 
 def _cuts_reached(queue: Queue, record: r.CutsReached) -> None:
@@ -620,7 +553,6 @@ def _lineage(queue: Queue) -> Lineage:
 def _count(queue: Queue, difference: int) -> None:
     count = queue.settings.partition_count + difference
     queue.journal.set(queue.settings, partition_count=count)
-    queue.journal.set(queue, configured_count=count)
 
 
 def _children_added(queue: Queue, record: r.ChildrenAdded) -> None:
@@ -668,15 +600,12 @@ _CHANGES: dict[type[r.Record], Callable[[Queue, Any], None]] = {
     r.FlowBound: _flow_bound,
     r.FlowsAdmitted: _flows_admitted,
     r.FlowLeft: _flow_left,
-    r.FlowDeparted: _flow_departed,
-    r.Orphaned: _orphaned,
     r.FlowDraining: _flow_draining,
     r.HolddownStarted: _holddown_started,
     r.HolddownSettled: _holddown_settled,
     r.RebalanceStarted: _rebalance_started,
     r.RebalanceFinished: _rebalance_finished,
     r.GrantedOutside: _granted_outside,
-    r.CutOff: _cut_off,
     r.Granted: _granted,
     r.Released: _released,
     r.ReleasedInPart: _released_in_part,

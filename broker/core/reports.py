@@ -11,7 +11,7 @@ from broker.core import cuts
 from broker.core import records as r
 from broker.core.commands import Outcome, Result
 from broker.core.draft import Draft
-from broker.core.handoff import end_warmups, is_ready
+from broker.core.handoff import is_ready, revoke
 from broker.core.lineage import finish, lineage_of, record_children
 from broker.core.loop import take_up
 from broker.core.model import Flow, HandedOver, Partition
@@ -133,7 +133,7 @@ def children(command: c.Children, draft: Draft) -> tuple[Result, ...]:
     flow = draft.flow(command.flow_id)
     lineage_of(draft.queue)
     results = tuple(_report(draft, flow, item) for item in command.items)
-    if draft.records or draft.resumes:
+    if draft.records:
         take_up(draft, changed=any(item.finished for item in command.items))
     return results
 
@@ -170,10 +170,7 @@ def ready(command: c.Ready, draft: Draft) -> tuple[Result, ...]:
     for item in command.items:
         outcome = _refuse_ready(draft.queue, flow, item)
         if outcome is None:
-            owner = draft.queue.partitions[item.partition].owner
-            # From an owner that is gone the next slice takes it, for this successor.
-            if owner is not None and not owner.gone:
-                _warmed(draft, item.partition)
+            _warmed(draft, item.partition)
             outcome = Result(item.partition, Outcome.OK)
         results.append(outcome)
     return tuple(results)
@@ -184,7 +181,7 @@ def _warmed(draft: Draft, number: int) -> None:
     queue = draft.queue
     group = queue.group(number)
     if all(is_ready(queue, other) for other in group if other != number):
-        end_warmups(draft, group, ready=True)
+        revoke(draft, group, ready=True)
     else:
         draft.emit(r.WarmupsReady((number,)))
 

@@ -1,55 +1,40 @@
 """A resize: partitions are added, retire, or are discarded (the contract, rule 9 and *Resize*).
 
-`partition_count` changes at once. What follows from it is done as far as a slice has room: upwards
-what is added, downwards what is taken away, so that the configured partitions are always those from
-0 up (`Queue.configured_count`). Nothing else of the loop is done before it is complete. A later
-resize may come between two slices; then the rest leads to its count.
-
-What an ordered resize adds to this is in `cuts`.
+The configured partitions are always those from 0 up. What an ordered resize adds to this is in
+`cuts`.
 """
 
 from __future__ import annotations
-
-from heapq import nsmallest
 
 from broker.core import records as r
 from broker.core.draft import Draft
 from broker.core.model import HandedOver
 
 
-def resize(draft: Draft) -> bool:
-    """Adds, retires or discards partitions, as far as there is room; returns whether it is
-    complete.
+def resize(draft: Draft, before: int, *, discard: bool = False) -> bool:
+    """Adds the partitions from the count `before` up to the present one, or retires those above it.
+    With `discard` none retires: they are removed with their messages. Returns whether any were.
     """
     queue = draft.queue
-    count, aligned = queue.settings.partition_count, queue.settings.aligned
-    while queue.configured_count != count or (draft.discarding and queue.retiring):
-        if draft.budget <= 0:
-            draft.is_cut_off = True
-            return False
-        configured = queue.configured_count
-        if configured < count:
-            end = min(count, configured + draft.room * aligned)
-            # What they said that they had finished counts for the retirement that is over.
-            again = tuple(
-                number
-                for number in range(configured, end)
-                if number in queue.retiring and queue.partitions[number].is_let_go
-            )
-            draft.emit(r.PartitionsAdded(configured, end, draft.now))
-            if again:
-                draft.emit(r.EpochsRaised(again, draft.now, HandedOver.REPLACED))
-        elif configured > count:
-            highest = tuple(range(max(count, configured - draft.room * aligned), configured))
-            if draft.discarding:
-                remove(draft, highest, "discarded")
-            else:
-                _retire(draft, highest)
-        else:
-            lowest = tuple(nsmallest(draft.room * aligned, queue.retiring))
-            remove(draft, lowest, "discarded")
-    draft.discarding = False
-    return True
+    count = queue.settings.partition_count
+    if before < count:
+        # What they said that they had finished counts for the retirement that is over.
+        again = tuple(
+            number
+            for number in range(before, count)
+            if number in queue.retiring and queue.partitions[number].is_let_go
+        )
+        draft.emit(r.PartitionsAdded(before, count, draft.now))
+        if again:
+            draft.emit(r.EpochsRaised(again, draft.now, HandedOver.REPLACED))
+    surplus = range(count, before)
+    if discard:
+        if discarded := sorted(queue.retiring.union(surplus)):
+            remove(draft, tuple(discarded), "discarded")
+        return bool(discarded)
+    if surplus:
+        _retire(draft, tuple(surplus))
+    return False
 
 
 def _retire(draft: Draft, numbers: tuple[int, ...]) -> None:

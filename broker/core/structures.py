@@ -122,8 +122,8 @@ class Heap(Generic[T]):
 
     __slots__ = ("_entries",)
 
-    def __init__(self, entries: Iterable[T] = ()) -> None:
-        self._entries: list[T] = sorted(entries)
+    def __init__(self) -> None:
+        self._entries: list[T] = []
 
     def push(self, entry: T) -> None:
         """Adds an entry that holds."""
@@ -137,17 +137,6 @@ class Heap(Generic[T]):
                 return entries[0]
             heappop(entries)
         return None
-
-    def smallest(self, most: int, holds: Callable[[T], bool]) -> list[T]:
-        """So many of the smallest entries that hold, in order, each once."""
-        found: list[T] = []
-        while len(found) < most and (entry := self.first(holds)) is not None:
-            heappop(self._entries)
-            if not found or found[-1] != entry:
-                found.append(entry)
-        for entry in found:
-            heappush(self._entries, entry)
-        return found
 
     def trim(self, holding: int, anew: Callable[[], Iterable[T]]) -> None:
         """Makes the heap anew of the entries that hold if it has grown far beyond their number."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import CursorResult, text
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from broker.logs import database
@@ -19,7 +19,7 @@ from broker.logs.ports import Bounds, Holder, LogAccess, LogOwner, Purpose
 from broker.logs.retention import Young
 from broker.logs.roles import EXPIRE_FOR_LOG, ClientRoles
 from broker.logs.times import positions_at
-from broker.pieces import PIECE, pause, pieces
+from broker.pieces import pieces
 from counterpoise.logs import LogNotFound
 from counterpoise.logs.builtin.ages import ages_statement
 from counterpoise.logs.builtin.bounds import COLUMNS, ReadBounds
@@ -329,7 +329,7 @@ class BuiltinLogs:
                 statement, parameters["partitions"] = _SOME_BOUNDS, [*partitions]
             found = await connection.execute(statement, parameters)
             reading = ReadBounds(partitions or ())
-            async for rows in _in_pieces(found):
+            async for rows in pieces(found.all()):
                 reading.add(rows)
         if not reading.found:
             raise LogNotFound(f"there is no log {name_of(log)!r}")
@@ -340,10 +340,8 @@ class BuiltinLogs:
         async with self._database.transaction(database.LONG_SECONDS) as connection:
             known = await self._database.known(connection, name_of(log))
             found = await positions_at(connection, known["log_id"], time)
-            positions: dict[int, str] = {}
-            async for rows in _in_pieces(found):
-                positions.update((number, str(position)) for number, position in rows)
-            return positions
+            rows: Sequence[Any] = found.all()
+            return {number: str(position) for number, position in rows}
 
     async def ages(
         self, log: str, positions: Mapping[int, str], *, seconds: float
@@ -358,10 +356,8 @@ class BuiltinLogs:
                     "positions": [int(position) for position in positions.values()],
                 },
             )
-            ages: dict[int, float] = {}
-            async for rows in _in_pieces(found):
-                ages.update((number, age) for number, age in rows)
-            return ages
+            ages: Sequence[Any] = found.all()
+            return dict(ages)
 
     async def peek(
         self, log: str, partition: int, position: str | None, limit: int, max_bytes: int
@@ -435,11 +431,3 @@ def _headers(text: str | None) -> Mapping[str, str] | None:
     except (ValueError, RecursionError):  # numbers of any length, nested to any depth
         return None
     return {name: one if isinstance(one, str) else json.dumps(one) for name, one in found.items()}
-
-
-async def _in_pieces(found: CursorResult[Any]) -> AsyncIterator[Sequence[Any]]:
-    """The rows, with pauses."""
-    while rows := found.fetchmany(PIECE):
-        yield rows
-        if len(rows) == PIECE:
-            await pause()

@@ -6,7 +6,7 @@ dynamic built-in logs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
@@ -35,7 +35,7 @@ from broker.logs.ports import (
 )
 from broker.logs.positions import number_of, trim_floor, with_passed
 from broker.logs.retention import Retention, Young, beyond, kept_bytes
-from broker.pieces import mapped, pieces
+from broker.pieces import pieces
 from counterpoise.logs import LogError, LogNotFound, LogUnavailable
 from counterpoise.logs.address import Kind, kind_of
 from counterpoise.logs.ranges import HashRange, parse_range
@@ -344,12 +344,11 @@ class LogsByKind:
         except LogError:
             return {}
 
-        def one(item: tuple[int, str | None]) -> tuple[int, Span]:
-            number, at = item
+        spans: dict[int, Span] = {}
+        for number, at in positions.items():
             start, end = found.starts[number], found.ends[number]
-            return number, Span(start, end, messages_after(start, end, at))
-
-        return await mapped(one, [*positions.items()])
+            spans[number] = Span(start, end, messages_after(start, end, at))
+        return spans
 
     async def ages(self, log: str, positions: Mapping[int, str]) -> Mapping[int, float]:
         """See `Logs`."""
@@ -399,17 +398,18 @@ class LogsByKind:
         kind = self._known(log)
         try:
             numbered = partial(_numbered, log)
-            readers = [await mapped(numbered, [*some.items()]) for some in committed]
+            readers = [dict(map(numbered, some.items())) for some in committed]
             if keys is not None:
                 if not await self._builtin.ensure(log, len(keys), owner, keys=keys):
                     return {}
                 bounds = await self._builtin.bounds(log)
-                keyed = await mapped(_ranged, [*bounds.keys.items()])
-                ranges = {number: one for number, one in keyed.items() if one is not None}
+                ranges: dict[int, HashRange] = {}
+                async for some in pieces([*bounds.keys.items()]):
+                    ranges.update(_ranges(some))
                 readers = [await with_passed(positions, ranges) for positions in readers]
                 floor = await self._floor(readers)
             else:
-                reached = [await _reached(some) for some in committed]
+                reached = [_reached(some) for some in committed]
                 if not await kind.ensure(log, partition_count, owner, reached):
                     return {}
                 if await kind.partition_count(log) != partition_count:
@@ -419,8 +419,8 @@ class LogsByKind:
                     return {}
                 bounds = await kind.bounds(log, sorted(floor))
             left: dict[int, int] = {}
-            async for some in pieces([*floor.items()]):
-                left.update(_left(dict(some), bounds))
+            async for several in pieces([*floor.items()]):
+                left.update(_left(dict(several), bounds))
             if retention is not None and retention.keeps and left:
                 left = await self._retained(log, left, retention)
             below: dict[int, str] = {}
@@ -522,9 +522,9 @@ def _left(floor: Mapping[int, int], bounds: Bounds) -> dict[int, int]:
     return {number: at for number, at in reached.items() if at > int(starts[number])}
 
 
-def _ranged(item: tuple[int, str]) -> tuple[int, HashRange | None]:
-    number, key = item
-    return number, parse_range(key)
+def _ranges(keys: Iterable[tuple[int, str]]) -> dict[int, HashRange]:
+    found = ((number, parse_range(key)) for number, key in keys)
+    return {number: one for number, one in found if one is not None}
 
 
 def _numbered(log: str, item: tuple[int, str | None]) -> tuple[int, int | None]:
@@ -532,8 +532,5 @@ def _numbered(log: str, item: tuple[int, str | None]) -> tuple[int, int | None]:
     return number, None if at is None else number_of(log, at)
 
 
-async def _reached(positions: Positions) -> dict[int, str]:
-    found: dict[int, str] = {}
-    async for some in pieces([*positions.items()]):
-        found.update((number, at) for number, at in some if at is not None)
-    return found
+def _reached(positions: Positions) -> dict[int, str]:
+    return {number: at for number, at in positions.items() if at is not None}

@@ -15,16 +15,12 @@ the store. So every replica knows what any replica has answered to a flow.
 replica served (for example, a frozen process wakes up), leases and deadlines have to be moved first
 (the contract, *Flow*). A decision that begins a deadline is committed soon, or decided anew
 (`Overdue`): otherwise an owner might be forced before it was notified to release.
-
-**A large decision comes in slices** (`broker.core.rebalancer`). The replica that committed one goes
-on in its next transaction, after what was submitted meanwhile. Other replicas leave the rest to it;
-if it dies, a sweep finds the queue due.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -36,11 +32,10 @@ from broker.core.errors import BrokerError, QueueNotFound, QueueUnreadable, Unav
 from broker.core.queue import Queue
 from broker.core.rebalancer import follow
 from broker.core.records import Entry
-from broker.pieces import pause
 from broker.replica.alarms import Alarms
-from broker.replica.bursts import BindBurst, DelayedNotices
+from broker.replica.bursts import BindBurst
 from broker.replica.clock import StoreClock
-from broker.replica.notifier import PendingRead, ViewNotifier, answer_reads, at_once
+from broker.replica.notifier import PendingRead, ViewNotifier, answer_reads
 from broker.replica.renewals import Renewals
 from broker.replica.store_calls import UNAVAILABLE, renew, write
 from broker.replica.transaction import Submission, Superseded, Transaction
@@ -65,7 +60,7 @@ _log = structlog.get_logger()
 
 T = TypeVar("T")
 MOST_AT_ONCE = 1000
-# Entries of other replicas: each has at most a slice.
+# Entries of other replicas, until others get on.
 FOLLOWED_AT_ONCE = 10
 WENT_BACK = (
     "the database has lost what it had committed: it was returned to an earlier state, and epochs "
@@ -109,10 +104,9 @@ class Coordinator:
         self._commit = store.commit if traces is None else traces.commit
         self.notifier = ViewNotifier()
         self._burst = BindBurst(self.notifier.watches)
-        self._delayed_notices = DelayedNotices(self.notifier.wake)
         self._alarm: float | None = None
         self._wake_at: float | None = None
-        self._rest = self.resumes = self._uncommitted = self._behind = False
+        self._uncommitted = self._behind = False
         self.queue: Queue | None = None
         """The queue as last known; None before the first use."""
         self._submissions: list[Submission] = []
@@ -130,7 +124,7 @@ class Coordinator:
     @property
     def waits(self) -> bool:
         """Whether something is, or will be, due in the queue."""
-        return self._rest or self._wake_at is not None
+        return self._wake_at is not None
 
     @property
     def idle(self) -> bool:
@@ -166,12 +160,6 @@ class Coordinator:
         """
         if (queue := None if fresh else self.at_hand) is not None:
             return extract(queue)
-        return await self.read_in_pieces(at_once(extract), fresh=fresh)
-
-    async def read_in_pieces(
-        self, extract: Callable[[Queue], Awaitable[T]], *, fresh: bool = False
-    ) -> T:
-        """As `read`, for an `extract` that pauses (`broker.pieces`)."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._reads.append((extract, future))
         self._behind = self._behind or fresh
@@ -207,7 +195,7 @@ class Coordinator:
         return self._advance or bool(self._reads)
 
     async def _work(self) -> None:
-        while self._submissions or self._reads or self._advance or self._behind or self.resumes:
+        while self._submissions or self._reads or self._advance or self._behind:
             submissions: list[Submission] = []
             reads, self._reads = self._reads, []
             try:
@@ -221,7 +209,7 @@ class Coordinator:
                         self._submissions[MOST_AT_ONCE:],
                     )
                     self._burst.taken(submissions)
-                if submissions or self._advance or (self.resumes and not gathers):
+                if submissions or self._advance:
                     await self._transact(await self._current(), submissions)
             except Exception as error:
                 if not submissions:
@@ -244,7 +232,7 @@ class Coordinator:
         same.
         """
         raised: Exception = error
-        self._advance, self.resumes, self._behind = False, False, True
+        self._advance, self._behind = False, True
         if isinstance(error, StoreUnavailable):
             raised = Unavailable(UNAVAILABLE)
         elif isinstance(error, QueueGone):
@@ -288,8 +276,7 @@ class Coordinator:
             await self._keep_time(queue.outage_seen)
             self.queue, self.name, self._refused = queue, queue.name, ""
             # Not known yet; to advance it is the first thing that is done with it.
-            self._wake_at, self._rest, self.resumes = None, False, False
-            self._advance = True
+            self._wake_at, self._advance = None, True
             self._changed(None)
         return queue
 
@@ -299,14 +286,12 @@ class Coordinator:
         try:
             while entries := await self._missed(queue):
                 found = True
-                # The replica that has decided last goes on.
-                self.resumes = False
                 self._settled(queue, follow(queue, entries))
                 if len(entries) < FOLLOWED_AT_ONCE:
                     break
                 # The queue may be as amid a commit, so nobody reads it meanwhile.
                 self._uncommitted = True
-                await pause()
+                await asyncio.sleep(0)
             return found
         finally:
             self._uncommitted = uncommitted
@@ -336,15 +321,11 @@ class Coordinator:
     def _settled(self, queue: Queue, decided: Decision | Transaction) -> None:
         """What was decided is committed: it stays, and is obeyed."""
         queue.journal.forget()
-        self._wake_at, self._rest = decided.wake_at, decided.unfinished
-        # A rest needs no alarm: the replica that left it goes on, or the sweep of another finds it.
+        self._wake_at = decided.wake_at
         times = [time for time in (decided.wake_at, self._next_lease) if time is not None]
         self._set_alarm(min(times, default=None))
-        if isinstance(decided, Transaction):
-            ours = bool(decided.commit.entries)
-            self._changed(self._delayed_notices.due(decided), ours=ours)
-        else:
-            self._changed(decided.notices)
+        ours = isinstance(decided, Transaction) and bool(decided.commit.entries)
+        self._changed(decided.notices, ours=ours)
 
     def _changed(self, flow_ids: frozenset[str] | None, *, ours: bool = False) -> None:
         """The views of these flows have changed; None: those of any may have."""
@@ -369,13 +350,13 @@ class Coordinator:
             advance, self._advance = advance or self._advance, False
             overdue = within > LATE_SECONDS[0]
             known = None if advance or overdue else self._clock.fresh_now()
-            # What is due goes before the rest of a decision, by a time that was just read.
+            # What is due is done by a time that was just read.
             if known is None or (self._wake_at is not None and self._wake_at <= known):
                 due, now = True, (await self._clock.read(self._store)).now
             else:
                 due, now = False, known
             positions: Positions = {}
-            transaction = Transaction(queue, now, self._new_id(), self._wake_at, self._rest)
+            transaction = Transaction(queue, now, self._new_id(), self._wake_at)
             self._uncommitted = True
             try:
                 outage = self._clock.outage
@@ -383,10 +364,7 @@ class Coordinator:
                     await self._move_deadlines(transaction, outage)
                 if due:
                     await self._do_what_is_due(transaction, spared)
-                resumes, puts_off = self.resumes and not due, self._burst.puts_off
-                answers = await transaction.answers(
-                    submissions, superseded, resumes=resumes, puts_off=puts_off
-                )
+                answers = await transaction.answers(submissions, superseded)
                 if transaction.commit.entries:
                     watched, gathered = self.notifier.watches, self._renewals.gathered
                     commit = transaction.finish(within, watched, gathered)
@@ -424,9 +402,7 @@ class Coordinator:
                 raise
             finally:
                 self._uncommitted = False
-        # If a decision was cut off, the next transaction goes on, with what was put in meanwhile.
-        self.resumes = transaction.unfinished and (self.resumes or bool(transaction.commit.entries))
-        self.notifier.keep(positions, holds=self.resumes)
+        self.notifier.keep(positions)
         self._submissions[:0], submissions[len(answers) :] = submissions[len(answers) :], []
         # Answers go before notices: a flow that has bound waits for what follows then.
         for submission, answer in zip(submissions, answers, strict=True):

@@ -45,9 +45,6 @@ MOST_NAMES = 10_000
 _log = structlog.get_logger(LOGGER)
 # In the history and the event stream, and not in the log.
 UNLOGGED = (
-    r.CutOff,
-    # Follows a departure, which was logged.
-    r.Orphaned,
     r.Released,
     r.ReleasedInPart,
     r.WarmupsStarted,
@@ -230,7 +227,7 @@ class EventCounters:
                     self._bound.labels(queue).inc()
                     if record.held_until is not None:
                         self._held.labels(queue).inc()
-                case r.FlowLeft() | r.FlowDeparted():
+                case r.FlowLeft():
                     self._left.labels(queue, record.reason).inc()
 
     def _granted(self, queue: str, record: r.Granted) -> None:
@@ -280,7 +277,7 @@ class EventLog:
             case r.FlowsAdmitted():
                 for flow_id in record.flow_ids:
                     _log.info("flow admitted", **place, **self._flow("flow", flow_id))
-            case r.FlowLeft() | r.FlowDeparted():
+            case r.FlowLeft():
                 event = "lease expired" if record.reason == "lease_expired" else "flow left"
                 flow = self._flow("flow", record.flow_id)
                 _log.info(event, **place, **flow, reason=record.reason)

@@ -1,20 +1,18 @@
 """Reads of a queue between two of its transactions, and notices of its next change.
 
-A large read is made in pieces (`broker.pieces`). The mailbox waits for its end, so the read sees
-one revision, and other queues go on. What a read needs from the store beside the queue are
-positions; a commit returns some of them.
+What a read needs from the store beside the queue are positions; a commit returns some of them.
 
-**Views are made when flows are notified, and answered a little later.** A large decision is
-committed slice after slice. While the store works on one slice, the queue in memory runs ahead, so
-nobody may read it. So the view of a flow that waits is made right after the commit that changes it
-(`Watch.refresh`). All that follows, to write the answer and to send it, takes several times as
-long, and is done while the store carries out the next commit (`ViewNotifier`).
+**Views are made when flows are notified, and answered a little later.** While the store works on a
+transaction, the queue in memory runs ahead, so nobody may read it. So the view of a flow that waits
+is made right after the commit that changes it (`Watch.refresh`). All that follows, to write the
+answer and to send it, takes several times as long, and is done while the store carries out the next
+commit.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -22,20 +20,9 @@ from broker.core.queue import Queue
 from broker.store.ports import Positions
 
 T = TypeVar("T")
-# If the next commit is not on its way then, those whose views are made wait for it no longer.
-HOLD_SECONDS = 0.2
 # A flow needs one. A client whose connection broke polls again, and its last poll still waits.
 MOST_POLLS = 2
-PendingRead = tuple[Callable[[Queue], Awaitable[Any]], asyncio.Future[Any]]
-
-
-def at_once(extract: Callable[[Queue], T]) -> Callable[[Queue], Awaitable[T]]:
-    """An `extract` that needs no pieces, as one that could be made in pieces."""
-
-    async def extracting(queue: Queue) -> T:
-        return extract(queue)
-
-    return extracting
+PendingRead = tuple[Callable[[Queue], Any], asyncio.Future[Any]]
 
 
 async def answer_reads(queue: Queue, reads: Collection[PendingRead]) -> None:
@@ -47,7 +34,7 @@ async def answer_reads(queue: Queue, reads: Collection[PendingRead]) -> None:
         if future.done():
             continue
         try:
-            seen = await extract(queue)
+            seen = extract(queue)
         except Exception as error:
             if not future.done():
                 future.set_exception(error)
@@ -86,8 +73,8 @@ class Watch:
         """Whether something has changed that is not known yet."""
         return self._is_set
 
-    def refresh(self) -> bool:
-        """Makes `seen` of what has just changed, if it is awaited; whether that was possible.
+    def refresh(self) -> None:
+        """Makes `seen` of what has just changed, if it is awaited and possible.
 
         A defect is not the mailbox's: the one who waits makes it again, and meets it.
         """
@@ -95,7 +82,6 @@ class Watch:
         if self._extract is not None and self._future is not None:
             with suppress(Exception):
                 self.seen = self._extract()
-        return self.seen is not None
 
     def set(self) -> None:
         """Something has changed."""
@@ -141,9 +127,6 @@ class ViewNotifier:
         # By flow; those of the queue by "". They are woken in the order in which they came.
         self.watches: dict[str, tuple[Watch, ...]] = {}
         self._positions: Positions = {}
-        self._holds = False
-        self._held: list[Watch] = []
-        self._timer: asyncio.TimerHandle | None = None
         self._came: list[Watch] = []
         self.is_committing = False
         """Whether the store is at work on a commit, which may change views."""
@@ -181,11 +164,9 @@ class ViewNotifier:
 
     @contextmanager
     def committing(self) -> Iterator[None]:
-        """While the store is at work. Those who are held are woken as soon as it has begun."""
+        """While the store is at work."""
         self.is_committing = True
         loop = asyncio.get_running_loop()
-        if self._held:
-            loop.call_soon(self._go)
         try:
             yield
         finally:
@@ -213,9 +194,9 @@ class ViewNotifier:
         else:
             watch.set()
 
-    def keep(self, positions: Positions, *, holds: bool) -> None:
-        """What the commit has returned. `holds`: the next commit follows."""
-        self._positions, self._holds = positions, holds
+    def keep(self, positions: Positions) -> None:
+        """What the commit has returned."""
+        self._positions = positions
 
     def forget_soon(self) -> None:
         """After everyone was answered: they run before what forgets the positions."""
@@ -227,35 +208,21 @@ class ViewNotifier:
         return known if all(number in known for number in numbers) else None
 
     def _forget(self) -> None:
-        self._positions, self._holds = {}, False
+        self._positions = {}
 
     def wake(self, flow_ids: frozenset[str] | None) -> None:
-        """Makes the views of those who watch these flows, or the queue, and wakes them; None: all.
+        """Makes the views of those who watch these flows, or the queue, and wakes them.
 
-        If the next commit follows, those who have seen what they need are woken when it is on its
-        way.
+        None: those of all flows.
         """
         for key in list(self.watches) if flow_ids is None else (*sorted(flow_ids), ""):
             for watch in self.watches.get(key, ()):
-                if watch.is_late:
-                    continue
-                if watch.refresh() and self._holds:
-                    self._held.append(watch)
-                else:
+                if not watch.is_late:
+                    watch.refresh()
                     watch.set()
-        if self._held and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._go)
 
     def end(self) -> None:
         """The service stops: all are woken."""
         for watches in self.watches.values():
             for watch in watches:
                 watch.set()
-
-    def _go(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        held, self._held = self._held, []
-        for watch in held:
-            watch.set()

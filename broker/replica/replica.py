@@ -5,13 +5,13 @@ commits, what others notify, its alarm, and the **sweep**. Once a second the swe
 replica serves. It finds queues with something due (the replica that had them in memory may be dead)
 and queues in memory that fell behind (a notification may be lost with its sender).
 
-**Large queues and the garbage collector.** A full pass of the collector over a queue of 100,000
-partitions takes some 100 ms, during which the process serves no queue. The partitions are in no
-reference cycle and stay for as long as the queue is used, so the collector does not have to visit
-them: what is in memory after a large queue came is taken out of its sight (`gc.freeze`). It is
-still freed when the last reference goes. Garbage in cycles would stay for ever, so it is collected
-before: one pass over what came since the last time. What is open at that moment must leave no cycle
-when it ends: connections, streams, polls, and the coordinators of queues.
+**Many partitions and the garbage collector.** A full pass of the collector over 100,000 partitions
+takes some 100 ms, during which the process serves no queue. The partitions are in no reference
+cycle and stay for as long as their queue is used, so the collector does not have to visit them:
+what is in memory after many of them came is taken out of its sight (`gc.freeze`). It is still freed
+when the last reference goes. Garbage in cycles would stay for ever, so it is collected before: one
+pass over what came since the last time. What is open at that moment must leave no cycle when it
+ends: connections, streams, polls, and the coordinators of queues.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _log = structlog.get_logger()
 SWEEP_SECONDS = 1.0
 MOST_DUE = 1000
 IDLE_SECONDS = 600.0
-# A queue that has grown by so many partitions is taken out of the garbage collector's sight.
-LARGE = 10_000
+# So many partitions that came are taken out of the garbage collector's sight.
+MANY = 10_000
 
 
 class Replica:
@@ -64,7 +64,8 @@ class Replica:
         self.tally = EventCounters()
         self._event_log = EventLog()
         # How many partitions each queue had when it was last taken out of the collector's sight.
-        self._frozen: WeakKeyDictionary[Queue, int] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Queue, int] = WeakKeyDictionary()
+        self._came = 0
         self._alarms = alarms
         self._new_id = new_id
         self.monotonic = monotonic
@@ -209,8 +210,12 @@ class Replica:
         elif ours:
             self.notify(coordinator.queue_id)
         queue = coordinator.queue
-        if queue is not None and len(queue.partitions) >= self._frozen.get(queue, 0) + LARGE:
-            self._frozen[queue] = len(queue.partitions)
+        if queue is None:
+            return
+        self._came += len(queue.partitions) - self._known.get(queue, 0)
+        self._known[queue] = len(queue.partitions)
+        if self._came >= MANY:
+            self._came = 0
             gc.collect()
             gc.freeze()
 
@@ -253,10 +258,8 @@ class Replica:
                 coordinator.ring()
         for queue_id in await self.store.due(MOST_DUE):
             coordinator = self._of(queue_id)
-            # What is due may be in commits of which no notice came. If it is a rest that this
-            # replica goes on with, its next commit meets them.
-            if not coordinator.resumes:
-                coordinator.catch_up()
+            # What is due may be in commits of which no notice came.
+            coordinator.catch_up()
             coordinator.advance()
         await self._find_missed()
         self._evict()

@@ -8,31 +8,27 @@ the transaction is committed. The transaction can be taken back as a whole.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from typing import Any, NamedTuple, TypeVar
 
 from broker.core import commands as c
 from broker.core.decisions import is_read
-from broker.core.draft import SLICE
 from broker.core.errors import BrokerError, Unavailable
-from broker.core.model import Flow
+from broker.core.model import Flow, Instance
 from broker.core.queue import Queue
 from broker.core.rebalancer import decide
 from broker.core.records import Child, Entry
-from broker.pieces import Pace
 from broker.store.ports import Act, Commit, PositionCommit, PositionWrite
 from broker.store.trims import Fence
 from broker.tracing import TracedCall
 
 T = TypeVar("T")
-# The slices of one transaction, which has a cost of its own: more if nobody waits for an answer.
-SLICES_AT_ONCE = 2
-SLICES_OF_A_REST = 4
-# A transaction decides no longer than this, and holds up other queues for little more than a step.
-DECIDING_SECONDS = 0.25
+# A transaction that changes so many partitions takes no more of what waits.
+FULL = 512
+# Others get on after a decision that took longer; a transaction decides no longer in all.
 STEP_SECONDS = 0.002
+DECIDING_SECONDS = 0.25
 # Where every partition of the built-in log begins.
 EARLIEST = "0"
 # A store that is slow writes so many partitions.
@@ -74,12 +70,12 @@ class Submission:
     trace: TracedCall | None = None
     answer: asyncio.Future[Any] = field(default_factory=asyncio.Future)
 
-    def joins(self, queue: Queue) -> bool:
-        """Whether it is a bind of an instance that was not bound before."""
+    def joins(self, queue: Queue) -> Instance | None:
+        """The instance that it binds, if that was not bound before."""
         if not isinstance(self.command, c.Bind):
-            return False
+            return None
         instance = (self.command.key_id, self.command.instance_id)
-        return instance not in queue.by_instance and instance not in queue.absent
+        return None if instance in queue.by_instance or instance in queue.absent else instance
 
     def give(self, answer: Any) -> None:
         """The answer to the caller, unless it gave up; a BrokerError is raised there."""
@@ -111,12 +107,6 @@ class Superseded(NamedTuple):
     seq: int | None
 
 
-def slices(items: Sequence[T]) -> Iterator[tuple[T, ...]]:
-    """The items in pieces of the size of a slice, one at least."""
-    for first in range(0, max(1, len(items)), SLICE):
-        yield tuple(items[first : first + SLICE])
-
-
 class Transaction:
     """Decisions on one queue, applied to the queue already, and the transaction that they make."""
 
@@ -126,19 +116,12 @@ class Transaction:
         now: float,
         commit_id: str,
         wake_at: float | None = None,
-        unfinished: bool = False,
     ) -> None:
-        """`wake_at` and `unfinished` are what the last decision before said."""
+        """`wake_at` is what the last decision before said."""
         self.queue = queue
         self.now = now
         self.notices: frozenset[str] = frozenset()
-        # Flows that got partitions by the rest of a decision, and may get more.
-        self.later: frozenset[str] = frozenset()
-        # Those to notify right after the commit, since `finish`. Others may wait for the rest.
-        self.notified: frozenset[str] = frozenset()
         self.wake_at = wake_at
-        self.unfinished = unfinished
-        self._most = SLICES_AT_ONCE * SLICE
         self._mark = queue.journal.mark()
         self._entries: list[Entry] = []
         self._partitions: set[int] = set()
@@ -175,29 +158,22 @@ class Transaction:
     @property
     def full(self) -> bool:
         """Whether the transaction is large enough: what waits is for the next transaction."""
-        return len(self._partitions) >= self._most
+        return len(self._partitions) >= FULL
 
     @property
     def renewed(self) -> Sequence[str]:
         """The flows whose leases begin anew."""
         return sorted(self._renewed)
 
-    def decide(self, command: c.Command, budget: int | None = None) -> Any:
-        """Decides a command and takes the decision into the transaction.
-
-        `budget`: how many partitions it may change; None: a slice, as far as the transaction has
-        room for it. Returns its answer, raises its BrokerError.
+    def decide(self, command: c.Command) -> Any:
+        """Decides a command and takes the decision into the transaction. Returns its answer, raises
+        its BrokerError.
         """
-        if budget is None:
-            budget = max(1, min(SLICE, self._most - len(self._partitions)))
-        decision = decide(self.queue, command, self.now, budget)
+        decision = decide(self.queue, command, self.now)
         self._entries += decision.entries
         effects = decision.effects
-        only_grants = isinstance(command, c.Resume) and not effects.revokes
-        self.notices |= decision.complete if only_grants else decision.notices
-        self.later = (self.later | decision.notices) - self.notices
+        self.notices |= decision.notices
         self.wake_at = decision.wake_at
-        self.unfinished = decision.unfinished
         self._partitions |= effects.partitions
         self._flows.update((flow.id, flow) for flow in effects.flows)
         self._left.update(effects.left)
@@ -220,53 +196,52 @@ class Transaction:
         self._expired.add(flow_id)
 
     async def answers(
-        self,
-        submissions: Sequence[Submission],
-        superseded: frozenset[Superseded],
-        *,
-        resumes: bool = False,
-        puts_off: bool = False,
+        self, submissions: Sequence[Submission], superseded: frozenset[Superseded]
     ) -> list[Any]:
         """The answers (or errors) to as many as there is time for, at least one; others get on
-        meanwhile. Then the next slices of what was cut off; `resumes`: at least one.
-
-        Of flows that join together, the last one's decision gives all of them their partitions.
-        Otherwise the first would get everything, and hand most of it over to the others. It leaves
-        this to a later transaction, too, if it `puts_off` what it can for others that are on their
-        way.
+        meanwhile. New instances that wait together are bound together.
         """
         answers: list[Any] = []
-        pace = Pace(DECIDING_SECONDS, STEP_SECONDS)
-        if not submissions:
-            self._most = SLICES_OF_A_REST * SLICE
-        for submission, after in zip_longest(submissions, submissions[1:]):
-            if answers and (self.full or not await pace.goes_on()):
+        clock = asyncio.get_running_loop().time
+        began = stepped = clock()
+        while len(answers) < len(submissions) and not (answers and self.full):
+            joining = self._joining(submissions, len(answers))
+            if len(joining) > 1:
+                answers += self._bind_together(joining)
+            else:
+                try:
+                    answers.append(self.answer(submissions[len(answers)], superseded))
+                except BrokerError as error:
+                    answers.append(error)
+            now = clock()
+            if now - began > DECIDING_SECONDS:
                 break
-            releases = isinstance(submission.command, c.Release)
-            others = puts_off or (after is not None and after.joins(self.queue))
-            waits = (others and submission.joins(self.queue)) or (puts_off and releases)
-            try:
-                answers.append(self.answer(submission, superseded, 0 if waits else None))
-            except BrokerError as error:
-                answers.append(error)
-        ours = resumes or bool(self._entries)
-        goes_on = len(answers) == len(submissions) and not self.full
-        while self.unfinished and not puts_off:
-            goes_on = goes_on and await pace.goes_on()
-            if not (resumes or (ours and goes_on and not self._is_due)):
-                break
-            self.decide(c.Resume())
-            resumes, goes_on = False, not self.full
+            if now - stepped > STEP_SECONDS:
+                await asyncio.sleep(0)
+                stepped = clock()
         return answers
 
-    @property
-    def _is_due(self) -> bool:
-        """Whether something goes before the rest of a decision, in the next transaction."""
-        return self.wake_at is not None and self.wake_at <= self.now
+    def _joining(self, submissions: Sequence[Submission], first: int) -> list[Submission]:
+        """The binds from the `first` on, each of another instance that was not bound."""
+        joining: dict[Instance, Submission] = {}
+        for place in range(first, len(submissions)):
+            instance = submissions[place].joins(self.queue)
+            if instance is None or instance in joining:
+                break
+            joining[instance] = submissions[place]
+        return [*joining.values()]
 
-    def answer(
-        self, submission: Submission, superseded: frozenset[Superseded], budget: int | None = None
-    ) -> Any:
+    def _bind_together(self, submissions: Sequence[Submission]) -> Sequence[BrokerError | None]:
+        """Binds new instances, and decides the balance once."""
+        binds = tuple(one.command for one in submissions if isinstance(one.command, c.Bind))
+        answers: Sequence[BrokerError | None] = self.decide(c.BindTogether(binds))
+        for one, error in zip(submissions, answers, strict=True):
+            self._take_call(one)
+            if error is None:
+                self._taken(one)
+        return answers
+
+    def answer(self, submission: Submission, superseded: frozenset[Superseded]) -> Any:
         """Decides what was submitted, but not what is `superseded`; raises its BrokerError."""
         command = submission.command
         if submission.fence is not None:
@@ -275,27 +250,21 @@ class Transaction:
                 raise LogMoved
             self.commit.fences = fences
             self._fenced.append(submission)
-        if submission.trace is not None:
-            self.commit.calls.append(submission.trace)
-        flow_id = getattr(command, "flow_id", None)
-        if flow_id is not None:
-            self._callers.add(flow_id)
+        self._take_call(submission)
         before = None if submission.shown is None else submission.shown(self.queue)
         earliest = self.queue.settings.start == "earliest"
         if isinstance(command, c.Release):
-            answer = self._release(submission, command, superseded, budget)
+            answer = self._release(submission, command, superseded)
         elif isinstance(command, c.Children):
             answer = self._report(submission, command, superseded)
         else:
-            answer = self.decide(command, budget)
+            answer = self.decide(command)
         if earliest and self.queue.settings.start == "latest":
             # What the change adds, and what waits for parents, begins at the earliest position.
             waiting = self.queue.lineage.waiting if self.queue.lineage else ()
             for number in (partition.number for partition in self.queue.existing()):
                 ends = {} if number in waiting else submission.begins
                 self._first_positions.setdefault(number, ends.get(number, EARLIEST))
-        if isinstance(command, c.Bind) and submission.token_hash is not None:
-            self._hashes[command.flow_id] = submission.token_hash
         # One that was removed or finished meanwhile keeps its position, as it keeps its epoch.
         self._positions.update(
             (number, position)
@@ -307,16 +276,26 @@ class Transaction:
             if submission.shown is not None:
                 act = replace(act, before=before, after=submission.shown(self.queue))
             self._acts.append(act)
-        if submission.renews is not None and submission.renews in self.queue.flows:
-            self._renewed.add(submission.renews)
+        self._taken(submission)
         return answer
 
+    def _take_call(self, submission: Submission) -> None:
+        """Remembers who calls, whatever becomes of it."""
+        if submission.trace is not None:
+            self.commit.calls.append(submission.trace)
+        flow_id = getattr(submission.command, "flow_id", None)
+        if flow_id is not None:
+            self._callers.add(flow_id)
+
+    def _taken(self, submission: Submission) -> None:
+        """Remembers what goes with a command that was not refused."""
+        if isinstance(submission.command, c.Bind) and submission.token_hash is not None:
+            self._hashes[submission.command.flow_id] = submission.token_hash
+        if submission.renews is not None and submission.renews in self.queue.flows:
+            self._renewed.add(submission.renews)
+
     def _release(
-        self,
-        submission: Submission,
-        command: c.Release,
-        superseded: frozenset[Superseded],
-        budget: int | None,
+        self, submission: Submission, command: c.Release, superseded: frozenset[Superseded]
     ) -> tuple[c.Result, ...]:
         """A release with its positions, which are written only where it really ends the flow's
         ownership.
@@ -331,7 +310,7 @@ class Transaction:
             elif (item.partition, item.epoch, submission.seq) in superseded:
                 known[item] = c.Result(item.partition, c.Outcome.OK)
         items = tuple(item for item in command.items if item not in known)
-        results: Sequence[c.Result] = self.decide(c.Release(flow_id, items), budget)
+        results: Sequence[c.Result] = self.decide(c.Release(flow_id, items))
         done = {result.partition for result in results if result.outcome is c.Outcome.OK}
         for item in items:
             if item in owned and item.partition in done:
@@ -426,12 +405,10 @@ class Transaction:
         there = queue.flows.keys() | self._hashes.keys()
         commit.flows = [flow for flow in self._flows.values() if flow.id in there]
         commit.expired = frozenset(self._expired)
-        self.notified = self.notices if self.unfinished else self.notices | self.later
-        self._renewed |= {flow_id for flow_id in self.notified if flow_id in gathered}
+        self._renewed |= {flow_id for flow_id in self.notices if flow_id in gathered}
         commit.renewed = frozenset(self._renewed & queue.flows.keys())
-        # A rest is due since now, for another replica should this one die.
-        commit.next_deadline = self.now if self.unfinished else self.wake_at
-        awaited = [flow_id for flow_id in sorted(self.notified) if flow_id in watched]
+        commit.next_deadline = self.wake_at
+        awaited = [flow_id for flow_id in sorted(self.notices) if flow_id in watched]
         commit.shown = self._positions_in_views((*sorted(self._callers), *awaited))
         if self._revokes:
             latest = self.now + late_seconds + len(self._partitions) / ROWS_PER_SECOND

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import click
 
-from broker.core.model import Settings
+from broker.core.model import MOST_PARTITIONS, Settings
 from broker.simulate import drawing, report, scenarios
 from broker.simulate.play import ConsumerModel, play
 from counterpoise.cli.options import finite, json_option
@@ -29,7 +29,6 @@ TIMEOUT_SECONDS = 30.0
 # Of the history; fewer where so many are too large for an answer.
 MOST_REBALANCES = (20, 4, 1)
 DEFAULT_URL = "http://127.0.0.1:8640"
-MOST_PARTITIONS = 1_000_000
 MOST_FLOWS = 100_000
 
 
@@ -119,7 +118,7 @@ def _finished(client: Client, queue: str) -> list[float]:
 )
 @click.option(
     "--max-concurrent-handoffs",
-    type=click.IntRange(min=1, max=100_000),
+    type=click.IntRange(min=1, max=MOST_PARTITIONS),
     show_default="all at once",
     help="Handoffs at the same time.",
 )

@@ -19,9 +19,6 @@ from broker.core.replay import replay_all
 from broker.core.transitions import State, Status
 from broker.simulate.scenarios import Step
 
-# A decision is not cut into slices: no other queue waits here.
-WHOLE = 10**12
-
 
 @dataclass(frozen=True)
 class ConsumerModel:
@@ -193,7 +190,7 @@ class _Play:
     # The core
 
     def _do(self, command: c.Command) -> None:
-        decision = decide(self._queue, command, self._now, WHOLE)
+        decision = decide(self._queue, command, self._now)
         self._queue.journal.forget()
         self._wake_at = decision.wake_at
         self._note(decision)

@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from broker.core.model import MOST_PARTITIONS
+
 ACTIONS = ("bind", "unbind", "drain", "crash", "resize")
 MOST_COUNT = 1_000_000
 MOST_SECONDS = 30 * 86400.0
@@ -120,8 +122,9 @@ def _step(place: int, one: Any) -> Step:
     if one.get("do") not in ACTIONS:
         raise InvalidScenario(f"{where}: do is none of {', '.join(ACTIONS)}")
     count = one.get("count")
-    if type(count) is not int or not 1 <= count <= MOST_COUNT:
-        raise InvalidScenario(f"{where}: count must be a number from 1 to {MOST_COUNT:,}")
+    most = MOST_PARTITIONS if one["do"] == "resize" else MOST_COUNT
+    if type(count) is not int or not 1 <= count <= most:
+        raise InvalidScenario(f"{where}: count must be a number from 1 to {most:,}")
     seconds = {}
     for name in ("at", "over"):
         value = one.get(name, 0.0)

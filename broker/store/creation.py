@@ -1,8 +1,4 @@
-"""The creation of a queue: several statements in one transaction. No caller waits for its locks.
-
-A queue may have 100,000 partitions. They are inserted in pieces, so that neither this process nor
-the database is busy for long with one.
-"""
+"""The creation of a queue: several statements in one transaction. No caller waits for its locks."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ from sqlalchemy import JSON, bindparam, func, insert, literal_column, select
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from broker.pieces import pieces
 from broker.store.commit import child_rows, entry_rows, written_numbers
 from broker.store.keys import record_acts
 from broker.store.ports import Commit, LogTrimmed, NameTaken
@@ -18,7 +13,6 @@ from broker.store.rows import PartitionValues, common_and_rows, partition_values
 from broker.store.tables import lineage, partitions, queues, records
 from broker.store.trims import PASS_FENCE
 
-ROWS_AT_ONCE = 1024
 _PARTITION_COLUMNS = (*PartitionValues._fields, "position")
 CREATE_QUEUE = (
     postgresql_insert(queues)
@@ -53,19 +47,18 @@ async def insert_queue(connection: AsyncConnection, commit: Commit) -> None:
         for entry in entry_rows(commit)
     ]
     await connection.execute(insert(records), entries)
-    async for numbers in pieces(written_numbers(commit), ROWS_AT_ONCE):
-        common, rows = common_and_rows(
-            _PARTITION_COLUMNS,
-            [
-                (
-                    *partition_values(queue, queue.partitions[number]),
-                    commit.positions.get(number, commit.first_positions.get(number)),
-                )
-                for number in numbers
-            ],
-        )
-        given = {"queue": queue.id, "common": common, "rows": rows}
-        await connection.execute(INSERT_PARTITIONS, given)
+    common, rows = common_and_rows(
+        _PARTITION_COLUMNS,
+        [
+            (
+                *partition_values(queue, queue.partitions[number]),
+                commit.positions.get(number, commit.first_positions.get(number)),
+            )
+            for number in written_numbers(commit)
+        ],
+    )
+    given = {"queue": queue.id, "common": common, "rows": rows}
+    await connection.execute(INSERT_PARTITIONS, given)
     if children := [{"queue_id": queue.id, **child} for child in child_rows(commit)]:
         await connection.execute(insert(lineage), children)
     await record_acts(connection, commit.acts)

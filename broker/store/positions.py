@@ -16,7 +16,6 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 from broker.core.commands import Outcome, Result
 from broker.core.transitions import State
-from broker.pieces import pause, pieces
 from broker.store.bulk import PreparedStatement, any_of
 from broker.store.connections import Connections
 from broker.store.leases import BOUND
@@ -42,13 +41,7 @@ _of_queue = select(partitions.c.number, partitions.c.epoch, partitions.c.positio
     partitions.c.queue_id == bindparam("queue", type_=Text)
 )
 POSITIONS = PreparedStatement(_of_queue.where(any_of(partitions.c.number, "numbers")))
-ALL_POSITIONS = PreparedStatement(
-    _of_queue.where(partitions.c.number > bindparam("after", type_=Integer))
-    .order_by(partitions.c.number)
-    .limit(bindparam("limit", type_=Integer))
-)
-# So many rows take some milliseconds.
-ROWS_AT_ONCE = 1000
+ALL_POSITIONS = PreparedStatement(_of_queue)
 
 
 class PostgresPositions:
@@ -116,24 +109,12 @@ class PostgresPositions:
         return locked
 
     async def positions(self, queue_id: str, partitions: Sequence[int] | None = None) -> Positions:
-        """Read in pieces (`broker.pieces`)."""
-        positions: dict[int, tuple[int, str | None]] = {}
-        if partitions is not None:
-            async for numbers in pieces(partitions, ROWS_AT_ONCE):
-                given: dict[str, Any] = {"queue": queue_id, "numbers": numbers}
-                for number, epoch, position in await self._connections.fetch(POSITIONS, given):
-                    positions[number] = (epoch, position)
-            return positions
-        after = -1
-        while True:
-            given = {"queue": queue_id, "after": after, "limit": ROWS_AT_ONCE}
-            found = await self._connections.fetch(ALL_POSITIONS, given)
-            for number, epoch, position in found:
-                positions[number] = (epoch, position)
-            if len(found) < ROWS_AT_ONCE:
-                return positions
-            after = found[-1]["number"]
-            await pause()
+        if partitions is None:
+            found = await self._connections.fetch(ALL_POSITIONS, {"queue": queue_id})
+        else:
+            given = {"queue": queue_id, "numbers": partitions}
+            found = await self._connections.fetch(POSITIONS, given)
+        return {number: (epoch, position) for number, epoch, position in found}
 
 
 def rounds(items: Sequence[PositionCommit]) -> list[list[int]]:

@@ -55,7 +55,7 @@ from broker.store.ports import (
     StoreUnavailable,
 )
 from broker.store.positions import PostgresPositions
-from broker.store.reading import build, read
+from broker.store.reading import read, restore
 from broker.store.rows import (
     queue_row,
 )
@@ -65,7 +65,7 @@ from broker.store.trims import End, PostgresTrims, announce_end
 T = TypeVar("T")
 
 PURGE_AT_ONCE = 10_000
-ANALYZE_FROM = 10_000
+ANALYZE_FROM = 2_000
 
 
 class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases, PostgresHistory):
@@ -193,7 +193,7 @@ class PostgresStore(PostgresCommits, PostgresPositions, PostgresLeases, Postgres
     async def load(self, queue_id: str) -> Queue:
         async with self._connections.snapshot() as connection:
             rows = await read(connection, queue_id)
-        return await build(queue_id, rows)
+        return restore(queue_id, rows)
 
     async def revisions(self, queue_ids: Sequence[str]) -> Mapping[str, int]:
         query = select(queues.c.id, queues.c.revision).where(any_of(queues.c.id, "queue_ids"))

@@ -28,14 +28,13 @@ PLAIN = (
     "holddown_until",
     "flows_before",
     "growing",
-    "discarding",
     "outage_seen",
     "resize_seen",
     "cuts_due",
     "cuts_attempt",
 )
 SETTINGS = tuple(field.name for field in fields(Settings))
-_OF_BARRIERS = ("resize", "resized_from", "resized_to", "next")
+_OF_BARRIERS = ("resize", "resized_from", "resized_to")
 _OF_REBALANCE = frozenset(field.name for field in fields(Rebalance))
 
 
@@ -109,7 +108,7 @@ def queue_values(queue: Queue, next_deadline: float | None) -> dict[str, Any]:
         "barriers": _barriers_values(queue.barriers),
         "rebalance": queue.rebalance and asdict(queue.rebalance),
         "last_rebalance": queue.last_rebalance and asdict(queue.last_rebalance),
-        "retiring_count": queue.resized_count - queue.settings.partition_count,
+        "retiring_count": len(queue.retiring),
         "waiting_count": len(queue.lineage.waiting) if queue.lineage else 0,
         "finished_count": len(queue.lineage.finished) if queue.lineage else 0,
         "next_deadline": next_deadline,
@@ -173,10 +172,9 @@ def restore_head(queue_id: str, row: Mapping[str, Any]) -> Queue:
     queue.status = Status(row["status"])
     for name in PLAIN:
         setattr(queue, name, row[name])
-    queue.configured_count = settings.partition_count
     queue.next_bind_number = row["next_bind_number"]
     queue.absent = {
-        instance_of(name): Absent(bind_number, flow_id)
+        instance_of(name): Absent(bind_number, flow_id, [])
         for name, (bind_number, flow_id) in row["absent"].items()
     }
     queue.moved = {key: Moves(*values) for key, values in row["moved"].items()}
@@ -186,7 +184,7 @@ def restore_head(queue_id: str, row: Mapping[str, Any]) -> Queue:
     return queue
 
 
-def _barriers_values(barriers: Barriers | None) -> dict[str, int | None] | None:
+def _barriers_values(barriers: Barriers | None) -> dict[str, int] | None:
     if barriers is None:
         return None
     return {name: getattr(barriers, name) for name in _OF_BARRIERS}
@@ -196,9 +194,7 @@ def _restore_barriers(values: Mapping[str, Any] | None) -> Barriers | None:
     """The barriers without the cuts, which are in the partitions' rows."""
     if not values:
         return None
-    barriers = Barriers(values["resize"], values["resized_from"], values["resized_to"])
-    barriers.next = values["next"]
-    return barriers
+    return Barriers(values["resize"], values["resized_from"], values["resized_to"])
 
 
 def _rebalance(values: Mapping[str, Any] | None) -> Rebalance | None:
@@ -279,7 +275,6 @@ def queue_row(
 ) -> QueueRow:
     """The queue for a listing, from its row."""
     queue = restore_head(queue_id, row)
-    # Less than 0 between the slices of a resize.
     retiring = row["retiring_count"]
     scale_status = "ScalingDown" if retiring > 0 else queue.scale_status
     more = retiring + row["waiting_count"] + row["finished_count"]

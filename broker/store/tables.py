@@ -67,7 +67,6 @@ queues = Table(
     Column("rebalance", JSONB(none_as_null=True)),
     Column("last_rebalance", JSONB(none_as_null=True)),
     Column("growing", Boolean, nullable=False),
-    Column("discarding", Boolean, nullable=False),
     Column("retiring_count", Integer, nullable=False),
     Column("waiting_count", Integer, nullable=False),
     Column("finished_count", Integer, nullable=False),

@@ -53,7 +53,7 @@ from broker.store.ports import (
     SessionRow,
     WentBack,
 )
-from broker.store.reading import missing_flows, restore
+from broker.store.reading import QueueRows, restore
 from broker.store.rows import (
     FlowValues,
     LineageValues,
@@ -261,14 +261,13 @@ class MemoryDatabase:
         stored = self._queue(queue_id)
         bound = [flow.values for flow in self._flows_of(queue_id) if flow.reason is None]
         partitions = [stored.partitions[number] for number in sorted(stored.partitions)]
-        return restore(
-            queue_id,
+        rows = QueueRows(
             orjson.loads(orjson.dumps(stored.row)),
             sorted(bound, key=lambda values: values.bind_number),
             partitions,
-            [self.flows[flow_id].values for flow_id in sorted(missing_flows(bound, partitions))],
-            stored.lineage.values(),
+            [*stored.lineage.values()],
         )
+        return restore(queue_id, rows)
 
     # Records
 

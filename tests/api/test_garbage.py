@@ -140,7 +140,7 @@ def test_what_was_open_when_a_large_queue_came_is_freed(
     left = before()
     state = target.app.state
     replica = state.broker.replica
-    monkeypatch.setattr("broker.replica.replica.LARGE", LARGE)
+    monkeypatch.setattr("broker.replica.replica.MANY", LARGE)
     with contextlib.ExitStack() as stack:
         callers = Callers(target, stack)
         for queue in ("stays", "goes", "unused"):

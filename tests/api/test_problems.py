@@ -154,7 +154,7 @@ def test_a_limit_is_digits(http: httpx.Client, limit: str) -> None:
     [
         ({"partition_count": 1}, "name"),
         ({"name": "q", "partition_count": 0}, "partition_count"),
-        ({"name": "q", "partition_count": 100_001}, "partition_count"),
+        ({"name": "q", "partition_count": 4097}, "partition_count"),
         ({"name": "q", "partition_count": "8"}, "partition_count"),
         ({"name": "q", "partition_count": True}, "partition_count"),
         ({"name": "q", "partition_count": 1.5}, "partition_count"),

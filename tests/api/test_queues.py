@@ -10,6 +10,7 @@ import pytest
 
 from api.schemas import common
 from api.schemas import logs as log_schemas
+from broker.core.model import MOST_PARTITIONS
 from counterpoise.publisher import Publisher
 from tests.api.consumer import bind, create_queue
 from tests.api.test_problems import problem
@@ -346,7 +347,7 @@ def test_as_many_positions_as_a_queue_may_have_partitions_come_with_a_new_queue(
     api: httpx.Client, service: Service
 ) -> None:
     service.wait_for_the_database()
-    count = common.MOST_PARTITIONS
+    count = MOST_PARTITIONS
     positions = {str(number): f"{10**18 + number}" for number in range(count)}
     create_queue(api, "q", count, log="other://q", positions=positions)
     last = api.get("/queues/q/partitions", params={"cursor": str(count - 3)}).json()["items"]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from broker.core.draft import SLICE
 from counterpoise.cli.app import COMMANDS, app, load
 from tests.architecture.test_repository import ROOT, tracked_files
 from tests.browser.diagrams import PICTURES, diagrams, name_of
@@ -125,14 +124,6 @@ def test_the_guides_sink_is_the_one_of_the_tested_example() -> None:
     assert len(quoted) == 3
     for code in quoted:
         assert re.sub(r'["\s]', "", code) in example
-
-
-@pytest.mark.parametrize(
-    "name", ["docs/protocol.md", "docs/design.md", "docs/performance-background.md"]
-)
-def test_the_size_of_a_slice_is_the_one_of_the_code(name: str) -> None:
-    said = re.findall(r"(?:slices of|at most) (\d+) partitions", prose(name))
-    assert said == [str(SLICE)]
 
 
 @functools.cache

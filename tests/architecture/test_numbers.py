@@ -12,6 +12,7 @@ from api.connections import MOST_FIELDS
 from api.schemas import common, flows, monitoring
 from broker.calls import history, keys
 from broker.core import cuts, lineage
+from broker.core.model import MOST_PARTITIONS
 from broker.logs import by_kind, hash_ranges, positions
 from broker.replica import bursts, renewals, replica
 from broker.service import GONE_SECONDS
@@ -23,14 +24,13 @@ KIB, MIB = 2**10, 2**20
 SAID = [
     f"at most {renewals.GATHER_SECONDS * 1000:g} ms later ({renewals.GATHER_SHARE * 100:g} % of",
     f"while {WORDS[bursts.SEVERAL]} or more arrive",
-    f"at most {bursts.BURST_SECONDS:g} s, and a bind for at most {bursts.GATHER_SECONDS:g} s",
-    f"at the end of the pass, or within {bursts.NOTIFY_SECONDS:g} s",
+    f"a bind waits for at most {bursts.GATHER_SECONDS:g} s",
+    f"| 1..{MOST_PARTITIONS} | configured count |",
     f'`"partitions": [{{"key": "root"}}]` (at most {common.MOST_ROOTS:,}) has',
     f"number that another key has (or one more than {lineage.FARTHEST:,} above the highest)",
-    f"more than {lineage.MOST_PARTITIONS:,} partitions that exist",
+    f"more than {MOST_PARTITIONS:,} partitions that exist",
     f"more than {lineage.MOST_KEYS:,} keys in its life",
     f"at most {flows.MOST_NAMES:,} children and parents in all",
-    f"a partition more than {lineage.MOST_CHILDREN:,} children",
     f"the keys of the last {hash_ranges.SAMPLE_MESSAGES:,} messages",
     f"the log is asked again after {cuts.FIRST_SECONDS:g} s",
     f"then at growing intervals up to {cuts.MOST_SECONDS:g} s",

@@ -36,6 +36,7 @@ import psycopg
 
 from broker import keys
 from broker.core.access import Role
+from broker.core.model import MOST_PARTITIONS
 from broker.postgres import migrations
 from tests.attacks.test_chunks import ATTACKS as CHUNKS
 from tests.attacks.test_chunks import HEAD, endless, sent
@@ -48,7 +49,7 @@ CONSUMERS, PARTITIONS = 20, 40
 LEASE_SECONDS = 10.0
 PUBLISHERS, MESSAGES_PER_SECOND = 2, 40
 CHURNING, STREAMS, SILENT, GUESSES = 12, 300, 100, 200
-LARGE_PARTITIONS = 20_000
+LARGE_PARTITIONS = MOST_PARTITIONS
 # Long enough for all that the service ends and deletes by itself in under a minute or two.
 AFTER_SECONDS = 150.0
 # Tables whose rows stay for a time, or as long as their queue, and why.

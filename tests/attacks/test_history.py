@@ -15,27 +15,27 @@ from tests.service import Service
 pytestmark = pytest.mark.long
 
 MIB = 1024 * 1024
-REBALANCES, ENTRIES, SLICE = 3, 40, 256
+REBALANCES, ENTRIES, SIZE = 3, 40, 256
 FLOWS = [f"{n:08x}-0000-7000-8000-{n:012x}" for n in range(300)]
 
 
 @pytest.fixture
 def queue(target: Service, name_of_a_queue: Callable[[], str]) -> Iterator[str]:
-    """A queue whose partitions were all moved, a slice after the other, several times."""
+    """A queue whose partitions were all moved, some after the others, several times."""
     name, url = name_of_a_queue(), target.settings.database_url
     assert url is not None
     with target.http as http, closing(psycopg.connect(url.get_secret_value())) as database:
         made = http.post("/queues", json={"name": name, "partition_count": 1}).raise_for_status()
         rows = []
         for place in range(REBALANCES * ENTRIES):
-            id, slice = divmod(place, ENTRIES)
+            id, nth = divmod(place, ENTRIES)
             began = {"kind": "GrantedOutside", "rebalance_id": id + 1, "trigger": "bind", "at": 1.0}
             grants = [
                 [number, FLOWS[number % 300], FLOWS[id], id, "graceful", 1.5, True]
-                for number in range(slice * SLICE, (slice + 1) * SLICE)
+                for number in range(nth * SIZE, (nth + 1) * SIZE)
             ]
             records = [
-                *([] if slice else [began]),
+                *([] if nth else [began]),
                 {"kind": "Granted", "grants": grants, "at": 1.0},
             ]
             # The service may commit revision 2 meanwhile.
@@ -66,7 +66,7 @@ def test_no_page_of_the_history_is_larger_than_it_says(target: Service, queue: s
             if page["next_cursor"] is None:
                 break
             cursor = {"cursor": page["next_cursor"]}
-    everything = [*range(ENTRIES * SLICE)]
+    everything = [*range(ENTRIES * SIZE)]
     assert moves == dict.fromkeys(range(REBALANCES, 0, -1), everything)
     assert list(moves) == [*range(REBALANCES, 0, -1)]
     assert len(plain.content) < 10_000
@@ -81,7 +81,7 @@ def test_clients_put_the_moves_of_an_entry_together(
         found = client.rebalances(queue, most)
         assert [one.id for one in found] == [*range(REBALANCES, 0, -1)][:most]
         for one in found:
-            assert [move.partition for move in one.moves] == [*range(ENTRIES * SLICE)]
+            assert [move.partition for move in one.moves] == [*range(ENTRIES * SIZE)]
             assert one.clients == one.raw["clients"]
             assert len(one.raw["moves"]) == len(one.moves)
             assert one.more_moves == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,7 +18,6 @@ from broker.calls import key_administration
 from broker.core.access import Role, key_id_of
 from broker.exits import Exit
 from broker.key_commands import app
-from broker.pieces import pause
 from broker.service import Broker
 from counterpoise.client import Client
 from counterpoise.errors import Unauthorized
@@ -150,12 +150,11 @@ def test_many_patterns_are_compared_with_pauses(
     """Whoever may make keys may not hold up the calls of others with that."""
     pauses = 0
 
-    async def paused() -> None:
+    async def paused(_seconds: float) -> None:
         nonlocal pauses
         pauses += 1
-        await pause()
 
-    monkeypatch.setattr(key_administration, "pause", paused)
+    monkeypatch.setattr(key_administration, "asyncio", SimpleNamespace(sleep=paused))
     patterns = [f"team-a.{number}?" for number in range(100)]
     maker = secured.key("admin", *patterns)
     made = make(secured.service.url, maker, queues=patterns)

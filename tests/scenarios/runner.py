@@ -157,13 +157,13 @@ class _Player:
 
     def _advance(self, text: str) -> None:
         until = self.world.now + float(text.rstrip("s"))
-        while (due := self.world.next_due()) is not None and due <= until:
+        while (due := self.world.queue.next_deadline()) is not None and due <= until:
             self.world.now = max(self.world.now, due)
             self._do(c.Advance())
         self.world.now = until
 
     def _settle(self) -> None:
-        while (due := self.world.next_due()) is not None:
+        while (due := self.world.queue.next_deadline()) is not None:
             self.world.now = max(self.world.now, due)
             self._do(c.Advance())
         self._status()
@@ -281,12 +281,6 @@ class _Teller:
                     del self._owners[number]
                 left = f", {_list(alone)} without an owner" if alone else ""
                 return [f"{record.flow_id} left ({record.reason}){left}"]
-            case r.FlowDeparted():
-                return [f"{record.flow_id} left ({record.reason}), its partitions follow"]
-            case r.Orphaned():
-                for number in record.partitions:
-                    del self._owners[number]
-                return [f"{_list(record.partitions)} of {record.flow_id} without an owner"]
             case r.FlowDraining(flow_id, deadline):
                 end = "" if deadline is None else f", its warm-ups end at {_seconds(deadline)}"
                 return [f"{flow_id} drains{end}"]
@@ -303,8 +297,6 @@ class _Teller:
                 return [f"rebalance {self._rebalance} finished: {result}: Ready"]
             case r.GrantedOutside():
                 return [f"outside of a rebalance ({record.trigger}):"]
-            case r.CutOff():
-                return ["cut off for its size, the rest follows"]
             case r.Granted():
                 return [self._grant(grant) for grant in record.grants]
             case r.Released():

@@ -5,7 +5,6 @@ The rules of one partition (`hands.py`) and of the queue (`queues.py`) read it.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,9 +23,8 @@ APART = ("waiting", *OVER)
 @dataclass(slots=True)
 class Transaction:
     """The changes of one transaction. `positions` of these partitions, after it; `reset`: the
-    partitions among them whose position an administrator has set. `unfinished`: a decision was cut
-    off. `children`: new partitions of a dynamic queue with their keys and the keys of their
-    parents; `removed`: those that are gone.
+    partitions among them whose position an administrator has set. `children`: new partitions of a
+    dynamic queue with their keys and the keys of their parents; `removed`: those that are gone.
     """
 
     now: float
@@ -38,7 +36,6 @@ class Transaction:
     renewed: Collection[str]
     positions: Mapping[int, str | None]
     reset: Collection[int]
-    unfinished: bool = False
     children: Mapping[int, tuple[str, Sequence[str]]] = field(default_factory=dict)
     removed: Collection[int] = ()
 
@@ -79,8 +76,6 @@ class Account:
         self.said: set[tuple[Any, ...]] = set()
         # Outages and steps back of the clock, in the order in which they were noticed.
         self.outages: list[tuple[float, float]] = []
-        # From which number on the rest of a resize may still discard.
-        self.discarding_from: float = math.inf
         # By partition: the last transaction that set its position for an administrator.
         self.reset_by: dict[int, int] = {}
         # What the log has cut and sealed; of a dynamic queue the keys, and what was removed.
@@ -98,15 +93,9 @@ class Account:
         """The possible values of a setting within a transaction; `queue`: the row before it."""
         return {queue.get(name), self.queue.get(name)} | self.asked.values(name)
 
-    def discard(self, number: int) -> bool:
-        """Whether this partition may be discarded: an administrator waits for it, or it belongs to
-        the rest of a resize that was answered with its first slice.
-        """
-        return self.asked.discard(number) or number >= self.discarding_from
-
     def discarded_between(self, tx: Transaction, number: int) -> bool:
         """Whether a partition may have been discarded and added again within this transaction."""
-        return len(tx.revisions) > 1 and self.discard(number)
+        return len(tx.revisions) > 1 and self.asked.discard(number)
 
     def has_left(self, tx: Transaction, flow_id: str) -> bool:
         """Whether the flow left with this transaction or before it."""
@@ -119,13 +108,6 @@ class Account:
     def leads(self, number: int) -> bool:
         """Whether the partition stands for its group, where groups are counted."""
         return bool(number % self.queue["aligned"] == 0)
-
-    def to_follow(self) -> bool:
-        """Whether something is due in a queue that is not rebalancing beside its holddown and the
-        ends of waits for the budget: the rest of a decision, if it is Ready.
-        """
-        held = [row.held_until for row in self.flows.values() if row.held_until is not None]
-        return self.queue["next_deadline"] not in (None, min(held, default=None))
 
     def owned(self) -> bool:
         """Whether each partition that takes part has an owner that takes."""

@@ -57,11 +57,6 @@ class Asked:
             for kind, detail, _ in self._under_way.values()
         )
 
-    def positions_of_all(self) -> bool:
-        """Whether the positions of all partitions are being set, maybe in slices."""
-        asked = self._under_way.values()
-        return any(kind == "positions" and detail is None for kind, detail, _ in asked)
-
     def _changes(self) -> Iterator[tuple[Mapping[Any, Any], bool]]:
         for kind, detail, discard in self._under_way.values():
             if kind == "change" and detail is not None:

@@ -10,7 +10,6 @@ are numbers here: the next message to process of a partition, starting at 0.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -75,8 +74,6 @@ class Checker(Ending):
         # The end of the log when the queue was about to be created.
         self._ended: dict[int, int] = {}
         self._disturbed_until = self._hindered_until = 0.0
-        # Until when a decision had a rest, and how many transactions left one.
-        self._rest_until, self.rests = 0.0, 0
 
     # Outside the service
 
@@ -166,7 +163,6 @@ class Checker(Ending):
         """The database's clock was set by so much; the checker's own times move with it."""
         self._disturbed_until += seconds
         self._hindered_until += seconds
-        self._rest_until += seconds
         self._progress.clock_set(seconds)
         self.deadlines.clock_set(seconds, now)
 
@@ -195,10 +191,7 @@ class Checker(Ending):
         if list(tx.revisions) != expected or not expected:
             raise Violation(7, f"revisions {tx.revisions} follow revision {self.revision}")
         self.revision = expected[-1]
-        self.rests += tx.unfinished
         queue, self.queue = self.queue, tx.queue
-        counts = [row["partition_count"] for row in (queue, tx.queue) if row]
-        self.discarding_from = min(counts) if queue and queue["discarding"] else math.inf
         old_flows, old_partitions = dict(self.flows), dict(self.partitions)
         self._enter_flows(tx)
         for number, position in tx.positions.items():
@@ -231,14 +224,8 @@ class Checker(Ending):
         if self.dynamic:
             lineage.check_graph(self, tx)
             lineage.check_count(self)
-        else:
-            queues.check_resize(self, queue)
-        if tx.unfinished or self._rest_until == math.inf:
-            self._rest_until = math.inf if tx.unfinished else tx.now
-            # Slices of two keep the calls of a slow service waiting.
-            self.hindered(tx.now + WORK_SECONDS)
         groups.check_owners(self)
-        queues.check_owners(self, tx, old_partitions)
+        queues.check_owners(self, tx)
         queues.check_status(self, tx, queue)
         queues.check_handoffs(self, tx, queue, old_flows, old_partitions)
         queues.check_views(self)
@@ -430,9 +417,6 @@ class Checker(Ending):
             if row.deadline is None:
                 continue
             due = self.deadlines.due(number)
-            if row.state == "warming":
-                # It ends after the grants that are left.
-                due = max(due, self._rest_until)
             if due < horizon:
                 text = f"p{number} is {row.state} {now - due:.3f} s after its deadline"
                 raise Violation(8, text)

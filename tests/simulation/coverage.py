@@ -22,7 +22,7 @@ def expected() -> Iterator[str]:
     yield from (f"record {kind}" for kind in KINDS)
     for kinds in (*ACTIONS.values(), *FAULTS.values(), *RESHAPING.values()):
         yield from (f"event {kind}" for kind in dict.fromkeys(kinds))
-    yield from ("event join follower", "cuts of a follower", "cuts awaited again amid slices")
+    yield from ("event join follower", "cuts of a follower")
     yield from ("outages", "outages before one commit", "stalled commits")
     yield from ("doubled", "answer flow_gone", "answer unavailable")
 

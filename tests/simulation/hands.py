@@ -49,7 +49,7 @@ def follow(known: Account, tx: Transaction, row: Any, queue: Mapping[str, Any]) 
 def _check_removal(known: Account, old: Any, new: Any) -> None:
     if ("finish", old.owner, new.number, old.epoch) in known.said and new.epoch == old.epoch:
         return
-    if not known.discard(new.number):
+    if not known.asked.discard(new.number):
         raise Violation(3, f"p{new.number} was removed, and {old.owner} was not finished")
     known.lanes[new.number].rough.add(new.epoch + 1)
 
@@ -73,9 +73,7 @@ def _check_same_epoch(known: Account, tx: Transaction, old: Any, new: Any) -> No
 
 
 def _finished(known: Account, old: Any) -> bool:
-    """Whether the owner has finished a retiring partition; a growth that is made in slices may add
-    it again at once.
-    """
+    """Whether the owner has finished a retiring partition; a growth may add it again at once."""
     return old.retiring and ("finish", old.owner, old.number, old.epoch) in known.said
 
 

@@ -178,18 +178,6 @@ class Happenings(Reshaping):
         self.world.network.on_finished.append(begin)
         self._on_resize(count, False)
 
-    def _on_outgrow(self, more: int, pause: float) -> None:
-        """One joins and warms up. When the next successor says that it is ready, partitions are
-        added that may make its handoff needless."""
-
-        def begin() -> None:
-            more_each = more * self.world.plan.config.aligned
-            count = self.world.checker.queue["partition_count"] + more_each
-            self._later(pause, self._on_resize, count, False)
-
-        self.world.network.on_ready.append(begin)
-        self._on_join(4.0, True)
-
     def _on_settings(self, name: str, value: Any) -> None:
         self._change({name: value})
 

@@ -59,7 +59,6 @@ def check_graph(known: Account, tx: Transaction) -> None:
     order = known.order
     for number in tx.removed:
         known.removed.add(number)
-    to_follow = known.queue["next_deadline"] is not None
     for number, row in known.partitions.items():
         if row.state not in OVER and row.state != "waiting":
             continue
@@ -70,7 +69,7 @@ def check_graph(known: Account, tx: Transaction) -> None:
         if row.state == "finished" and not open_children:
             raise Violation(9, f"p{number} is kept, and all after it have ended")
         parents = order.parents.get(number, ())
-        if row.state == "waiting" and not to_follow and all(is_over(known, p) for p in parents):
+        if row.state == "waiting" and all(is_over(known, p) for p in parents):
             raise Violation(9, f"p{number} waits, and all its parents {parents} have ended")
 
 

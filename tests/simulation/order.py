@@ -124,17 +124,13 @@ def must_wait(known: Account, number: int) -> bool:
 
 
 def check_rows(known: Account, tx: Transaction, old: Mapping[str, Any]) -> None:
-    """What the queue says of cuts is what the log has cut, and is said of processed messages.
-
-    Positions of very many partitions are set in slices, and the last one says what is not reached.
-    """
+    """What the queue says of cuts is what the log has cut, and is said of processed messages."""
     queue, order = known.queue, known.order
     barriers = queue["barriers"]
     if not queue["ordered_resize"]:
         return
     if barriers is not None and barriers["resize"] == order.resize:
-        if barriers["next"] is None:
-            _check_cut(known)
+        _check_cut(known)
         for row in tx.partitions:
             if row.cut is None or row.number >= max(order.resized_from, order.resized_to):
                 continue
@@ -142,8 +138,7 @@ def check_rows(known: Account, tx: Transaction, old: Mapping[str, Any]) -> None:
                 raise Violation(
                     4, f"p{row.number} was cut at {order.cuts[row.number]}, not {row.cut}"
                 )
-            to_follow = row.number in tx.reset and _is_followed(known, tx)
-            if row.cut_reached and row.number < order.resized_from and not to_follow:
+            if row.cut_reached and row.number < order.resized_from:
                 _check_reached(known, row.number)
     settled = queue["resize_seen"] == order.resize and barriers is None
     if settled and old and (old["barriers"] is not None or old["resize_seen"] < order.resize):
@@ -159,12 +154,6 @@ def _check_cut(known: Account) -> None:
             raise Violation(4, f"p{number} has no cut, and barriers are in force")
 
 
-def _is_followed(known: Account, tx: Transaction) -> bool:
-    """Whether this need not be the last slice."""
-    last = len(tx.revisions) == 1 and max(tx.reset) == max(known.partitions)
-    return known.asked.positions_of_all() and not last
-
-
 def _check_reached(known: Account, number: int) -> None:
     if not is_reached(known, number):
         position, cut = known.positions.get(number, 0), known.order.cut(number)
@@ -174,7 +163,7 @@ def _check_reached(known: Account, number: int) -> None:
 def barrier(known: Account, number: int) -> Barrier:
     """What a view says of the partition, by the rows."""
     barriers = known.queue["barriers"]
-    if barriers is None or barriers["next"] is not None:
+    if barriers is None:
         return FREE
     before, after = barriers["resized_from"], barriers["resized_to"]
     if number >= max(before, after):

@@ -11,9 +11,6 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from broker.core.cuts import FIRST_SECONDS
-from broker.core.draft import SLICE
-
 Args = tuple[Any, ...]
 
 
@@ -35,12 +32,10 @@ class Config:
     `latency`: of each message between two processes, (least, most, probability of any). `drift`:
     how much clocks may run too fast or too slow. `work`: how long a consumer takes for a few
     messages, (least, most). `sticky`: a client stays with a replica until it fails; else each call
-    may meet another. `slice`: how many partitions one slice of a decision may change;
-    `slices_at_once`: of how many slices a transaction may consist. `several`: so many flows that
+    may meet another. `several`: so many flows that
     bind together are a crowd. `moves`: how much each key may take from others in `HOUR_SECONDS`;
     None: as much as they like. `followed`: a second queue reads the log. `aligned`: so many
-    partitions in a row have one owner. `cuts_seconds`: how long after a resize the log is asked for
-    its cuts again; slices may take longer.
+    partitions in a row have one owner.
     """
 
     replicas: int = 2
@@ -49,13 +44,10 @@ class Config:
     drift: float = 0.001
     work: tuple[float, float] = (0.02, 0.3)
     sticky: bool = True
-    slice: int = SLICE
-    slices_at_once: int = 1
     several: int = 5
     moves: int | None = None
     followed: bool = False
     aligned: int = 1
-    cuts_seconds: float = FIRST_SECONDS
 
     @property
     def reshapes(self) -> bool:
@@ -96,10 +88,6 @@ LATENCIES = (
     (0.001, 0.08, 0.6),
     (0.02, 0.12, 1.0),
 )
-# In every other seed one slice holds the whole queue, because slicing hides some rare events.
-SLICES = (3, SLICE, 2, SLICE, 4, SLICE)
-# How many slices one transaction may have.
-SLICES_AT_ONCE = (1, 2, 1, 4, 1)
 # How many flows that bind together are a crowd.
 SEVERAL = (5, 5, 2, 5, 1, 5, 5)
 # The keys of consumers, in turn, and how soon what they have taken counts no more.
@@ -166,8 +154,6 @@ def draw(seed: int) -> Plan:
         latency,
         drift=rng.choice((0.0, 0.001)),
         sticky=rng.random() < 0.5,
-        slice=SLICES[seed % len(SLICES)],
-        slices_at_once=SLICES_AT_ONCE[seed % len(SLICES_AT_ONCE)],
         several=SEVERAL[seed % len(SEVERAL)],
         moves=keys.choice((1, 2)) if keys.random() < 0.5 else None,
     )
@@ -187,11 +173,6 @@ def draw(seed: int) -> Plan:
         config, events = _reshaped(random.Random(f"shape of {seed}"), reshaping, config, events)
     if seed % 12 == 7:
         config, events = _aligned(config, events)
-        config = replace(config, slice=SLICES[seed // 12 % 2])
-    # What matters between slices only; drawn apart as well.
-    grown = random.Random(f"growth of {seed}")
-    if config.slice < max(SLICES) and reshaping is None and grown.random() < 0.5:
-        events.append(_event(grown, grown.random() * length, "outgrow"))
     # Rare by itself: a report that arrives after its partition came back and retires again.
     if seed % 12 == 6:
         revived = random.Random(f"revival of {seed}")
@@ -206,19 +187,12 @@ def draw(seed: int) -> Plan:
 def _followed(
     rng: random.Random, config: Config, events: list[Event]
 ) -> tuple[Config, list[Event]]:
-    """The plan, maybe with a queue that follows, and with slices that outlast the cuts' alarm."""
+    """The plan, maybe with a queue that follows."""
     length = max(event.at for event in events)
     if rng.random() < 0.15:
         config = replace(config, followed=True)
         for at in (0.0, 0.3, length * rng.random()):
             events.append(_event(rng, at, "join follower"))
-    if config.slice < SLICE:
-        # On the slowest connection they outlast it anyway.
-        if config.latency != LATENCIES[-1]:
-            config = replace(config, cuts_seconds=0.01, slices_at_once=1)
-        if rng.random() < 0.4:
-            at = round(length * rng.random(), 3)
-            events.append(Event(at, "resize", (rng.choice((16, 24)), False)))
     return config, events
 
 
@@ -231,12 +205,10 @@ def _reshaped(
         settings["log"] = BUILTIN
     if reshaping == "ordered":
         settings["ordered_resize"] = True
-        size = config.slice
     else:
         settings |= {"partitioning": "dynamic", "partition_count": rng.choice((1, 2, 3, 4))}
         # Warm-ups are short of time here: partitions end meanwhile.
         settings["max_warmup_time"] = rng.choice((1.0, 3.0))
-        size = rng.choice((2, 3, SLICE, SLICE))
     length = max(event.at for event in events)
     rarely = ("publish", *UNORDERED)
     events = [
@@ -258,7 +230,7 @@ def _reshaped(
         events.append(_event(rng, rng.random() * length, rng.choice(kinds)))
     for _ in range(rng.randrange(3, 8)):
         events.append(_event(rng, rng.random() * length, "burst"))
-    return replace(config, settings=settings, slice=size), events
+    return replace(config, settings=settings), events
 
 
 def _aligned(config: Config, events: list[Event]) -> tuple[Config, list[Event]]:
@@ -333,8 +305,6 @@ _ARGS: dict[str, Any] = {
     "flip": lambda rng: (rng.choice((1, 2, 3, 4)), rng.choice((0.05, 0.15, 0.4))),
     # shrinks; grows again and shrinks again while a report of the end is on its way
     "revive": lambda rng: (rng.choice((1, 2, 3)), rng.choice((0.05, 0.15, 0.4, 1.0))),
-    # so many more, and how long after the next warm-up is over
-    "outgrow": lambda rng: (rng.choice((8, 16)), rng.choice((0.0, 0.01, 0.1))),
     "settings": _settings,
     "access": lambda rng: (rng.choice(("exclusive", "non_exclusive")),),
     "positions": lambda rng: (rng.random() < 0.5, rng.randrange(12)),

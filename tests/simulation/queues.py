@@ -17,34 +17,20 @@ from tests.simulation.deadlines import ACCURACY
 APART_SECONDS = 1.0
 
 
-def check_owners(known: Account, tx: Transaction, old_partitions: Mapping[int, Any]) -> None:
-    """A flow that left owns nothing, but for what the slices of its departure are still to take."""
-    to_follow = known.to_follow()
+def check_owners(known: Account, tx: Transaction) -> None:
+    """A flow that left owns nothing."""
     for row in tx.partitions:
-        if row.owner is None or row.owner in known.flows:
-            continue
-        old = old_partitions.get(row.number)
-        came = old is None or old.owner != row.owner
-        if not to_follow or (came and row.owner not in tx.left):
+        if row.owner is not None and row.owner not in known.flows:
             raise Violation(1, f"p{row.number} belongs to {row.owner}, which has left")
-
-
-def check_resize(known: Account, old: Mapping[str, Any]) -> None:
-    """What is left of a resize discards only if an administrator asked for that."""
-    begins = known.queue["discarding"] and not (old and old["discarding"])
-    if begins and not known.asked.discard(known.queue["partition_count"]):
-        raise Violation(3, "a resize discards, and nobody asked for that")
 
 
 def check_status(known: Account, tx: Transaction, old: Mapping[str, Any]) -> None:
     queue = known.queue
-    # That something is due in a queue that is Ready can be only the rest of a decision.
-    to_follow = known.to_follow()
     # The end of a partition triggers nothing, so a dynamic queue may be Ready with any spread.
     settled = known.owned() if known.dynamic else known.balanced()
-    if queue["status"] == "Ready" and not settled and not to_follow:
+    if queue["status"] == "Ready" and not settled:
         raise Violation(9, "the queue is Ready, but not balanced")
-    if not any(map(takes, known.flows.values())) and not to_follow:
+    if not any(map(takes, known.flows.values())):
         held = [id for id, row in known.flows.items() if row.held_until is not None]
         idle = [row.number for row in known.partitions.values() if row.state == "unassigned"]
         if held and idle:
@@ -111,7 +97,6 @@ def check_handoffs(
     several = len(tx.revisions) > 1
     changed = (
         released
-        or _carried_on(known, tx, old_partitions)
         or not old
         or _flows_differ(known, old_flows)
         or any(known.queue[name] != old[name] for name in _SETTINGS)
@@ -129,22 +114,6 @@ def check_handoffs(
         numbers = [row.number for row in begun]
         text = f"{known.made} handoffs where {known.least} would do, now of {numbers}"
         raise Violation(6, text)
-
-
-def _carried_on(known: Account, tx: Transaction, old_partitions: Mapping[int, Any]) -> bool:
-    """Whether this is a slice of a change: of a resize, or of what becomes of the partitions of a
-    flow that has left, or whose instance has come back."""
-    for row in tx.partitions:
-        was = old_partitions.get(row.number)
-        if was is None or (was.retiring, was.state == "removed") != (
-            row.retiring,
-            row.state == "removed",
-        ):
-            return True
-        taken = was.owner is not None and was.owner not in known.flows
-        if taken or (row.epoch > was.epoch and row.handed_over == "replaced"):
-            return True
-    return False
 
 
 def _changed_between(known: Account) -> bool:

@@ -16,8 +16,6 @@ from broker.core.commands import Quota
 from broker.core.errors import BrokerError
 from broker.core.queue import Queue
 from broker.core.records import (
-    CutOff,
-    CutsAwaited,
     CutsTaken,
     Record,
     RevokesStarted,
@@ -98,7 +96,6 @@ class Observed(Database):
                 commit.renewed,
                 {number: at[0] for number, at in sorted(positions.items()) if at is not None},
                 commit.positions.keys(),
-                any(isinstance(record, CutOff) for record in commit.entries[-1].records),
                 {number: (key, parents) for number, key, parents in commit.children},
                 sorted(commit.removed),
             )
@@ -138,8 +135,6 @@ def _of_resizes(queue: Queue, records: Sequence[Record]) -> Iterator[str]:
     for record in records:
         if isinstance(record, CutsTaken) and record.cuts and queue.name == FOLLOWER:
             yield "cuts of a follower"
-        if isinstance(record, CutsAwaited) and record.attempt and queue.is_resizing:
-            yield "cuts awaited again amid slices"
 
 
 def begins_handoffs(commit: Commit) -> bool:

@@ -24,7 +24,6 @@ import broker.replica.coordinator
 import broker.replica.replica
 import broker.replica.transaction
 from broker.calls import views
-from broker.core.draft import SLICE
 from broker.core.model import Settings
 from broker.core.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
 from broker.testing.loop import VirtualLoop
@@ -52,8 +51,7 @@ LEASE_SECONDS = 3.0
 BATCH_SECONDS, BATCH_LATENCIES = 0.5, 12
 STEP_SECONDS = 0.5
 # Administrators who are not answered in time ask again, and what was asked is still carried out. On
-# a slow connection their calls to set positions or to resize, slice after slice, last so long at
-# the most.
+# a slow connection their calls to set positions last so long at the most.
 CALLS_SECONDS = 60.0
 # How soon consumers notice messages with keys.
 NOTICED_SECONDS = 0.05
@@ -63,8 +61,6 @@ TICK_SECONDS = 0.25
 # An undisturbed consumer does something in each of its partitions at least so often; more rarely
 # where calls are so slow that some are given up.
 PAUSE_SECONDS, PAUSE_LATENCIES = 1.0, 10
-# A call of many items waits for more commits if each is a slice of a few partitions.
-SLICED_LATENCIES = 10
 GIVEN_UP_LATENCY, GIVEN_UP_SECONDS = 0.1, 8.0
 
 
@@ -89,8 +85,6 @@ class World:
         self.trace = self._trace if recording else None
         latency = config.latency[1]
         pause = PAUSE_SECONDS + PAUSE_LATENCIES * latency
-        if config.slice < SLICE:
-            pause += SLICED_LATENCIES * latency
         if latency >= GIVEN_UP_LATENCY:
             pause += GIVEN_UP_SECONDS
         names = (QUEUE, FOLLOWER) if config.followed else (QUEUE,)
@@ -171,15 +165,15 @@ class World:
 
     def _settle(self) -> None:
         """Plays until everything is settled. Raises Violation if that takes too long since the last
-        fault, or since the last call that was made in slices.
+        fault, or since positions were set last.
         """
         loop, checkers = self.loop, self.checkers.values()
 
         def granted_seconds() -> float:
             return sum(checker.granted_seconds() for checker in checkers)
 
-        def slices() -> list[tuple[int, int]]:
-            return [(checker.last_reset, checker.rests) for checker in checkers]
+        def resets() -> list[int]:
+            return [checker.last_reset for checker in checkers]
 
         calm, granted = loop.now, granted_seconds()
         loop.run_until(calm + STEP_SECONDS)
@@ -189,10 +183,10 @@ class World:
         seconds = max(LEASE_SECONDS, under_way) + PATIENCE_SECONDS
         seconds += FIND_SECONDS + FIND_LATENCIES * latency
         seconds += batches * (BATCH_SECONDS + BATCH_LATENCIES * latency)
-        quiet, seen = calm, slices()
+        quiet, seen = calm, resets()
         while (left := self._unsettled()) is not None:
-            if seen != slices():
-                seen = slices()
+            if seen != resets():
+                seen = resets()
                 quiet = min(loop.now, calm + CALLS_SECONDS)
             most = seconds + granted_seconds() - granted
             if loop.now > quiet + most:
@@ -405,13 +399,9 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
         (broker.calls.queues, "uuid4", lambda: Id(world.new_id("q"))),
         (broker.calls.flows, "secrets", SimpleNamespace(token_urlsafe=lambda n: world.new_id("s"))),
         (broker.replica.coordinator, "_log", quiet),
-        (broker.replica.transaction, "SLICE", plan.config.slice),
-        (broker.replica.transaction, "SLICES_AT_ONCE", plan.config.slices_at_once),
-        (broker.replica.transaction, "SLICES_OF_A_REST", plan.config.slices_at_once),
         (broker.replica.bursts, "SEVERAL", plan.config.several),
         (broker.calls.queues, "Settings", partial(_settings, plan.config.aligned)),
         (broker.core.budget, "HOUR", HOUR_SECONDS),
-        (broker.core.cuts, "FIRST_SECONDS", plan.config.cuts_seconds),
         (broker.calls.upkeep, "_log", quiet),
         (broker.calls.cuts, "_log", quiet),
         (broker.replica.replica, "_log", quiet),

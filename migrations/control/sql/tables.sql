@@ -9,12 +9,12 @@ CREATE TABLE counterpoise.queues (
     name text COLLATE "C" NOT NULL UNIQUE CHECK (name ~ '^[A-Za-z0-9._-]{1,200}$'),
     created_at double precision NOT NULL,
     -- The settings, by their names in the contract.
-    partition_count integer NOT NULL CHECK (partition_count BETWEEN 0 AND 1000000),
+    partition_count integer NOT NULL CHECK (partition_count BETWEEN 0 AND 4096),
     access_type text NOT NULL CHECK (access_type IN ('exclusive', 'non_exclusive')),
     rebalance_delay double precision NOT NULL CHECK (rebalance_delay BETWEEN 0 AND 3600),
     max_handoff_time double precision NOT NULL CHECK (max_handoff_time BETWEEN 0 AND 3600),
     max_warmup_time double precision NOT NULL CHECK (max_warmup_time BETWEEN 0 AND 86400),
-    max_concurrent_handoffs integer CHECK (max_concurrent_handoffs BETWEEN 1 AND 100000),
+    max_concurrent_handoffs integer CHECK (max_concurrent_handoffs BETWEEN 1 AND 4096),
     log text NOT NULL,
     start text NOT NULL CHECK (start IN ('earliest', 'latest')),
     partitioning text NOT NULL CHECK (partitioning IN ('fixed', 'dynamic')),
@@ -39,8 +39,6 @@ CREATE TABLE counterpoise.queues (
     rebalance jsonb,
     last_rebalance jsonb,
     growing boolean NOT NULL,
-    -- More partitions are to be discarded: a large resize is committed in slices.
-    discarding boolean NOT NULL DEFAULT false,
     retiring_count integer NOT NULL,
     waiting_count integer NOT NULL DEFAULT 0,
     finished_count integer NOT NULL DEFAULT 0,

@@ -11,7 +11,6 @@ import pytest
 
 from broker.calls import views
 from broker.core.commands import CommitItem, ReleaseItem
-from broker.core.cuts import FIRST_SECONDS
 from broker.core.errors import CutsOutdated, Invalid, QueueExists, ResizeUnsettled, Unavailable
 from broker.logs.ports import Bounds
 from broker.testing.loop import settle, virtual
@@ -363,7 +362,7 @@ async def test_a_delayed_word_of_the_resize_before_lifts_nothing() -> None:
 
 
 @virtual
-async def test_the_barriers_of_many_partitions_come_in_slices() -> None:
+async def test_the_barriers_of_many_partitions_come_together() -> None:
     world = World()
     replica = await ordered(world, 600)
     flow = await bound(replica)
@@ -428,33 +427,6 @@ async def test_the_upkeep_finds_a_resize_by_a_replica_that_knows_no_cuts() -> No
 
 async def _nothing(*_: object) -> None:
     """Nothing is asked."""
-
-
-@virtual
-async def test_a_log_keeps_its_count_while_the_slices_outlast_the_alarm(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("broker.replica.transaction.SLICE", 1)
-    monkeypatch.setattr("broker.replica.transaction.SLICES_AT_ONCE", 1)
-    monkeypatch.setattr("broker.replica.transaction.SLICES_OF_A_REST", 1)
-    world = World()
-    one = await ordered(world)
-    publish(one, 0, 3)
-
-    async def slowly(method: str) -> None:
-        if method == "commit":
-            await asyncio.sleep(FIRST_SECONDS / 2)
-
-    one.net.before = slowly
-    resizing = asyncio.create_task(one.change_queue("orders", {"partition_count": 8}, False))
-    while not resizing.done() and (queue := world.stored("orders")[1]).configured_count < 8:
-        assert one.logs.the(LOG).count == 2
-        await asyncio.sleep(0.1)
-    # The alarm has come meanwhile.
-    assert queue.cuts_attempt > 0
-    await resizing
-    status = await one.rebalance_status("orders")
-    assert status.resize == views.ResizeView(2, 8, False, unreached=1, waiting=3)
 
 
 @virtual

@@ -596,7 +596,7 @@ class TestEvents:
         following.cancel()
 
     @virtual
-    async def test_a_follower_that_missed_many_events_reads_them_in_pieces(self) -> None:
+    async def test_a_follower_that_missed_many_events_reads_them_a_few_at_a_time(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
         await one.create_queue(spec())

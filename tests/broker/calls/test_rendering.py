@@ -79,19 +79,3 @@ def test_only_a_holddown_has_an_end_time() -> None:
     orders.advance(5.0)
     status = status_view(orders.queue)
     assert (status.status, status.trigger, status.holddown_until) == ("Rebalancing", "bind", None)
-
-
-def test_what_a_flow_that_is_gone_has_left_is_shown_as_unassigned() -> None:
-    """Its partitions are taken from it slice after slice."""
-    orders = World.owning({"A": [0, 1, 2, 3], "B": [4, 5, 6, 7]}, rebalance_delay=5.0)
-    orders.most = 2
-    orders.expire("A")
-    assert orders.unassigned() == [0, 1]
-    assert orders.queue.gone
-    assert status_view(orders.queue).unassigned == (0, 1, 2, 3)
-    views = [partition_view(orders.queue, p, {}) for p in orders.queue.existing()]
-    shown = [(view.partition, view.state) for view in views if view.owner is None]
-    assert shown == [(number, "unassigned") for number in range(4)]
-    orders.advance()
-    assert not orders.queue.gone
-    assert status_view(orders.queue).unassigned == (0, 1, 2, 3)

@@ -26,7 +26,7 @@ from tests.databases import watch_connections
 from tests.world.log import Logs
 
 PARTITIONS = 64
-MANY_PARTITIONS = 512  # a view of more than `broker.pieces.PIECE`
+MANY_PARTITIONS = 512
 
 
 class NoAlarms:

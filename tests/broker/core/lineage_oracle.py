@@ -43,7 +43,7 @@ class LineageOracle:
         """Checks one decision, applied to the queue."""
         check_state(queue, now)
         ended = self._follow(queue, command, decision)
-        self._check_graph(queue, decision)
+        self._check_graph(queue)
         self._check_grants(before, queue, decision)
         if isinstance(command, c.Children | c.AddChildren) or ended:
             self._check_nothing_else_moves(before, queue, decision)
@@ -78,7 +78,7 @@ class LineageOracle:
             assert self.numbers.setdefault(child.key, number) == number
         assert len(set(self.numbers.values())) == len(self.numbers), "two keys have one number"
 
-    def _check_graph(self, queue: Queue, decision: Decision) -> None:
+    def _check_graph(self, queue: Queue) -> None:
         """A partition waits, is kept and is forgotten exactly as the graph says."""
         lineage = queue.lineage
         assert lineage is not None
@@ -102,7 +102,7 @@ class LineageOracle:
             assert (partition.state == "finished") == done
             free = self.parents[key] <= self.finished
             if partition.state == "waiting":
-                assert not free or decision.unfinished, f"{key} waits for nothing"
+                assert not free, f"{key} waits for nothing"
             else:
                 assert free, f"{key} is {partition.state} before its parents are finished"
             apart += partition.state in ("waiting", "finished")
@@ -148,9 +148,8 @@ class LineageOracle:
         grants = [g for one in records if isinstance(one, r.Granted) for g in one.grants]
         for grant in grants:
             new = grant.partition not in known or grant.partition in waited
-            # Released by the last draining flow, or left over of an earlier slice.
-            assert new or settles or before["unfinished_at"] is not None
-        if before["unfinished_at"] is not None or settles or queue.handoffs:
+            assert new or settles
+        if settles or queue.handoffs:
             return
         held = Counter({f["id"]: 0 for f in before["flows"].values() if not f["draining"]})
         seats = {f["id"]: f["bind_number"] for f in before["flows"].values()}

@@ -25,12 +25,14 @@ from tests.judge import balance
 from tests.judge.rules import Owners
 
 IN_HANDOFF = ("warming", "revoking")
+# The commands that change flows or settings.
+CHANGES = c.Bind | c.BindTogether | c.Unbind | c.Drain | c.Change | c.FollowLog
 
 
 # Compared in another form below, or not part of a queue's state.
 _APART = (
-    *("journal", "touched", "deadlines", "lowest"),
-    *("flows", "gone", "partitions", "handoffs", "lineage"),
+    *("journal", "touched", "deadlines"),
+    *("flows", "partitions", "handoffs", "lineage"),
 )
 
 
@@ -38,7 +40,6 @@ def snapshot(queue: Queue) -> dict[str, Any]:
     """The whole state of a queue as plain values: queues with equal snapshots are equal."""
     found = {name: _plain(value) for name, value in vars(queue).items() if name not in _APART}
     found["flows"] = {flow.id: _slots(flow) for flow in queue.flows.values()}
-    found["gone"] = {flow.id: _slots(flow) for flow in queue.gone.values()}
     found["partitions"] = [_slots(queue.partitions[number]) for number in sorted(queue.partitions)]
     found["handoffs"] = {number: _slots(handoff) for number, handoff in queue.handoffs.items()}
     found["next_deadline"] = queue.next_deadline()
@@ -63,7 +64,7 @@ def _slots(thing: Any) -> dict[str, Any]:
     return {
         name: _plain(getattr(thing, name))
         for name in (*type(thing).__slots__, *_ALSO.get(type(thing), ()))
-        if name not in ("offers", "left")
+        if name != "offers"
     }
 
 
@@ -114,7 +115,7 @@ def is_balanced(queue: Queue, *, any_spread: bool = False) -> bool:
     if not takers:
         return True
     existing = [p for p in queue.partitions.values() if p.state not in _BESIDE]
-    if any(p.owner is None or p.owner.draining or p.owner.gone for p in existing):
+    if any(p.owner is None or p.owner.draining for p in existing):
         return False
     if any_spread:
         return True
@@ -147,14 +148,13 @@ def check_state(queue: Queue, now: float, *, advanced: bool = False) -> None:
 
 
 def _is_pending(queue: Queue, now: float) -> bool:
-    """Whether the rest of a decision, or what is due, is left to the next slice."""
+    """Whether something is due that no `Advance` has come for yet."""
     due = queue.next_deadline()
-    return queue.unfinished_at is not None or (due is not None and due <= now)
+    return due is not None and due <= now
 
 
 def _check_partitions(queue: Queue) -> None:
-    count = queue.configured_count
-    assert not queue.is_resizing or queue.unfinished_at is not None, "the resize is forgotten"
+    count = queue.settings.partition_count
     for number, partition in queue.partitions.items():
         assert partition.number == number
         owned = partition.state in ("owned", *IN_HANDOFF)
@@ -170,8 +170,7 @@ def _check_partitions(queue: Queue) -> None:
         else:
             assert partition.state == "removed" or partition.retiring
         if partition.owner is not None:
-            flows = queue.gone if partition.owner.gone else queue.flows
-            assert flows.get(partition.owner.id) is partition.owner
+            assert queue.flows.get(partition.owner.id) is partition.owner
             assert partition.epoch >= 1
             assert partition.handed_over is not None
     assert len(queue.partitions) >= count
@@ -180,7 +179,7 @@ def _check_partitions(queue: Queue) -> None:
 
 
 def _check_groups(queue: Queue) -> None:
-    """Aligned partitions are where their first one is, in every slice."""
+    """Aligned partitions are where their first one is, after every decision."""
     aligned = queue.settings.aligned
     if aligned == 1:
         return
@@ -230,10 +229,7 @@ def _check_sets(queue: Queue, now: float) -> None:
     deadlines += [
         p.owner.drain_deadline
         for p in queue.partitions.values()
-        if p.state == "warming"
-        and p.owner is not None
-        and not p.owner.gone
-        and p.owner.drain_deadline is not None
+        if p.state == "warming" and p.owner is not None and p.owner.drain_deadline is not None
     ]
     if queue.cuts_due is not None:
         deadlines.append(queue.cuts_due)
@@ -243,7 +239,6 @@ def _check_sets(queue: Queue, now: float) -> None:
     assert queue.flows_of_key == Counter(f.key_id for f in queue.flows.values() if f.key_id)
     assert all(moves.level > 0 for moves in queue.moved.values())
     assert queue.next_deadline() == min(deadlines, default=None)
-    assert all(number in queue.lowest for number in queue.unassigned if _leads(queue, number))
     for flow in queue.flows.values():
         idle = {
             number
@@ -271,10 +266,6 @@ def _check_counts(queue: Queue) -> None:
         if counted is not None and not partition.retiring and _leads(queue, partition.number):
             load[counted.id] += 1
     ranked, leaving = {}, {}
-    for flow in queue.gone.values():
-        assert queue.unfinished_at is not None, "its partitions are forgotten"
-        assert (flow.owned, flow.incoming) == (owned[flow.id], incoming[flow.id])
-        assert flow.owned or flow.incoming
     for flow in queue.flows.values():
         outgoing = sum(number in queue.handoffs for number in owned[flow.id])
         assert flow.owned == owned[flow.id]
@@ -355,9 +346,8 @@ def _check_nothing_more_can_begin(queue: Queue) -> None:
 
 @dataclass
 class Oracle:
-    """Checks one queue, decision by decision. `sliced`: more slices may follow a decision."""
+    """Checks one queue, decision by decision."""
 
-    sliced: bool = False
     owners: Owners = field(default_factory=Owners)
     revokes_since_change: set[tuple[int, int]] = field(default_factory=set)
     fewest: int | None = None
@@ -374,8 +364,7 @@ class Oracle:
         """`before` and `after` are the snapshots before and after the decision, `queue` is as after
         it.
         """
-        done = not (self.sliced and decision.entries)
-        check_state(queue, now, advanced=done and isinstance(command, c.Advance))
+        check_state(queue, now, advanced=isinstance(command, c.Advance))
         assert decision.wake_at == after["next_deadline"]
         if not decision.entries:
             assert after == before
@@ -463,10 +452,7 @@ class Oracle:
         if (
             before["status"] == "Ready"
             and after["status"] == "Ready"
-            and before["unfinished_at"] is None
-            and not isinstance(
-                command, c.Bind | c.Unbind | c.RaiseEpochs | c.Change | c.FollowLog | c.Drain
-            )
+            and not isinstance(command, CHANGES | c.RaiseEpochs)
             and not _admits(decision)
         ):
             ready = [(p["owner"], p["epoch"], p["state"]) for p in before["partitions"]]
@@ -557,16 +543,7 @@ class Oracle:
         if queue.status != "Rebalancing" and not started and before["status"] != "Rebalancing":
             self.fewest = None
             return
-        # Until all is settled that flows left, each slice is a change; what flows say is not.
-        settling = self.sliced and bool(before["gone"] or before["absent"] or before["changed"])
-        settling = settling and not isinstance(command, c.Ready)
-        if (
-            started
-            or unplanned
-            or settling
-            or isinstance(command, c.Bind | c.Unbind | c.Drain | c.Change | c.FollowLog)
-            or _admits(decision)
-        ):
+        if started or unplanned or isinstance(command, CHANGES) or _admits(decision):
             self.fewest = self._fewest_from(before, queue, command, decision)
             self.revokes_since_change.clear()
         revoking = {n for n, p in enumerate(before["partitions"]) if p["state"] == "revoking"}
@@ -630,8 +607,7 @@ class Oracle:
             number = partition.number
             if not _leads(queue, number):
                 continue
-            owner = _bound(queue, begun[number]) if number in begun else partition.owner
-            owner = _goes_on(queue, owner) if owner is not None else _gets_back(queue, partition)
+            owner = queue.flows.get(begun[number]) if number in begun else partition.owner
             if number in free:
                 continue
             if owner is None:
@@ -663,10 +639,6 @@ def _admits(decision: Decision) -> bool:
     return any(isinstance(record, r.FlowsAdmitted) for record in decision.records)
 
 
-def _bound(queue: Queue, flow_id: str) -> Flow | None:
-    return queue.flows.get(flow_id) or queue.gone.get(flow_id)
-
-
 def _takes_the_place(before: dict[str, Any], queue: Queue, redirect: r.Redirect) -> bool:
     """Whether the partition goes to the flow that has replaced its successor: the contract takes
     that for the same plan, and a revoked partition is planned again only after its handoff."""
@@ -674,8 +646,7 @@ def _takes_the_place(before: dict[str, Any], queue: Queue, redirect: r.Redirect)
     heir = queue.flows.get(redirect.successor or "")
     if old is None or heir is None:
         return False
-    flows = before["flows"] | before["gone"]
-    return bool(flows[old.removeprefix("flow ")]["instance"] == _plain(heir.instance))
+    return bool(before["flows"][old.removeprefix("flow ")]["instance"] == _plain(heir.instance))
 
 
 def _is_of_the_heir(before: dict[str, Any], queue: Queue, grant: r.Grant) -> bool:
@@ -683,28 +654,8 @@ def _is_of_the_heir(before: dict[str, Any], queue: Queue, grant: r.Grant) -> boo
     set."""
     if grant.handed_over == "replaced":
         return True
-    gone = before["gone"].get(grant.previous)
-    return bool(gone and gone["instance"] == _plain(queue.flows[grant.flow_id].instance))
-
-
-def _goes_on(queue: Queue, owner: Flow) -> Flow | None:
-    """The owner, or the flow that has replaced it and is to get what it owned."""
-    if not owner.gone:
-        return owner
-    heir = queue.by_bind_number.get(owner.bind_number)
-    same = heir is not None and heir.instance == owner.instance and not heir.draining
-    return heir if same else None
-
-
-def _gets_back(queue: Queue, partition: Partition) -> Flow | None:
-    """The flow whose instance has come back and is to get what it left."""
-    if partition.state != "unassigned" or partition.next_handed_over not in ("orphaned", "forced"):
-        return None
-    for instance, absent in queue.absent.items():
-        flow = queue.by_instance.get(instance)
-        if absent.flow_id == partition.released_by and flow is not None and not flow.draining:
-            return flow
-    return None
+    left = before["flows"].get(grant.previous)
+    return bool(left and left["instance"] == _plain(queue.flows[grant.flow_id].instance))
 
 
 def view(state: dict[str, Any], flow_id: str) -> Any:
@@ -736,8 +687,6 @@ def _check_successors_of_the_leaver_own(
         gone = before["partitions"][number]["owner"] == f"flow {leaver}"
         if gone and handoff["successor"] not in (None, f"flow {leaver}"):
             partition = after["partitions"][number]
-            if leaver in after["gone"] and partition["owner"] == f"flow {leaver}":
-                continue
             assert partition["owner"] == handoff["successor"]
             assert partition["handed_over"] == "orphaned"
 

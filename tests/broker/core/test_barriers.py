@@ -30,23 +30,15 @@ def shares_a_key(old: int, before: int, new: int, after: int) -> bool:
     return any(h % before == old and h % after == new for h in range(lcm(before, after)))
 
 
-def take(world: World, resize: int, before: int, after: int, reached: set[int], size: int) -> None:
-    """Tells the queue the cuts, in pieces."""
-    cuts = [c.LogCut(n, "7", n in reached) for n in range(max(before, after))]
-    first = 0
-    while True:
-        piece = tuple(cuts[first : first + size])
-        following = first + size if first + size < len(cuts) else None
-        wanted = world.do(c.TakeCuts(resize, before, after, piece, first, following)).answer
-        assert wanted == c.CutsWanted(following)
-        if following is None:
-            return
-        first = following
+def take(world: World, resize: int, before: int, after: int, reached: set[int]) -> None:
+    """Tells the queue the cuts."""
+    cuts = tuple(c.LogCut(n, "7", n in reached) for n in range(max(before, after)))
+    world.do(c.TakeCuts(resize, before, after, cuts))
 
 
 def waiting(world: World) -> dict[int, set[int]]:
     barriers = world.queue.barriers
-    if barriers is None or not barriers.in_force:
+    if barriers is None:
         return {}
     everybody = range(len(world.queue.partitions))
     found = {n: set(barriers.waits_for(n, 1000)) for n in everybody}
@@ -63,7 +55,7 @@ def test_partitions_wait_for_what_they_must_and_for_nothing_else(before, after, 
     world.do(c.Change({"partition_count": after}))
     assert world.queue.cuts_due is not None
     reached = data.draw(st.sets(st.integers(0, before - 1)))
-    take(world, 1, before, after, reached, data.draw(st.integers(1, 5)))
+    take(world, 1, before, after, reached)
     order = data.draw(st.permutations([n for n in range(before) if n not in reached]))
     left = set(order)
     for number in [None, *order]:
@@ -92,7 +84,7 @@ def test_flows_are_told_of_the_barriers_that_are_lifted_and_of_no_others(before,
         world.bind(name)
     world.advance(5)
     world.resize(after)
-    take(world, 1, before, after, set(), 20)
+    take(world, 1, before, after, set())
     for number in range(before):
         waited = waiting(world)
         done = world.do(c.ReachCuts(1, ((number, world.epoch(number)),)))
@@ -100,54 +92,17 @@ def test_flows_are_told_of_the_barriers_that_are_lifted_and_of_no_others(before,
         assert done.notices == {world.owner(n) for n in {number, *lifted}}
 
 
-def test_positions_set_in_slices_bring_each_barrier_back_with_its_own_slice():
-    """An owner may reach its cut between the first slice and its own."""
+def test_positions_bring_some_barriers_back_and_lift_others():
     world = World(2, rebalance_delay=0.0, ordered_resize=True)
     world.bind("A")
     world.do(c.Change({"partition_count": 4}))
-    take(world, 1, 2, 4, {0, 1}, 4)
-    assert world.queue.barriers is None
-    cuts = c.TakeCuts(1, 2, 4, tuple(c.LogCut(n, "7", n > 1) for n in range(4)))
-    world.do(c.RaiseEpochs((0,), cuts))
-    assert waiting(world) == {2: {0}, 3: {1}}
-    world.do(c.ReachCuts(1, tuple((n, world.queue.partitions[n].epoch) for n in (0, 1))))
-    assert waiting(world) == {}
-    world.do(c.RaiseEpochs((1,), cuts, following=True))
-    # Partition 0 has been read up to its cut since it was set.
-    assert waiting(world) == {3: {1}}
-    world.do(c.RaiseEpochs((2, 3), cuts, following=True))
-    assert waiting(world) == {3: {1}}
-
-
-def test_positions_set_past_their_cuts_in_slices_lift_barriers_one_by_one():
-    world = World(2, rebalance_delay=0.0, ordered_resize=True)
-    world.bind("A")
-    world.do(c.Change({"partition_count": 4}))
-    take(world, 1, 2, 4, set(), 4)
-    cuts = c.TakeCuts(1, 2, 4, tuple(c.LogCut(n, "7", True) for n in range(4)))
-    world.do(c.RaiseEpochs((0,), cuts))
-    assert waiting(world) == {3: {1}}
-    done = world.do(c.RaiseEpochs((1,), cuts, following=True))
-    # A slice does not take the cuts of all partitions again.
-    assert kinds(done) == {r.EpochsRaised, r.CutsReached}
-    assert world.queue.barriers is None
-
-
-def test_a_slice_of_positions_brings_some_barriers_back_and_lifts_others():
-    world = World(2, rebalance_delay=0.0, ordered_resize=True)
-    world.bind("A")
-    world.do(c.Change({"partition_count": 4}))
-    take(world, 1, 2, 4, {0, 1}, 4)
-    cuts = c.TakeCuts(1, 2, 4, tuple(c.LogCut(n, "7", n > 0) for n in range(4)))
+    take(world, 1, 2, 4, {1})
+    assert waiting(world) == {2: {0}}
+    cuts = c.TakeCuts(1, 2, 4, tuple(c.LogCut(n, "7", n != 1) for n in range(4)))
     # A partition that there is not has no cut.
-    world.do(c.RaiseEpochs((0, 1, 99), cuts, following=True))
-    assert waiting(world) == {2: {0}}
-    world.do(c.RaiseEpochs((1,), told(1, 2, 4), following=True))
-    assert waiting(world) == {2: {0}, 3: {1}}
-    # It still waits for the one that is set before its cut.
-    done = world.do(c.RaiseEpochs((0, 1), cuts, following=True))
-    assert kinds(done) == {r.EpochsRaised, r.CutsReached}
-    assert waiting(world) == {2: {0}}
+    done = world.do(c.RaiseEpochs((0, 1, 99), cuts))
+    assert kinds(done) == {r.EpochsRaised, r.CutsTaken}
+    assert waiting(world) == {3: {1}}
 
 
 def test_a_position_that_was_set_since_it_was_read_reaches_nothing():
@@ -163,7 +118,7 @@ def test_work_under_an_old_epoch_reaches_nothing():
     world = World(1, rebalance_delay=0.0, ordered_resize=True)
     world.bind("A")
     world.do(c.Change({"partition_count": 2}))
-    take(world, 1, 1, 2, set(), 2)
+    take(world, 1, 1, 2, set())
     world.raise_epochs(0)
     world.do(c.ReachCuts(1, ((0, 1),)))
     assert waiting(world) == {1: {0}}
@@ -196,7 +151,7 @@ def test_a_queue_that_does_not_follow_its_log_yet_takes_no_cuts():
     """The partitions that it has not would not wait when they come."""
     world = World(2, rebalance_delay=0.0, ordered_resize=True)
     world.bind("A")
-    assert world.do(told(1, 2, 4)).answer == c.CutsWanted(None)
+    assert world.do(told(1, 2, 4)).answer is None
     assert world.queue.barriers is None
     world.resize(4)
     world.do(told(1, 2, 4))
@@ -221,7 +176,7 @@ def test_a_queue_follows_no_resize_of_which_it_knows_the_cuts_or_later_ones():
         world.do(told(resize, before, after, reached=True))
     for late in (c.FollowLog(1, 4), c.FollowLog(2, 4)):
         assert not world.do(late).entries
-    assert world.queue.configured_count == 8
+    assert world.queue.settings.partition_count == 8
 
 
 def test_a_queue_follows_its_log_while_it_awaits_cuts_that_the_log_no_longer_has():
@@ -237,22 +192,10 @@ def test_a_queue_follows_a_further_resize_when_the_cuts_before_are_reached():
     world = resized(2, 4)
     for _ in range(2):
         world.do(c.FollowLog(2, 8))
-        assert world.queue.configured_count == 4
+        assert world.queue.settings.partition_count == 4
         assert world.queue.cuts_due is not None
     world.do(c.ReachCuts(1, tuple((n, world.epoch(n)) for n in (0, 1))))
     assert world.queue.cuts_due == world.now
-    world.do(c.FollowLog(2, 8))
-    world.do(told(2, 4, 8))
-    assert waiting(world) == {n: {n - 4} for n in range(4, 8)}
-
-
-def test_a_queue_follows_its_log_amid_the_pieces_of_cuts_that_the_log_no_longer_has():
-    world = World(1, rebalance_delay=0.0, ordered_resize=True)
-    world.bind("A")
-    world.resize(4)
-    world.do(c.TakeCuts(1, 1, 4, told(1, 1, 4).cuts[:1], 0, 1))
-    # Pieces of another resize are no rest of these.
-    assert world.do(c.TakeCuts(3, 8, 4, told(3, 8, 4).cuts[1:], 1)).answer == c.CutsWanted(0)
     world.do(c.FollowLog(2, 8))
     world.do(told(2, 4, 8))
     assert waiting(world) == {n: {n - 4} for n in range(4, 8)}
@@ -292,7 +235,7 @@ def test_only_an_ordered_resize_is_refused_until_the_cuts_are_reached():
     with pytest.raises(ResizeUnsettled):
         world.resize(8)
     world.change(partition_count=8, ordered_resize=False)
-    assert world.queue.configured_count == 8
+    assert world.queue.settings.partition_count == 8
     # What comes late of its cuts changes nothing.
     reached = c.ReachCuts(1, ((0, world.epoch(0)),))
     for late in (told(1, 4, 8), c.FollowLog(2, 16), reached):
@@ -318,47 +261,12 @@ def test_a_resize_is_refused_if_there_was_one_since_the_other_readers_were_settl
         with pytest.raises(CutsOutdated):
             world.do(c.Change({"partition_count": 8}, checked=before))
     world.do(c.Change({"partition_count": 8}, checked=(4, 1)))
-    assert world.queue.configured_count == 8
-
-
-def test_amid_the_slices_of_a_resize_no_cuts_are_taken():
-    world = World(2, most=2, rebalance_delay=0.0, ordered_resize=True)
-    world.bind("A")
-    world.resize(8)
-    assert world.queue.is_resizing
-    while world.queue.is_resizing:
-        assert world.do(told(1, 2, 8)).answer == c.CutsWanted(None)
-        assert world.queue.barriers is None
-        world.do(c.Resume())
-    world.do(told(1, 2, 8))
-    assert waiting(world) == {n: {n % 2} for n in range(2, 8)}
-
-
-def test_the_cuts_of_the_resize_before_are_not_restored_as_those_of_the_next():
-    """A replica that loads the queue amid its cuts is told the rest of them."""
-    journal = Journal()
-    whole, loaded = Barriers(2, 4, 8), Barriers(2, 4, 8)
-    for number in (0, 1):
-        whole.take(journal, number, "9", False)
-    whole.next = loaded.next = 2
-    for number, cut in enumerate(["9", "9", "5", "5"]):
-        loaded.restore(journal, number, cut, False)
-    assert (loaded.cuts, loaded.unreached) == (whole.cuts, {0, 1})
-    for barriers in (whole, loaded):
-        for number in range(2, 8):
-            barriers.take(journal, number, "9", False)
-        barriers.next = None
-        for number in range(3):
-            barriers.reach(journal, number)
-        assert [n for n in range(8) if barriers.waits(n)] == [7]
-        barriers.reach(journal, 3)
-        assert not any(map(barriers.waits, range(8)))
+    assert world.queue.settings.partition_count == 8
 
 
 def test_the_cuts_of_partitions_that_a_later_resize_does_not_concern_are_not_restored():
     journal = Journal()
     barriers = Barriers(2, 4, 2)
-    barriers.next = None
     for number in range(6):
         barriers.restore(journal, number, "5", False)
     assert sorted(barriers.cuts) == [0, 1, 2, 3]
@@ -371,30 +279,6 @@ def test_a_finished_partition_has_reached_its_cut_before_that_is_known():
     assert world.release("A", 3, finished=True) == ["ok"]
     world.do(told(1, 4, 2))
     assert waiting(world) == {0: {2}}
-
-
-def test_a_piece_that_leaves_cuts_out_is_not_taken():
-    world = World(1, rebalance_delay=0.0, ordered_resize=True)
-    world.bind("A")
-    world.resize(4)
-    cuts = told(1, 1, 4).cuts
-    assert world.do(c.TakeCuts(1, 1, 4, cuts[:1], 0, 1)).answer == c.CutsWanted(1)
-    assert world.do(c.TakeCuts(1, 1, 4, cuts[2:], 2, None)).answer == c.CutsWanted(1)
-    assert world.do(c.TakeCuts(1, 1, 4, cuts[1:], 1, None)).answer == c.CutsWanted(None)
-    assert waiting(world) == {1: {0}, 2: {0}, 3: {0}}
-
-
-def test_positions_that_are_set_amid_the_pieces_are_looked_at_anew():
-    """What was told of the cuts so far says what was processed before."""
-    world = World(1, rebalance_delay=0.0, ordered_resize=True)
-    world.bind("A")
-    world.resize(4)
-    world.do(c.TakeCuts(1, 1, 4, told(1, 1, 4, reached=True).cuts[:1], 0, 1))
-    world.do(c.RaiseEpochs((0,), told(1, 1, 4)))
-    assert world.queue.cuts_due == world.now
-    assert world.queue.barriers is None
-    world.do(told(1, 1, 4))
-    assert waiting(world) == {1: {0}, 2: {0}, 3: {0}}
 
 
 def test_positions_say_nothing_of_a_resize_that_the_queue_does_not_follow_yet():
@@ -429,7 +313,7 @@ def test_cuts_of_a_further_resize_wait_until_those_before_are_reached():
     """As when a replica that knows no cuts has resized the queue there and back."""
     world = resized(2, 4)
     assert world.queue.cuts_due is None
-    assert world.do(told(3, 8, 4)).answer == c.CutsWanted(None)
+    assert world.do(told(3, 8, 4)).answer is None
     assert world.queue.cuts_due is not None
     assert waiting(world) == {2: {0}, 3: {1}}
     # What another replica says late of the first one changes nothing.

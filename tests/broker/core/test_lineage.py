@@ -7,8 +7,7 @@ import pytest
 from broker.core import commands as c
 from broker.core import records as r
 from broker.core.errors import Invalid
-from broker.core.lineage import FARTHEST, MOST_CHILDREN
-from broker.core.lineage import TRIGGER as LINEAGE
+from broker.core.lineage import FARTHEST
 from tests.broker.core.world import World
 
 Child = c.NewChild
@@ -208,14 +207,6 @@ class TestRefusals:
         assert orders.report("A", "b", Child("d", ("b",), 4)) == "ok"
         assert sorted(orders.queue.partitions) == [0, 1, 4, 7]
 
-    def test_a_partition_has_so_many_children_at_the_most(self) -> None:
-        orders = World.dynamic("a", rebalance_delay=0.0, checked=False)
-        orders.bind("A")
-        for first in range(0, MOST_CHILDREN, 1000):
-            some = (Child(f"c{n}", ("a",)) for n in range(first, first + 1000))
-            assert orders.report("A", "a", *some) == "ok"
-        assert orders.report("A", "a", Child("more", ("a",))) == "too_many_partitions"
-
     def test_a_fixed_queue_has_no_children(self) -> None:
         orders = World.owning({"A": [0]})
         with pytest.raises(Invalid):
@@ -378,62 +369,18 @@ class TestBalance:
         assert (orders.epoch(0), orders.epoch(1)) == (1, 2)
 
 
-class TestSlices:
-    def test_a_finish_that_begins_many_partitions_is_cut_into_slices(self) -> None:
-        orders = World.dynamic("a", "z", rebalance_delay=0.0, most=4)
-        orders.bind("A")
-        orders.settle()
-        children = tuple(Child(f"c{n:02}", ("a",)) for n in range(30))
-        orders.report("A", "a", *children)
-        decision = orders.do(c.Children("A", (c.ChildrenItem(0, 1, (), True),)))
-        assert decision.unfinished
-        assert orders.queue.settings.partition_count < 10
-        orders.bind("B")
-        orders.settle()
-        while orders.queue.handoffs:
-            for flow in "AB":
-                going = [n for n in orders.queue.handoffs if orders.owner(n) == flow]
-                orders.release(flow, *going)
-        assert len(orders.owned("A")) + len(orders.owned("B")) == 31
-        assert orders.queue.spread() <= 1
-
-    def test_a_bind_between_two_slices_of_children_takes_the_holddown(self) -> None:
-        """Only what rule 3 grants does not wait for it."""
-        orders = World.dynamic("a", rebalance_delay=5.0, most=4)
-        orders.bind("A")
-        orders.settle()
-        orders.report("A", "a", *(Child(f"c{n}", ("a",)) for n in range(9)))
-        orders.report("A", "a", finished=True)
-        orders.do(c.Resume())
-        assert orders.status == "Ready"
-        assert orders.queue.granting == LINEAGE
-        orders.bind("B")
-        assert orders.status == "Holddown"
-        while orders.queue.unfinished_at is not None:
-            orders.do(c.Resume())
-        assert orders.status == "Holddown"
-        assert len(orders.keys("A")) + len(orders.keys("B")) == 9
-
-    def test_a_cut_does_not_grant_what_a_holddown_keeps(self) -> None:
-        orders = World.dynamic("a", "b", "c", rebalance_delay=0.0, most=4)
-        for flow in "AB":
-            orders.bind(flow)
-        orders.settle()
-        for flow in "AB":
-            orders.release(flow, *[n for n in orders.queue.handoffs if orders.owner(n) == flow])
-        orders.settle()
-        orders.change(rebalance_delay=5.0)
-        orders.expire("B")
-        kept = orders.unassigned()
-        assert kept
-        assert orders.status == "Holddown"
-        key = orders.keys("A")[0]
-        children = tuple(Child(f"x{n}", (key,)) for n in range(9))
-        orders.report("A", key, *children, finished=True)
-        while orders.queue.unfinished_at is not None:
-            orders.do(c.Resume())
-        assert orders.unassigned() == kept
-        assert orders.status == "Holddown"
+def test_what_begins_is_granted_and_not_what_a_holddown_keeps() -> None:
+    orders = at_work("a", "b", "c", flows="AB")
+    orders.change(rebalance_delay=5.0)
+    orders.expire("B")
+    kept = orders.unassigned()
+    assert kept
+    assert orders.status == "Holddown"
+    key = orders.keys("A")[0]
+    children = tuple(Child(f"x{n}", (key,)) for n in range(9))
+    orders.report("A", key, *children, finished=True)
+    assert orders.unassigned() == kept
+    assert orders.status == "Holddown"
 
 
 def test_what_happens_is_told_in_records() -> None:

@@ -15,7 +15,6 @@ import broker.core.loop
 import broker.core.reports
 from broker.core import records as r
 from broker.core.commands import Outcome
-from broker.core.draft import SLICE
 from broker.core.graph import Lineage
 from broker.core.loop import rebalance
 from broker.core.queue import Queue
@@ -49,12 +48,10 @@ def played(seed: int) -> None:
                 ("stale", which()),
                 ("repeat", which()),
                 ("advance", 5.0),
-                ("resume",),
             )
         )
 
-    delay, most = rng.choice((0.0, 5.0)), rng.choice((SLICE, 2))
-    world = World.dynamic("r0", "r1", "r2", rebalance_delay=delay, most=most)
+    world = World.dynamic("r0", "r1", "r2", rebalance_delay=rng.choice((0.0, 5.0)))
     player = play(world, [("bind", False), ("advance", 5.0), *(step() for _ in range(40))])
     finish_all(world, player)
 
@@ -67,7 +64,7 @@ def child_granted_one_parent_early() -> Any:
         for key in self.nodes[number].children:
             child = self.node_of(key)
             if child is not None and child.pending == 1:
-                self._end(child)
+                self._journal.add(self.over, child.number)
 
     return mock.patch.object(Lineage, "finish", finish)
 
@@ -88,10 +85,11 @@ def key_is_forgotten_at_removal() -> Any:
 
 
 def child_takes_the_holddown() -> Any:
-    def end_waits(draft: Any) -> None:
-        lineage = draft.queue.lineage
-        if lineage is not None and lineage.over:
-            draft.emit(r.WaitsEnded(lineage.first_over(SLICE), draft.now))
+    real = broker.core.lineage.end_waits
+
+    def end_waits(draft: Any) -> Any:
+        real(draft)
+        return ()
 
     return mock.patch.object(broker.core.loop, "end_waits", end_waits)
 
@@ -122,21 +120,16 @@ def merge_reported_twice_is_two_children() -> Any:
 
 
 def child_goes_to_the_busiest() -> Any:
-    @contextmanager
-    def in_lineage() -> Iterator[None]:
-        real = broker.core.lineage.end_waits
+    real = broker.core.loop.grant_outside
 
-        def most_loaded(queue: Any, ranking: Any) -> Any:
-            return queue.by_bind_number[ranking.most()] if ranking.counts else None
+    def most_loaded(queue: Any, ranking: Any) -> Any:
+        return queue.by_bind_number[ranking.most()] if ranking.counts else None
 
-        def end_waits(draft: Any) -> None:
-            with mock.patch.object(Queue, "least_loaded", most_loaded):
-                real(draft)
+    def grant_outside(draft: Any, trigger: str, numbers: Any) -> None:
+        with mock.patch.object(Queue, "least_loaded", most_loaded):
+            real(draft, trigger, numbers)
 
-        with mock.patch.object(broker.core.loop, "end_waits", end_waits):
-            yield
-
-    return in_lineage()
+    return mock.patch.object(broker.core.loop, "grant_outside", grant_outside)
 
 
 def finished_parent_is_removed_at_once() -> Any:
@@ -167,14 +160,13 @@ def stale_epoch_finishes() -> Any:
     return mock.patch.object(broker.core.reports, "_refuse", refuse)
 
 
-def waits_beyond_a_slice_are_dropped() -> Any:
-    real = broker.core.lineage.end_waits
-
-    def end_waits(draft: Any) -> None:
-        cut = draft.is_cut_off
-        real(draft)
-        if not cut:
-            draft.is_cut_off = False
+def only_the_first_wait_ends() -> Any:
+    def end_waits(draft: Any) -> Any:
+        over = draft.queue.lineage.over if draft.queue.lineage else ()
+        numbers = tuple(sorted(over)[:1])
+        if numbers:
+            draft.emit(r.WaitsEnded(numbers, draft.now))
+        return numbers
 
     return mock.patch.object(broker.core.loop, "end_waits", end_waits)
 
@@ -189,7 +181,7 @@ PLANTED: list[Callable[[], Any]] = [
     child_goes_to_the_busiest,
     finished_parent_is_removed_at_once,
     stale_epoch_finishes,
-    waits_beyond_a_slice_are_dropped,
+    only_the_first_wait_ends,
 ]
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from broker.core import commands as c
 from broker.core import records as r
-from broker.core.draft import SLICE
-from broker.core.model import Settings
+from broker.core.model import MOST_PARTITIONS, Settings
 from broker.core.queue import Queue
 from broker.core.rebalancer import decide
 from tests.broker.core.large import commit
@@ -117,19 +116,13 @@ def test_what_is_remembered_of_the_longest_keys_is_bounded() -> None:
 
 def test_a_partition_with_very_many_children_costs_as_much_for_each() -> None:
     queue = dynamic("a")
-    many = 4_000
-    for first in range(0, many, 1000):
-        children = tuple(c.NewChild(f"k{n}", ("a",)) for n in range(first, first + 1000))
-        report = c.Children("f", (c.ChildrenItem(0, 1, children),))
-        _, lines = cost(queue, lambda: decide(queue, report, 1.0))  # noqa: B023
-        assert lines < 200 * 1000
-        queue.journal.forget()
+    many = MOST_PARTITIONS - 1
+    children = tuple(c.NewChild(f"k{n}", ("a",)) for n in range(many))
+    report = c.Children("f", (c.ChildrenItem(0, 1, children),))
+    _, lines = cost(queue, lambda: decide(queue, report, 1.0))
+    assert lines < 200 * many
+    queue.journal.forget()
     finish = c.Children("f", (c.ChildrenItem(0, 1, (), True),))
     decision, lines = cost(queue, lambda: decide(queue, finish, 1.0))
-    assert decision.unfinished
-    assert len(decision.effects.partitions) <= SLICE + 1
-    # The finish looks at each child once; what follows is done in slices.
-    assert lines < 20 * many + 400 * SLICE
-    queue.journal.forget()
-    decision, lines = cost(queue, lambda: decide(queue, c.Resume(), 1.0))
-    assert lines < 400 * SLICE
+    assert len(decision.effects.partitions) == many + 1
+    assert lines < 300 * many

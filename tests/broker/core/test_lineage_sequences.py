@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from broker.core import commands as c
 from broker.core import records as r
-from broker.core.draft import SLICE
 from tests.broker.core.test_sequences import PROFILE, WHICH
 from tests.broker.core.world import World
 
@@ -24,7 +23,6 @@ SETTINGS = st.fixed_dictionaries(
         "max_handoff_time": st.sampled_from([3.0, 0.0]),
         "max_concurrent_handoffs": st.sampled_from([None, 1, 2]),
         "access_type": st.sampled_from(["non_exclusive"] * 3 + ["exclusive"]),
-        "most": st.sampled_from([SLICE, SLICE, 1, 2, 3]),
     }
 )
 FINISHED = st.sampled_from([True, True, False])
@@ -48,7 +46,6 @@ STEPS = st.one_of(
     st.tuples(st.just("exclusive"), st.booleans()),
     st.tuples(st.just("rebalance now")),
     st.tuples(st.just("advance"), st.sampled_from([0.0, 1.0, 5.0])),
-    st.tuples(st.just("resume")),
 )
 
 
@@ -91,7 +88,7 @@ class Player:
         self.said.append(command)
         first = self.world.do(command).answer
         again = self.world.do(command)
-        assert not again.records or self.world.most < SLICE
+        assert not again.records
         for one, other in zip(first, again.answer, strict=True):
             assert one.outcome != "ok" or other.outcome in ("ok", "no_such_partition")
 
@@ -183,9 +180,6 @@ class Player:
 
     def _advance(self, seconds: float) -> None:
         self.world.advance(seconds)
-
-    def _resume(self) -> None:
-        self.world.do(c.Resume())
 
 
 def play(world: World, steps: list[tuple[Any, ...]]) -> Player:

@@ -16,8 +16,8 @@ import pytest
 
 from broker.core import commands as c
 from broker.core import records as r
-from broker.core.draft import SLICE, Decision
-from broker.core.model import Settings
+from broker.core.draft import Decision
+from broker.core.model import MOST_PARTITIONS, Settings
 from broker.core.queue import Queue
 from broker.core.rebalancer import decide
 from tests.broker.core.large import commit, large
@@ -113,46 +113,32 @@ def size_of(root: Any) -> int:
 _CODE = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, Enum)
 
 
-@pytest.mark.parametrize(
-    "partitions", [PARTITIONS // 4, pytest.param(1_000_000, marks=[pytest.mark.long])]
-)
-def test_a_slice_costs_the_same_however_large_the_queue(partitions: int) -> None:
-    """First owners, a second flow, the handoffs' deadlines, an expired lease, a flow that is back.
+def test_a_decision_on_all_partitions_costs_as_much_for_each() -> None:
+    """First owners, a second flow, the handoffs' deadlines, an expired lease, a flow that is back,
+    and resizes, of the largest queue.
 
-    The bounds are for a slice: lines of the core, and entries of the journal.
+    The bounds are for a partition: lines of the core, and entries of the journal.
     """
-    queue = Queue("id", "large", Settings(partition_count=partitions, rebalance_delay=0.0), 0.0)
-    commit(queue, (r.PartitionsAdded(0, partitions, 0.0),))
-    _check_slices(queue, c.Bind("a", "i-a", "test", 10.0), 1.0)
-    numbers = range(len(queue.flows["a"].owned), partitions)
-    grants = tuple(r.Grant(n, None, "a", 1, "initial", None, False) for n in numbers)
-    commit(queue, (r.Granted(grants, 1.0), r.RebalanceFinished(1.0)))
-    _check_slices(queue, c.Bind("b", "i-b", "test", 10.0), 2.0)
-    _check_slices(queue, c.Advance(), 10.0)
+    most = MOST_PARTITIONS // 2
+    queue = Queue("id", "large", Settings(partition_count=most, rebalance_delay=0.0), 0.0)
+    commit(queue, (r.PartitionsAdded(0, most, 0.0),))
+    _check_cost(queue, c.Bind("a", "i-a", "test", 10.0), 1.0)
+    _check_cost(queue, c.Bind("b", "i-b", "test", 10.0), 2.0)
+    _check_cost(queue, c.Advance(), 10.0)
     queue.settings.rebalance_delay = 5.0
-    _check_slices(queue, c.Unbind("a", "lease_expired"), 11.0)
-    _check_slices(queue, c.Bind("a2", "i-a", "test", 10.0), 11.0)
+    _check_cost(queue, c.Unbind("a", "lease_expired"), 11.0)
+    _check_cost(queue, c.Bind("a2", "i-a", "test", 10.0), 11.0)
+    _check_cost(queue, c.Change({"partition_count": 2 * most}), 12.0)
+    _check_cost(queue, c.Change({"partition_count": 10}), 13.0)
+    _check_cost(queue, c.Change({"partition_count": 10}, discard=True), 14.0)
 
 
-@pytest.mark.parametrize(
-    "partitions", [PARTITIONS // 4, pytest.param(PARTITIONS * 5 // 2, marks=[pytest.mark.long])]
-)
-def test_a_slice_of_a_resize_costs_the_same_however_large_the_queue(partitions: int) -> None:
-    queue = large(partitions, 10)
-    _check_slices(queue, c.Change({"partition_count": 2 * partitions}), 1.0)
-    _check_slices(queue, c.Change({"partition_count": 10}), 2.0)
-    _check_slices(queue, c.Change({"partition_count": 10}, discard=True), 3.0)
-
-
-def _check_slices(queue: Queue, command: c.Command, now: float) -> None:
-    """The first slices of a command that has far more of them."""
-    for _ in range(3):
-        decision, lines = cost(queue, lambda: decide(queue, command, now))  # noqa: B023
-        name = type(command).__name__
-        print(f"{name}: {lines} lines, {queue.journal.mark()} entries of the journal")
-        assert len(decision.effects.partitions) <= SLICE
-        assert lines < 300 * SLICE
-        assert queue.journal.mark() < 4 * SLICE
-        queue.journal.forget()
-        assert decision.unfinished or isinstance(command, c.Advance)
-        command = command if isinstance(command, c.Advance) else c.Resume()
+def _check_cost(queue: Queue, command: c.Command, now: float) -> None:
+    decision, lines = cost(queue, lambda: decide(queue, command, now))
+    changed = len(decision.effects.partitions)
+    name, entries = type(command).__name__, queue.journal.mark()
+    print(f"{name}: {changed} partitions, {lines / changed:.0f} lines, {entries / changed:.1f}")
+    assert changed >= MOST_PARTITIONS // 4
+    assert lines < 300 * changed
+    assert entries < 4 * changed
+    queue.journal.forget()

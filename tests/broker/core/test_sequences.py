@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import HealthCheck, given, note, settings
@@ -48,6 +49,7 @@ STEPS = st.one_of(
     st.tuples(st.just("bind"), st.sampled_from([True, True, False])),
     st.tuples(st.just("bind"), st.sampled_from([True, True, False])),
     st.tuples(st.just("bind"), st.sampled_from([True, True, False])),
+    st.tuples(st.just("bind together"), st.integers(1, 4)),
     st.tuples(st.just("bind again"), WHICH, st.booleans()),
     st.tuples(st.just("unbind"), WHICH),
     st.tuples(st.just("expire"), WHICH),
@@ -121,6 +123,17 @@ class Player:
         binds = {"key_id": key, "quota": self.quota, "at_once": self.bound % 3 == 0}
         self.world.bind(f"f{self.bound}", instance, warmup=warmup, **binds)
 
+    def _bind_together(self, count: int) -> None:
+        binds = []
+        for _ in range(count):
+            self.bound += 1
+            self.instances.append(f"i{self.bound}")
+            key = None if self.quota is None else KEYS[self.bound % len(KEYS)]
+            bind = c.Bind(f"f{self.bound}", f"i{self.bound}", "test", 10.0, bool(count % 2))
+            at_once = self.bound % 3 == 0
+            binds.append(replace(bind, key_id=key, quota=self.quota, at_once=at_once))
+        assert self.world.do(c.BindTogether(tuple(binds))).answer == (None,) * count
+
     def _bind_again(self, which: int, warmup: bool) -> None:
         if self.instances:
             self._bind(warmup, self.instances[-1 - which % len(self.instances)])
@@ -180,9 +193,7 @@ class Player:
         if warming:
             number = warming[which % len(warming)]
             successor = self.world.successor(number)
-            assert successor is not None or self.world.queue.unfinished_at is not None
-            if successor is None:
-                return
+            assert successor is not None
             self._say(c.Ready(successor, (c.ReadyItem(number, self.world.epoch(number)),)))
 
     def _ready_any(self, which: int, number: int, difference: int) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from broker.core import commands as c
 from broker.core import records as r
-from broker.core.draft import SLICE, Decision
+from broker.core.draft import Decision
 from broker.core.model import Partition, Settings
 from broker.core.queue import Queue
 from broker.core.rebalancer import decide, follow
@@ -36,15 +36,13 @@ class World:
         partitions: int = 4,
         *,
         checked: bool = True,
-        most: int = SLICE,
         roots: tuple[str, ...] = (),
         **settings: Any,
     ) -> None:
-        """`most` is the size of a slice. With `roots` the queue is dynamic."""
+        """With `roots` the queue is dynamic."""
         self.now = 0.0
         self.checked = checked
-        self.most = most
-        self.oracle = Oracle(sliced=most < SLICE)
+        self.oracle = Oracle()
         self.lineage: LineageOracle | None = None
         self.entries: list[r.Entry] = []
         self.queue, self._twin = (
@@ -100,17 +98,17 @@ class World:
         """Decides the command and commits the result."""
         queue = self.queue
         if not self.checked:
-            decision = decide(queue, command, self.now, self.most)
+            decision = decide(queue, command, self.now)
             queue.journal.forget()
             self.entries += decision.entries
             return decision
         before, mark = snapshot(queue), queue.journal.mark()
-        decision = decide(queue, command, self.now, self.most)
+        decision = decide(queue, command, self.now)
         decided = snapshot(queue)
         _check_changes_are_known(before, queue, decision)
         queue.journal.undo(mark)
         assert snapshot(queue) == before, "undoing left traces"
-        assert decide(queue, command, self.now, self.most) == decision, "decide is not a function"
+        assert decide(queue, command, self.now) == decision, "decide is not a function"
         assert snapshot(queue) == decided, "decide is not a function"
         queue.journal.undo(mark)
         followed = follow(queue, decision.entries)
@@ -211,21 +209,16 @@ class World:
     def advance(self, seconds: float = 0.0) -> None:
         """Lets time pass; each timer runs when it is due."""
         until = self.now + seconds
-        while (due := self.next_due()) is not None and due <= until:
+        while (due := self.queue.next_deadline()) is not None and due <= until:
             self.now = max(self.now, due)
             self.do(c.Advance())
         self.now = until
-
-    def next_due(self) -> float | None:
-        """When there is something to do; the rest of a decision is due since it was cut off."""
-        times = (self.queue.unfinished_at, self.queue.next_deadline())
-        return min((time for time in times if time is not None), default=None)
 
     def settle(self) -> int:
         """Lets time pass until no timer is left, without any client answering. Returns how many
         ran."""
         times = 0
-        while (due := self.next_due()) is not None:
+        while (due := self.queue.next_deadline()) is not None:
             self.now = max(self.now, due)
             self.do(c.Advance())
             times += 1

@@ -10,17 +10,9 @@ import pytest
 
 from broker.calls import views
 from broker.core.commands import ReleaseItem
-from broker.core.draft import SLICE
-from broker.core.model import Settings
+from broker.core.model import MOST_PARTITIONS
 from broker.core.queue import Queue
-from broker.replica.bursts import (
-    BURST_SECONDS,
-    GATHER_SECONDS,
-    MOMENT_SECONDS,
-    NOTIFY_SECONDS,
-    DelayedNotices,
-)
-from broker.replica.transaction import Transaction
+from broker.replica.bursts import GATHER_SECONDS, MOMENT_SECONDS
 from broker.testing.loop import running, virtual
 from tests.broker.shell import Service, World, spec
 
@@ -119,7 +111,7 @@ async def test_an_instance_that_binds_again_among_others_keeps_its_partitions() 
 @pytest.mark.long
 @virtual
 async def test_a_thousand_binds_at_once_take_few_transactions() -> None:
-    world, one = await served(10_000)
+    world, one = await served(MOST_PARTITIONS)
     crowd = [asyncio.create_task(consume(one, number)) for number in range(1000)]
     queue = await until_balanced(world, len(crowd))
     assert one.net.calls["commit"] <= 20
@@ -148,15 +140,16 @@ def moves(queue: Queue) -> int:
 @pytest.mark.long
 @virtual
 async def test_a_thousand_that_come_one_after_the_other_hand_over_little() -> None:
-    """As over HTTP: a call takes a moment, and 200 are under way. Only the first flow had got
-    partitions before it was known that there are many.
+    """As over HTTP: a call takes a moment, and 200 are under way. The first flow has got everything
+    before it is known that there are many.
     """
-    world, one = await served(10_000)
+    world, one = await served(MOST_PARTITIONS)
     door = Door(200)
     crowd = [asyncio.create_task(consume(one, number, door)) for number in range(1000)]
     queue = await until_balanced(world, len(crowd))
     assert one.net.calls["commit"] <= 20
-    assert moves(queue) <= 2 * SLICE
+    print(moves(queue), one.net.calls)
+    assert moves(queue) <= 3 * MOST_PARTITIONS
 
 
 @virtual
@@ -169,7 +162,6 @@ async def test_flows_that_come_alone_or_a_few_together_wait_for_nobody() -> None
             for number in range(many):
                 group.create_task(one.join("orders", f"{began}-{number}", lease=60.0))
         assert round(world.now - began, 6) == COMMIT_SECONDS
-        assert world.check("orders").unfinished_at is None
 
 
 @virtual
@@ -192,12 +184,10 @@ async def test_partitions_do_not_wait_for_a_crowd_without_end() -> None:
     queue_id, _ = world.stored("orders")
     began, door = world.now, Door(100)
     crowd = [asyncio.create_task(consume(one, number, door)) for number in range(5000)]
-    await running().sleep(BURST_SECONDS)
-    assert len(world.database.load(queue_id).unassigned) > 1000
-    while world.database.load(queue_id).unassigned:
-        await running().sleep(0.1)
-    assert world.now - began <= 2 * BURST_SECONDS
-    assert len(world.database.load(queue_id).flows) < 4000
+    while (queue := world.database.load(queue_id)).unassigned:
+        await running().sleep(0.01)
+    assert world.now - began <= 2 * GATHER_SECONDS
+    assert len(queue.flows) < 1000
     for each in crowd:
         each.cancel()
 
@@ -230,47 +220,3 @@ async def test_what_is_due_and_looks_do_not_wait_for_a_crowd(
     # One came before it was a crowd.
     assert len(world.stored("orders")[1].flows) == 3
     comes.cancel()
-
-
-@pytest.mark.long
-@virtual
-async def test_flows_are_not_told_of_each_slice_that_gives_them_something() -> None:
-    world, one = await served(10_000)
-    crowd = [asyncio.create_task(consume(one, number)) for number in range(200)]
-    await until_balanced(world, len(crowd))
-    await running().sleep(1.0)
-    assert one.net.calls["commit"] > 10
-    # Views are made after the last slice only: of one revision, with positions read once.
-    assert one.net.calls["entries_after"] == 0
-    assert one.net.calls["positions"] <= 1
-
-
-def committed(*, unfinished: bool, notified: str = "", later: str = "") -> Transaction:
-    """A transaction of slices that changed these flows; of those in `later` the rest may, too."""
-    transaction = Transaction(Queue("id", "orders", Settings(1), 0.0), 0.0, "commit")
-    transaction.unfinished = unfinished
-    transaction.notified, transaction.later = frozenset(notified), frozenset(later)
-    return transaction
-
-
-@virtual
-async def test_flows_that_earlier_slices_gave_something_are_told_with_the_last() -> None:
-    told: list[frozenset[str]] = []
-    notices = DelayedNotices(told.append)
-    assert notices.due(committed(unfinished=True, notified="A", later="BC")) == {"A"}
-    assert notices.due(committed(unfinished=True, notified="C", later="D")) == {"C"}
-    assert notices.due(committed(unfinished=False, notified="A")) == {"A", "B", "D"}
-    await running().sleep(2 * NOTIFY_SECONDS)
-    assert told == []
-
-
-@virtual
-async def test_they_are_told_without_the_last_if_it_takes_long() -> None:
-    told: list[frozenset[str]] = []
-    notices = DelayedNotices(told.append)
-    notices.due(committed(unfinished=True, later="A"))
-    await running().sleep(NOTIFY_SECONDS / 2)
-    notices.due(committed(unfinished=True, later="B"))
-    await running().sleep(NOTIFY_SECONDS)
-    assert told == [{"A", "B"}]
-    assert notices.due(committed(unfinished=False)) == frozenset()

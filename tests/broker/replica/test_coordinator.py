@@ -120,16 +120,11 @@ class TestCommit:
         coordinator = await one.replica.coordinator("orders")
         if fault is not None:
             one.net.fail("commit", fault)
-        asks = [
-            Submission(c.Bind(str(n), f"i-{n}", "client", 60), token_hash=b"%d" % n)
-            for n in range(20)
-        ]
+        asks = [Submission(c.Change({"max_handoff_time": float(n)})) for n in range(20)]
         answers = await asyncio.gather(*map(coordinator.submit, asks), return_exceptions=True)
         assert len({type(answer) for answer in answers}) == 1
         if fault is None:
-            assert [flow.flow_id for flow in (await one.flows("orders", 50, None)).items] == [
-                str(n) for n in range(20)
-            ]
+            assert (await one.queue("orders")).max_handoff_time == 19.0
             assert one.net.calls["commit"] >= 20
         world.check("orders")
 
@@ -253,8 +248,8 @@ class TestObedience:
         await one.create_queue(spec())
         queue_id, _ = world.stored("orders")
 
-        def decided(queue: Queue, command: c.Command, now: float, most: int) -> Decision:
-            decision = decide(queue, command, now, most)
+        def decided(queue: Queue, command: c.Command, now: float) -> Decision:
+            decision = decide(queue, command, now)
             return replace(decision, notices=frozenset({type(command).__name__}), wake_at=now + 99)
 
         monkeypatch.setattr("broker.replica.transaction.decide", decided)

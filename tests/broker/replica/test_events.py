@@ -38,8 +38,6 @@ def test_binds_and_departures_name_the_client() -> None:
     assert told(left, narration=narration) == [
         {"event": "lease expired", "flow": "f1", "client": "etl", "reason": "lease_expired"}
     ]
-    departed = r.FlowDeparted("f1", "unbound", True, 101.0)
-    assert told(departed, narration=narration)[0]["event"] == "flow left"
     # A flow that bound at another replica has no name here.
     assert told(r.FlowLeft("f2", "unbound", False, 101.0)) == [
         {"event": "flow left", "flow": "f2", "reason": "unbound"}
@@ -89,7 +87,7 @@ def test_thousands_of_forced_handoffs_are_counted() -> None:
 
 def test_every_kind_of_record_is_told_or_left_out_on_purpose() -> None:
     tells = {
-        r.FlowBound, r.FlowsAdmitted, r.FlowLeft, r.FlowDeparted, r.FlowDraining,
+        r.FlowBound, r.FlowsAdmitted, r.FlowLeft, r.FlowDraining,
         r.HolddownStarted, r.HolddownSettled, r.RebalanceStarted, r.RebalanceFinished,
         r.GrantedOutside, r.Granted, r.EpochsRaised,
         r.PartitionsAdded, r.PartitionsRetired, r.PartitionsRemoved, r.SettingsChanged,

@@ -139,6 +139,7 @@ def test_a_file_has_steps_in_any_order() -> None:
         ('[{"do": "dance", "count": 1}]', "step 1: do is none of"),
         ('[{"do": "bind"}]', "step 1: count"),
         ('[{"do": "bind", "count": true}]', "step 1: count"),
+        ('[{"do": "resize", "count": 4097}]', "step 1: count .* 1 to 4,096"),
         ('[{"do": "bind", "count": 1, "at": -1}]', "step 1: at"),
         ('[{"do": "bind", "count": 1, "over": NaN}]', "step 1: over"),
         ('[{"do": "bind", "count": 1, "when": 1}]', "unknown fields: when"),

@@ -233,12 +233,8 @@ class Replica:
         flows |= queue.flows
         said = [record for entry in entries for record in entry.records]
         bound = {record.flow_id for record in said if isinstance(record, r.FlowBound)}
-        left = {
-            record.flow_id: record.reason
-            for record in said
-            if isinstance(record, r.FlowLeft | r.FlowDeparted)
-        }
-        flows = {id: flow for id, flow in flows.items() if id in bound or not flow.gone}
+        left = {record.flow_id: record.reason for record in said if isinstance(record, r.FlowLeft)}
+        flows = {id: flow for id, flow in flows.items() if id in bound or id in queue.flows}
         values: dict[str, Any] = {
             "partitions": [partitions[number] for number in sorted(partitions.keys() - removed)],
             "children": [

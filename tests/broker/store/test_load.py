@@ -12,11 +12,9 @@ from sqlalchemy import text
 
 from broker.core import commands as c
 from broker.core import records as r
-from broker.core.draft import SLICE
 from broker.core.queue import Queue
 from broker.store.ports import Store
-from broker.store.reading import Restoring, restore
-from broker.store.rows import flow_values, partition_values, queue_values
+from broker.store.reading import QueueRows, restore
 from tests.broker.core.oracle import snapshot
 from tests.broker.core.test_sequences import QUOTAS, SETTINGS, STEPS, Player
 from tests.broker.core.world import World
@@ -42,7 +40,6 @@ WHERE datname = current_database() AND state LIKE 'idle in transaction%'
     SETTINGS,
     st.lists(STEPS, min_size=10, max_size=40),
     st.lists(st.integers(1, 4), min_size=1, max_size=5),
-    st.sampled_from([SLICE, 1, 2, 3]),
     st.none() | QUOTAS,
 )
 async def test_loading_equals_replaying(
@@ -51,14 +48,10 @@ async def test_loading_equals_replaying(
     chosen: dict[str, Any],
     steps: list[tuple[Any, ...]],
     sizes: list[int],
-    most: int,
     quota: c.Quota | None,
 ) -> None:
-    """Several decisions go into one commit, as in the mailbox; `sizes` are their numbers.
-
-    With slices of `most` partitions, commits fall between the slices of one decision too.
-    """
-    world = World(partitions, checked=False, most=most, **chosen)
+    """Several decisions go into one commit, as in the mailbox; `sizes` are their numbers."""
+    world = World(partitions, checked=False, **chosen)
     player = Player(world, quota)
     for step in [("bind", True), ("bind", False), *steps]:
         player.play(step)
@@ -84,21 +77,11 @@ async def _commit_all(orders: Replica, world: World, sizes: list[int]) -> None:
         await store.commit(orders.commit_of(*entries))
         orders.settle()
         loaded = await store.load(orders.id)
-        assert stored(loaded) == stored(orders.queue)
+        assert snapshot(loaded) == snapshot(orders.queue)
         if turn % 3 == 0 or not waiting:
             await late.catch_up()
-            assert stored(late.queue) == stored(loaded)
+            assert snapshot(late.queue) == snapshot(loaded)
     await _counts_agree(store, orders)
-
-
-def stored(queue: Queue) -> dict[str, Any]:
-    """The state of a queue without what only the replica knows that was cut off in a decision."""
-    state = snapshot(queue)
-    for name in ("unfinished_at", "granting", "changed"):
-        del state[name]
-    for flow in state["gone"].values():
-        del flow["view_revision"]
-    return state
 
 
 async def _counts_agree(store: Store, orders: Replica) -> None:
@@ -150,14 +133,13 @@ async def test_a_queue_is_made_after_the_transaction_that_reads_it(
     orders = Replica(await postgres.store())
     await orders.create(4)
     idle: list[int] = []
-    made = Restoring.queue
 
-    def watched(self: Restoring) -> Queue:
+    def watched(queue_id: str, rows: QueueRows) -> Queue:
         with psycopg.connect(postgres.url) as connection:
             idle.extend(number for (number,) in connection.execute(IDLE))
-        return made(self)
+        return restore(queue_id, rows)
 
-    monkeypatch.setattr(Restoring, "queue", watched)
+    monkeypatch.setattr("broker.store.postgres.restore", watched)
     assert snapshot(await orders.store.load(orders.id)) == snapshot(orders.queue)
     assert idle == [0]
 
@@ -172,63 +154,3 @@ async def test_a_large_queue_is_created_even_if_its_table_is_not_analyzed(
     orders = Replica(await postgres.store())
     await orders.create(4)
     assert snapshot(await orders.store.load(orders.id)) == snapshot(orders.queue)
-
-
-async def test_rows_are_read_in_pieces(
-    postgres: PostgresGround, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of partitions and of keys, some of them of removed partitions."""
-    orders = Replica(await postgres.store())
-    await orders.create_dynamic(*"abcdef")
-    await orders.bind("f")
-    children = tuple(c.NewChild(key, ("a",)) for key in "zyxw")
-    await orders.do(c.Children("f", (c.ChildrenItem(0, 1, children, True),)))
-    await orders.do(c.Children("f", (c.ChildrenItem(1, 1, (), True),)))
-    for at_once in (1, 2, 3, 10):
-        monkeypatch.setattr("broker.store.reading.ROWS_AT_ONCE", at_once)
-        assert snapshot(await orders.store.load(orders.id)) == snapshot(orders.queue)
-
-
-def read_from(world: World, next_deadline: float | None) -> None:
-    """The queue is read from its rows, with this deadline in its own."""
-    queue = world.queue
-    world.queue = restore(
-        "id",
-        queue_values(queue, next_deadline),
-        [flow_values(flow) for flow in queue.flows.values()],
-        [partition_values(queue, partition) for partition in queue.partitions.values()],
-        [flow_values(flow) for flow in queue.gone.values()],
-    )
-    world.checked = False
-
-
-def test_what_is_left_of_a_resize_is_due_where_its_row_does_not_say_so() -> None:
-    """A version that makes no slices writes none, and so does the restore of a backup."""
-    world = World(2, most=2)
-    world.resize(9)
-    assert len(world.queue.partitions) < 9
-    read_from(world, None)
-    world.advance()
-    assert len(world.queue.partitions) == 9
-    assert not world.queue.is_resizing
-
-
-def test_what_is_left_of_a_departure_is_due_where_its_row_does_not_say_so() -> None:
-    """The next deadline may be that of a handoff, at the very time of the cut. A warm-up ends after
-    what may make it needless."""
-    world = World.owning(
-        {"A": [0, 1, 2, 3], "B": [4, 5, 6, 7]}, rebalance_delay=0.0, max_warmup_time=3.0
-    )
-    world.bind("C", warmup=True)
-    world.drain("B")
-    assert world.on_their_way() == dict.fromkeys((4, 5, 6, 7), ("warming", "C"))
-    # As of one of many that bind: what can wait for the others waits.
-    world.most = 0
-    world.bind("B2", "i-B")
-    read_from(world, world.queue.next_deadline())
-    world.most = 1
-    world.wait(3.0)
-    while world.do(c.Advance()).entries:
-        pass
-    assert world.owners() == {"A": [0, 1, 2, 3], "B2": [4, 5, 6, 7], "C": []}
-    assert world.on_their_way() == {3: ("warming", "C"), 7: ("revoking", "C")}

@@ -96,7 +96,7 @@ async def connection(
 ) -> AsyncIterator[psycopg.Connection[Any]]:
     """A connection with the settings of the store's, to tables with these statistics."""
     store = await postgres.store()
-    sizes = {"small": [4], "many small queues": [2] * 100, "one large queue": [5_000]}
+    sizes = {"small": [4], "many small queues": [2] * 100, "one large queue": [4096]}
     for place, size in enumerate(sizes.get(request.param, [])):
         replica = Replica(store)
         await replica.create(size, f"queue-{place}")

@@ -12,8 +12,7 @@ import pytest
 
 from broker.core import commands as c
 from broker.core.commands import Outcome, Result
-from broker.core.draft import SLICE
-from broker.store.ports import PositionCommit, PositionSuperseded, PositionWrite, Store
+from broker.store.ports import PositionSuperseded, PositionWrite, Store
 from tests.broker.store.support import Ground, Replica, serve
 
 
@@ -62,23 +61,6 @@ async def test_a_refused_commit_renews_too(ground: Ground, store: Store, orders:
     before = (await store.leases(["A"]))["A"]
     assert await outcomes(orders, orders.position("A", 99, "3", epoch=1)) == ["no_such_partition"]
     assert (await store.leases(["A"]))["A"] >= before + 7
-
-
-async def test_a_flow_that_left_commits_nothing_though_partitions_are_still_its_own(
-    store: Store,
-) -> None:
-    """They are taken from it slice by slice, and no call waits for that."""
-    large = Replica(store)
-    await large.create(SLICE + 2)
-    await large.bind("A")
-    while large.queue.unassigned:
-        await large.do(c.Resume())
-    await large.do(c.Unbind("A"))
-    [last] = [p for p in large.queue.existing() if p.owner is not None][-1:]
-    item = PositionCommit(large.id, "A", None, last.number, last.epoch, "9")
-    done = await store.commit_positions([item])
-    assert done.results == [Result(last.number, Outcome.NOT_OWNER)]
-    assert await position(large, last.number) is None
 
 
 async def test_the_first_outcome_that_applies_is_told(store: Store, orders: Replica) -> None:

@@ -22,8 +22,8 @@ from tests.simulation.mutants.mutant import Changes, unchecked
 def forced_keeps_the_epoch() -> Changes:
     real = Draft.drawn_up
 
-    def drawn_up(self, partition, flow, handed_over, by_handoff=False):
-        grant = real(self, partition, flow, handed_over, by_handoff)
+    def drawn_up(self, partition, flow, handed_over, *, by_handoff=False):
+        grant = real(self, partition, flow, handed_over, by_handoff=by_handoff)
         forced = handed_over == HandedOver.FORCED
         return grant._replace(epoch=partition.epoch) if forced else grant
 

@@ -1,11 +1,10 @@
-"""Bugs in slices, grants and handoffs."""
+"""Bugs in binds, grants and handoffs."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import broker.core.decisions
-import broker.core.departing
 import broker.core.handoff
 import broker.core.loop
 import broker.core.placement
@@ -22,31 +21,18 @@ from broker.testing.database import MemoryDatabase
 from tests.simulation.mutants.mutant import Changes
 from tests.simulation.stand_ins import replaced
 
-# Slices
+# Binds
 
 
-def rest_is_dropped() -> Changes:
-    """Work that does not fit into a slice is dropped."""
-    real = Draft.finish
+def bound_together_without_a_balance() -> Changes:
+    """Flows that bind together are bound, and nothing is decided for them."""
+    real = broker.core.decisions._join
 
-    def finish(self, answer):
-        self.is_cut_off = False
-        return real(self, answer)
+    def join(draft, before, **given):
+        if draft.queue.takers - before == 1:
+            real(draft, before, **given)
 
-    return [(Draft, "finish", finish)]
-
-
-def cut_is_not_stored() -> Changes:
-    """Only running replicas know that there is more to do."""
-    real = Transaction.finish
-
-    def finish(self, *arguments):
-        commit = real(self, *arguments)
-        if self.unfinished:
-            commit.next_deadline = self.wake_at
-        return commit
-
-    return [(Transaction, "finish", finish)]
+    return [(broker.core.decisions, "_join", join)]
 
 
 def handoff_takes_longer() -> Changes:
@@ -74,10 +60,10 @@ def revoke_taken_back() -> Changes:
 def granted_to_the_draining() -> Changes:
     real = Draft.drawn_up
 
-    def drawn_up(self, partition, flow, handed_over, by_handoff=False):
+    def drawn_up(self, partition, flow, handed_over, *, by_handoff=False):
         draining = [flow for flow in self.queue.flows.values() if flow.draining]
         to = draining[0] if draining and partition.owner is None else flow
-        return real(self, partition, to, handed_over, by_handoff)
+        return real(self, partition, to, handed_over, by_handoff=by_handoff)
 
     return [(Draft, "drawn_up", drawn_up)]
 
@@ -161,8 +147,8 @@ def added_partitions_begin_at_the_end() -> Changes:
     """Messages published to them before their grant are lost."""
     real = Transaction.decide
 
-    def decide(self, command, *room):
-        answer = real(self, command, *room)
+    def decide(self, command):
+        answer = real(self, command)
         self._first_positions.clear()
         return answer
 
@@ -190,21 +176,13 @@ def granted_in_part() -> Changes:
 def orphans_are_granted_one_by_one() -> Changes:
     """What nobody owns goes to the flow with the fewest partitions, whatever its group."""
 
-    def smallest(self, most):
-        return self.lowest.smallest(most, self.unassigned.__contains__)
-
-    def restore(queue, number, since):
-        queue.unassigned[number] = since
-        queue.lowest.push(number)
-
     def grant(draft, numbers, ranking):
         with replaced((Queue, "group", lambda self, number: range(number, number + 1))):
             real(draft, numbers, ranking)
 
     real = broker.core.loop._grant
     return [
-        (Queue, "lowest_unassigned", smallest),
-        (broker.core.placement, "restore_unassigned", restore),
+        (Queue, "unassigned_leads", lambda self: sorted(self.unassigned)),
         (broker.core.loop, "_grant", grant),
     ]
 
@@ -213,21 +191,9 @@ def ready_in_part() -> Changes:
     """The warm-up of a group ends with the first partition that is ready."""
 
     def warmed(draft, number):
-        broker.core.handoff.end_warmups(draft, draft.queue.group(number), ready=True)
+        broker.core.handoff.revoke(draft, draft.queue.group(number), ready=True)
 
     return [(broker.core.reports, "_warmed", warmed)]
-
-
-def group_cut_by_a_slice() -> Changes:
-    """A slice ends within a group of a flow that has left."""
-    real = broker.core.departing.take_from_gone
-
-    def take_from_gone(draft):
-        with replaced((Queue, "group", lambda self, number: range(number, number + 1))):
-            return real(draft)
-
-    changed = [broker.core.departing, broker.core.loop]
-    return [(module, "take_from_gone", take_from_gone) for module in changed]
 
 
 # The budget of moves

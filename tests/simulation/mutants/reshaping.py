@@ -13,9 +13,7 @@ import broker.core.rebalancer
 import broker.core.reports
 import counterpoise.flow.barriers
 from broker.calls.cuts import CutCalls
-from broker.calls.readers import log_owner
 from broker.core.barriers import Barriers
-from broker.core.commands import TakeCuts
 from broker.core.graph import Lineage
 from broker.logs.names import builtin_name
 from broker.replica.transaction import Transaction
@@ -106,41 +104,6 @@ def reached_by_the_owner() -> Changes:
     return [(CutCalls, "cuts_of", cuts_of)]
 
 
-def cuts_taken_amid_slices() -> Changes:
-    """When the alarm comes, the log is resized and cut, though partitions are still to be added."""
-    real, real_take = CutCalls._settle, broker.core.cuts.take_cuts
-
-    def amid(queue):
-        settings = queue.settings
-        if settings.ordered_resize and queue.is_resizing:
-            return settings.log, settings.partition_count, queue.revision, log_owner(queue)
-        return None
-
-    async def settle(self, name, act=None):
-        found = await self._queues.read(name, amid)
-        if found is None:
-            await real(self, name, act)
-            return
-        log, count, revision, owner = found
-        if await self._readers.owns(name, log):
-            await self._logs.set_partition_count(log, count, revision, owner)
-        await self._queues.on(name, lambda queue: self._take(queue, log))
-
-    def take_cuts(command, draft):
-        queue = draft.queue
-        count, queue.configured_count = queue.configured_count, queue.settings.partition_count
-        try:
-            return real_take(command, draft)
-        finally:
-            queue.configured_count = count
-
-    decisions = {**broker.core.rebalancer._DECISIONS, TakeCuts: take_cuts}
-    return [
-        (CutCalls, "_settle", settle),
-        (broker.core.rebalancer, "_DECISIONS", decisions),
-    ]
-
-
 def no_barriers_after_a_reset() -> Changes:
     """Positions are set to before the cuts, and nothing waits."""
     return [(broker.core.cuts, "positions_set", lambda command, draft: None)]
@@ -158,7 +121,7 @@ def granted_one_parent_early() -> Changes:
         real(self, number)
         for child in children:
             if child is not None and child.number in self.waiting - self.over:
-                self._end(child)
+                self._journal.add(self.over, child.number)
 
     return [(Lineage, "finish", finish)]
 

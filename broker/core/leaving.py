@@ -1,0 +1,82 @@
+"""Flows that leave (the contract, rules 3 to 5 and 12): who gets their partitions.
+
+Partitions that are being handed off go to their successors. The others have no owner, or go to the
+flow that replaces the one that left. An instance that comes back within a holddown gets back what
+it left (`Absent`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from broker.core import records as r
+from broker.core.draft import Draft
+from broker.core.handoff import redirect
+from broker.core.model import Flow, HandedOver, Partition
+from broker.core.transitions import State
+
+
+def leave(
+    draft: Draft,
+    flow: Flow,
+    reason: str,
+    *,
+    remember: bool = False,
+    heir: Flow | None = None,
+    seen_at: float | None = None,
+) -> list[int]:
+    """The flow leaves; the partitions that have no owner now.
+
+    `heir` is the flow that replaces it. `seen_at`: its last renewal, if its lease expired.
+    """
+    if seen_at is not None:
+        draft.seen_at = {flow.id: seen_at}
+    if heir is not None:
+        for number in sorted(flow.incoming):
+            _name(draft, number, heir)
+        if flow.owned:
+            draft.outside("replaced")
+    grants = [_passed_on(draft, number, heir) for number in sorted(flow.owned)]
+    draft.grant_all(grant for grant in grants if grant is not None)
+    left = sorted(flow.owned)
+    draft.emit(r.FlowLeft(flow.id, reason, remember, draft.now, seen_at))
+    draft.granted()
+    return left
+
+
+def give_back(draft: Draft, numbers: Iterable[int], flow: Flow) -> None:
+    """The instance gets these partitions, which it left and nobody owned since (rule 12)."""
+    queue = draft.queue
+    draft.outside("replaced")
+    draft.grant_all(_kept(draft, queue.partitions[number], flow) for number in numbers)
+    draft.granted()
+
+
+def _name(draft: Draft, number: int, heir: Flow) -> None:
+    """The heir is the successor of what was on its way to the flow that leaves."""
+    if draft.queue.partitions[number].state is State.WARMING:
+        redirect(draft, number, heir)
+    else:
+        draft.emit(r.HandoffsRedirected((r.Redirect(number, heir.id),), None, draft.now))
+
+
+def _passed_on(draft: Draft, number: int, heir: Flow | None) -> r.Grant | None:
+    """The grant of a partition of the flow that leaves; None if there is nobody to get it."""
+    queue = draft.queue
+    partition, handoff = queue.partitions[number], queue.handoffs.get(number)
+    successor = None if handoff is None else handoff.successor
+    if heir is not None and (partition.state is not State.REVOKING or successor in (None, heir)):
+        return _kept(draft, partition, heir)
+    if successor is None or successor is partition.owner:
+        return None
+    return draft.drawn_up(partition, successor, HandedOver.ORPHANED, by_handoff=True)
+
+
+def _kept(draft: Draft, partition: Partition, flow: Flow) -> r.Grant:
+    """The grant to the instance that held the partition last, with a flow of its own.
+
+    If positions were set meanwhile (which raises the epoch) it gets the partition too, but may not
+    go on as if nothing had been (`replaced`).
+    """
+    raised = partition.next_handed_over == HandedOver.FORCED
+    return draft.drawn_up(partition, flow, HandedOver.FORCED if raised else HandedOver.REPLACED)
