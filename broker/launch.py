@@ -40,7 +40,7 @@ from broker.telemetry import configure_logging
 from counterpoise.logs import postgres
 
 if TYPE_CHECKING:
-    from broker.key_database import Served
+    from broker.key_database import Served, Silent
 
 log = structlog.get_logger("launch")
 
@@ -115,7 +115,7 @@ def reached(
     in the block too: also if the service at `service_url` answers and uses another database.
     `migrates`: as at the start of the service.
     """
-    from broker.key_database import NoAddress, Served, Silent, service_at
+    from broker.key_database import NoAddress, service_at
 
     settings = settings_of(**given)
     configure_logging("warning", settings.log_format)
@@ -125,35 +125,12 @@ def reached(
         fail(Exit.SETTINGS, str(error))
     name = name_of_database(settings)
     if settings.database_url is None and not _is_running(settings):
-        # The Postgres of a service runs. Another one must not be made.
-        if isinstance(service, Served):
-            _refuse_other_database(service, name)
-        if isinstance(service, Silent):
-            fail(
-                Exit.ANOTHER_DATABASE,
-                f"{service.reason}, so it may use another database than {name}; try again, or "
-                "give the --data-dir or --database-url that it was started with",
-            )
-        named = service_url or os.environ.get("COUNTERPOISE_URL")
-        if named and settings.data_dir is None and not data_dir_of(settings).exists():
-            fail(
-                Exit.ANOTHER_DATABASE,
-                f"no service answers at {service}, and no database is named: correct the address, "
-                "or give the --data-dir or --database-url of the service",
-            )
+        _refuse_another_postgres(settings, service, name, service_url)
     with database(settings, running_may=True) as settings:
         url, log_url = urls(settings)
         _refuse_unusable(settings)
         try:
-            used = f"no service answers at {service}"
-            if isinstance(service, Silent):
-                used = f"{service.reason}: whether it uses it is unknown"
-            elif isinstance(service, Served):
-                used = f"the service at {service.url} uses it"
-                if service.database is None:
-                    used = f"whether the service at {service.url} uses it is unknown"
-                elif service.database != migrations.asked(url, restoring.identity):
-                    _refuse_other_database(service, name)
+            used = _use_by(service, url, name)
             if migrates and settings.auto_migrate:
                 migrated(settings)
             if unfit := migrations.unfit(url, log_url):
@@ -163,6 +140,45 @@ def reached(
             fail(Exit.DATABASE, f"cannot reach the database: {error}")
         except (keys.NoSuchKey, Invalid) as error:
             fail(Exit.KEY, str(error))
+
+
+def _refuse_another_postgres(
+    settings: Settings, service: "Served | Silent | str", name: str, service_url: str | None
+) -> None:
+    """No Postgres runs in the data directory. None is made there if a service seems to have
+    another one."""
+    from broker.key_database import Served, Silent
+
+    if isinstance(service, Served):
+        _refuse_other_database(service, name)
+    if isinstance(service, Silent):
+        fail(
+            Exit.ANOTHER_DATABASE,
+            f"{service.reason}, so it may use another database than {name}; try again, or "
+            "give the --data-dir or --database-url that it was started with",
+        )
+    named = service_url or os.environ.get("COUNTERPOISE_URL")
+    if named and settings.data_dir is None and not data_dir_of(settings).exists():
+        fail(
+            Exit.ANOTHER_DATABASE,
+            f"no service answers at {service}, and no database is named: correct the address, "
+            "or give the --data-dir or --database-url of the service",
+        )
+
+
+def _use_by(service: "Served | Silent | str", url: str, name: str) -> str:
+    """For people, whether the service uses the database at `url`; another one is refused."""
+    from broker.key_database import Served, Silent
+
+    if isinstance(service, Silent):
+        return f"{service.reason}: whether it uses it is unknown"
+    if not isinstance(service, Served):
+        return f"no service answers at {service}"
+    if service.database is None:
+        return f"whether the service at {service.url} uses it is unknown"
+    if service.database != migrations.asked(url, restoring.identity):
+        _refuse_other_database(service, name)
+    return f"the service at {service.url} uses it"
 
 
 def _refuse_other_database(service: "Served", name: str) -> NoReturn:

@@ -80,7 +80,6 @@ class QueueCalls:
     async def _create(self, spec: views.QueueSpec, caller: Caller | None) -> views.QueueView:
         log = _log_of(spec)
         check_log(log)
-        width = len(parts_of(log))
         spec = replace(spec, ordered_resize=self._cuts.ordered(log, spec))
         retention = _retention_of(spec, log)
         if caller is not None:
@@ -91,36 +90,51 @@ class QueueCalls:
         if is_there:
             return await self._made_before(spec, log, retention)
         owner = await self._readers.owner(log, but=spec.name)
+        commit, keys = await self._planned(spec, log, owner, retention, caller)
+        with store_available():
+            try:
+                await self._store.create(commit)
+            except NameTaken:
+                return await self._made_before(spec, log, retention)
+            except LogTrimmed:
+                raise LogMoved from None
+        queue = commit.queue
+        if has_owner(log) and owner is None:
+            await self._make_log(queue, keys, caller)
+        view = queue_view(queue)
+        self._replica.adopt(queue)
+        if _awaits_cuts(queue, owner):
+            await self._cuts.settle(spec.name)
+        return view
+
+    async def _planned(
+        self,
+        spec: views.QueueSpec,
+        log: str,
+        owner: views.QueueView | None,
+        retention: Retention | None,
+        caller: Caller | None,
+    ) -> tuple[Commit, Mapping[int, str] | None]:
+        """The new queue as it is to be stored, and the keys of its first partitions, if it is
+        dynamic. `owner`: the queue whose log it follows."""
         # Before the log is asked for anything. The queue's own log is made after it.
         fences = await self._trims.fences(log, spec.name)
         first = await roots_of(spec, log, owner, self._logs.ranges)
         roots = first.partitions
         ends = await self._ends(log, owner) if spec.start == "latest" else {}
-        settings = Settings(
-            partition_count=0 if roots else await self._first_count(spec, log, owner),
-            access_type=spec.access_type,
-            rebalance_delay=spec.rebalance_delay,
-            max_handoff_time=spec.max_handoff_time,
-            max_warmup_time=spec.max_warmup_time,
-            max_concurrent_handoffs=spec.max_concurrent_handoffs,
-            log=log,
-            start=spec.start,
-            ordered_resize=bool(spec.ordered_resize),
-            partitioning=spec.partitioning,
-            aligned=width,
-            mirror_group=spec.mirror_group,
-            retention_seconds=retention.seconds if retention else None,
-            retention_bytes=retention.most_bytes if retention else None,
-        )
+        count = 0 if roots else await self._first_count(spec, log, owner)
         clock = self._replica.clock
+        settings = _settings_of(spec, log, count, retention)
         queue = Queue(str(uuid4()), spec.name, settings, clock.now())
         queue.outage_seen = clock.outage_id
-        count = settings.partition_count
-        if not roots and (owner is not None or width > 1):
+        if not roots and (owner is not None or settings.aligned > 1):
             count = await self._held_count(log, count, owner)
-        awaits_cuts = settings.ordered_resize and owner is not None
         entry = create(
-            queue, uuid4().hex, partition_count=count, roots=roots, awaits_cuts=awaits_cuts
+            queue,
+            uuid4().hex,
+            partition_count=count,
+            roots=roots,
+            awaits_cuts=_awaits_cuts(queue, owner),
         )
         positions = await self._given_positions(spec, log, owner, queue)
         act = act_of(caller, "create_queue", spec.name)
@@ -136,20 +150,7 @@ class QueueCalls:
             commit.first_positions = {one: ends.get(one, EARLIEST) for one in queue.partitions}
         else:
             commit.first_positions = positions
-        with store_available():
-            try:
-                await self._store.create(commit)
-            except NameTaken:
-                return await self._made_before(spec, log, retention)
-            except LogTrimmed:
-                raise LogMoved from None
-        if has_owner(log) and owner is None:
-            await self._make_log(queue, first.keys or None, caller)
-        view = queue_view(queue)
-        self._replica.adopt(queue)
-        if awaits_cuts:
-            await self._cuts.settle(spec.name)
-        return view
+        return commit, first.keys or None
 
     async def _made_before(
         self, spec: views.QueueSpec, log: str, retention: Retention | None
@@ -525,6 +526,25 @@ _AS_GIVEN = (
     "mirror_group",
 )
 _RETENTION = frozenset({"retention_seconds", "retention_bytes"})
+
+
+def _settings_of(
+    spec: views.QueueSpec, log: str, count: int, retention: Retention | None
+) -> Settings:
+    given = {name: getattr(spec, name) for name in _AS_GIVEN}
+    return Settings(
+        count,
+        log=log,
+        aligned=len(parts_of(log)),
+        retention_seconds=retention.seconds if retention else None,
+        retention_bytes=retention.most_bytes if retention else None,
+        **given,
+    )
+
+
+def _awaits_cuts(queue: Queue, owner: views.QueueView | None) -> bool:
+    """Whether the cuts of the log that the new queue follows are to be read."""
+    return queue.settings.ordered_resize and owner is not None
 
 
 def _retention_of(spec: views.QueueSpec, log: str) -> Retention | None:

@@ -60,9 +60,25 @@ class _Grants:
 
 
 def _release(draft: Draft, flow: Flow, item: c.ReleaseItem, grants: _Grants) -> Result:
+    queue = draft.queue
     if item.partition in grants:
         grants.make()
-    queue = draft.queue
+    without_effect = _refuse_release(queue, flow, item)
+    if without_effect is not None:
+        return without_effect
+    partition = queue.partitions[item.partition]
+    if item.finished and queue.lineage is not None:
+        grants.make()
+        return Result(item.partition, _end(draft, flow, item))
+    if item.reaches is not None:
+        grants.make()
+        cuts.reach(draft, [item.partition], item.reaches)
+    _let_go(draft, flow, partition, grants, finished=item.finished)
+    return Result(item.partition, Outcome.OK)
+
+
+def _refuse_release(queue: Queue, flow: Flow, item: c.ReleaseItem) -> Result | None:
+    """The outcome if nothing is to be done: the item is refused, or a repetition."""
     partition = queue.partitions.get(item.partition)
     if partition is None:
         return Result(item.partition, Outcome.NO_SUCH_PARTITION)
@@ -75,45 +91,51 @@ def _release(draft: Draft, flow: Flow, item: c.ReleaseItem, grants: _Grants) -> 
         return refusal
     if partition.is_let_go:
         return Result(item.partition, Outcome.OK)
-    revoking = partition.state is State.REVOKING
-    if item.finished and not (partition.retiring or queue.lineage is not None):
+    if item.finished:
+        allowed = partition.retiring or queue.lineage is not None
+    else:
+        allowed = partition.state is State.REVOKING or flow.draining
+    if not allowed:
         return Result(item.partition, Outcome.NOT_REVOKING)
-    if item.against is not None:
-        return Result(item.partition, item.against)
-    if item.finished and queue.lineage is not None:
+    return None if item.against is None else Result(item.partition, item.against)
+
+
+def _let_go(
+    draft: Draft, flow: Flow, partition: Partition, grants: _Grants, *, finished: bool
+) -> None:
+    """The owner lets the partition go, and with the last one of its group all of the group: it is
+    its successor's, or removed, or nobody's."""
+    queue = draft.queue
+    group = queue.group(partition.number)
+    if not all(queue.partitions[each].is_let_go for each in group if each != partition.number):
         grants.make()
-        outcome = record_children(draft, item.children)
-        if outcome is Outcome.OK:
-            finish(draft, partition, flow.id)
-        return Result(item.partition, outcome)
-    if not (item.finished or revoking or flow.draining):
-        return Result(item.partition, Outcome.NOT_REVOKING)
-    if item.reaches is not None:
-        grants.make()
-        cuts.reach(draft, [item.partition], item.reaches)
-    group = queue.group(item.partition)
-    if not all(queue.partitions[other].is_let_go for other in group if other != item.partition):
-        grants.make()
-        draft.emit(r.ReleasedInPart(item.partition))
-        return Result(item.partition, Outcome.OK)
-    handoff = queue.handoffs.get(item.partition)
+        draft.emit(r.ReleasedInPart(partition.number))
+        return
+    handoff = queue.handoffs.get(partition.number)
+    has_to = partition.state is State.REVOKING or flow.draining
     # A flow that has to let the group go anyway may not have finished all of it.
-    finished = item.finished and (len(group) == 1 or not (revoking or flow.draining))
-    if not finished and handoff is not None and handoff.successor is not None:
-        for each in group:
-            grants.add(queue.partitions[each], handoff.successor)
-        return Result(item.partition, Outcome.OK)
-    grants.make()
-    if finished:
+    if finished and (len(group) == 1 or not has_to):
+        grants.make()
         remove(draft, tuple(group), "finished")
         cuts.due_at_once(draft)
+    elif handoff is not None and handoff.successor is not None:
+        for each in group:
+            grants.add(queue.partitions[each], handoff.successor)
     else:
+        grants.make()
         if partition.state is State.WARMING:
             # The successor has left, and no other was named yet.
             draft.emit(r.HandoffsCalledOff(tuple(group)))
         for each in group:
             draft.emit(r.Released(each, flow.id, draft.now))
-    return Result(item.partition, Outcome.OK)
+
+
+def _end(draft: Draft, flow: Flow, item: c.ReleaseItem | c.ChildrenItem) -> Outcome:
+    """A partition of a dynamic queue is finished, with what comes after it."""
+    outcome = record_children(draft, item.children)
+    if outcome is Outcome.OK:
+        finish(draft, draft.queue.partitions[item.partition], flow.id)
+    return outcome
 
 
 def _refuse(partition: Partition, flow: Flow, epoch: int) -> Result | None:
@@ -157,10 +179,9 @@ def _report(draft: Draft, flow: Flow, item: c.ChildrenItem) -> Result:
     key = lineage_of(queue).nodes[item.partition].key
     if not all(key in child.parents for child in item.children):
         return Result(item.partition, Outcome.CONFLICTING_CHILD)
-    outcome = record_children(draft, item.children)
-    if outcome is Outcome.OK and item.finished and not done:
-        finish(draft, partition, flow.id)
-    return Result(item.partition, outcome)
+    if item.finished and not done:
+        return Result(item.partition, _end(draft, flow, item))
+    return Result(item.partition, record_children(draft, item.children))
 
 
 def ready(command: c.Ready, draft: Draft) -> tuple[Result, ...]:

@@ -340,68 +340,22 @@ class Coordinator:
 
     async def _transact(self, queue: Queue, submissions: list[Submission]) -> None:
         """Decides and commits what was submitted and is due; what it did not get to waits again."""
-        spared = frozenset(
-            submission.renews for submission in submissions if submission.renews is not None
-        )
-        superseded: frozenset[Superseded] = frozenset()
-        advance, late_seconds = False, iter(LATE_SECONDS)
-        within = next(late_seconds)
-        while True:
-            advance, self._advance = advance or self._advance, False
-            overdue = within > LATE_SECONDS[0]
-            known = None if advance or overdue else self._clock.fresh_now()
-            # What is due is done by a time that was just read.
-            if known is None or (self._wake_at is not None and self._wake_at <= known):
-                due, now = True, (await self._clock.read(self._store)).now
-            else:
-                due, now = False, known
-            positions: Positions = {}
+        tries, done = _Tries(submissions), None
+        while done is None:
+            tries.advance, self._advance = tries.advance or self._advance, False
+            now, due = await self._time(tries)
             transaction = Transaction(queue, now, self._new_id(), self._wake_at)
             self._uncommitted = True
             try:
-                outage = self._clock.outage
-                if outage is not None and outage.id > queue.outage_seen:
-                    await self._move_deadlines(transaction, outage)
-                if due:
-                    await self._do_what_is_due(transaction, spared)
-                answers = await transaction.answers(submissions, superseded)
-                if transaction.commit.entries:
-                    watched, gathered = self.notifier.watches, self._renewals.gathered
-                    commit = transaction.finish(within, watched, gathered)
-                    with self.notifier.committing(), self._renewals.by_commit(commit):
-                        positions = await self._commit(commit)
-                elif (submissions and await self._replay_missed(queue)) or not await write(
-                    self._store, transaction.unrecorded
-                ):
-                    continue
-                else:
-                    await renew(self._store, transaction.renewed)
-                    await self._store.keys.record(transaction.commit.acts)
-                break
-            except Conflict:
+                done = await self._try(transaction, submissions, tries, due=due)
+            except BaseException as error:
                 transaction.take_back()
-                await self._replay_missed(queue)
-            except Overdue:
-                transaction.take_back()
-                within = next(late_seconds, 0.0)
-                if not within:
-                    raise StoreUnavailable("commits take too long") from None
-            except LeaseRenewed as renewed:
-                transaction.take_back()
-                spared |= renewed.flow_ids
-            except LogTrimmed:
-                transaction.take_back()
-                transaction.refuse_fenced()
-            except PositionSuperseded as error:
-                transaction.take_back()
-                late = transaction.late(error.partitions)
-                assert not late <= superseded, "a position is behind that was not written"
-                superseded |= late
-            except BaseException:
-                transaction.take_back()
-                raise
+                tries.learn(error, transaction)
+                if isinstance(error, Conflict):
+                    await self._replay_missed(queue)
             finally:
                 self._uncommitted = False
+        answers, positions = done
         self.notifier.keep(positions)
         self._submissions[:0], submissions[len(answers) :] = submissions[len(answers) :], []
         # Answers go before notices: a flow that has bound waits for what follows then.
@@ -417,6 +371,42 @@ class Coordinator:
         if self._submissions or self._reads:
             # Views are made before the next transaction keeps them waiting.
             await asyncio.sleep(0)
+
+    async def _time(self, tries: _Tries) -> tuple[float, bool]:
+        """The time to decide at, and whether what is due is done: by a time that was just read."""
+        known = None if tries.advance or tries.overdue else self._clock.fresh_now()
+        if known is None or (self._wake_at is not None and self._wake_at <= known):
+            return (await self._clock.read(self._store)).now, True
+        return known, False
+
+    async def _try(
+        self,
+        transaction: Transaction,
+        submissions: Sequence[Submission],
+        tries: _Tries,
+        *,
+        due: bool,
+    ) -> tuple[Sequence[Any], Positions] | None:
+        """The answers and the positions that came back with the commit. None: nothing is to be
+        committed, but other replicas have committed what the answers do not know."""
+        queue, outage = transaction.queue, self._clock.outage
+        if outage is not None and outage.id > queue.outage_seen:
+            await self._move_deadlines(transaction, outage)
+        if due:
+            await self._do_what_is_due(transaction, tries.spared)
+        answers = await transaction.answers(submissions, tries.superseded)
+        if transaction.commit.entries:
+            watched, gathered = self.notifier.watches, self._renewals.gathered
+            commit = transaction.finish(tries.within, watched, gathered)
+            with self.notifier.committing(), self._renewals.by_commit(commit):
+                return answers, await self._commit(commit)
+        if submissions and await self._replay_missed(queue):
+            return None
+        if not await write(self._store, transaction.unrecorded):
+            return None
+        await renew(self._store, transaction.renewed)
+        await self._store.keys.record(transaction.commit.acts)
+        return answers, {}
 
     async def _move_deadlines(self, transaction: Transaction, latest: Outage) -> None:
         """Before anything else, the deadlines get back all the time in which nobody served, and
@@ -448,6 +438,45 @@ class Coordinator:
             if flow_id in queue.flows and flow_id not in spared and flow_id not in self._renewals:
                 transaction.expire(flow_id, expiry.seen_at.get(flow_id))
         transaction.decide(c.Advance(expiry.seen_at))
+
+
+class _Tries:
+    """What the tries to commit some submissions have learned, each for the next one."""
+
+    def __init__(self, submissions: Iterable[Submission]) -> None:
+        self.spared = frozenset(one.renews for one in submissions if one.renews is not None)
+        """The flows whose leases are not over."""
+        self.superseded: frozenset[Superseded] = frozenset()
+        self.advance = False
+        self._late_seconds = iter(LATE_SECONDS)
+        self.within = next(self._late_seconds)
+        """How long the commit may take."""
+
+    @property
+    def overdue(self) -> bool:
+        """Whether a commit took too long."""
+        return self.within > LATE_SECONDS[0]
+
+    def learn(self, error: BaseException, transaction: Transaction) -> None:
+        """Why the transaction, which was taken back, was not committed. Raises what no further try
+        can mend."""
+        match error:
+            case Conflict():
+                pass
+            case Overdue():
+                self.within = next(self._late_seconds, 0.0)
+                if not self.within:
+                    raise StoreUnavailable("commits take too long") from None
+            case LeaseRenewed():
+                self.spared |= error.flow_ids
+            case LogTrimmed():
+                transaction.refuse_fenced()
+            case PositionSuperseded():
+                late = transaction.late(error.partitions)
+                assert not late <= self.superseded, "a position is behind that was not written"
+                self.superseded |= late
+            case _:
+                raise error
 
 
 def _outage_seen(entry: Entry) -> int:
