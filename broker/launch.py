@@ -26,11 +26,9 @@ from broker.postgres import checks, migrations, restoring, schema
 from broker.postgres.connections import DatabaseUnreachable
 from broker.postgres.embedded import (
     DataDirectoryInUse,
-    DataDirectoryOfAnotherVersion,
-    DataDirectoryUnwritable,
+    DataDirectoryUnusable,
     EmbeddedPostgres,
     EmbeddedPostgresError,
-    NotForThisStart,
     default_data_dir,
     url_of_running,
 )
@@ -44,12 +42,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("launch")
 
-OF_DIRECTORY = (
-    DataDirectoryInUse,
-    DataDirectoryOfAnotherVersion,
-    DataDirectoryUnwritable,
-    NotForThisStart,
-)
 # By name, because the HTTP service imports the broker and never the other way round.
 SERVER = "api.server:run"
 
@@ -288,7 +280,10 @@ def database(settings: Settings, *, running_may: bool = False) -> Iterator[Setti
 
 
 def fail_to_start(error: EmbeddedPostgresError) -> NoReturn:
-    fail(Exit.DATA_DIRECTORY if isinstance(error, OF_DIRECTORY) else Exit.DATABASE, str(error))
+    fail(
+        Exit.DATA_DIRECTORY if isinstance(error, DataDirectoryUnusable) else Exit.DATABASE,
+        str(error),
+    )
 
 
 def _embedded(settings: Settings, url: str) -> Settings:

@@ -19,6 +19,14 @@ class CounterpoiseError(Exception):
     code: str = "error"
 
 
+class CommandRefused(CounterpoiseError):
+    """A command cannot do what it was asked to, as things are; `code` says why, for programs."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 class InvalidUrl(CounterpoiseError):
     """The address of the service is not an http:// or https:// URL, or its proxy cannot be used."""
 

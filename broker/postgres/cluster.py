@@ -27,12 +27,8 @@ from broker.postgres.binaries import OURSELVES, Binaries, EmbeddedPostgresError
 USER = DATABASE = "counterpoise"
 
 
-class DataDirectoryOfAnotherVersion(EmbeddedPostgresError):
-    """The data directory was made by another major version of Postgres."""
-
-
-class PostgresDidNotStart(EmbeddedPostgresError):
-    """Postgres ended, or did not become ready, during the start."""
+class DataDirectoryUnusable(EmbeddedPostgresError):
+    """The data directory cannot be written, is of another version, or not for this start."""
 
 
 class Cluster:
@@ -53,7 +49,7 @@ class Cluster:
         It is made under another name and renamed when complete, so that an interrupted start
         leaves no incomplete cluster.
 
-        Raises PostgresDidNotStart.
+        Raises EmbeddedPostgresError.
         """
         unfinished = Cluster(
             self.path.with_name(self.path.name + ".new"),
@@ -89,18 +85,18 @@ class Cluster:
         Call it only while the lock of `lock_fd` is held: then no Postgres runs on the cluster, even
         if the number in `postmaster.pid` belongs to a running process.
 
-        Raises DataDirectoryOfAnotherVersion.
+        Raises DataDirectoryUnusable.
         """
         version = (self.path / "PG_VERSION").read_text("ascii").strip()
         if version != str(self._binaries.major):
-            raise DataDirectoryOfAnotherVersion(
+            raise DataDirectoryUnusable(
                 f"{self.path} was made by Postgres {version}, and this is Postgres "
                 f"{self._binaries.version}; dump and restore it, or give another --data-dir"
             )
         (self.path / "postmaster.pid").unlink(missing_ok=True)
 
     def set_password(self, password: str) -> None:
-        """Set the owner's password; Postgres must not run. Raises PostgresDidNotStart."""
+        """Set the owner's password; Postgres must not run. Raises EmbeddedPostgresError."""
         self._execute(f"ALTER ROLE {USER} PASSWORD '{password}'")
 
     def launch(self, settings: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -139,12 +135,14 @@ class Cluster:
             try:
                 code = process.wait(self._limit_seconds)
             except subprocess.TimeoutExpired:
-                raise PostgresDidNotStart(f"{program} took over {self._limit_seconds} s") from None
+                raise EmbeddedPostgresError(
+                    f"{program} took over {self._limit_seconds} s"
+                ) from None
             finally:
                 end(process)
             if code != 0:
                 log.seek(0)
-                raise PostgresDidNotStart(f"{program} failed: {telling_line(log.read())}")
+                raise EmbeddedPostgresError(f"{program} failed: {telling_line(log.read())}")
 
     def _spawn(
         self, program: str, arguments: Sequence[str], stdin: int, log: IO[bytes]

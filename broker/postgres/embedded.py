@@ -50,8 +50,6 @@ from types import TracebackType
 from broker.postgres.binaries import (
     Binaries,
     EmbeddedPostgresError,
-    PostgresNotInstalled,
-    PostgresNotRunnable,
     account_for,
     find_binaries,
     unknown_user,
@@ -60,8 +58,7 @@ from broker.postgres.cluster import (
     DATABASE,
     USER,
     Cluster,
-    DataDirectoryOfAnotherVersion,
-    PostgresDidNotStart,
+    DataDirectoryUnusable,
     end,
     telling_line,
 )
@@ -69,14 +66,9 @@ from broker.postgres.logins import MOST_LOGINS
 
 __all__ = [
     "DataDirectoryInUse",
-    "DataDirectoryOfAnotherVersion",
-    "DataDirectoryUnwritable",
+    "DataDirectoryUnusable",
     "EmbeddedPostgres",
     "EmbeddedPostgresError",
-    "NotForThisStart",
-    "PostgresDidNotStart",
-    "PostgresNotInstalled",
-    "PostgresNotRunnable",
     "default_data_dir",
     "url_of_running",
 ]
@@ -125,16 +117,8 @@ SETTINGS: Mapping[str, str] = {
 LOG_BYTES = 16 * 1024 * 1024
 
 
-class DataDirectoryInUse(EmbeddedPostgresError):
+class DataDirectoryInUse(DataDirectoryUnusable):
     """Another service is using the data directory."""
-
-
-class DataDirectoryUnwritable(EmbeddedPostgresError):
-    """The data directory cannot be created, read or written."""
-
-
-class NotForThisStart(EmbeddedPostgresError):
-    """A restore into a data directory with a database, or a service on one with half a restore."""
 
 
 class _PortTaken(Exception):
@@ -144,7 +128,7 @@ class _PortTaken(Exception):
 def default_data_dir() -> Path:
     """The user's data directory: `counterpoise` in $XDG_DATA_HOME, else in ~/.local/share.
 
-    Raises PostgresNotRunnable for a user without a home directory, who is in no user database.
+    Raises EmbeddedPostgresError for a user without a home directory, who is in no user database.
     """
     base = os.environ.get("XDG_DATA_HOME", "")
     try:
@@ -208,8 +192,7 @@ class EmbeddedPostgres:
 
         Call it from the main thread: Postgres ends when the thread that started it ends.
 
-        Raises DataDirectoryInUse, DataDirectoryUnwritable, DataDirectoryOfAnotherVersion,
-        NotForThisStart, PostgresDidNotStart, PostgresNotInstalled, PostgresNotRunnable; each is
+        Raises DataDirectoryUnusable, DataDirectoryInUse, EmbeddedPostgresError; each is
         one line that says what to do.
         """
         assert threading.current_thread() is threading.main_thread(), "not the main thread"
@@ -218,7 +201,7 @@ class EmbeddedPostgres:
     def restart(self) -> str:
         """Start it again after it has ended by itself, as `start` does.
 
-        On the same port, because clients know it: PostgresDidNotStart while another program has
+        On the same port, because clients know it: EmbeddedPostgresError while another program has
         the port. Call it from a thread that lives until `stop`: Postgres ends with that thread.
         """
         # The resources of the ended one.
@@ -308,7 +291,7 @@ class EmbeddedPostgres:
         """Called with the locks held, before anything is made."""
         restoring = self.data_dir / RESTORING
         if restoring.exists() and not self._cluster.exists():
-            raise NotForThisStart(
+            raise DataDirectoryUnusable(
                 f"a restore into the data directory {self.data_dir} did not finish; run "
                 f"'counterpoise restore' again, or remove {restoring} to begin with no data"
             )
@@ -319,9 +302,9 @@ class EmbeddedPostgres:
         self._held.callback(os.close, descriptor)
         return descriptor
 
-    def _unwritable(self, error: OSError) -> DataDirectoryUnwritable:
+    def _unwritable(self, error: OSError) -> DataDirectoryUnusable:
         where = f" ({error.filename})" if error.filename else ""
-        return DataDirectoryUnwritable(
+        return DataDirectoryUnusable(
             f"the data directory {self.data_dir} cannot be used: {error.strerror or error}{where}; "
             "give another --data-dir"
         )
@@ -349,7 +332,7 @@ class EmbeddedPostgres:
                 raise _PortTaken
             self._launch(cluster, self._port, self._new_log())
         except _PortTaken:
-            raise PostgresDidNotStart(
+            raise EmbeddedPostgresError(
                 f"port {self._port} on {HOST} is taken by another program"
             ) from None
         return self._port
@@ -365,7 +348,7 @@ class EmbeddedPostgres:
                 self._launch(cluster, port, log)
                 _write_private(port_file, str(port))
                 return port
-        raise PostgresDidNotStart(f"no port stayed free on {HOST} until Postgres listened on it")
+        raise EmbeddedPostgresError(f"no port stayed free on {HOST} until Postgres listened on it")
 
     def _new_log(self) -> Path:
         if self._log.exists():
@@ -384,11 +367,11 @@ class EmbeddedPostgres:
                 said = log_file.read_bytes()[began:]
                 if b"could not create any TCP/IP sockets" in said:
                     raise _PortTaken
-                raise PostgresDidNotStart(
+                raise EmbeddedPostgresError(
                     f"Postgres ended while starting: {telling_line(said)} (see {log_file})"
                 )
             if time.monotonic() > give_up:
-                raise PostgresDidNotStart(
+                raise EmbeddedPostgresError(
                     f"Postgres was not ready within {self._start_seconds} s (see {log_file})"
                 )
             time.sleep(0.01)
@@ -447,4 +430,4 @@ def _free_port(wanted: int) -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((HOST, port))
             return int(probe.getsockname()[1])
-    raise PostgresDidNotStart(f"no port is free on {HOST}")
+    raise EmbeddedPostgresError(f"no port is free on {HOST}")

@@ -33,7 +33,7 @@ from counterpoise.cli.options import json_option, queue_argument, url_option
 from counterpoise.cli.output import counted, print_json
 from counterpoise.cli.tables import console, table
 from counterpoise.client import Client
-from counterpoise.errors import CounterpoiseError
+from counterpoise.errors import CommandRefused
 from counterpoise.logs import LogError, open_log
 from counterpoise.logs.address import ENVIRONMENT, kind_of
 
@@ -47,24 +47,6 @@ _REMEDIES = {
     "offset": "set another offset of the group (kafka-consumer-groups --reset-offsets)",
     "position": "set another position ('counterpoise positions set')",
 }
-
-
-class NoOffsets(CounterpoiseError):
-    """The consumer group has no offset in the topic."""
-
-    code = "no_offsets"
-
-
-class BeyondEnd(CounterpoiseError):
-    """An offset or a position is beyond the end of its partition."""
-
-    code = "beyond_end"
-
-
-class SideActive(CounterpoiseError):
-    """The group or the queue has consumers at work, which would commit meanwhile."""
-
-    code = "side_active"
 
 
 @dataclass(frozen=True)
@@ -132,8 +114,8 @@ class Transfer:
 def offsets_of_group(log: str, group: str, start: str, *, dry_run: bool) -> Transfer:
     """What a new queue on the log takes over if it continues where the group has stopped.
 
-    `start`: of partitions without an offset. Raises SideActive, except in a dry run, NoOffsets,
-    BeyondEnd, and LogError if this machine cannot ask the log.
+    `start`: of partitions without an offset. Raises CommandRefused, and LogError if
+    this machine cannot ask the log.
     """
     refused: list[str] = []
     with _opened(log) as opened:
@@ -141,10 +123,11 @@ def offsets_of_group(log: str, group: str, start: str, *, dry_run: bool) -> Tran
         _refuse_members(group, found.members(), refused if dry_run else None)
         offsets = found.offsets()
         if not offsets:
-            raise NoOffsets(
+            raise CommandRefused(
+                "no_offsets",
                 f"the consumer group {group!r} has no offset in topic {opened.name!r}; check the "
                 "name. Kafka forgets the offsets of a group without members after "
-                "offsets.retention.minutes (7 days)"
+                "offsets.retention.minutes (7 days)",
             )
         bounds = opened.bounds(range(opened.bounds([]).partition_count))
     given = {number: offsets.get(number) for number in bounds.ends}
@@ -201,9 +184,10 @@ def export_positions(
                 group.store({int(number): int(at) for number, at in transfer.positions.items()})
         # A bind is a revision.
         if not dry_run and client.queue(queue).revision != before.revision:
-            raise SideActive(
+            raise CommandRefused(
+                "side_active",
                 f"{queue} changed while its positions were stored, so a consumer may have worked; "
-                f"{_STOP}, and repeat the command"
+                f"{_STOP}, and repeat the command",
             )
     if as_json:
         print_json({"queue": queue, "dry_run": dry_run, **transfer.document()})
@@ -230,7 +214,7 @@ def _begins(
 ) -> list[Begin]:
     """Where the partitions begin. `missing`: of those without one, by default the first message.
 
-    Raises BeyondEnd.
+    Raises CommandRefused.
     """
     begins = []
     for partition, at in sorted(given.items()):
@@ -239,10 +223,11 @@ def _begins(
             begin = int(missing.get(partition, first))
             begins.append(Begin(partition, None, str(begin), end - begin))
         elif at > end:
-            raise BeyondEnd(
+            raise CommandRefused(
+                "beyond_end",
                 f"partition {partition} of the topic ends at {end}, and the {what} {at} is beyond "
                 "that: the topic was made anew, or a transaction is still open. Wait for the end "
-                f"of the transaction, or {_REMEDIES[what]}"
+                f"of the transaction, or {_REMEDIES[what]}",
             )
         else:
             begin = max(at, first)
@@ -267,9 +252,9 @@ def _refuse_members(group: str, members: Sequence[str], refused: list[str] | Non
 
 
 def _refuse(why: str, refused: list[str] | None) -> None:
-    """Raises SideActive; a dry run only notes it in `refused`."""
+    """Raises CommandRefused; a dry run only notes it in `refused`."""
     if refused is None:
-        raise SideActive(why)
+        raise CommandRefused("side_active", why)
     refused.append(why)
 
 

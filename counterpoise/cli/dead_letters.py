@@ -29,7 +29,7 @@ from counterpoise.cli.output import counted, print_json, say
 from counterpoise.cli.reading import TIMEOUT_SECONDS, document, messages_of, opened, text_of
 from counterpoise.cli.tables import console, table
 from counterpoise.client import Client
-from counterpoise.errors import CounterpoiseError
+from counterpoise.errors import CommandRefused
 from counterpoise.logs import Log
 from counterpoise.logs.address import kind_of, parse_log
 from counterpoise.plain import plain_line
@@ -45,12 +45,6 @@ def app() -> None:
 
 
 LONGEST_TEXT = 60
-
-
-class LettersTaken(CounterpoiseError):
-    """Another consumer takes the letters."""
-
-    code = "letters_taken"
 
 
 @app.command("list")
@@ -107,12 +101,13 @@ def show_letter(
     queue: str, partition: int, position: str, max_bytes: int, url: str | None, as_json: bool
 ) -> None:
     """Show one letter: its value, its headers, and why it could not be handled."""
-    from counterpoise.cli.letters import NoLetter
 
     with _opened(queue, url) as (log, _):
         found = next(messages_of(log, {partition: position}), None)
     if found is None or found["position"] != position:
-        raise NoLetter(f"{queue} has no message at position {position} of partition {partition}")
+        raise CommandRefused(
+            "no_letter", f"{queue} has no message at position {position} of partition {partition}"
+        )
     if as_json:
         print_json(_document(found, max_bytes))
         return
@@ -192,9 +187,10 @@ def redrive(
         _report(queue, counts, "would be sent" if dry_run else "sent", as_json)
         return
     if flows:
-        raise LettersTaken(
+        raise CommandRefused(
+            "letters_taken",
             f"{queue} is consumed by {flows[0].client_name!r}, which would take some of the "
-            f"letters: stop its consumers first ('counterpoise consumers list {queue}')"
+            f"letters: stop its consumers first ('counterpoise consumers list {queue}')",
         )
     # After a handoff a letter may come again.
     sent: dict[tuple[int, str], str] = {}

@@ -17,25 +17,13 @@ from typing import Any, Self
 from counterpoise.cli.reading import opened
 from counterpoise.client import Client
 from counterpoise.consumer.letters import Claim, claim_of, without_ours
-from counterpoise.errors import CounterpoiseError, Refused
+from counterpoise.errors import CommandRefused, Refused
 from counterpoise.logs import (
     Log,
     LogError,
     LogUnavailable,
     PositionTrimmed,
 )
-
-
-class NoLetter(CounterpoiseError):
-    """A message is no dead letter, or there is none at this place."""
-
-    code = "no_letter"
-
-
-class OriginUnconfirmed(CounterpoiseError):
-    """A letter names a queue whose log does not confirm that it comes from there."""
-
-    code = "origin_unconfirmed"
 
 
 class Origins:
@@ -66,25 +54,27 @@ class Origins:
     def target(self, row: Mapping[str, Any]) -> str:
         """The queue to which a letter goes, a row of MESSAGE_SCHEMA.
 
-        Raises NoLetter, OriginUnconfirmed, and LogUnavailable while the origin's log is away.
+        Raises CommandRefused, and LogUnavailable while the origin's log is away.
         """
         if self._to is not None:
             return self._to
         claim = claim_of(dict(row["headers"] or ()))
         place = f"position {row['position']} of partition {row['partition']} of {self._queue}"
         if claim is None:
-            raise NoLetter(
+            raise CommandRefused(
+                "no_letter",
                 f"the message at {place} is no dead letter: it does not say where it comes from. "
-                "Give --to, or pass it with 'counterpoise consume' or 'counterpoise positions set'"
+                "Give --to, or pass it with 'counterpoise consume' or 'counterpoise positions set'",
             )
         why = None if claim.queue in self._trusted else self._objection(row, claim)
         if why is not None:
-            raise OriginUnconfirmed(
+            raise CommandRefused(
+                "origin_unconfirmed",
                 f"the letter at {place} says that it comes from position {claim.position} of "
                 f"partition {claim.partition} of {claim.queue}, but {why}. Nothing was sent: see "
                 f"'counterpoise dead-letters show {self._queue} -p {row['partition']} --position "
                 f"{row['position']}'. --trust {claim.queue} sends such letters there all the same, "
-                "--to QUEUE sends all letters to one queue"
+                "--to QUEUE sends all letters to one queue",
             )
         return claim.queue
 

@@ -32,7 +32,7 @@ from counterpoise.cli.output import counted, print_json, ranges, say
 from counterpoise.cli.reading import named_value
 from counterpoise.cli.tables import PlainConsole
 from counterpoise.client import Client
-from counterpoise.errors import CounterpoiseError, ServiceUnavailable
+from counterpoise.errors import CommandRefused, ServiceUnavailable
 from counterpoise.plain import plain, plain_json, plain_line
 
 if TYPE_CHECKING:
@@ -48,12 +48,6 @@ REFRESH_SECONDS = 0.1
 key_separator_option = click.option(
     "--key-separator", help=r"The separator between key and value; \t is a tab."
 )
-
-
-class BadLine(CounterpoiseError):
-    """A line of the input cannot be published."""
-
-    code = "bad_line"
 
 
 @click.command("publish")
@@ -162,11 +156,13 @@ def _split(
         return line, key
     name, found, value = line.partition(separator)
     if not found:
-        raise BadLine(f"line {number} has no {separator.decode()!r} between key and value")
+        raise CommandRefused(
+            "bad_line", f"line {number} has no {separator.decode()!r} between key and value"
+        )
     try:
         return value, name.decode()
     except UnicodeDecodeError:
-        raise BadLine(f"line {number}: the key is not UTF-8") from None
+        raise CommandRefused("bad_line", f"line {number}: the key is not UTF-8") from None
 
 
 class PublishProgress:

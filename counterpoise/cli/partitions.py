@@ -24,7 +24,7 @@ from counterpoise.cli.output import counted, print_json
 from counterpoise.cli.tables import conditions_text, console
 from counterpoise.client import Client
 from counterpoise.documents import Json
-from counterpoise.errors import CounterpoiseError
+from counterpoise.errors import CommandRefused
 from counterpoise.plain import dot, plain, plain_line
 from counterpoise.wire import LineageNode
 
@@ -221,12 +221,10 @@ def _hottest(client: Client, queue: str, seconds: float) -> int:
     time.sleep(seconds)
     grown = {n: end - before.get(n, 0) for n, end in _ends(client, queue).items()}
     if not any(grown.values()):
-        raise NothingAppended(f"nothing was appended to {queue} in {seconds:g} s")
+        raise CommandRefused(
+            "nothing_appended", f"nothing was appended to {queue} in {seconds:g} s"
+        )
     return max(grown, key=lambda number: (grown[number], -number))
-
-
-class NothingAppended(CounterpoiseError):
-    """No partition is hotter than another one; the message says how long it was looked at."""
 
 
 def _ends(client: Client, queue: str) -> dict[int, int]:

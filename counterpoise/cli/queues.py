@@ -11,7 +11,7 @@ import click
 from counterpoise.cli.options import InOrder, finite, json_option, queue_argument, url_option
 from counterpoise.cli.output import counted, print_json, tell
 from counterpoise.client import Client
-from counterpoise.errors import CounterpoiseError, QueueUnreadable
+from counterpoise.errors import CommandRefused, CounterpoiseError, QueueUnreadable
 from counterpoise.wire import Queue
 
 if TYPE_CHECKING:
@@ -97,12 +97,6 @@ ORDERED_RESIZE = "Keep the order of each key across resizes"
 mirror_group_option = click.option(
     "--mirror-group", metavar="GROUP", help="Mirror them into this group."
 )
-
-
-class MessagesUnprocessed(CounterpoiseError):
-    """The queue has messages that no consumer has processed."""
-
-    code = "messages_unprocessed"
 
 
 def _given(**settings: Any) -> dict[str, Any]:
@@ -431,11 +425,14 @@ def delete_queue(queue: str, force: bool, url: str | None, as_json: bool) -> Non
         if loss:
             if consumers:
                 bound = counted(consumers, "bound consumer")
-                raise MessagesUnprocessed(
-                    f"{queue} has {bound}, and {loss}; stop them first, or delete with --force"
+                raise CommandRefused(
+                    "messages_unprocessed",
+                    f"{queue} has {bound}, and {loss}; stop them first, or delete with --force",
                 )
             if not _for_people():
-                raise MessagesUnprocessed(f"{queue} has {loss}; --force deletes it nevertheless")
+                raise CommandRefused(
+                    "messages_unprocessed", f"{queue} has {loss}; --force deletes it nevertheless"
+                )
             click.confirm(f"{queue} has {loss}. Delete it?", abort=True, err=True)
         client.delete_queue(queue, force)
     if as_json:

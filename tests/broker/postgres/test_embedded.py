@@ -27,13 +27,9 @@ from broker.postgres import embedded
 from broker.postgres.binaries import OURSELVES, account_for, find_binaries, installed_wheel
 from broker.postgres.embedded import (
     DataDirectoryInUse,
-    DataDirectoryOfAnotherVersion,
-    DataDirectoryUnwritable,
+    DataDirectoryUnusable,
     EmbeddedPostgres,
     EmbeddedPostgresError,
-    PostgresDidNotStart,
-    PostgresNotInstalled,
-    PostgresNotRunnable,
     default_data_dir,
 )
 from broker.postgres.keeper import PostgresKeeper
@@ -337,7 +333,7 @@ def test_a_directory_of_another_version_is_refused(made: Path) -> None:
     with EmbeddedPostgres(made):
         pass
     (made / "postgres" / "PG_VERSION").write_text("11\n")
-    with pytest.raises(DataDirectoryOfAnotherVersion, match=r"made by Postgres 11.*this is"):
+    with pytest.raises(DataDirectoryUnusable, match=r"made by Postgres 11.*this is"):
         EmbeddedPostgres(made).start()
     (made / "postgres" / "PG_VERSION").write_text("18\n")
     with EmbeddedPostgres(made) as url:  # a refusal holds no lock
@@ -346,7 +342,7 @@ def test_a_directory_of_another_version_is_refused(made: Path) -> None:
 
 @pytest.mark.parametrize("place", ["/proc/counterpoise", "/dev/null/counterpoise"])
 def test_a_directory_that_cannot_be_made_is_named(place: str) -> None:
-    with pytest.raises(DataDirectoryUnwritable, match=f"{place} cannot be used") as refusal:
+    with pytest.raises(DataDirectoryUnusable, match=f"{place} cannot be used") as refusal:
         EmbeddedPostgres(Path(place)).start()
     assert "\n" not in str(refusal.value)
 
@@ -355,7 +351,7 @@ def test_a_directory_that_cannot_be_written_to_is_named(data_dir: Path) -> None:
     data_dir.mkdir()
     # Root may write anywhere, but not where a directory is in the way.
     (data_dir / "service.lock").mkdir()
-    with pytest.raises(DataDirectoryUnwritable, match="cannot be used"):
+    with pytest.raises(DataDirectoryUnusable, match="cannot be used"):
         EmbeddedPostgres(data_dir).start()
 
 
@@ -363,7 +359,7 @@ def test_a_directory_that_cannot_be_written_to_is_named(data_dir: Path) -> None:
 def test_the_error_contains_the_message_of_postgres(made: Path) -> None:
     with EmbeddedPostgres(made):
         pass
-    with pytest.raises(PostgresDidNotStart, match=r"no_such_setting.*postgres\.log"):
+    with pytest.raises(EmbeddedPostgresError, match=r"no_such_setting.*postgres\.log"):
         EmbeddedPostgres(made, settings={"no_such_setting": "1"}).start()
 
 
@@ -451,7 +447,7 @@ def test_a_shared_directory_that_others_can_write_to_is_not_trusted(
 
 def test_a_missing_wheel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(PostgresNotInstalled, match="--database-url"):
+    with pytest.raises(EmbeddedPostgresError, match="--database-url"):
         find_binaries(OURSELVES)
 
 
@@ -460,7 +456,7 @@ def test_programs_that_do_not_run_here_are_named(
 ) -> None:
     monkeypatch.setattr(postgres_binaries, "installed_wheel", lambda: tmp_path)
     (tmp_path / "bin").mkdir()
-    with pytest.raises(PostgresNotRunnable, match="does not run here"):
+    with pytest.raises(EmbeddedPostgresError, match="does not run here"):
         find_binaries(OURSELVES)
 
 
