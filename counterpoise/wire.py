@@ -290,7 +290,6 @@ class LogView(Struct, frozen=True):
 
     log: str
     partition_count: int
-    start: str
     access: LogAccess | None
     log_name: str | None = None
 
@@ -304,7 +303,6 @@ class Bound(PartlyShown, frozen=True):
     flow_token: Annotated[str, Meta(pattern=TOKEN_PATTERN)]
     lease_seconds: float
     log: str
-    start: str
     update: Update
     log_access: LogAccess | None = None
     queue_id: str | None = None

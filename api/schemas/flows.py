@@ -26,7 +26,6 @@ from api.schemas.common import (
     absent,
 )
 from api.schemas.logs import LogCredentials
-from api.schemas.queues import Start
 from broker.core.model import MOST_PARTITIONS
 
 Name = Annotated[
@@ -190,7 +189,6 @@ class Bound(AnswerModel):
                     "queue_id": EXAMPLE_QUEUE_ID,
                     "lease_seconds": 10.0,
                     "log": "builtin:flights",
-                    "start": "earliest",
                     "log_access": {
                         "url": "postgresql://counterpoise_read_7:…@127.0.0.1:41000/counterpoise",
                         "expires_at": "2026-11-20T12:00:00.250Z",
@@ -213,7 +211,6 @@ class Bound(AnswerModel):
     )
     lease_seconds: float
     log: str = Field(examples=["builtin:flights"])
-    start: Start
     log_access: LogCredentials | None = Field(
         description="Credentials to read the built-in log, if the service can give them."
     )

@@ -24,7 +24,6 @@ from api.schemas.common import (
     left_out,
     moment,
 )
-from api.schemas.queues import Start
 from broker.core.model import MOST_PARTITIONS
 
 
@@ -132,7 +131,6 @@ class LogAccess(AnswerModel):
         description="The built-in log's name; null for other logs.", examples=["flights"]
     )
     partition_count: int = Field(description="An append has to name this count.")
-    start: Start
     access: LogCredentials | None = Field(
         description="Null when the log is not built in, or the service may not create roles in its "
         "database: the consumer then has to bring its own credentials."

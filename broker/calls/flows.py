@@ -90,9 +90,7 @@ class FlowCalls:
     async def _bind(self, coordinator: Coordinator, command: c.Bind) -> BoundView:
         flow_id, token = command.flow_id, secrets.token_urlsafe(32)
         token_hash = digest(token)
-        log, start = await coordinator.read(
-            lambda queue: (queue.settings.log, queue.settings.start)
-        )
+        log = await coordinator.read(lambda queue: queue.settings.log)
         access = await self._access.make(
             log,
             Holder.flow(flow_id, coordinator.queue_id, command.key_id),
@@ -106,7 +104,6 @@ class FlowCalls:
             queue_id=coordinator.queue_id,
             lease_seconds=command.lease_seconds,
             log=log,
-            start=start,
             log_access=access,
             update=await self._views.view(BoundFlow(coordinator, flow_id)),
         )

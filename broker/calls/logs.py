@@ -47,7 +47,6 @@ class LogCalls:
             log=queue.log,
             log_name=builtin_name(queue.log),
             partition_count=queue.partition_count,
-            start=queue.start,
             access=await self._logs.access(queue.log, purpose, holder, refused=refused),
         )
 

@@ -220,9 +220,7 @@ class MonitoringCalls:
             span = spans.get(item.partition)
             if span is None:
                 return item
-            # A queue that starts at the latest position has no earlier messages to process.
-            skips = item.position is None and settings.start == "latest"
-            return replace(item, end=span.end, lag=0 if skips else span.lag)
+            return replace(item, end=span.end, lag=span.lag)
 
         return tuple(map(with_span, items))
 

@@ -156,9 +156,7 @@ class PositionCalls:
                 previous, span = before[number], spans.get(number)
                 again = skipped = None
                 if span is not None:
-                    # In a queue of an older version that starts at the latest position.
-                    is_at_end = previous is None and queue.start == "latest"
-                    left, ahead = 0 if is_at_end else span.lag, span.after(positions[number])
+                    left, ahead = span.lag, span.after(positions[number])
                     if left is not None and ahead is not None:
                         again, skipped = max(0, ahead - left), max(0, left - ahead)
                 return views.PositionSet(

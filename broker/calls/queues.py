@@ -33,7 +33,7 @@ from broker.logs.names import builtin_name, check_log, decides_count, has_owner,
 from broker.logs.ports import LogOwner, Logs
 from broker.logs.retention import DEFAULT_BYTES, DEFAULT_SECONDS, Retention
 from broker.replica.store_calls import store_available
-from broker.replica.transaction import EARLIEST, LogMoved, Submission
+from broker.replica.transaction import LogMoved, Submission
 from broker.store.ports import (
     Commit,
     FlowsBound,
@@ -127,7 +127,7 @@ class QueueCalls:
         settings = _settings_of(spec, log, count, retention)
         queue = Queue(str(uuid4()), spec.name, settings, clock.now())
         queue.outage_seen = clock.outage_id
-        if not roots and (owner is not None or settings.aligned > 1):
+        if not roots and (owner is not None or len(parts_of(log)) > 1):
             count = await self._held_count(log, count, owner)
         entry = create(
             queue,
@@ -146,10 +146,8 @@ class QueueCalls:
         commit = Commit(queue, 0, entry.commit_id, (entry,), partitions, children=roots, acts=acts)
         commit.next_deadline, commit.fences = queue.next_deadline(), fences
         if spec.start == "latest":
-            ends = {**ends, **first.begins, **positions}
-            commit.first_positions = {one: ends.get(one, EARLIEST) for one in queue.partitions}
-        else:
-            commit.first_positions = positions
+            positions = {**ends, **first.begins, **positions}
+        commit.first_positions = {n: positions[n] for n in queue.partitions if n in positions}
         return commit, first.keys or None
 
     async def _made_before(
@@ -533,7 +531,7 @@ def _settings_of(
 ) -> Settings:
     given = {name: getattr(spec, name) for name in _AS_GIVEN}
     return Settings(
-        count,
+        partition_count=count,
         log=log,
         aligned=len(parts_of(log)),
         retention_seconds=retention.seconds if retention else None,

@@ -69,7 +69,6 @@ class BoundView:
     queue_id: str
     lease_seconds: float
     log: str
-    start: str
     log_access: LogAccess | None
     update: UpdateView
 
@@ -410,7 +409,6 @@ class LogAccessView:
     log: str
     log_name: str | None
     partition_count: int
-    start: str
     access: LogAccess | None
 
 

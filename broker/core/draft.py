@@ -24,10 +24,8 @@ class Effects:
     - `left`: the flows that left, with the reason.
     - `raised`: the partitions that have a higher epoch.
     - `revokes`: whether owners are to let go, for whom a deadline runs from `now` on.
-    - `added`: the partitions that begin (again) with nobody's position: new ones, and those of
-      which the number is used again, but not those that were still retiring.
-    - `children`: those of the added that have a place in the graph of a dynamic queue; `begins`:
-      the positions at which some of them begin, as reported.
+    - `children`: partitions that were added to the graph of a dynamic queue; `begins`: the
+      positions at which some of them begin, as reported.
     - `removed`: the partitions of a dynamic queue of which only the key is remembered, with it.
     """
 
@@ -36,7 +34,6 @@ class Effects:
     left: Mapping[str, str] = field(default_factory=dict)
     raised: frozenset[int] = frozenset()
     revokes: bool = False
-    added: tuple[int, ...] = ()
     children: tuple[r.Child, ...] = ()
     begins: Mapping[int, str] = field(default_factory=dict)
     removed: Mapping[int, str] = field(default_factory=dict)
@@ -113,7 +110,6 @@ class Draft:
         self._left: dict[str, str] = {}
         self._raised: set[int] = set()
         self._revokes = False
-        self._added: list[int] = []
         self._children: list[r.Child] = []
         self.begins: dict[int, str] = {}
         self._removed: dict[int, str] = {}
@@ -171,16 +167,11 @@ class Draft:
             case r.RevokesStarted() | r.WarmupsEnded():
                 self._revokes = True
             case r.ChildrenAdded():
-                self._added += [child.partition for child in record.children]
                 self._children += record.children
             case r.FinishedRemoved():
                 assert self.queue.lineage is not None
                 nodes = self.queue.lineage.nodes
                 self._removed.update((number, nodes[number].key) for number in record.partitions)
-            case r.PartitionsAdded():
-                retiring = self.queue.retiring
-                numbers = range(record.first, record.end)
-                self._added += [number for number in numbers if number not in retiring]
 
     def _effects(self) -> Effects:
         partitions: set[int] = set()
@@ -196,7 +187,6 @@ class Draft:
             self._left,
             frozenset(self._raised),
             self._revokes,
-            tuple(self._added),
             tuple(self._children),
             self.begins,
             self._removed,

@@ -181,11 +181,6 @@ class Transaction:
         self._revokes = self._revokes or effects.revokes
         self._children += effects.children
         self._removed.update(effects.removed)
-        if self.queue.settings.start == "latest":
-            # Without a position they would start where the log ends when it is first read, and what
-            # was published before that would be lost (the contract, *Queue*, `start`).
-            added = dict.fromkeys(effects.added, EARLIEST)
-            self._first_positions.update(added)
         self._first_positions.update(effects.begins)
         return decision.answer
 
@@ -263,8 +258,8 @@ class Transaction:
             # What the change adds, and what waits for parents, begins at the earliest position.
             waiting = self.queue.lineage.waiting if self.queue.lineage else ()
             for number in (partition.number for partition in self.queue.existing()):
-                ends = {} if number in waiting else submission.begins
-                self._first_positions.setdefault(number, ends.get(number, EARLIEST))
+                if number in submission.begins and number not in waiting:
+                    self._first_positions.setdefault(number, submission.begins[number])
         # One that was removed or finished meanwhile keeps its position, as it keeps its epoch.
         self._positions.update(
             (number, position)

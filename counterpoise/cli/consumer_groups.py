@@ -176,9 +176,7 @@ def export_positions(
                 number: None if position is None else opened.number(position)
                 for number, position in positions.items()
             }
-            # In a queue of an older version that starts at the latest position.
-            missing = {} if before.raw["start"] == "earliest" else bounds.ends
-            begins = _begins("position", given, bounds.starts, bounds.ends, missing)
+            begins = _begins("position", given, bounds.starts, bounds.ends)
             transfer = Transfer(to_group, begins, refused)
             if not dry_run:
                 group.store({int(number): int(at) for number, at in transfer.positions.items()})
@@ -210,9 +208,9 @@ def _begins(
     given: Mapping[int, int | None],
     starts: Mapping[int, str],
     ends: Mapping[int, str],
-    missing: Mapping[int, str],
+    missing: Mapping[int, str] | None = None,
 ) -> list[Begin]:
-    """Where the partitions begin. `missing`: of those without one, by default the first message.
+    """Where the partitions begin. `missing`: of those without one, else the first message.
 
     Raises CommandRefused.
     """
@@ -220,7 +218,7 @@ def _begins(
     for partition, at in sorted(given.items()):
         first, end = int(starts[partition]), int(ends[partition])
         if at is None:
-            begin = int(missing.get(partition, first))
+            begin = int((missing or {}).get(partition, first))
             begins.append(Begin(partition, None, str(begin), end - begin))
         elif at > end:
             raise CommandRefused(

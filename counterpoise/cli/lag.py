@@ -82,7 +82,7 @@ def show_lag(queue: str, url: str | None, as_json: bool) -> None:
         shown.add_row(
             str(row.partition),
             row.state,
-            f"({view.start})" if row.position is None else row.position,
+            "(earliest)" if row.position is None else row.position,
             row.end,
             "not of this log" if row.lag is None else str(row.lag),
             _age_text(row),
@@ -114,7 +114,7 @@ def _behind(view: LogView, partitions: list[Partition]) -> list[PartitionLag]:
     with opened(view) as log:
         try:
             bounds = log.bounds([one.partition for one in partitions])
-            lags = {one.partition: _lag(log, view.start, one, bounds) for one in partitions}
+            lags = {one.partition: _lag(log, one, bounds) for one in partitions}
             ages = log.ages(
                 {number: str(int(bounds.ends[number]) - lag) for number, lag in lags.items() if lag}
             )
@@ -148,10 +148,7 @@ def _advice(log: str, error: LogError) -> str:
     return f"check that this machine reaches {log}, and {access}"
 
 
-def _lag(log: Log, start: str, one: Partition, bounds: Bounds) -> int | None:
-    if one.position is None and start == "latest":
-        # A queue that starts at the latest position has no earlier messages to process.
-        return 0
+def _lag(log: Log, one: Partition, bounds: Bounds) -> int | None:
     try:
         return log.backlog({one.partition: one.position}, bounds)[one.partition]
     except (PositionAhead, InvalidPosition):
@@ -180,7 +177,6 @@ def _document(queue: str, view: LogView, rows: list[PartitionLag]) -> dict[str, 
     return {
         "queue": queue,
         "log": view.log,
-        "start": view.start,
         "lag": _total(rows),
         "lag_seconds": _oldest(rows),
         "partitions": [

@@ -98,8 +98,6 @@ class Lane:
     epoch: int = field(init=False)
     key: Key = field(init=False)
     read_to: str | None = None
-    # Its start was looked up in the log and must be committed before anything is read.
-    start_pending: bool = False
     waiting: deque[Chunk] = field(default_factory=deque)
     waiting_messages: int = 0
     waiting_bytes: int = 0
@@ -350,7 +348,6 @@ class Lanes:
         return not (
             self.closed
             or lane.quarantined
-            or lane.start_pending
             or lane.waiting_messages > self._max_messages // 2
             or lane.waiting_bytes > self._share_bytes() // 2
         )
@@ -367,14 +364,11 @@ class Lanes:
                 messages = min(messages, self._limit - self.handled - waiting)
             return max(0, messages), max(1, self._share_bytes() - lane.waiting_bytes)
 
-    def begin_at(self, lane: Lane, position: str, *, commit: bool) -> None:
+    def begin_at(self, lane: Lane, position: str) -> None:
         """The lane had no position, and the log says where it starts."""
         with self._changed:
             if self._ledger.starts_at(lane.partition, lane.epoch, position):
                 lane.read_to = position
-                lane.start_pending = commit
-                if commit:
-                    self._wake_settler()
             elif lane.read_to is None:
                 lane.read_to = lane.grant.done  # a view has named it since
 
@@ -597,12 +591,9 @@ class Lanes:
         return self._limit is not None and self.handled >= self._limit
 
     def must_say(self) -> bool:
-        """Whether a commit must not wait: a lane has a start that must be committed before it is
-        read, or has reached a cut for which others wait."""
+        """Whether a commit must not wait: a lane has reached a cut for which others wait."""
         with self._changed:
-            return any(
-                lane.start_pending or lane.grant.reached_cut for lane in self._lanes.values()
-            )
+            return any(lane.grant.reached_cut for lane in self._lanes.values())
 
     def to_commit(self, *, everything: bool = False) -> tuple[CommitItem, ...]:
         """New positions to commit; `everything`: also repeat commits."""
@@ -631,9 +622,6 @@ class Lanes:
                 return
             if lane.grant.over:
                 self._drop(lane.grant)
-            elif lane.start_pending and isinstance(item, CommitItem):
-                lane.start_pending = False
-                self._wake_reader()
             elif outcome == "not_revoking":
                 self._wake_reader()
 

@@ -258,12 +258,7 @@ class Reader:
         places: list[tuple[Lane, str]] = []
         for lane in lanes:
             if lane.read_to is None:
-                latest = self._flow.start == "latest"
-                begin = (bounds.ends if latest else bounds.starts)[lane.partition]
-                # A start at the end must not be resolved again, later, by the next owner.
-                self._lanes.begin_at(lane, begin, commit=latest)
-                if latest:
-                    continue
+                self._lanes.begin_at(lane, bounds.starts[lane.partition])
             # Read once: the lane may be dropped at any time.
             if (start := lane.read_to) is not None and lane.grant.open:
                 places.append((lane, start))

@@ -317,11 +317,6 @@ class BaseFlow:
         """The queue's log, without credentials; None before the first bind."""
         return self._core.log
 
-    @property
-    def start(self) -> str | None:
-        """What a null position means: `earliest` or `latest`; None before the first bind."""
-        return self._core.start
-
     # -------------------------------------------------------------- partitions
 
     @property

@@ -272,7 +272,6 @@ class FlowCore:
         self.queue_id: str | None = None
         # From the latest bind.
         self.log: str | None = None
-        self.start: str | None = None
         self.log_access: LogAccess | None = None
         # The service's clock (Unix seconds) minus the own clock, from the latest update.
         self.clock_offset: float | None = None
@@ -320,7 +319,7 @@ class FlowCore:
         self.was_bound = True
         self.bound = bound
         self.queue_id = self.queue_id or bound.queue_id
-        self.log, self.start, self.log_access = bound.log, bound.start, bound.log_access
+        self.log, self.log_access = bound.log, bound.log_access
         self.last_error = None
         self._doubts_since = None
         self._renewed(sent_at)

@@ -277,7 +277,7 @@ class Ledger:
         return grant
 
     def starts_at(self, partition: int, epoch: int, position: str) -> bool:
-        """The log resolved the queue's `start` to `position`. False if the grant has a position."""
+        """The partition starts at `position` in the log. False if the grant has a position."""
         grant = self.held_open(partition, epoch)
         if grant is None or grant.done is not None:
             return False

@@ -18,7 +18,7 @@ def test_binding(api: httpx.Client) -> None:
     create_queue(api, "q", 2)
     consumer = bind(api, "q", lease_seconds=30)
     assert consumer.bound["lease_seconds"] == 30
-    assert (consumer.bound["log"], consumer.bound["start"]) == ("builtin:q", "earliest")
+    assert consumer.bound["log"] == "builtin:q"
     assert consumer.bound["log_access"]["url"].startswith("postgresql://")
     assert consumer.bound["queue_id"] == api.get("/queues/q").json()["id"]
     assert len(consumer.bound["flow_token"]) >= 32

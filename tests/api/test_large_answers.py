@@ -34,7 +34,7 @@ def answers(size: int) -> Iterator[tuple[type[BaseModel], Any]]:
     yield flow_schemas.FlowChangeUpdate, update(size)
     yield (
         flow_schemas.Bound,
-        views.BoundView("f", "t", "q", 5.0, TEXT, "earliest", None, update(size)),
+        views.BoundView("f", "t", "q", 5.0, TEXT, None, update(size)),
     )
     results = tuple(Result(n, Outcome.STALE_EPOCH, n or None) for n in range(size))
     yield flow_schemas.Results, views.ResultsView(results, update(3))

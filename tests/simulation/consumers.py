@@ -171,15 +171,9 @@ class Consumer(FlowShell):
         for number, owned in view.items():
             if number not in self._lanes and (number, owned.epoch) not in self._over:
                 assert bound is not None
-                position = self._begin(number, owned.position, bound.start)
+                position = int(owned.position or 0)
                 lane = Lane(number, owned.epoch, bound.flow_id, position, position)
                 self._lanes[number] = lane
-
-    def _begin(self, number: int, position: str | None, start: str | None) -> int:
-        """If there is no position, the first owner that asks the log decides what `start` means."""
-        if position is None and start == "latest":
-            return self.log.ends.get(number, 0)
-        return int(position or 0)
 
     def _take(self) -> Sequence[tuple[Lane, int]]:
         """The next messages to process, a few of each lane: (lane, position)."""

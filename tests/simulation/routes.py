@@ -123,7 +123,6 @@ async def serve(calls: Calls, call: Call[Any], checker: Checker) -> Any:
             "flow_token": bound.flow_token,
             "lease_seconds": bound.lease_seconds,
             "log": bound.log,
-            "start": bound.start,
             "update": _update(bound.update),
         }
     if call.method == "DELETE":

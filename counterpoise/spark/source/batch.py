@@ -27,11 +27,10 @@ from counterpoise.spark.source.tasks import LogPartition, log_partition
 
 @dataclass(frozen=True)
 class QueuePositions:
-    """The queue's partitions with their committed positions, and its `start`."""
+    """The queue's partitions with their committed positions."""
 
     queue: str
     committed: Mapping[int, str | None]
-    start: str
 
 
 def chosen(starting: Edge, ending: Edge, known: QueuePositions) -> list[int]:
@@ -67,10 +66,7 @@ def extents(
     for number in sorted(bounds.ends):
         first, end = bounds.starts[number], bounds.ends[number]
         done = known.committed[number]
-        begins = {"earliest": first, "committed": done}
-        if done is None:
-            begins["committed"] = first if known.start == "earliest" else end
-        start = _at(starting, number, begins)
+        start = _at(starting, number, {"earliest": first, "committed": done or first})
         # Without a commit nothing is done, so that range is empty.
         until = _at(ending, number, {"latest": end, "committed": done or start})
         _check(log, "startingPositions", number, start, end)
@@ -122,7 +118,6 @@ def _plan(client: Client, options: SourceOptions, cores: int) -> list[LogPartiti
     known = QueuePositions(
         options.queue,
         {one.partition: one.position for one in client.partitions(options.queue)},
-        access.view.start,
     )
     numbers = chosen(options.starting, options.ending, known)
     connection = QueueLog(access, options.log_url)

@@ -26,9 +26,6 @@ class BoundFlow(AccessSource, Protocol):
     def flow_ids(self) -> Sequence[str]: ...
 
     @property
-    def start(self) -> str | None: ...
-
-    @property
     def status(self) -> str: ...
 
     @property

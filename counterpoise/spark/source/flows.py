@@ -124,11 +124,6 @@ class FlowGroup:
         """The queue's log, without credentials."""
         return self._first("log")
 
-    @property
-    def start(self) -> str | None:
-        """What a null position means."""
-        return self._first("start")
-
     # ------------------------------------------------------------------ partitions
 
     @property

@@ -139,7 +139,6 @@ class OffsetPlanner:
             return None
         question = Question(
             positions,
-            self._flow.start == "latest",
             most.messages,
             self._available_now.targets,
             most.bytes,

@@ -51,16 +51,15 @@ def is_ours(planned: Slice, view: View) -> bool:
 
 @dataclass(frozen=True)
 class Question:
-    """How far to read from `positions` (None: the position that the queue's `start` names).
+    """How far to read from `positions` (None: the start of the partition).
 
-    `latest`: resolve None to the end of the log. The answer has at most `max_messages` and about
+    The answer has at most `max_messages` and about
     `max_bytes` of values in all, nothing past `targets`, if given, and nothing past the cuts at
     which partitions of the `view` have to wait. `restores`: the states to restore; `positions`
     includes those of held partitions.
     """
 
     positions: Mapping[int, str | None]
-    latest: bool = False
     max_messages: int | None = None
     targets: Mapping[int, str] | None = None
     max_bytes: int | None = None
@@ -112,8 +111,7 @@ class Answer:
     def next_question(self) -> Question | None:
         """What is asked once all of this is read, if nothing changes; None: hard to say."""
         question = self.question
-        unresolved = question.latest and None in question.positions.values()
-        if question.restores or unresolved:
+        if question.restores:
             return None
         read = {n: end for n, end in self.ends.items() if self.begins[n] != end}
         return replace(question, positions={**question.positions, **read})
@@ -147,9 +145,8 @@ def answer_to(
                 question=question,
                 invalid=invalid,
             )
-    undecided = bounds.ends if question.latest else bounds.starts
     begins = {
-        number: undecided[number] if position is None else position
+        number: bounds.starts[number] if position is None else position
         for number, position in question.positions.items()
     }
     # A micro-batch stops at the cut of an ordered resize.

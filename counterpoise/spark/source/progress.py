@@ -51,13 +51,11 @@ class Progress:
     """The state of one query's consumption.
 
     `start` is done; None until Spark has named it. `skipped` are slices that were not read.
-    `anchored` are grants whose position was resolved from `start` = latest.
     """
 
     start: Offset | None = None
     ledger: Ledger = field(default_factory=Ledger)
     skipped: set[Key] = field(default_factory=set)
-    anchored: set[Key] = field(default_factory=set)
     bounds: Bounds | None = None
     # Warm-up: owners' positions that a portion of history should reach, and those that were reached
     # (both by the owner's epoch); gaps of chains, by tenure.
@@ -158,7 +156,7 @@ class Progress:
         found: list[Restore | None] = []
         self._follow(view)
         for grant in self.ledger.grants():
-            if grant.open and grant.key not in self.anchored and self._here(grant.owned) is None:
+            if grant.open and self._here(grant.owned) is None:
                 chain = self.start.replays.get(grant.partition)
                 found.append(restore_of(grant.owned, chain, {}))
         for number, coming in sorted(warming.items()):
@@ -198,11 +196,6 @@ class Progress:
             if grant is None:
                 continue
             begins[number] = begin
-            if answer.question.latest and answer.question.positions[number] is None:
-                # The resolved position is committed, so that a later owner does not resolve
-                # "latest" again.
-                self.ledger.starts_at(*grant.key, begin)
-                self.anchored.add(grant.key)
         history = answer.history
         self.gaps.update(history.gaps)
         self.near |= history.near
@@ -301,7 +294,6 @@ class Progress:
         """Drop the memory of epochs that are over."""
         assert self.start is not None
         self.skipped &= {(number, one.epoch) for number, one in self.start.ranges.items()}
-        self.anchored &= {(number, held.epoch) for number, held in view.items()}
 
 
 class SharedProgress:

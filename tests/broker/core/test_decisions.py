@@ -70,10 +70,3 @@ class TestEffects:
     def test_positions_that_are_set_raise_epochs(self) -> None:
         orders = World.owning({"A": [0, 1]})
         assert orders.raise_epochs(1, 1).effects.raised == {1}
-
-    def test_new_partitions_begin_and_retiring_ones_go_on(self) -> None:
-        orders = World.owning({"A": [0, 1, 2]})
-        orders.resize(1)
-        orders.release("A", 2, finished=True)
-        assert orders.queue.retiring == {1}
-        assert orders.resize(4).effects.added == (2, 3)

@@ -300,17 +300,12 @@ def test_a_lane_without_a_position_begins_where_the_log_or_a_view_says():
     view.own(0, 1, position=None)
     lanes = make(view)
     looked_up, named = lanes.wanting()
-    lanes.begin_at(looked_up, "5", commit=True)
+    lanes.begin_at(looked_up, "5")
     assert (looked_up.position, looked_up.read_to) == ("5", "5")
-    assert lanes.wanting() == [named]  # The start is committed before anything is read.
     view.own(1, position="7")
     lanes.follow()
-    lanes.begin_at(named, "9", commit=True)
+    lanes.begin_at(named, "9")
     assert (named.position, named.read_to) == ("7", "7")
-    (start,) = lanes.to_commit()
-    assert start == CommitItem(0, 1, "5")
-    lanes.answered(start, "ok")
-    assert lanes.wanting() == [looked_up, named]
 
 
 def test_a_stretch_without_messages_is_passed():

@@ -20,16 +20,13 @@ def log() -> NumberLog:
     return log
 
 
-def known(start: str = "earliest") -> QueuePositions:
-    return QueuePositions("flights", {0: "25", 1: None, 2: None}, start)
+KNOWN = QueuePositions("flights", {0: "25", 1: None, 2: None})
 
 
-def ranges(
-    log: NumberLog, starting: str | None, ending: str | None, start: str = "earliest"
-) -> dict[int, tuple[int, int]]:
+def ranges(log: NumberLog, starting: str | None, ending: str | None) -> dict[int, tuple[int, int]]:
     edges = starting_edge(starting), ending_edge(ending)
-    numbers = chosen(*edges, known(start))
-    found = extents(*edges, known(start), log, log.bounds(numbers))
+    numbers = chosen(*edges, KNOWN)
+    found = extents(*edges, KNOWN, log, log.bounds(numbers))
     return {one.partition: (int(one.start), int(one.end)) for one in found}
 
 
@@ -52,13 +49,6 @@ def test_ranges(
     log: NumberLog, starting: str, ending: str, expected: dict[int, tuple[int, int]]
 ) -> None:
     assert ranges(log, starting, ending) == expected
-
-
-def test_a_queue_that_starts_at_the_latest_has_nothing_to_do_that_was_published_before(
-    log: NumberLog,
-) -> None:
-    assert ranges(log, "committed", "latest", "latest") == {0: (25, 40)}
-    assert ranges(log, "earliest", "committed", "latest") == {0: (10, 25)}
 
 
 @pytest.mark.parametrize(

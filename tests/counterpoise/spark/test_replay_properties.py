@@ -117,7 +117,7 @@ class LearningWorld(World):
             self.settle()
         positions = self.progress.wanted(asked)
         restores = self.progress.restores(asked, self.coming)
-        question = Question(positions, False, self.limit, restores=restores)
+        question = Question(positions, self.limit, restores=restores)
         answer = answer_to(question, self.log, self.log.bounds(question.partitions))
         planned = self.progress.plan(answer, asked, self.view, "me", self.coming, renews=True)
         if planned is None or not journaled:

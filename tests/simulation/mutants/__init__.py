@@ -80,7 +80,6 @@ MUTANTS = {
             granting.latest_is_where_the_first_reader_looks,
         ),
         Mutant("latest is asked when the queue is there", granting.latest_is_asked_too_late),
-        Mutant("added partitions begin at the end", granting.added_partitions_begin_at_the_end),
         Mutant("a client takes an older view", working.older_view_taken),
         Mutant("a flow that waits is not woken", working.waiting_flow_is_not_woken),
         Mutant("commits wait for the handoffs of their flow", working.commits_wait_for_handoffs),

@@ -16,7 +16,6 @@ from broker.core import records as r
 from broker.core.assignment import HandoffPlanner
 from broker.core.draft import Draft
 from broker.core.queue import Queue
-from broker.replica.transaction import Transaction
 from broker.testing.database import MemoryDatabase
 from tests.simulation.mutants.mutant import Changes
 from tests.simulation.stand_ins import replaced
@@ -141,18 +140,6 @@ def latest_is_asked_too_late() -> Changes:
         return made
 
     return [(QueueCalls, "create", create)]
-
-
-def added_partitions_begin_at_the_end() -> Changes:
-    """Messages published to them before their grant are lost."""
-    real = Transaction.decide
-
-    def decide(self, command):
-        answer = real(self, command)
-        self._first_positions.clear()
-        return answer
-
-    return [(Transaction, "decide", decide)]
 
 
 # Aligned partitions

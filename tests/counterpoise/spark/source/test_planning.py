@@ -47,15 +47,14 @@ def test_a_partition_that_ends_before_its_position_is_left_out_and_the_others_ar
     assert answer.ahead == {0: ("6", "5")}
 
 
-@pytest.mark.parametrize("latest", [False, True])
-def test_a_partition_that_begins_past_its_cut_reads_nothing_and_not_backwards(latest: bool) -> None:
-    """It has no position yet, and the log starts, or ends, past the cut at which it has to wait."""
+def test_a_partition_that_begins_past_its_cut_reads_nothing_and_not_backwards() -> None:
+    """It has no position yet, and the log starts past the cut at which it has to wait."""
     log = NumberLog(1)
     log.publish(0, 9)
     bounds = replace(log.bounds([0]), starts={0: "7"})
     owned = replace(held(0, 1), position=None, resize=1, cut="5", waits_for=(1,))
-    answer = answer_to(Question({0: None}, latest=latest, view={0: owned}), log, bounds)
-    assert answer.begins == answer.ends == {0: "9" if latest else "7"}
+    answer = answer_to(Question({0: None}, view={0: owned}), log, bounds)
+    assert answer.begins == answer.ends == {0: "7"}
 
 
 def test_a_partition_at_its_target_does_not_wait_for_a_log_that_ends_early() -> None:
@@ -103,13 +102,12 @@ def test_a_position_that_is_none_holds_up_its_own_partition_only() -> None:
         answer_to(replace(question, targets={0: "5"}), log, log.bounds([0, 1, 2]))
 
 
-def test_a_null_position_means_the_queues_start() -> None:
+def test_a_null_position_means_the_start_of_the_log() -> None:
     log = NumberLog(1)
     log.publish(0, 5)
     log.starts[0] = 2
     bounds = log.bounds([0])
     assert answer_to(Question({0: None}), log, bounds).begins == {0: "2"}
-    assert answer_to(Question({0: None}, latest=True), log, bounds).begins == {0: "5"}
 
 
 def test_targets_bound_the_ranges_and_the_limit_is_shared_below_them() -> None:

@@ -261,25 +261,6 @@ def test_a_release_whose_answer_was_lost_is_due_until_it_is_answered() -> None:
     assert not progress.todo(back).releases
 
 
-def test_the_resolved_latest_position_is_committed() -> None:
-    view = owned()
-    log = NumberLog(1)
-    log.publish(0, 7)
-    progress = after(Offset("q"), view)
-    question = Question(progress.wanted(view), latest=True)
-    assert progress.plan(answer_to(question, log, log.bounds([0])), view, view, "me") is None
-    assert progress.todo(view).commits == (CommitItem(0, 1, "7"),)
-    log.publish(0, 2)
-    assert progress.wanted(view) == {0: "7"}
-    # Nothing before it was ever processed, so no state is to be restored.
-    committed = owned(position="7")
-    assert progress.restores(committed, {}) == ()
-    progress.finished(Offset("q"), committed)
-    assert progress.restores(committed, {}) == ()
-    progress.finished(Offset("q"), owned(epoch=3, position="7", how="graceful"))
-    assert progress.anchored == set()
-
-
 def test_a_draining_flow_parts_from_all_that_is_not_in_flight() -> None:
     view = owned() | owned(partition=1)
     log = NumberLog(2)

@@ -169,7 +169,7 @@ class World:
         if released_meanwhile:
             self.settle()
         positions = self.progress.wanted(asked)
-        question = Question(positions, False, self.limit)
+        question = Question(positions, self.limit)
         answer = answer_to(question, self.log, self.log.bounds(list(positions)))
         planned = self.progress.plan(answer, asked, self.view, "me")
         if planned is None or not journaled:

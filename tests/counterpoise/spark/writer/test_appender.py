@@ -58,7 +58,7 @@ class Output:
         self.logs = MemoryLogs()
         self.logs.ensure("out", PARTITIONS)
         access = LogAccess(self.logs.access)
-        self.target = TargetQueue(LogView("builtin:out", PARTITIONS, "earliest", access))
+        self.target = TargetQueue(LogView("builtin:out", PARTITIONS, access))
 
     def write(self, *batches: pa.RecordBatch, name: str = "app") -> AppendResult:
         return append_all(self.target, ByPosition(name, FLIGHTS), batches)
