@@ -4,10 +4,13 @@ import ast
 import functools
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
+from markdown_it import MarkdownIt
 
 from counterpoise.cli.app import COMMANDS, app, load
 from tests.architecture.test_repository import ROOT, tracked_files
@@ -174,3 +177,21 @@ def test_each_diagram_has_its_picture_for_the_site() -> None:
     """Draw them anew: python -m tests.browser.diagrams."""
     names = {name_of(source) for source in diagrams()}
     assert names == {path.name for path in PICTURES.glob("diagram-*.svg")}
+
+
+def sentences(name: str) -> Iterator[str]:
+    """Those of paragraphs and lists, with one word for each piece of code."""
+    for before, token in pairwise(MarkdownIt().enable("table").parse(text(name))):
+        if token.type == "inline" and before.type == "paragraph_open":
+            kinds = {"code_inline": "code", "softbreak": " "}
+            said = "".join(kinds.get(one.type, one.content) for one in token.children or ())
+            yield from re.split(r"(?<=[.?!])\W*\s+(?=\S)", said)
+
+
+@pytest.mark.parametrize("name", ["design", "operations", "protocol"])
+def test_sentences_are_short(name: str) -> None:
+    """Readers of a second language understand them at the first reading."""
+    words = {said: len(re.findall(r"\S*\w\S*", said)) for said in sentences(f"docs/{name}.md")}
+    assert len(words) > 100
+    assert not [said for said, count in words.items() if count > 35]
+    assert mean(words.values()) <= 15

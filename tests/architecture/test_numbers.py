@@ -27,7 +27,7 @@ SAID = [
     f"a bind waits for at most {bursts.GATHER_SECONDS:g} s",
     f"| 1..{MOST_PARTITIONS} | configured count |",
     f'`"partitions": [{{"key": "root"}}]` (at most {common.MOST_ROOTS:,}) has',
-    f"number that another key has (or one more than {lineage.FARTHEST:,} above the highest)",
+    f"or is more than {lineage.FARTHEST:,} above the highest",
     f"more than {MOST_PARTITIONS:,} partitions that exist",
     f"more than {lineage.MOST_KEYS:,} keys in its life",
     f"at most {flows.MOST_NAMES:,} children and parents in all",
