@@ -295,17 +295,17 @@ class LogView(Struct, frozen=True):
 
 
 class Bound(PartlyShown, frozen=True):
-    """The answer to bind; `queue_id` is None from a service that does not send it."""
+    """The answer to bind."""
 
     hidden = frozenset({"flow_token"})
 
     flow_id: str
+    queue_id: str
     flow_token: Annotated[str, Meta(pattern=TOKEN_PATTERN)]
     lease_seconds: float
     log: str
     update: Update
     log_access: LogAccess | None = None
-    queue_id: str | None = None
 
 
 class Heartbeat(Struct, frozen=True):

@@ -292,9 +292,7 @@ class BaseFlow:
 
     @property
     def queue_id(self) -> str | None:
-        """Identifies the queue among queues of the same name. None before the first bind, or if the
-        service does not name it.
-        """
+        """Identifies the queue among queues of the same name; None before the first bind."""
         return self._core.queue_id
 
     @property

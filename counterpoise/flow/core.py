@@ -416,8 +416,8 @@ class FlowCore:
         self._leaving = None
 
     def _was_bound_elsewhere(self, bound: Bound) -> bool:
-        """Whether the name belongs to another queue than before; an older service sends no id."""
-        return None not in (self.queue_id, bound.queue_id) and self.queue_id != bound.queue_id
+        """Whether the name belongs to another queue than before."""
+        return self.queue_id not in (None, bound.queue_id)
 
     def _end(self, error: CounterpoiseError) -> None:
         """Gone for good, because of this error."""

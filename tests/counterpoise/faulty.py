@@ -71,7 +71,7 @@ class FaultyService:
         self.binds = 0
         self.lease_seconds = 3.0
         # The id of the present queue; None: a service that does not send it.
-        self.queue_id: str | None = None
+        self.queue_id = "q1"
         self.changed = threading.Condition()
         self.stopped = False
         self.unbound: set[str] = set()
@@ -117,11 +117,9 @@ class FaultyService:
             body: dict[str, Any] = {
                 "flow_id": f"f{self.binds}",
                 "flow_token": "t",
-                "start": "earliest",
+                "queue_id": self.queue_id,
             }
             body |= {"lease_seconds": self.lease_seconds, "log": "builtin:flights"}
-            if self.queue_id is not None:
-                body["queue_id"] = self.queue_id
             return Answer(201, body | {"update": self.update()})
         if path.endswith("/updates"):
             asked = dict(part.split("=") for part in query.split("&"))

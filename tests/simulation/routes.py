@@ -120,6 +120,7 @@ async def serve(calls: Calls, call: Call[Any], checker: Checker) -> Any:
         checker.showed(bound.update, began)
         return {
             "flow_id": bound.flow_id,
+            "queue_id": bound.queue_id,
             "flow_token": bound.flow_token,
             "lease_seconds": bound.lease_seconds,
             "log": bound.log,

@@ -470,17 +470,6 @@ def test_bound_again_to_another_queue_of_the_same_name_it_leaves_that_alone_and_
     assert told(flow) == []
 
 
-@pytest.mark.parametrize(("first", "second"), [("q1", None), (None, "q1"), (None, None)])
-def test_a_service_that_does_not_name_the_queue_is_taken_at_its_word(first, second):
-    flow = core()
-    flow.open()
-    flow.bind_answered(bound(1, partition(0, 1), queue_id=first), sent_at=0.0, now=0.0)
-    flow.call_failed("f1", gone("lease_expired"))
-    again = bound(3, partition(0, 2), flow_id="f2", queue_id=second)
-    assert flow.bind_answered(again, sent_at=1.0, now=1.0) is None
-    assert (flow.status, flow.queue_id) == ("bound", first or second)
-
-
 # ------------------------------------------------------------------ access to the log
 
 

@@ -229,7 +229,6 @@ def test_an_ingress_without_a_service_behind_it_does_not_end_a_flow_that_binds_a
 
 def test_a_queue_made_again_ends_the_flow_and_the_new_queue_is_left_alone(faulty, make):
     told = []
-    faulty.queue_id = "q1"
     with make(on_granted=lambda owned: told.append(owned.epoch)) as flow:
         faulty.script = lambda seen: (
             problem(410, "flow_gone", reason="lease_expired") if "/flows/f1/" in seen.path else None
