@@ -4,6 +4,7 @@ Their help and a wrong option need only this module; so dependencies are importe
 runs.
 """
 
+import gc
 import json
 import sys
 from collections.abc import Iterable
@@ -129,6 +130,8 @@ def serve(
             fail(Exit.EXPOSED, refusal)
     for name in NEEDLESS:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+    # `launch.serve` enables it again.
+    gc.disable()
     from broker import launch
 
     launch.serve(settings)

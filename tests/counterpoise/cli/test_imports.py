@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
-# Prints what the command has imported beyond what Python does at every start.
+# Prints what the command has imported beyond what Python does at every start, and whether the
+# collector runs.
 PROGRAM = """
-import atexit, json, sys
+import atexit, gc, json, sys
 before = {*sys.modules}
 real = lambda: {name for name, module in sys.modules.items() if module is not None}
-atexit.register(lambda: print(json.dumps(sorted(real() - before)), file=sys.__stderr__))
+shown = lambda: json.dumps([sorted(real() - before), gc.isenabled()])
+atexit.register(lambda: print(shown(), file=sys.__stderr__))
 from counterpoise.cli import main
 sys.argv[0] = "counterpoise"
 main()
@@ -35,7 +37,9 @@ def imported(*arguments: str, code: int) -> list[str]:
         [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == code, done.stderr
-    found: list[str] = json.loads(done.stderr.splitlines()[-1])
+    found: list[str]
+    found, collects = json.loads(done.stderr.splitlines()[-1])
+    assert collects
     return found
 
 
