@@ -7,8 +7,8 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
-# The newest Python 3.11+ found under the usual names; PYTHON=... chooses another.
-PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
+# The first Python 3.11+ among the usual names; PYTHON=... chooses another.
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 # Passed on to what a target runs: make demo ARGS='--rows 20000', make test ARGS='-k rebalance'.
 ARGS ?=

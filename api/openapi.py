@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from fastapi.openapi.models import Schema
 from fastapi.openapi.utils import get_openapi
 from starlette.routing import BaseRoute
 
 from api import problems
 from api.routes import access, flows, lineage, messages, monitoring, queues, service
 from api.routing import Route
-from api.schemas.common import MOST_INT64, AnswerModel, RequestModel
+from api.schemas.common import MOST_INT64, AnswerModel, Problem, RequestModel
 from api.security import Also
 
 VERSION = "1"
@@ -72,6 +73,7 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
         servers=[{"url": "http://127.0.0.1:8640", "description": "The default address."}],
     )
     components = api["components"]
+    components["schemas"] = dict(sorted((components["schemas"] | _problems()).items()))
     components["responses"] = {}
     components["securitySchemes"] = {
         "flowToken": {
@@ -104,6 +106,18 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
         for field in schema.get("properties", {}).values():
             field.pop("title", None)
     return api
+
+
+def _problems() -> dict[str, Any]:
+    """The schemas of problem documents, which no route has (`problems.document`)."""
+    problem = Problem.model_json_schema(
+        mode="serialization", ref_template="#/components/schemas/{model}"
+    )
+    schemas = {**problem.pop("$defs"), Problem.__name__: problem}
+    return {
+        name: Schema(**schema).model_dump(mode="json", by_alias=True, exclude_none=True)
+        for name, schema in schemas.items()
+    }
 
 
 def _describe(operation: dict[str, Any], route: Route, shared: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.types import Scope
 
-from api.schemas.common import QUEUE_NAME_PATTERN, TEXT_PATTERN, FieldProblem, Problem
+from api.schemas.common import QUEUE_NAME_PATTERN, TEXT_PATTERN, FieldProblem
 from api.schemas.queues import LOG_PATTERN, QueueChange, QueueCreate
 from broker.core import errors
 
@@ -155,11 +155,14 @@ def of_broker_error(error: errors.BrokerError) -> Response:
 
 
 def document(*codes: str) -> dict[int | str, dict[str, Any]]:
-    """`responses=` of a route that may answer these problems; `api.openapi` completes them."""
+    """`responses=` of a route that may answer these problems; `api.openapi` completes them.
+
+    Without their model: FastAPI would prepare to validate and serialize it anew for each of them.
+    """
     by_status: dict[int | str, dict[str, Any]] = {}
     for code in codes:
         status, _ = CODES[code]
-        response = by_status.setdefault(status, {"model": Problem, "x-codes": []})
+        response = by_status.setdefault(status, {"x-codes": []})
         response["x-codes"].append(code)
     return by_status
 

@@ -4,7 +4,9 @@ Their help and a wrong option need only this module; so dependencies are importe
 runs.
 """
 
+import gc
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +17,10 @@ from counterpoise.cli.options import json_option
 
 if TYPE_CHECKING:
     from broker.postgres.migrations import MigrationStep
+
+# What libraries load although the service uses none of it, for a twentieth of its start: structlog
+# rich, for tracebacks that show values; FastAPI the models of another pydantic.
+NEEDLESS = ("rich", "pydantic.v1")
 
 database_url_option = click.option(
     "--database-url",
@@ -122,6 +128,10 @@ def serve(
         # A mistyped address is no address of this machine, and that is what has to be said.
         with listen(settings.host, settings.port):
             fail(Exit.EXPOSED, refusal)
+    for name in NEEDLESS:
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+    # `launch.serve` enables it again.
+    gc.disable()
     from broker import launch
 
     launch.serve(settings)

@@ -12,7 +12,6 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
-from counterpoise.logs import postgres
 from counterpoise.logs.address import fitting
 from counterpoise.logs.errors import LogError
 
@@ -207,6 +206,9 @@ class Settings(BaseSettings):
         """Complete: with what libpq's variables say of what it leaves out."""
         if value is None:
             return None
+        # Only here: most starts that are refused name no database, and a driver takes its time.
+        from counterpoise.logs import postgres
+
         if _CONTROL.search(value.get_secret_value()):
             raise ValueError("should be one line without control characters")
         try:
@@ -228,7 +230,10 @@ class Settings(BaseSettings):
                 "should name the host, or the directory of its socket: "
                 "postgresql:///database?host=/run/postgresql"
             )
-        if not _is_host(host) or not place.get("dbname"):
+        # An address of IPv6, a name, another address, or the directory of a socket.
+        has_colon = ":" in host and not host.startswith("/")
+        is_host = postgres.is_ipv6(host) if has_colon else not host.startswith("@")
+        if not is_host or not place.get("dbname"):
             raise ValueError(_FORM)
         return SecretStr(postgres.written(place))
 
@@ -258,13 +263,6 @@ class Settings(BaseSettings):
             except LogError as error:
                 raise ValueError(f"should be URLs separated by blanks; {error}") from None
         return value
-
-
-def _is_host(host: str) -> bool:
-    """A name, an address, or the directory of a socket."""
-    if ":" in host and not host.startswith("/"):
-        return postgres.is_ipv6(host)
-    return not host.startswith("@")
 
 
 def load(**given: object) -> Settings:

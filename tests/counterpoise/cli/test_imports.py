@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
-# Prints what the command has imported beyond what Python does at every start.
+# Prints what the command has imported beyond what Python does at every start, and whether the
+# collector runs.
 PROGRAM = """
-import atexit, json, sys
+import atexit, gc, json, sys
 before = {*sys.modules}
 real = lambda: {name for name, module in sys.modules.items() if module is not None}
-atexit.register(lambda: print(json.dumps(sorted(real() - before)), file=sys.__stderr__))
+shown = lambda: json.dumps([sorted(real() - before), gc.isenabled()])
+atexit.register(lambda: print(shown(), file=sys.__stderr__))
 from counterpoise.cli import main
 sys.argv[0] = "counterpoise"
 main()
@@ -35,7 +37,9 @@ def imported(*arguments: str, code: int) -> list[str]:
         [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == code, done.stderr
-    found: list[str] = json.loads(done.stderr.splitlines()[-1])
+    found: list[str]
+    found, collects = json.loads(done.stderr.splitlines()[-1])
+    assert collects
     return found
 
 
@@ -46,9 +50,9 @@ def packages(modules: list[str]) -> set[str]:
 @pytest.mark.parametrize(
     ("arguments", "code", "needless", "most"),
     [
-        (("--help",), 0, HEAVY | {"dataclasses", "httpcore", "httpx", "msgspec", "ssl"}, 72),
-        (("queues", "list", *NO_SERVICE), 1, HEAVY | {"difflib"}, 230),
-        (("status", *NO_SERVICE), 1, HEAVY | {"difflib"}, 230),
+        (("--help",), 0, HEAVY | {"dataclasses", "httpcore", "httpx", "msgspec", "ssl"}, 68),
+        (("queues", "list", *NO_SERVICE), 1, HEAVY | {"difflib"}, 227),
+        (("status", *NO_SERVICE), 1, HEAVY | {"difflib"}, 228),
     ],
 )
 def test_a_command_imports_only_what_it_uses(
@@ -66,8 +70,20 @@ def test_a_service_that_would_be_everybodys_is_refused_before_it_is_imported(
     directory = tmp_path / "none"
     where = ("--host", "0.0.0.0", "--port", "0", "--data-dir", str(directory))
     modules = imported("serve", *where, code=9)
-    # Its settings need pydantic and psycopg.
-    assert not packages(modules) & (HEAVY - {"asyncio", "psycopg", "pydantic"})
+    # Its settings need pydantic, and that asyncio.
+    assert not packages(modules) & (HEAVY - {"asyncio", "pydantic"})
     assert "broker.launch" not in modules
-    assert len(modules) <= 385
+    assert len(modules) <= 294
     assert not directory.exists()
+
+
+def test_a_service_imports_only_what_it_uses() -> None:
+    # It imports all that it needs before it calls its database, and this one is away.
+    nobody = "postgresql://nobody@127.0.0.1:1/none"
+    modules = imported("serve", "--port", "0", "--database-url", nobody, code=5)
+    assert "api.server" in modules
+    # Of the logs, only the one in its own database.
+    needless = {"alembic", "confluent_kafka", "httpx", "pygments", "redis", "rich"}
+    assert not packages(modules) & needless
+    assert "pydantic.v1" not in modules
+    assert len(modules) <= 1000
