@@ -56,8 +56,9 @@ from counterpoise.logs.kafka.consumer_groups import ConsumerGroup
 from counterpoise.logs.kafka.cursors import Cursors
 from counterpoise.logs.kafka.peeking import PEEK_SHARE, times_at
 from counterpoise.logs.kafka.reader import RangeReader
+from counterpoise.logs.kafka.watching import Watching
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog, fair_shares
-from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
+from counterpoise.logs.port import AppendBatch, AppendResult, Bounds, Rest
 
 # A read of fewer offsets is light.
 LIGHT = 500
@@ -96,6 +97,11 @@ class KafkaLog(NumberedLog):
             self._clients.staying_consumer,
             self._clients.shared_consumer,
             self._clients.consumer,
+        )
+        self._watching = Watching(
+            self.name,
+            self._clients.watching_consumer,
+            lambda ends: self._topic.bounds(ends, self._begin())[1],
         )
         self._ends: dict[int, int] = {}  # as last answered
         self._sizes = Sizes(self._sample)
@@ -249,6 +255,13 @@ class KafkaLog(NumberedLog):
             starts[partition], ends[partition] = str(first[partition]), str(following[partition])
         return Bounds(shape.partition_count, shape.incarnation, starts, ends)
 
+    def watch(self, ends: Mapping[int, str]) -> Rest | None:
+        """See `Log.watch`. Cursors that rest go on fetching for a moment, and then end."""
+        rest = self._watching.watch({one: self.number(end) for one, end in ends.items()})
+        if rest is None or not (left := self._cursors.rest_seconds()):
+            return rest
+        return Rest(min(rest.seconds, left), rest.descriptors)
+
     def ages(self, positions: Mapping[int, str]) -> Mapping[int, float]:
         """See `Log.ages`. Fetches a record of each partition, for a fifth of the time limit."""
         offsets = {partition: self.number(position) for partition, position in positions.items()}
@@ -296,6 +309,7 @@ class KafkaLog(NumberedLog):
         with self._appending:
             self._appender.close()
         self._cursors.close()
+        self._watching.close()
         self._clients.close()
 
     def _forked(self) -> None:
@@ -303,6 +317,7 @@ class KafkaLog(NumberedLog):
         self._appending = threading.Lock()
         leave_alone(self._appender.abandon())
         self._cursors.abandon()
+        self._watching.abandon()
         self._clients.abandon()
 
     def _begin(self) -> float:

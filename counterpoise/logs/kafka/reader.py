@@ -80,6 +80,17 @@ SHARED = {
 }
 """The same for one that stays assigned to many partitions."""
 
+WATCHING = {
+    **CONSUMER,
+    # Waits in the broker for the first record, and fetches no second batch until that was taken.
+    "enable.partition.eof": False,
+    "fetch.wait.max.ms": 10_000,
+    "queued.min.messages": 1,
+    "queued.max.messages.kbytes": 1024,
+    "fetch.message.max.bytes": 1024,
+}
+"""The same for one that is told of records (`counterpoise.logs.kafka.watching`)."""
+
 _FILL_SECONDS = 0.02
 # After this long without an event the topic itself is checked: it may be gone.
 _QUIET_SECONDS = 1.0
@@ -99,6 +110,11 @@ class Cursor:
         self.used_at = 0.0
         self._topic = topic
         self._partition: int | None = None
+
+    @property
+    def is_assigned(self) -> bool:
+        """Whether it fetches."""
+        return self._partition is not None
 
     def move(self, partition: int, start: int) -> None:
         """Read from this offset on. One record back is no new assignment: readers that look for

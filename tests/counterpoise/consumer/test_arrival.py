@@ -1,9 +1,13 @@
 """A message reaches a consumer that waits because the log wakes it: no consumer here ever asks."""
 
+from functools import partial
+
 import pytest
 
 from counterpoise.backoff import Backoff
 from counterpoise.logs.builtin import watching
+from counterpoise.logs.kafka import watching as kafka_watching
+from counterpoise.logs.redis import watching as redis_watching
 from tests.counterpoise.consumer.conftest import on_each_log
 from tests.service import eventually
 
@@ -15,6 +19,8 @@ pytestmark = on_each_log
 def waiting(running, monkeypatch):
     """`waiting(…)`: a consumer that reads only when it is woken."""
     monkeypatch.setattr(watching, "LOOK", Backoff(NEVER_SECONDS, NEVER_SECONDS))
+    monkeypatch.setattr(redis_watching, "BLOCK_SECONDS", NEVER_SECONDS)
+    monkeypatch.setattr(kafka_watching, "LOOK_SECONDS", NEVER_SECONDS)
 
     def make():
         return running(idle_seconds=NEVER_SECONDS, lease_seconds=600)
@@ -22,11 +28,15 @@ def waiting(running, monkeypatch):
     return make
 
 
+def has_seen(one, count):
+    return len(one.seen) == count
+
+
 def test_each_of_many_messages_wakes_it(waiting, publish):
     with waiting() as one:
         for number in range(30):
             publish([number])
-            eventually(lambda number=number: len(one.seen) == number + 1)
+            eventually(partial(has_seen, one, number + 1))
     assert one.numbers == [*range(30)]
 
 

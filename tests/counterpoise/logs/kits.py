@@ -12,7 +12,6 @@ of log does not give; tests of these promises leave it out (`needs`):
 * `dropping`: the service can drop and make it again
 * `memory`: another process can repeat an append or ask for sequences
 * `microseconds`: times come back exactly, from any century
-* `waking`: readers at the ends are woken
 * `times`: positions are found by time
 """
 
@@ -174,7 +173,7 @@ class KafkaKit(_Opening):
     here too.
     """
 
-    lacks = frozenset({"atomicity", "memory", "microseconds", "shrinking", "trimming", "waking"})
+    lacks = frozenset({"atomicity", "memory", "microseconds", "shrinking", "trimming"})
 
     def __init__(self, kafka: ApacheKafka | MockKafka, topic: str) -> None:
         url = kafka.log(topic)

@@ -2,7 +2,6 @@
 
 import select
 
-from tests.counterpoise.logs.kits import needs
 from tests.log_support import append
 
 # A reader that waits for so long is not one that looks all the time.
@@ -32,7 +31,6 @@ def ends_of(log, *partitions):
     return log.bounds(partitions).ends
 
 
-@needs("waking")
 def test_a_reader_is_woken_by_an_append(any_log, kit):
     ends = ends_of(any_log, 0, 1, 2, 3)
     publisher = kit.open()
@@ -43,7 +41,6 @@ def test_a_reader_is_woken_by_an_append(any_log, kit):
         ends = ends_of(any_log, 0, 1, 2, 3)
 
 
-@needs("waking")
 def test_what_was_appended_before_is_to_be_read(any_log, kit):
     ends = ends_of(any_log, 0, 1)
     append(kit.open(), "a", partition=1)
@@ -52,7 +49,6 @@ def test_what_was_appended_before_is_to_be_read(any_log, kit):
     assert waits(any_log, ends) is not None
 
 
-@needs("waking")
 def test_a_reader_waits_on_while_others_get_messages(any_log, kit):
     ends = ends_of(any_log, 0, 3)
     assert waits(any_log, ends) is not None
@@ -64,7 +60,6 @@ def test_a_reader_waits_on_while_others_get_messages(any_log, kit):
     assert is_woken(any_log, ends)
 
 
-@needs("waking")
 def test_it_may_wait_for_other_partitions_next(any_log, kit):
     assert waits(any_log, ends_of(any_log, 0)) is not None
     ends = ends_of(any_log, 1, 2)
@@ -73,7 +68,6 @@ def test_it_may_wait_for_other_partitions_next(any_log, kit):
     assert is_woken(any_log, ends)
 
 
-@needs("waking")
 def test_several_readers_of_a_partition_are_all_woken(any_log, kit):
     """Those of several queues on one log."""
     readers = [any_log, *(kit.open() for _ in range(9))]
@@ -84,7 +78,6 @@ def test_several_readers_of_a_partition_are_all_woken(any_log, kit):
     assert all(is_woken(reader, ends) for reader in readers)
 
 
-@needs("waking")
 def test_reading_between_two_waits_changes_nothing(any_log, kit):
     publisher = kit.open()
     append(publisher, "a")
@@ -96,7 +89,6 @@ def test_reading_between_two_waits_changes_nothing(any_log, kit):
     assert is_woken(any_log, ends)
 
 
-@needs("waking")
 def test_a_closed_log_waits_anew(any_log, kit):
     ends = ends_of(any_log, 0)
     assert waits(any_log, ends) is not None
