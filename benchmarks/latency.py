@@ -116,27 +116,26 @@ def _consume(url: str, queue: str, count: int, there: Connection) -> None:
 
 
 def _hand_over(url: str, queue: str, there: Connection) -> None:
-    """One consumer has the partition, and another waits for it; each time it is told, the first
-    one leaves, and a third comes.
+    """One consumer has the partition. Told to, another one comes and waits for it; told again, the
+    first one leaves.
     """
-    lock, before, leaving = threading.Lock(), None, None
-    while True:
+    lock = threading.Lock()
+
+    def started() -> tuple[Consumer, threading.Thread]:
         consumer = _consumer(url, queue, there, lock)
         thread = threading.Thread(target=consumer.run)
         thread.start()
-        if leaving is not None:
-            leaving.join()
-        if before is None:
-            before = consumer, thread
-            continue
-        if not there.recv():
-            break
-        before[0].stop()
-        leaving, before = before[1], (consumer, thread)
-    for one in (before[0], consumer):
-        one.stop(now=True)
-    for one in (before[1], thread):
-        one.join()
+        return consumer, thread
+
+    owner, its_thread = started()
+    while there.recv():
+        following = started()
+        there.recv()
+        owner.stop()
+        its_thread.join()
+        owner, its_thread = following
+    owner.stop(now=True)
+    its_thread.join()
 
 
 def _consumer(url: str, queue: str, there: Connection, lock: threading.Lock) -> Consumer:
@@ -231,6 +230,7 @@ def _after_grants(server: Server, url: str, client: Client) -> list[float]:
     with Publisher(queue, url=url) as publisher, _process(_hand_over, url, queue) as there:
         granted(there, 1)
         for number in range(GRANTS):
+            there.send(True)
             time.sleep(GRANT_SECONDS)
             there.send(True)
             granted(there, 1)
@@ -300,7 +300,7 @@ def idle(server: Server, url: str, readers: int) -> Iterator[Figure]:
         client.create_queue(queue, **server.settings(queue, IDLE_PARTITIONS))
         access = server.access or client.log_access(queue, "read").access
         name = client.queue(queue).log
-        own = _asked_without(server)
+        own, own_cpu = _without(server)
         logs: list[Log] = []
         for _ in range(readers):
             logs.append(open_log(name, access))
@@ -308,10 +308,10 @@ def idle(server: Server, url: str, readers: int) -> Iterator[Figure]:
         ends = logs[0].bounds(range(IDLE_PARTITIONS)).ends
         _watch_all(logs, ends, SETTLE_SECONDS)
         before = server.requests and server.requests()
-        cpu, began = sum(map(cpu_seconds, server.processes())), time.perf_counter()
+        cpu, began = _cpu(server), time.perf_counter()
         _watch_all(logs, ends, IDLE_SECONDS)
         seconds = time.perf_counter() - began
-        cpu = sum(map(cpu_seconds, server.processes())) - cpu
+        cpu = max(0.0, _cpu(server) - cpu - own_cpu * seconds)
         if server.requests is not None and before is not None:
             asked = max(0.0, (server.requests() - before) / seconds - own) / readers
             yield Figure(f"{server.kind}, idle: asked by a reader", asked, "/s", target=1)
@@ -319,13 +319,18 @@ def idle(server: Server, url: str, readers: int) -> Iterator[Figure]:
         yield Figure(f"{server.kind}, idle: of a core for 1,000 readers", share, "%", target=2)
 
 
-def _asked_without(server: Server) -> float:
-    """What others ask of the server in a second."""
+def _without(server: Server) -> tuple[float, float]:
+    """What others ask of the server in a second, and its CPU time in a second."""
     if server.requests is None:
-        return 0.0
-    before, began = server.requests(), time.perf_counter()
-    time.sleep(IDLE_SECONDS / 3)
-    return (server.requests() - before) / (time.perf_counter() - began)
+        return 0.0, 0.0
+    before, cpu, began = server.requests(), _cpu(server), time.perf_counter()
+    time.sleep(IDLE_SECONDS)
+    seconds = time.perf_counter() - began
+    return (server.requests() - before) / seconds, (_cpu(server) - cpu) / seconds
+
+
+def _cpu(server: Server) -> float:
+    return sum(map(cpu_seconds, server.processes()))
 
 
 def _watch_all(logs: Sequence[Log], ends: Mapping[int, str], seconds: float) -> None:

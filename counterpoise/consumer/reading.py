@@ -164,6 +164,8 @@ class Reader:
         # has called without a message since the last one.
         self._at_ends: dict[int, str] = {}
         self._in_vain, self._called_at = 0, 0.0
+        # At which ends it has rested before this turn.
+        self._rested_at: dict[int, str] = {}
         self._failures = 0
         self._away_since = 0.0
         self._warnings = Warnings(logger, flow.queue)
@@ -228,6 +230,7 @@ class Reader:
         if not ends or log is None:
             self._waking.wait(self._idle_seconds)
             return
+        self._rested_at = ends
         while (rest := log.watch(ends)) is not None:
             if rest.seconds <= 0.0:
                 now = time.monotonic()
@@ -279,13 +282,20 @@ class Reader:
         bounds = log.bounds([lane.partition for lane in lanes])
         self.incarnation = bounds.incarnation
         ranges = self._ranges(log, bounds, lanes)
-        first = self._first(log, [found for found in ranges if found.lane.is_new])
+        first = self._first(log, [found for found in ranges if self._is_first(found)])
+        self._rested_at = {}
         filled = False
         for found in ranges:
             if found.lane.supplied and self._lanes.has_new:
                 return True
             filled = self._fill(log, found, first.get(found.lane.partition)) or filled
         return filled
+
+    def _is_first(self, found: LaneRange) -> bool:
+        """Whether its messages are the first of a lane, or have ended a rest: mostly few, and a log
+        may have them already.
+        """
+        return found.lane.is_new or self._rested_at.get(found.lane.partition) == found.start
 
     def _ranges(self, log: Log, bounds: Bounds, lanes: list[Lane]) -> list[LaneRange]:
         """What there is to read, lane by lane. The other lanes are at their end, or wait."""
@@ -338,7 +348,7 @@ class Reader:
         return ends
 
     def _first(self, log: Log, ranges: list[LaneRange]) -> Mapping[int, tuple[pa.RecordBatch, str]]:
-        """The first messages of new lanes, by a statement that is prepared already."""
+        """The first messages of lanes, of all in one call."""
         if not ranges:
             return {}
         places = {found.lane.partition: (found.start, found.end) for found in ranges}

@@ -215,10 +215,12 @@ class KafkaLog(NumberedLog):
     def first(
         self, ranges: Mapping[int, tuple[str, str]], *, max_messages: int, max_bytes: int
     ) -> Mapping[int, tuple[pa.RecordBatch, str]]:
-        """Nothing: there is no such question. But all light reads among them fetch from now on."""
+        """What was fetched while the reader waited. All other light reads fetch from now on."""
         numbers = {one: (self.number(a), self.number(b)) for one, (a, b) in ranges.items()}
-        self._cursors.begin({one: a for one, (a, b) in numbers.items() if _is_light(a, b)})
-        return {}
+        found = self._watching.first(numbers, max_messages, max_bytes)
+        left = {one: places for one, places in numbers.items() if one not in found}
+        self._cursors.begin({one: a for one, (a, b) in left.items() if _is_light(a, b)})
+        return found
 
     def _wrong_with(self, partition: int, position: int, deadline: float) -> LogError | None:
         """Why a read from there fails, None if it does not."""

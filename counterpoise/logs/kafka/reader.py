@@ -82,12 +82,14 @@ SHARED = {
 
 WATCHING = {
     **CONSUMER,
-    # Waits in the broker for the first record, and fetches no second batch until that was taken.
     "enable.partition.eof": False,
-    "fetch.wait.max.ms": 10_000,
-    "queued.min.messages": 1,
-    "queued.max.messages.kbytes": 1024,
-    "fetch.message.max.bytes": 1024,
+    # It waits in the broker. A partition that is not in the fetch waits for its end, so a consumer
+    # that is assigned is not relied on for as long (`counterpoise.logs.kafka.watching`).
+    "fetch.wait.max.ms": 4000,
+    # A partition is left out of the next fetch if so many of its records were not taken yet. The
+    # thread that takes them is never as fast as a fetch.
+    "queued.min.messages": 1000,
+    "fetch.message.max.bytes": 16 * 1024,
 }
 """The same for one that is told of records (`counterpoise.logs.kafka.watching`)."""
 

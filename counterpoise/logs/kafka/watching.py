@@ -6,11 +6,12 @@ A broker answers a fetch when there are records, or after `fetch.wait.max.ms`. W
 librdkafka cannot ask it for another partition, so the consumers that read wait for a moment only
 (`counterpoise.logs.kafka.reader`), and ask all the time. A reader that waits has another consumer,
 whose fetch waits for long, and a thread that takes its events, because librdkafka wakes threads and
-no sockets. Nothing is read from these records: they say that an end has moved.
+no sockets. The reader that is woken gets these records at once (`first`), and reads what else there
+is as always.
 
 The consumer goes on from what it has fetched. So as long as messages come one by one, it stays with
-the reader, and is never assigned anew. While nobody waits its thread takes nothing, and it fetches
-no more than a batch of each partition. A reader that has read a backlog meanwhile, or waits for
+the reader, and is never assigned anew. While nobody waits its thread takes nothing, and it soon
+fetches no more. A reader that has read a backlog meanwhile, or waits for
 more partitions than before, gets a new consumer, because an assignment would wait for the fetch
 under way. Until that one is surely connected, the reader asks for the ends often.
 
@@ -26,19 +27,25 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+import pyarrow as pa
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
+from counterpoise.backoff import Backoff
 from counterpoise.logs.kafka.cluster import leave_alone
+from counterpoise.logs.kafka.reader import WATCHING
+from counterpoise.logs.kafka.rows import RecordColumns
 from counterpoise.logs.port import Rest
 
 LOOK_SECONDS = 15.0
-# A new consumer connects.
-NEW_SECONDS = 1.0
-NEW_LOOK_SECONDS = 0.01
+# A new consumer connects, and its first fetch may lack partitions: longer than a fetch waits.
+NEW_SECONDS = WATCHING["fetch.wait.max.ms"] / 1000 + 0.5
+NEW_LOOK = Backoff(0.01, 0.05)
 # So long the reader asks now and then after an error of its consumer.
 FAILED_SECONDS = 5.0
 # A consumer that is further behind is replaced.
 MOST_BEHIND = 100
+# With more it forgets the records.
+MOST_BYTES = 4 * 1024 * 1024
 _POLL_SECONDS = 1.0
 _MOST_EVENTS = 1000
 _NOW = Rest(0.0)
@@ -62,6 +69,7 @@ class Watching:
         self._waiter: _Waiter | None = None
         self._ends: Mapping[int, int] = {}
         self._new_until = self._look_at = self._not_before = 0.0
+        self._looks = 0
 
     def watch(self, ends: Mapping[int, int]) -> Rest | None:
         """See `Log.watch`."""
@@ -82,11 +90,28 @@ class Watching:
         if now < self._new_until:
             if any(end > ends[one] for one, end in self._asked_ends(ends).items()):
                 return _NOW
-            return Rest(NEW_LOOK_SECONDS, (waiter.bell,))
+            self._looks += 1
+            return Rest(NEW_LOOK.after(self._looks), (waiter.bell,))
         if now >= self._look_at:
             self._ends = {}
             return _NOW
         return Rest(self._look_at - now, (waiter.bell,))
+
+    def first(
+        self, ranges: Mapping[int, tuple[int, int]], max_messages: int, max_bytes: int
+    ) -> dict[int, tuple[pa.RecordBatch, str]]:
+        """The first messages of those of these ranges that have been fetched: see `Log.first`."""
+        found: dict[int, tuple[pa.RecordBatch, str]] = {}
+        waiter = self._waiter
+        if waiter is None:
+            return found
+        for partition, (start, end) in ranges.items():
+            if records := waiter.records(partition, start, end)[:max_messages]:
+                columns = RecordColumns(records)
+                columns = columns.first(columns.fitting(max_bytes // len(ranges), None))
+                found[partition] = columns.batch(partition), str(columns.following)
+        waiter.forget()
+        return found
 
     def close(self) -> None:
         """Fetch nothing more."""
@@ -104,7 +129,7 @@ class Watching:
         if self._waiter is None or not self._waiter.can_follow(ends):
             self.close()
             self._waiter = _Waiter(self._make(), self._topic, ends)
-            self._new_until = now + NEW_SECONDS
+            self._new_until, self._looks = now + NEW_SECONDS, 0
         self._ends, self._look_at = ends, now + LOOK_SECONDS
 
 
@@ -117,8 +142,11 @@ class _Waiter:
         for one in (self._heard, self._bell):
             one.setblocking(False)
         self._changed = threading.Condition()
-        # The offset after the last record that was taken, by partition.
-        self._following = dict(ends)
+        # By partition, the offset after the last record that was taken; and all records that were
+        # taken from an offset on.
+        self._following, self._begins = dict(ends), dict(ends)
+        self._records: dict[int, list[Message]] = {one: [] for one in ends}
+        self._bytes = 0
         self._ends: Mapping[int, int] | None = None
         self._failure: KafkaException | None = None
         self._closed = False
@@ -151,9 +179,22 @@ class _Waiter:
                 raise self._failure
             if self._are_past(ends):
                 return True
+            self._forget()
             self._ends = ends
             self._changed.notify()
             return False
+
+    def forget(self) -> None:
+        """Keep no record that was taken."""
+        with self._changed:
+            self._forget()
+
+    def records(self, partition: int, start: int, end: int) -> list[Message]:
+        """All of [start, end) that have been taken; none if some before them have not."""
+        with self._changed:
+            if start < self._begins.get(partition, end):
+                return []
+            return [one for one in self._records[partition] if start <= (one.offset() or 0) < end]
 
     def close(self) -> None:
         """Its thread closes the consumer soon."""
@@ -193,6 +234,10 @@ class _Waiter:
                     assert partition is not None
                     assert offset is not None
                     self._following[partition] = offset + 1
+                    self._records[partition].append(event)
+                    self._bytes += len(event)
+                    if self._bytes > MOST_BYTES:
+                        self._forget()
             self._failure = failure or self._failure
             if self._ends is None or self._closed:
                 return
@@ -200,6 +245,11 @@ class _Waiter:
                 self._ends = None
                 with suppress(BlockingIOError):
                     self._bell.send(b"\0")
+
+    def _forget(self) -> None:
+        self._begins = dict(self._following)
+        self._records = {one: [] for one in self._begins}
+        self._bytes = 0
 
     def _are_past(self, ends: Mapping[int, int]) -> bool:
         return any(self._following[one] > end for one, end in ends.items())

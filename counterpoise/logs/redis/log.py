@@ -277,6 +277,23 @@ class RedisLog(NumberedLog):
                 ends[partition], starts[partition] = state.decode().split(" ")[:2]
         return Bounds(int(count), incarnation.decode(), starts, ends)
 
+    def first(
+        self, ranges: Mapping[int, tuple[str, str]], *, max_messages: int, max_bytes: int
+    ) -> Mapping[int, tuple[pa.RecordBatch, str]]:
+        """What the call of a reader that waited has brought."""
+        found, taken = {}, self._watching.taken()
+        for partition, (start, end) in ranges.items():
+            position = self.number(start)
+            entries = taken.get(self._stream(partition), [])[:max_messages]
+            entries = contiguous_from(position, entries)
+            size = sum(len(part) for _, fields in entries for part in fields)
+            if entries and position + len(entries) <= self.number(end) and size <= max_bytes:
+                found[partition] = (
+                    record_batch(partition, position, entries),
+                    str(position + len(entries)),
+                )
+        return found
+
     def watch(self, ends: Mapping[int, str]) -> Rest | None:
         return self._watching.watch({one: self.number(end) for one, end in ends.items()})
 

@@ -1,8 +1,9 @@
 """Waits at the ends of the streams of a log in Redis: one blocking XREAD of all of them.
 
 It has a connection of its own, so the reader goes on asking while it is under way. An answer brings
-the first messages, but nothing of it is used: the reader asks for the ends as always. If the reader
-waits for other ends before the answer has come, the connection is closed, which ends the call.
+the first message of each partition that has some, and the reader takes them (`first`) when it has
+asked for the ends as always. If the reader waits for other ends before the answer has come, the
+connection is closed, which ends the call.
 
 The call ends after `BLOCK_SECONDS` without a message. Then the reader asks for the ends: the server
 may have lost the streams, and a stream that was made anew does not answer for positions of the old
@@ -46,6 +47,8 @@ class Watching:
         self._connection: Any = None
         self._ends: Mapping[int, int] = {}
         self._until = self._not_before = 0.0
+        # The answer to the last call.
+        self._found: Mapping[bytes, list[Any]] = {}
         self._process = os.getpid()
 
     def watch(self, ends: Mapping[int, int]) -> Rest | None:
@@ -57,7 +60,7 @@ class Watching:
             if ends != self._ends or not self._is_under_way():
                 self._begin(ends)
             elif self._connection.can_read(0):
-                self._connection.read_response()
+                self._found = dict(self._connection.read_response() or ())
                 self._ends = {}
                 return Rest(0.0)
             elif now >= self._until:
@@ -72,9 +75,14 @@ class Watching:
         # The client shows its socket nowhere else.
         return Rest(self._until - now, (self._connection._sock.fileno(),))
 
+    def taken(self) -> Mapping[bytes, list[Any]]:
+        """The answer to the last call, once: by stream, the first entry behind its end."""
+        found, self._found = self._found, {}
+        return found
+
     def close(self) -> None:
         """End the call that is under way."""
-        connection, self._connection, self._ends = self._connection, None, {}
+        connection, self._connection, self._ends, self._found = self._connection, None, {}, {}
         if connection is not None and self._process == os.getpid():
             connection.disconnect()
 
@@ -93,6 +101,7 @@ class Watching:
             *map(self._stream, ends),
             *after,
         )
+        self._found = {}
         self._ends, self._until = ends, self._monotonic() + BLOCK_SECONDS + LATE_SECONDS
 
 

@@ -2,6 +2,8 @@
 
 import select
 
+import pyarrow as pa
+
 from tests.log_support import append
 
 # A reader that waits for so long is not one that looks all the time.
@@ -96,3 +98,25 @@ def test_a_closed_log_waits_anew(any_log, kit):
     assert waits(any_log, ends) is not None
     append(kit.open(), "a")
     assert is_woken(any_log, ends)
+
+
+def test_what_a_reader_gets_first_is_what_it_reads(any_log, kit):
+    """A log may have the messages that have woken a reader."""
+    publisher = kit.open()
+    ends = ends_of(any_log, 0, 1, 2, 3)
+    for number in range(6):
+        assert waits(any_log, ends) is not None
+        append(publisher, f"{number}", f"{number}", partition=number % 3, first=2 * number)
+        assert is_woken(any_log, ends)
+        following = ends_of(any_log, 0, 1, 2, 3)
+        ranges = {one: (ends[one], following[one]) for one in ends if ends[one] != following[one]}
+        found = any_log.first(ranges, max_messages=16, max_bytes=10_000)
+        for partition, (batch, reached) in found.items():
+            start = ends[partition]
+            read = any_log.read(partition, start, reached, max_messages=16)
+            assert pa.Table.from_batches(read).equals(pa.Table.from_batches([batch]))
+        # Not what was before.
+        before = {one: ("0", start) for one, start in ends.items() if start != "0"}
+        for partition, (batch, _) in any_log.first(before, max_messages=1, max_bytes=99).items():
+            assert batch["position"].to_pylist() == ["0"], partition
+        ends = following
