@@ -24,6 +24,7 @@ YARDSTICKS = {
     "Y9": "`Publisher` with two connections and messages of the same size, into the same queue",
     "Y10": "the fenced sink, with a `write` that copies in text, row by row",
     "Y11": "the append of the lake's format itself (`write_deltalake`, `Table.append`)",
+    "Y12": "the durable append of the same messages: `publish` and `flush`, in the same run",
     "Spark's source": "Spark's own Kafka source: same topic, session, sink and run",
     "noop": "the same micro-batches into Spark's `noop`",
     "P": "a Python loop of 10⁶ additions",

@@ -329,6 +329,7 @@ def _log(client: Client, queue: Queue) -> Iterator[Finding]:
             "--dry-run",
         )
         return
+    yield from _waking(queue, view, rows)
     lag = sum(row.lag or 0 for row in rows)
     found = f"{view.log} can be read; {counted(lag, 'message')} behind"
     waiting = [*_set_aside(queue, view, rows)] if lag else []
@@ -339,6 +340,29 @@ def _log(client: Client, queue: Queue) -> Iterator[Finding]:
         yield Finding(check, "warning", f"{found}, and no consumer is bound", "start one")
     else:
         yield Finding(check, "fine", f"{found}, no consumer is bound and none is needed")
+
+
+def _waking(queue: Queue, view: LogView, rows: list[PartitionLag]) -> Iterator[Finding]:
+    """Whether the log wakes consumers on this machine; of Kafka every client is woken."""
+    if not rows or kind_of(view.log) == "kafka":
+        return
+    try:
+        with opened(view) as log:
+            wakes = log.watch({row.partition: row.end for row in rows}) is not None
+    except LogError as error:
+        yield Finding(f"wake-ups of {queue.name}", "skipped", str(error))
+        return
+    if not wakes:
+        yield Finding(
+            f"wake-ups of {queue.name}",
+            "warning",
+            f"{view.log} wakes no consumer on this machine: consumers here ask every 0.2 s whether "
+            "there are messages",
+            "give consumers the right to call XREAD (+@read)"
+            if kind_of(view.log) == "redis"
+            else "give consumers the address of the primary Postgres itself: no notification comes "
+            "from a standby or through a connection pooler",
+        )
 
 
 def _set_aside(queue: Queue, view: LogView, lags: list[PartitionLag]) -> Iterator[Finding]:

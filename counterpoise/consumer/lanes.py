@@ -242,6 +242,8 @@ class Lanes:
                     self._wake_keeper()
                 self.has_new = True
                 self._wake_reader()
+            if changes.ending:
+                self._wake_reader()
             if changes.moved:
                 if self._wake_keeper is not None:
                     for lane in self._lanes.values():

@@ -10,6 +10,11 @@ so that after a rebalance no partition waits until the others are full.
 The log may have holes between positions, so the end of a range is only known from the next message:
 the reader reads one message more than fits, and its position is the end of those before it.
 
+A turn that finds nothing is followed by a rest. If all lanes that want messages are at the ends of
+their partitions, the log is asked to wake the reader (`Log.watch`), and other threads wake it, too:
+for a new view, a stop, or a worker that wants more. Where the log cannot do that, and while a lane
+waits for something else than a message, the reader asks every `idle_seconds`.
+
 A missing log can be temporary: if a service was stopped between storing a queue and creating its
 log, it creates the log when it comes back, at the latest a minute later. The same is mostly true of
 a partition that ends before the next position to read (`counterpoise.logs.errors`): it waits, and
@@ -54,6 +59,10 @@ from counterpoise.wire import CommitItem, LogAccess
 
 logger = logging.getLogger("counterpoise.consumer")
 AWAY = Backoff(0.2, 2.0)
+# How long to rest at least after so many calls of the log, one after the other, for which there was
+# nothing to read.
+IN_VAIN = Backoff(0.001, 0.2)
+CALM_SECONDS = 1.0
 LOG_APPEARS_SECONDS = 75.0
 CONFIRM_SECONDS = 5.0
 # Before the bind the reader waits for an unavailable service as long as `Flow.open`. `stop` waits
@@ -151,6 +160,12 @@ class Reader:
         self._missing_since: float | None = None
         # While it has had no lane yet.
         self._prepared_at: float | None = None
+        # The ends at which all lanes wait that want messages, else nothing; and how often the log
+        # has called without a message since the last one.
+        self._at_ends: dict[int, str] = {}
+        self._in_vain, self._called_at = 0, 0.0
+        # At which ends it has rested before this turn.
+        self._rested_at: dict[int, str] = {}
         self._failures = 0
         self._away_since = 0.0
         self._warnings = Warnings(logger, flow.queue)
@@ -195,16 +210,38 @@ class Reader:
                 try:
                     busy = self.turn()
                     self._failures, self._missing_since = 0, None
+                    if busy:
+                        self._in_vain = 0
+                    else:
+                        self._rest()
                 except (LogUnavailable, ServiceUnavailable, LogNotFound) as error:
                     self._failed(error)
-                    busy = False
+                    self._waking.wait(AWAY.after(self._failures))
                 except QueueNotFound:
                     # Its queue was deleted: the flow hears it by its own call, and ends all.
-                    busy = False
-                if not busy:
-                    self._waking.wait(self._pause())
+                    self._waking.wait(self._idle_seconds)
         finally:
             self._close()
+            self._waking.close()
+
+    def _rest(self) -> None:
+        """Wait until there may be something to read."""
+        ends, log = self._at_ends, self._log
+        if not ends or log is None:
+            self._waking.wait(self._idle_seconds)
+            return
+        self._rested_at = ends
+        while (rest := log.watch(ends)) is not None:
+            if rest.seconds <= 0.0:
+                now = time.monotonic()
+                calm = now - self._called_at > CALM_SECONDS
+                self._in_vain, self._called_at = 0 if calm else self._in_vain + 1, now
+                if self._in_vain > 1:
+                    self._waking.wait(IN_VAIN.after(self._in_vain - 1))
+                return
+            if self._waking.wait(rest.seconds, rest.descriptors):
+                return
+        self._waking.wait(self._idle_seconds)
 
     def _prepare(self) -> None:
         """Connect before the first grant, and ask once what a turn asks: the first time it takes
@@ -236,7 +273,7 @@ class Reader:
 
         If a lane comes meanwhile, those that have messages wait for the next turn.
         """
-        lanes = self._lanes.wanting()
+        lanes, self._at_ends = self._lanes.wanting(), {}
         if not lanes:
             self._give_back()
             return False
@@ -245,13 +282,20 @@ class Reader:
         bounds = log.bounds([lane.partition for lane in lanes])
         self.incarnation = bounds.incarnation
         ranges = self._ranges(log, bounds, lanes)
-        first = self._first(log, [found for found in ranges if found.lane.is_new])
+        first = self._first(log, [found for found in ranges if self._is_first(found)])
+        self._rested_at = {}
         filled = False
         for found in ranges:
             if found.lane.supplied and self._lanes.has_new:
                 return True
             filled = self._fill(log, found, first.get(found.lane.partition)) or filled
         return filled
+
+    def _is_first(self, found: LaneRange) -> bool:
+        """Whether its messages are the first of a lane, or have ended a rest: mostly few, and a log
+        may have them already.
+        """
+        return found.lane.is_new or self._rested_at.get(found.lane.partition) == found.start
 
     def _ranges(self, log: Log, bounds: Bounds, lanes: list[Lane]) -> list[LaneRange]:
         """What there is to read, lane by lane. The other lanes are at their end, or wait."""
@@ -266,6 +310,7 @@ class Reader:
         # How far an ordered resize lets a lane be read need not be the end of its partition.
         ends = within(bounds, view, {lane.partition: start for lane, start in places}).ends
         ranges: list[LaneRange] = []
+        at_ends: dict[int, str] = {}
         by_position = cmp_to_key(log.compare)
         for lane, start in places:
             end = ends[lane.partition]
@@ -283,19 +328,22 @@ class Reader:
                     ranges.append(LaneRange(lane, start, end))
                 continue
             lane.ahead_since = None
-            if end == bounds.ends[lane.partition]:
-                self._at_end(lane, bounds, end)
+            if end == bounds.ends[lane.partition] and not self._at_end(lane, bounds, end):
+                at_ends[lane.partition] = end
+        if len(at_ends) == len(lanes):
+            self._at_ends = at_ends
         return ranges
 
-    def _at_end(self, lane: Lane, bounds: Bounds, end: str) -> None:
-        """All of the partition has been read, which may be for good."""
+    def _at_end(self, lane: Lane, bounds: Bounds, end: str) -> bool:
+        """All of the partition has been read; returns whether that may be for good."""
         after = bounds.sealed.get(lane.partition)
         ends = after is not None or lane.grant.owned.state == "retiring"
         if ends and bounds.is_final(lane.partition):
             self._lanes.came_to_end(lane, bounds.starts[lane.partition], end, after)
+        return ends
 
     def _first(self, log: Log, ranges: list[LaneRange]) -> Mapping[int, tuple[pa.RecordBatch, str]]:
-        """The first messages of new lanes, by a statement that is prepared already."""
+        """The first messages of lanes, of all in one call."""
         if not ranges:
             return {}
         places = {found.lane.partition: (found.start, found.end) for found in ranges}
@@ -394,11 +442,6 @@ class Reader:
         self._failures += 1
         self._access_refused = isinstance(error, LogAccessRefused)
         self._close()
-
-    def _pause(self) -> float:
-        if self._failures:
-            return AWAY.after(self._failures)
-        return self._idle_seconds
 
     @property
     def away(self) -> bool:

@@ -160,13 +160,15 @@ class Grant:
 class Changes:
     """The difference that a view made: new grants, grants that stopped being open, ended grants.
 
-    `moved`: cuts up to which grants are read may have come, gone or moved.
+    `moved`: cuts up to which grants are read may have come, gone or moved. `ending`: the end of a
+    grant may be final by now.
     """
 
     new: tuple[Grant, ...] = ()
     stopped: tuple[Grant, ...] = ()
     gone: tuple[Grant, ...] = ()
     moved: bool = False
+    ending: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,7 @@ class Ledger:
             grant.over, grant.open = True, False
         new: list[Grant] = []
         stopped: list[Grant] = []
-        moved = False
+        moved = ending = False
         for number, owned in view.items():
             known = self._grants.get(number)
             if known is None:
@@ -218,9 +220,10 @@ class Ledger:
                 moved = moved or (
                     owned.resize is not None and owned.revision != known.owned.revision
                 )
+                ending = ending or owned.state == "retiring" != known.owned.state
                 if self._update(known, owned):
                     stopped.append(known)
-        return Changes(tuple(new), tuple(stopped), tuple(gone), moved)
+        return Changes(tuple(new), tuple(stopped), tuple(gone), moved, ending)
 
     def _update(self, grant: Grant, owned: Owned) -> bool:
         """Take over how a known grant is held now. Returns whether it stopped being open."""

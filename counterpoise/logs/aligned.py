@@ -16,7 +16,7 @@ from counterpoise.logs.columns import repeated
 from counterpoise.logs.errors import LogBehind, LogError, PositionAhead, PositionTrimmed
 from counterpoise.logs.groups import joined, joined_bounds, parted, place
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog, fair_shares
-from counterpoise.logs.port import AppendBatch, AppendResult, Bounds, Log
+from counterpoise.logs.port import AppendBatch, AppendResult, Bounds, Log, Rest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,6 +79,17 @@ class AlignedLog(NumberedLog):
         return joined_bounds(
             [log.bounds([*some]) for log, some in zip(self._logs, parts, strict=True)]
         )
+
+    def watch(self, ends: Mapping[int, str]) -> Rest | None:
+        """Of all logs with such partitions, if each of them can wake the reader."""
+        seconds, descriptors = float("inf"), list[int]()
+        for log, some in zip(self._logs, parted(ends, len(self._logs)), strict=True):
+            rest = log.watch(some) if some else Rest(float("inf"))
+            if rest is None:
+                return None
+            seconds = min(seconds, rest.seconds)
+            descriptors += rest.descriptors
+        return Rest(seconds, tuple(descriptors))
 
     def ages(self, positions: Mapping[int, str]) -> Mapping[int, float]:
         parts = parted(positions, len(self._logs))

@@ -10,9 +10,11 @@ logs. They find it by an access `memory://ID`, which is good in this process as 
 from __future__ import annotations
 
 import itertools
+import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -30,12 +32,14 @@ from counterpoise.logs.errors import (
     StalePartitionCount,
 )
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog, fair_shares
-from counterpoise.logs.port import AppendBatch, AppendResult, Bounds, Message
+from counterpoise.logs.port import AppendBatch, AppendResult, Bounds, Message, Rest
 from counterpoise.logs.rows import microseconds_of, record_batch
 
 SCHEME = "memory://"
 CHUNK_MESSAGES = 8192
 CHUNK_BYTES = 8 * 1024 * 1024
+# Of a reader that is woken by each append.
+REST_SECONDS = 60.0
 
 _numbers = itertools.count(1)
 _all: WeakValueDictionary[str, MemoryLogs] = WeakValueDictionary()
@@ -105,6 +109,8 @@ class MemoryLogs:
         self.id = f"{next(_numbers)}"
         self._lock = threading.Lock()
         self._logs: dict[str, _Log] = {}
+        # Of readers that wait, with the name of their log.
+        self._bells: dict[socket.socket, str] = {}
         _all[self.id] = self
 
     @property
@@ -161,7 +167,8 @@ class MemoryLogs:
             log.partition_count = partition_count
             log.revision = max(log.revision, revision or 0)
             log.add_partitions()
-            return True
+        self._ring(name)
+        return True
 
     def discard(
         self, name: str, partitions: Collection[int], owner_id: str | None = None
@@ -254,8 +261,30 @@ class MemoryLogs:
                 row = _Row(message, now if at is None else microseconds_of(at))
                 log.partitions[number].rows.append(row)
         if known < count:
+            self._ring(name)
             self.appended()
         return AppendResult(count - known, known)
+
+    def watch(self, name: str, ends: Mapping[int, int], bell: socket.socket) -> bool:
+        """Ring the bell at each change of the log, if these are its ends."""
+        with self._lock:
+            partitions = self._log(name).partitions
+            if any((partitions.get(one) or _Partition()).end != at for one, at in ends.items()):
+                return False
+            self._bells[bell] = name
+            return True
+
+    def forget(self, bell: socket.socket) -> None:
+        """Ring it no more."""
+        with self._lock:
+            self._bells.pop(bell, None)
+
+    def _ring(self, name: str) -> None:
+        with self._lock:
+            for bell, watched in self._bells.items():
+                if watched == name:
+                    with suppress(BlockingIOError):  # it has been rung often enough
+                        bell.send(b"\0")
 
     def chunk(self, name: str, number: int, position: int, last: int, most: int) -> _Chunk:
         """At most `most` rows of [position, last), as far as they are there."""
@@ -310,6 +339,7 @@ class MemoryLog(NumberedLog):
     def __init__(self, logs: MemoryLogs, name: str) -> None:
         self.name = name
         self._logs = logs
+        self._bell: tuple[socket.socket, socket.socket] | None = None
 
     def __repr__(self) -> str:
         return f"MemoryLog({self.name!r})"
@@ -360,8 +390,23 @@ class MemoryLog(NumberedLog):
     def next_sequence(self, publisher: str) -> int:
         return self._logs.next_sequence(self.name, publisher)
 
+    def watch(self, ends: Mapping[int, str]) -> Rest | None:
+        numbers = {number: self.number(end) for number, end in ends.items()}
+        if self._bell is None:
+            self._bell = socket.socketpair()
+            for one in self._bell:
+                one.setblocking(False)
+        heard, bell = self._bell
+        with suppress(BlockingIOError):
+            heard.recv(4096)
+        waits = self._logs.watch(self.name, numbers, bell)
+        return Rest(REST_SECONDS if waits else 0.0, (heard.fileno(),))
+
     def close(self) -> None:
-        """Nothing to close."""
+        bell, self._bell = self._bell, None
+        for one in bell or ():
+            self._logs.forget(one)
+            one.close()
 
     def _admit(
         self,

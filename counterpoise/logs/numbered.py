@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from counterpoise.logs.address import Kind
 from counterpoise.logs.errors import InvalidPosition, LogError, PositionAhead
-from counterpoise.logs.port import Bounds
+from counterpoise.logs.port import Bounds, Rest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -108,6 +108,10 @@ class NumberedLog(ABC):
     ) -> Mapping[int, tuple[pa.RecordBatch, str]]:
         """Nothing: this log has no call for it."""
         return {}
+
+    def watch(self, ends: Mapping[int, str]) -> Rest | None:
+        """None: this log wakes nobody."""
+        return None
 
     def compare(self, a: str, b: str) -> int:
         return self.number(a) - self.number(b)

@@ -41,6 +41,11 @@ Consumers rely on these promises of a log:
    cut without knowing the cut. Logs without cuts (Redis, Kafka) say that they were never resized,
    and the queues that read them have no ordered resizes.
 
+A reader that has read all there is does not ask again and again: it *watches* the ends (`watch`),
+and the log wakes it. A wake-up promises nothing: it may be late, and may come without a message.
+What a reader may rely on is the time after which the log wants to be asked again. So a lost wake-up
+costs seconds, and no message.
+
 Positions are strings. Only the log that made them can compare them; they may have holes.
 All calls are bounded in time and raise `LogUnavailable` when the bound is reached. Several threads
 may use a log object; their calls then wait for each other.
@@ -227,6 +232,17 @@ class Bounds:
         return partition >= self.partition_count
 
 
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """How long a reader may wait that has read up to the ends: until one of the `descriptors` (of
+    sockets) is readable, and no longer than `seconds`. Then it calls `watch` again. 0: there may be
+    something to read.
+    """
+
+    seconds: float
+    descriptors: tuple[int, ...] = ()
+
+
 class Log(Protocol):
     """A log of partitions. The module's docstring lists its promises."""
 
@@ -286,6 +302,16 @@ class Log(Protocol):
 
         A partition that the log never had starts and ends at the log's first position.
         Raises LogNotFound, LogUnavailable.
+        """
+        ...
+
+    def watch(self, ends: Mapping[int, str]) -> Rest | None:
+        """For a reader that waits for messages at these ends of partitions, as `bounds` returned
+        them; at least one. None: this log cannot wake it now, so it has to ask now and then.
+
+        To be called again after each rest, with the same ends, until it returns 0 seconds. Anything
+        may be called instead. For one reader at a time.
+        Raises InvalidPosition, LogNotFound, LogUnavailable.
         """
         ...
 

@@ -64,7 +64,7 @@ class Publisher:
         log_url: str | None = None,
         publisher_id: str | None = None,
         batch_messages: int = 1000,
-        linger_seconds: float = 0.05,
+        linger_seconds: float = 0.005,
         timeout_seconds: float = 60.0,
         buffer_messages: int = 10_000,
         connections: int | None = None,

@@ -9,5 +9,5 @@ from migrations.environment import run
 run(
     "counterpoise_log",
     Path(__file__).with_name("sql"),
-    ["tables", "locks", "append", "ranges", "resizes", "trims", "clients", "access"],
+    ["tables", "locks", "watches", "append", "ranges", "resizes", "trims", "clients", "access"],
 )

@@ -440,3 +440,46 @@ async def test_the_credentials_of_a_flow_that_left_open_nothing(
     with pytest.raises(psycopg.OperationalError):
         psycopg.connect(stage.reader)
     await replica.stop()
+
+
+# Wake-ups
+
+
+def test_only_readers_of_a_log_wait_and_only_its_publishers_wake(stage: Stage) -> None:
+    watch = "SELECT counterpoise_log.watch(%s, '{0}', '{0}')"
+    look = "SELECT counterpoise_log.still_waits(%s, '', '{0}', '{0}')"
+    wake = "SELECT counterpoise_log.wake(%s, '{0}')"
+    allowed = {(stage.reader, watch), (stage.reader, look), (stage.writer, wake)}
+    for url in (stage.reader, stage.writer):
+        for statement in (watch, look, wake):
+            for log in (stage.mine, stage.theirs):
+                if log == stage.mine and (url, statement) in allowed:
+                    rows(url, statement, log)
+                    continue
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    rows(url, statement, log)
+
+
+def test_who_waits_for_another_log_is_not_seen(stage: Stage) -> None:
+    for url in (stage.reader, stage.writer):
+        for statement in (
+            "SELECT * FROM counterpoise_log.watches",
+            "DELETE FROM counterpoise_log.watches",
+            "SELECT counterpoise_log.watched(1, '{0}')",
+            "SELECT counterpoise_log.channel_of(gen_random_uuid())",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                rows(url, statement)
+
+
+def test_a_reader_that_keeps_what_it_said_hinders_no_publisher(stage: Stage) -> None:
+    end = rows(stage.reader, "SELECT partition, next_position FROM counterpoise_log.partitions")
+    with connected(stage.reader) as attacker:
+        attacker.execute("BEGIN")
+        for partition, position in end:
+            attacker.execute(
+                "SELECT counterpoise_log.watch(%s, %s, %s)", (stage.mine, [partition], [position])
+            )
+        with Publisher(stage.mine, url=stage.service.url) as publisher:
+            for number in range(10):
+                publisher.publish(b"2", f"key-{number}")

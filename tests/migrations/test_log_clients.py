@@ -49,15 +49,15 @@ CLIENTS = {
         Asked("flights", "SELECT counterpoise_log.next_sequence(%b, %b)", ["flights", "p"], [(0,)]),
         Asked(
             "flights",
-            f"SELECT counterpoise_log.append(%b, %b, %b, %b, {_MESSAGES}",
+            f"SELECT * FROM counterpoise_log.append(%b, %b, %b, %b, {_MESSAGES}",
             ["flights", 2, "p", 0, *_TWO],
-            [(2,)],
+            [(2, None)],
         ),
         Asked(
             "flights",
-            f"SELECT counterpoise_log.append_numbered(%b, %b, %b, %b::bigint[], {_MESSAGES}",
+            f"SELECT * FROM counterpoise_log.append_numbered(%b, %b, %b, %b::bigint[], {_MESSAGES}",
             ["flights", 2, "p", [0, 1], *_TWO],
-            [(0,)],
+            [(0, None)],
         ),
         Asked("flights", _READ, ["flights", 1, 0, 9], _TWO_READ),
         Asked(
@@ -67,6 +67,21 @@ CLIENTS = {
             [(2, 36, 0, None, 1, 0, 2, 0, None, 0, 2, 12, None, None, None)],
         ),
         Asked(
+            "flights",
+            "SELECT length(counterpoise_log.watch(%b, %b::integer[], %b::bigint[]))",
+            ["flights", [0, 1], [0, 2]],
+            [(49,)],
+        ),
+        Asked(
+            "flights",
+            "SELECT counterpoise_log.still_waits(%b, %b, %b::integer[], %b::bigint[])",
+            ["flights", "another", [0, 1], [0, 2]],
+            [("moved",)],
+        ),
+        Asked(
+            "flights", "SELECT counterpoise_log.wake(%b, %b::integer[])", ["flights", [1]], [(b"",)]
+        ),
+        Asked(
             "split",
             "SELECT first_hash, last_hash, partition FROM counterpoise_log.ranges(%b)",
             ["split"],
@@ -74,15 +89,16 @@ CLIENTS = {
         ),
         Asked(
             "split",
-            f"SELECT counterpoise_log.append_by_range(%b, %b, %b, {_MESSAGES}",
+            f"SELECT * FROM counterpoise_log.append_by_range(%b, %b, %b, {_MESSAGES}",
             ["split", "p", 0, *_TWO],
-            [(2,)],
+            [(2, None)],
         ),
         Asked(
             "split",
-            f"SELECT counterpoise_log.append_numbered_by_range(%b, %b, %b::bigint[], {_MESSAGES}",
+            "SELECT * FROM counterpoise_log.append_numbered_by_range("
+            f"%b, %b, %b::bigint[], {_MESSAGES}",
             ["split", "p", [0, 1], *_TWO],
-            [(0,)],
+            [(0, None)],
         ),
         Asked("split", _READ, ["split", 1, 0, 9], _TWO_READ),
         Asked(

@@ -50,6 +50,7 @@ _TRANSIENT_CLASSES = ("08", "40", "53", "57", "58", "XX")
 _READ_ONLY = "25006"
 _TRANSIENT_CODES = ("55P03", _READ_ONLY)
 _CONNECT_SECONDS = 10.0
+_WHOSE = "SELECT pg_backend_pid(), pg_is_in_recovery()"
 _POOLED = "startup parameter"
 # The server is full, or the connection ended within the login: other credentials do not help.
 _NOT_REFUSED = (
@@ -106,6 +107,9 @@ class LogConnection:
         self._lock = threading.Lock()
         self._connection: _BoundedConnection | None = None
         self._process = os.getpid()
+        # The connection that listens to notifications, if it is still this one, and their payloads.
+        self._listening: _BoundedConnection | None = None
+        self._heard: list[str] = []
 
     def query(self, statement: str, parameters: Parameters, *, retry: bool) -> list[Row]:
         """All rows of a statement, read in binary; byte strings are views of the received answer.
@@ -120,6 +124,48 @@ class LogConnection:
             return self._query(statement, parameters, retry, deadline)
         finally:
             self._lock.release()
+
+    def hears(self) -> bool:
+        """Whether notifications can arrive: not from a standby, nor through a connection pooler.
+
+        Raises LogUnavailable and the other LogErrors.
+        """
+        ((process, standby),) = self.query(_WHOSE, [], retry=True)
+        connection = self._connection
+        # libpq has the number of the process from the program that has accepted the connection.
+        return connection is not None and not standby and connection.info.backend_pid == process
+
+    def listen(self, channel: str) -> None:
+        """Listen to notifications on a channel, as long as the present connection lasts.
+
+        Raises LogUnavailable and the other LogErrors.
+        """
+        self.query(f'LISTEN "{channel}"', [], retry=False)
+        with self._lock:
+            connection, self._heard = self._connection, []
+            if connection is not None:
+                heard = self._heard
+                connection.add_notify_handler(lambda notify: heard.append(notify.payload))
+            self._listening = connection
+
+    def heard(self) -> tuple[int, list[str]] | None:
+        """The descriptor of the connection that listens, and the payloads that have come since the
+        last call, or `listen`. None: there is no such connection (any more).
+        """
+        with self._lock:
+            connection = self._connection
+            if connection is None or connection is not self._listening or not self._usable():
+                return None
+            try:
+                connection.pgconn.consume_input()
+                while (notify := connection.pgconn.notifies()) is not None:
+                    self._heard.append(notify.extra.decode())
+            except psycopg.Error:
+                self._discard()
+                return None
+            heard = [*self._heard]
+            self._heard.clear()
+            return connection.fileno(), heard
 
     def close(self) -> None:
         """Close the connection if there is one; the next statement makes a new one."""
@@ -154,7 +200,7 @@ class LogConnection:
     def _usable(self) -> bool:
         """Whether there is a connection to reuse. A forked child does not use its parent's."""
         if self._process != os.getpid():
-            self._connection, self._process = None, os.getpid()
+            self._connection, self._listening, self._process = None, None, os.getpid()
         return self._connection is not None
 
     def _connect(self, deadline: float) -> _BoundedConnection:
@@ -190,7 +236,7 @@ class LogConnection:
         return connection
 
     def _discard(self) -> None:
-        connection, self._connection = self._connection, None
+        connection, self._connection, self._listening = self._connection, None, None
         if connection is not None and self._process == os.getpid():
             connection.close()
 

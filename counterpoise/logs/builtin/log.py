@@ -32,6 +32,7 @@ from counterpoise.logs.builtin.connection import (
     text_array,
 )
 from counterpoise.logs.builtin.reading import ChunkReader
+from counterpoise.logs.builtin.watching import Watching, wake
 from counterpoise.logs.errors import (
     LogBehind,
     LogError,
@@ -41,7 +42,7 @@ from counterpoise.logs.errors import (
     StaleRanges,
 )
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog
-from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
+from counterpoise.logs.port import AppendBatch, AppendResult, Bounds, Rest
 from counterpoise.logs.ranges import HashRange, Ranges
 
 SWEEP_MESSAGES = 10_000
@@ -50,11 +51,11 @@ _MESSAGES = "%b::integer[], %b::bytea[], %b::text[], %b::text[], %b::timestamptz
 
 # By whether each message has its own sequence, and whether they are routed by hash ranges.
 _APPEND = {
-    (False, False): f"SELECT counterpoise_log.append(%b, %b, %b, %b, {_MESSAGES})",
-    (False, True): f"SELECT counterpoise_log.append_by_range(%b, %b, %b, {_MESSAGES})",
-    (True, False): f"""SELECT counterpoise_log.append_numbered(
+    (False, False): f"SELECT * FROM counterpoise_log.append(%b, %b, %b, %b, {_MESSAGES})",
+    (False, True): f"SELECT * FROM counterpoise_log.append_by_range(%b, %b, %b, {_MESSAGES})",
+    (True, False): f"""SELECT * FROM counterpoise_log.append_numbered(
         %b, %b, %b, %b::bigint[], {_MESSAGES})""",
-    (True, True): f"""SELECT counterpoise_log.append_numbered_by_range(
+    (True, True): f"""SELECT * FROM counterpoise_log.append_numbered_by_range(
         %b, %b, %b::bigint[], {_MESSAGES})""",
 }
 
@@ -87,6 +88,7 @@ class PostgresLog(NumberedLog):
         self._connection = LogConnection(url, timeout_seconds)
         self._admission = ByteAdmission(self._connection, name)
         self._reader = ChunkReader(self._connection, name)
+        self._watching = Watching(self._connection, name)
 
     def __repr__(self) -> str:
         return f"PostgresLog({self.name!r})"
@@ -119,7 +121,7 @@ class PostgresLog(NumberedLog):
         ]
         statement = _APPEND[numbered, batch.by_range]
         try:
-            ((appended,),) = self._connection.query(statement, parameters, retry=False)
+            ((appended, watched),) = self._connection.query(statement, parameters, retry=False)
         except LogError as error:
             stale = stale_partition_count(error.__cause__, batch.partition_count)
             if stale is not None:
@@ -127,6 +129,8 @@ class PostgresLog(NumberedLog):
             if has_stale_ranges(error.__cause__):
                 raise StaleRanges(str(error), self._ranges()) from None
             raise
+        if watched:
+            wake(self._connection, self.name, watched)
         return AppendResult(appended, len(messages) - appended)
 
     def read(
@@ -176,6 +180,9 @@ class PostgresLog(NumberedLog):
         if not rows:
             raise LogNotFound(f"there is no log {self.name!r}")
         return bounds_of(partitions, rows)
+
+    def watch(self, ends: Mapping[int, str]) -> Rest | None:
+        return self._watching.watch({one: self.number(end) for one, end in ends.items()})
 
     def ages(self, positions: Mapping[int, str]) -> Mapping[int, float]:
         numbers = [self.number(position) for position in positions.values()]

@@ -42,7 +42,7 @@ from counterpoise.logs.kafka.access import Access, Failures, librdkafka_logger
 from counterpoise.logs.kafka.answers import Attempt, Questions
 from counterpoise.logs.kafka.appender import BATCH_BYTES, PRODUCER
 from counterpoise.logs.kafka.peeking import PEEKER
-from counterpoise.logs.kafka.reader import CONSUMER, SHARED, STAYING
+from counterpoise.logs.kafka.reader import CONSUMER, SHARED, STAYING, WATCHING
 
 # There are few reads at a time, and an idle consumer costs little.
 IDLE_CONSUMERS = 4
@@ -113,6 +113,10 @@ class Clients:
     def shared_consumer(self) -> Consumer:
         """The same, for `counterpoise.logs.kafka.shared`."""
         return self._consumer(SHARED)
+
+    def watching_consumer(self) -> Consumer:
+        """The same, for `counterpoise.logs.kafka.watching`."""
+        return self._consumer(WATCHING)
 
     @contextmanager
     def _lent(self, idle: list[Consumer], properties: Mapping[str, Any]) -> Iterator[Consumer]:

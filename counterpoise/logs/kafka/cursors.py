@@ -112,6 +112,13 @@ class Cursors:
                 self._stop(number)
         return stale_at
 
+    def rest_seconds(self) -> float:
+        """Stop those that are stale; after how many seconds others may be. 0: none fetches."""
+        self.stop_stale()
+        with self._lock:
+            fetch = any(one.is_assigned for one in self._resting.values())
+        return KEEP_SECONDS if fetch or self._shared.fetches else 0.0
+
     def close(self) -> None:
         """Close those that no reader has."""
         self._shared.close()

@@ -56,8 +56,9 @@ from counterpoise.logs.kafka.consumer_groups import ConsumerGroup
 from counterpoise.logs.kafka.cursors import Cursors
 from counterpoise.logs.kafka.peeking import PEEK_SHARE, times_at
 from counterpoise.logs.kafka.reader import RangeReader
+from counterpoise.logs.kafka.watching import Watching
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog, fair_shares
-from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
+from counterpoise.logs.port import AppendBatch, AppendResult, Bounds, Rest
 
 # A read of fewer offsets is light.
 LIGHT = 500
@@ -96,6 +97,11 @@ class KafkaLog(NumberedLog):
             self._clients.staying_consumer,
             self._clients.shared_consumer,
             self._clients.consumer,
+        )
+        self._watching = Watching(
+            self.name,
+            self._clients.watching_consumer,
+            lambda ends: self._topic.bounds(ends, self._begin())[1],
         )
         self._ends: dict[int, int] = {}  # as last answered
         self._sizes = Sizes(self._sample)
@@ -209,10 +215,12 @@ class KafkaLog(NumberedLog):
     def first(
         self, ranges: Mapping[int, tuple[str, str]], *, max_messages: int, max_bytes: int
     ) -> Mapping[int, tuple[pa.RecordBatch, str]]:
-        """Nothing: there is no such question. But all light reads among them fetch from now on."""
+        """What was fetched while the reader waited. All other light reads fetch from now on."""
         numbers = {one: (self.number(a), self.number(b)) for one, (a, b) in ranges.items()}
-        self._cursors.begin({one: a for one, (a, b) in numbers.items() if _is_light(a, b)})
-        return {}
+        found = self._watching.first(numbers, max_messages, max_bytes)
+        left = {one: places for one, places in numbers.items() if one not in found}
+        self._cursors.begin({one: a for one, (a, b) in left.items() if _is_light(a, b)})
+        return found
 
     def _wrong_with(self, partition: int, position: int, deadline: float) -> LogError | None:
         """Why a read from there fails, None if it does not."""
@@ -248,6 +256,13 @@ class KafkaLog(NumberedLog):
         for partition in existing:
             starts[partition], ends[partition] = str(first[partition]), str(following[partition])
         return Bounds(shape.partition_count, shape.incarnation, starts, ends)
+
+    def watch(self, ends: Mapping[int, str]) -> Rest | None:
+        """See `Log.watch`. Cursors that rest go on fetching for a moment, and then end."""
+        rest = self._watching.watch({one: self.number(end) for one, end in ends.items()})
+        if rest is None or not (left := self._cursors.rest_seconds()):
+            return rest
+        return Rest(min(rest.seconds, left), rest.descriptors)
 
     def ages(self, positions: Mapping[int, str]) -> Mapping[int, float]:
         """See `Log.ages`. Fetches a record of each partition, for a fifth of the time limit."""
@@ -296,6 +311,7 @@ class KafkaLog(NumberedLog):
         with self._appending:
             self._appender.close()
         self._cursors.close()
+        self._watching.close()
         self._clients.close()
 
     def _forked(self) -> None:
@@ -303,6 +319,7 @@ class KafkaLog(NumberedLog):
         self._appending = threading.Lock()
         leave_alone(self._appender.abandon())
         self._cursors.abandon()
+        self._watching.abandon()
         self._clients.abandon()
 
     def _begin(self) -> float:

@@ -80,6 +80,19 @@ SHARED = {
 }
 """The same for one that stays assigned to many partitions."""
 
+WATCHING = {
+    **CONSUMER,
+    "enable.partition.eof": False,
+    # It waits in the broker. A partition that is not in the fetch waits for its end, so a consumer
+    # that is assigned is not relied on for as long (`counterpoise.logs.kafka.watching`).
+    "fetch.wait.max.ms": 4000,
+    # A partition is left out of the next fetch if so many of its records were not taken yet. The
+    # thread that takes them is never as fast as a fetch.
+    "queued.min.messages": 1000,
+    "fetch.message.max.bytes": 16 * 1024,
+}
+"""The same for one that is told of records (`counterpoise.logs.kafka.watching`)."""
+
 _FILL_SECONDS = 0.02
 # After this long without an event the topic itself is checked: it may be gone.
 _QUIET_SECONDS = 1.0
@@ -99,6 +112,11 @@ class Cursor:
         self.used_at = 0.0
         self._topic = topic
         self._partition: int | None = None
+
+    @property
+    def is_assigned(self) -> bool:
+        """Whether it fetches."""
+        return self._partition is not None
 
     def move(self, partition: int, start: int) -> None:
         """Read from this offset on. One record back is no new assignment: readers that look for

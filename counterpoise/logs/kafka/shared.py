@@ -220,6 +220,11 @@ class SharedCursors:
             old = [one for one, c in self._resting.items() if c.used_at < unused_since]
             self._stop([self._resting.pop(one) for one in old])
 
+    @property
+    def fetches(self) -> bool:
+        """Whether there are cursors that may fetch."""
+        return bool(self._resting or self._in_use)
+
     def close(self) -> None:
         """Close the consumer, or leave it to the last reader of its cursors."""
         with self._lock:

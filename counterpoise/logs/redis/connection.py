@@ -131,7 +131,7 @@ class RedisConnection:
                     self._move(None)
                     if retry and move < _MOVES - 1:
                         continue
-                if retry and broken and not _refused(error):
+                if retry and broken and not is_refused(error):
                     retry = False
                     continue
                 if _passing(error) == "READONLY":
@@ -191,7 +191,7 @@ class RedisConnection:
 
     def _in_our_words(self, error: redis.exceptions.RedisError) -> LogError:
         message = str(error)
-        if _refused(error):
+        if is_refused(error):
             return LogAccessRefused(
                 f"the Redis at {self.where} refused the credentials or requires some (user and "
                 f"password belong to COUNTERPOISE_LOG_URL or logUrl): {message}"
@@ -222,7 +222,8 @@ def _passing(error: Exception) -> str | None:
     return word.group(1) if word is not None else None
 
 
-def _refused(error: Exception) -> bool:
+def is_refused(error: Exception) -> bool:
+    """Whether the user lacks a right, or is not known."""
     return isinstance(
         error, redis.exceptions.AuthenticationError | redis.exceptions.NoPermissionError
     ) or bool(_REFUSED_WORD.search(str(error)))

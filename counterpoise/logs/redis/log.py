@@ -34,7 +34,7 @@ from counterpoise.logs.errors import (
     StalePartitionCount,
 )
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog, fair_shares
-from counterpoise.logs.port import AppendBatch, AppendResult, Bounds
+from counterpoise.logs.port import AppendBatch, AppendResult, Bounds, Rest
 from counterpoise.logs.redis import scripts
 from counterpoise.logs.redis.connection import (
     LEAST_LIMIT_BYTES,
@@ -42,6 +42,7 @@ from counterpoise.logs.redis.connection import (
     RedisConnection,
     Script,
 )
+from counterpoise.logs.redis.watching import Watching
 from counterpoise.logs.rows import headers_of, microseconds_of, texts
 from counterpoise.logs.rows import record_batch as rows_of
 
@@ -152,6 +153,7 @@ class RedisLog(NumberedLog):
         self._prefix = f"counterpoise:{{{address.name}}}:".encode()
         self._meta = self._prefix + b"meta"
         self._partitions = self._prefix + b"partitions"
+        self._watching = Watching(self._redis, self._stream)
         # A server closes the connection at an answer beyond its `client-output-buffer-limit`.
         self._chunk_bytes = CHUNK_BYTES
 
@@ -275,6 +277,26 @@ class RedisLog(NumberedLog):
                 ends[partition], starts[partition] = state.decode().split(" ")[:2]
         return Bounds(int(count), incarnation.decode(), starts, ends)
 
+    def first(
+        self, ranges: Mapping[int, tuple[str, str]], *, max_messages: int, max_bytes: int
+    ) -> Mapping[int, tuple[pa.RecordBatch, str]]:
+        """What the call of a reader that waited has brought."""
+        found, taken = {}, self._watching.taken()
+        for partition, (start, end) in ranges.items():
+            position = self.number(start)
+            entries = taken.get(self._stream(partition), [])[:max_messages]
+            entries = contiguous_from(position, entries)
+            size = sum(len(part) for _, fields in entries for part in fields)
+            if entries and position + len(entries) <= self.number(end) and size <= max_bytes:
+                found[partition] = (
+                    record_batch(partition, position, entries),
+                    str(position + len(entries)),
+                )
+        return found
+
+    def watch(self, ends: Mapping[int, str]) -> Rest | None:
+        return self._watching.watch({one: self.number(end) for one, end in ends.items()})
+
     def ages(self, positions: Mapping[int, str]) -> Mapping[int, float]:
         numbers = [self.number(position) for position in positions.values()]
         keys = [*map(self._stream, positions)]
@@ -293,6 +315,7 @@ class RedisLog(NumberedLog):
         return int(self._there(self._redis.script(_NEXT_SEQUENCE, keys, retry=True))[1]) + 1
 
     def close(self) -> None:
+        self._watching.close()
         self._redis.close()
 
     # ------------------------------------------------------------------ details

@@ -131,7 +131,8 @@ BEGIN
         END LOOP;
         GRANT EXECUTE ON FUNCTION counterpoise_log.append, counterpoise_log.append_numbered,
             counterpoise_log.append_by_range, counterpoise_log.append_numbered_by_range,
-            counterpoise_log.next_sequence, counterpoise_log.ranges,
+            counterpoise_log.next_sequence, counterpoise_log.ranges, counterpoise_log.wake,
+            counterpoise_log.watch, counterpoise_log.still_waits,
             counterpoise_log.readable_log, counterpoise_log.readable_name
             TO counterpoise_log_client;
     END IF;

@@ -1,7 +1,8 @@
 -- Appending to a log with a partition count. ranges.sql has the same for dynamic logs.
 --
 -- Arrays have one element for each message; p_keys, p_headers and p_published_at may be null
--- altogether. The answer is how many were appended; the rest were duplicates. Errors:
+-- altogether. The answer is how many were appended; the rest were duplicates. And of which of the
+-- partitions readers wait for these messages, if any: the client wakes them (watches.sql). Errors:
 --
 --   CP001   another partition count; DETAIL is the current one
 --   CP002   no such log
@@ -63,8 +64,9 @@ REVOKE ALL ON FUNCTION counterpoise_log.next_sequence FROM PUBLIC;
 CREATE FUNCTION counterpoise_log.append(
     p_log text, p_partition_count integer, p_publisher text, p_first_sequence bigint,
     p_partitions integer[], p_values bytea[], p_keys text[], p_headers text[],
-    p_published_at timestamptz[]
-) RETURNS integer
+    p_published_at timestamptz[],
+    OUT appended integer, OUT watched integer[]
+)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -77,7 +79,6 @@ DECLARE
     v_wrong integer;
     v_last bigint;
     v_skip bigint;
-    v_appended bigint;
 BEGIN
     PERFORM counterpoise_log.check_isolation();
     PERFORM counterpoise_log.check_client(p_log);
@@ -125,8 +126,10 @@ BEGIN
     v_last := counterpoise_log.lock_publisher(v_log_id, p_publisher);
     v_skip := least(greatest(v_last + 1 - p_first_sequence, 0), v_messages);
     IF v_skip = v_messages THEN
-        RETURN 0;
+        appended := 0;
+        RETURN;
     END IF;
+    watched := counterpoise_log.watched(v_log_id, v_touched);
     UPDATE counterpoise_log.publishers
         SET last_sequence = p_first_sequence + v_messages - 1, appended_at = now()
         WHERE log_id = v_log_id AND publisher = p_publisher;
@@ -162,19 +165,19 @@ BEGIN
     SELECT v_log_id, routed.partition, advanced.position + routed.place,
         coalesce(p_published_at[nth], now()), p_keys[nth], p_values[nth], p_headers[nth]::jsonb
     FROM routed JOIN advanced USING (partition);
-    GET DIAGNOSTICS v_appended = ROW_COUNT;
-    IF v_appended <> v_messages - v_skip THEN
+    GET DIAGNOSTICS appended = ROW_COUNT;
+    IF appended <> v_messages - v_skip THEN
         RAISE EXCEPTION 'the log % lacks a row for one of its partitions', quote_literal(p_log);
     END IF;
-    RETURN v_appended;
 END $$;
 REVOKE ALL ON FUNCTION counterpoise_log.append FROM PUBLIC;
 
 CREATE FUNCTION counterpoise_log.append_numbered(
     p_log text, p_partition_count integer, p_publisher text, p_sequences bigint[],
     p_partitions integer[], p_values bytea[], p_keys text[], p_headers text[],
-    p_published_at timestamptz[]
-) RETURNS integer
+    p_published_at timestamptz[],
+    OUT appended integer, OUT watched integer[]
+)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -187,7 +190,6 @@ DECLARE
     v_wrong integer;
     v_last bigint;
     v_skip bigint;
-    v_appended bigint;
 BEGIN
     PERFORM counterpoise_log.check_isolation();
     PERFORM counterpoise_log.check_client(p_log);
@@ -241,8 +243,10 @@ BEGIN
     v_last := counterpoise_log.lock_publisher(v_log_id, p_publisher);
     SELECT count(*) INTO v_skip FROM unnest(p_sequences) AS s WHERE s <= v_last;
     IF v_skip = v_messages THEN
-        RETURN 0;
+        appended := 0;
+        RETURN;
     END IF;
+    watched := counterpoise_log.watched(v_log_id, v_touched);
     UPDATE counterpoise_log.publishers
         SET last_sequence = p_sequences[v_messages::integer], appended_at = now()
         WHERE log_id = v_log_id AND publisher = p_publisher;
@@ -278,11 +282,10 @@ BEGIN
     SELECT v_log_id, routed.partition, advanced.position + routed.place,
         coalesce(p_published_at[nth], now()), p_keys[nth], p_values[nth], p_headers[nth]::jsonb
     FROM routed JOIN advanced USING (partition);
-    GET DIAGNOSTICS v_appended = ROW_COUNT;
-    IF v_appended <> v_messages - v_skip THEN
+    GET DIAGNOSTICS appended = ROW_COUNT;
+    IF appended <> v_messages - v_skip THEN
         RAISE EXCEPTION 'the log % lacks a row for one of its partitions', quote_literal(p_log);
     END IF;
-    RETURN v_appended;
 END $$;
 
 REVOKE ALL ON FUNCTION counterpoise_log.append_numbered FROM PUBLIC;

@@ -91,6 +91,15 @@ CREATE TABLE counterpoise_log.publishers (
 ) WITH (fillfactor = 50);
 CREATE INDEX publishers_appended_at ON counterpoise_log.publishers USING brin (appended_at);
 
+-- At which ends readers wait for the next message (watches.sql). After a crash of the server it is
+-- empty: readers find that out by themselves.
+CREATE UNLOGGED TABLE counterpoise_log.watches (
+    log_id integer NOT NULL,
+    partition integer NOT NULL,
+    position bigint NOT NULL,
+    PRIMARY KEY (log_id, partition)
+) WITH (fillfactor = 50);
+
 -- Which log the role of a client may read or append to (clients.sql).
 CREATE TABLE counterpoise_log.clients (
     role name PRIMARY KEY,

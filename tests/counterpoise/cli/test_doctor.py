@@ -16,6 +16,7 @@ from counterpoise.conditions import Condition, report
 from counterpoise.consumer import Consumer, Retry
 from counterpoise.errors import Forbidden
 from counterpoise.keys import partition_of
+from counterpoise.logs.builtin import connection
 from tests.counterpoise.cli.conftest import run_at
 from tests.counterpoise.faulty import Answer, FaultyService, faulty_service
 from tests.eventual import eventually
@@ -53,6 +54,16 @@ def test_an_idle_queue_needs_no_consumer(run, service):
     ]
     assert state == "fine"
     assert "no consumer is bound and none is needed" in said
+
+
+def test_it_says_where_no_wake_up_arrives(run, service, monkeypatch):
+    """As through a pooler, which has numbers of its own for the server's processes."""
+    run("queues", "create", "a", "-p", "2", "--rebalance-delay", "0")
+    assert "wake-ups of a" not in examined(service.url)
+    monkeypatch.setattr(connection, "_WHOSE", "SELECT 0, pg_is_in_recovery()")
+    state, said = examined(service.url)["wake-ups of a"]
+    assert state == "warning"
+    assert "connection pooler" in said
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
 """The reader: new lanes get their messages first, and with few calls."""
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ from counterpoise.consumer import reading
 from counterpoise.consumer.reading import FIRST_MESSAGES, PREPARED_SECONDS, Reader
 from counterpoise.consumer.waking import Waking
 from counterpoise.logs import LogError, LogUnavailable
-from counterpoise.logs.port import Bounds
+from counterpoise.logs.port import Bounds, Rest
 from tests.counterpoise.consumer.test_lanes import View, batch_of, make
 
 END = 1000
@@ -186,3 +187,77 @@ def test_a_log_that_is_away_before_the_first_grant_is_met_when_it_is_needed():
     assert log.closed
     assert not reader.away
     assert not reader.turn()
+
+
+# ------------------------------------------------------------------ resting
+
+
+class RestingLog(CountingLog):
+    """Its partitions end at 0; `rests` are the answers to a reader that waits."""
+
+    def __init__(self, *rests):
+        super().__init__()
+        self.rests = list(rests)
+        self.watched: list[Any] = []
+
+    def bounds(self, partitions):
+        numbers = list(partitions)
+        return Bounds(100, "log-1", dict.fromkeys(numbers, "0"), dict.fromkeys(numbers, "0"))
+
+    def watch(self, ends):
+        self.watched.append(dict(ends))
+        return self.rests.pop(0)
+
+
+class Waits:
+    """In place of a `Waking`: notes how long the reader would wait; woken at the end."""
+
+    def __init__(self, *woken):
+        self.seconds: list[float] = []
+        self.woken = list(woken)
+
+    def wait(self, seconds, descriptors=()):
+        self.seconds.append(seconds)
+        return self.woken.pop(0) if self.woken else False
+
+
+def resting(log, waits, *lanes):
+    reader = reader_of(make(View(*lanes)), log)
+    reader._waking = waits
+    assert not reader.turn()
+    return reader
+
+
+def test_a_reader_at_all_ends_rests_until_the_log_or_a_thread_calls_it():
+    log, waits = RestingLog(Rest(5.0, (7,)), Rest(3.0, (7,)), Rest(9.0, (7,))), Waits(False, True)
+    resting(log, waits, 0, 1)._rest()
+    assert log.watched == [{0: "0", 1: "0"}] * 2
+    assert waits.seconds == [5.0, 3.0]
+
+
+def test_a_reader_of_a_log_that_wakes_nobody_asks_now_and_then():
+    log, waits = RestingLog(None), Waits()
+    resting(log, waits, 0)._rest()
+    assert waits.seconds == [1.0]
+
+
+def test_a_reader_that_is_called_in_vain_rests_longer_and_longer():
+    log, waits = RestingLog(*[Rest(0.0)] * 12), Waits()
+    reader = resting(log, waits, 0)
+    for _ in range(12):
+        reader._called_at = time.monotonic()
+        reader._rest()
+    assert waits.seconds == [0.001 * 2**n for n in range(8)] + [0.2] * 3
+
+
+def test_a_reader_asks_now_and_then_while_a_lane_waits_for_something_else_than_a_message():
+    log, waits = RestingLog(), Waits()
+    view = View(0, 1)
+    lanes = make(view)
+    reader = reader_of(lanes, log)
+    reader._waking = waits
+    view.own(1, state="retiring")
+    lanes.follow()
+    assert not reader.turn()
+    reader._rest()
+    assert (log.watched, waits.seconds) == ([], [1.0])

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from counterpoise.logs import Log
+from counterpoise.logs.kafka import reader as kafka_reader
+from counterpoise.logs.kafka import watching as kafka_watching
 from tests.counterpoise.logs.kits import (
     KafkaKit,
     LogKit,
@@ -31,6 +33,10 @@ def kit(request: pytest.FixtureRequest) -> Iterator[LogKit]:
     elif request.param == "memory":
         made = MemoryKit()
     elif request.param == "kafka":
+        # The mock answers a fetch that waits when its time is over, whatever comes meanwhile.
+        patch = request.getfixturevalue("monkeypatch")
+        patch.setitem(kafka_reader.WATCHING, "fetch.wait.max.ms", 50)
+        patch.setattr(kafka_watching, "NEW_SECONDS", 0.2)
         made = MockKafkaKit(request.getfixturevalue("kafka"), uuid.uuid4().hex)
     elif request.param == "apache kafka":
         made = KafkaKit(request.getfixturevalue("apache_kafka"), uuid.uuid4().hex)

@@ -1,0 +1,111 @@
+"""Waits at the ends of the streams of a log in Redis: one blocking XREAD of all of them.
+
+It has a connection of its own, so the reader goes on asking while it is under way. An answer brings
+the first message of each partition that has some, and the reader takes them (`first`) when it has
+asked for the ends as always. If the reader waits for other ends before the answer has come, the
+connection is closed, which ends the call.
+
+The call ends after `BLOCK_SECONDS` without a message. Then the reader asks for the ends: the server
+may have lost the streams, and a stream that was made anew does not answer for positions of the old
+one. A server that does not answer even then is away.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import redis
+
+from counterpoise.logs.port import Rest
+from counterpoise.logs.redis.connection import RedisConnection, is_refused
+
+BLOCK_SECONDS = 15.0
+LATE_SECONDS = 5.0
+# So long a user asks now and then who may not call XREAD.
+DEAF_SECONDS = 60.0
+# All entries with the number of the message before have a lower id.
+_LAST = 2**64 - 1
+
+
+class Watching:
+    """Of one reader of a log."""
+
+    def __init__(
+        self,
+        server: RedisConnection,
+        stream: Callable[[int], bytes],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`stream`: the key of a partition."""
+        self._server = server
+        self._stream = stream
+        self._monotonic = monotonic
+        # On which a call is under way, of these ends.
+        self._connection: Any = None
+        self._ends: Mapping[int, int] = {}
+        self._until = self._not_before = 0.0
+        # The answer to the last call.
+        self._found: Mapping[bytes, list[Any]] = {}
+        self._process = os.getpid()
+
+    def watch(self, ends: Mapping[int, int]) -> Rest | None:
+        """See `Log.watch`."""
+        now = self._monotonic()
+        if now < self._not_before:
+            return None
+        try:
+            if ends != self._ends or not self._is_under_way():
+                self._begin(ends)
+            elif self._connection.can_read(0):
+                self._found = dict(self._connection.read_response() or ())
+                self._ends = {}
+                return Rest(0.0)
+            elif now >= self._until:
+                self.close()
+                return Rest(0.0)
+        except redis.RedisError as error:
+            self.close()
+            if not is_refused(error):
+                return Rest(0.0)  # the next call says what it is
+            self._not_before = now + DEAF_SECONDS
+            return None
+        # The client shows its socket nowhere else.
+        return Rest(self._until - now, (self._connection._sock.fileno(),))
+
+    def taken(self) -> Mapping[bytes, list[Any]]:
+        """The answer to the last call, once: by stream, the first entry behind its end."""
+        found, self._found = self._found, {}
+        return found
+
+    def close(self) -> None:
+        """End the call that is under way."""
+        connection, self._connection, self._ends, self._found = self._connection, None, {}, {}
+        if connection is not None and self._process == os.getpid():
+            connection.disconnect()
+
+    def _is_under_way(self) -> bool:
+        return self._connection is not None and self._process == os.getpid()
+
+    def _begin(self, ends: Mapping[int, int]) -> None:
+        if self._ends or not self._is_under_way():
+            self.close()
+            self._process = os.getpid()
+            self._connection = self._server.call(_connected, retry=True)
+        after = ("0-0" if end == 0 else f"{end - 1}-{_LAST}" for end in ends.values())
+        milliseconds = round(BLOCK_SECONDS * 1000)
+        self._connection.send_command(
+            *("XREAD", "COUNT", 1, "BLOCK", milliseconds, "STREAMS"),
+            *map(self._stream, ends),
+            *after,
+        )
+        self._found = {}
+        self._ends, self._until = ends, self._monotonic() + BLOCK_SECONDS + LATE_SECONDS
+
+
+def _connected(client: Any) -> Any:
+    connection = client.connection_pool.make_connection()
+    connection.connect()
+    return connection

@@ -1,0 +1,57 @@
+"""A message reaches a consumer that waits because the log wakes it: no consumer here ever asks."""
+
+from functools import partial
+
+import pytest
+
+from counterpoise.backoff import Backoff
+from counterpoise.logs.builtin import watching
+from counterpoise.logs.kafka import watching as kafka_watching
+from counterpoise.logs.redis import watching as redis_watching
+from tests.counterpoise.consumer.conftest import on_each_log
+from tests.service import eventually
+
+NEVER_SECONDS = 100_000.0
+pytestmark = on_each_log
+
+
+@pytest.fixture
+def waiting(running, monkeypatch):
+    """`waiting(…)`: a consumer that reads only when it is woken."""
+    monkeypatch.setattr(watching, "LOOK", Backoff(NEVER_SECONDS, NEVER_SECONDS))
+    monkeypatch.setattr(redis_watching, "BLOCK_SECONDS", NEVER_SECONDS)
+    monkeypatch.setattr(kafka_watching, "LOOK_SECONDS", NEVER_SECONDS)
+
+    def make():
+        return running(idle_seconds=NEVER_SECONDS, lease_seconds=600)
+
+    return make
+
+
+def has_seen(one, count):
+    return len(one.seen) == count
+
+
+def test_each_of_many_messages_wakes_it(waiting, publish):
+    with waiting() as one:
+        for number in range(30):
+            publish([number])
+            eventually(partial(has_seen, one, number + 1))
+    assert one.numbers == [*range(30)]
+
+
+def test_messages_arrive_after_each_change_of_the_assignment(waiting, client, publish):
+    with waiting() as first:
+        publish(range(7))
+        eventually(lambda: len(first.seen) == 7)
+        with waiting() as second:
+            eventually(lambda: len(second.partitions) == len(first.partitions) == 2)
+            publish(range(7, 28))
+            eventually(lambda: len(first.seen) + len(second.seen) == 28)
+            second.stop()
+        eventually(lambda: len(first.partitions) == 4)
+        publish(range(28, 35))
+        eventually(lambda: len(first.seen) + len(second.seen) == 35)
+        # A consumer that waits leaves at once.
+        first.stop()
+    assert sorted(first.numbers + second.numbers) == [*range(35)]

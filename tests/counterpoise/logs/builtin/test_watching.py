@@ -1,0 +1,209 @@
+"""Readers of the built-in log that wait: how they are woken, and what that asks of the server."""
+
+import select
+from contextlib import closing
+
+import psycopg
+import pytest
+
+from counterpoise.logs import LogNotFound
+from counterpoise.logs.builtin import connection as connections
+from counterpoise.logs.builtin import watching
+from counterpoise.logs.builtin.log import PostgresLog
+from tests.counterpoise.logs.test_contract_watching import WAITS_SECONDS, is_woken, waits
+from tests.databases import end_other_sessions
+from tests.log_support import append, asked_of, with_logs
+
+ENDS = {0: "0", 1: "0"}
+OPEN_APPEND = """SELECT * FROM counterpoise_log.append(
+    'flights', 4, 'p', %s, '{0}', ARRAY['x']::bytea[], NULL, NULL, NULL)"""
+
+
+@pytest.fixture
+def other(log_url):
+    """Another client of the database."""
+    with psycopg.connect(log_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def clock(log):
+    """Moves the time of the log's reader."""
+
+    def move(seconds):
+        moved[0] += seconds
+
+    moved, monotonic = [0.0], log._watching._monotonic
+    log._watching._monotonic = lambda: monotonic() + moved[0]
+    return move
+
+
+@pytest.fixture
+def publisher(log_url):
+    with closing(PostgresLog("flights", log_url, timeout_seconds=10)) as publisher:
+        yield publisher
+
+
+# ------------------------------------------------------------------ no wake-up is lost
+
+
+def test_an_append_that_looked_before_the_reader_said_so_is_waited_for(log, log_url, other):
+    """And its publisher ends before it can wake anybody."""
+    with psycopg.connect(log_url) as appending:
+        appending.execute(OPEN_APPEND, [0])
+        for _ in range(3):
+            rest = log.watch(ENDS)
+            assert 0 < rest.seconds < WAITS_SECONDS
+            select.select(rest.descriptors, [], [], rest.seconds)
+        # Another one that ends meanwhile is none to wait for.
+        other.execute("UPDATE counterpoise_log.publishers SET appended_at = now()")
+    assert waits(log, ENDS) is None
+
+
+def test_an_append_that_was_taken_back_is_not_waited_for(log, log_url):
+    with psycopg.connect(log_url) as appending:
+        appending.execute(OPEN_APPEND, [0])
+        assert 0 < log.watch(ENDS).seconds < WAITS_SECONDS
+        appending.rollback()
+    assert waits(log, ENDS) is not None
+
+
+def test_an_append_finds_a_reader_that_said_so_after_it_had_begun(log, log_url):
+    with psycopg.connect(log_url) as appending:
+        appending.execute("SELECT 1")
+        assert waits(log, ENDS) is not None
+        row = appending.execute(OPEN_APPEND, [0]).fetchone()
+    assert row == (1, [0])
+
+
+def test_a_lost_wake_up_costs_the_time_to_the_next_look(log, other, clock):
+    assert waits(log, ENDS) is not None
+    other.execute(OPEN_APPEND, [0])  # and no `wake`
+    assert log.watch(ENDS).seconds > 0
+    clock(watching.LOOK.longest_seconds)
+    assert log.watch(ENDS).seconds == 0
+
+
+def test_a_crash_of_the_server_forgets_who_waits(log, other, clock, publisher):
+    assert waits(log, ENDS) is not None
+    other.execute("TRUNCATE counterpoise_log.watches")
+    clock(watching.LOOK.longest_seconds)
+    assert waits(log, ENDS) is not None
+    append(publisher, "a")
+    assert is_woken(log, ENDS)
+
+
+def test_a_reader_whose_connection_was_lost_listens_anew(log, log_url, publisher):
+    descriptors = waits(log, ENDS)
+    end_other_sessions(log_url)
+    assert select.select(descriptors, [], [], 60)[0]
+    assert waits(log, ENDS) is not None
+    append(publisher, "a")
+    assert is_woken(log, ENDS)
+
+
+def test_a_log_that_was_made_again_calls_by_another_name(log, log_url, clock, publisher):
+    assert waits(log, ENDS) is not None
+    with_logs(log_url, lambda logs: logs.drop("builtin:flights"))
+    clock(watching.LOOK.longest_seconds)
+    assert log.watch(ENDS).seconds == 0
+    with pytest.raises(LogNotFound):
+        log.watch(ENDS)
+    with_logs(log_url, lambda logs: logs.ensure("builtin:flights", 4))
+    assert waits(log, ENDS) is not None
+    append(publisher, "a")
+    assert is_woken(log, ENDS)
+
+
+def test_a_resize_wakes_its_readers(log, log_url):
+    descriptors = waits(log, ENDS)
+    with_logs(log_url, lambda logs: logs.set_partition_count("builtin:flights", 2))
+    assert select.select(descriptors, [], [], 60)[0]
+    assert log.watch(ENDS).seconds == 0
+
+
+# ------------------------------------------------------------------ what it asks of the server
+
+
+def test_a_reader_that_waits_hardly_asks(log, clock, monkeypatch):
+    assert waits(log, dict.fromkeys(range(4), "0")) is not None
+    asked = asked_of(log, monkeypatch)
+    for _ in range(600):
+        clock(1)
+        assert log.watch(dict.fromkeys(range(4), "0")).seconds > 0
+    assert {*asked} == {watching._STILL_WAITS}
+    assert len(asked) < 60
+
+
+def test_of_many_appends_one_wakes(log, monkeypatch, publisher):
+    assert waits(log, ENDS) is not None
+    asked = asked_of(publisher, monkeypatch)
+    for number in range(5):
+        append(publisher, "a", first=number, partition=1)
+    assert asked.count(watching._WAKE) == 1
+    assert is_woken(log, ENDS)
+
+
+def test_an_append_wakes_nobody_where_nobody_waits(log, monkeypatch, publisher):
+    assert waits(log, ENDS) is not None
+    asked = asked_of(publisher, monkeypatch)
+    append(publisher, "a", partition=2)
+    append(publisher, "a", "b", first=1, partition=3)
+    assert watching._WAKE not in asked
+
+
+def test_a_wake_up_of_others_costs_nothing_and_one_of_strangers_a_read(log, other, monkeypatch):
+    descriptors = waits(log, ENDS)
+    channel = log._watching._channel
+    asked = asked_of(log, monkeypatch)
+    for payload in ("2,3", "12", "x"):
+        other.execute("SELECT pg_notify(%s, %s)", [channel, payload])
+        assert select.select(descriptors, [], [], 60)[0]
+        assert log.watch(ENDS).seconds >= WAITS_SECONDS
+    for payload in ("0", "", "7,1"):
+        other.execute("SELECT pg_notify(%s, %s)", [channel, payload])
+        assert select.select(descriptors, [], [], 60)[0]
+        # The reader asks for the ends, finds them as they were, and waits on.
+        assert log.watch(ENDS).seconds == 0
+        assert log.watch(ENDS).seconds >= WAITS_SECONDS
+    assert asked == []
+
+
+def test_what_a_reader_writes_keeps_no_append_waiting(log, log_url, publisher):
+    """Nor does it keep a reader waiting for long: that one asks now and then."""
+    append(publisher, "a")
+    ends = {**ENDS, 0: "1"}
+    with psycopg.connect(log_url) as blocking:
+        blocking.execute("SELECT counterpoise_log.watch('flights', '{0}', '{1}')")
+        assert log.watch(ends) is None
+        assert append(publisher, "b", first=1).appended == 1
+    assert log.watch(ends) is None
+
+
+@pytest.mark.usefixtures("log")
+def test_only_an_end_can_be_waited_for(other):
+    said = "SELECT partition, position FROM counterpoise_log.watches"
+    other.execute("SELECT counterpoise_log.watch('flights', '{0,1,9}', '{1,0,0}')")
+    assert other.execute(said).fetchall() == [(1, 0)]
+
+
+# ------------------------------------------------------------------ where nobody can be woken
+
+
+def test_behind_a_pooler_a_reader_asks_now_and_then(log, clock, monkeypatch):
+    """A pooler tells its clients numbers of its own for the server's processes."""
+    monkeypatch.setattr(connections, "_WHOSE", "SELECT 0, pg_is_in_recovery()")
+    asked = asked_of(log, monkeypatch)
+    for _ in range(50):
+        assert log.watch(ENDS) is None
+    assert len(asked) == 1
+    monkeypatch.undo()
+    clock(watching.DEAF_SECONDS)
+    assert waits(log, ENDS) is not None
+
+
+def test_a_partition_that_the_log_never_had_is_not_waited_for(log, monkeypatch):
+    asked = asked_of(log, monkeypatch)
+    for _ in range(50):
+        assert log.watch({0: "0", 9: "0"}) is None
+    assert len(asked) < 10

@@ -1,0 +1,86 @@
+"""Readers of a log in Redis that wait: what they ask of the server, and when it does not answer."""
+
+import select
+from urllib.parse import quote
+
+import pytest
+
+from counterpoise.logs import LogUnavailable, open_log
+from counterpoise.logs.redis import watching
+from tests.counterpoise.logs.test_contract_watching import is_woken, waits
+from tests.log_support import append
+from tests.managed_logs import made
+from tests.redis_server import RedisServer
+
+ENDS = {0: "0", 1: "0"}
+
+
+@pytest.fixture
+def log(redis_server, request):
+    log = made(redis_server.log(f"watching-{request.node.name[:60]}"), seconds=15)
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def clock(log):
+    """Moves the time of the log's reader."""
+
+    def move(seconds):
+        moved[0] += seconds
+
+    moved, monotonic = [0.0], log._watching._monotonic
+    log._watching._monotonic = lambda: monotonic() + moved[0]
+    return move
+
+
+def test_a_reader_that_waits_asks_once(log, redis_server):
+    with redis_server.client() as admin:
+        admin.config_resetstat()
+        for _ in range(100):
+            assert waits(log, ENDS) is not None
+        asked = admin.info("commandstats")
+        assert asked["cmdstat_xread"]["calls"] <= 1
+        assert sum(one["calls"] for one in asked.values()) < 10
+
+
+def test_a_server_that_does_not_answer_any_more_is_asked_for_the_ends(log, clock):
+    assert waits(log, ENDS) is not None
+    clock(watching.BLOCK_SECONDS + watching.LATE_SECONDS)
+    assert log.watch(ENDS).seconds == 0
+    assert waits(log, ENDS) is not None
+    append(log, "a")
+    assert is_woken(log, ENDS)
+
+
+def test_a_user_without_the_right_asks_now_and_then(log, redis_server, clock):
+    name = log.name
+    with redis_server.client() as admin:
+        admin.execute_command("ACL", "SETUSER", name, "on", ">secret", "~*", "+@all", "-xread")
+        user = f"redis://{quote(name)}:secret@{redis_server.address}"
+        reader = open_log(redis_server.log(name), user)
+        try:
+            rest = reader.watch(ENDS)
+            while rest is not None and rest.seconds > 0:
+                select.select(rest.descriptors, [], [], 60)
+                rest = reader.watch(ENDS)
+            assert rest is None
+            assert reader.watch(ENDS) is None
+            assert reader.bounds([0]).ends == {0: "0"}
+        finally:
+            reader.close()
+            admin.execute_command("ACL", "DELUSER", name)
+
+
+def test_a_server_that_ends_calls_the_reader_who_then_finds_it_away(tmp_path):
+    with RedisServer(tmp_path) as server:
+        log = made(server.log("q"))
+        descriptors = waits(log, ENDS)
+        server.kill()
+        assert select.select(descriptors, [], [], 60)[0]
+        assert waits(log, ENDS) is None
+        with pytest.raises(LogUnavailable):
+            log.bounds([0])
+        with pytest.raises(LogUnavailable):
+            log.watch(ENDS)
+        log.close()
