@@ -217,7 +217,7 @@ class Consumer:
         caller's thread. `max_messages`: the limit of messages read ahead of one partition, and of a
         batch; `max_bytes`: the limit of all partitions together. `limit`: end after so many
         messages. `ends`: read each of these partitions up to its position, and of others nothing.
-        `idle_seconds`: how often the log is asked when it has no new messages.
+        `idle_seconds`: how often a log without new messages is asked that cannot wake the consumer.
 
         Positions are committed every `commit_seconds`, or after `commit_messages`. After `stop`,
         the handover may take `drain_seconds`. `on_poison`, `attempts`, `backoff_seconds`,

@@ -80,12 +80,14 @@ SHARED = {
 }
 """The same for one that stays assigned to many partitions."""
 
+FETCH_WAIT_SECONDS = 4.0
+
 WATCHING = {
     **CONSUMER,
     "enable.partition.eof": False,
     # It waits in the broker. A partition that is not in the fetch waits for its end, so a consumer
     # that is assigned is not relied on for as long (`counterpoise.logs.kafka.watching`).
-    "fetch.wait.max.ms": 4000,
+    "fetch.wait.max.ms": round(FETCH_WAIT_SECONDS * 1000),
     # A partition is left out of the next fetch if so many of its records were not taken yet. The
     # thread that takes them is never as fast as a fetch.
     "queued.min.messages": 1000,

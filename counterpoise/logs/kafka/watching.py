@@ -32,13 +32,13 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from counterpoise.backoff import Backoff
 from counterpoise.logs.kafka.cluster import leave_alone
-from counterpoise.logs.kafka.reader import WATCHING
+from counterpoise.logs.kafka.reader import FETCH_WAIT_SECONDS
 from counterpoise.logs.kafka.rows import RecordColumns
 from counterpoise.logs.port import Rest
 
 LOOK_SECONDS = 15.0
 # A new consumer connects, and its first fetch may lack partitions: longer than a fetch waits.
-NEW_SECONDS = WATCHING["fetch.wait.max.ms"] / 1000 + 0.5
+NEW_SECONDS = FETCH_WAIT_SECONDS + 0.5
 NEW_LOOK = Backoff(0.01, 0.05)
 # So long the reader asks now and then after an error of its consumer.
 FAILED_SECONDS = 5.0
