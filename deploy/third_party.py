@@ -1,6 +1,6 @@
 """Writes deploy/THIRD-PARTY.md: the packages that users get with the wheels, and their licenses.
 
-    .venv/bin/python deploy/third_party.py > deploy/THIRD-PARTY.md
+    .venv/bin/python deploy/third_party.py > deploy/THIRD-PARTY.md   # with Python 3.11
 
 Names and versions are those of the lock; the licenses are what each installed package says of
 itself. Packages that only our development needs, or other platforms than Linux, are left out.

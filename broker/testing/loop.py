@@ -170,6 +170,9 @@ class VirtualLoop(_Base):  # type: ignore[misc]
             if callback is not None:
                 self.steps += 1
                 callback(*handle._args)
+            # The traceback of a task that failed has this frame (since Python 3.13). It must not
+            # keep the task, which reports its failure as it goes.
+            del handle, callback
         if self.steps > self._most_steps:
             raise RuntimeError("this would go on for ever")
         if self.failures:
