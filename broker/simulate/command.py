@@ -184,7 +184,6 @@ def simulate(
 
     It helps to choose rebalance_delay and max_handoff_time before production. The
     decisions are those of the service; consumers are a model. Nothing is changed.
-    A million partitions with 20,000 consumers need minutes and 3 GB of memory.
     """
     given: dict[str, Any] = {
         "partition_count": partitions,
