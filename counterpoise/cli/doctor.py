@@ -53,7 +53,6 @@ CLOCKS_APART_SECONDS = 3.0
 MOST_QUEUES = 50
 # Of a retry queue with more, what is set aside is not counted.
 MOST_RECORDS = 100_000
-OLDEST_SPARK = (4, 3)
 # By kind of condition; {} is the queue.
 ADVICE = {
     "quarantined": "look at the message, mend the consumer or pass the message by with "
@@ -489,14 +488,11 @@ def _spark() -> Iterator[Finding]:
             "for Spark applications: pip install 'counterpoise[spark]'",
         )
         return
-    major, minor = (int(part) for part in installed.split(".")[:2])
-    if (major, minor) < OLDEST_SPARK:
-        yield Finding(
-            "spark",
-            "wrong",
-            f"PySpark {installed} is too old",
-            "pip install --upgrade 'counterpoise[spark]'",
-        )
+    from counterpoise.spark.supported import HOW, supports
+
+    if not supports(installed):
+        why = f"PySpark {installed} does not do: it has to be 4.3 or later, below 5"
+        yield Finding("spark", "wrong", why, HOW)
     elif missing := [name for name in ("pandas", "google.protobuf") if _lacks(name)]:
         yield Finding(
             "spark",

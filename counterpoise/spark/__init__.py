@@ -22,6 +22,7 @@ Each name is loaded when it is first used.
 from typing import TYPE_CHECKING
 
 from counterpoise.lazy import lazily
+from counterpoise.spark.supported import require_pyspark
 
 if TYPE_CHECKING:
     from counterpoise.spark.aggregates import (
@@ -106,7 +107,12 @@ _WHERE = {
 }
 
 if not TYPE_CHECKING:  # which would make every name an attribute of this package
-    __getattr__ = lazily(__name__, _WHERE)
+    _attribute = lazily(__name__, _WHERE)
+
+    def __getattr__(name):
+        if name in _WHERE:
+            require_pyspark()
+        return _attribute(name)
 
 
 def __dir__() -> list[str]:

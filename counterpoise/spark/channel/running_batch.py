@@ -229,7 +229,10 @@ def _execution(batch: DataFrame) -> Any:
         assert context._jvm is not None
         found = queries.get(context._jvm.java.util.UUID.fromString(query_id))
     if found is None:
-        raise NoChannel("call the sink from foreachBatch, in the thread that Spark calls")
+        raise NoChannel(
+            "call the sink from foreachBatch, in the thread that Spark calls, or in a "
+            "pyspark.InheritableThread: other threads do not know their query"
+        )
     return found
 
 

@@ -94,3 +94,26 @@ def test_a_task_does_not_load_the_services_client(reader: Any) -> None:
     """Spark makes a process for each task of a micro-batch, each without these modules at first."""
     act = "assert objects[0].read(objects[2])"
     assert not loaded("pyspark.worker", act, reader, SOURCE, PARTITION) & {*ELSEWHERE, *SERVERS}
+
+
+@pytest.mark.parametrize(
+    ("version", "found"),
+    [("3.5.1", "PySpark 3.5.1"), ("4.0.1", "PySpark 4.0.1"), ("5.0.0", "PySpark 5.0.0")],
+)
+def test_another_pyspark_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, version: str, found: str
+) -> None:
+    monkeypatch.setattr("pyspark.__version__", version)
+    with pytest.raises(ImportError) as refused:
+        from counterpoise.spark import register  # noqa: F401
+    assert str(refused.value) == (
+        f"counterpoise.spark needs PySpark 4.3 or later, below 5, and {found} is installed: "
+        "pip install --upgrade 'counterpoise[spark]'"
+    )
+    assert "\n" not in str(refused.value)
+
+
+def test_no_pyspark_is_refused_in_one_line() -> None:
+    code = "import sys; sys.modules['pyspark'] = None; import counterpoise.spark as s; s.register"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "and none is installed" in said.stderr.splitlines()[-1]
