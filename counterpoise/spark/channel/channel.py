@@ -23,9 +23,9 @@ end, are never mistaken for those of this one.
 | `done` | driver | the last micro-batch in Spark's commit log, rows dropped, the query's end |
 | `chain` | driver | which queue a query reads, and whether its rows keep their order (`chains`) |
 
-Nothing in them is a secret. The directory is removed with the driver; a killed driver leaves it in
-the system's directory for temporary files. `source_channel` is the source's end; `running_driver`
-says whether the driver still runs.
+Nothing in them is a secret. The directory is removed with the driver. A killed driver leaves it in
+the system's directory for temporary files, and a later driver of the user removes it.
+`source_channel` is the source's end; `running_driver` says whether the driver still runs.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ import json
 import logging
 import os
 import shutil
+import stat
 import tempfile
+import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from counterpoise.at_exit import at_exit
-from counterpoise.spark.channel.running_driver import announce
+from counterpoise.spark.channel.running_driver import announce, was_killed
 from counterpoise.spark.errors import SourceError
 from counterpoise.spark.offsets import VERSION_FIELD, Json
 
@@ -55,6 +57,10 @@ logger = logging.getLogger("counterpoise.spark")
 
 FORMAT = "counterpoise"
 """What Spark calls the source."""
+
+ABANDONED_SECONDS = 3600.0
+"""So long after its last document the directory of a killed driver is removed."""
+_PREFIX = "counterpoise-spark-"
 
 Name = Literal["plan", "view", "ready", "drain", "stopped", "left", "done", "alias", "chain"]
 
@@ -189,10 +195,26 @@ def source_end(home: str | Path, instance_id: str, known_as: str | None) -> Chan
 
 def make_home() -> str:
     """A new private directory for all queries of this driver; removed when Python ends."""
-    home = tempfile.mkdtemp(prefix="counterpoise-spark-")
+    _remove_abandoned()
+    home = tempfile.mkdtemp(prefix=_PREFIX)
     announce(home)
     at_exit(lambda: shutil.rmtree(home, ignore_errors=True))
     return home
+
+
+def _remove_abandoned() -> None:
+    """Remove what drivers of this user have left that were killed, once their sources, which
+    survive them for a moment, have ended."""
+    for home in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = home.lstat()
+            ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+            if ours and was_killed(home) and time.time() > _last_change(home) + ABANDONED_SECONDS:
+                shutil.rmtree(home, ignore_errors=True)
+
+
+def _last_change(home: Path) -> float:
+    return max(path.lstat().st_mtime for path in (home, *home.glob("*/")))
 
 
 @functools.cache

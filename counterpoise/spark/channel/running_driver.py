@@ -55,20 +55,24 @@ class Driver:
 
     def is_lost(self) -> bool:
         """Whether one of its two processes was killed."""
-        return os.getppid() != self._parent or self._program_was_killed()
+        if os.getppid() != self._parent:
+            return True
+        return self._home is not None and was_killed(self._home)
 
-    def _program_was_killed(self) -> bool:
-        if sys.platform == "win32" or self._home is None:
-            return False
-        try:
-            handle = os.open(Path(self._home) / _FILE, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            # Shared: the source processes of the driver's other queries may look at the same time.
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        finally:
-            os.close(handle)
-        return True
+
+def was_killed(home: str | Path) -> bool:
+    """Whether the Python program that has made this directory was killed."""
+    if sys.platform == "win32":
+        return False
+    try:
+        handle = os.open(Path(home) / _FILE, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        # Shared: the source processes of the driver's queries may look at the same time.
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True

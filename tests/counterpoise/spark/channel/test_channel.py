@@ -6,6 +6,9 @@ import json
 import os
 import shutil
 import stat
+import subprocess
+import sys
+import tempfile
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,6 +106,44 @@ def test_only_the_user_may_look(tmp_path: Path) -> None:
     shutil.rmtree(home)  # as the driver's program does when it ends
     channel.put("view", {})
     assert not home.exists()
+
+
+KILLED = """if True:
+    import os
+    from counterpoise.spark.channel.channel import Channel, make_home
+    home = make_home()
+    Channel(home, "me").put("view", {})
+    print(home, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_killed_drivers_have_left_is_removed_an_hour_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    runs = Path(make_home())
+    old, new = (
+        Path(
+            subprocess.run(
+                [sys.executable, "-c", KILLED],
+                env={**os.environ, "TMPDIR": str(tmp_path)},
+                capture_output=True,
+                text=True,
+                check=False,
+            ).stdout.strip()
+        )
+        for _ in range(2)
+    )
+    not_ours = tmp_path / "counterpoise-spark-notes"
+    not_ours.mkdir()
+    for home in (runs, old, not_ours):
+        for path in (home, *home.glob("*/")):
+            os.utime(path, (1.0, 1.0))
+    # A source that has just written something may still be there.
+    os.utime(new, (1.0, 1.0))
+    shutil.rmtree(make_home())
+    assert {*tmp_path.iterdir()} == {runs, new, not_ours}
 
 
 def test_the_driver_hears_the_source_that_speaks_for_the_instance_now(tmp_path: Path) -> None:
