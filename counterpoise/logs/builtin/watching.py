@@ -40,7 +40,7 @@ _WAKE = "SELECT counterpoise_log.wake(%b, %b::integer[])"
 _LOCKED = "55P03"
 
 
-class Watching:
+class PostgresWatching:
     """Of one reader of the log `name`."""
 
     def __init__(
