@@ -56,6 +56,7 @@ from tests.redis_server import RedisServer
 SHAPES = ((1, 1), (64, 1), (64, 16))
 """(partitions, consumers)"""
 GRANTS = 30
+SETTINGS = {**UNLIMITED, "COUNTERPOISE_LOG_CONNECTIONS": "1000"}
 GRANT_SECONDS = 1.0
 SETTLE_SECONDS = 3.0
 IDLE_SECONDS = 30.0
@@ -351,7 +352,7 @@ def _watch_all(logs: Sequence[Log], ends: Mapping[int, str], seconds: float) -> 
 def servers(kinds: Sequence[str]) -> Iterator[tuple[str, list[Server]]]:
     """The URL of a service, and the servers of these kinds of logs."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        service = stack.enter_context(running(Path(name), UNLIMITED))
+        service = stack.enter_context(running(Path(name), SETTINGS))
         found = []
         if "builtin" in kinds:
             database = stack.enter_context(psycopg.connect(service.database_url, autocommit=True))

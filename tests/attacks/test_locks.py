@@ -35,8 +35,8 @@ def upgrade():
 """
 ROLE, READ = "counterpoise_log_client_locks", "SELECT partition FROM counterpoise_log.partitions"
 APPEND = """
-SELECT counterpoise_log.append('orders', 1, 'publisher', %s, '{0}', ARRAY['x']::bytea[], NULL,
-    NULL, NULL)
+SELECT appended FROM counterpoise_log.append('orders', 1, 'publisher', %s, '{0}',
+    ARRAY['x']::bytea[], NULL, NULL, NULL)
 """
 
 

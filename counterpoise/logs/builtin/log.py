@@ -32,7 +32,7 @@ from counterpoise.logs.builtin.connection import (
     text_array,
 )
 from counterpoise.logs.builtin.reading import ChunkReader
-from counterpoise.logs.builtin.watching import Watching, wake
+from counterpoise.logs.builtin.watching import PostgresWatching, wake
 from counterpoise.logs.errors import (
     LogBehind,
     LogError,
@@ -88,7 +88,7 @@ class PostgresLog(NumberedLog):
         self._connection = LogConnection(url, timeout_seconds)
         self._admission = ByteAdmission(self._connection, name)
         self._reader = ChunkReader(self._connection, name)
-        self._watching = Watching(self._connection, name)
+        self._watching = PostgresWatching(self._connection, name)
 
     def __repr__(self) -> str:
         return f"PostgresLog({self.name!r})"

@@ -22,8 +22,8 @@ from counterpoise.logs.builtin.connection import LogConnection, bigint_array, in
 from counterpoise.logs.errors import LogError, LogUnavailable
 from counterpoise.logs.port import Rest
 
-# How often a reader that waits looks. A thousand of them ask for a hundredth of a core.
-LOOK = Backoff(2.0, 16.0)
+# How often a reader that waits looks.
+LOOK = Backoff(2.0, 30.0)
 # An append is about to end.
 SOON = Backoff(0.002, 0.2)
 # For how long a reader asks now and then that cannot be woken: because no notification arrives, or
@@ -40,7 +40,7 @@ _WAKE = "SELECT counterpoise_log.wake(%b, %b::integer[])"
 _LOCKED = "55P03"
 
 
-class Watching:
+class PostgresWatching:
     """Of one reader of the log `name`."""
 
     def __init__(

@@ -56,7 +56,7 @@ from counterpoise.logs.kafka.consumer_groups import ConsumerGroup
 from counterpoise.logs.kafka.cursors import Cursors
 from counterpoise.logs.kafka.peeking import PEEK_SHARE, times_at
 from counterpoise.logs.kafka.reader import RangeReader
-from counterpoise.logs.kafka.watching import Watching
+from counterpoise.logs.kafka.watching import KafkaWatching
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog, fair_shares
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds, Rest
 
@@ -98,7 +98,7 @@ class KafkaLog(NumberedLog):
             self._clients.shared_consumer,
             self._clients.consumer,
         )
-        self._watching = Watching(
+        self._watching = KafkaWatching(
             self.name,
             self._clients.watching_consumer,
             lambda ends: self._topic.bounds(ends, self._begin())[1],

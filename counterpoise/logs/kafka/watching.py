@@ -51,7 +51,7 @@ _MOST_EVENTS = 1000
 _NOW = Rest(0.0)
 
 
-class Watching:
+class KafkaWatching:
     """Of one reader of a log."""
 
     def __init__(

@@ -42,7 +42,7 @@ from counterpoise.logs.redis.connection import (
     RedisConnection,
     Script,
 )
-from counterpoise.logs.redis.watching import Watching
+from counterpoise.logs.redis.watching import RedisWatching
 from counterpoise.logs.rows import headers_of, microseconds_of, texts
 from counterpoise.logs.rows import record_batch as rows_of
 
@@ -153,7 +153,7 @@ class RedisLog(NumberedLog):
         self._prefix = f"counterpoise:{{{address.name}}}:".encode()
         self._meta = self._prefix + b"meta"
         self._partitions = self._prefix + b"partitions"
-        self._watching = Watching(self._redis, self._stream)
+        self._watching = RedisWatching(self._redis, self._stream)
         # A server closes the connection at an answer beyond its `client-output-buffer-limit`.
         self._chunk_bytes = CHUNK_BYTES
 

@@ -30,7 +30,7 @@ DEAF_SECONDS = 60.0
 _LAST = 2**64 - 1
 
 
-class Watching:
+class RedisWatching:
     """Of one reader of a log."""
 
     def __init__(

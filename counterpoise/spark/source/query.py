@@ -269,8 +269,8 @@ class Consumption:
         self._flow.close(timeout_seconds=_STOP_SECONDS)
         self._left = True
         if self._drained_from_outside:
-            told = self._tell_driver()
-            self._stopped_by = self._clock() + (DRIVER_SECONDS if told else 0.0)
+            now = self._clock()
+            self._stopped_by = now + (DRIVER_SECONDS if self._tell_driver() else 0.0)
 
     def _tell_driver(self) -> bool:
         """Whether the driver was told that the flow has left."""

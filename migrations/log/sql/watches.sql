@@ -28,13 +28,14 @@ REVOKE ALL ON FUNCTION counterpoise_log.channel_of FROM PUBLIC;
 CREATE FUNCTION counterpoise_log.check_reader(p_log text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    IF EXISTS (SELECT FROM counterpoise_log.clients
+               WHERE role = session_user AND purpose = 'read' AND log = p_log
+                   AND expires_at > now()) THEN
+        RETURN;
+    END IF;
     IF EXISTS (SELECT FROM pg_auth_members
                WHERE roleid = to_regrole('counterpoise_log_client')
-                   AND member = to_regrole(quote_ident(session_user)))
-        AND NOT EXISTS (SELECT FROM counterpoise_log.clients
-                        WHERE role = session_user AND purpose = 'read' AND log = p_log
-                            AND expires_at > now())
-    THEN
+                   AND member = to_regrole(quote_ident(session_user))) THEN
         RAISE EXCEPTION 'these credentials are not valid for reading'
             USING ERRCODE = 'insufficient_privilege';
     END IF;
@@ -78,7 +79,8 @@ REVOKE ALL ON FUNCTION counterpoise_log.watch FROM PUBLIC;
 CREATE FUNCTION counterpoise_log.still_waits(
     p_log text, p_channel text, p_partitions integer[], p_positions bigint[]
 ) RETURNS text
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     -- Transactions after this one have begun later. A row's numbers lack the upper half.
     v_next CONSTANT bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
@@ -97,15 +99,13 @@ BEGIN
     END IF;
     SELECT bool_and(coalesce(p.next_position, 0) = asked.position AND p.successors IS NULL),
             bool_and(coalesce(w.position = asked.position, false)),
-            bool_or(p.locked_by <> 0 AND (
-                ((p.locked_by - v_next) & 4294967295) < 2147483648
-                OR p.locked_by = ANY (v_running)))
+            bool_or(p.xmax <> '0'::xid AND (
+                ((p.xmax::text::bigint - v_next) & 4294967295) < 2147483648
+                OR p.xmax::text::bigint = ANY (v_running)))
         INTO v_waits, v_said, v_locked
         FROM unnest(p_partitions, p_positions) AS asked (partition, position)
-        LEFT JOIN (
-            SELECT partition, next_position, successors, xmax::text::bigint AS locked_by
-            FROM counterpoise_log.partitions WHERE log_id = v_log_id
-        ) AS p USING (partition)
+        LEFT JOIN counterpoise_log.partitions AS p
+            ON p.log_id = v_log_id AND p.partition = asked.partition
         LEFT JOIN counterpoise_log.watches AS w
             ON w.log_id = v_log_id AND w.partition = asked.partition;
     RETURN CASE WHEN NOT v_waits THEN 'moved' WHEN NOT v_said THEN 'unsaid'
