@@ -21,7 +21,7 @@ FLOWS = 500
 LEASE_SECONDS = 8.0
 # So long that a flow that is not served loses its lease twice.
 FLOOD_SECONDS = 20.0
-PARTITIONS = 5000
+PARTITIONS = 4096
 
 
 @pytest.mark.long
