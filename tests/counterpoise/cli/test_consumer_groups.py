@@ -64,7 +64,7 @@ def test_a_group_with_offsets_of_as_many_partitions_as_may_be_is_taken_over(
 ):
     """What is read of the group is made up, and so is that the log is in Kafka."""
     service.wait_for_the_database()
-    count = 100_000
+    count = 4096
     begins = [Begin(number, "5", f"{10**18 + number}", 0) for number in range(count)]
     monkeypatch.setattr(address, "kind_of", lambda _: "kafka")
     made_up = Transfer("etl", begins)

@@ -75,10 +75,6 @@ MUTANTS = {
         Mutant("moves do not count", granting.moves_do_not_count),
         Mutant("nobody is held back", granting.nobody_is_held_back),
         Mutant("held back for ever", granting.held_back_for_ever),
-        Mutant(
-            "latest is where the first reader looks",
-            granting.latest_is_where_the_first_reader_looks,
-        ),
         Mutant("latest is asked when the queue is there", granting.latest_is_asked_too_late),
         Mutant("a client takes an older view", working.older_view_taken),
         Mutant("a flow that waits is not woken", working.waiting_flow_is_not_woken),

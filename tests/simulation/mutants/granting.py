@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import broker.core.decisions
 import broker.core.handoff
 import broker.core.loop
@@ -16,7 +14,6 @@ from broker.core import records as r
 from broker.core.assignment import HandoffPlanner
 from broker.core.draft import Draft
 from broker.core.queue import Queue
-from broker.testing.database import MemoryDatabase
 from tests.simulation.mutants.mutant import Changes
 from tests.simulation.stand_ins import replaced
 
@@ -112,20 +109,6 @@ def retires_again_in_its_epoch() -> Changes:
         draft.emit(r.PartitionsRetired(numbers))
 
     return [(broker.core.resizing, "_retire", retire)]
-
-
-def latest_is_where_the_first_reader_looks() -> Changes:
-    """Was in the product: an owner that takes over before the first commit starts later."""
-
-    async def ends(self, log, owner):
-        return {}
-
-    real = MemoryDatabase.create
-
-    def create(self, commit):
-        real(self, replace(commit, first_positions={}))
-
-    return [(QueueCalls, "_ends", ends), (MemoryDatabase, "create", create)]
 
 
 def latest_is_asked_too_late() -> Changes:
