@@ -488,7 +488,7 @@ def _spark() -> Iterator[Finding]:
             "for Spark applications: pip install 'counterpoise[spark]'",
         )
         return
-    from counterpoise.spark.supported import HOW, supports
+    from counterpoise.spark.version import HOW, supports
 
     if not supports(installed):
         why = f"PySpark {installed} does not do: it has to be 4.3 or later, below 5"

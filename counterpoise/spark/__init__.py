@@ -22,7 +22,7 @@ Each name is loaded when it is first used.
 from typing import TYPE_CHECKING
 
 from counterpoise.lazy import lazily
-from counterpoise.spark.supported import require_pyspark
+from counterpoise.spark.version import require_pyspark
 
 if TYPE_CHECKING:
     from counterpoise.spark.aggregates import (

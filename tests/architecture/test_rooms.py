@@ -52,7 +52,6 @@ TWICE = {
     "Node": "a partition in the graph: of the core, and as it is drawn",
     "Settings": "of a queue, and of the service",
     "Status": "of a consumer, and of a queue",
-    "Watching": "waits at the ends of partitions: of the built-in log, of Redis, and of Kafka",
 }
 
 
