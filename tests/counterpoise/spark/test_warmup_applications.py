@@ -26,7 +26,7 @@ class WarmStage(Stage):
     def learning_queue(self, partitions: int, **settings: object) -> None:
         """The queue, and another one that keeps the history (docs, *What the log must keep*)."""
         self.queue(partitions, **{"rebalance_delay": 0, "max_handoff_time": 600, **settings})
-        self.client.create_queue("flights-history", partitions, log="builtin:flights")
+        self.client.create_queue("flights-history", log="builtin:flights", ordered_resize=False)
 
     def stateful(
         self,

@@ -48,6 +48,11 @@ class Stage(QueryStage):
         given = {"rebalance_delay": 0, "max_handoff_time": 600, **settings}
         self.client.create_queue(queue, partitions, **given)
 
+    def open_with_history(self) -> None:
+        """A queue, and the one that keeps its history, made as docs/warmup.md says."""
+        self.open("flights", 2)
+        self.client.create_queue("flights-history", log="builtin:flights", ordered_resize=False)
+
     def table(self, columns: str) -> None:
         with psycopg.connect(self.url) as connection:
             connection.execute(f"CREATE TABLE result ({columns})")
@@ -152,8 +157,7 @@ class Applications:
 
 def windows(stage: Stage) -> Applications:
     """Counts and means of an hour."""
-    stage.open("flights", 2)
-    stage.client.create_queue("flights-history", 2, log="builtin:flights")
+    stage.open_with_history()
     stage.table("key text, window_start timestamptz, n bigint, mean float, position text")
     values = {"n": Count(), "mean": Avg("number")}
 
@@ -171,8 +175,7 @@ def windows(stage: Stage) -> Applications:
 
 def ids(stage: Stage) -> Applications:
     """Each value of a key once within an hour."""
-    stage.open("flights", 2)
-    stage.client.create_queue("flights-history", 2, log="builtin:flights")
+    stage.open_with_history()
     stage.table("key text, value text, published_at timestamptz, headers text")
 
     def made(name: str) -> DataFrame:
@@ -188,8 +191,7 @@ def ids(stage: Stage) -> Applications:
 
 def pairs(stage: Stage) -> Applications:
     """Values of one log that begin with o, each with all of its key that begin with p."""
-    stage.open("flights", 2)
-    stage.client.create_queue("flights-history", 2, log="builtin:flights")
+    stage.open_with_history()
     stage.table("key text, left_value text, right_value text")
 
     def made(name: str) -> DataFrame:
