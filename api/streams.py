@@ -211,7 +211,7 @@ class DeferredCall(Response):
     def __init__(
         self,
         wait: Callable[[], Coroutine[Any, Any, T]],
-        answer: Callable[[T], Coroutine[Any, Any, Response]],
+        answer: Callable[[T], Response],
     ) -> None:
         """`wait` may raise BrokerError; `answer` makes the response of its result."""
         self.background = None
@@ -232,7 +232,7 @@ class DeferredCall(Response):
         status = 500
         try:
             try:
-                response = await self._answer(await self._wait())
+                response = self._answer(await self._wait())
             except BrokerError as error:
                 response = of_broker_error(error)
             except Exception as error:
@@ -264,7 +264,7 @@ class EventStream(Response, Generic[T]):
     def __init__(
         self,
         source: AsyncIterator[T],
-        encode: Callable[[T], Coroutine[Any, Any, bytes]],
+        encode: Callable[[T], bytes],
         open_calls: OpenCalls,
         keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
         until: Callable[[], Coroutine[Any, Any, None]] | None = None,
@@ -339,7 +339,7 @@ class EventStream(Response, Generic[T]):
                     await _body(send, b":\n\n")
                     continue
                 item, upcoming = upcoming.result(), None
-                await _body(send, await self._encode(item))
+                await _body(send, self._encode(item))
         except StopAsyncIteration:
             return
         except BrokerError as error:

@@ -115,14 +115,14 @@ def waiting(app: Starlette, flow: BoundFlow, after: int, wait_seconds: float) ->
     return DeferredCall(lambda: open_calls.waiting(wait(), renews=True), _update)
 
 
-async def _update(view: views.UpdateView | None, status_code: int = 200) -> Response:
+def _update(view: views.UpdateView | None, status_code: int = 200) -> Response:
     """The view as an answer; None: nothing is newer."""
     if view is None:
         return Response(status_code=204)
     return Response(update_json(view), status_code=status_code, media_type="application/json")
 
 
-async def _update_event(view: views.UpdateView) -> bytes:
+def _update_event(view: views.UpdateView) -> bytes:
     return event("FlowChangeUpdate", update_json(view), view.revision)
 
 
@@ -389,4 +389,4 @@ async def drain(
     by_flow = caller.flow_id is not None
     drained = flow_of(request) if by_flow else await broker.bound_flows.of(queue, flow)
     view = await broker.flows.drain(drained, timeout_seconds, caller)
-    return await _update(view, 202)
+    return _update(view, 202)

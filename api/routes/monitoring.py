@@ -228,7 +228,7 @@ async def events(queue: Name) -> None:
 _written: WeakKeyDictionary[views.EventView, bytes] = WeakKeyDictionary()
 
 
-async def _change_event(queue: str, item: views.EventView) -> bytes:
+def _change_event(queue: str, item: views.EventView) -> bytes:
     known = _written.get(item)
     if known is not None:
         return known

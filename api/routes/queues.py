@@ -15,7 +15,6 @@ from api.schemas import queues as queue_schemas
 from api.schemas import rebalances as rebalance_schemas
 from api.security import Also, allow, caller_of
 from broker.calls import views
-from broker.calls.views import RebalanceView
 from broker.core.access import Right
 
 ROUTER = APIRouter(prefix="/v1/queues", route_class=Route)
@@ -144,7 +143,7 @@ async def delete_queue(
     responses=problems.document(*ON_A_QUEUE),
 )
 @allow(Right.SEE, Also.FLOW)
-async def rebalance_status(request: Request, queue: Name) -> views.RebalanceStatusView | Response:
+async def rebalance_status(request: Request, queue: Name) -> Response:
     """The status (Ready, Holddown or Rebalancing), its trigger, its begin, and the handoffs."""
     view = await broker_of(request).monitoring.rebalance_status(queue)
     return answer(rebalance_schemas.RebalanceStatus, view)
@@ -160,7 +159,7 @@ async def rebalance_status(request: Request, queue: Name) -> views.RebalanceStat
     responses=problems.document(*ON_A_QUEUE),
 )
 @allow(Right.ADMINISTER)
-async def rebalance_now(request: Request, queue: Name) -> views.RebalanceStatusView | Response:
+async def rebalance_now(request: Request, queue: Name) -> Response:
     """Rebalance at once, skipping the holddown. In a balanced queue no partition moves."""
     view = await broker_of(request).queues.rebalance(queue, caller_of(request))
     return answer(rebalance_schemas.RebalanceStatus, view, 202)
@@ -181,7 +180,7 @@ async def rebalances(
     limit: Limit = 100,
     cursor: Cursor = None,
     moves: Annotated[Flag, Query(description="Whether each item has its moves.")] = False,
-) -> views.Page[RebalanceView] | Response:
+) -> Response:
     """Every rebalance and every grant outside one, newest first; with `moves=true` what it moved.
 
     A page has at most 1 MiB, and may have fewer items than `limit`. An item that has `more_moves`
@@ -239,7 +238,7 @@ async def set_positions(
     dry_run: Annotated[
         Flag, Query(description="Change nothing, and say what would be read again or skipped.")
     ] = False,
-) -> views.PositionsView | Response:
+) -> Response:
     """Set the positions from which consumers continue: an end of the log, a time, or positions.
 
     Raises the epochs, so that calls under the old epochs are refused.

@@ -91,8 +91,8 @@ class CutCalls:
     async def settle(self, name: str) -> None:
         """Makes the log of this queue have its partition count, and takes over the log's cuts.
 
-        Nothing if the queue has no ordered resizes. A failure is logged and
-        tried again when the queue is due.
+        Nothing if the queue has no ordered resizes. A failure is logged, and tried again when the
+        queue is due.
         """
         try:
             await self._settle(name)

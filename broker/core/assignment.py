@@ -21,25 +21,12 @@ back, so the minimum is counted anew as if they had not begun, and those that fi
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from broker.core.model import Flow, Handoff
 from broker.core.queue import Queue
 from broker.core.structures import Ranking, TentativeCounts
-
-
-def with_their_share(queue: Queue, flow_ids: Iterable[str]) -> frozenset[str]:
-    """Those of these flows that have what is theirs while partitions are granted: at most a quarter
-    of all flows get one more. In an exclusive queue there are none.
-    """
-    if not queue.takers or queue.exclusive:
-        return frozenset()
-    share, ceilings = divmod(queue.group_count, queue.takers)
-    if 4 * ceilings > queue.takers:
-        share += 1
-    flows = (queue.flows.get(flow_id) for flow_id in flow_ids)
-    return frozenset(flow.id for flow in flows if flow is not None and flow.load >= share)
 
 
 class HandoffPlanner:

@@ -212,8 +212,11 @@ class Replica:
         queue = coordinator.queue
         if queue is None:
             return
-        self._came += len(queue.partitions) - self._known.get(queue, 0)
+        came = len(queue.partitions) - self._known.get(queue, 0)
+        if not came:
+            return
         self._known[queue] = len(queue.partitions)
+        self._came += came
         if self._came >= MANY:
             self._came = 0
             gc.collect()

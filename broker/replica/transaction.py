@@ -87,18 +87,6 @@ class Submission:
             self.answer.set_result(answer)
 
 
-async def all_of(answers: Sequence[asyncio.Future[T]]) -> list[T]:
-    """The answers, once the last one is known, in this round of the event loop. Raises the first
-    error.
-    """
-    try:
-        return [await one for one in answers]
-    finally:
-        for one in answers:
-            if not one.cancel() and not one.cancelled():
-                one.exception()  # Else asyncio would log it.
-
-
 class Superseded(NamedTuple):
     """A release that came after a later call of its flow, by `seq`: nothing is done for it."""
 

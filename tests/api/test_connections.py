@@ -63,7 +63,7 @@ class Polls:
             del scope[WRITE_WHOLE]
         await DeferredCall(changed.wait, self._answer).run(scope, receive, send)
 
-    async def _answer(self, _: object) -> Response:
+    def _answer(self, _: object) -> Response:
         if self.body is None:
             return Response(status_code=204)
         return Response(self.body, media_type="application/json")

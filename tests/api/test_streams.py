@@ -332,5 +332,5 @@ async def test_a_call_that_is_cancelled_otherwise_stays_cancelled() -> None:
     assert len(open_calls) == 0
 
 
-async def _as_bytes(item: bytes) -> bytes:
+def _as_bytes(item: bytes) -> bytes:
     return item

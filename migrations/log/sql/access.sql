@@ -59,19 +59,20 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION counterpoise_log.readable_name FROM PUBLIC;
 
--- Refuses a client that may not publish in this log; others are bound by their grants alone.
-CREATE FUNCTION counterpoise_log.check_client(p_log text) RETURNS void
+-- Refuses a client that may not read, or publish in, this log; others are bound by their grants alone.
+CREATE FUNCTION counterpoise_log.check_client(p_log text, p_purpose text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF EXISTS (SELECT FROM counterpoise_log.clients
-               WHERE role = session_user AND purpose = 'publish' AND log = p_log
+               WHERE role = session_user AND purpose = p_purpose AND log = p_log
                    AND expires_at > now()) THEN
         RETURN;
     END IF;
     IF EXISTS (SELECT FROM pg_auth_members
                WHERE roleid = to_regrole('counterpoise_log_client')
                    AND member = to_regrole(quote_ident(session_user))) THEN
-        RAISE EXCEPTION 'these credentials are not valid for publishing in %', quote_literal(p_log)
+        RAISE EXCEPTION 'these credentials are not valid for %', CASE p_purpose
+                WHEN 'read' THEN 'reading' ELSE 'publishing in ' || quote_literal(p_log) END
             USING ERRCODE = 'insufficient_privilege';
     END IF;
 END $$;

@@ -52,7 +52,7 @@ DECLARE
     v_log_id integer;
 BEGIN
     PERFORM counterpoise_log.check_isolation();
-    PERFORM counterpoise_log.check_client(p_log);
+    PERFORM counterpoise_log.check_client(p_log, 'publish');
     SELECT log_id INTO v_log_id FROM counterpoise_log.logs WHERE name = p_log;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'there is no log %', quote_literal(p_log) USING ERRCODE = 'CP002';
@@ -81,7 +81,7 @@ DECLARE
     v_skip bigint;
 BEGIN
     PERFORM counterpoise_log.check_isolation();
-    PERFORM counterpoise_log.check_client(p_log);
+    PERFORM counterpoise_log.check_client(p_log, 'publish');
     SELECT array_agg(p), bool_or((p >= 0 AND p < p_partition_count) IS NOT TRUE)
         INTO v_touched, v_out_of_range
         FROM (SELECT DISTINCT unnest(p_partitions) AS p) AS touched;
@@ -192,7 +192,7 @@ DECLARE
     v_skip bigint;
 BEGIN
     PERFORM counterpoise_log.check_isolation();
-    PERFORM counterpoise_log.check_client(p_log);
+    PERFORM counterpoise_log.check_client(p_log, 'publish');
     SELECT array_agg(p), bool_or((p >= 0 AND p < p_partition_count) IS NOT TRUE)
         INTO v_touched, v_out_of_range
         FROM (SELECT DISTINCT unnest(p_partitions) AS p) AS touched;

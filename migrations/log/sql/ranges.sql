@@ -52,7 +52,7 @@ CREATE FUNCTION counterpoise_log.ranges(p_log text)
 RETURNS TABLE (first_hash bigint, last_hash bigint, partition integer)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM counterpoise_log.check_client(p_log);
+    PERFORM counterpoise_log.check_client(p_log, 'publish');
     RETURN QUERY SELECT p.first_hash, p.last_hash, p.partition
         FROM counterpoise_log.partitions AS p JOIN counterpoise_log.logs AS l USING (log_id)
         WHERE l.name = p_log AND p.first_hash IS NOT NULL AND p.successors IS NULL
@@ -81,7 +81,7 @@ DECLARE
     v_skip bigint;
 BEGIN
     PERFORM counterpoise_log.check_isolation();
-    PERFORM counterpoise_log.check_client(p_log);
+    PERFORM counterpoise_log.check_client(p_log, 'publish');
     SELECT array_agg(p), bool_or((p >= 0) IS NOT TRUE)
         INTO v_touched, v_out_of_range
         FROM (SELECT DISTINCT unnest(p_partitions) AS p) AS touched;
@@ -200,7 +200,7 @@ DECLARE
     v_skip bigint;
 BEGIN
     PERFORM counterpoise_log.check_isolation();
-    PERFORM counterpoise_log.check_client(p_log);
+    PERFORM counterpoise_log.check_client(p_log, 'publish');
     SELECT array_agg(p), bool_or((p >= 0) IS NOT TRUE)
         INTO v_touched, v_out_of_range
         FROM (SELECT DISTINCT unnest(p_partitions) AS p) AS touched;

@@ -24,24 +24,6 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 RETURN 'counterpoise_log_' || replace(p_incarnation::text, '-', '');
 REVOKE ALL ON FUNCTION counterpoise_log.channel_of FROM PUBLIC;
 
--- Refuses a client that may not read this log; others are bound by their grants alone.
-CREATE FUNCTION counterpoise_log.check_reader(p_log text) RETURNS void
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    IF EXISTS (SELECT FROM counterpoise_log.clients
-               WHERE role = session_user AND purpose = 'read' AND log = p_log
-                   AND expires_at > now()) THEN
-        RETURN;
-    END IF;
-    IF EXISTS (SELECT FROM pg_auth_members
-               WHERE roleid = to_regrole('counterpoise_log_client')
-                   AND member = to_regrole(quote_ident(session_user))) THEN
-        RAISE EXCEPTION 'these credentials are not valid for reading'
-            USING ERRCODE = 'insufficient_privilege';
-    END IF;
-END $$;
-REVOKE ALL ON FUNCTION counterpoise_log.check_reader FROM PUBLIC;
-
 -- Says that a reader waits at those of these positions that are ends now. Answers the channel.
 CREATE FUNCTION counterpoise_log.watch(
     p_log text, p_partitions integer[], p_positions bigint[]
@@ -52,7 +34,7 @@ DECLARE
     v_log counterpoise_log.logs;
 BEGIN
     PERFORM counterpoise_log.check_isolation();
-    PERFORM counterpoise_log.check_reader(p_log);
+    PERFORM counterpoise_log.check_client(p_log, 'read');
     SELECT * INTO v_log FROM counterpoise_log.logs WHERE name = p_log;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'there is no log %', quote_literal(p_log) USING ERRCODE = 'CP002';
@@ -91,7 +73,7 @@ DECLARE
     v_said boolean;
     v_locked boolean;
 BEGIN
-    PERFORM counterpoise_log.check_reader(p_log);
+    PERFORM counterpoise_log.check_client(p_log, 'read');
     SELECT log_id INTO v_log_id FROM counterpoise_log.logs
         WHERE name = p_log AND counterpoise_log.channel_of(incarnation) = p_channel;
     IF NOT FOUND THEN
@@ -130,7 +112,7 @@ REVOKE ALL ON FUNCTION counterpoise_log.watched FROM PUBLIC;
 CREATE FUNCTION counterpoise_log.wake(p_log text, p_partitions integer[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM counterpoise_log.check_client(p_log);
+    PERFORM counterpoise_log.check_client(p_log, 'publish');
     -- A payload has at most 8,000 bytes.
     PERFORM pg_notify(counterpoise_log.channel_of(incarnation),
             CASE WHEN cardinality(p_partitions) <= 1000
