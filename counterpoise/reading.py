@@ -12,11 +12,12 @@ limit is a `BadAnswer`, too.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from msgspec import DecodeError, Struct, ValidationError, convert, structs
-from msgspec.json import decode
+from msgspec.json import Decoder, decode
 
 from counterpoise.documents import Document
 from counterpoise.errors import BadAnswer, InvalidToken
@@ -31,6 +32,11 @@ MOST_DEPTH = 32
 MOST_LISTED = 1_000_000
 # A listing may show a caller few items of each page.
 MOST_PAGES = 10_000
+
+# msgspec examines a message class when it first reads one, and a second thread that reads such a
+# message meanwhile crashes the process. So each class is examined by one thread, before any reads.
+_examined: set[Any] = set()
+_examining = threading.Lock()
 
 _NUMBER = re.compile(r"[0-9]{1,100}")
 _TOKEN = re.compile(TOKEN_PATTERN)
@@ -190,6 +196,10 @@ def _with_raw(body: Any) -> Any:
 
 
 def _converted(body: Any, shape: type[T]) -> T:
+    if shape not in _examined:
+        with _examining:
+            Decoder(shape)
+            _examined.add(shape)
     try:
         return convert(body, shape)
     except ValidationError as wrong:

@@ -102,10 +102,16 @@ class Worker:
         assert self.process is not None
         self.process.send_signal(signum)
 
+    def check(self) -> None:
+        """Fails if it crashed."""
+        code = self.process.poll() if self.process is not None else None
+        assert not code, f"{self.name} crashed: it ended with {code}; see {self._log_file}"
+
     def end(self, signum: int = signal.SIGTERM, seconds: float = 240.0) -> None:
         """Send a signal and wait. A process that does not end is killed, and that is an error."""
         if self.process is None:
             return
+        self.check()
         if self.process.poll() is None:
             self.process.send_signal(signum)
             self.process.send_signal(signal.SIGCONT)
@@ -128,6 +134,7 @@ class Scene:
         self.journal_file = directory / "journal"
         self._journal = Journal(self.journal_file)
         self.replicas: list[ServeProcess] = []
+        self._workers: list[Worker] = []
         self._outcomes: dict[tuple[int, int], str] | None = None
         """By partition and epoch: how the service's history says that it was granted."""
         self._held = contextlib.ExitStack()
@@ -193,6 +200,7 @@ class Scene:
         arguments = (self.service_proxy.url, QUEUE, self.journal_file, name, count, figure)
         worker = Worker(self.directory / f"{name}.log", name, role, *arguments).start()
         self._held.callback(lambda: worker.end(signal.SIGKILL))
+        self._workers.append(worker)
         return worker
 
     def make_queues(
@@ -256,6 +264,8 @@ class Scene:
         seen: set[str] = set()
 
         def each() -> bool:
+            for worker in self._workers:
+                worker.check()
             seen.update(name for name, held in self.owners().items() if held)
             return len(seen - {"?"}) == count
 
