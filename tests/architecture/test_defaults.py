@@ -19,7 +19,7 @@ from counterpoise.cli.app import app
 from counterpoise.spark.options import SourceOptions
 from tests.architecture.test_repository import ROOT
 
-DOCUMENT = yaml.safe_load((ROOT / "openapi.yaml").read_text("utf-8"))
+DOCUMENT = yaml.load((ROOT / "openapi.yaml").read_text("utf-8"), yaml.CSafeLoader)
 SHAPING = (ROOT / "api/dashboard/shaping.js").read_text("utf-8")
 
 

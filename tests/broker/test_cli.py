@@ -140,6 +140,14 @@ def test_migrate_says_what_it_did(database_url: str) -> None:
     assert told["restored"] == []
 
 
+def test_migrations_at_the_same_moment_take_turns(database_url: str) -> None:
+    arguments = ["migrate", "--database-url", database_url]
+    both = [Forked("counterpoise.cli", arguments, stdout=PIPE, stderr=PIPE) for _ in range(2)]
+    assert [process.communicate()[1] for process in both] == ["", ""]
+    assert [process.wait() for process in both] == [0, 0]
+    assert run(arguments).stdout.count("already") == 2
+
+
 # A running service
 
 

@@ -49,7 +49,7 @@ MESSAGES = 10
 def blocks(page: str) -> list[list[str]]:
     """The commands of each block of a page that changes data."""
     found = []
-    for token in MarkdownIt().parse((ROOT / page).read_text("utf-8")):
+    for token in MarkdownIt().disable("inline").parse((ROOT / page).read_text("utf-8")):
         if token.type not in ("code_block", "fence") or token.info not in ("", "sh", "console"):
             continue
         lines = token.content.splitlines()
