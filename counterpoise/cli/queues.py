@@ -214,7 +214,9 @@ def _consumers(queue: Queue) -> str:
 )
 @click.option(
     "--dynamic",
-    is_flag=True,
+    "partitioning",
+    flag_value="dynamic",
+    show_default="fixed",
     help="Each partition takes a range of the key's hash, and can be split and merged "
     "(built-in log only).",
 )
@@ -241,58 +243,30 @@ def create_queue(
     queue: str,
     partitions: int | None,
     consumers: str,
-    log: str | None,
-    align_with: str | None,
     custom_log: bool,
-    start: str | None,
-    ordered_resize: bool | None,
-    dynamic: bool,
     mirror: bool,
     mirror_group: str | None,
     from_group: str | None,
     dry_run: bool,
     url: str | None,
     as_json: bool,
-    **settings: Any,
+    **options: Any,
 ) -> None:
     """Create a queue."""
-    from counterpoise.cli.consumer_groups import offsets_of_group
-    from counterpoise.logs.address import kind_of
-
+    settings = {
+        **FITTING[consumers],
+        **_given(**options),
+        **_mirrored(queue, mirror or None, mirror_group),
+    }
+    _check_log(settings.get("log"), custom_log, from_group)
     if dry_run and from_group is None:
         raise click.BadParameter("--dry-run is for --from-group")
-    if from_group is not None and (log is None or kind_of(log) != "kafka"):
-        raise click.BadParameter(
-            "only a log in Kafka has consumer groups: give --log kafka://host:port/TOPIC",
-            param_hint="--from-group",
-        )
-    if log is not None and not custom_log and kind_of(log) is None:
-        # Without the address, which may hold a secret.
-        raise click.BadParameter(
-            "no client reads logs of this kind; known are builtin:QUEUE, "
-            "redis://host:port/DB/NAME and kafka://host:port/TOPIC. With --custom-log, your own "
-            "consumers read it",
-            param_hint="--log",
-        )
-    settings = _given(
-        partitioning="dynamic" if dynamic else None,
-        **settings,
-        log=log,
-        align_with=align_with,
-        start=start,
-        ordered_resize=ordered_resize,
-    )
-    settings.update(_mirrored(queue, mirror or None, mirror_group))
-    transfer: Transfer | None = None
-    if from_group is not None and log is not None:
-        begin = start or "earliest"
-        transfer = offsets_of_group(log, from_group, begin, dry_run=dry_run)
-        settings.update(_given(positions=transfer.positions or None))
-        if dry_run:
-            _show_transfer(queue, transfer, begin, as_json)
-            return
+    transfer = None if from_group is None else _transfer(from_group, settings, dry_run)
+    if transfer is not None and dry_run:
+        _show_transfer(queue, transfer, settings.get("start", "earliest"), as_json)
+        return
     with Client(url, timeout_seconds=CREATE_SECONDS) as client:
-        created = client.create_queue(queue, partitions, **{**FITTING[consumers], **settings})
+        created = client.create_queue(queue, partitions, **settings)
     if as_json:
         taken = {} if transfer is None else {"from_group": transfer.document()}
         print_json({**created.raw, **taken})
@@ -300,6 +274,36 @@ def create_queue(
     tell(f"{queue} created: {_count_and_log(created)}")
     if transfer is not None:
         transfer.show("offset", str(created.raw["start"]))
+
+
+def _check_log(log: str | None, custom: bool, from_group: str | None) -> None:
+    from counterpoise.logs.address import kind_of
+
+    kind = None if log is None else kind_of(log)
+    if from_group is not None and kind != "kafka":
+        raise click.BadParameter(
+            "only a log in Kafka has consumer groups: give --log kafka://host:port/TOPIC",
+            param_hint="--from-group",
+        )
+    if log is not None and not custom and kind is None:
+        # Without the address, which may hold a secret.
+        raise click.BadParameter(
+            "no client reads logs of this kind; known are builtin:QUEUE, "
+            "redis://host:port/DB/NAME and kafka://host:port/TOPIC. With --custom-log, your own "
+            "consumers read it",
+            param_hint="--log",
+        )
+
+
+def _transfer(group: str, settings: dict[str, Any], dry_run: bool) -> Transfer:
+    """The offsets of a consumer group, which become positions of the settings."""
+    from counterpoise.cli.consumer_groups import offsets_of_group
+
+    start = settings.get("start", "earliest")
+    transfer = offsets_of_group(settings["log"], group, start, dry_run=dry_run)
+    if transfer.positions:
+        settings["positions"] = transfer.positions
+    return transfer
 
 
 def _show_transfer(name: str, transfer: Transfer, start: str, as_json: bool) -> None:
@@ -344,21 +348,14 @@ def show_queue(queue: str, url: str | None, as_json: bool) -> None:
 @json_option
 def change_queue(
     queue: str,
-    start: str | None,
-    ordered_resize: bool | None,
     mirror: bool | None,
     mirror_group: str | None,
     url: str | None,
     as_json: bool,
-    **settings: Any,
+    **options: Any,
 ) -> None:
     """Change a queue's settings; omitted settings stay."""
-    settings = _given(
-        **settings,
-        start=start,
-        ordered_resize=ordered_resize,
-    )
-    settings.update(_mirrored(queue, mirror, mirror_group))
+    settings = {**_given(**options), **_mirrored(queue, mirror, mirror_group)}
     if not settings:
         raise click.BadParameter("give at least one setting to change")
     with Client(url) as client:
