@@ -136,6 +136,8 @@ def open_consumption(
     `available_now`: a query that ends by itself requests no warm-ups. `prepared`: what it has run.
     """
     queue, connection, bounds = _reach(options)
+    if home is None:
+        _warn_of_state(queue, options)
     wake = threading.Event()
     handoffs = Handoffs()
     flow = bind(
@@ -180,6 +182,18 @@ def open_consumption(
         connection.close()
         raise
     return Opened(options, consumption, connection)
+
+
+def _warn_of_state(queue: Queue, options: SourceOptions) -> None:
+    """Only the driver knows what a query does with its rows, and this driver is not known."""
+    if queue.access_type == "non_exclusive" and options.state_on_handoff == "refuse":
+        logger.warning(
+            "counterpoise: queue %s is shared, and this session was not registered, so nothing "
+            "refuses a query that keeps state (groupBy, dropDuplicates, a join of streams): it "
+            "would lose rows at each handoff. Call counterpoise.spark.register(spark) before the "
+            "stream is loaded, or accept it with .option('stateOnHandoff', 'lose')",
+            options.queue,
+        )
 
 
 def until_settled(options: SourceOptions, flow: BoundFlow) -> None:

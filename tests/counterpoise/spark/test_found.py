@@ -77,12 +77,13 @@ def test_a_plain_session_reads_a_queue_without_register(
             "SPARK_LOCAL_IP": "127.0.0.1",
         },
         cwd=tmp_path,
-        stdout=subprocess.PIPE,
+        capture_output=True,
         text=True,
         check=True,
-    ).stdout
-    before, read, after, refused = json.loads(said.splitlines()[-1])
+    )
+    before, read, after, refused = json.loads(said.stdout.splitlines()[-1])
     assert (before, read) == (20, 20)
     assert after[:2] == ["partition", "position"]
     assert "call counterpoise.spark.register(spark) before the stream is loaded" in refused
+    assert "nothing refuses a query that keeps state" in said.stderr
     assert sum(int(at or 0) for at in committed(client, "flights").values()) == 20
