@@ -15,9 +15,12 @@ import logging
 import re
 from typing import TYPE_CHECKING, Any
 
+from counterpoise.errors import CounterpoiseError
+from counterpoise.spark import errors
 from counterpoise.spark.driver.wrapping import wrap_once
 
 if TYPE_CHECKING:
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger("counterpoise.spark")
@@ -34,6 +37,15 @@ def own_words(text: str) -> str | None:
     """What an error of ours within Spark's text says, with its name; None: there is none."""
     found = _OURS.findall(text)
     return f"{found[-1][0]}: {found[-1][1]}" if found else None
+
+
+def own_error(error: PySparkException) -> CounterpoiseError | None:
+    """The error of the source or the sink that a task raised, as Spark's exception tells it."""
+    if not (found := _OURS.findall(_text(error))):
+        return None
+    name, said = found[-1]
+    kind = getattr(errors, name, None)
+    return kind(said) if isinstance(kind, type) else None
 
 
 def use_own_words(*, connect: bool = False) -> None:
@@ -73,7 +85,12 @@ def silence(spark: SparkSession, name: str) -> bool:
 def _in_own_words(say: Any) -> Any:
     @functools.wraps(say)
     def words(self: Any) -> str:
-        text = self._desc if hasattr(self, "_desc") else self._message
-        return own_words(text) or str(say(self))
+        return own_words(_text(self)) or str(say(self))
 
     return words
+
+
+def _text(error: Any) -> str:
+    """Spark's own, whatever `str` makes of it."""
+    text: str = error._desc if hasattr(error, "_desc") else error._message
+    return text

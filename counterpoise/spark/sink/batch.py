@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import functions
 
+from counterpoise.spark.driver.plain_errors import own_error
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.sink.target import Line, MapRows
 
@@ -81,8 +83,14 @@ class BatchRows:
 
 
 def _collected(rows: DataFrame, function: MapRows, schema: str) -> list[Line]:
-    # Spark looks at the code of what it gets, so this must be a function.
-    lines = rows.mapInArrow(lambda batches: function(batches), schema).collect()
+    """Raises what a task has raised: an error of ours as it is, and others as Spark's exception."""
+    try:
+        # Spark looks at the code of what it gets, so this must be a function.
+        lines = rows.mapInArrow(lambda batches: function(batches), schema).collect()
+    except PySparkException as error:
+        if (ours := own_error(error)) is None:
+            raise
+        raise ours from None
     return [line.asDict() for line in lines]
 
 

@@ -20,7 +20,7 @@ import psycopg
 
 from counterpoise.backoff import Backoff, Pauses
 from counterpoise.logs import postgres
-from counterpoise.spark.errors import InvalidSink
+from counterpoise.spark.errors import InvalidSink, SinkError
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Dialect, Engine
@@ -112,7 +112,10 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self, bounds: TransactionLimits) -> Iterator[Connection]:
-        """A transaction that commits at the end of the block, or rolls back on an error."""
+        """A transaction that commits at the end of the block, or rolls back on an error.
+
+        Raises SinkError if the database cannot be reached.
+        """
         from sqlalchemy.exc import DBAPIError
 
         try:
@@ -168,9 +171,10 @@ class Database:
                 return engine.connect()
             except OperationalError as error:
                 pause = pauses.failed()
+                why = " ".join(str(error.orig).split())
                 if time.monotonic() + pause > give_up_at:
-                    raise
-                logger.warning("counterpoise: the sink's database is away: %s", error.orig)
+                    raise SinkError(f"the sink's database cannot be reached: {why}") from error
+                logger.warning("counterpoise: the sink's database is away: %s", why)
                 time.sleep(pause)
 
 

@@ -7,10 +7,12 @@ time here, and more of the server.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pyarrow as pa
 
 from counterpoise.logs.columns import values_of
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
     from counterpoise.spark.sink.writer import Scope
 
 
+# An unknown column, and privileges: pymysql takes these for failures of the server.
+_REFUSED_BY_MARIADB = (1054, 1142, 1143)
+
+
 @dataclass(frozen=True)
 class Insert:
     """A `write` function. `columns` None: all columns of the rows except `replay` and `tenure`."""
@@ -34,7 +40,7 @@ class Insert:
     columns: tuple[str, ...] | None
 
     def __call__(self, connection: Connection, rows: pa.Table, scope: Scope) -> None:
-        """Append the rows."""
+        """Append the rows. Raises InvalidSink if the table does not take them."""
         driver_name = connection.dialect.driver
         if driver_name not in ("psycopg", "pymysql"):
             raise InvalidSink(
@@ -47,12 +53,12 @@ class Insert:
         driver: Any = connection.connection.driver_connection
         if driver_name == "pymysql":
             _check(connection, self.table)
-            with driver.cursor() as cursor:
+            with _refusals_of_mariadb(self.table), driver.cursor() as cursor:
                 for some_rows in inserts(into, rows.select(names)):
                     cursor.execute(some_rows)
             return
         statement = f"COPY {into} FROM STDIN"
-        with driver.cursor() as cursor:
+        with _refusals_of_postgres(self.table), driver.cursor() as cursor:
             # Waits for somebody who alters the table, and keeps others from it until the end of the
             # transaction: else the rows could be made for types that the table had before.
             with cursor.copy(statement):
@@ -69,6 +75,37 @@ class Insert:
             with cursor.copy(statement) as copy:
                 for row in zip(*columns, strict=True):
                     copy.write_row(row)
+
+
+@contextlib.contextmanager
+def _refusals_of_postgres(table: str) -> Iterator[None]:
+    """What the table cannot take, now or at another try: wrong data, a constraint, a name, a
+    privilege. Without the detail, which shows values.
+    """
+    try:
+        yield
+    except psycopg.Error as error:
+        if (error.sqlstate or "")[:2] not in ("22", "23", "42"):
+            raise
+        raise _refused(table, error.diag.message_primary) from error
+
+
+@contextlib.contextmanager
+def _refusals_of_mariadb(table: str) -> Iterator[None]:
+    import pymysql
+
+    try:
+        yield
+    except pymysql.MySQLError as error:
+        kinds = (pymysql.ProgrammingError, pymysql.DataError, pymysql.IntegrityError)
+        if not isinstance(error, kinds) and error.args[0] not in _REFUSED_BY_MARIADB:
+            raise
+        raise _refused(table, error.args[-1]) from error
+
+
+def _refused(table: str, why: object) -> InvalidSink:
+    line = " ".join(str(why).split())
+    return InvalidSink(f"the database does not take the rows into the table {table}: {line}")
 
 
 def _check(connection: Connection, name: str) -> None:

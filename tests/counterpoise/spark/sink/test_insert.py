@@ -235,7 +235,20 @@ def test_a_table_in_a_schema_and_columns_with_strange_names(connection: Connecti
     assert [tuple(row) for row in found] == [(b"x", None), (None, None)]
 
 
-def test_a_column_that_the_table_lacks_is_named(connection: Connection) -> None:
-    make(connection, "result", "text")
-    with pytest.raises(psycopg.errors.UndefinedColumn, match="other"):
-        Insert("result", None)(connection, pa.table({"other": pa.array(["x"])}), SCOPE)
+@pytest.mark.parametrize(
+    ("table", "column", "why"),
+    [
+        ("result", "other", 'column "other" of relation "result" does not exist'),
+        ("nowhere", "value", 'relation "nowhere" does not exist'),
+        ("result", "value", 'null value in column "value" of relation "result" violates'),
+    ],
+)
+def test_what_the_table_does_not_take_is_said_in_a_line(
+    connection: Connection, table: str, column: str, why: str
+) -> None:
+    connection.exec_driver_sql("CREATE TABLE result (value text NOT NULL)")
+    rows = pa.table({column: pa.array([None], pa.string())})
+    with pytest.raises(InvalidSink) as caught:
+        Insert(table, None)(connection, rows, SCOPE)
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -13,6 +13,7 @@ from sqlalchemy.exc import OperationalError
 from counterpoise.spark.errors import InvalidSink
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.sink.database import Database, TransactionLimits
+from counterpoise.spark.sink.insert import Insert
 from counterpoise.spark.sink.transactions import Transactions
 from counterpoise.spark.sink.writer import Scope
 from tests.counterpoise.spark.sink.mariadb import MariaDbServer
@@ -103,6 +104,24 @@ def test_a_transaction_that_ended_within_write_moves_no_high_water(
     if end == "a deadlock":
         assert place.write([Slice(0, 1, "1", "2")], rows_of(0, 1, 2)) == {0: "written"}
         assert place.positions(0) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [("result", "Unknown column 'other'"), ("nowhere", r"Table .* doesn't exist")],
+)
+def test_what_the_table_does_not_take_is_said_in_a_line(
+    mariadb: MariaDbServer, table: str, why: str
+) -> None:
+    place = MariaDb(mariadb.new_database())
+
+    def write(connection: Connection, rows: pa.Table, scope: Scope) -> None:
+        more = rows.append_column("other", pa.array(["x"] * rows.num_rows))
+        Insert(table, ("other",))(connection, more, scope)
+
+    target = Transactions(place.url, write, "high_water", TransactionLimits())
+    with pytest.raises(InvalidSink, match=why):
+        place.write([Slice(0, 1, "0", "1")], rows_of(0, 0, 1), target=target)
 
 
 def meet_a_deadlock(connection: Connection, url: str) -> None:

@@ -21,7 +21,7 @@ from counterpoise.spark.channel.running_batch import (
     planned_for,
     planned_of,
 )
-from counterpoise.spark.errors import InvalidSink, MissingColumns, SinkNameInUse
+from counterpoise.spark.errors import InvalidSink, MissingColumns, SinkError, SinkNameInUse
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.sink import batch as module
 from counterpoise.spark.sink.database import Database
@@ -319,6 +319,34 @@ def test_only_the_plan_of_the_batch_that_runs_is_taken(tmp_path: Path) -> None:
     planned = planned_for(channel, None, nothing)
     assert planned is not None
     assert planned.read == ()
+
+
+@pytest.mark.long
+def test_what_fails_in_a_task_is_said_in_a_line(stage: Stage) -> None:
+    """As the error of the sink itself: Spark's own has a hundred lines, ours among them."""
+    away = "postgresql://u:sEcReT@127.0.0.1:1/d"
+    sinks = {
+        "has no column": FencedSink.to_table(stage.url, "events", name="1", columns=["tenure"]),
+        "has no table": FencedSink.to_table(stage.url, "nowhere", name="2"),
+        "away": FencedSink.to_table(away, "events", name="3", retry_seconds=0),
+    }
+    said: dict[str, Exception] = {}
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        for name, sink in sinks.items():
+            try:
+                sink(batch.withColumn("tenure", batch.epoch), batch_id)
+            except Exception as error:
+                said[name] = error
+
+    stage.publish(4)
+    stage.until_committed(stage.start(write))
+    assert {name: type(error) for name, error in said.items()} == {
+        "has no column": InvalidSink,
+        "has no table": InvalidSink,
+        "away": SinkError,
+    }
+    assert not any("\n" in str(error) or "sEcReT" in str(error) for error in said.values())
 
 
 @pytest.mark.long
