@@ -1,19 +1,37 @@
-/** What consumers say is wrong with their work, so that no queue looks well that falls behind. */
+/** What is wrong with a queue, so that none looks well that falls behind: what consumers report of their
+ *  work, and what the numbers show. */
 
 import { get } from "./calls.js";
 import { make, set } from "./dom.js";
-import { clock, number } from "./words.js";
+import { clock, number, plural } from "./words.js";
 
 const MOST_SHOWN = 8;
-const KINDS = { quarantined: "quarantined", log_away: "log away", rows_dropped: "rows dropped", invalid_position: "invalid position", end_refused: "end refused", mirror_failed: "mirror failed" };
+// In the order of the alerts (deploy/prometheus).
+const KINDS = { quarantined: "quarantined", invalid_position: "invalid position", rows_dropped: "rows dropped", end_refused: "end refused", log_away: "log away", mirror_failed: "mirror failed" };
 const word = (kind) => KINDS[kind] ?? kind.replaceAll("_", " ");
 
 /** The conditions of the queue of this path. */
 export const conditionsOf = async (path) => (await get(path + "/conditions?limit=1000")).items;
 
-/** Their number by kind, in words: 2 quarantined, 1 log away. Empty if there are none. */
-export const counted = (counts) =>
-  Object.entries(counts ?? {}).sort().map(([kind, count]) => `${number(count)} ${word(kind)}`).join(", ");
+const ORDER = Object.keys(KINDS);
+const place = (kind) => ORDER.includes(kind) ? ORDER.indexOf(kind) : ORDER.length;
+
+/** Their number by kind, in words: 2 quarantined, 1 log away. */
+const counted = (counts) =>
+  Object.entries(counts ?? {}).sort(([one], [other]) => place(one) - place(other)).map(([kind, count]) => `${number(count)} ${word(kind)}`);
+
+/** What is wrong with a queue, in words, the worst first; empty if nothing is. `history`: its looks, if it is
+ *  measured. `unowned`: how many partitions are without an owner, if that is known. */
+export function wrong(queue, history, unowned = 0) {
+  const said = [], look = history?.looks.at(-1);
+  if (queue.active_flow_count === 0) {
+    // Before the first look it is not known whether messages wait.
+    if (look && look.lag !== 0) said.push("nobody consumes");
+  } else if (unowned && queue.rebalance_status === "Ready") said.push(`${plural(unowned, "partition")} without an owner`);
+  said.push(...counted(queue.conditions));
+  if (queue.active_flow_count && history?.grows()) said.push("lag grows");
+  return said.join(", ");
+}
 
 /** A function that says what is wrong with a partition, in words: of its own, or of its owner. */
 export function troubles(conditions) {
@@ -47,9 +65,8 @@ export class Conditions {
   }
 }
 
-/** The status of a queue in its badge: a Ready queue whose consumers report something is not well. */
-export function badge(element, queue, status) {
-  const told = counted(queue.conditions);
+/** The badge of a queue: what is wrong with it, then its status. */
+export function badge(element, status, told) {
   set(element, "class", `status ${status}${told ? " troubled" : ""}`);
-  set(element, "text", told ? `${status}, ${told}` : status);
+  set(element, "text", told ? `${told} (${status})` : status);
 }

@@ -10,6 +10,8 @@ import { get } from "./calls.js";
 const KEPT_SECONDS = 3600;
 const MEASURED_SECONDS = 30;
 const SMOOTH_SECONDS = 10;
+const GROWS_SECONDS = 900;
+const GROWS_FROM = 1000;
 const DECIMAL = /^\d{1,15}$/;
 /** What is shown until two looks can be compared. */
 export const MEASURING = "measuring";
@@ -70,6 +72,12 @@ export class History {
   /** When this partition's position last moved, in milliseconds; null: not since the first look. */
   lastCommit(partition) {
     return this.moved.get(partition)?.at ?? null;
+  }
+
+  /** Whether more than a thousand messages wait, and more than a quarter of an hour ago (as the alert says). */
+  grows() {
+    const now = this.looks.at(-1), before = this.points().find((point) => point.at >= now?.at - GROWS_SECONDS * 1000);
+    return Boolean(before) && now.at - before.at > GROWS_SECONDS * 600 && now.lag > GROWS_FROM && now.lag > before.lag;
   }
 
   /** Messages a second: `in` published, `out` processed. Null while they are not known; `why` says why. */

@@ -2,7 +2,7 @@
 
 import { all, get, pathOf } from "./calls.js";
 import { Sparkline } from "./chart.js";
-import { badge, counted } from "./conditions.js";
+import { badge, wrong } from "./conditions.js";
 import { cells, keyed, make } from "./dom.js";
 import { History, MEASURING } from "./measured.js";
 import { create } from "./shaping.js";
@@ -74,10 +74,14 @@ export class Overview {
     }
   }
 
+  #wrong(queue) {
+    return wrong(queue, this.#measured.get(queue.name)?.history);
+  }
+
   #shown() {
     const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
     return this.queues.filter((queue) => words.every((word) =>
-      `${queue.name} ${queue.rebalance_status} ${counted(queue.conditions)}`.toLowerCase().includes(word)));
+      `${queue.name} ${queue.rebalance_status} ${this.#wrong(queue)}`.toLowerCase().includes(word)));
   }
 
   draw() {
@@ -100,7 +104,7 @@ export class Overview {
       row.status ??= make("span");
       row.spark ??= new Sparkline();
       row.spark.show(history?.points() ?? []);
-      badge(row.status, queue, queue.rebalance_status);
+      badge(row.status, queue.rebalance_status, this.#wrong(queue));
       const idle = queue.flow_count - queue.active_flow_count;
       cells(row, NAMES, [row.link, row.status, look?.lag === null ? "not known" : lagIn(queue, look?.lag ?? null), look?.lag === 0 ? "none" : duration(look?.age), row.spark.element,
         number(queue.active_flow_count) + (idle ? ` + ${number(idle)} standby` : ""),

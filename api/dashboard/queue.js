@@ -4,7 +4,7 @@ import * as actions from "./actions.js";
 import { all, get, pathOf, secondsUntil } from "./calls.js";
 import { Cells } from "./cells.js";
 import { Chart } from "./chart.js";
-import { badge as showBadge, Conditions, conditionsOf, counted, troubles } from "./conditions.js";
+import { badge as showBadge, Conditions, conditionsOf, troubles, wrong } from "./conditions.js";
 import { Consumers } from "./consumers.js";
 import { fact, make, narrow, set } from "./dom.js";
 import { ageOf, History, lagOf } from "./measured.js";
@@ -152,9 +152,10 @@ export class QueuePage {
     const until = left === null ? "" : `; the rebalance begins in ${duration(left)}`;
     if (this.status.children.length < 2) this.status.replaceChildren(make("span"), make("span", { class: "soft" }));
     const [badge, text] = this.status.children;
-    showBadge(badge, queue, status.status);
+    const amiss = wrong(queue, this.picture.measured, status.unassigned.length);
+    showBadge(badge, status.status, amiss);
     set(text, "text", [why + until, progress].filter(Boolean).join("; "));
-    const told = `${status.status} ${why}. ${plural(status.handoffs.length, "handoff")} under way. ${counted(queue.conditions)}`;
+    const told = `${status.status} ${why}. ${plural(status.handoffs.length, "handoff")} under way. ${amiss}`;
     // A screen reader is told of changes, not of each second.
     if (told !== this.#told) set(this.said, "text", this.#told = told);
   }

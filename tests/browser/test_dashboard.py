@@ -273,9 +273,9 @@ def test_a_narrow_window_shows_the_consumers_before_the_partitions(
 
 
 def test_the_last_hour_that_the_service_kept_is_drawn_at_once(
-    page: Page, client: Client, migrated_url: str
+    page: Page, client: Client, service: Service, migrated_url: str
 ) -> None:
-    client.create_queue("flights", 4)
+    client.create_queue("flights", 4, rebalance_delay=0)
     measured(migrated_url, "flights", rounds=100)
     spark = "document.querySelector('.spark')?.ariaLabel ?? ''"
     eventually(lambda: page.run(spark).startswith("lag of the last hour: at most 3,000"))
@@ -290,6 +290,12 @@ def test_the_last_hour_that_the_service_kept_is_drawn_at_once(
     assert "at most 3,000" in lag
     assert "at most 3/s" in rates
     assert page.run("[...document.querySelectorAll('.chart text')].length") > 8
+    with Publisher("flights", url=service.url) as publisher:
+        for number in range(3001):
+            publisher.publish(b"x", f"k{number}")
+    eventually(lambda: page.text(".headline .status") == "nobody consumes (Ready)")
+    with Flow("flights", url=service.url):
+        eventually(lambda: page.text(".headline .status") == "lag grows (Ready)")
 
 
 def test_the_list_has_lag_and_rates_and_finds_queues_by_name(
@@ -304,6 +310,10 @@ def test_the_list_has_lag_and_rates_and_finds_queues_by_name(
 
     def names() -> list[str]:
         return [row.split("\t")[0] for row in rows(page)[1:]]
+
+    (orders,) = (one for one in rows(page) if one.startswith("orders\t"))
+    assert "nobody consumes (Ready)" in orders
+    assert not any("nobody" in one for one in rows(page) if one != orders), "there is nothing to do"
 
     # The page measures `orders` before it has heard of the queues that came after it.
     eventually(lambda: names() == ["flights", "orders", "orders-2", "orders-10"])
@@ -323,11 +333,11 @@ def test_a_queue_that_is_ready_shows_what_its_consumers_report(
         eventually(lambda: len(flow.partitions) == 2)
         poison = Condition("quarantined", "at 7: <b>ValueError</b>", 1, flow.partitions[1].epoch)
         flow.report([poison])
-        eventually(lambda: any("Ready, 1 quarantined" in one for one in rows(page)))
+        eventually(lambda: any("1 quarantined (Ready)" in one for one in rows(page)))
         go(page, "flights")
         eventually(lambda: "partition 1 at first" in page.text(".conditions"))
         assert "at 7: <b>ValueError</b>" in page.text(".conditions")
-        assert page.text(".headline .status") == "Ready, 1 quarantined"
+        assert page.text(".headline .status") == "1 quarantined (Ready)"
         first, second = labels(page)
         assert "quarantined" not in first
         assert second.endswith("quarantined: at 7: <b>ValueError</b>")
