@@ -30,7 +30,13 @@ import httpx
 from counterpoise import calls, tracing, wire
 from counterpoise import conditions as condition_calls
 from counterpoise.calls import Call, Listing, base_url, read_answer
-from counterpoise.errors import BadAnswer, InvalidCertificates, InvalidUrl, Unreachable
+from counterpoise.errors import (
+    BadAnswer,
+    InvalidCertificates,
+    InvalidToken,
+    InvalidUrl,
+    Unreachable,
+)
 from counterpoise.event_stream import EventReader
 from counterpoise.options import SHORTEST_SECONDS, check_seconds
 from counterpoise.reading import Content, Listed, checked_token
@@ -121,6 +127,13 @@ def _with_proxies() -> Iterator[None]:
         ) from None
 
 
+def _token_of_environment() -> str | None:
+    try:
+        return checked_token(os.environ.get("COUNTERPOISE_TOKEN"))
+    except InvalidToken as error:
+        raise InvalidToken(f"COUNTERPOISE_TOKEN: {error}") from None
+
+
 class Settings:
     """What both clients share: address, time limit, credential; checked, and shared with flows."""
 
@@ -133,7 +146,7 @@ class Settings:
         _QUIET.urls.add(self.url)
         check_seconds(SHORTEST_SECONDS, timeout_seconds=timeout_seconds)
         self.timeout_seconds = timeout_seconds
-        self._token = checked_token(token) or checked_token(os.environ.get("COUNTERPOISE_TOKEN"))
+        self._token = checked_token(token) or _token_of_environment()
 
     def transport(self) -> dict[str, Any]:
         """Arguments of the httpx clients."""

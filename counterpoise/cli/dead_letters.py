@@ -84,6 +84,8 @@ def list_letters(queue: str, most: int, url: str | None, as_json: bool) -> None:
         texts = (place, said.get("attempts", "-"), said.get("error", "-"))
         shown.add_row(str(one["partition"]), one["position"], *map(_short, texts))
     console.print(shown)
+    if found and not any(claim_of(dict(one["headers"] or ())) for one in found):
+        say(f"none of them says where it comes from: {queue} seems to be no queue of dead letters")
     if more:
         say(f"there are more than {counted(most, 'letter')}; -n shows more")
 

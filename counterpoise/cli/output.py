@@ -18,7 +18,7 @@ from counterpoise.errors import ServiceUnavailable
 from counterpoise.plain import plain_json, plain_line
 
 if TYPE_CHECKING:
-    from counterpoise.wire import HeldBack
+    from counterpoise.wire import HeldBack, Queue
 
 
 def say(message: str) -> None:
@@ -30,6 +30,16 @@ def say(message: str) -> None:
 def tell(message: str) -> None:
     """Print a result for people, in one line."""
     click.echo(plain_line(message))
+
+
+def wrong(queue: Queue, lag: int | None) -> list[str]:
+    """What is wrong with a queue, the worst first, as in the dashboard. `lag` None: unknown."""
+    nobody = ["nobody consumes"] if not queue.active_flow_count and lag else []
+    counts = queue.raw.get("conditions") or {}
+    return [
+        *nobody,
+        *(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(counts.items())),
+    ]
 
 
 def print_json(document: Any) -> None:

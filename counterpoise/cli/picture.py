@@ -19,6 +19,7 @@ from counterpoise.cli.output import (
     held_back_text,
     ranges,
     seconds_until,
+    wrong,
 )
 from counterpoise.cli.tables import PlainTable, conditions_text, table
 from counterpoise.client import Client
@@ -132,8 +133,11 @@ def render(snapshot: QueueSnapshot, away: str | None = None) -> RenderableType:
 def _headline(snapshot: QueueSnapshot) -> Text:
     queue, status = snapshot.queue, snapshot.status
     line = Text()
-    style = STATUS_STYLES.get(status.status, "bold")
-    line.append(status.status, style="bold red" if snapshot.conditions else style)
+    known = [one.lag for one in snapshot.partitions if one.lag is not None]
+    told = ", ".join(wrong(queue, sum(known) if known else None))
+    if told:
+        line.append(f"{told}; ", style="bold red")
+    line.append(status.status, style=STATUS_STYLES.get(status.status, "bold"))
     if status.trigger:
         line.append(f" ({status.trigger})")
     left = seconds_until(status.holddown_until)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from counterpoise.cli.options import InOrder, finite, json_option, queue_argument, url_option
-from counterpoise.cli.output import counted, print_json, tell
+from counterpoise.cli.output import counted, print_json, tell, wrong
 from counterpoise.client import Client
-from counterpoise.errors import CommandRefused, CounterpoiseError, QueueUnreadable
+from counterpoise.errors import CommandRefused, CounterpoiseError, Invalid, QueueUnreadable
 from counterpoise.wire import Queue
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def list_queues(lag: bool, url: str | None, as_json: bool) -> None:
         behind = lags.get(queue.name)
         shown.add_row(
             queue.name,
-            _status(queue),
+            _status(queue, behind),
             _count(queue),
             _consumers(queue),
             *(["?" if behind is None else str(behind)] if lag else []),
@@ -167,12 +167,11 @@ def _lags(client: Client, queues: list[Queue]) -> dict[str, int | None]:
         return dict(zip((queue.name for queue in queues), pool.map(lag, queues), strict=True))
 
 
-def _status(queue: Queue) -> str:
-    """`Ready`, or what is going on: `Rebalancing, ScalingDown`; and what consumers report."""
+def _status(queue: Queue, lag: int | None) -> str:
+    """What is wrong and what goes on: `nobody consumes (Ready)`, `Rebalancing, ScalingDown`."""
     states = [one for one in (queue.rebalance_status, queue.scale_status) if one != "Ready"]
-    counts = queue.raw.get("conditions") or {}
-    told = [f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(counts.items())]
-    return ", ".join([*(states or ["Ready"]), *told])
+    status, told = ", ".join(states or ["Ready"]), ", ".join(wrong(queue, lag))
+    return f"{told} ({status})" if told else status
 
 
 def _consumers(queue: Queue) -> str:
@@ -266,7 +265,15 @@ def create_queue(
         _show_transfer(queue, transfer, settings.get("start", "earliest"), as_json)
         return
     with Client(url, timeout_seconds=CREATE_SECONDS) as client:
-        created = client.create_queue(queue, partitions, **settings)
+        try:
+            created = client.create_queue(queue, partitions, **settings)
+        except Invalid as error:
+            if partitions is None and "partition_count" in str(error):
+                raise click.BadParameter(
+                    "a log without partitions of its own needs their number",
+                    param_hint="--partitions",
+                ) from None
+            raise
     if as_json:
         taken = {} if transfer is None else {"from_group": transfer.document()}
         print_json({**created.raw, **taken})

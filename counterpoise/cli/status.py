@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
+from typing import Any
 
 import click
+from msgspec import structs
 
 from counterpoise.cli.options import json_option, queue_argument, url_option
 from counterpoise.cli.output import print_json, tell
@@ -35,8 +37,7 @@ def show_status(queue: str | None, watch: bool, url: str | None, as_json: bool) 
         return
     with Client(url, timeout_seconds=5.0) as client:
         if as_json:
-            reported = [one.raw for one in client.conditions(queue)]
-            print_json({**client.rebalance_status(queue).raw, "conditions": reported})
+            print_json(_document(client, queue))
         elif watch:
             _watch(client, queue)
         else:
@@ -44,6 +45,19 @@ def show_status(queue: str | None, watch: bool, url: str | None, as_json: bool) 
             from counterpoise.cli.tables import console
 
             console.print(render(QueueSnapshot.take(client, queue)))
+
+
+def _document(client: Client, queue: str) -> dict[str, Any]:
+    """The status with the consumers and the owners. `lag` None: of a partition it is not known."""
+    partitions = list(client.partitions(queue))
+    lags = [one.lag for one in partitions]
+    return {
+        **client.rebalance_status(queue).raw,
+        "lag": None if None in lags else sum(lag for lag in lags if lag is not None),
+        "consumers": [one.raw for one in client.flows(queue)],
+        "partitions": [structs.asdict(one) for one in partitions],
+        "conditions": [one.raw for one in client.conditions(queue)],
+    }
 
 
 def _watch(client: Client, queue: str) -> None:

@@ -97,6 +97,20 @@ def test_status_has_the_lag_and_a_map_of_a_thousand_partitions(run, service):
         assert "".join(owners for _, owners in rows) == "1" * 1000
 
 
+def test_messages_that_nobody_consumes_are_the_first_thing_said(run):
+    run("queues", "create", "a", "-p", "2")
+    assert "nobody" not in run("queues", "list").output, "there is nothing to do"
+    run("publish", "a", stdin="x\n")
+    assert "nobody consumes (Ready)" in run("queues", "list").output
+    assert "nobody consumes; Ready" in run("status", "a").output
+
+
+def test_the_option_that_is_missing_is_named(run, monkeypatch):
+    assert "--partitions" in run("queues", "create", "a", code=2).stderr
+    monkeypatch.setenv("COUNTERPOISE_TOKEN", "two\nlines")
+    assert "COUNTERPOISE_TOKEN: the token contains" in run("queues", "list", code=1).stderr
+
+
 def test_status_and_flows_show_the_owners(run, service):
     run("queues", "create", "a", "-p", "3", "--rebalance-delay", "0", "--max-handoff-time", "60")
     assert "no consumer is bound" in run("status", "a").output
@@ -112,7 +126,9 @@ def test_status_and_flows_show_the_owners(run, service):
         eventually(lambda: client.rebalance_status("a").status == "Ready")
         assert "0-1" in run("status", "a").output
         status = json.loads(run("status", "a", "--json").output)
-        assert (status["status"], status["spread"]) == ("Ready", 1)
+        assert (status["status"], status["spread"], status["lag"]) == ("Ready", 1, 0)
+        assert [one["client_name"] for one in status["consumers"]] == ["me", "[red]other[/red]"]
+        assert [one["owner"] == mine.flow_id for one in status["partitions"]] == [True, True, False]
         flows = json.loads(run("flows", "list", "a", "--json").output)
         assert [flow["client_name"] for flow in flows] == ["me", "[red]other[/red]"]
         assert "token" not in json.dumps(flows)
@@ -123,7 +139,7 @@ def test_status_and_flows_show_the_owners(run, service):
         assert "[red]ValueError[/red]" in said
         (told,) = json.loads(run("status", "a", "--json").output)["conditions"]
         assert (told["kind"], told["partition"]) == ("quarantined", 0)
-        assert "Ready, 1 quarantined" in run("queues", "list").output
+        assert "1 quarantined (Ready)" in run("queues", "list").output
         assert "active" in run("consumers", "list", "a").output
         assert "a: Ready" in run("rebalance", "a").output
 
