@@ -32,7 +32,6 @@ from counterpoise.consumer.poison import DeadLetter, Policy, Retry, checked
 from counterpoise.consumer.reading import LOG_APPEARS_SECONDS, Reader
 from counterpoise.consumer.retry_queue import Keeper, RetryQueue
 from counterpoise.consumer.settling import Settler
-from counterpoise.consumer.waking import Waking
 from counterpoise.consumer.watchdog import Watchdog
 from counterpoise.consumer.work import Each, Handle, Rules, Worker
 from counterpoise.errors import CounterpoiseError, QueueNotFound, described
@@ -47,6 +46,7 @@ from counterpoise.options import (
     has_run,
     suggesting,
 )
+from counterpoise.waking import Waking
 from counterpoise.wire import barrier_text
 
 logger = logging.getLogger("counterpoise.consumer")

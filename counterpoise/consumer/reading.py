@@ -37,7 +37,6 @@ from counterpoise.client import Client
 from counterpoise.consumer.lanes import Chunk, Lane, Lanes
 from counterpoise.consumer.opening import QueueReading
 from counterpoise.consumer.throttling import Warnings
-from counterpoise.consumer.waking import Waking
 from counterpoise.errors import CounterpoiseError, QueueNotFound, ServiceUnavailable
 from counterpoise.flow.barriers import within
 from counterpoise.flow.blocking import Flow
@@ -55,6 +54,7 @@ from counterpoise.logs import (
 )
 from counterpoise.logs.address import environment_access
 from counterpoise.logs.errors import AHEAD_SECONDS
+from counterpoise.waking import Waking
 from counterpoise.wire import CommitItem, LogAccess
 
 logger = logging.getLogger("counterpoise.consumer")

@@ -42,7 +42,6 @@ from counterpoise.consumer.opening import QueueReading
 from counterpoise.consumer.poison import Retry
 from counterpoise.consumer.redelivery import Compare, MessagePlace, Redelivery, SetAside
 from counterpoise.consumer.throttling import Warnings
-from counterpoise.consumer.waking import Waking
 from counterpoise.errors import CounterpoiseError, Invalid, ServiceUnavailable, reached_before
 from counterpoise.flow.blocking import Flow
 from counterpoise.flow.ledger import Item, Ledger
@@ -59,6 +58,7 @@ from counterpoise.logs import (
 )
 from counterpoise.publisher.buffer import Batch
 from counterpoise.publisher.delivery import Delivery
+from counterpoise.waking import Waking
 from counterpoise.wire import LogView
 
 logger = logging.getLogger("counterpoise.consumer")

@@ -19,13 +19,13 @@ from counterpoise.client import Client
 from counterpoise.conditions import Condition
 from counterpoise.consumer.lanes import Lanes
 from counterpoise.consumer.throttling import Warnings
-from counterpoise.consumer.waking import Waking
 from counterpoise.consumer.watchdog import Watchdog
 from counterpoise.errors import FlowGone, NotBound, ServiceUnavailable, reached_before
 from counterpoise.flow.blocking import Flow
 from counterpoise.flow.ledger import REFUSALS, Item
 from counterpoise.flow.refusals import Refusals, raise_refused
 from counterpoise.lease_time import lease_time
+from counterpoise.waking import Waking
 from counterpoise.wire import ChildrenItem, ReleaseItem
 
 logger = logging.getLogger("counterpoise.consumer")

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from counterpoise.errors import CounterpoiseError
 from counterpoise.flow.refusals import error_of
+from counterpoise.flow.view import Warming
 from counterpoise.spark.offsets import Json, Offset
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.source.available_now import AvailableNow
@@ -61,6 +62,8 @@ class OffsetPlanner:
         self._clock = clock
         self._available_now = AvailableNow(options, flow, self._why_not, settled, clock)
         self._expected: tuple[Question, View] | None = None
+        # The answer at whose ends the probe waits, and the flow's views that it is of.
+        self._idle: tuple[Answer, View, Mapping[int, Warming]] | None = None
         # The query has run a micro-batch.
         self._warm = warm
         # The flow unbinds: nothing more is planned.
@@ -127,6 +130,8 @@ class OffsetPlanner:
 
     def _planned_after(self, start: Json, most: ReadBudget) -> Json | None:
         """The offset after `start`; `start`: nothing to read; None: unknown for now."""
+        if self._is_idle():
+            return start
         with self._shared.locked() as progress:
             if self._shared.is_closing():
                 return start
@@ -165,6 +170,8 @@ class OffsetPlanner:
         if due:
             self._shared.wake.set()
         if document is None:
+            if asked is view:
+                self._wait_at(answer, view)
             return start if self._available_now.is_done(answer) else None
         self._warm = True
         more = answer.leaves_messages
@@ -172,6 +179,30 @@ class OffsetPlanner:
         if more:
             self._look_ahead(answer, view, most)
         return document
+
+    def _is_idle(self) -> bool:
+        """Whether the log has nothing new, and the flow neither, since there was nothing to read.
+
+        An idle query asks eighty times a second.
+        """
+        if self._idle is None:
+            return False
+        answer, view, warming = self._idle
+        flow = self._flow
+        if self._probe.watches(answer) and flow.partitions is view and flow.warming is warming:
+            return True
+        self._idle = None
+        return False
+
+    def _wait_at(self, answer: Answer, view: View) -> None:
+        """Let the probe wait until there is something to read.
+
+        That a retiring partition has ended may be no news of the log: it is asked.
+        """
+        if answer.at_ends and all(held.state != "retiring" for held in view.values()):
+            self._expected = answer.question, view
+            self._idle = answer, view, self._flow.warming
+            self._probe.watch(answer)
 
     def _prepared_after(self, start: Json, parsed: Offset) -> Json:
         """While the query waits for its first partitions: once, an offset with nothing to read.

@@ -121,6 +121,16 @@ class Answer:
         """Whether the log has more messages than are read."""
         return any(end != self.bounds.ends.get(number) for number, end in self.ends.items())
 
+    @property
+    def at_ends(self) -> Mapping[int, str]:
+        """The ends of the partitions to read, if all wait there for messages; else nothing."""
+        question, ends = self.question, self.bounds.ends
+        waits = {n: begin for n, begin in self.begins.items() if begin == ends[n]}
+        may_grow = self.bounds.sealed.keys().isdisjoint(waits)
+        whole = len(waits) + len(self.invalid) == len(question.positions)
+        ends_itself = question.targets is not None or question.restores
+        return waits if may_grow and whole and not ends_itself else {}
+
 
 def answer_to(
     question: Question,

@@ -4,6 +4,10 @@ Spark's call for the next offset must not block, and a log can be slow or unavai
 asks, and the call waits only for a moment. A late answer serves a later call, however late it is.
 (It stays true, because a log only grows. If it were dropped, a log slower than the call's wait
 would never be read.)
+
+Where an answer has nothing to read, the thread may wait at the ends until the log wakes it
+(`Log.watch`). So an idle query asks nothing, and the log is asked as soon as there is something.
+Where no wake-up arrives, the log is asked as often as Spark asks.
 """
 
 from __future__ import annotations
@@ -24,15 +28,24 @@ from counterpoise.logs import (
     LogUnavailable,
 )
 from counterpoise.logs.errors import AHEAD_SECONDS
+from counterpoise.logs.port import Rest
 from counterpoise.spark.errors import AheadOfLog, Unforeseen
 from counterpoise.spark.options import EARLIEST, Floor, find_floor
 from counterpoise.spark.queue_log import QueueLog
 from counterpoise.spark.source.history import earliest
 from counterpoise.spark.source.planning import Answer, Question, answer_to
+from counterpoise.waking import Waking
 
 logger = logging.getLogger("counterpoise.spark")
 
 _BACKOFF = Backoff(0.1, 2.0)
+
+# A wake-up may come without a message. The log is not asked more often than this for them, nor is a
+# log that has failed asked to wake.
+_IN_VAIN_SECONDS = 0.05
+_FAILED_SECONDS = 2.0
+_ASLEEP = Rest(3600.0)
+_NOW = Rest(0.0)
 
 # Fewer answers than this prove nothing, however far apart they are.
 _AHEAD_ANSWERS = 3
@@ -79,6 +92,10 @@ class LogProbe:
         self._invalid: Mapping[int, str] = {}
         self._pauses = Pauses(_BACKOFF)
         self._not_before = 0.0
+        # The thread waits for a question, and at the ends of an answer if there is one.
+        self._waking = Waking()
+        self._watched: Answer | None = None
+        self._watches_not_before = 0.0
         self._closed = False
         self.last_error: CounterpoiseError | None = None
         self._away: tuple[float, CounterpoiseError] | None = None
@@ -92,13 +109,27 @@ class LogProbe:
         """Stop; a call in progress ends by itself."""
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
+        self._waking.wake()
+
+    def watch(self, answer: Answer) -> None:
+        """Wait until the log has more than in this answer, the last one, in which all partitions
+        are at their ends. Then, or at the next question, `watches` becomes False.
+        """
+        with self._changed:
+            if answer is not self._answer or self._clock() < self._watches_not_before:
+                return
+            self._watched = answer
+        self._waking.wake()
+
+    def watches(self, answer: Answer) -> bool:
+        """Whether it waits so, and the log has nothing new as far as it is known."""
+        return self._watched is answer
 
     def look_ahead(self, question: Question) -> None:
         """Answer this question in the background: it is probably the next one to be asked."""
         with self._changed:
             self._expected = question
-            self._changed.notify_all()
+        self._waking.wake()
 
     def ask(self, question: Question, max_age: float, wait: float) -> Answer | None:
         """The answer, if it is at most `max_age` seconds old or comes within `wait` seconds.
@@ -108,13 +139,14 @@ class LogProbe:
         """
         with self._changed:
             now = self._clock()
+            self._watched = None
             if self._fresh(question, now - max_age) or self._foreseen(question):
                 return self._give()
             self._expected = None
             before = self._answer
             if self._answering is None or not self._answering.serves(question):
                 self._question = question
-            self._changed.notify_all()
+                self._waking.wake()
             if now >= self._not_before:
                 self._changed.wait_for(
                     lambda: (
@@ -161,27 +193,50 @@ class LogProbe:
         return answer is not None and answer.question == question and answer.asked_at >= since
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(self._due, self._until_due())
-                if self._closed:
-                    break
-                question = self._question or self._expected
-                if question is None or not self._due():
-                    continue
-                self._question = self._expected = None
-                self._answering = question
-            self._take(question)
+        while not self._closed:
+            rest = self._turn()
+            if rest.seconds > 0.0:
+                self._waking.wait(rest.seconds, rest.descriptors)
+        self._waking.close()
         self._connection.close()
 
-    def _due(self) -> bool:
-        asked = self._question is not None or self._expected is not None
-        return self._closed or (asked and self._clock() >= self._not_before)
+    def _turn(self) -> Rest:
+        """Answer a question, if there is one; returns how long there is nothing to do."""
+        with self._changed:
+            question, watched = self._question or self._expected, self._watched
+            if question is not None:
+                if (left := self._not_before - self._clock()) > 0.0:
+                    return Rest(max(0.001, left))
+                self._question = self._expected = None
+                self._answering = question
+        if question is not None:
+            self._take(question)
+            return _NOW
+        return _ASLEEP if watched is None else self._wait_at(watched)
 
-    def _until_due(self) -> float | None:
-        if self._question is None and self._expected is None:
-            return None
-        return max(0.001, self._not_before - self._clock())
+    def _wait_at(self, answer: Answer) -> Rest:
+        """How long to wait at the ends of this answer. Its question is asked again if the log has
+        more, or fails: then the next answer tells why.
+        """
+        rest: Rest | None = _NOW
+        pause = _IN_VAIN_SECONDS
+        try:
+            rest = self._connection.open().watch(answer.at_ends)
+        except CounterpoiseError:
+            pause = _FAILED_SECONDS
+        except Exception:
+            logger.exception("counterpoise: waiting for the log failed; it is asked instead")
+            pause = _FAILED_SECONDS
+        if rest is not None and rest.seconds > 0.0:
+            return rest
+        with self._changed:
+            if self._watched is not answer:
+                return _NOW  # another question has come
+            self._watched, self._watches_not_before = None, self._clock() + pause
+            if rest is not None:
+                # The answer is out of date, however new it is.
+                self._answer, self._expected = None, answer.question
+        return _NOW
 
     def _take(self, question: Question) -> None:
         asked_at = self._clock()

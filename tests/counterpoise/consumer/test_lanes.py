@@ -12,11 +12,11 @@ import pytest
 
 from counterpoise.consumer.lanes import Chunk, Lanes
 from counterpoise.consumer.reading import Reader, read_range
-from counterpoise.consumer.waking import Waking
 from counterpoise.flow.view import Owned
 from counterpoise.logs import MESSAGE_SCHEMA, LogBehind, PositionAhead
 from counterpoise.logs.errors import AHEAD_SECONDS
 from counterpoise.logs.port import Bounds
+from counterpoise.waking import Waking
 from counterpoise.wire import CommitItem
 from tests.service import eventually
 

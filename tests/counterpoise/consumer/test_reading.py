@@ -8,9 +8,9 @@ import pytest
 
 from counterpoise.consumer import reading
 from counterpoise.consumer.reading import FIRST_MESSAGES, PREPARED_SECONDS, Reader
-from counterpoise.consumer.waking import Waking
 from counterpoise.logs import LogError, LogUnavailable
 from counterpoise.logs.port import Bounds, Rest
+from counterpoise.waking import Waking
 from tests.counterpoise.consumer.test_lanes import View, batch_of, make
 
 END = 1000

@@ -11,11 +11,11 @@ from counterpoise.consumer.lanes import Due, Piece
 from counterpoise.consumer.poison import Retry
 from counterpoise.consumer.redelivery import Redelivery
 from counterpoise.consumer.retry_queue import Keeper, Records, RetryQueue
-from counterpoise.consumer.waking import Waking
 from counterpoise.consumer.work import Worker
 from counterpoise.errors import Forbidden
 from counterpoise.flow.view import Owned
 from counterpoise.logs import LogAccessRefused, LogNotFound, LogUnavailable, PositionTrimmed
+from counterpoise.waking import Waking
 from tests.counterpoise.consumer.test_lanes import View, fill, make
 from tests.counterpoise.consumer.test_retry_queue import ORIGIN, compare, one_of, row, told
 

@@ -10,11 +10,11 @@ import pytest
 
 from counterpoise import AsyncFlow, Client, Consumer, Flow, Publisher
 from counterpoise.consumer import Retry
-from counterpoise.consumer.waking import Waking
 from counterpoise.errors import Invalid, Unreachable
 from counterpoise.logs import Message
 from counterpoise.testing import Killed, MemoryService
 from counterpoise.testing.plugin import counterpoise_service
+from counterpoise.waking import Waking
 
 __all__ = ["counterpoise_service"]
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
 from counterpoise.logs import Bounds, Log
 from counterpoise.logs.errors import AHEAD_SECONDS
+from counterpoise.logs.port import Rest
 from counterpoise.spark.errors import AheadOfLog
 from counterpoise.spark.queue_log import QueueLog
 from counterpoise.spark.source.planning import Answer, Question
@@ -268,4 +270,96 @@ def test_two_looks_far_apart_do_not_prove_that_a_log_has_lost_messages(short: Sh
     short.now += AHEAD_SECONDS
     with pytest.raises(AheadOfLog):
         look(probe, question)
+    probe.close()
+
+
+class QuietLog(NumberLog):
+    """Wakes those who wait when messages are published, if it can."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.asked = 0
+        self.can: Callable[[], bool] = lambda: True
+        self.heard, self.bell = socket.socketpair()
+
+    def bounds(self, partitions: Sequence[int]) -> Bounds:
+        self.asked += 1
+        return super().bounds(partitions)
+
+    def watch(self, ends: Mapping[int, str]) -> Rest | None:
+        if not self.can():
+            return None
+        moved = any(int(end) != self.next.get(number, 0) for number, end in ends.items())
+        return Rest(0.0 if moved else 3600.0, (self.heard.fileno(),))
+
+    def publish(self, partition: int, count: int) -> None:
+        super().publish(partition, count)
+        self.bell.send(b"\0")
+
+    def close(self) -> None:
+        self.heard.close()
+        self.bell.close()
+
+
+@pytest.fixture
+def quiet() -> QuietLog:
+    log = QuietLog()
+    log.next[0] = 3
+    return log
+
+
+def test_a_log_that_is_watched_is_asked_again_when_it_has_more(quiet: QuietLog) -> None:
+    probe, question = probe_of(quiet), Question({0: "3"})
+    answer = look(probe, question)
+    probe.watch(answer)
+    assert probe.watches(answer)
+    quiet.publish(0, 2)
+    until(lambda: probe._answer is not answer and probe._answer is not None)
+    assert not probe.watches(answer)
+    found = probe.ask(question, max_age=60.0, wait=0.0)
+    assert found is not None
+    assert found.ends == {0: "5"}
+    assert quiet.asked == 2
+    probe.close()
+
+
+def test_another_question_ends_the_wait(quiet: QuietLog) -> None:
+    probe = probe_of(quiet)
+    answer = look(probe, Question({0: "3"}))
+    probe.watch(answer)
+    assert look(probe, Question({0: "2"})).ends == {0: "3"}
+    assert not probe.watches(answer)
+    # An answer that is not the last one says nothing.
+    probe.watch(answer)
+    assert not probe.watches(answer)
+    probe.close()
+
+
+def test_a_log_that_wakes_nobody_is_not_watched(quiet: QuietLog) -> None:
+    quiet.can = lambda: False
+    probe, question = probe_of(quiet), Question({0: "3"})
+    answer = look(probe, question)
+    probe.watch(answer)
+    until(lambda: not probe.watches(answer))
+    assert probe.ask(question, max_age=60.0, wait=0.0) is answer
+    probe.close()
+
+
+def test_a_log_that_fails_while_it_is_watched_is_asked(
+    quiet: QuietLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> bool:
+        raise OverflowError("too late")
+
+    quiet.can = fail
+    probe, question = probe_of(quiet), Question({0: "3"})
+    answer = look(probe, question)
+    with caplog.at_level(logging.ERROR, "counterpoise.spark"):
+        probe.watch(answer)
+        until(lambda: quiet.asked == 2)
+    assert "too late" in caplog.text
+    # It is not asked to wake again for a while.
+    again = look(probe, question)
+    probe.watch(again)
+    assert not probe.watches(again)
     probe.close()

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from counterpoise.conditions import Condition
@@ -59,6 +60,8 @@ class FlowDouble:
         self.refreshed = 0
         self.reported: list[Condition] = []
         self.closed = False
+        self._seen: Mapping[int, Owned] = {}
+        self._warms: Mapping[int, Warming] = {}
 
     @property
     def flow_ids(self) -> tuple[str, ...]:
@@ -66,7 +69,9 @@ class FlowDouble:
 
     @property
     def warming(self) -> Mapping[int, Warming]:
-        return self.queue.warming("me") if self.status == "bound" else {}
+        found = self.queue.warming("me") if self.status == "bound" else {}
+        self._warms = self._warms if found == self._warms else found
+        return self._warms
 
     def drain(self, timeout_seconds: float | None = None) -> None:
         self._check()
@@ -75,7 +80,10 @@ class FlowDouble:
 
     @property
     def partitions(self) -> Mapping[int, Owned]:
-        return self.queue.view("me") if self.status == "bound" else {}
+        """Like a flow's: the same object as long as nothing changes."""
+        found = self.queue.view("me") if self.status == "bound" else {}
+        self._seen = self._seen if found == self._seen else found
+        return self._seen
 
     def log_access(self, fresh: bool = False) -> LogAccess | None:
         return LogAccess(self.access)
@@ -138,15 +146,17 @@ class FlowDouble:
 
 
 class BrokenLog:
-    """A log that is unavailable while `away` is set."""
+    """A log that is unavailable while `away` is set, and tells how often it was asked for ends."""
 
     def __init__(self, log: PostgresLog) -> None:
         self._log = log
         self.away = False
+        self.asked = 0
 
     def __getattr__(self, name: str) -> Any:
         if self.away:
             raise LogUnavailable("away")
+        self.asked += name == "bounds"
         return getattr(self._log, name)
 
     def close(self) -> None:
@@ -159,8 +169,11 @@ def flow(log_url: str) -> FlowDouble:
 
 
 @pytest.fixture
-def broken(log: PostgresLog) -> BrokenLog:
-    return BrokenLog(log)
+def broken(log: PostgresLog, log_url: str) -> Iterator[BrokenLog]:
+    # A connection of its own: that of a publisher is not woken by what it appends.
+    own = PostgresLog("flights", log_url, timeout_seconds=10)
+    yield BrokenLog(own)
+    own.close()
 
 
 @pytest.fixture
@@ -275,6 +288,92 @@ def test_a_query_with_partitions_or_that_drains_has_nothing_to_prepare(
     flow.draining = False
     flow.grant(0)
     assert consumption.next_offset(EMPTY, None) is EMPTY
+
+
+def idle(consumption: Consumption, flow: FlowDouble, log: PostgresLog) -> dict[str, Any]:
+    """The offset after which there is nothing to read, once the log is not asked any more."""
+    append(log, "a")
+    append(log, "x", partition=1, first=10)
+    flow.grant(0, 1)
+    offset = next_offset(consumption, EMPTY)
+    until(lambda: consumption.next_offset(offset, None) is offset and waits(consumption))
+    return offset
+
+
+def waits(consumption: Consumption) -> bool:
+    return consumption._planner._is_idle()
+
+
+def test_an_idle_query_does_not_ask_the_log_and_is_woken(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog, broken: BrokenLog
+) -> None:
+    offset = idle(consumption, flow, log)
+    asked = broken.asked
+    for _ in range(1000):
+        assert consumption.next_offset(offset, None) is offset
+    assert broken.asked == asked
+    append(log, "b", first=20)
+    # The log is asked once, before Spark asks.
+    until(lambda: not waits(consumption))
+    until(lambda: consumption._probe._given is False)
+    assert broken.asked == asked + 1
+    assert ends(next_offset(consumption, offset)) == {"0": ("1", "2"), "1": ("0", "1")}
+
+
+@pytest.mark.parametrize("change", ["granted", "revoked", "taken over", "retiring"])
+def test_an_idle_query_follows_its_flow(
+    change: str, consumption: Consumption, flow: FlowDouble, log: PostgresLog, broken: BrokenLog
+) -> None:
+    append(log, "p", partition=2, publisher="q")
+    offset = idle(consumption, flow, log)
+    asked, partitions = broken.asked, flow.queue.partitions
+    if change == "granted":
+        flow.grant(2)
+        assert ends(next_offset(consumption, offset))["2"] == ("0", "1")
+    elif change == "revoked":
+        flow.revoke(0)
+        until(lambda: consumption.next_offset(offset, None) is offset and broken.asked > asked)
+        until(lambda: [one.partition for one in flow.released] == [0])
+    elif change == "taken over":
+        # It comes back under another epoch, and the service knows another position.
+        partitions[0].leave("forced")
+        partitions[0].position = "0"
+        flow.grant(0)
+        assert ends(next_offset(consumption, offset))["0"] == ("0", "1")
+    else:
+        # That a partition has ended need not be told by the log.
+        partitions[0].state = "retiring"
+        until(lambda: consumption.next_offset(offset, None) is offset and broken.asked > asked + 3)
+        assert not waits(consumption)
+
+
+def test_an_idle_query_survives_the_end_of_its_connection(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog, log_url: str
+) -> None:
+    """As after a failover of the log's server, which has forgotten who waits."""
+    offset = idle(consumption, flow, log)
+    log.close()
+    with psycopg.connect(log_url, autocommit=True) as database:
+        database.execute("DELETE FROM counterpoise_log.watches")
+        database.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'counterpoise-log' AND datname = current_database()"
+        )
+    append(log, "b", first=20)
+    until(lambda: not waits(consumption))
+    assert ends(next_offset(consumption, offset))["0"] == ("1", "2")
+
+
+def test_an_idle_query_tells_that_its_log_is_away(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog, broken: BrokenLog
+) -> None:
+    offset = idle(consumption, flow, log)
+    broken.away = True
+    append(log, "b", first=20)
+    until(lambda: consumption.report()["lastError"] == "away")
+    assert consumption.next_offset(offset, None) is offset
+    broken.away = False
+    assert ends(next_offset(consumption, offset))["0"] == ("1", "2")
 
 
 def test_while_a_backlog_is_read_the_log_is_asked_before_spark_asks(
