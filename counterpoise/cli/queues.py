@@ -170,7 +170,7 @@ def _lags(client: Client, queues: list[Queue]) -> dict[str, int | None]:
 def _status(queue: Queue) -> str:
     """`Ready`, or what is going on: `Rebalancing, ScalingDown`; and what consumers report."""
     states = [one for one in (queue.rebalance_status, queue.scale_status) if one != "Ready"]
-    counts = queue.raw.get("conditions") or {}
+    counts = queue.conditions or {}
     told = [f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(counts.items())]
     return ", ".join([*(states or ["Ready"]), *told])
 
