@@ -39,12 +39,13 @@ from starlette.types import Scope
 
 from api.streams import DEFERRED, OpenCalls
 from broker.calls.monitoring import MOST_LAGS
-from broker.calls.views import LagView, QueueView
+from broker.calls.views import LagView
 from broker.core.access import matches
 from broker.core.commands import Result
 from broker.core.errors import BrokerError
 from broker.replica.events import OTHER, EventCounters
 from broker.service import Broker
+from counterpoise import wire
 
 LAG_SECONDS = 10.0
 LAG_REST = 20.0
@@ -192,7 +193,7 @@ class Metrics:
 
     async def exposition(
         self,
-        queues: Sequence[QueueView] | None,
+        queues: Sequence[wire.Queue] | None,
         lags: Mapping[str, LagView],
         patterns: tuple[str, ...],
     ) -> bytes:
@@ -239,7 +240,7 @@ class _Visible(CollectorRegistry):
         return name in self._names if self._names is not None else matches(self._patterns, name)
 
 
-def _families(queues: Sequence[QueueView], lags: Mapping[str, LagView]) -> Iterator[Metric]:
+def _families(queues: Sequence[wire.Queue], lags: Mapping[str, LagView]) -> Iterator[Metric]:
     """The gauges of queues."""
 
     def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:

@@ -10,15 +10,18 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi.openapi.models import Schema
 from fastapi.openapi.utils import get_openapi
 from starlette.routing import BaseRoute
 
 from api import problems
+from api.answers import MEDIA_TYPE
+from api.documents import schemas_of
 from api.routes import access, flows, lineage, messages, monitoring, queues, service
 from api.routing import Route
-from api.schemas.common import MOST_INT64, AnswerModel, Problem, RequestModel
+from api.schemas.common import RequestModel
 from api.security import Also
+from counterpoise import wire
+from counterpoise.wire import MOST_INT64
 
 VERSION = "1"
 DESCRIPTION = """\
@@ -73,7 +76,9 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
         servers=[{"url": "http://127.0.0.1:8640", "description": "The default address."}],
     )
     components = api["components"]
-    components["schemas"] = dict(sorted((components["schemas"] | _problems()).items()))
+    answering = [route for route in described if route.document is not None]
+    references, schemas = schemas_of([wire.Problem, *(route.document for route in answering)])
+    components["schemas"] = dict(sorted((components["schemas"] | schemas).items()))
     components["responses"] = {}
     components["securitySchemes"] = {
         "flowToken": {
@@ -98,6 +103,11 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
         for method in route.methods or ():
             operation = api["paths"][route.path_format][method.lower()]
             _describe(operation, route, components["responses"])
+    for route, reference in zip(answering, references[1:], strict=True):
+        for method in route.methods or ():
+            responses = api["paths"][route.path_format][method.lower()]["responses"]
+            answered = responses[str(route.status_code or 200)]
+            answered["content"][MEDIA_TYPE]["schema"] = reference
     _share_parameters(api)
     _restore_examples(components["schemas"])
     _restore_whole_numbers(api)
@@ -106,18 +116,6 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
         for field in schema.get("properties", {}).values():
             field.pop("title", None)
     return api
-
-
-def _problems() -> dict[str, Any]:
-    """The schemas of problem documents, which no route has (`problems.document`)."""
-    problem = Problem.model_json_schema(
-        mode="serialization", ref_template="#/components/schemas/{model}"
-    )
-    schemas = {**problem.pop("$defs"), Problem.__name__: problem}
-    return {
-        name: Schema(**schema).model_dump(mode="json", by_alias=True, exclude_none=True)
-        for name, schema in schemas.items()
-    }
 
 
 def _describe(operation: dict[str, Any], route: Route, shared: dict[str, Any]) -> None:
@@ -145,8 +143,7 @@ def _describe(operation: dict[str, Any], route: Route, shared: dict[str, Any]) -
 
 def _restore_examples(schemas: dict[str, Any]) -> None:
     """Restore nulls in examples: FastAPI leaves them out, although they carry meaning there."""
-    models = [*RequestModel.__subclasses__(), *AnswerModel.__subclasses__()]
-    for model in models:
+    for model in RequestModel.__subclasses__():
         extra = model.model_config.get("json_schema_extra")
         if isinstance(extra, dict) and model.__name__ in schemas:
             schemas[model.__name__]["examples"] = extra["examples"]

@@ -20,9 +20,11 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.types import Scope
 
-from api.schemas.common import QUEUE_NAME_PATTERN, TEXT_PATTERN, FieldProblem
+from api.answers import encode
+from api.schemas.common import TEXT_PATTERN
 from api.schemas.queues import LOG_PATTERN, QueueChange, QueueCreate
 from broker.core import errors
+from counterpoise.wire import QUEUE_NAME_PATTERN, FieldProblem, Problem
 
 log = structlog.get_logger("api")
 
@@ -117,7 +119,7 @@ def problem(
     detail: str,
     *,
     headers: Mapping[str, str] | None = None,
-    **members: object,
+    **members: Any,
 ) -> Response:
     """A problem document as a response, with additional `members` (`errors`, `reason`)."""
     status, _ = CODES[code]
@@ -129,22 +131,18 @@ def problem(
     )
 
 
-def problem_body(code: str, detail: str, **members: object) -> bytes:
+def problem_body(code: str, detail: str, **members: Any) -> bytes:
     status, title = CODES[code]
-    document = {"type": TYPE_PREFIX + code, "title": title, "status": status, "detail": detail}
-    return orjson.dumps({**document, "code": code, **members})
+    return encode(Problem(TYPE_PREFIX + code, title, status, detail, code, **members))
 
 
 def of_broker_error(error: errors.BrokerError) -> Response:
     """The response for an error of the broker."""
     headers: dict[str, str] = {}
-    members: dict[str, object] = {}
+    members: dict[str, Any] = {}
     match error:
         case errors.Invalid():
-            members["errors"] = [
-                {"field": field, "message": message}
-                for field, message in error.errors[:MOST_PROBLEMS]
-            ]
+            members["errors"] = tuple(FieldProblem(*one) for one in error.errors[:MOST_PROBLEMS])
         case errors.FlowGone():
             members["reason"] = error.reason
         case errors.Unauthorized():
@@ -193,7 +191,7 @@ def _example(code: str) -> dict[str, object]:
     members: dict[str, object] = {}
     if code == "invalid":
         field, _, message = DETAILS[code].partition(": ")
-        members["errors"] = [{"field": field, "message": message}]
+        members["errors"] = (FieldProblem(field, message),)
     if code == "flow_gone":
         members["reason"] = "lease_expired"
     example: dict[str, object] = orjson.loads(problem_body(code, DETAILS[code], **members))
@@ -225,7 +223,7 @@ def invalid(found: Iterable[FieldProblem]) -> Response:
     detail = "; ".join(f"{item.field}: {item.message}" for item in problems[:5])
     if len(problems) > 5:
         detail += f"; and {len(problems) - 5} more"
-    return problem("invalid", detail, errors=[item.model_dump() for item in problems])
+    return problem("invalid", detail, errors=tuple(problems))
 
 
 def unknown_name(name: str, known: Iterable[str]) -> str:

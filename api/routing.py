@@ -19,18 +19,21 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Callable, Coroutine
-from functools import partial
-from typing import Annotated, Any, TypeVar, get_args
+from functools import partial, wraps
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Le
 from fastapi import Path, Query
+from fastapi.datastructures import DefaultPlaceholder
 from fastapi.routing import APIRoute
+from msgspec import Struct
 from pydantic import BaseModel, BeforeValidator
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import request_response
 
 from api import bodies
+from api.answers import answer
 from api.problems import shown, unknown_name
 from api.schemas import common
 from api.security import Also, Requirement, authorize, requirement_of
@@ -39,6 +42,7 @@ from broker.core.errors import Invalid, Unavailable
 from broker.replica.store_calls import Awaiter, answered
 from broker.service import Broker
 from broker.tasks import disregard
+from counterpoise.wire import MOST_INT64, QUEUE_NAME_PATTERN
 
 T = TypeVar("T")
 
@@ -52,7 +56,7 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., object])
 LONGEST_WAIT_SECONDS = 60.0
 _PATH_PARAMETERS = {
     "queue": (
-        re.compile(common.QUEUE_NAME_PATTERN),
+        re.compile(QUEUE_NAME_PATTERN),
         "1 to 200 of the characters A-Z a-z 0-9 . _ -",
     ),
     "flow": (re.compile(common.FLOW_ID_PATTERN), "a flow_id as bind answered it"),
@@ -66,7 +70,7 @@ _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 Name = Annotated[
     str,
     Path(
-        pattern=common.QUEUE_NAME_PATTERN,
+        pattern=QUEUE_NAME_PATTERN,
         description="The name of the queue.",
         openapi_examples={"flights": {"value": "flights"}},
     ),
@@ -137,7 +141,11 @@ class Route(APIRoute):
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         self.requirement = requirement_of(endpoint)
         self.handler: Handler | None = vars(endpoint).get("handler")
-        super().__init__(path, endpoint, **options)
+        # FastAPI describes and writes other answers than documents.
+        self.document = _document(endpoint, options.pop("response_model", None))
+        if self.document is not None:
+            endpoint = _answering(endpoint, options.get("status_code") or 200)
+        super().__init__(path, endpoint, response_model=None, **options)
         # Starlette's `$` also matches before an end of line, and a proxy's rules do not.
         self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z")
         self.query_names = frozenset(parameter.alias for parameter in self.dependant.query_params)
@@ -212,6 +220,27 @@ class Route(APIRoute):
                 continue
             name = shown(name)
             raise Invalid(f"Query parameter {name}: {message}", [(name, message)])
+
+
+def _document(endpoint: Callable[..., object], given: Any) -> Any:
+    """What the endpoint answers: the `response_model` of the route, or what the endpoint returns;
+    None if that is no document of `counterpoise.wire`.
+    """
+    if given is None or isinstance(given, DefaultPlaceholder):
+        given = get_type_hints(endpoint).get("return")
+    found = get_origin(given) or given
+    return given if isinstance(found, type) and issubclass(found, Struct) else None
+
+
+def _answering(endpoint: Callable[..., Any], status_code: int) -> Callable[..., Any]:
+    """The endpoint with the document that it returns as an answer."""
+
+    @wraps(endpoint)
+    async def answering(*args: Any, **given: Any) -> Response:
+        found = await endpoint(*args, **given)
+        return found if isinstance(found, Response) else answer(found, status_code)
+
+    return answering
 
 
 def _seconds(request: Request) -> float:
@@ -291,4 +320,4 @@ def last_event_id(request: Request) -> int | None:
     text = request.headers.get("last-event-id")
     if text is None:
         return None
-    return whole_number(text, "Last-Event-ID", 0, common.MOST_INT64)
+    return whole_number(text, "Last-Event-ID", 0, MOST_INT64)

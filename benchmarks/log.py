@@ -173,7 +173,7 @@ class _Service(Client):
 
     def __init__(self, name: str, url: str) -> None:
         super().__init__()
-        self._view = LogView(f"builtin:{name}", PARTITIONS, LogAccess(url))
+        self._view = LogView(f"builtin:{name}", PARTITIONS, LogAccess(url), name)
 
     def log_access(self, *_: object, **__: object) -> LogView:
         return self._view

@@ -11,10 +11,9 @@ from typing import Any
 from msgspec import Struct
 
 from counterpoise.calls import Call, Listing, flow_path, listing, queue_path
-from counterpoise.documents import Document
 from counterpoise.errors import described
 from counterpoise.plain import plain_line
-from counterpoise.wire import Time
+from counterpoise.wire import HeldCondition
 
 MOST_CONDITIONS = 1000
 MOST_TEXT_CHARACTERS = 300
@@ -34,21 +33,6 @@ class Condition(Struct, frozen=True):
     text: str
     partition: int | None = None
     epoch: int | None = None
-
-
-class HeldCondition(Document, frozen=True):
-    """A condition that holds, with its consumer, as an administrator sees it.
-
-    `flow_id` None: the service itself reports it (`mirror_failed`).
-    """
-
-    kind: str
-    text: str
-    partition: int | None
-    epoch: int | None
-    since: Time
-    flow_id: str | None
-    client_name: str
 
 
 def text_of(error: BaseException) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -10,7 +12,23 @@ from msgspec import Struct, field
 Json = Mapping[str, Any]
 
 
-class PartlyShown(Struct, frozen=True):
+class Message(Struct, frozen=True, omit_defaults=True):
+    """What an answer of the service is made of: a field that has its default is left out."""
+
+
+_FIELD = re.compile(r"^\* `(\w+)`: (.*?)(?=^\* |\Z)", re.M | re.S)
+
+
+def described(shape: type) -> tuple[str, dict[str, str]]:
+    """What the docstring of a class says of it, and in the list of its fields of each of them."""
+    text = inspect.getdoc(shape) or ""
+    fields = {name: " ".join(said.split()) for name, said in _FIELD.findall(text)}
+    for base in shape.__mro__[1:]:
+        fields = {**dict(_FIELD.findall(inspect.cleandoc(base.__doc__ or ""))), **fields}
+    return text.partition("\n* `")[0].strip(), fields
+
+
+class PartlyShown(Message, frozen=True):
     """A message with fields that are not shown; `hidden`: their names."""
 
     hidden: ClassVar[frozenset[str]]
@@ -37,4 +55,5 @@ class Document(PartlyShown, frozen=True, kw_only=True):
         return self.__rich_repr__() == other.__rich_repr__()
 
     def __hash__(self) -> int:
-        return hash((type(self), *(value for _, value in self.__rich_repr__())))
+        shown = (value for _, value in self.__rich_repr__())
+        return hash((type(self), *(one for one in shown if not isinstance(one, Mapping))))

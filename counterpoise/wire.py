@@ -1,8 +1,16 @@
-"""The messages of the HTTP API. `reading.py` makes them from JSON as they are defined here.
+"""The documents of the HTTP API, each defined once, here.
 
-A field without a default is in every answer, but may be null if its type has None. `raw` is the
-whole answer, with the fields that are not known here. All datetimes are aware, in UTC. Positions
-are opaque strings that only the log compares.
+* The service makes its answers of them, and writes them with msgspec (`api.answers`).
+* Its OpenAPI document is made from them (`api.documents`) and from their docstrings: what comes
+  before the list describes a document, and each item of the list a field. `said` adds examples and
+  limits.
+* The client makes them from JSON (`reading.py`).
+
+A field without a default is in every answer, but may be null if its type has None. A field that has
+its default is left out. `raw` is the whole answer, with the fields that are not known here. All
+datetimes are aware, in UTC. Positions are opaque strings that only the log compares.
+
+The ranges and values that `said` names are described, not checked: a newer service may have others.
 """
 
 from __future__ import annotations
@@ -13,81 +21,210 @@ from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Meta, Struct, field
 
-from counterpoise.documents import Document, Json, PartlyShown
+from counterpoise.documents import Document, Json, Message, PartlyShown
 
 T = TypeVar("T")
 
+
+def said(*examples: Any, description: str = "", always: bool = False, **schema: Any) -> Meta:
+    """Examples of a field, its description, and keywords of JSON Schema.
+
+    `always`: it is in every answer and never null, whatever a program may make itself.
+    """
+    if always:
+        schema["x-always"] = True
+    return Meta(
+        description=description or None,
+        examples=list(examples) or None,
+        extra_json_schema=schema or None,
+    )
+
+
 # The most partitions that the service names of those for which another one waits.
 MOST_WAITED_FOR = 10
+MOST_INT32 = 2**31 - 1
+MOST_INT64 = 2**63 - 1
 # What a header can carry: visible ASCII characters, without a blank or a line end.
 TOKEN_PATTERN = r"\A[!-~]{1,8192}\Z"
+QUEUE_NAME_PATTERN = r"^[A-Za-z0-9._-]{1,200}$"
+POSITION_PATTERN = r"^[\x20-\x7e]+$"
+ALIGNED_PATTERN = r"^[A-Za-z0-9._-]{1,200}(\+[A-Za-z0-9._-]{1,200}){0,7}$"
+EXAMPLE_TIME = "2026-11-20T10:00:00.250Z"
+EXAMPLE_QUEUE_ID = "0198c0dc-11aa-7b02-8c41-5d0e9f6a7b8c"
+EXAMPLE_FLOW = "0198c0de-7f2a-7c31-9d2f-0c5d7a1b2e3f"
+
 # One without its zone would be ambiguous.
-Time = Annotated[datetime, Meta(tz=True)]
+Time = Annotated[datetime, Meta(tz=True, examples=[EXAMPLE_TIME])]
 Cursor = Annotated[str, Meta(min_length=1, max_length=2_000)]
+QueueName = Annotated[
+    str, said("flights", description="The name of the queue.", pattern=QUEUE_NAME_PATTERN)
+]
+PartitionNumber = Annotated[int, said(5, minimum=0, maximum=MOST_INT32)]
+Epoch = Annotated[int, said(3, minimum=0, maximum=MOST_INT64)]
+ShownPosition = Annotated[
+    str, said("1042", description="An opaque string of the log. Null: see `start`.")
+]
+StatusName = Annotated[str, said(enum=["Ready", "Holddown", "Rebalancing"])]
+PartitionState = Annotated[
+    str,
+    said(
+        enum=["unassigned", "owned", "warming", "revoking", "retiring", "waiting", "finished"],
+    ),
+]
+# Not an enumeration: a replica also shows what a newer one has stored.
+Trigger = Annotated[
+    str,
+    said(
+        "bind",
+        description=(
+            "`bind`, `unbind`, `lease_expired`, `driver_lost`, `resize`, `access_type`, `drain`, "
+            "`admin`, `replaced` or `lineage`; later versions may add others."
+        ),
+    ),
+]
+HeldUntil = Annotated[
+    Time | None,
+    said(
+        description=(
+            "Until then the flow is held back and gets no partitions, because its key has moved as "
+            "much of the queue as it may in an hour; left out if it is not."
+        )
+    ),
+]
+Cut = Annotated[
+    ShownPosition | None,
+    said(
+        description=(
+            "Where an ordered resize that is not settled has cut the partition; left out if the "
+            "partition neither waits nor is waited for."
+        )
+    ),
+]
+ReachedCut = Annotated[
+    bool | None, said(description="With `cut`: everything before it is processed.")
+]
+WaitsFor = Annotated[
+    tuple[PartitionNumber, ...] | None,
+    said(
+        description=(
+            "With `cut`: nothing at the cut or past it is processed before these partitions have "
+            "reached theirs. The ten lowest; empty if it waits for none."
+        )
+    ),
+]
 
 
 # ------------------------------------------------------------------ queues
 
 
 class Queue(Document, frozen=True):
-    """A queue's settings and status (the contract, *Queue*)."""
+    """A queue: its settings and its state.
 
-    name: str
+    * `id`: A queue that is deleted and made again has another id.
+    * `partition_count`: The configured count; of a dynamic queue, how many take part in the
+      balance.
+    * `operational_partition_count`: Partitions that retire, wait or are finished are included.
+    * `access_type`: `exclusive`: the earliest-bound flow owns every partition, the others stand by.
+    * `rebalance_delay`: The holddown, in seconds: the wait between a trigger and the rebalance.
+    * `max_handoff_time`: How long, in seconds, an owner may take to finish the outstanding messages
+      of a partition that is being handed off.
+    * `max_warmup_time`: How long, in seconds, a successor may take to warm up.
+    * `max_concurrent_handoffs`: Null: all at once. Warming counts.
+    * `start`: Where the first partitions start: the first message in the log, or its end when the
+      queue is created. Partitions added later start at the first message.
+    * `ordered_resize`: Whether a resize keeps the order of each key between partitions: nothing
+      that was published after it is processed before what it could overtake. For fixed queues on
+      the built-in log.
+    * `retention_seconds`: How long, in seconds since its publishing, the queue's own built-in log
+      keeps a message that every queue has processed. 0: it goes within a minute. Null: the queue
+      has no built-in log of its own.
+    * `retention_bytes`: How many bytes of such messages the log keeps, about; the newest ones. Null
+      with `retention_seconds`.
+    * `flow_count`: Bound flows.
+    * `active_flow_count`: Flows that own at least one partition.
+    * `revision`: +1 at every committed change of settings, status, flows or assignment.
+    * `partitioning`: `fixed`: a number of partitions that `partition_count` sets. `dynamic`: the
+      source begins and ends partitions, and their owners report it.
+    * `mirror_group`: The consumer group of Kafka into which the positions are mirrored, for tools
+      that watch groups; null: none. It is never read. For queues on a topic of Kafka.
+    * `conditions`: How many conditions that consumers report hold, by kind, as `quarantined` or
+      `log_away`; empty: none.
+    * `align_with`: Another queue, whose built-in log is read beside `log` (several: joined by `+`):
+      one flow owns equal partition numbers of both, and gets and hands over both together.
+    """
+
     id: str
+    name: QueueName
     partition_count: int
     operational_partition_count: int
-    access_type: str
-    rebalance_delay: float
-    max_handoff_time: float
-    max_warmup_time: float
-    max_concurrent_handoffs: int | None
-    log: str
-    start: str
-    retention_seconds: float | None
-    retention_bytes: int | None
-    mirror_group: str | None
-    rebalance_status: str
-    scale_status: str
+    access_type: Annotated[str, said(enum=["exclusive", "non_exclusive"])]
+    rebalance_delay: Annotated[float, said(minimum=0.0, maximum=3600.0)]
+    max_handoff_time: Annotated[float, said(minimum=0.0, maximum=3600.0)]
+    max_warmup_time: Annotated[float, said(minimum=0.0, maximum=86400.0)]
+    max_concurrent_handoffs: Annotated[int, said(minimum=1, maximum=4096)] | None
+    log: Annotated[str, said("builtin:flights")]
+    start: Annotated[str, said(enum=["earliest", "latest"])]
+    ordered_resize: bool
+    retention_seconds: Annotated[float, said(minimum=0.0, maximum=315_360_000.0)] | None
+    retention_bytes: Annotated[int, said(minimum=0, maximum=2**50)] | None
+    rebalance_status: StatusName
+    scale_status: Annotated[str, said(enum=["Ready", "ScalingUp", "ScalingDown"])]
     flow_count: int
     active_flow_count: int
     revision: int
     created_at: Time
+    partitioning: Annotated[str, said(enum=["fixed", "dynamic"])]
+    mirror_group: Annotated[
+        Annotated[str, said(minLength=1, maxLength=249, pattern=POSITION_PATTERN)] | None,
+        said("counterpoise.flights"),
+    ]
+    conditions: Annotated[Mapping[str, int] | None, said({"quarantined": 1})] = None
+    align_with: Annotated[str, said("payments", pattern=ALIGNED_PATTERN)] | None = None
 
 
-class Page(Struct, Generic[T], frozen=True):
-    """One page of a listing; `next_cursor` is None on the last."""
+class Page(Message, Generic[T], frozen=True):
+    """One page of a list.
+
+    * `next_cursor`: Pass it as `cursor` for the next page; null on the last one.
+    """
 
     items: tuple[T, ...]
     next_cursor: Cursor | None
 
 
-class Partition(Struct, frozen=True):
-    """One partition of a queue, as an administrator sees it.
+class Partition(Message, frozen=True):
+    """A partition: its owner and the position up to which it has been processed.
 
-    `end` and `lag` (the most messages from the position to the end) are None unless the service
-    could ask the log. `lag_seconds` is the age of the message at the position, None if nothing is
-    unread or the age is not known. Amid an ordered resize `cut` is where the partition must stop
-    while it waits for other partitions; None: it neither waits nor is waited for (the contract,
-    *Ordered resize*). In a dynamic queue `key` names it, and `parents` and `children` are the keys
-    of its neighbours in the graph (the contract, *Lineage*); in a fixed one they are None.
+    * `owner`: The flow_id of its owner.
+    * `successor`: The flow_id of its next owner during a handoff.
+    * `deadline`: When its warm-up or handoff ends at the latest.
+    * `end`: The position of the next message to be appended. Null while the service cannot ask the
+      log.
+    * `lag`: The most messages from `position` to `end`; positions may have holes. Null with `end`,
+      and for a position that the log cannot have.
+    * `lag_seconds`: How long ago the message at `position` was published. Null if there is none,
+      and while the log does not say it.
+    * `key`: Names it, in a dynamic queue; null in a fixed one.
+    * `parents`: The keys of the partitions that it follows, in a dynamic queue.
+    * `children`: The keys of the partitions that follow it, as far as known, in a dynamic queue.
     """
 
-    partition: int
-    epoch: int
+    partition: PartitionNumber
+    epoch: Epoch
     owner: str | None
     successor: str | None
-    state: str
-    position: str | None
+    state: PartitionState
+    position: ShownPosition | None
     deadline: Time | None
-    end: str | None = None
-    lag: int | None = None
-    lag_seconds: float | None = None
-    cut: str | None = None
-    reached_cut: bool | None = None
-    waits_for: tuple[int, ...] | None = None
-    key: str | None = None
-    parents: tuple[str, ...] | None = None
-    children: tuple[str, ...] | None = None
+    end: ShownPosition | None
+    lag: Annotated[int, said(minimum=0)] | None
+    lag_seconds: Annotated[float, said(minimum=0.0)] | None
+    key: str | None
+    parents: tuple[str, ...] | None
+    children: tuple[str, ...] | None
+    cut: Cut = None
+    reached_cut: ReachedCut = None
+    waits_for: WaitsFor = None
 
 
 def barrier_text(cut: str | None, waits_for: Sequence[int] | None) -> str:
@@ -100,7 +237,12 @@ def barrier_text(cut: str | None, waits_for: Sequence[int] | None) -> str:
 
 
 class FlowSummary(Document, frozen=True):
-    """One flow of a queue, as an administrator sees it; `partitions` is the number that it owns."""
+    """A bound flow.
+
+    * `active`: Owns at least one partition.
+    * `partitions`: The number of partitions that it owns.
+    * `key_id`: The public id of the key that bound it; null: bound without one.
+    """
 
     flow_id: str
     client_name: str
@@ -108,9 +250,10 @@ class FlowSummary(Document, frozen=True):
     active: bool
     draining: bool
     partitions: int
+    key_id: str | None
     bound_at: Time
     lease_expires_at: Time
-    held_until: Time | None = None
+    held_until: HeldUntil = None
 
     @property
     def state(self) -> str:
@@ -122,97 +265,158 @@ class FlowSummary(Document, frozen=True):
         return "standby" if self.held_until is None else "held back"
 
 
-class Handoff(Struct, frozen=True):
-    """A handoff in progress: `phase` is `warming` or `revoking`."""
+class PositionSet(Message, frozen=True):
+    """A partition whose position was set, or would be.
 
-    partition: int
+    * `previous`: In a dry run, the position as it is. Null without one.
+    * `read_again`: In a dry run, the most messages before `previous` that would be read again. Null
+      if the log does not answer.
+    * `skipped`: In a dry run, the most messages that would never be read. Null if the log does not
+      answer.
+    """
+
+    partition: PartitionNumber
+    epoch: Epoch
+    position: ShownPosition | None
+    previous: ShownPosition | None
+    read_again: int | None
+    skipped: int | None
+
+
+class Positions(Message, frozen=True):
+    """The partitions whose position was set, each with its raised epoch; in a dry run, those whose
+    position would be set, each with its epoch as it is.
+    """
+
+    revision: int
+    partitions: tuple[PositionSet, ...]
+
+
+# ------------------------------------------------------------------ rebalances
+
+
+class Handoff(Message, frozen=True):
+    """A handoff in progress."""
+
+    partition: PartitionNumber
     from_flow: str = field(name="from")
     to_flow: str | None = field(name="to")
-    phase: str
+    phase: Annotated[str, said(enum=["warming", "revoking"])]
     deadline: Time | None
 
 
-class Move(Struct, frozen=True):
-    """One partition that a rebalance moved, and the outcome.
+class Move(Message, frozen=True):
+    """One partition's grant or handoff.
 
-    `seconds`: how long it paused. `silent_seconds`: the part of them until the lease of its silent
-    owner ended; None: it did not end.
+    * `outcome`: How it was handed over: `initial`, `graceful`, `forced`, `orphaned`, `replaced` or
+      `discarded`.
+    * `seconds`: How long the partition paused: since the last sign of life of an owner that was
+      silent, else since its owner was told to finish, or without an owner.
+    * `reason`: Why it was `forced`: `not_released` (by the deadline) or `positions_set` (by an
+      administrator); else null.
+    * `silent_seconds`: Of these, how long the owner had been silent when its lease ended; null: its
+      lease did not end.
     """
 
-    partition: int
+    partition: PartitionNumber
     from_flow: str | None = field(name="from")
     to_flow: str | None = field(name="to")
-    epoch: int
-    outcome: str
+    epoch: Epoch
+    outcome: Annotated[str, said("graceful")]
     seconds: float
     reason: str | None
     silent_seconds: float | None
 
 
-class Rebalance(Document, frozen=True):
-    """One entry of the rebalance history; in a status it has no moves, for one.
+class Cause(Message, frozen=True):
+    """A change that led to a rebalance.
 
-    `why` says in plain words what led to it. `clients`: the names of the clients of the flows in
-    `moves`. `more_moves`: how many moves come after these.
+    * `type`: `bound`, `admitted` (after it was held back), `left`, `draining` or `changed`
+      (settings).
+    * `reason`: Why a flow left: `unbound`, `lease_expired`, `driver_lost`, `replaced`, `key_ended`;
+      later versions may add others.
+    * `settings`: The settings' new values.
+    """
+
+    at: Time
+    type: Annotated[str, said("bound")]
+    flow_id: str | None
+    client_name: str | None
+    reason: str | None
+    settings: Json | None
+
+
+class RebalanceSummary(Document, frozen=True):
+    """A rebalance, or a grant outside one (which counts no handoffs).
+
+    * `finished_at`: Null while it is running.
+    * `forced`: How many of the handoffs reached their deadline.
+    * `granted`: How many partitions without an owner were granted.
     """
 
     id: int
-    trigger: str
+    trigger: Trigger
     started_at: Time
     finished_at: Time | None
     handoffs: int
     forced: int
     granted: int
-    moves: tuple[Move, ...] = ()
-    triggered_at: Time | None = None
-    why: str | None = None
-    clients: Mapping[str, str] = field(default_factory=dict)
-    more_moves: int = 0
 
 
-class AuditItem(Document, frozen=True):
-    """An administrative call: who made it from where, on what, and the state before and after."""
+class Rebalance(RebalanceSummary, frozen=True):
+    """An entry of the history, with what led to it and its moves.
 
-    id: int
-    at: Time
-    call: str
-    queue: str | None
-    flow_id: str | None
-    key_id: str | None
-    key_name: str | None
-    address: str | None
-    before: Json | None
-    after: Json | None
-
-
-class Key(Struct, frozen=True):
-    """A key, without its secret. `state`: `valid`, `ended` or `revoked`."""
-
-    id: str
-    name: str
-    role: str
-    queues: tuple[str, ...]
-    created_at: Time
-    ends_at: Time | None
-    revoked_at: Time | None
-    last_used_at: Time | None
-    state: str
-
-
-class MadeKey(Key, PartlyShown, frozen=True):
-    """A new key. `key` is its text, which the service does not store. `is_first`: from now on
-    callers of the service need a key.
+    * `triggered_at`: When its holddown began, or it itself without one.
+    * `why`: The causes in plain words, with the names of clients.
+    * `causes`: What led to it, in order; at most 100.
+    * `more_causes`: How many causes are left out.
+    * `clients`: The client names of the flows in `moves`, as far as they are stored.
+    * `moves`: Empty without `moves=true`.
+    * `more_moves`: How many moves are not in `moves`: all of them without `moves=true`, else those
+      on the next pages.
     """
 
-    hidden = frozenset({"key"})
+    triggered_at: Time
+    why: Annotated[str, said("etl-3 bound; etl-1 did not renew the lease")]
+    causes: tuple[Cause, ...]
+    more_causes: int
+    clients: Mapping[str, str]
+    moves: tuple[Move, ...]
+    more_moves: int
 
+
+class UnsettledResize(Message, frozen=True):
+    """An ordered resize that is not settled: the next one is refused until it is.
+
+    * `resized_from`: Null while the log has not said its cuts.
+    * `awaits_cuts`: The log has not said yet where it has cut partitions.
+    * `unreached`: Partitions that are not processed up to their cuts.
+    * `waiting`: Partitions that wait for those.
+    """
+
+    resized_from: int | None
+    resized_to: int
+    awaits_cuts: bool
+    unreached: int
+    waiting: int
+
+
+class Waiting(Message, frozen=True):
+    """A partition of a dynamic queue that may not be processed yet.
+
+    * `waits_for`: Its parents that are not finished.
+    """
+
+    partition: PartitionNumber
     key: str
-    is_first: bool
+    waits_for: tuple[PartitionNumber, ...]
 
 
-class HeldBack(Struct, frozen=True):
-    """So many flows get no partitions yet, the first of them until then: their keys have moved as
-    much of the queue as they may in an hour.
+class HeldBack(Message, frozen=True):
+    """Flows that get no partitions yet: their keys have moved as much as they may in an hour.
+
+    * `flows`: How many.
+    * `until`: When the first of them joins.
     """
 
     flows: int
@@ -220,18 +424,30 @@ class HeldBack(Struct, frozen=True):
 
 
 class RebalanceStatus(Document, frozen=True):
-    """The status of a queue (`Ready`, `Holddown` or `Rebalancing`) and its trigger."""
+    """The state of the rebalancer for a queue, and its trigger.
 
-    queue: str
-    status: str
+    * `trigger`: The first trigger; null when Ready.
+    * `since`: When the queue took this status.
+    * `holddown_until`: Null outside Holddown.
+    * `spread`: The largest minus the smallest number of partitions over bound flows that neither
+      drain nor are held back.
+    * `waiting`: In a dynamic queue: which partition waits for which.
+    * `resize`: Of a queue with ordered resizes: the last resize, until it is settled.
+    * `held_back`: The flows that are held back, if any.
+    """
+
+    queue: QueueName
+    status: StatusName
     revision: int
-    trigger: str | None
+    trigger: Trigger | None
     since: Time
     holddown_until: Time | None
     handoffs: tuple[Handoff, ...]
-    unassigned: tuple[int, ...]
+    unassigned: tuple[PartitionNumber, ...]
     spread: int
-    last_rebalance: Rebalance | None
+    last_rebalance: RebalanceSummary | None
+    waiting: tuple[Waiting, ...]
+    resize: UnsettledResize | None = None
     held_back: HeldBack | None = None
 
 
@@ -243,29 +459,144 @@ class Event(Struct, frozen=True):
     data: Any
 
 
+# ------------------------------------------------------------------ keys and the audit
+
+
+KeyId = Annotated[str, said("3f9a0c51d7e2")]
+
+
+class Session(Message, frozen=True):
+    """Who the caller is.
+
+    * `key_id`: The public id of the key; null without one.
+    * `name`: The name of the key; null without one.
+    * `queues`: The patterns of the queues that the key is for.
+    * `expires_at`: The end of the session, or of the key; null if it has none.
+    """
+
+    key_id: KeyId | None
+    name: str | None
+    role: Annotated[str, said(enum=["viewer", "publisher", "consumer", "admin"])]
+    queues: tuple[str, ...]
+    expires_at: Time | None
+
+
+class AuditItem(Document, frozen=True):
+    """An administrative call.
+
+    * `at`: When it was committed.
+    * `call`: The operation; that of a key has no queue.
+    * `flow_id`: With `unbind` and `drain`.
+    * `key_id`: The caller's key; null without one.
+    * `address`: The caller's network address.
+    * `before`: The state before; null if there was none.
+    * `after`: The state after; null if there is none.
+    """
+
+    id: int
+    at: Time
+    call: Annotated[
+        str,
+        said(
+            enum=[
+                "create_queue",
+                "change_queue",
+                "delete_queue",
+                "rebalance_now",
+                "add_children",
+                "split_partition",
+                "merge_partitions",
+                "set_positions",
+                "unbind",
+                "drain",
+                "create_key",
+                "revoke_key",
+            ]
+        ),
+    ]
+    queue: str | None
+    flow_id: str | None
+    key_id: str | None
+    key_name: str | None
+    address: str | None
+    before: Json | None
+    after: Json | None
+
+
+class Key(Message, frozen=True):
+    """A key, without its secret.
+
+    * `queues`: The patterns of the queues that it is for.
+    * `last_used_at`: To about a minute.
+    * `state`: `valid`, `ended` or `revoked`.
+    """
+
+    id: KeyId
+    name: str
+    role: str
+    queues: tuple[str, ...]
+    created_at: Time
+    ends_at: Time | None
+    revoked_at: Time | None
+    last_used_at: Time | None
+    state: Annotated[str, said("valid")]
+
+
+class MadeKey(Key, PartlyShown, frozen=True):
+    """A new key. Its text is in this answer only.
+
+    * `key`: The key, `cp_<id>_<secret>`; the service stores its hash.
+    * `is_first`: Whether it has just closed the service to callers without.
+    """
+
+    hidden = frozenset({"key"})
+
+    key: str
+    is_first: bool
+
+
 # ------------------------------------------------------------------ flows
 
 
-class UpdatePartition(Struct, frozen=True):
-    """A partition in an update; `deadline` is a time of the service's clock."""
+class UpdatePartition(Message, frozen=True):
+    """A partition as its owner or successor sees it.
 
-    partition: int
-    epoch: int
-    state: str
-    position: str | None
-    handed_over: str | None = None
+    * `epoch`: The owner's epoch, also while the flow is only warming.
+    * `state`: In the first three the flow is the owner; in `warming` it is not yet.
+    * `position`: The last committed position.
+    * `handed_over`: How it left its previous owner: `initial`, `graceful`, `forced`, `orphaned` or
+      `replaced`; absent while `warming`. After `forced` and `orphaned`, messages after `position`
+      may have been seen before.
+    * `deadline`: With `revoking` and `warming`: when the handoff continues without the flow.
+    * `key`: Of a partition of a dynamic queue.
+    * `parents`: The keys of the partitions that it follows, in a dynamic queue.
+    """
+
+    partition: PartitionNumber
+    epoch: Epoch
+    state: Annotated[str, said(enum=["owned", "revoking", "retiring", "warming"])]
+    position: ShownPosition | None
+    # Not an enumeration: a newer replica may have stored another.
+    handed_over: Annotated[str | None, said("graceful")] = None
     deadline: Time | None = None
     key: str | None = None
     parents: tuple[str, ...] | None = None
-    cut: str | None = None
-    reached_cut: bool | None = None
-    waits_for: tuple[int, ...] | None = None
+    cut: Cut = None
+    reached_cut: ReachedCut = None
+    waits_for: WaitsFor = None
 
 
-class Update(Struct, frozen=True):
-    """A FlowChangeUpdate: always the whole current view of one flow."""
+class Update(Message, frozen=True):
+    """A flow's assignment: always its whole current view, so a lost or repeated one is harmless.
 
-    queue: str
+    * `revision`: The queue's revision at which this view last changed.
+    * `active`: Owns at least one partition.
+    * `now`: The service's clock; `deadline` is a time of this clock.
+    * `resize`: Of a queue with ordered resizes: the number of the log's last resize of which this
+      view knows the cuts. If the log names a later one, stop at its cuts.
+    """
+
+    queue: QueueName
     flow_id: str
     revision: int
     active: bool
@@ -273,61 +604,99 @@ class Update(Struct, frozen=True):
     now: Time
     partitions: tuple[UpdatePartition, ...]
     resize: int | None = None
-    held_until: Time | None = None
+    held_until: HeldUntil = None
 
 
 class LogAccess(PartlyShown, frozen=True):
-    """Short-lived credentials for the log; the URL contains a password and is never shown."""
+    """Short-lived credentials for the built-in log.
+
+    * `url`: With user and password: do not log it.
+    """
 
     hidden = frozenset({"url"})
 
-    url: str
-    expires_at: Time | None = None
+    url: Annotated[str, said("postgresql://counterpoise_read_7:…@127.0.0.1:41000/counterpoise")]
+    expires_at: Annotated[Time | None, said(always=True)] = None
 
 
-class LogView(Struct, frozen=True):
-    """How to reach a queue's log: `log` is its public address, `access` None if there is none."""
+class LogView(Message, frozen=True):
+    """Address of and credentials for a queue's log.
 
-    log: str
+    * `partition_count`: An append has to name this count.
+    * `access`: Null when the log is not built in, or the service may not create roles in its
+      database: the consumer then has to bring its own credentials.
+    * `log_name`: The built-in log's name; null for other logs.
+    """
+
+    log: Annotated[str, said("builtin:flights")]
     partition_count: int
     access: LogAccess | None
-    log_name: str | None = None
+    log_name: Annotated[str | None, said("flights")]
 
 
 class Bound(PartlyShown, frozen=True):
-    """The answer to bind."""
+    """A bound flow, with everything that it needs.
+
+    * `queue_id`: The queue's `id`. If a flow binds again and gets another id, it belonged to a
+      queue that was deleted and made again; its epochs and positions no longer apply.
+    * `flow_token`: The flow's secret, sent with its calls as `Authorization: Bearer`. Only shown
+      here: the service stores only a hash.
+    * `log_access`: Credentials to read the built-in log, if the service can give them.
+    """
 
     hidden = frozenset({"flow_token"})
 
-    flow_id: str
-    queue_id: str
+    flow_id: Annotated[str, said(EXAMPLE_FLOW)]
+    queue_id: Annotated[str, said(EXAMPLE_QUEUE_ID)]
     flow_token: Annotated[str, Meta(pattern=TOKEN_PATTERN)]
     lease_seconds: float
-    log: str
+    log: Annotated[str, said("builtin:flights")]
     update: Update
-    log_access: LogAccess | None = None
+    log_access: LogAccess | None
 
 
-class Heartbeat(Struct, frozen=True):
-    """The answer to a heartbeat; `revision` is that of the flow's view."""
+class Heartbeat(Message, frozen=True):
+    """The renewed lease.
+
+    * `revision`: The revision of the flow's view; fetch the view if yours is older.
+    """
 
     lease_expires_at: Time
     revision: int
 
 
-class Result(Struct, frozen=True):
-    """The result of one partition in a call: `ok`, or the reason why nothing was changed."""
+class Result(Message, frozen=True):
+    """The result of one item. With any outcome but `ok` nothing has changed.
 
-    partition: int
-    outcome: str
+    * `current_epoch`: With `stale_epoch`.
+    """
+
+    partition: PartitionNumber
+    outcome: Annotated[
+        str,
+        said(
+            enum=[
+                "ok",
+                "no_such_partition",
+                "stale_epoch",
+                "not_owner",
+                "not_revoking",
+                "not_warming",
+                "not_ended",
+                "unknown_parent",
+                "conflicting_child",
+                "too_many_partitions",
+            ]
+        ),
+    ]
     current_epoch: int | None = None
 
 
-class Results(Struct, frozen=True):
-    """One result for each partition of the call, in order, and the flow's view afterwards."""
+class Results(Message, frozen=True):
+    """One result for each item, in order, and the flow's view afterwards."""
 
     results: tuple[Result, ...]
-    update: Update | None = None
+    update: Annotated[Update | None, said(always=True)] = None
 
 
 def check_partition(partition: object) -> None:
@@ -417,19 +786,6 @@ class ChildrenItem(Struct, frozen=True):
         _check_place(self.partition, self.epoch, self.position)
 
 
-class LineageNode(Struct, frozen=True):
-    """A partition in the graph of a dynamic queue; `parents` and `children` are keys, `waits_for`
-    the numbers of the parents that are not finished."""
-
-    partition: int
-    key: str
-    state: str
-    owner: str | None
-    parents: tuple[str, ...]
-    children: tuple[str, ...]
-    waits_for: tuple[int, ...]
-
-
 class ReadyItem(Struct, frozen=True):
     """The warm-up for this partition is done; `epoch` is its owner's."""
 
@@ -438,6 +794,218 @@ class ReadyItem(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         _check_place(self.partition, self.epoch, None)
+
+
+# ------------------------------------------------------------------ the graph of a dynamic queue
+
+
+class LineageNode(Message, frozen=True):
+    """A partition in the graph of a dynamic queue.
+
+    * `owner`: The flow_id of its owner.
+    * `parents`: The keys of the partitions that it follows. Those that are not listed themselves
+      were finished and removed.
+    * `children`: The keys of the partitions that follow it.
+    * `waits_for`: Its parents that are not finished.
+    """
+
+    partition: PartitionNumber
+    key: str
+    state: PartitionState
+    owner: str | None
+    parents: tuple[str, ...]
+    children: tuple[str, ...]
+    waits_for: tuple[PartitionNumber, ...]
+
+
+class Lineage(Page[LineageNode], frozen=True):
+    """A page of the graph: the partitions that exist, by number.
+
+    * `removed_count`: Keys that are remembered of removed partitions.
+    """
+
+    queue: QueueName
+    revision: int
+    removed_count: int
+
+
+class SealedPartition(Message, frozen=True):
+    """A partition that takes no messages any more.
+
+    * `end`: Its final end in the log.
+    """
+
+    partition: PartitionNumber
+    end: Annotated[str, said("1042", minLength=1, maxLength=1000, pattern=POSITION_PATTERN)]
+
+
+class BegunPartition(Message, frozen=True):
+    """A partition that follows sealed ones.
+
+    * `key`: `LO-HI.N`: its first and last hash, and its number.
+    * `parents`: The keys of the sealed partitions.
+    """
+
+    partition: PartitionNumber
+    key: str
+    parents: tuple[str, ...]
+
+
+class Sealed(Message, frozen=True):
+    """What a split or merge sealed, and what came of it."""
+
+    sealed: tuple[SealedPartition, ...]
+    children: tuple[BegunPartition, ...]
+
+
+# ------------------------------------------------------------------ what watches a queue
+
+
+class MeasuredQueue(Message, frozen=True):
+    """A queue at a time of the last hour.
+
+    * `lag`: Messages that are not processed yet, at most; null if not known.
+    * `published`: Messages a second since the measurement before; null if not known.
+    * `processed`: As `published`.
+    """
+
+    at: Time
+    lag: Annotated[int, said(minimum=0)] | None
+    published: Annotated[float, said(minimum=0.0)] | None
+    processed: Annotated[float, said(minimum=0.0)] | None
+
+
+class Measurements(Message, frozen=True):
+    """The last hour of a queue.
+
+    * `items`: In order, about two a minute.
+    """
+
+    items: tuple[MeasuredQueue, ...]
+
+
+class Scaling(Message, frozen=True):
+    """How many consumers a queue should have.
+
+    * `consumers`: So many; never more than partitions.
+    * `why`: `lag` (it demands them), `age` (a message is too old for fewer), `holding` (the queue
+      is not Ready), `quiet` (it was changed not long ago), `shrinking` (fewer are enough),
+      `unknown` (the log does not say the lag); later versions may add others.
+    * `present`: Bound flows that do not drain.
+    * `lag`: Messages that are not processed yet, at most; some seconds old.
+    * `lag_seconds`: The age of the oldest of them, 0 without any; some seconds old. Null if the log
+      does not say it.
+    """
+
+    queue: QueueName
+    consumers: int
+    why: str
+    present: int
+    partition_count: int
+    lag: int | None
+    lag_seconds: float | None
+
+
+class HeldCondition(Document, frozen=True):
+    """A condition that holds, and the consumer that reports it.
+
+    * `partition`: The partition; null: the condition is of the whole consumer.
+    * `since`: When it was reported first.
+    * `flow_id`: Null: the service itself reports it.
+    """
+
+    kind: str
+    text: str
+    partition: PartitionNumber | None
+    epoch: Epoch | None
+    since: Time
+    flow_id: str | None
+    client_name: str
+
+
+class ShownMessage(Message, frozen=True):
+    """A message of a log; of a long one its beginning.
+
+    * `published_at`: Null: a time that no calendar has.
+    * `key`: At most `max_bytes` characters; null without a key.
+    * `headers`: Null if they are longer than `max_bytes` in all.
+    * `size_bytes`: The size of the whole value.
+    * `value`: At most `max_bytes` of the value, if that is text; left out otherwise.
+    * `value_base64`: The same of a value that is no text.
+    """
+
+    position: ShownPosition
+    published_at: Time | None
+    key: str | None
+    headers: Mapping[str, str] | None
+    size_bytes: Annotated[int, said(minimum=0)]
+    value: str | None = None
+    value_base64: str | None = None
+
+
+class ShownMessages(Message, frozen=True):
+    """Messages of a partition, in order.
+
+    * `start`: The first position that is in the log.
+    * `end`: The position of the next message to be appended.
+    * `following`: The `position` for the next call.
+    """
+
+    partition: int
+    start: ShownPosition
+    end: ShownPosition
+    messages: tuple[ShownMessage, ...]
+    following: ShownPosition
+
+
+# ------------------------------------------------------------------ the service itself
+
+
+class FieldProblem(Message, frozen=True):
+    """One wrong field or parameter.
+
+    * `field`: Its path, with dots: `partitions.0.epoch`.
+    * `message`: What is wrong, or what would be valid.
+    """
+
+    field: str
+    message: str
+
+
+class Problem(Message, frozen=True):
+    """An RFC 9457 problem document.
+
+    * `type`: `urn:counterpoise:problem:` and the code.
+    * `title`: What went wrong, the same for every instance of the code.
+    * `detail`: What to do about this error.
+    * `code`: Stable; meant for programs.
+    * `errors`: With `invalid`: every wrong field.
+    * `reason`: With `flow_gone`: `unbound`, `lease_expired`, `replaced`, …
+    """
+
+    type: str
+    title: str
+    status: Annotated[int, said(minimum=400, maximum=599)]
+    detail: str
+    code: str
+    errors: tuple[FieldProblem, ...] | None = None
+    reason: str | None = None
+
+
+class Health(Message, frozen=True):
+    """The process is alive."""
+
+    status: Annotated[str, said(const="ok")]
+
+
+class Readiness(Message, frozen=True):
+    """The service can serve.
+
+    * `database`: Names the tables that the service uses: equal for all replicas of a service.
+    """
+
+    status: Annotated[str, said(const="ready")]
+    database: Annotated[str | None, said("3f9a0c51d7e2b864")] = None
 
 
 class Probe(Struct, frozen=True):

@@ -6,10 +6,10 @@ from fastapi import APIRouter, Path, Query, Response
 from starlette.requests import Request
 
 from api import problems
+from api.answers import answer
 from api.head import HEAD
 from api.routing import Cursor, Flag, Limit, Route, broker_of
 from api.schemas import access as access_schemas
-from api.schemas.common import QUEUE_NAME_PATTERN
 from api.security import (
     Also,
     address_of,
@@ -20,11 +20,12 @@ from api.security import (
     session_cookie,
     session_of,
 )
-from broker.calls import views
 from broker.calls.keys import SESSION_SECONDS
+from broker.calls.times import time_of
 from broker.core.access import Caller, Right
 from broker.exposure import is_loopback
-from broker.store.ports import KeySummary
+from counterpoise import wire
+from counterpoise.wire import QUEUE_NAME_PATTERN
 
 ROUTER = APIRouter(prefix="/v1", route_class=Route, tags=["Access"])
 
@@ -33,23 +34,22 @@ CREDENTIALS = ("unauthorized", "forbidden", "invalid", "unavailable")
 
 @ROUTER.post(
     "/session",
-    response_model=access_schemas.Session,
+    response_model=wire.Session,
     summary="Log in",
     response_description="The session; its cookie is in `Set-Cookie`.",
     responses=problems.document(*CREDENTIALS, *problems.OF_A_BODY),
 )
 @allow(Also.ANYONE)
-async def log_in(
-    request: Request, response: Response, body: access_schemas.LogIn
-) -> dict[str, object]:
+async def log_in(request: Request, body: access_schemas.LogIn) -> Response:
     """Begin a session of a browser: a cookie with which it may make the `GET` calls of the key.
 
     It lasts 12 hours and ends with the key.
     """
     check_site(request.scope[HEAD])
     token, caller = await broker_of(request).keys.log_in(body.key.strip(), address_of(request))
+    response = answer(_session(caller))
     _set_cookie(request, response, token, round(SESSION_SECONDS))
-    return _session(caller)
+    return response
 
 
 @ROUTER.delete(
@@ -72,20 +72,19 @@ async def log_out(request: Request, response: Response) -> None:
 
 @ROUTER.get(
     "/session",
-    response_model=access_schemas.Session,
+    response_model=wire.Session,
     summary="Show who calls",
     response_description="The caller's key, role and queues.",
     responses=problems.document(*CREDENTIALS),
 )
 @allow(Right.SEE)
-async def session(request: Request) -> dict[str, object]:
+async def session(request: Request) -> wire.Session:
     """The key, role and queues of the caller. Without keys each caller is an administrator."""
     return _session(caller_of(request))
 
 
 @ROUTER.get(
     "/keys",
-    response_model=access_schemas.KeyPage,
     summary="List the keys",
     response_description="A page of keys, without their secrets.",
     responses=problems.document(*CREDENTIALS),
@@ -98,7 +97,7 @@ async def list_keys(
     everything: Annotated[
         Flag, Query(alias="all", description="Also keys that were revoked or have ended.")
     ] = False,
-) -> views.Page[KeySummary]:
+) -> wire.Page[wire.Key]:
     """The keys for queues of the caller's key, the earliest first."""
     keys = broker_of(request).key_administration
     return await keys.list(caller_of(request), limit, cursor, everything=everything)
@@ -107,15 +106,13 @@ async def list_keys(
 @ROUTER.post(
     "/keys",
     status_code=201,
-    response_model=access_schemas.MadeKey,
+    response_model=wire.MadeKey,
     summary="Make a key",
     response_description="The key. It is not shown again.",
     responses=problems.document(*CREDENTIALS, *problems.OF_A_BODY),
 )
 @allow(Right.ADMINISTER)
-async def create_key(
-    request: Request, response: Response, body: access_schemas.NewKey
-) -> dict[str, object]:
+async def create_key(request: Request, body: access_schemas.NewKey) -> Response:
     """Make a key that is no stronger than the caller's: for some of its queues, ending no later.
 
     Without a key only the first one can be made: on the service's own machine, for an administrator
@@ -132,13 +129,13 @@ async def create_key(
         None if body.ends_at is None else body.ends_at.timestamp(),
         local=local,
     )
+    response = answer(made, 201)
     response.headers["Cache-Control"] = "no-store"
-    return {**made.key._asdict(), "key": made.text, "is_first": made.is_first}
+    return response
 
 
 @ROUTER.delete(
     "/keys/{key}",
-    response_model=access_schemas.Key,
     summary="Revoke a key",
     response_description="The key, revoked now or already before.",
     responses=problems.document(*CREDENTIALS, "key_not_found"),
@@ -147,14 +144,13 @@ async def create_key(
 async def revoke_key(
     request: Request,
     key: Annotated[str, Path(pattern=r"^[0-9a-f]{12}$", description="The key's id.")],
-) -> KeySummary:
+) -> wire.Key:
     """Revoke a key, for good: within 5 s it is refused everywhere, and its flows end."""
     return await broker_of(request).key_administration.revoke(caller_of(request), key)
 
 
 @ROUTER.get(
     "/audit",
-    response_model=access_schemas.AuditPage,
     summary="List administrative calls",
     response_description="A page of administrative calls, newest first.",
     responses=problems.document(*CREDENTIALS),
@@ -168,7 +164,7 @@ async def audit(
         str | None,
         Query(pattern=QUEUE_NAME_PATTERN, description="Only calls on the queue of this name."),
     ] = None,
-) -> views.Page[views.AuditView]:
+) -> wire.Page[wire.AuditItem]:
     """Administrative calls on the queues of the key, newest first: who, what, before and after.
 
     Calls on keys are shown to keys for all queues.
@@ -190,11 +186,12 @@ def _set_cookie(request: Request, response: Response, token: str, seconds: int) 
     )
 
 
-def _session(caller: Caller) -> dict[str, object]:
-    return {
-        "key_id": caller.key_id,
-        "name": caller.key_name,
-        "role": caller.role,
-        "queues": list(caller.patterns),
-        "expires_at": caller.ends_at,
-    }
+def _session(caller: Caller) -> wire.Session:
+    assert caller.role is not None, "a flow has no session"
+    return wire.Session(
+        key_id=caller.key_id,
+        name=caller.key_name,
+        role=caller.role,
+        queues=tuple(caller.patterns),
+        expires_at=time_of(caller.ends_at),
+    )

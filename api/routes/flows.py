@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 
 from api import problems
-from api.answers import answer, results_answer, update_json
+from api.answers import answer, encode
 from api.rates import Rates
 from api.routing import (
     LONGEST_WAIT_SECONDS,
@@ -28,12 +28,13 @@ from api.schemas import common
 from api.schemas import flows as flow_schemas
 from api.security import Also, allow, caller_of
 from api.streams import DeferredCall, EventStream, OpenCalls, StreamHolder, event
-from broker.calls import views
 from broker.calls.bound_flows import BoundFlow
 from broker.core import commands as c
 from broker.core.access import Right
 from broker.core.errors import Invalid, TooManyFlows
 from broker.service import Broker
+from counterpoise import wire
+from counterpoise.wire import EXAMPLE_FLOW, MOST_INT64
 
 ROUTER = APIRouter(prefix="/v1/queues/{queue}/flows", route_class=Route, tags=["Flows"])
 FlowId = Annotated[
@@ -41,7 +42,7 @@ FlowId = Annotated[
     Path(
         pattern=common.FLOW_ID_PATTERN,
         description="The `flow_id` that bind answered.",
-        openapi_examples={"flow": {"value": common.EXAMPLE_FLOW}},
+        openapi_examples={"flow": {"value": EXAMPLE_FLOW}},
     ),
 ]
 LeavesBecause = Annotated[
@@ -68,13 +69,12 @@ ON_A_FLOW = (*CREDENTIALS, "flow_not_found", "flow_gone")
 
 
 async def _serve_heartbeat(request: Request) -> Response:
-    view = await broker_of(request).flows.heartbeat(flow_of(request))
-    return answer(flow_schemas.Heartbeat, view)
+    return answer(await broker_of(request).flows.heartbeat(flow_of(request)))
 
 
 @ROUTER.post(
     "/{flow}/heartbeat",
-    response_model=flow_schemas.Heartbeat,
+    response_model=wire.Heartbeat,
     summary="Renew the lease",
     response_description="The time at which the lease expires now.",
     responses=problems.document(*ON_A_FLOW),
@@ -90,7 +90,7 @@ async def heartbeat(queue: Name, flow: FlowId) -> None:
 
 async def _serve_updates(request: Request) -> Response:
     flow, query = flow_of(request), request.query_params
-    after = whole_number(query.get("after", "0"), "after", 0, common.MOST_INT64)
+    after = whole_number(query.get("after", "0"), "after", 0, MOST_INT64)
     wait_seconds = number(query.get("wait", "0"), "wait", 0, LONGEST_WAIT_SECONDS)
     resumed = last_event_id(request)
     if "text/event-stream" in request.headers.get("accept", ""):
@@ -115,20 +115,20 @@ def waiting(app: Starlette, flow: BoundFlow, after: int, wait_seconds: float) ->
     return DeferredCall(lambda: open_calls.waiting(wait(), renews=True), _update)
 
 
-def _update(view: views.UpdateView | None, status_code: int = 200) -> Response:
+def _update(view: wire.Update | None) -> Response:
     """The view as an answer; None: nothing is newer."""
     if view is None:
         return Response(status_code=204)
-    return Response(update_json(view), status_code=status_code, media_type="application/json")
+    return answer(view)
 
 
-def _update_event(view: views.UpdateView) -> bytes:
-    return event("FlowChangeUpdate", update_json(view), view.revision)
+def _update_event(view: wire.Update) -> bytes:
+    return event("FlowChangeUpdate", encode(view), view.revision)
 
 
 @ROUTER.get(
     "/{flow}/updates",
-    response_model=flow_schemas.FlowChangeUpdate,
+    response_model=wire.Update,
     summary="Follow the flow's view",
     response_description="The flow's current view, newer than `after`.",
     responses={
@@ -150,7 +150,7 @@ def _update_event(view: views.UpdateView) -> bytes:
                 "in": "header",
                 "required": False,
                 "description": "For an event stream: resume after this revision.",
-                "schema": {"type": "integer", "minimum": 0, "maximum": common.MOST_INT64},
+                "schema": {"type": "integer", "minimum": 0, "maximum": MOST_INT64},
             }
         ]
     },
@@ -164,7 +164,7 @@ async def updates(
         int,
         Query(
             ge=0,
-            le=common.MOST_INT64,
+            le=MOST_INT64,
             description="The revision that the client has; 0 for the current view at once.",
         ),
     ] = 0,
@@ -193,7 +193,7 @@ async def updates(
 @ROUTER.post(
     "",
     status_code=201,
-    response_model=flow_schemas.Bound,
+    response_model=wire.Bound,
     summary="Bind a flow",
     response_description="The flow, its token, and its first view.",
     responses=problems.document(*CREDENTIALS, "overtaken", "flow_gone", *problems.OF_A_BODY),
@@ -201,7 +201,7 @@ async def updates(
 @allow(Right.CONSUME)
 async def bind(
     request: Request, queue: Name, body: flow_schemas.BindRequest
-) -> views.BoundView | Response:
+) -> wire.Bound | Response:
     """Bind a consumer to a queue as a flow.
 
     If the `instance_id` is bound already, the consumer was restarted: the new flow takes the place
@@ -225,7 +225,7 @@ async def bind(
         rates.refused.labels("key_flows").inc()
         return _held_back(rates, refused)
     rates.admit(bound.flow_token)
-    return answer(flow_schemas.Bound, bound, 201)
+    return bound
 
 
 def _held_back(rates: Rates, refused: TooManyFlows) -> DeferredCall:
@@ -258,7 +258,6 @@ async def unbind(request: Request, queue: Name, flow: FlowId, reason: LeavesBeca
 
 @ROUTER.post(
     "/{flow}/commit",
-    response_model=flow_schemas.Results,
     summary="Commit positions",
     response_description="The result of each item.",
     responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
@@ -266,7 +265,7 @@ async def unbind(request: Request, queue: Name, flow: FlowId, reason: LeavesBeca
 @allow(Also.FLOW)
 async def commit(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.CommitRequest
-) -> Response:
+) -> wire.Results:
     """Store the positions up to which partitions have been processed. Renews the lease.
 
     Each item is fenced by its epoch: a stale one changes nothing and does not affect the others.
@@ -277,12 +276,11 @@ async def commit(
     ]
     done = await broker_of(request).commits.commit(flow_of(request), body.seq, items)
     request.app.state.metrics.count_results(queue, "commit", done.results)
-    return results_answer(done)
+    return done
 
 
 @ROUTER.post(
     "/{flow}/release",
-    response_model=flow_schemas.Results,
     summary="Release partitions",
     response_description="The result of each item.",
     responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
@@ -290,7 +288,7 @@ async def commit(
 @allow(Also.FLOW)
 async def release(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.ReleaseRequest
-) -> Response:
+) -> wire.Results:
     """Commit a position and release the partition, atomically. Renews the lease.
 
     For partitions in `revoking`, for retiring ones at their end (`finished`), and for any
@@ -302,12 +300,11 @@ async def release(
     ]
     done = await broker_of(request).flows.release(flow_of(request), body.seq, items)
     request.app.state.metrics.count_results(queue, "release", done.results)
-    return results_answer(done)
+    return done
 
 
 @ROUTER.post(
     "/{flow}/children",
-    response_model=flow_schemas.Results,
     summary="Report what comes after partitions",
     response_description="The result of each item.",
     responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
@@ -315,7 +312,7 @@ async def release(
 @allow(Also.FLOW)
 async def children(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.ChildrenRequest
-) -> Response:
+) -> wire.Results:
     """Record the children of partitions of a dynamic queue, and finish partitions.
 
     Each item is carried out completely or not at all. A child is known by its key: reporting it
@@ -346,12 +343,11 @@ async def children(
     ]
     done = await broker_of(request).flows.children(flow_of(request), body.seq, items)
     request.app.state.metrics.count_results(queue, "children", done.results)
-    return results_answer(done)
+    return done
 
 
 @ROUTER.post(
     "/{flow}/ready",
-    response_model=flow_schemas.Results,
     summary="Report warm-ups as done",
     response_description="The result of each item.",
     responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
@@ -359,18 +355,17 @@ async def children(
 @allow(Also.FLOW)
 async def ready(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.ReadyRequest
-) -> Response:
+) -> wire.Results:
     """The flow has restored the state that it needs for these partitions. Renews the lease."""
     items = [c.ReadyItem(item.partition, item.epoch) for item in body.partitions]
     done = await broker_of(request).flows.ready(flow_of(request), items)
     request.app.state.metrics.count_results(queue, "ready", done.results)
-    return results_answer(done)
+    return done
 
 
 @ROUTER.post(
     "/{flow}/drain",
     status_code=202,
-    response_model=flow_schemas.FlowChangeUpdate,
     summary="Drain a flow",
     response_description="The flow's view, draining.",
     responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
@@ -378,7 +373,7 @@ async def ready(
 @allow(Right.ADMINISTER, Also.FLOW)
 async def drain(
     request: Request, queue: Name, flow: FlowId, body: flow_schemas.DrainRequest | None = None
-) -> Response:
+) -> wire.Update:
     """Hand off all partitions of the flow; it keeps working until each one is handed off.
 
     Renews the lease if the flow itself asks, not if an administrator does. The flow is
@@ -388,5 +383,4 @@ async def drain(
     broker, caller = broker_of(request), caller_of(request)
     by_flow = caller.flow_id is not None
     drained = flow_of(request) if by_flow else await broker.bound_flows.of(queue, flow)
-    view = await broker.flows.drain(drained, timeout_seconds, caller)
-    return _update(view, 202)
+    return await broker.flows.drain(drained, timeout_seconds, caller)

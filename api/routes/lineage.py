@@ -8,14 +8,15 @@ from pydantic import BeforeValidator
 from starlette.requests import Request
 
 from api import problems
+from api.answers import answer
 from api.routes.queues import ON_A_QUEUE
 from api.routing import Cursor, Limit, Name, Route, broker_of, whole
-from api.schemas import common
 from api.schemas import lineage as lineage_schemas
 from api.security import Also, allow, caller_of
-from broker.calls.lineage import SealedView
 from broker.core.access import Right
+from counterpoise import wire
 from counterpoise.plain import dot
+from counterpoise.wire import MOST_INT32
 
 ROUTER = APIRouter(prefix="/v1/queues", route_class=Route, tags=["Queues"])
 DOT = "text/vnd.graphviz"
@@ -26,7 +27,7 @@ REFUSED = ("partition_ended", "children_refused")
 
 @ROUTER.get(
     "/{queue}/lineage",
-    response_model=lineage_schemas.Lineage,
+    response_model=wire.Lineage,
     summary="Show the graph of partitions",
     response_description="A page of the graph, by number.",
     responses={
@@ -53,14 +54,13 @@ async def lineage(
     page = await broker_of(request).lineage.graph(queue, limit, cursor)
     if DOT in request.headers.get("accept", ""):
         return Response(f"{dot(page.queue, page.items)}\n", media_type=f"{DOT}; charset=utf-8")
-    body = lineage_schemas.Lineage.model_validate(page).model_dump_json().encode()
-    return Response(body, media_type="application/json")
+    return answer(page)
 
 
 Partition = Annotated[
     int,
     Ge(0),
-    Le(common.MOST_INT32),
+    Le(MOST_INT32),
     BeforeValidator(whole),
     Path(description="The partition."),
 ]
@@ -68,7 +68,6 @@ Partition = Annotated[
 
 @ROUTER.post(
     "/{queue}/partitions/{partition}/split",
-    response_model=lineage_schemas.Sealed,
     summary="Split a partition",
     response_description="What was sealed, and what came of it.",
     responses=problems.document(*ON_A_QUEUE, *REFUSED, *problems.OF_A_BODY),
@@ -76,7 +75,7 @@ Partition = Annotated[
 @allow(Right.ADMINISTER)
 async def split_partition(
     request: Request, queue: Name, partition: Partition, body: lineage_schemas.SplitRequest
-) -> SealedView:
+) -> wire.Sealed:
     """Split a partition of a dynamic queue with the built-in log, while it is in use.
 
     In one transaction the partition is sealed at its end, and two begin that share its range of the
@@ -88,7 +87,6 @@ async def split_partition(
 
 @ROUTER.post(
     "/{queue}/partitions/{partition}/merge",
-    response_model=lineage_schemas.Sealed,
     summary="Merge two partitions",
     response_description="What was sealed, and what came of it.",
     responses=problems.document(*ON_A_QUEUE, *REFUSED, *problems.OF_A_BODY),
@@ -96,7 +94,7 @@ async def split_partition(
 @allow(Right.ADMINISTER)
 async def merge_partitions(
     request: Request, queue: Name, partition: Partition, body: lineage_schemas.MergeRequest
-) -> SealedView:
+) -> wire.Sealed:
     """Merge a partition of a dynamic queue with the one whose range lies beside.
 
     What comes of it waits until both are processed to their ends. Repeating the call is harmless.

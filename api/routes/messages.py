@@ -12,9 +12,9 @@ from api.routes.lineage import Partition
 from api.routes.queues import ON_A_QUEUE
 from api.routing import Name, Route, broker_of, whole
 from api.schemas import common
-from api.schemas import messages as schemas
 from api.security import allow
 from broker.core.access import Right
+from counterpoise import wire
 
 ROUTER = APIRouter(prefix="/v1/queues", route_class=Route, tags=["Queues"])
 # A look is for a person: 1 MB of values at most.
@@ -24,7 +24,6 @@ MOST_BYTES = 10_000
 
 @ROUTER.get(
     "/{queue}/partitions/{partition}/messages",
-    response_model=schemas.ShownMessages,
     summary="Look at messages",
     response_description="Messages in order, and where they go on.",
     responses=problems.document(*ON_A_QUEUE),
@@ -52,11 +51,10 @@ async def messages(
         BeforeValidator(whole),
         Query(description="The most bytes of each value."),
     ] = 1000,
-) -> schemas.ShownMessages:
+) -> wire.ShownMessages:
     """Messages that are in the log of the queue, of one partition. Nothing is bound or committed.
 
     Messages that all queues have processed may be gone. The service reads logs in Redis and Kafka
     with its own access.
     """
-    peek = await broker_of(request).messages.peek(queue, partition, position, limit, max_bytes)
-    return schemas.ShownMessages.of(partition, peek)
+    return await broker_of(request).messages.peek(queue, partition, position, limit, max_bytes)

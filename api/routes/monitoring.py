@@ -5,29 +5,31 @@ a queue's changes as they are committed.
 """
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 from weakref import WeakKeyDictionary
 
-import orjson
 from annotated_types import Ge, Le
 from fastapi import APIRouter, Query, Response
 from pydantic import BeforeValidator
 from starlette.requests import Request
 
 from api import problems
+from api.answers import encode
 from api.metrics import Lags
 from api.routes.flows import ON_A_FLOW, FlowId
 from api.routes.queues import ON_A_QUEUE
 from api.routing import Limit, Name, Route, broker_of, flow_of, last_event_id, served_by, whole
-from api.schemas import common
 from api.schemas import monitoring as schemas
 from api.security import Also, allow, caller_of
 from api.streams import EventStream, StreamHolder, event
 from broker.calls import views
-from broker.calls.conditions import ConditionView, ReportedCondition
+from broker.calls.conditions import ReportedCondition
+from broker.calls.times import time_of, with_times
 from broker.core.access import Right
 from broker.core.model import MOST_PARTITIONS
 from broker.scaling import Rule, advise
+from counterpoise import wire
+from counterpoise.wire import MOST_INT32, MOST_INT64
 
 ROUTER = APIRouter(prefix="/v1/queues/{queue}", route_class=Route)
 
@@ -57,7 +59,6 @@ async def report_conditions(
 
 @ROUTER.get(
     "/conditions",
-    response_model=schemas.ConditionPage,
     tags=["Queues"],
     summary="List conditions",
     response_description="The conditions that hold.",
@@ -66,34 +67,32 @@ async def report_conditions(
 @allow(Right.SEE)
 async def conditions(
     request: Request, queue: Name, limit: Limit = 1000
-) -> views.Page[ConditionView]:
+) -> wire.Page[wire.HeldCondition]:
     """What consumers say is wrong: partitions in quarantine, a log that is away.
 
     At most `limit`; the queue itself shows how many there are.
     """
-    return views.Page(await broker_of(request).conditions.of_queue(queue, limit))
+    return await broker_of(request).conditions.of_queue(queue, limit)
 
 
 @ROUTER.get(
     "/measurements",
-    response_model=schemas.Measurements,
     tags=["Queues"],
     summary="Show the last hour",
     response_description="Lag and rates, the oldest first.",
     responses=problems.document(*ON_A_QUEUE),
 )
 @allow(Right.SEE)
-async def measurements(request: Request, queue: Name) -> dict[str, Any]:
+async def measurements(request: Request, queue: Name) -> wire.Measurements:
     """Lag and rates of the last hour, as the service measured them, about two a minute.
 
     All replicas answer the same. Of a service with very many queues not all are measured each time.
     """
-    return {"items": await broker_of(request).measurements.of_queue(queue)}
+    return await broker_of(request).measurements.of_queue(queue)
 
 
 @ROUTER.get(
     "/scaling",
-    response_model=schemas.Scaling,
     tags=["Queues"],
     summary="How many consumers?",
     response_description="The number, and why.",
@@ -106,7 +105,7 @@ async def scaling(
     lag_per_consumer: Annotated[
         int,
         Ge(1),
-        Le(common.MOST_INT32),
+        Le(MOST_INT32),
         BeforeValidator(whole),
         Query(description="One consumer for so many messages."),
     ] = 1000,
@@ -140,7 +139,7 @@ async def scaling(
             "older, and none fewer until all are younger than half of it. Left out: no limit.",
         ),
     ] = None,
-) -> dict[str, Any]:
+) -> wire.Scaling:
     """How many consumers the queue should have, for an autoscaler such as KEDA.
 
     Up as the lag demands, or the age of the oldest message, to one for each partition; down by one
@@ -152,15 +151,15 @@ async def scaling(
     load = await broker_of(request).monitoring.load(queue, known)
     rule = Rule(lag_per_consumer, quiet_seconds, minimum, maximum, max_lag_seconds)
     advice = advise(load, rule)
-    return {
-        "queue": queue,
-        "consumers": advice.consumers,
-        "why": advice.why,
-        "present": load.consumers,
-        "partition_count": load.partitions,
-        "lag": load.lag,
-        "lag_seconds": load.lag_seconds,
-    }
+    return wire.Scaling(
+        queue=queue,
+        consumers=advice.consumers,
+        why=advice.why,
+        present=load.consumers,
+        partition_count=load.partitions,
+        lag=load.lag,
+        lag_seconds=load.lag_seconds,
+    )
 
 
 async def _serve_events(request: Request) -> Response:
@@ -209,7 +208,7 @@ async def _serve_events(request: Request) -> Response:
                 "in": "header",
                 "required": False,
                 "description": "Resume after this revision; default: only new changes.",
-                "schema": {"type": "integer", "minimum": 0, "maximum": common.MOST_INT64},
+                "schema": {"type": "integer", "minimum": 0, "maximum": MOST_INT64},
             }
         ]
     },
@@ -235,8 +234,8 @@ def _change_event(queue: str, item: views.EventView) -> bytes:
     document = {
         "queue": queue,
         "revision": item.revision,
-        "at": common.rfc3339(item.at),
-        "changes": common.with_times(item.changes),
+        "at": time_of(item.at),
+        "changes": with_times(item.changes),
     }
-    written = _written[item] = event("change", orjson.dumps(document), item.revision)
+    written = _written[item] = event("change", encode(document), item.revision)
     return written

@@ -22,12 +22,15 @@ from api.metrics import Metrics
 from api.rates import Rates
 from api.routes import flows
 from api.routing import LONGEST_WAIT_SECONDS
-from api.schemas.common import FLOW_ID_PATTERN, QUEUE_NAME_PATTERN
+from api.schemas.common import (
+    FLOW_ID_PATTERN,
+)
 from api.security import host_name, is_own_name
 from api.streams import DeferredCall
 from broker import tracing
 from broker.service import Broker
 from broker.settings import Settings
+from counterpoise.wire import QUEUE_NAME_PATTERN
 
 _PATH = re.compile(
     f"/v1/queues/({QUEUE_NAME_PATTERN.strip('^$')})/flows/({FLOW_ID_PATTERN.strip('^$')})/updates"

@@ -1,6 +1,5 @@
 """The calls on queues, for administrators and dashboards."""
 
-from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -8,14 +7,13 @@ from fastapi import APIRouter, Query, Response
 from starlette.requests import Request
 
 from api import problems
-from api.answers import answer
 from api.routing import Cursor, Flag, Limit, Name, Route, broker_of
 from api.schemas import logs as log_schemas
 from api.schemas import queues as queue_schemas
-from api.schemas import rebalances as rebalance_schemas
 from api.security import Also, allow, caller_of
 from broker.calls import views
 from broker.core.access import Right
+from counterpoise import wire
 
 ROUTER = APIRouter(prefix="/v1/queues", route_class=Route)
 
@@ -26,14 +24,13 @@ ON_A_QUEUE = (*ADMINISTRATION, "queue_not_found", "queue_unreadable")
 @ROUTER.post(
     "",
     status_code=201,
-    response_model=queue_schemas.Queue,
     tags=["Queues"],
     summary="Create a queue",
     response_description="The queue.",
     responses={**problems.document(*ADMINISTRATION, "queue_exists", *problems.OF_A_BODY)},
 )
 @allow(Right.ADMINISTER)
-async def create_queue(request: Request, body: queue_schemas.QueueCreate) -> views.QueueView:
+async def create_queue(request: Request, body: queue_schemas.QueueCreate) -> wire.Queue:
     """Create a queue with its partitions 0..N-1; they get owners when flows bind.
 
     A call that is repeated answers the queue that is there, if its settings are those of the call.
@@ -51,7 +48,6 @@ async def create_queue(request: Request, body: queue_schemas.QueueCreate) -> vie
 
 @ROUTER.get(
     "",
-    response_model=queue_schemas.QueuePage,
     tags=["Queues"],
     summary="List queues",
     response_description="A page of queues, by name.",
@@ -60,23 +56,22 @@ async def create_queue(request: Request, body: queue_schemas.QueueCreate) -> vie
 @allow(Right.SEE)
 async def list_queues(
     request: Request, limit: Limit = 100, cursor: Cursor = None
-) -> views.Page[views.QueueView]:
+) -> wire.Page[wire.Queue]:
     """The queues that the caller may see, by name, page by page."""
     broker = broker_of(request)
     page = await broker.queues.list(limit, cursor, caller_of(request).patterns)
-    return replace(page, items=await broker.conditions.with_counts(page.items))
+    return wire.Page(await broker.conditions.with_counts(page.items), page.next_cursor)
 
 
 @ROUTER.get(
     "/{queue}",
-    response_model=queue_schemas.Queue,
     tags=["Queues"],
     summary="Show a queue",
     response_description="The queue.",
     responses=problems.document(*ON_A_QUEUE),
 )
 @allow(Right.SEE, Also.FLOW)
-async def show_queue(request: Request, queue: Name) -> views.QueueView:
+async def show_queue(request: Request, queue: Name) -> wire.Queue:
     """A queue's settings and its state."""
     broker = broker_of(request)
     [shown] = await broker.conditions.with_counts([await broker.queues.get(queue)])
@@ -85,7 +80,6 @@ async def show_queue(request: Request, queue: Name) -> views.QueueView:
 
 @ROUTER.patch(
     "/{queue}",
-    response_model=queue_schemas.Queue,
     tags=["Queues"],
     summary="Change or resize a queue",
     response_description="The queue after the change.",
@@ -100,7 +94,7 @@ async def change_queue(
         Flag,
         Query(description="Remove surplus partitions at once, with the messages they still hold."),
     ] = False,
-) -> views.QueueView:
+) -> wire.Queue:
     """Change any setting but those that only a creation gives; omitted settings stay.
 
     `partition_count` is the resize. Growing takes effect at once. Shrinking lets the owners of
@@ -136,38 +130,33 @@ async def delete_queue(
 
 @ROUTER.get(
     "/{queue}/rebalance",
-    response_model=rebalance_schemas.RebalanceStatus,
     tags=["Rebalancing"],
     summary="Show the rebalance status",
     response_description="The status.",
     responses=problems.document(*ON_A_QUEUE),
 )
 @allow(Right.SEE, Also.FLOW)
-async def rebalance_status(request: Request, queue: Name) -> Response:
+async def rebalance_status(request: Request, queue: Name) -> wire.RebalanceStatus:
     """The status (Ready, Holddown or Rebalancing), its trigger, its begin, and the handoffs."""
-    view = await broker_of(request).monitoring.rebalance_status(queue)
-    return answer(rebalance_schemas.RebalanceStatus, view)
+    return await broker_of(request).monitoring.rebalance_status(queue)
 
 
 @ROUTER.post(
     "/{queue}/rebalance",
     status_code=202,
-    response_model=rebalance_schemas.RebalanceStatus,
     tags=["Rebalancing"],
     summary="Rebalance now",
     response_description="The status immediately after the call.",
     responses=problems.document(*ON_A_QUEUE),
 )
 @allow(Right.ADMINISTER)
-async def rebalance_now(request: Request, queue: Name) -> Response:
+async def rebalance_now(request: Request, queue: Name) -> wire.RebalanceStatus:
     """Rebalance at once, skipping the holddown. In a balanced queue no partition moves."""
-    view = await broker_of(request).queues.rebalance(queue, caller_of(request))
-    return answer(rebalance_schemas.RebalanceStatus, view, 202)
+    return await broker_of(request).queues.rebalance(queue, caller_of(request))
 
 
 @ROUTER.get(
     "/{queue}/rebalances",
-    response_model=rebalance_schemas.RebalancePage,
     tags=["Rebalancing"],
     summary="List past rebalances",
     response_description="A page of the history, newest first.",
@@ -180,19 +169,17 @@ async def rebalances(
     limit: Limit = 100,
     cursor: Cursor = None,
     moves: Annotated[Flag, Query(description="Whether each item has its moves.")] = False,
-) -> Response:
+) -> wire.Page[wire.Rebalance]:
     """Every rebalance and every grant outside one, newest first; with `moves=true` what it moved.
 
     A page has at most 1 MiB, and may have fewer items than `limit`. An item that has `more_moves`
     is the last of its page; the next page begins with the same item and the moves after these.
     """
-    page = await broker_of(request).monitoring.rebalances(queue, limit, cursor, moves=moves)
-    return answer(rebalance_schemas.RebalancePage, page)
+    return await broker_of(request).monitoring.rebalances(queue, limit, cursor, moves=moves)
 
 
 @ROUTER.get(
     "/{queue}/partitions",
-    response_model=queue_schemas.PartitionPage,
     tags=["Queues"],
     summary="List partitions",
     response_description="A page of partitions, by number.",
@@ -201,14 +188,13 @@ async def rebalances(
 @allow(Right.SEE, Also.FLOW)
 async def partitions(
     request: Request, queue: Name, limit: Limit = 100, cursor: Cursor = None
-) -> views.Page[views.PartitionView]:
+) -> wire.Page[wire.Partition]:
     """Owner, successor, state and position of each partition."""
     return await broker_of(request).monitoring.partitions(queue, limit, cursor)
 
 
 @ROUTER.get(
     "/{queue}/flows",
-    response_model=queue_schemas.FlowPage,
     tags=["Queues"],
     summary="List flows",
     response_description="A page of flows, in the order of binding.",
@@ -217,14 +203,13 @@ async def partitions(
 @allow(Right.SEE)
 async def flows(
     request: Request, queue: Name, limit: Limit = 100, cursor: Cursor = None
-) -> views.Page[views.FlowSummaryView]:
+) -> wire.Page[wire.FlowSummary]:
     """The bound flows. Tokens are never listed."""
     return await broker_of(request).monitoring.flows(queue, limit, cursor)
 
 
 @ROUTER.post(
     "/{queue}/positions",
-    response_model=log_schemas.Positions,
     tags=["Queues"],
     summary="Set positions",
     response_description="The partitions that were set, with their raised epochs.",
@@ -238,7 +223,7 @@ async def set_positions(
     dry_run: Annotated[
         Flag, Query(description="Change nothing, and say what would be read again or skipped.")
     ] = False,
-) -> Response:
+) -> wire.Positions:
     """Set the positions from which consumers continue: an end of the log, a time, or positions.
 
     Raises the epochs, so that calls under the old epochs are refused.
@@ -248,15 +233,13 @@ async def set_positions(
         target = {int(number): position for number, position in body.positions.items()}
     else:
         target = body.to.timestamp() if isinstance(body.to, datetime) else body.to
-    done = await broker_of(request).positions.set(
+    return await broker_of(request).positions.set(
         queue, target, caller_of(request), dry_run=dry_run
     )
-    return answer(log_schemas.Positions, done)
 
 
 @ROUTER.post(
     "/{queue}/log-access",
-    response_model=log_schemas.LogAccess,
     tags=["Queues"],
     summary="Get access to the log",
     response_description="The log's address; credentials if the service can give them.",
@@ -265,7 +248,7 @@ async def set_positions(
 @allow(Right.PUBLISH, Right.CONSUME, Also.FLOW)
 async def log_access(
     request: Request, queue: Name, body: log_schemas.LogAccessRequest
-) -> views.LogAccessView:
+) -> wire.LogView:
     """The address of a queue's log, its current partition count, and short-lived credentials.
 
     Publishers call it before they publish, and when an append is refused because the partition

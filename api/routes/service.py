@@ -20,12 +20,12 @@ from starlette.requests import Request
 from api import problems
 from api.metrics import Lags, Metrics, installed_version
 from api.routing import Route, in_time
-from api.schemas import common
 from api.security import Also, allow, caller_of
-from broker.calls.views import QueueView, ReadyCheck
+from broker.calls.views import ReadyCheck
 from broker.core.access import Right
 from broker.core.errors import Unavailable
 from broker.service import Broker
+from counterpoise import wire
 
 T = TypeVar("T")
 
@@ -86,13 +86,13 @@ def share_answers(app: FastAPI) -> None:
 
     def exposition_for(patterns: tuple[str, ...]) -> Cached[bytes]:
         async def exposition() -> bytes:
-            queues: tuple[QueueView, ...] | None = None
+            queues: tuple[wire.Queue, ...] | None = None
             with contextlib.suppress(Unavailable, TimeoutError):
                 queues = await in_time(listed())
             found = await lags.of([] if queues is None else [queue.name for queue in queues])
             return await metrics.exposition(queues, found, patterns)
 
-        async def listed() -> tuple[QueueView, ...]:
+        async def listed() -> tuple[wire.Queue, ...]:
             page = await broker.queues.list(MOST_QUEUES_IN_METRICS, None, patterns)
             if "*" in patterns and page.next_cursor is None:
                 metrics.keep({queue.name for queue in page.items})
@@ -120,30 +120,28 @@ def share_answers(app: FastAPI) -> None:
 
 @ROUTER.get(
     "/healthz",
-    response_model=common.Health,
     summary="Is the process alive?",
     response_description="The process is alive.",
 )
 @allow(Also.ANYONE)
-async def healthz() -> dict[str, str]:
+async def healthz() -> wire.Health:
     """Answers as long as the process runs, also without a database."""
-    return {"status": "ok"}
+    return wire.Health("ok")
 
 
 @ROUTER.get(
     "/readyz",
-    response_model=common.Readiness,
     summary="Can the service serve?",
     response_description="The database is reachable and its migrations are current.",
     responses=problems.document("unavailable"),
 )
 @allow(Also.ANYONE)
-async def readyz(request: Request) -> dict[str, str | None]:
+async def readyz(request: Request) -> wire.Readiness:
     """Whether this replica can serve: the database is reachable, its migrations are current."""
     check: ReadyCheck = await request.app.state.readiness.get()
     if not check.ready:
         raise Unavailable(check.problem or "The service is not ready.")
-    return {"status": "ready", "database": check.identity}
+    return wire.Readiness("ready", check.identity)
 
 
 @ROUTER.get(

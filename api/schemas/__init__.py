@@ -1,1 +1,1 @@
-"""The JSON that calls take and give."""
+"""The JSON that calls take."""

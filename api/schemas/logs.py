@@ -1,4 +1,4 @@
-"""The wire models of positions and of access to a log (`api.schemas` explains their rules)."""
+"""The requests for positions and for access to a log."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -12,19 +12,14 @@ from pydantic import (
 )
 
 from api.schemas.common import (
-    EXAMPLE_TIME,
-    AnswerModel,
-    Epoch,
     PartitionKey,
-    PartitionNumber,
     Position,
     RequestModel,
-    ShownPosition,
-    Time,
     left_out,
     moment,
 )
 from broker.core.model import MOST_PARTITIONS
+from counterpoise.wire import EXAMPLE_TIME
 
 
 def _where(value: object) -> Literal["earliest", "latest"] | datetime:
@@ -76,33 +71,6 @@ class PositionsRequest(RequestModel):
         return self
 
 
-class PositionSet(AnswerModel):
-    partition: PartitionNumber
-    epoch: Epoch
-    position: ShownPosition | None
-    previous: ShownPosition | None = Field(
-        default=None, description="In a dry run, the position as it is. Null without one."
-    )
-    read_again: int | None = Field(
-        default=None,
-        description="In a dry run, the most messages before `previous` that would be read again. "
-        "Null if the log does not answer.",
-    )
-    skipped: int | None = Field(
-        default=None,
-        description="In a dry run, the most messages that would never be read. Null if the log "
-        "does not answer.",
-    )
-
-
-class Positions(AnswerModel):
-    """The partitions whose position was set, each with its raised epoch; in a dry run, those whose
-    position would be set, each with its epoch as it is."""
-
-    revision: int
-    partitions: list[PositionSet]
-
-
 class LogAccessRequest(RequestModel):
     model_config = ConfigDict(json_schema_extra={"examples": [{"purpose": "publish"}]})
 
@@ -110,28 +78,4 @@ class LogAccessRequest(RequestModel):
     refused: bool = Field(
         default=False,
         description="The log refused the credentials that the caller has: make others.",
-    )
-
-
-class LogCredentials(AnswerModel):
-    """Short-lived credentials for the built-in log."""
-
-    url: str = Field(
-        description="With user and password: do not log it.",
-        examples=["postgresql://counterpoise_read_7:…@127.0.0.1:41000/counterpoise"],
-    )
-    expires_at: Time
-
-
-class LogAccess(AnswerModel):
-    """Address of and credentials for a queue's log."""
-
-    log: str = Field(examples=["builtin:flights"])
-    log_name: str | None = Field(
-        description="The built-in log's name; null for other logs.", examples=["flights"]
-    )
-    partition_count: int = Field(description="An append has to name this count.")
-    access: LogCredentials | None = Field(
-        description="Null when the log is not built in, or the service may not create roles in its "
-        "database: the consumer then has to bring its own credentials."
     )

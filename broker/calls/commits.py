@@ -11,12 +11,13 @@ from broker.calls.bound_flows import BoundFlow, BoundFlows
 from broker.calls.cuts import CutCalls
 from broker.calls.flow_views import FlowViews, shown_positions
 from broker.calls.items import refuse_items
-from broker.calls.views import ResultsView
+from broker.calls.rendering import results_view
 from broker.core import commands as c
 from broker.core.errors import QueueNotFound
 from broker.logs.positions import Reach
 from broker.replica.renewals import RowLocked
 from broker.store.ports import PositionCommit, Positions
+from counterpoise import wire
 
 MOST_AT_ONCE = 100
 
@@ -61,7 +62,7 @@ class CommitCalls:
 
     async def commit(
         self, flow: BoundFlow, seq: int | None, items: Sequence[c.CommitItem]
-    ) -> ResultsView:
+    ) -> wire.Results:
         """Commits positions. Raises FlowGone, FlowNotFound, QueueNotFound, Invalid, Unavailable."""
         coordinator, flow_id = flow
         try:
@@ -86,7 +87,7 @@ class CommitCalls:
             view = await self._views.view(flow, positions=positions)
         except QueueNotFound:
             raise await self._bound.missing(coordinator.name, flow_id) from None
-        return ResultsView(tuple(results), view)
+        return results_view(results, view)
 
     async def _commit(
         self, flow_id: str, commits: Sequence[PositionCommit], shown: Collection[int]

@@ -4,14 +4,17 @@ contract, *Conditions*). The service itself reports mirrors that fail."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from broker.calls import views
+from msgspec import structs
+
 from broker.calls.access import QueueAccess
 from broker.calls.bound_flows import BoundFlow, BoundFlows
+from broker.calls.times import time_of
 from broker.core.queue import Queue
 from broker.replica.store_calls import store_available
 from broker.store.conditions import Condition
+from counterpoise import wire
 
 MIRROR_FAILED = "mirror_failed"
 # In place of a client's name.
@@ -26,22 +29,6 @@ class ReportedCondition:
     text: str
     partition: int | None = None
     epoch: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ConditionView:
-    """A condition that holds, and the consumer that reports it. `since`: Unix seconds.
-
-    `flow_id` None: the service reports it.
-    """
-
-    kind: str
-    text: str
-    partition: int | None
-    epoch: int | None
-    since: float
-    flow_id: str | None
-    client_name: str
 
 
 class ConditionCalls:
@@ -76,7 +63,7 @@ class ConditionCalls:
             ]
             await self._queues.store.conditions.report(flow.flow_id, seq, conditions)
 
-    async def of_queue(self, name: str, limit: int) -> tuple[ConditionView, ...]:
+    async def of_queue(self, name: str, limit: int) -> wire.Page[wire.HeldCondition]:
         """The conditions that hold: of whole flows first, then by partition. Raises QueueNotFound.
 
         `limit`: the most of them.
@@ -86,20 +73,22 @@ class ConditionCalls:
             reported = await self._queues.store.conditions.of_queue(queue_id, limit)
             failures = await self._queues.store.mirrors.failures([queue_id])
         own = [
-            ConditionView(MIRROR_FAILED, one.text, None, None, one.since, None, SERVICE)
+            wire.HeldCondition(
+                MIRROR_FAILED, one.text, None, None, time_of(one.since), None, SERVICE
+            )
             for one in failures.values()
         ]
         if not reported:
-            return tuple(own)
+            return wire.Page(tuple(own), None)
 
-        def extract(queue: Queue) -> list[ConditionView]:
+        def extract(queue: Queue) -> list[wire.HeldCondition]:
             return [
-                ConditionView(
+                wire.HeldCondition(
                     one.kind,
                     one.text,
                     one.partition,
                     one.epoch,
-                    one.since,
+                    time_of(one.since),
                     flow_id,
                     queue.flows[flow_id].client_name,
                 )
@@ -108,9 +97,10 @@ class ConditionCalls:
                 if flow_id in queue.flows and _holds(queue, flow_id, one)
             ]
 
-        return (*own, *await self._queues.read(name, extract))[:limit]
+        shown = (*own, *await self._queues.read(name, extract))
+        return wire.Page(shown[:limit], None)
 
-    async def with_counts(self, found: Sequence[views.QueueView]) -> tuple[views.QueueView, ...]:
+    async def with_counts(self, found: Sequence[wire.Queue]) -> tuple[wire.Queue, ...]:
         """The queues, each with the number of its conditions by kind."""
         ids = [queue.id for queue in found]
         with store_available():
@@ -120,11 +110,11 @@ class ConditionCalls:
             mirrored = [queue.id for queue in found if queue.mirror_group is not None]
             failures = await self._queues.store.mirrors.failures(mirrored) if mirrored else {}
 
-        def conditions(queue: views.QueueView) -> Mapping[str, int]:
+        def conditions(queue: wire.Queue) -> Mapping[str, int]:
             own = {MIRROR_FAILED: 1} if queue.id in failures else {}
             return {**counts.get(queue.id, {}), **own}
 
-        return tuple(replace(queue, conditions=conditions(queue)) for queue in found)
+        return tuple(structs.replace(queue, conditions=conditions(queue)) for queue in found)
 
 
 def _holds(queue: Queue, flow_id: str, condition: Condition) -> bool:

@@ -13,13 +13,14 @@ from functools import partial
 from broker.calls.access import QueueAccess
 from broker.calls.bound_flows import BoundFlow, BoundFlows
 from broker.calls.rendering import barrier_of
-from broker.calls.views import PartitionInUpdate, UpdateView
+from broker.calls.times import time_of
 from broker.core.model import Flow
 from broker.core.queue import Queue
 from broker.core.transitions import State
 from broker.replica.coordinator import Coordinator
 from broker.replica.store_calls import store_available
 from broker.store.ports import Positions
+from counterpoise import wire
 
 # So many positions are returned with a commit, for the view that follows.
 MOST_SHOWN = 1000
@@ -39,11 +40,11 @@ def shown_positions(flow_id: str, queue: Queue) -> Collection[int]:
 
 def partitions_in_view(
     queue: Queue, flow: Flow, numbers: Iterable[int], positions: Positions
-) -> list[PartitionInUpdate] | None:
+) -> list[wire.UpdatePartition] | None:
     """Those of the partitions that the flow owns or warms up for; None without a position of the
     epoch of each.
     """
-    seen: list[PartitionInUpdate] = []
+    seen: list[wire.UpdatePartition] = []
     nodes = {} if queue.lineage is None else queue.lineage.nodes
     for number in numbers:
         partition, handoff = queue.partitions[number], queue.handoffs.get(number)
@@ -55,15 +56,15 @@ def partitions_in_view(
             return None
         node = nodes.get(number)
         place = (None, None) if node is None else (node.key, node.parents)
-        deadline = None if handoff is None else handoff.deadline
+        deadline = None if handoff is None else time_of(handoff.deadline)
         if not is_owner:
             warming = (number, epoch, "warming", position, None, deadline, *place)
-            seen.append(PartitionInUpdate(*warming))
+            seen.append(wire.UpdatePartition(*warming))
             continue
         revoking = partition.state is State.REVOKING
         state = "revoking" if revoking else "retiring" if partition.retiring else "owned"
         seen.append(
-            PartitionInUpdate(
+            wire.UpdatePartition(
                 number,
                 partition.epoch,
                 state,
@@ -88,14 +89,14 @@ class FlowViews:
 
     async def view(
         self, flow: BoundFlow, *, fresh: bool = False, positions: Positions | None = None
-    ) -> UpdateView:
+    ) -> wire.Update:
         """The flow's view. `positions`: those that were just read.
 
         Raises FlowGone, FlowNotFound, QueueNotFound, Unavailable.
         """
         coordinator, flow_id = flow
         found = await coordinator.read(partial(self.at_once, flow, positions), fresh=fresh)
-        if isinstance(found, UpdateView):
+        if isinstance(found, wire.Update):
             return found
         numbers = found
         while True:
@@ -115,7 +116,7 @@ class FlowViews:
 
     def at_once(
         self, flow: BoundFlow, positions: Positions | None, queue: Queue
-    ) -> UpdateView | list[int] | None:
+    ) -> wire.Update | list[int] | None:
         """The flow's view, if the positions are at hand; else the partitions whose positions it
         takes. None without the flow.
         """
@@ -126,7 +127,7 @@ class FlowViews:
         view = None if some is None else self._made(flow.flow_id, some, queue)
         return numbers if view is None else view
 
-    def _made(self, flow_id: str, positions: Positions, queue: Queue) -> UpdateView | None:
+    def _made(self, flow_id: str, positions: Positions, queue: Queue) -> wire.Update | None:
         """The flow's view; None without the flow or a position of the epoch of each partition."""
         flow = queue.flows.get(flow_id)
         if flow is None:
@@ -134,16 +135,16 @@ class FlowViews:
         found = partitions_in_view(queue, flow, needed_positions(flow), positions)
         if found is None:
             return None
-        return UpdateView(
+        return wire.Update(
             queue=queue.name,
             flow_id=flow.id,
             revision=flow.view_revision,
             active=flow.active,
             draining=flow.draining,
-            now=self._clock.now(),
+            now=time_of(self._clock.now()),
             partitions=tuple(found),
             resize=queue.resize_seen if queue.settings.ordered_resize else None,
-            held_until=flow.held_until,
+            held_until=time_of(flow.held_until),
         )
 
     async def _read_positions(

@@ -16,7 +16,8 @@ from broker.calls.cuts import CutCalls
 from broker.calls.ends import LogEnds
 from broker.calls.flow_views import FlowViews
 from broker.calls.items import refuse_begins, refuse_items, refuse_repetitions
-from broker.calls.views import BoundView, HeartbeatView, ResultsView, UpdateView
+from broker.calls.rendering import log_access, results_view
+from broker.calls.times import time_of
 from broker.core import commands as c
 from broker.core.access import Caller, digest
 from broker.core.errors import FlowGone, FlowNotFound, QueueNotFound
@@ -25,6 +26,7 @@ from broker.logs.ports import Holder, Logs
 from broker.logs.positions import Reach
 from broker.replica.coordinator import Coordinator
 from broker.replica.transaction import Submission
+from counterpoise import wire
 
 
 class FlowCalls:
@@ -62,7 +64,7 @@ class FlowCalls:
         attempt: int = 0,
         key_id: str | None = None,
         at_once: bool = False,
-    ) -> BoundView:
+    ) -> wire.Bound:
         """Binds a flow, with the key of this id.
 
         Raises QueueNotFound, Unavailable, Overtaken, TooManyFlows, and FlowGone if the same
@@ -87,7 +89,7 @@ class FlowCalls:
             again = await self._queues.again(coordinator)
         return await self._bind(again, command)
 
-    async def _bind(self, coordinator: Coordinator, command: c.Bind) -> BoundView:
+    async def _bind(self, coordinator: Coordinator, command: c.Bind) -> wire.Bound:
         flow_id, token = command.flow_id, secrets.token_urlsafe(32)
         token_hash = digest(token)
         log = await coordinator.read(lambda queue: queue.settings.log)
@@ -98,13 +100,13 @@ class FlowCalls:
             lambda: self.unbind(coordinator.name, flow_id),
         )
         self._bound.remember(flow_id, coordinator.queue_id, token_hash)
-        return BoundView(
+        return wire.Bound(
             flow_id=flow_id,
             flow_token=token,
             queue_id=coordinator.queue_id,
             lease_seconds=command.lease_seconds,
             log=log,
-            log_access=access,
+            log_access=log_access(access),
             update=await self._views.view(BoundFlow(coordinator, flow_id)),
         )
 
@@ -126,14 +128,14 @@ class FlowCalls:
                 raise error from None
         self._bound.forget(flow_id)
 
-    async def heartbeat(self, flow: BoundFlow) -> HeartbeatView:
+    async def heartbeat(self, flow: BoundFlow) -> wire.Heartbeat:
         """Renews the lease. Raises FlowGone, FlowNotFound, QueueNotFound, Unavailable."""
         lease = await self._bound.renew(flow)
-        return HeartbeatView(lease.expires_at, lease.view_revision)
+        return wire.Heartbeat(time_of(lease.expires_at), lease.view_revision)
 
     async def release(
         self, flow: BoundFlow, seq: int | None, items: Sequence[c.ReleaseItem]
-    ) -> ResultsView:
+    ) -> wire.Results:
         """Commits positions and releases partitions, of each item both or neither. That one is
         finished is compared with the log.
 
@@ -150,7 +152,7 @@ class FlowCalls:
 
     async def children(
         self, flow: BoundFlow, seq: int | None, items: Sequence[c.ChildrenItem]
-    ) -> ResultsView:
+    ) -> wire.Results:
         """Reports what comes after partitions and finishes them, of each item all or nothing. Both
         are compared with the log.
 
@@ -170,7 +172,7 @@ class FlowCalls:
 
         return await self._report(flow, reported(), seq)
 
-    async def ready(self, flow: BoundFlow, items: Sequence[c.ReadyItem]) -> ResultsView:
+    async def ready(self, flow: BoundFlow, items: Sequence[c.ReadyItem]) -> wire.Results:
         """Reports finished warm-ups. Raises FlowGone, FlowNotFound, QueueNotFound, Unavailable."""
 
         refuse_repetitions([item.partition for item in items])
@@ -180,7 +182,7 @@ class FlowCalls:
 
     async def drain(
         self, flow: BoundFlow, timeout_seconds: float | None, caller: Caller | None = None
-    ) -> UpdateView:
+    ) -> wire.Update:
         """Begins to hand over all partitions of the flow. Raises FlowGone, FlowNotFound,
         QueueNotFound, Unavailable.
 
@@ -193,11 +195,12 @@ class FlowCalls:
         command, renews = c.Drain(flow_id, timeout_seconds), flow_id if act is None else None
         shown = partial(shown_flow, flow_id)
         submission = Submission(command, renews=renews, act=act, shown=shown)
-        return (await self._work(flow, submission)).update
+        _, view = await self._done(flow, submission)
+        return view
 
     async def _report(
         self, flow: BoundFlow, command: Awaitable[c.Release | c.Children], seq: int | None
-    ) -> ResultsView:
+    ) -> wire.Results:
         """As `_work`, of a command that is made by what the log and the queue say."""
         try:
             made = await command
@@ -205,11 +208,17 @@ class FlowCalls:
             raise await self._bound.missing(flow.coordinator.name, flow.flow_id) from None
         return await self._work(flow, Submission(made, renews=flow.flow_id, seq=seq))
 
-    async def _work(self, flow: BoundFlow, submission: Submission) -> ResultsView:
+    async def _work(self, flow: BoundFlow, submission: Submission) -> wire.Results:
+        """The answer to a flow's command."""
+        return results_view(*await self._done(flow, submission))
+
+    async def _done(
+        self, flow: BoundFlow, submission: Submission
+    ) -> tuple[Sequence[c.Result], wire.Update]:
         """The results of a flow's command, and its view after it."""
         coordinator, flow_id = flow
         try:
             results = await coordinator.submit(submission)
-            return ResultsView(tuple(results or ()), await self._views.view(flow))
+            return results or (), await self._views.view(flow)
         except (FlowNotFound, QueueNotFound):
             raise await self._bound.missing(coordinator.name, flow_id) from None

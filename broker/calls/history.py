@@ -22,15 +22,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-import orjson
+from msgspec import json, structs
 
-from broker.calls.views import CauseView, MoveView, RebalanceView
+from broker.calls.times import time_of
 from broker.core import records as r
 from broker.core.model import Rebalance
 from broker.core.records import Entry
 from broker.core.stored import ShownEntry, understood
 from broker.store.ports import NamedFlow
+from counterpoise import wire
 
 # Clients that are named; the others are counted.
 MOST_CAUSES_NAMED = 3
@@ -61,7 +63,7 @@ NONE_PASSED: Mapping[int, int] = {}
 _TRIGGERS = ("partition_count", "access_type")
 
 
-def why(trigger: str, causes: Sequence[CauseView]) -> str:
+def why(trigger: str, causes: Sequence[wire.Cause]) -> str:
     """One line. `trigger` as in the contract, `causes` in the order in which they happened."""
     happened: dict[str, list[str]] = {}
     for said, client in _events(causes):
@@ -74,7 +76,7 @@ def why(trigger: str, causes: Sequence[CauseView]) -> str:
     return "; ".join(parts)
 
 
-def _events(causes: Sequence[CauseView]) -> Iterable[tuple[str, str]]:
+def _events(causes: Sequence[wire.Cause]) -> Iterable[tuple[str, str]]:
     """What was done, and by which client; no client: by nobody."""
     replaced = {
         cause.client_name for cause in causes if cause.type == "left" and cause.reason == "replaced"
@@ -121,11 +123,11 @@ def _short(flow_id: str | None) -> str:
 class _Item:
     rebalance: Rebalance
     triggered_at: float
-    causes: list[CauseView]
+    causes: list[wire.Cause]
     # Of its moves those that are shown: after so many, at most so many.
     passed: int
     most: int
-    moves: list[MoveView] = field(default_factory=list)
+    moves: list[wire.Move] = field(default_factory=list)
     # When each of them ended.
     ended_at: list[float] = field(default_factory=list)
     more_moves: int = 0
@@ -152,7 +154,7 @@ class History:
         self._passed = passed
         self._items: dict[int, _Item] = {}
         # What has changed since the trigger, or in the present decision of a Ready queue.
-        self._causes: list[CauseView] = []
+        self._causes: list[wire.Cause] = []
         self._triggered_at: float | None = None
         self._rebalancing: int | None = None
         self._decided_at: float | None = None
@@ -172,7 +174,7 @@ class History:
             named.update(cause.flow_id for cause in item.causes if cause.flow_id is not None)
         return sorted(named)
 
-    def views(self, flows: Mapping[str, NamedFlow]) -> list[RebalanceView]:
+    def views(self, flows: Mapping[str, NamedFlow]) -> list[wire.Rebalance]:
         """Newest first; `flows` by id."""
         return [_view(self._items[id], flows) for id in sorted(self._items, reverse=True)]
 
@@ -216,21 +218,33 @@ class History:
         )
 
 
-def _causes(record: r.Record, at: float) -> Sequence[CauseView]:
+def _causes(record: r.Record, at: float) -> Sequence[wire.Cause]:
     """The change as causes; none for records of what follows from changes."""
     match record:
         case r.FlowBound(held_until=None):
-            return (CauseView(at, "bound", record.flow_id, record.client_name),)
+            return (cause(at, "bound", record.flow_id, record.client_name),)
         case r.FlowsAdmitted():
-            return [CauseView(at, "admitted", flow_id) for flow_id in record.flow_ids]
+            return [cause(at, "admitted", flow_id) for flow_id in record.flow_ids]
         case r.FlowLeft():
-            return (CauseView(at, "left", record.flow_id, reason=record.reason),)
+            return (cause(at, "left", record.flow_id, reason=record.reason),)
         case r.FlowDraining():
-            return (CauseView(at, "draining", record.flow_id),)
+            return (cause(at, "draining", record.flow_id),)
         case r.SettingsChanged():
             shown = {name: value for name, value in record.changes.items() if name in _TRIGGERS}
-            return (CauseView(at, "changed", settings=shown),) if shown else ()
+            return (cause(at, "changed", settings=shown),) if shown else ()
     return ()
+
+
+def cause(
+    at: float,
+    type: str,
+    flow_id: str | None = None,
+    client_name: str | None = None,
+    reason: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> wire.Cause:
+    """A cause at this time, in Unix seconds."""
+    return wire.Cause(time_of(at), type, flow_id, client_name, reason, settings)
 
 
 def _tally(item: _Item, record: r.Record) -> None:
@@ -247,8 +261,15 @@ def _tally(item: _Item, record: r.Record) -> None:
             _move(item, at, map(_moved, grants))
         case r.PartitionsRemoved(_, ended, "discarded", at):
             discarded = (
-                MoveView(
-                    one.partition, one.owner, one.successor, one.epoch, "discarded", one.seconds
+                wire.Move(
+                    one.partition,
+                    one.owner,
+                    one.successor,
+                    one.epoch,
+                    "discarded",
+                    one.seconds,
+                    None,
+                    None,
                 )
                 for one in ended
             )
@@ -257,7 +278,7 @@ def _tally(item: _Item, record: r.Record) -> None:
             item.rebalance = replace(known, finished_at=at)
 
 
-def _move(item: _Item, at: float, moves: Iterable[MoveView]) -> None:
+def _move(item: _Item, at: float, moves: Iterable[wire.Move]) -> None:
     for move in moves:
         if item.passed:
             item.passed -= 1
@@ -270,11 +291,11 @@ def _move(item: _Item, at: float, moves: Iterable[MoveView]) -> None:
         item.moved.update(id for id in (move.from_flow, move.to_flow) if id is not None)
 
 
-def _moved(grant: r.Grant) -> MoveView:
+def _moved(grant: r.Grant) -> wire.Move:
     reason = None
     if grant.handed_over == "forced":
         reason = "not_released" if grant.by_handoff else "positions_set"
-    return MoveView(
+    return wire.Move(
         grant.partition,
         grant.previous,
         grant.flow_id,
@@ -282,10 +303,11 @@ def _moved(grant: r.Grant) -> MoveView:
         grant.handed_over,
         grant.seconds or 0.0,
         reason,
+        None,
     )
 
 
-def _silent_part(move: MoveView, at: float, flows: Mapping[str, NamedFlow]) -> MoveView:
+def _silent_part(move: wire.Move, at: float, flows: Mapping[str, NamedFlow]) -> wire.Move:
     """The move with the part of its pause in which its owner was silent, until its lease ended."""
     owner = flows.get(move.from_flow or "")
     if owner is None or owner.expired_at is None:
@@ -293,23 +315,23 @@ def _silent_part(move: MoveView, at: float, flows: Mapping[str, NamedFlow]) -> M
     if move.outcome == "graceful" or move.reason == "not_released":
         return move
     silent = owner.expired_at - (at - move.seconds)
-    return replace(move, silent_seconds=round(min(max(0.0, silent), move.seconds), 6))
+    return structs.replace(move, silent_seconds=round(min(max(0.0, silent), move.seconds), 6))
 
 
-def _view(item: _Item, flows: Mapping[str, NamedFlow]) -> RebalanceView:
+def _view(item: _Item, flows: Mapping[str, NamedFlow]) -> wire.Rebalance:
     names = {id: flow.client_name for id, flow in flows.items()}
-    causes: Sequence[CauseView] = [
-        replace(cause, client_name=names.get(cause.flow_id, cause.client_name))
+    causes: Sequence[wire.Cause] = [
+        structs.replace(cause, client_name=names.get(cause.flow_id, cause.client_name))
         if cause.flow_id is not None
         else cause
         for cause in item.causes
     ]
     known = item.rebalance
-    return RebalanceView(
+    return wire.Rebalance(
         id=known.id,
         trigger=known.trigger,
-        started_at=known.started_at,
-        finished_at=known.finished_at,
+        started_at=time_of(known.started_at),
+        finished_at=time_of(known.finished_at),
         handoffs=known.handoffs,
         forced=known.forced,
         granted=known.granted,
@@ -317,7 +339,7 @@ def _view(item: _Item, flows: Mapping[str, NamedFlow]) -> RebalanceView:
             _silent_part(move, at, flows)
             for move, at in zip(item.moves, item.ended_at, strict=True)
         ),
-        triggered_at=item.triggered_at,
+        triggered_at=time_of(item.triggered_at),
         why=why(known.trigger, causes),
         causes=tuple(causes[:MOST_CAUSES]),
         more_causes=max(0, len(causes) - MOST_CAUSES),
@@ -326,17 +348,17 @@ def _view(item: _Item, flows: Mapping[str, NamedFlow]) -> RebalanceView:
     )
 
 
-def within(view: RebalanceView, most_bytes: int) -> tuple[RebalanceView, int]:
+def within(view: wire.Rebalance, most_bytes: int) -> tuple[wire.Rebalance, int]:
     """The entry with as many of its moves as fit, and its size in bytes of JSON."""
-    size = len(orjson.dumps(view))
+    size = len(json.encode(view))
     while size > most_bytes and len(view.moves) > 1:
         moves = view.moves[: len(view.moves) // 2]
         flows = {id for move in moves for id in (move.from_flow, move.to_flow)}
-        view = replace(
+        view = structs.replace(
             view,
             moves=moves,
             more_moves=view.more_moves + len(view.moves) - len(moves),
             clients={id: name for id, name in view.clients.items() if id in flows},
         )
-        size = len(orjson.dumps(view))
+        size = len(json.encode(view))
     return view, size

@@ -18,11 +18,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from broker.calls import views
+from msgspec import structs
+
 from broker.calls.access import QueueAccess
 from broker.calls.monitoring import foreign_cursor
+from broker.calls.rendering import key_view
 from broker.core.access import (
     ALL_QUEUES,
     Caller,
@@ -36,6 +37,7 @@ from broker.core.access import (
 from broker.core.errors import Forbidden, Invalid, KeyNotFound, Unauthorized
 from broker.replica.store_calls import store_available
 from broker.store.ports import Act, KeySummary, NewKey
+from counterpoise import wire
 
 _NEEDS_KEY = (
     "This service has keys: send an administrator's as bearer token. A lost one is replaced with "
@@ -46,14 +48,6 @@ _NEEDS_KEY = (
 KEYS_AT_ONCE = 200
 # Of patterns that are compared: some milliseconds if all are as long as they may be.
 PAIRS_AT_ONCE = 200
-
-
-class MadeKey(NamedTuple):
-    """A new key, with its text, which is stored nowhere. `is_first`: there was none before."""
-
-    key: KeySummary
-    text: str
-    is_first: bool
 
 
 class KeyAdministration:
@@ -72,7 +66,7 @@ class KeyAdministration:
         ends_at: float | None,
         *,
         local: bool,
-    ) -> MadeKey:
+    ) -> wire.MadeKey:
         """Makes a key; `local`: the caller is on the service's machine.
 
         Raises Invalid, Forbidden, and Unauthorized for a caller without a key if there are keys.
@@ -95,11 +89,11 @@ class KeyAdministration:
             made = await self._keys.make(new, _act(caller, "create_key"), only_first=only_first)
         if made is None:
             raise Unauthorized(_NEEDS_KEY)
-        return MadeKey(made, text, only_first)
+        return wire.MadeKey(**structs.asdict(key_view(made)), key=text, is_first=only_first)
 
     async def list(
         self, caller: Caller, limit: int, cursor: str | None, *, everything: bool
-    ) -> views.Page[KeySummary]:
+    ) -> wire.Page[wire.Key]:
         """The keys in the order in which they were made; the cursor is the last id of the page
         before. `everything`: also those that do not count any more. Raises Unauthorized, Invalid.
         """
@@ -116,10 +110,10 @@ class KeyAdministration:
             if len(some) < KEYS_AT_ONCE:
                 break
             cursor = some[-1].id
-        items = tuple(found[:limit])
-        return views.Page(items, items[-1].id if len(found) > limit else None)
+        items = tuple(map(key_view, found[:limit]))
+        return wire.Page(items, items[-1].id if len(found) > limit else None)
 
-    async def revoke(self, caller: Caller, key_id: str) -> KeySummary:
+    async def revoke(self, caller: Caller, key_id: str) -> wire.Key:
         """Revokes a key, for good. Harmless when repeated. Raises KeyNotFound, Unauthorized."""
         await self._refuse_keyless(caller)
         if await self._shown(caller, key_id) is None:
@@ -129,7 +123,7 @@ class KeyAdministration:
         if revoked is None:
             # It has ended long ago, and was forgotten just now.
             raise KeyNotFound(key_id)
-        return revoked
+        return key_view(revoked)
 
     async def _refuse_keyless(self, caller: Caller) -> None:
         """Raises Unauthorized for a caller without a key, if there are keys."""

@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import NamedTuple
 
-from broker.calls import views
 from broker.calls.access import QueueAccess
 from broker.calls.monitoring import number_of
+from broker.calls.times import time_of, with_times
 from broker.core import commands as c
 from broker.core.access import (
     RIGHTS,
@@ -32,6 +32,7 @@ from broker.core.errors import BrokerError, Forbidden, QueueNotFound, Unauthoriz
 from broker.replica.store_calls import UNAVAILABLE, store_available
 from broker.replica.transaction import Submission
 from broker.store.ports import USED_SECONDS, KeyRow, StoreUnavailable
+from counterpoise import wire
 
 REFRESH_SECONDS = 1.0
 TRUSTED_SECONDS = 4.0
@@ -171,7 +172,7 @@ class KeyCalls:
 
     async def audit(
         self, caller: Caller, limit: int, cursor: str | None, queue: str | None
-    ) -> views.Page[views.AuditView]:
+    ) -> wire.Page[wire.AuditItem]:
         """Administrative calls on the queues of the caller, newest first; the cursor is the last id
         of the previous page. Raises Invalid.
         """
@@ -179,9 +180,10 @@ class KeyCalls:
         with store_available():
             rows = await self._keys.audit(limit + 1, before, caller.patterns, queue)
         items = tuple(
-            views.AuditView(id=row.id, at=row.at, **asdict(row.act)) for row in rows[:limit]
+            wire.AuditItem(id=row.id, at=time_of(row.at), **with_times(asdict(row.act)))
+            for row in rows[:limit]
         )
-        return views.Page(items, str(items[-1].id) if len(rows) > limit else None)
+        return wire.Page(items, str(items[-1].id) if len(rows) > limit else None)
 
     # The end of keys
 

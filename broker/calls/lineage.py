@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeAlias
 
 import structlog
+from msgspec import to_builtins
 
-from broker.calls import views
 from broker.calls.access import QueueAccess, act_of
 from broker.calls.ends import child_of
 from broker.calls.monitoring import number_of
@@ -25,7 +25,7 @@ from broker.calls.rendering import (
     queue_view,
     waits_for,
 )
-from broker.calls.views import QueueSpec, QueueView
+from broker.calls.views import QueueSpec
 from broker.core import commands as c
 from broker.core import records as r
 from broker.core.access import Caller
@@ -37,6 +37,7 @@ from broker.logs.names import builtin_name
 from broker.logs.ports import LogOwner, Logs, RangeLogs, Root, Sealing
 from broker.replica.transaction import Submission
 from broker.store.ports import Act
+from counterpoise import wire
 from counterpoise.logs import Successor
 from counterpoise.logs.address import kind_of
 from counterpoise.logs.ranges import equal_ranges
@@ -59,7 +60,7 @@ class Roots:
         return {one.partition: one.key for one in self.partitions}
 
 
-async def roots_of(spec: QueueSpec, log: str, owner: QueueView | None, ranges: RangeLogs) -> Roots:
+async def roots_of(spec: QueueSpec, log: str, owner: wire.Queue | None, ranges: RangeLogs) -> Roots:
     """The roots of a new queue on this log, which `owner` has, None: the queue itself, or nobody.
 
     A dynamic queue with a built-in log of its own has `partition_count` equal hash ranges; one that
@@ -139,48 +140,6 @@ def _first_partitions(spec: QueueSpec, log: str) -> tuple[r.Child, ...]:
     return tuple(r.Child(number, key, ()) for number, key in enumerate(spec.partitions))
 
 
-@dataclass(frozen=True, slots=True)
-class LineageNode:
-    """A partition in the graph. `parents` and `children` are keys; of the parents, those that were
-    removed are finished. `waits_for` are the numbers of the parents that are not finished."""
-
-    partition: int
-    key: str
-    state: str
-    owner: str | None
-    parents: tuple[str, ...]
-    children: tuple[str, ...]
-    waits_for: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LineagePage(views.Page[LineageNode]):
-    """Partitions of the graph by number, and the revision at which it was so.
-
-    `removed_count` is the number of keys that are remembered of partitions that were removed.
-    """
-
-    queue: str = ""
-    revision: int = 0
-    removed_count: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SealedPartition:
-    """A partition that was split or merged, and its final end in the log."""
-
-    partition: int
-    end: str
-
-
-@dataclass(frozen=True, slots=True)
-class SealedView:
-    """What a split or merge sealed, and what came of it."""
-
-    sealed: tuple[SealedPartition, ...]
-    children: tuple[Successor, ...]
-
-
 class LineageCalls:
     """The graphs of dynamic queues."""
 
@@ -189,7 +148,7 @@ class LineageCalls:
         self._logs = logs
         self._readers = readers
 
-    async def graph(self, name: str, limit: int, cursor: str | None) -> LineagePage:
+    async def graph(self, name: str, limit: int, cursor: str | None) -> wire.Lineage:
         """The partitions that exist, by number, at most PAGE_BYTES of them; the cursor is the last
         number of the previous page.
 
@@ -217,7 +176,7 @@ class LineageCalls:
 
     async def split(
         self, name: str, partition: int, at: int | At, caller: Caller | None = None
-    ) -> SealedView:
+    ) -> wire.Sealed:
         """Splits a partition of a dynamic queue in its built-in log.
 
         Repeating it is harmless. Raises QueueNotFound, Invalid, PartitionEnded, Unavailable, and
@@ -229,7 +188,7 @@ class LineageCalls:
 
     async def merge(
         self, name: str, partition: int, other: int, caller: Caller | None = None
-    ) -> SealedView:
+    ) -> wire.Sealed:
         """Merges two partitions with adjacent ranges; otherwise as `split`."""
         log, owner = await self._own_log(name, begins=1)
         sealing = await self._logs.ranges.merge(log, partition, other, owner)
@@ -239,7 +198,7 @@ class LineageCalls:
         """The log that this dynamic queue owns, and the queue as its owner, if it has room for so
         many partitions."""
 
-        def extract(queue: Queue) -> tuple[QueueView, int]:
+        def extract(queue: Queue) -> tuple[wire.Queue, int]:
             return queue_view(queue), 0 if queue.lineage is None else room(queue.lineage)
 
         queue, left = await self._queues.read(name, extract)
@@ -261,7 +220,7 @@ class LineageCalls:
             )
         return queue.log, log_owner(queue)
 
-    async def _sealed(self, name: str, log: str, sealing: Sealing, act: Act | None) -> SealedView:
+    async def _sealed(self, name: str, log: str, sealing: Sealing, act: Act | None) -> wire.Sealed:
         """Records at all readers of the log what came, so that it is seen at once.
 
         Raises ChildrenRefused if the queue itself did not record it. Where another reader does not
@@ -269,12 +228,15 @@ class LineageCalls:
         before this.
         """
         children = tuple(map(child_of, sealing.successors))
-        view = SealedView(
-            tuple(SealedPartition(*one) for one in sorted(sealing.ends.items())),
-            tuple(sealing.successors),
+        view = wire.Sealed(
+            tuple(wire.SealedPartition(*one) for one in sorted(sealing.ends.items())),
+            tuple(
+                wire.BegunPartition(one.partition, one.key, one.parents)
+                for one in sealing.successors
+            ),
         )
         if act is not None:
-            act = replace(act, after=asdict(view))
+            act = replace(act, after=to_builtins(view))
         outcome = await self._add(name, children, act)
         if outcome is c.Outcome.UNKNOWN_PARENT:
             # The service died after an earlier split, and no owner has come to its end yet.
@@ -309,14 +271,14 @@ class LineageCalls:
             await self._add(name, [*map(child_of, successors)], None)
 
 
-def _page(limit: int, after: int, queue: Queue) -> LineagePage:
+def _page(limit: int, after: int, queue: Queue) -> wire.Lineage:
     lineage = lineage_of(queue)
     numbers, more = on_a_page(queue, after, limit)
     nodes = []
     for number in numbers:
         node, seen = lineage.nodes[number], partition_view(queue, queue.partitions[number], {})
         nodes.append(
-            LineageNode(
+            wire.LineageNode(
                 number,
                 node.key,
                 seen.state,
@@ -328,4 +290,4 @@ def _page(limit: int, after: int, queue: Queue) -> LineagePage:
         )
     cursor = str(numbers[-1]) if more else None
     removed = len(lineage.numbers) - len(lineage.nodes)
-    return LineagePage(tuple(nodes), cursor, queue.name, queue.revision, removed)
+    return wire.Lineage(tuple(nodes), cursor, queue.name, queue.revision, removed)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from broker.calls import views
 from broker.calls.access import QueueAccess
 from broker.calls.readers import LogReaders
-from broker.calls.rendering import queue_view
+from broker.calls.rendering import log_access, queue_view
 from broker.core.access import Caller, Right
 from broker.core.errors import Invalid, Unavailable
 from broker.logs.names import builtin_name, parts_of
 from broker.logs.ports import Holder, Logs, Purpose
 from broker.replica.store_calls import store_available
+from counterpoise import wire
 
 
 class LogCalls:
@@ -25,7 +25,7 @@ class LogCalls:
 
     async def access(
         self, name: str, purpose: Purpose, caller: Caller | None = None, *, refused: bool = False
-    ) -> views.LogAccessView:
+    ) -> wire.LogView:
         """A queue's log, and credentials for it. Raises QueueNotFound, Invalid, Forbidden,
         Unavailable.
 
@@ -43,11 +43,11 @@ class LogCalls:
             await self._readers.refuse_foreign(queue.log, name, caller, Right.PUBLISH)
         flow_id, key_id = (None, None) if caller is None else (caller.flow_id, caller.key_id)
         holder = Holder.caller(queue.id, flow_id, key_id)
-        return views.LogAccessView(
+        return wire.LogView(
             log=queue.log,
             log_name=builtin_name(queue.log),
             partition_count=queue.partition_count,
-            access=await self._logs.access(queue.log, purpose, holder, refused=refused),
+            access=log_access(await self._logs.access(queue.log, purpose, holder, refused=refused)),
         )
 
     async def end_credentials(self) -> None:

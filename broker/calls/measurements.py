@@ -13,32 +13,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from broker.calls.access import QueueAccess
 from broker.calls.monitoring import DECIMAL, MonitoringCalls
+from broker.calls.times import time_of
 from broker.core.errors import BrokerError
 from broker.replica.store_calls import store_available
 from broker.store.measurements import KEPT_SECONDS, MOST_QUEUES, Measurement
+from counterpoise import wire
 
 ROUND_BUDGET = 6.0
 # A log that does not answer takes a second and a half.
 AT_ONCE = 4
-
-
-@dataclass(frozen=True, slots=True)
-class MeasurementView:
-    """A queue at a time (Unix seconds).
-
-    `lag` in messages; `published` and `processed` in messages a second since the measurement
-    before. None: not known.
-    """
-
-    at: int
-    lag: int | None
-    published: float | None = None
-    processed: float | None = None
 
 
 class MeasurementCalls:
@@ -50,7 +37,7 @@ class MeasurementCalls:
         # The name of the queue that this replica measured last.
         self._last = ""
 
-    async def of_queue(self, name: str) -> Sequence[MeasurementView]:
+    async def of_queue(self, name: str) -> wire.Measurements:
         """Those of the queue, in order. Raises QueueNotFound, Unavailable."""
         queue_id = await self._queues.read(name, lambda queue: queue.id)
         since = round(self._queues.replica.clock.now()) - KEPT_SECONDS
@@ -102,12 +89,12 @@ def _difference(before: int | None, now: int | None) -> int | None:
     return None if before is None or now is None else now - before
 
 
-def with_rates(taken: Sequence[Measurement]) -> Sequence[MeasurementView]:
+def with_rates(taken: Sequence[Measurement]) -> wire.Measurements:
     """Measurements in order, and between each two of them the rates.
 
     A sum that fell says nothing of a rate: a partition was removed, or positions were set back.
     """
-    views = [MeasurementView(one.at, one.lag) for one in taken[:1]]
+    items = [wire.MeasuredQueue(time_of(one.at), one.lag, None, None) for one in taken[:1]]
     for before, one in pairwise(taken):
         published = processed = None
         appended = _difference(before.end, one.end)
@@ -117,5 +104,5 @@ def with_rates(taken: Sequence[Measurement]) -> Sequence[MeasurementView]:
             done = appended - grown
             published = appended / seconds if appended >= 0 else None
             processed = done / seconds if appended >= 0 and done >= 0 else None
-        views.append(MeasurementView(one.at, one.lag, published, processed))
-    return views
+        items.append(wire.MeasuredQueue(time_of(one.at), one.lag, published, processed))
+    return wire.Measurements(tuple(items))

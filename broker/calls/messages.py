@@ -6,12 +6,17 @@ a viewer sees queues and not messages.
 
 from __future__ import annotations
 
+import base64
+import codecs
+
 from broker.calls.access import QueueAccess
+from broker.calls.times import time_of
 from broker.core.errors import Invalid
 from broker.core.queue import Queue
-from broker.logs.peeking import Peek
+from broker.logs.peeking import PeekedMessage
 from broker.logs.ports import Logs
 from broker.logs.positions import refuse_invalid
+from counterpoise import wire
 
 
 class MessageCalls:
@@ -23,7 +28,7 @@ class MessageCalls:
 
     async def peek(
         self, name: str, partition: int, position: str | None, limit: int, max_bytes: int
-    ) -> Peek:
+    ) -> wire.ShownMessages:
         """At most `limit` messages of a partition from a position on, or from its first message.
 
         Raises QueueNotFound, Invalid for a partition that the queue does not have or a log that
@@ -41,4 +46,27 @@ class MessageCalls:
         log = await self._queues.read(name, log_of)
         if position is not None:
             refuse_invalid(log, {"position": position})
-        return await self._logs.peek(log, partition, position, limit, max_bytes)
+        found = await self._logs.peek(log, partition, position, limit, max_bytes)
+        return wire.ShownMessages(
+            partition, found.start, found.end, tuple(map(_shown, found.messages)), found.following
+        )
+
+
+def _shown(message: PeekedMessage) -> wire.ShownMessage:
+    """The message with its value as text if it is valid UTF-8, else in base64."""
+    whole = len(message.value) == message.size_bytes
+    text = encoded = None
+    try:
+        # A character at the cut may be incomplete.
+        text = codecs.getincrementaldecoder("utf-8")().decode(message.value, final=whole)
+    except UnicodeDecodeError:
+        encoded = base64.b64encode(message.value).decode()
+    return wire.ShownMessage(
+        position=message.position,
+        published_at=time_of(message.published_at),
+        key=message.key,
+        headers=None if message.headers is None else dict(message.headers),
+        size_bytes=message.size_bytes,
+        value=text,
+        value_base64=encoded,
+    )

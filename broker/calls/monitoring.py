@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec import structs
 
 from broker.calls import views
 from broker.calls.access import QueueAccess
@@ -25,7 +26,7 @@ from broker.calls.rendering import (
     partition_view,
     status_of,
 )
-from broker.calls.views import RebalanceView
+from broker.calls.times import time_of
 from broker.core.errors import Invalid, QueueNotFound
 from broker.core.model import Settings
 from broker.core.queue import Queue
@@ -34,6 +35,7 @@ from broker.replica.coordinator import Coordinator
 from broker.replica.store_calls import store_available
 from broker.scaling import Load, load_of
 from broker.store.ports import QueueGone, StoreUnavailable
+from counterpoise import wire
 
 DECIMAL = re.compile("[0-9]{1,18}")
 # The most revisions that are read at once for a reader of events, who keeps them until they are
@@ -70,13 +72,13 @@ class MonitoringCalls:
         self._new = queues.replica.batcher(self._read_changes)
         self._missed = queues.replica.batcher(self._read_changes)
 
-    async def rebalance_status(self, name: str) -> views.RebalanceStatusView:
+    async def rebalance_status(self, name: str) -> wire.RebalanceStatus:
         """The rebalance status. Raises QueueNotFound."""
         return await self._queues.on(name, status_of)
 
     async def rebalances(
         self, name: str, limit: int, cursor: str | None, *, moves: bool = False
-    ) -> views.Page[RebalanceView]:
+    ) -> wire.Page[wire.Rebalance]:
         """The history, newest first, at most HISTORY_BYTES of it.
 
         The cursor is the last id of the previous page. If that page did not have all moves of its
@@ -85,7 +87,7 @@ class MonitoringCalls:
         """
         before, passed = _place(cursor, moves)
         queue_id = await self._queues.read(name, lambda queue: queue.id)
-        items: list[RebalanceView] = []
+        items: list[wire.Rebalance] = []
         size = read = 0
         while True:
             found, before, entries = await self._history(
@@ -95,16 +97,16 @@ class MonitoringCalls:
                 view, bytes = within(view, HISTORY_BYTES)
                 size += bytes
                 if len(items) == limit or (items and size > HISTORY_BYTES):
-                    return views.Page(tuple(items), str(items[-1].id))
+                    return wire.Page(tuple(items), str(items[-1].id))
                 items.append(view)
                 if moves and view.more_moves:
                     place = passed.get(view.id, 0) + len(view.moves)
-                    return views.Page(tuple(items), f"{view.id}.{place}")
+                    return wire.Page(tuple(items), f"{view.id}.{place}")
             read += entries
             if before is None:
-                return views.Page(tuple(items))
+                return wire.Page(tuple(items), None)
             if read >= MOST_READ:
-                return views.Page(tuple(items), str(before))
+                return wire.Page(tuple(items), str(before))
 
     async def _history(
         self,
@@ -115,7 +117,7 @@ class MonitoringCalls:
         passed: Mapping[int, int],
         *,
         moves: bool,
-    ) -> tuple[list[RebalanceView], int | None, int]:
+    ) -> tuple[list[wire.Rebalance], int | None, int]:
         """At most so many rebalances, the lowest id that was read (None: no more), and how many
         entries were read.
         """
@@ -137,7 +139,7 @@ class MonitoringCalls:
 
     async def partitions(
         self, name: str, limit: int, cursor: str | None, *, ages: bool = True
-    ) -> views.Page[views.PartitionView]:
+    ) -> wire.Page[wire.Partition]:
         """Partitions by number, at most PAGE_BYTES of them; the cursor is the last number of the
         previous page.
 
@@ -146,14 +148,14 @@ class MonitoringCalls:
         """
         after = -1 if cursor is None else number_of(cursor)
 
-        async def work(coordinator: Coordinator) -> views.Page[views.PartitionView]:
+        async def work(coordinator: Coordinator) -> wire.Page[wire.Partition]:
             wanted, more = await coordinator.read(
                 lambda queue: on_a_page(queue, after, limit), fresh=True
             )
             with store_available():
                 positions = await self._queues.store.positions(coordinator.queue_id, wanted)
 
-            def extract(queue: Queue) -> tuple[Settings, tuple[views.PartitionView, ...]]:
+            def extract(queue: Queue) -> tuple[Settings, tuple[wire.Partition, ...]]:
                 # Some may have been removed since.
                 return queue.settings, tuple(
                     partition_view(queue, queue.partitions[number], positions)
@@ -165,11 +167,11 @@ class MonitoringCalls:
             items = await self._with_spans(settings, items)
             if ages:
                 items = await self._with_ages(settings, items)
-            return views.Page(items, str(wanted[-1]) if more else None)
+            return wire.Page(items, str(wanted[-1]) if more else None)
 
         return await self._queues.on(name, work)
 
-    async def every_partition(self, name: str, *, ages: bool) -> AsyncIterator[views.PartitionView]:
+    async def every_partition(self, name: str, *, ages: bool) -> AsyncIterator[wire.Partition]:
         """All partitions of the queue, read in pages; see `partitions`. Raises QueueNotFound."""
         cursor: str | None = None
         while True:
@@ -210,23 +212,23 @@ class MonitoringCalls:
         )
 
     async def _with_spans(
-        self, settings: Settings, items: tuple[views.PartitionView, ...]
-    ) -> tuple[views.PartitionView, ...]:
+        self, settings: Settings, items: tuple[wire.Partition, ...]
+    ) -> tuple[wire.Partition, ...]:
         spans = await self._logs.spans(
             settings.log, {item.partition: item.position for item in items}
         )
 
-        def with_span(item: views.PartitionView) -> views.PartitionView:
+        def with_span(item: wire.Partition) -> wire.Partition:
             span = spans.get(item.partition)
             if span is None:
                 return item
-            return replace(item, end=span.end, lag=span.lag)
+            return structs.replace(item, end=span.end, lag=span.lag)
 
         return tuple(map(with_span, items))
 
     async def _with_ages(
-        self, settings: Settings, items: tuple[views.PartitionView, ...]
-    ) -> tuple[views.PartitionView, ...]:
+        self, settings: Settings, items: tuple[wire.Partition, ...]
+    ) -> tuple[wire.Partition, ...]:
         ages = await self._logs.ages(
             settings.log,
             {
@@ -235,15 +237,13 @@ class MonitoringCalls:
                 if item.end is not None and item.lag
             },
         )
-        return tuple(replace(item, lag_seconds=ages.get(item.partition)) for item in items)
+        return tuple(structs.replace(item, lag_seconds=ages.get(item.partition)) for item in items)
 
-    async def flows(
-        self, name: str, limit: int, cursor: str | None
-    ) -> views.Page[views.FlowSummaryView]:
+    async def flows(self, name: str, limit: int, cursor: str | None) -> wire.Page[wire.FlowSummary]:
         """Bound flows in the order of binding; the cursor is the bind number before."""
         after = -1 if cursor is None else number_of(cursor)
 
-        def extract(queue: Queue) -> list[tuple[int, views.FlowSummaryView]]:
+        def extract(queue: Queue) -> list[tuple[int, wire.FlowSummary]]:
             bind_numbers = sorted(
                 bind_number for bind_number in queue.by_bind_number if bind_number > after
             )[: limit + 1]
@@ -256,11 +256,11 @@ class MonitoringCalls:
         with store_available():
             leases = await self._queues.store.leases([flow.flow_id for _, flow in found[:limit]])
         items = tuple(
-            replace(flow, lease_expires_at=leases[flow.flow_id])
+            structs.replace(flow, lease_expires_at=time_of(leases[flow.flow_id]))
             for _, flow in found[:limit]
             if flow.flow_id in leases
         )
-        return views.Page(items, str(found[limit - 1][0]) if len(found) > limit else None)
+        return wire.Page(items, str(found[limit - 1][0]) if len(found) > limit else None)
 
     async def events(self, name: str, after: int | None) -> AsyncIterator[views.EventView]:
         """The changes committed after the revision `after` (None: from now on), one event each.

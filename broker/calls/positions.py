@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from broker.calls import views
 from broker.calls.access import QueueAccess, act_of
 from broker.calls.cuts import CutCalls
 from broker.calls.readers import Trims
@@ -25,6 +24,7 @@ from broker.replica.coordinator import Coordinator
 from broker.replica.store_calls import store_available
 from broker.replica.transaction import EARLIEST, Submission
 from broker.store.ports import Store
+from counterpoise import wire
 from counterpoise.logs.address import kind_of
 from counterpoise.logs.groups import place
 
@@ -46,7 +46,7 @@ class PositionCalls:
 
     async def set(
         self, name: str, where: Where, caller: Caller | None = None, *, dry_run: bool = False
-    ) -> views.PositionsView:
+    ) -> wire.Positions:
         """Sets positions and raises the epochs. Raises QueueNotFound, Invalid, Unavailable.
 
         `dry_run`: changes nothing, and says how far each partition would move. Those of several
@@ -56,7 +56,7 @@ class PositionCalls:
             return await self._preview(name, await self._wanted(name, where))
         return await self._trims.apart(lambda: self._set(name, where, caller))
 
-    async def _set(self, name: str, where: Where, caller: Caller | None) -> views.PositionsView:
+    async def _set(self, name: str, where: Where, caller: Caller | None) -> wire.Positions:
         log = await self._queues.read(name, lambda one: one.settings.log)
         parts = parts_of(log)
         fences = [await self._trims.fence(part) for part in parts]
@@ -78,11 +78,13 @@ class PositionCalls:
             )
             act = None
 
-        def extract(queue: Queue) -> views.PositionsView:
-            return views.PositionsView(
+        def extract(queue: Queue) -> wire.Positions:
+            return wire.Positions(
                 queue.revision,
                 tuple(
-                    views.PositionSet(number, queue.partitions[number].epoch, positions[number])
+                    wire.PositionSet(
+                        number, queue.partitions[number].epoch, positions[number], None, None, None
+                    )
                     for number in sorted(positions)
                     if is_read(queue, number)
                 ),
@@ -136,14 +138,14 @@ class PositionCalls:
                 positions[number] = ends.get(number, EARLIEST)
         return positions
 
-    async def _preview(self, name: str, positions: Mapping[int, str | None]) -> views.PositionsView:
+    async def _preview(self, name: str, positions: Mapping[int, str | None]) -> wire.Positions:
         """How many messages would be read again or skipped, by the ends of this moment."""
 
-        def extract(queue: Queue) -> tuple[views.QueueView, dict[int, int]]:
+        def extract(queue: Queue) -> tuple[wire.Queue, dict[int, int]]:
             existing = filter(queue.exists, sorted(positions))
             return queue_view(queue), {n: queue.partitions[n].epoch for n in existing}
 
-        async def work(coordinator: Coordinator) -> views.PositionsView:
+        async def work(coordinator: Coordinator) -> wire.Positions:
             queue, epochs = await coordinator.read(extract, fresh=True)
             with store_available():
                 stored = await stored_positions(
@@ -152,18 +154,18 @@ class PositionCalls:
             before: dict[int, str | None] = {**dict.fromkeys(epochs), **stored}
             spans = await self._logs.spans(queue.log, before)
 
-            def one(number: int) -> views.PositionSet:
+            def one(number: int) -> wire.PositionSet:
                 previous, span = before[number], spans.get(number)
                 again = skipped = None
                 if span is not None:
                     left, ahead = span.lag, span.after(positions[number])
                     if left is not None and ahead is not None:
                         again, skipped = max(0, ahead - left), max(0, left - ahead)
-                return views.PositionSet(
+                return wire.PositionSet(
                     number, epochs[number], positions[number], previous, again, skipped
                 )
 
-            return views.PositionsView(queue.revision, tuple(map(one, epochs)))
+            return wire.Positions(queue.revision, tuple(map(one, epochs)))
 
         return await self._queues.on(name, work)
 

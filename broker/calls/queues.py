@@ -42,6 +42,7 @@ from broker.store.ports import (
     QueueGone,
     StoreUnavailable,
 )
+from counterpoise import wire
 from counterpoise.logs.address import kind_of
 
 T = TypeVar("T")
@@ -70,14 +71,14 @@ class QueueCalls:
         self._cuts = cuts
         self._trims = trims
 
-    async def create(self, spec: views.QueueSpec, caller: Caller | None = None) -> views.QueueView:
+    async def create(self, spec: views.QueueSpec, caller: Caller | None = None) -> wire.Queue:
         """Creates a queue; answers the one that is there if an equal call has made it.
 
         Raises QueueExists, Invalid, Forbidden, Unavailable.
         """
         return await self._trims.apart(lambda: self._create(spec, caller))
 
-    async def _create(self, spec: views.QueueSpec, caller: Caller | None) -> views.QueueView:
+    async def _create(self, spec: views.QueueSpec, caller: Caller | None) -> wire.Queue:
         log = _log_of(spec)
         check_log(log)
         spec = replace(spec, ordered_resize=self._cuts.ordered(log, spec))
@@ -111,7 +112,7 @@ class QueueCalls:
         self,
         spec: views.QueueSpec,
         log: str,
-        owner: views.QueueView | None,
+        owner: wire.Queue | None,
         retention: Retention | None,
         caller: Caller | None,
     ) -> tuple[Commit, Mapping[int, str] | None]:
@@ -152,7 +153,7 @@ class QueueCalls:
 
     async def _made_before(
         self, spec: views.QueueSpec, log: str, retention: Retention | None
-    ) -> views.QueueView:
+    ) -> wire.Queue:
         """The queue of this name, if an equal call has made it and nobody has changed it since.
 
         The answer to that call may have been lost, or its replica may have died before the log was
@@ -161,7 +162,7 @@ class QueueCalls:
         owner = await self._readers.owner(log, but=spec.name)
         keys = (await roots_of(spec, log, owner, self._logs.ranges)).keys
 
-        def equal(queue: Queue) -> views.QueueView:
+        def equal(queue: Queue) -> wire.Queue:
             given = {name: getattr(spec, name) for name in _AS_GIVEN}
             if spec.partition_count is not None and not keys:
                 given["partition_count"] = spec.partition_count
@@ -230,7 +231,7 @@ class QueueCalls:
                 await self._store.delete(queue.id, force=True, act=undone)
             raise
 
-    async def _ends(self, log: str, owner: views.QueueView | None) -> Mapping[int, str]:
+    async def _ends(self, log: str, owner: wire.Queue | None) -> Mapping[int, str]:
         """Where the log ends now, so that a queue begins there (the contract, *Queue*, `start`).
 
         It is asked before the queue is stored or changed, so a message that is published after the
@@ -247,7 +248,7 @@ class QueueCalls:
             )
         return await self._logs.positions(log, "latest")
 
-    async def _held_count(self, log: str, count: int, owner: views.QueueView | None) -> int:
+    async def _held_count(self, log: str, count: int, owner: wire.Queue | None) -> int:
         """How many partitions a new queue on a log of others has in all; so many (`count`) stay.
 
         A log that was shrunk may hold messages in further ones: the queue reads them, too. `owner`
@@ -267,7 +268,7 @@ class QueueCalls:
         return max(count, (max(held, default=-1) // width + 1) * width)
 
     async def _given_positions(
-        self, spec: views.QueueSpec, log: str, owner: views.QueueView | None, queue: Queue
+        self, spec: views.QueueSpec, log: str, owner: wire.Queue | None, queue: Queue
     ) -> dict[int, str]:
         """The positions that the administrator gives. Raises Invalid.
 
@@ -290,9 +291,7 @@ class QueueCalls:
         await refuse_unreachable(self._logs, log, spec.positions)
         return {number: at for number, at in spec.positions.items() if at is not None}
 
-    async def _first_count(
-        self, spec: views.QueueSpec, log: str, owner: views.QueueView | None
-    ) -> int:
+    async def _first_count(self, spec: views.QueueSpec, log: str, owner: wire.Queue | None) -> int:
         """The partition count of a new queue: the given one, or that of the followed log."""
         if len(parts_of(log)) > 1:
             whose, count = "several queues", await self._readers.aligned_count(log, spec.name)
@@ -315,7 +314,7 @@ class QueueCalls:
             )
         return count
 
-    async def get(self, name: str) -> views.QueueView:
+    async def get(self, name: str) -> wire.Queue:
         """One queue. Raises QueueNotFound."""
         return await self._queues.read(name, queue_view)
 
@@ -325,7 +324,7 @@ class QueueCalls:
         changes: Mapping[str, object],
         discard: bool,
         caller: Caller | None = None,
-    ) -> views.QueueView:
+    ) -> wire.Queue:
         """Changes settings.
 
         Raises QueueNotFound, Invalid, Forbidden, ResizeUnsettled, Unavailable.
@@ -368,7 +367,7 @@ class QueueCalls:
         return await self.get(name)
 
     async def _refuse_disorder(
-        self, queue: views.QueueView, changes: Mapping[str, object], discard: bool
+        self, queue: wire.Queue, changes: Mapping[str, object], discard: bool
     ) -> tuple[int, int] | None:
         """Raises Invalid and ResizeUnsettled for what a reader with ordered resizes cannot follow.
 
@@ -466,7 +465,7 @@ class QueueCalls:
         if end is not None:
             await self._trims.drop(end)
 
-    async def rebalance(self, name: str, caller: Caller | None = None) -> views.RebalanceStatusView:
+    async def rebalance(self, name: str, caller: Caller | None = None) -> wire.RebalanceStatus:
         """Rebalances at once, ending any holddown. Raises QueueNotFound."""
         act = act_of(caller, "rebalance_now", name)
 
@@ -478,14 +477,14 @@ class QueueCalls:
 
     async def list(
         self, limit: int, cursor: str | None, patterns: Sequence[str] = ALL_QUEUES
-    ) -> views.Page[views.QueueView]:
+    ) -> wire.Page[wire.Queue]:
         """The queues that match a pattern, by name; the cursor is the last name of the previous
         page.
         """
         with store_available():
             rows = await self._store.list(limit + 1, cursor, patterns)
         items = tuple(queue_row_view(row) for row in rows[:limit])
-        return views.Page(items, items[-1].name if len(rows) > limit else None)
+        return wire.Page(items, items[-1].name if len(rows) > limit else None)
 
 
 def _may_write(group: str, caller: Caller) -> bool:
@@ -540,7 +539,7 @@ def _settings_of(
     )
 
 
-def _awaits_cuts(queue: Queue, owner: views.QueueView | None) -> bool:
+def _awaits_cuts(queue: Queue, owner: wire.Queue | None) -> bool:
     """Whether the cuts of the log that the new queue follows are to be read."""
     return queue.settings.ordered_resize and owner is not None
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import TypeVar
 from uuid import uuid4
 
 import orjson
 import structlog
 
-from broker.calls import views
 from broker.calls.access import QueueAccess
 from broker.calls.rendering import queue_row_view, queue_view
 from broker.core import commands as c
@@ -27,6 +27,7 @@ from broker.replica.store_calls import store_available
 from broker.replica.transaction import LogMoved, Submission
 from broker.store.ports import Act, Store
 from broker.store.trims import NEVER, End, Fence, Trimming
+from counterpoise import wire
 from counterpoise.logs.address import kind_of, parse_log
 
 _log = structlog.get_logger()
@@ -44,7 +45,7 @@ class LogReaders:
     def __init__(self, queues: QueueAccess) -> None:
         self._queues = queues
 
-    async def all(self) -> AsyncIterator[views.QueueView]:
+    async def all(self) -> AsyncIterator[wire.Queue]:
         """All queues by name, each as it is when the iteration reaches it. Raises Unavailable."""
         cursor = None
         while True:
@@ -57,7 +58,7 @@ class LogReaders:
                 return
             cursor = queue.name
 
-    async def of(self, log: str) -> list[views.QueueView]:
+    async def of(self, log: str) -> list[wire.Queue]:
         """All queues that read this log, also beside others, in the order of their creation."""
         spelling = canonical(log)
         found = [
@@ -77,11 +78,11 @@ class LogReaders:
         readers = await self.of(log)
         return bool(readers) and readers[0].name == name
 
-    async def followers(self, name: str, log: str) -> list[views.QueueView]:
+    async def followers(self, name: str, log: str) -> list[wire.Queue]:
         """The other queues that read the log which this one owns."""
         return [reader for reader in await self.of(log) if reader.name != name]
 
-    async def owner(self, log: str, but: str) -> views.QueueView | None:
+    async def owner(self, log: str, but: str) -> wire.Queue | None:
         """The owner of this log, if it is not `but`; None if the log has no owner.
 
         Raises Invalid for a built-in log that does not exist.
@@ -107,9 +108,9 @@ class LogReaders:
             )
         return owner
 
-    async def owners(self, log: str, but: str) -> list[views.QueueView]:
+    async def owners(self, log: str, but: str) -> list[wire.Queue]:
         """The owners of aligned logs. Raises Invalid for a log that the queue `but` cannot read."""
-        found: list[views.QueueView] = []
+        found: list[wire.Queue] = []
         for part in parts_of(log):
             owner = await self.owner(part, but)
             if owner is None:
@@ -136,7 +137,7 @@ class LogReaders:
         owners = await self.owners(log, but)
         return len(owners) * max(owner.partition_count for owner in owners)
 
-    async def refuse_resize_of_follower(self, queue: views.QueueView) -> None:
+    async def refuse_resize_of_follower(self, queue: wire.Queue) -> None:
         if len(parts_of(queue.log)) > 1:
             names = ", ".join(builtin_name(part) or part for part in parts_of(queue.log))
             raise Invalid(
@@ -190,12 +191,13 @@ class LogReaders:
             await self._queues.submit(name, lambda: Submission(c.Change(changes, discard), act=act))
 
 
-def log_owner(queue: Queue | views.QueueView) -> LogOwner:
+def log_owner(queue: Queue | wire.Queue) -> LogOwner:
     """This queue as the owner of its log."""
-    return LogOwner(queue.id, queue.name, queue.created_at)
+    at = queue.created_at
+    return LogOwner(queue.id, queue.name, at.timestamp() if isinstance(at, datetime) else at)
 
 
-def owner_among(readers: Sequence[views.QueueView]) -> views.QueueView | None:
+def owner_among(readers: Sequence[wire.Queue]) -> wire.Queue | None:
     """The owner among the queues that read one log, given in the order of their creation."""
     if not readers:
         return None

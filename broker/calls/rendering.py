@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from broker.calls import views
-from broker.calls.views import MOST_NAMED, RebalanceView
+from broker.calls.times import time_of
+from broker.core.commands import Result
 from broker.core.graph import Lineage, Node
 from broker.core.model import Flow, Partition, Rebalance
 from broker.core.queue import Queue
 from broker.core.records import Entry
 from broker.core.stored import ShownEntry, shown_values
 from broker.core.transitions import State
+from broker.logs.ports import LogAccess
 from broker.replica.coordinator import Coordinator
-from broker.store.ports import Positions, QueueRow
+from broker.store.ports import KeySummary, Positions, QueueRow
+from counterpoise import wire
 
 # As JSON an item is a little longer than it is measured here: a page has 1 MiB at most.
 PAGE_BYTES = 900_000
@@ -22,10 +25,10 @@ ITEM_BYTES = 200
 NAME_BYTES = 10
 
 
-def queue_row_view(row: QueueRow) -> views.QueueView:
+def queue_row_view(row: QueueRow) -> wire.Queue:
     """A queue as listed."""
     queue, settings = row.queue, row.queue.settings
-    return views.QueueView(
+    return wire.Queue(
         id=queue.id,
         name=queue.name,
         partition_count=settings.partition_count,
@@ -45,14 +48,14 @@ def queue_row_view(row: QueueRow) -> views.QueueView:
         flow_count=row.flow_count,
         active_flow_count=row.active_flow_count,
         revision=queue.revision,
-        created_at=queue.created_at,
+        created_at=time_of(queue.created_at),
         partitioning=settings.partitioning,
         mirror_group=settings.mirror_group,
         align_with=settings.log.partition("+")[2] if settings.aligned > 1 else None,
     )
 
 
-def queue_view(queue: Queue) -> views.QueueView:
+def queue_view(queue: Queue) -> wire.Queue:
     """A queue in memory."""
     active = sum(flow.active for flow in queue.flows.values())
     row = QueueRow(
@@ -67,21 +70,24 @@ def barrier_of(queue: Queue, number: int) -> tuple[str, bool, tuple[int, ...]] |
     barriers = queue.barriers
     if barriers is None:
         return ()
-    is_reached, others = number not in barriers.unreached, barriers.waits_for(number, MOST_NAMED)
+    is_reached, others = (
+        number not in barriers.unreached,
+        barriers.waits_for(number, wire.MOST_WAITED_FOR),
+    )
     if is_reached and not others:
         return ()
     return barriers.cuts[number], is_reached, others
 
 
-def resize_view(queue: Queue) -> views.ResizeView | None:
+def resize_view(queue: Queue) -> wire.UnsettledResize | None:
     """The ordered resize that is not settled."""
     barriers, awaits = queue.barriers, queue.cuts_due is not None
     if barriers is None and not awaits:
         return None
     count = queue.settings.partition_count
     if barriers is None:
-        return views.ResizeView(None, count, awaits, 0, 0)
-    return views.ResizeView(
+        return wire.UnsettledResize(None, count, awaits, 0, 0)
+    return wire.UnsettledResize(
         barriers.resized_from,
         barriers.resized_to,
         awaits,
@@ -122,7 +128,7 @@ def _names_bytes(node: Node) -> int:
     return sum(map(len, names)) + NAME_BYTES * len(names)
 
 
-def partition_view(queue: Queue, partition: Partition, positions: Positions) -> views.PartitionView:
+def partition_view(queue: Queue, partition: Partition, positions: Positions) -> wire.Partition:
     """A partition as administrators see it."""
     handoff = queue.handoffs.get(partition.number)
     node = None if queue.lineage is None else queue.lineage.nodes.get(partition.number)
@@ -130,14 +136,17 @@ def partition_view(queue: Queue, partition: Partition, positions: Positions) -> 
     if partition.retiring and partition.state is State.OWNED:
         state = "retiring"
     cut, reached_cut, others = barrier_of(queue, partition.number) or (None, None, None)
-    return views.PartitionView(
+    return wire.Partition(
         partition=partition.number,
         epoch=partition.epoch,
         owner=owner.id if owner else None,
         successor=handoff.successor.id if handoff and handoff.successor else None,
         state=state,
         position=positions.get(partition.number, (0, None))[1],
-        deadline=handoff.deadline if handoff else None,
+        deadline=time_of(handoff.deadline) if handoff else None,
+        end=None,
+        lag=None,
+        lag_seconds=None,
         cut=cut,
         reached_cut=reached_cut,
         waits_for=others,
@@ -147,9 +156,9 @@ def partition_view(queue: Queue, partition: Partition, positions: Positions) -> 
     )
 
 
-def flow_view(flow: Flow, lease_expires_at: float) -> views.FlowSummaryView:
+def flow_view(flow: Flow, lease_expires_at: float) -> wire.FlowSummary:
     """A flow as administrators see it."""
-    return views.FlowSummaryView(
+    return wire.FlowSummary(
         flow_id=flow.id,
         client_name=flow.client_name,
         instance_id=flow.instance_id,
@@ -157,40 +166,40 @@ def flow_view(flow: Flow, lease_expires_at: float) -> views.FlowSummaryView:
         active=flow.active,
         draining=flow.draining,
         partitions=len(flow.owned),
-        bound_at=flow.bound_at,
-        lease_expires_at=lease_expires_at,
-        held_until=flow.held_until,
+        bound_at=time_of(flow.bound_at),
+        lease_expires_at=time_of(lease_expires_at),
+        held_until=time_of(flow.held_until),
     )
 
 
-async def status_of(coordinator: Coordinator) -> views.RebalanceStatusView:
+async def status_of(coordinator: Coordinator) -> wire.RebalanceStatus:
     """The rebalance status. Raises QueueNotFound, Unavailable."""
     return await coordinator.read(status_view, fresh=True)
 
 
-def _handoff_views(queue: Queue) -> Iterator[views.HandoffView]:
+def _handoff_views(queue: Queue) -> Iterator[wire.Handoff]:
     """The handoffs, by partition."""
     for number in sorted(queue.handoffs):
         handoff, partition = queue.handoffs[number], queue.partitions[number]
         assert partition.owner is not None
-        yield views.HandoffView(
+        yield wire.Handoff(
             number,
             partition.owner.id,
             handoff.successor.id if handoff.successor else None,
             partition.state.value,
-            handoff.deadline,
+            time_of(handoff.deadline),
         )
 
 
-def status_view(queue: Queue) -> views.RebalanceStatusView:
+def status_view(queue: Queue) -> wire.RebalanceStatus:
     """The rebalance status."""
-    return views.RebalanceStatusView(
+    return wire.RebalanceStatus(
         queue=queue.name,
         status=queue.status.value,
         revision=queue.revision,
         trigger=queue.trigger,
-        since=queue.since,
-        holddown_until=queue.holddown_until,
+        since=time_of(queue.since),
+        holddown_until=time_of(queue.holddown_until),
         handoffs=tuple(_handoff_views(queue)),
         unassigned=tuple(sorted(queue.unassigned)),
         spread=queue.spread(),
@@ -201,30 +210,53 @@ def status_view(queue: Queue) -> views.RebalanceStatusView:
     )
 
 
-def _held_back(queue: Queue) -> views.HeldBackView | None:
+def _held_back(queue: Queue) -> wire.HeldBack | None:
     """How many flows are held back, if any."""
     times = [flow.held_until for flow in queue.held.values() if flow.held_until is not None]
-    return views.HeldBackView(len(times), min(times)) if times else None
+    return wire.HeldBack(len(times), time_of(min(times))) if times else None
 
 
-def _waiting(lineage: Lineage) -> tuple[views.WaitingView, ...]:
+def _waiting(lineage: Lineage) -> tuple[wire.Waiting, ...]:
     """What each waiting partition waits for; what has nothing to wait for is about to go on."""
     nodes = (lineage.nodes[number] for number in sorted(lineage.waiting))
-    return tuple(
-        views.WaitingView(node.number, node.key, waits_for(lineage, node)) for node in nodes
-    )
+    return tuple(wire.Waiting(node.number, node.key, waits_for(lineage, node)) for node in nodes)
 
 
-def rebalance_view(entry: Rebalance) -> RebalanceView:
+def rebalance_view(entry: Rebalance) -> wire.RebalanceSummary:
     """An entry of the history, without its moves."""
-    return RebalanceView(
+    return wire.RebalanceSummary(
         id=entry.id,
         trigger=entry.trigger,
-        started_at=entry.started_at,
-        finished_at=entry.finished_at,
+        started_at=time_of(entry.started_at),
+        finished_at=time_of(entry.finished_at),
         handoffs=entry.handoffs,
         forced=entry.forced,
         granted=entry.granted,
+    )
+
+
+def results_view(results: Iterable[Result], view: wire.Update) -> wire.Results:
+    """The results of a call, and the flow's view afterwards."""
+    return wire.Results(tuple(wire.Result(*one) for one in results), view)
+
+
+def log_access(access: LogAccess | None) -> wire.LogAccess | None:
+    """Credentials for the built-in log."""
+    return None if access is None else wire.LogAccess(access.url, time_of(access.expires_at))
+
+
+def key_view(key: KeySummary) -> wire.Key:
+    """A key, without its secret."""
+    return wire.Key(
+        id=key.id,
+        name=key.name,
+        role=key.role,
+        queues=tuple(key.queues),
+        created_at=time_of(key.created_at),
+        ends_at=time_of(key.ends_at),
+        revoked_at=time_of(key.revoked_at),
+        last_used_at=time_of(key.last_used_at),
+        state=key.state,
     )
 
 

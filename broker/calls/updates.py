@@ -17,12 +17,12 @@ from typing import Any, Self
 from broker.calls.access import QueueAccess
 from broker.calls.bound_flows import BoundFlow, BoundFlows
 from broker.calls.flow_views import FlowViews
-from broker.calls.views import UpdateView
 from broker.core.errors import QueueNotFound
 from broker.core.queue import Queue
 from broker.replica.notifier import Watch
 from broker.replica.replica import Replica
 from broker.replica.store_calls import Awaiter, answered
+from counterpoise import wire
 
 NOT_RENEWED = "the lease is not renewed yet"
 
@@ -97,7 +97,7 @@ class LongPoll:
         flow = None if queue is None else queue.flows.get(self._flow.flow_id)
         return flow is not None and max(flow.view_revision, self.at_least) <= self.after
 
-    def _changed(self) -> UpdateView | None:
+    def _changed(self) -> wire.Update | None:
         """The changed view, with the positions that came back with the commit; None if it takes a
         read of the store, or nothing has changed.
         """
@@ -106,10 +106,10 @@ class LongPoll:
         if queue is None or flow is None or flow.view_revision <= self.after:
             return None
         view = self._views.at_once(self._flow, None, queue)
-        return view if isinstance(view, UpdateView) else None
+        return view if isinstance(view, wire.Update) else None
 
     @property
-    def seen(self) -> UpdateView | None:
+    def seen(self) -> wire.Update | None:
         """The changed view, if it was made when the flow was woken."""
         return None if self._watch is None else self._watch.seen
 
@@ -152,14 +152,14 @@ class UpdateCalls:
 
     async def wait(
         self, flow: BoundFlow, after: int, wait_seconds: float, *, asked: Awaiter = answered
-    ) -> UpdateView | None:
+    ) -> wire.Update | None:
         """Renews the lease; the flow's view as soon as its revision is above `after`, else None.
 
         Waits at most `wait_seconds`, and at most half the lease. `asked` awaits what may call the
         database; the wait itself keeps little, because thousands of flows wait at once. Cancelled
         before the lease is renewed, it raises CancelledError with `NOT_RENEWED`.
         """
-        found: UpdateView | LongPoll | None
+        found: wire.Update | LongPoll | None
         found = self._waits(flow, after, wait_seconds, asked)
         try:
             if found is None:
@@ -207,7 +207,7 @@ class UpdateCalls:
 
     async def _begin(
         self, flow: BoundFlow, after: int, wait_seconds: float
-    ) -> UpdateView | LongPoll | None:
+    ) -> wire.Update | LongPoll | None:
         """The first step of `wait` if it is not sure that the flow waits: its result, or what it
         waits with.
         """
@@ -218,7 +218,7 @@ class UpdateCalls:
         seconds = min(wait_seconds, await self._lease_seconds(flow) / 2)
         return LongPoll(self._replica, self._views, flow, after, seconds, lease.view_revision)
 
-    async def watch(self, flow: BoundFlow, after: int) -> AsyncIterator[UpdateView]:
+    async def watch(self, flow: BoundFlow, after: int) -> AsyncIterator[wire.Update]:
         """The flow's view each time it has changed; changes between two reads are combined.
 
         Does not renew. Ends by raising FlowGone or QueueNotFound, and silently when the service
@@ -236,7 +236,7 @@ class UpdateCalls:
 
     async def _newer(
         self, flow: BoundFlow, after: int, at_least: int = 0, fresh: bool = False
-    ) -> UpdateView | None:
+    ) -> wire.Update | None:
         """The view if its revision is above `after`; `at_least`: the store's revision, below which
         the view is outdated. Raises FlowGone, FlowNotFound, QueueNotFound, Unavailable.
         """

@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 
 import structlog
 
-from broker.calls import views
 from broker.calls.access import QueueAccess
 from broker.calls.cuts import CutCalls
 from broker.calls.growth import growth_of
@@ -23,6 +22,7 @@ from broker.logs.retention import Retention
 from broker.replica.transaction import Submission
 from broker.store.ports import StoreError
 from broker.store.trims import Trimming
+from counterpoise import wire
 from counterpoise.logs.address import InvalidLog, kind_of
 from counterpoise.logs.groups import parted
 
@@ -53,7 +53,7 @@ class Upkeep:
         # Built-in logs have one database; of the others some may hang.
         builtin, outside = asyncio.Semaphore(1), asyncio.Semaphore(OUTSIDE_AT_ONCE)
 
-        async def maintain(log: str, readers: Sequence[views.QueueView]) -> None:
+        async def maintain(log: str, readers: Sequence[wire.Queue]) -> None:
             async with builtin if kind_of(log) == "builtin" else outside:
                 with _alone(log):
                     await self._maintain(readers, trims.get(log))
@@ -63,7 +63,7 @@ class Upkeep:
                 tasks.create_task(maintain(log, readers))
         await self._trims.forget(trims, by_log)
 
-    async def _maintain(self, readers: Sequence[views.QueueView], seen: Trimming | None) -> None:
+    async def _maintain(self, readers: Sequence[wire.Queue], seen: Trimming | None) -> None:
         """`seen`: of before these were listed."""
         if decides_count(readers[0].log):
             await self._follow_topic(readers)
@@ -96,7 +96,7 @@ class Upkeep:
         if below:
             await self._trims.trim(owner.log, below, log_owner(owner), seen)
 
-    async def _keys(self, owner: views.QueueView) -> Mapping[int, str] | None:
+    async def _keys(self, owner: wire.Queue) -> Mapping[int, str] | None:
         """The keys of a dynamic queue's partitions, by number; None of a fixed queue."""
         if owner.partitioning == "fixed":
             return None
@@ -107,9 +107,9 @@ class Upkeep:
 
         return await self._queues.read(owner.name, extract)
 
-    async def _by_log(self) -> dict[str, list[views.QueueView]]:
+    async def _by_log(self) -> dict[str, list[wire.Queue]]:
         """The readers of each log of a known kind, in the order of their creation."""
-        readers: dict[str, list[views.QueueView]] = {}
+        readers: dict[str, list[wire.Queue]] = {}
         async for queue in self._readers.all():
             with _alone(queue.log):
                 if kind_of(queue.log) is not None:
@@ -119,11 +119,11 @@ class Upkeep:
             reading.sort(key=lambda queue: (queue.created_at, queue.name))
         return readers
 
-    async def _is_there(self, queue: views.QueueView) -> bool:
+    async def _is_there(self, queue: wire.Queue) -> bool:
         """Whether this very queue still exists, not only another one of its name."""
         return await self._queues.store.find(queue.name) == queue.id
 
-    async def _follow_topic(self, readers: Sequence[views.QueueView]) -> None:
+    async def _follow_topic(self, readers: Sequence[wire.Queue]) -> None:
         """Queues take the partition count of their topic; a topic only grows."""
         try:
             count = await self._logs.partition_count(readers[0].log)
@@ -141,13 +141,13 @@ class Upkeep:
             if change is not None:
                 await self._queues.submit(name, lambda: Submission(change))
 
-    async def _has_another_count(self, reader: views.QueueView, owner: views.QueueView) -> bool:
+    async def _has_another_count(self, reader: wire.Queue, owner: wire.Queue) -> bool:
         count = owner.partition_count
         if len(parts_of(reader.log)) > 1:
             count = await self._readers.aligned_count(reader.log, reader.name)
         return reader.partition_count != count
 
-    async def _usable(self, queue: views.QueueView, log: str) -> dict[int, str | None]:
+    async def _usable(self, queue: wire.Queue, log: str) -> dict[int, str | None]:
         """The queue's positions in this log; None for what is no position. Nothing of such a
         partition is trimmed.
         """
@@ -165,7 +165,7 @@ class Upkeep:
         return positions if len(parts) == 1 else parted(positions, len(parts))[parts.index(log)]
 
 
-def _retention(owner: views.QueueView) -> Retention | None:
+def _retention(owner: wire.Queue) -> Retention | None:
     seconds, most_bytes = owner.retention_seconds, owner.retention_bytes
     return None if seconds is None or most_bytes is None else Retention(seconds, most_bytes)
 

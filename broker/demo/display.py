@@ -90,10 +90,7 @@ class Observer:
             backlog=backlog(self._log, self._record, left),
             processed=dict(self._processed),
             keys={number: one.key for number, one in left.items() if one.key is not None},
-            waits_for={
-                int(one["partition"]): tuple(one["waits_for"])
-                for one in status.raw.get("waiting") or ()
-            },
+            waits_for={one.partition: one.waits_for for one in status.waiting},
         )
 
     def ends(self, partitions: Iterable[int]) -> Mapping[int, str]:

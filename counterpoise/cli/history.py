@@ -58,9 +58,8 @@ def show_history(queue: str, limit: int, url: str | None, as_json: bool) -> None
 
 def entry(one: Rebalance) -> Iterable[RenderableType]:
     """A rebalance as text: the cause, the result, and its moves by client."""
-    at = one.triggered_at or one.started_at
     title = Text()
-    title.append(f"{at:%Y-%m-%d %H:%M:%S} UTC  ", style="dim")
+    title.append(f"{one.triggered_at:%Y-%m-%d %H:%M:%S} UTC  ", style="dim")
     title.append(plain_line(one.why or one.trigger), style="bold")
     yield title
     yield Text(f"  {_result(one)}")
@@ -88,8 +87,6 @@ def _result(one: Rebalance) -> str:
     if one.granted:
         counts.append(f"{one.granted} granted")
     said = f"rebalance {one.id}: {', '.join(counts)}"
-    if one.triggered_at is None or one.started_at is None:
-        return said
     waited = (one.started_at - one.triggered_at).total_seconds()
     if waited >= 0.05:
         said += f"; after {duration(waited)} of holddown"

@@ -35,7 +35,7 @@ def tell(message: str) -> None:
 def wrong(queue: Queue, lag: int | None) -> list[str]:
     """What is wrong with a queue, the worst first, as in the dashboard. `lag` None: unknown."""
     nobody = ["nobody consumes"] if not queue.active_flow_count and lag else []
-    counts = queue.raw.get("conditions") or {}
+    counts = queue.conditions or {}
     return [
         *nobody,
         *(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(counts.items())),

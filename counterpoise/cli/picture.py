@@ -23,15 +23,15 @@ from counterpoise.cli.output import (
 )
 from counterpoise.cli.tables import PlainTable, conditions_text, table
 from counterpoise.client import Client
-from counterpoise.conditions import HeldCondition
-from counterpoise.documents import Json
 from counterpoise.plain import plain_line
 from counterpoise.wire import (
     FlowSummary,
+    HeldCondition,
     Partition,
     Queue,
-    Rebalance,
     RebalanceStatus,
+    RebalanceSummary,
+    Waiting,
     barrier_text,
 )
 
@@ -104,8 +104,8 @@ def render(snapshot: QueueSnapshot, away: str | None = None) -> RenderableType:
     waiting = [one for one in snapshot.partitions if one.cut is not None and one.waits_for]
     if waiting:
         parts += [Text(), _barriers(waiting)]
-    if snapshot.status.raw.get("waiting"):
-        parts += [Text(), _parents(snapshot.status.raw["waiting"])]
+    if snapshot.status.waiting:
+        parts += [Text(), _parents(snapshot.status.waiting)]
     parts += [Text(), _flows(snapshot, numbers)]
     if snapshot.status.held_back is not None:
         parts += [Text(), Text(held_back_text(snapshot.status.held_back), style="yellow")]
@@ -146,7 +146,7 @@ def _headline(snapshot: QueueSnapshot) -> Text:
     more = queue.operational_partition_count - queue.partition_count
     line.append(f"   {queue.partition_count} partitions")
     if more > 0:
-        dynamic = queue.raw.get("partitioning") == "dynamic"
+        dynamic = queue.partitioning == "dynamic"
         what = "waiting or finished" if dynamic else "retiring"
         line.append(f" + {more} {what}", style="yellow")
     standby = queue.flow_count - queue.active_flow_count
@@ -280,16 +280,14 @@ def _barriers(waiting: Sequence[Partition]) -> Text:
     return _waits("ordered resize", told)
 
 
-def _parents(waiting: Sequence[Json]) -> Text:
+def _parents(waiting: Sequence[Waiting]) -> Text:
     """Which partitions of a dynamic queue wait for which parents to be finished."""
     told = []
     for one in waiting:
-        parents = list(map(str, one["waits_for"]))
+        parents = list(map(str, one.waits_for))
         more = ", …" if len(parents) > MOST_WAITING else ""
         end = f"until {', '.join(parents[:MOST_WAITING])}{more}"
-        told.append(
-            (int(one["partition"]), f"{end} {'is' if len(parents) == 1 else 'are'} finished")
-        )
+        told.append((one.partition, f"{end} {'is' if len(parents) == 1 else 'are'} finished"))
     return _waits("splits and merges", told)
 
 
@@ -303,10 +301,10 @@ def _waits(title: str, waiting: Sequence[tuple[int, str]]) -> Text:
     return shown
 
 
-def _last(last: Rebalance) -> Text:
+def _last(last: RebalanceSummary) -> Text:
     line = Text()
     line.append("last rebalance: ", style="dim")
-    line.append(f"{last.trigger or '?'}, {last.handoffs} handoffs")
+    line.append(f"{last.trigger}, {last.handoffs} handoffs")
     if last.forced:
         line.append(f" ({last.forced} forced)", style="red")
     line.append(f", {last.granted} granted")

@@ -21,8 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from counterpoise.cli.output import duration, seconds_until
-from counterpoise.conditions import HeldCondition
 from counterpoise.plain import plain, plain_line
+from counterpoise.wire import HeldCondition
 
 MOST_CONDITIONS = 8
 

@@ -10,17 +10,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 
 from broker.calls import views
+from broker.calls.rendering import results_view
+from broker.calls.times import time_of
 from broker.core.access import Caller, anybody, flow_caller
 from broker.core.commands import Outcome, Result
 from broker.core.errors import Forbidden, QueueNotFound, Unauthorized
 from broker.replica.events import EventCounters
 from broker.service import Broker
+from counterpoise import wire
 
 NOW = 1_795_168_800.25
 TOKEN = "token-1"
 FLOW = "f-1"
 
-QUEUE = views.QueueView(
+QUEUE = wire.Queue(
     id="q-1",
     name="flights",
     partition_count=2,
@@ -37,22 +40,27 @@ QUEUE = views.QueueView(
     flow_count=1,
     active_flow_count=1,
     revision=3,
-    created_at=NOW,
+    created_at=time_of(NOW),
+    ordered_resize=False,
+    retention_seconds=None,
+    retention_bytes=None,
+    partitioning="fixed",
+    mirror_group=None,
 )
 
 
-def update(revision: int) -> views.UpdateView:
+def update(revision: int) -> wire.Update:
     """Partition 0 is being handed off, 1 is warming."""
-    return views.UpdateView(
+    return wire.Update(
         queue="flights",
         flow_id=FLOW,
         revision=revision,
         active=True,
         draining=False,
-        now=NOW,
+        now=time_of(NOW),
         partitions=(
-            views.PartitionInUpdate(0, 3, "revoking", "1042", "graceful", NOW + 3),
-            views.PartitionInUpdate(1, 4, "warming", None),
+            wire.UpdatePartition(0, 3, "revoking", "1042", "graceful", time_of(NOW + 3)),
+            wire.UpdatePartition(1, 4, "warming", None),
         ),
     )
 
@@ -163,7 +171,7 @@ class Updates(Part):
         """Recorded without `asked`."""
         return await self.__getattr__("wait")(*arguments)
 
-    async def watch(self, flow: tuple[str, str], after: int) -> AsyncIterator[views.UpdateView]:
+    async def watch(self, flow: tuple[str, str], after: int) -> AsyncIterator[wire.Update]:
         self.broker.calls.append(("updates.watch", (flow, after)))
         self.broker.watching += 1
         try:
@@ -191,14 +199,14 @@ async def _default(name: str, *arguments: Any) -> Any:
         case "conditions.with_counts":
             return tuple(arguments[0])
         case "queues.list":
-            return views.Page((QUEUE,))
+            return wire.Page((QUEUE,), None)
         case "flows.heartbeat":
-            return views.HeartbeatView(NOW + 10, 3)
+            return wire.Heartbeat(time_of(NOW + 10), 3)
         case "flows.drain":
             return update(3)
         case "commits.commit" | "flows.release" | "flows.ready":
             results = (Result(0, Outcome.OK), Result(1, Outcome.STALE_EPOCH, 5))
-            return views.ResultsView(results, update(3))
+            return results_view(results, update(3))
         case "flows.unbind" | "queues.delete":
             return None
         case "updates.wait":

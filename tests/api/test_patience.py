@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from broker.calls import views
 from broker.testing.loop import running, settle, virtual
 from broker.testing.store import MemoryStore
+from counterpoise import wire
 from tests.api.test_waiting import Served
 
 # docs/monitoring.md, docs/troubleshooting.md, and the contract, *HTTP*.
@@ -34,7 +34,7 @@ CALLS: Mapping[str, tuple[str, str, object]] = {
 class Hanging(Served):
     """The application, over a database that can begin to hang."""
 
-    async def bound(self) -> views.BoundView:
+    async def bound(self) -> wire.Bound:
         await self.start(1)
         flow = await self.bind(1)
         await settle()

@@ -11,9 +11,9 @@ import pytest
 
 from api.app import create_app
 from api.routes.polls import Polls
-from broker.calls import views
 from broker.settings import load
 from broker.testing.loop import settle, virtual
+from counterpoise import wire
 from tests.api.test_waiting import Served
 
 
@@ -35,7 +35,7 @@ class Called(Served):
 
         polls.begin = noted
 
-    async def bound(self, admitted: bool = True) -> views.BoundView:
+    async def bound(self, admitted: bool = True) -> wire.Bound:
         flow = await self.bind(1)
         await settle()
         if admitted:
@@ -43,7 +43,7 @@ class Called(Served):
         return flow
 
     async def call(
-        self, flow: views.BoundView, query: str, headers: Mapping[str, str], method: str = "GET"
+        self, flow: wire.Bound, query: str, headers: Mapping[str, str], method: str = "GET"
     ) -> tuple[int, Mapping[bytes, bytes], bytes]:
         """Status, head and body of a poll of the flow."""
         path = f"/v1/queues/orders/flows/{flow.flow_id}/updates"
@@ -71,7 +71,7 @@ class Called(Served):
         return sent[0]["status"], dict(sent[0]["headers"]), body
 
 
-def head(flow: views.BoundView, **more: str) -> dict[str, str]:
+def head(flow: wire.Bound, **more: str) -> dict[str, str]:
     return {"host": "127.0.0.1", "authorization": f"Bearer {flow.flow_token}", **more}
 
 

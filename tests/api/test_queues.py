@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from api.schemas import common
 from api.schemas import logs as log_schemas
 from broker.core.model import MOST_PARTITIONS
 from counterpoise.publisher import Publisher
+from counterpoise.wire import MOST_INT32
 from tests.api.consumer import bind, create_queue
 from tests.api.test_problems import problem
 from tests.api.test_streams import events
@@ -337,7 +337,7 @@ def test_an_error_names_the_field_as_the_caller_does(api: httpx.Client, to: obje
 
 def test_the_largest_number_of_a_partition_can_be_named() -> None:
     """A dynamic queue may have it, if its log numbers the partitions."""
-    given = {"positions": {str(common.MOST_INT32): "1"}}
+    given = {"positions": {str(MOST_INT32): "1"}}
     body = log_schemas.PositionsRequest.model_validate(given)
     assert body.model_dump(exclude_unset=True) == given
 

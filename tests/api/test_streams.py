@@ -4,18 +4,19 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, MutableMapping
+from datetime import datetime
 from typing import Any
 
 import httpx
 import pytest
 
 from api.routing import LONGEST_WAIT_SECONDS
-from api.schemas.common import with_times
 from api.streams import EventStream, OpenCalls, event
-from broker.calls import views
+from broker.calls.times import with_times
 from broker.core.errors import FlowGone, Invalid
 from broker.core.stored import ITEMS, KINDS
 from broker.settings import load
+from counterpoise import wire
 from tests.api.conftest import AS_FLOW
 from tests.api.scripted import ScriptedBroker, update
 from tests.api.test_problems import problem
@@ -40,7 +41,7 @@ def events(response: httpx.Response) -> Generator[dict[str, str], None, None]:
 
 
 def test_a_long_poll_answers_the_view(http: httpx.Client, broker: ScriptedBroker) -> None:
-    async def view(*_: object) -> views.UpdateView:
+    async def view(*_: object) -> wire.Update:
         return update(9)
 
     broker.answers["updates.wait"] = view
@@ -51,7 +52,7 @@ def test_a_long_poll_answers_the_view(http: httpx.Client, broker: ScriptedBroker
         "revision": 9,
         "active": True,
         "draining": False,
-        "now": "2026-11-20T10:00:00.250Z",
+        "now": "2026-11-20T10:00:00.250000Z",
         "partitions": [
             {
                 "partition": 0,
@@ -59,7 +60,7 @@ def test_a_long_poll_answers_the_view(http: httpx.Client, broker: ScriptedBroker
                 "state": "revoking",
                 "position": "1042",
                 "handed_over": "graceful",
-                "deadline": "2026-11-20T10:00:03.250Z",
+                "deadline": "2026-11-20T10:00:03.250000Z",
             },
             {"partition": 1, "epoch": 4, "state": "warming", "position": None},
         ],
@@ -119,11 +120,11 @@ def test_changes_of_a_queue(http: httpx.Client, broker: ScriptedBroker) -> None:
         change = next(events(response))
     assert (change["id"], change["event"]) == ("7", "change")
     times = ("deadline", "at", "until", "due", "began", "seen_at")
-    told = dict.fromkeys(times, "2026-11-20T10:00:03.250Z")
+    told = dict.fromkeys(times, "2026-11-20T10:00:03.250000Z")
     assert json.loads(change["data"]) == {
         "queue": "flights",
         "revision": 7,
-        "at": "2026-11-20T10:00:00.250Z",
+        "at": "2026-11-20T10:00:00.250000Z",
         "changes": [{"type": "revoked", "partition": 0, **told, "n": 1.5}],
     }
     assert ("monitoring.events", ("flights", 6)) in broker.calls
@@ -137,7 +138,7 @@ def test_each_time_of_a_record_is_known_by_its_name() -> None:
         for name, type_ in kind.__annotations__.items()
         if "float" in str(type_)
     }
-    times = {name for name in numbers if isinstance(with_times(1.0, name), str)}
+    times = {name for name in numbers if isinstance(with_times(1.0, name), datetime)}
     assert {"at", "until", "deadline", "held_until"} <= times
     assert numbers - times == {"seconds", "lease_seconds", "moved"}
 

@@ -23,6 +23,7 @@ from broker.testing.database import MemoryDatabase
 from broker.testing.loop import running, settle, virtual
 from broker.testing.process import Process
 from broker.testing.service import MemoryBroker
+from counterpoise import wire
 from counterpoise.logs.memory import MemoryLogs
 
 FLOWS = 50
@@ -52,12 +53,12 @@ class Served:
         spec = views.QueueSpec("orders", partitions, rebalance_delay=0.0)
         await self.broker.queues.create(spec)
 
-    async def bind(self, number: int, lease_seconds: float = 120.0) -> views.BoundView:
+    async def bind(self, number: int, lease_seconds: float = 120.0) -> wire.Bound:
         return await self.broker.flows.bind(
             "orders", f"client-{number}", f"i-{number}", lease_seconds, False, None, 0, None
         )
 
-    def poll(self, flow: views.BoundView, after: int) -> asyncio.Task[tuple[int, Any]]:
+    def poll(self, flow: wire.Bound, after: int) -> asyncio.Task[tuple[int, Any]]:
         """Begin a long poll; its result are the status and the document."""
         path = f"/v1/queues/orders/flows/{flow.flow_id}/updates"
         scope = {
@@ -86,10 +87,10 @@ class Served:
         body = b"".join(message.get("body", b"") for message in sent[1:])
         return sent[0]["status"], json.loads(body) if body else None
 
-    async def revision(self, flow: views.BoundView) -> int:
+    async def revision(self, flow: wire.Bound) -> int:
         return (await self.view(flow)).revision
 
-    async def view(self, flow: views.BoundView) -> views.UpdateView:
+    async def view(self, flow: wire.Bound) -> wire.Update:
         bound = await self.broker.bound_flows.of("orders", flow.flow_id)
         return await self.broker.flow_views.view(bound, fresh=True)
 
@@ -108,7 +109,7 @@ async def _silence() -> Any:
     await asyncio.Event().wait()
 
 
-async def served(flows: int) -> tuple[Served, list[views.BoundView]]:
+async def served(flows: int) -> tuple[Served, list[wire.Bound]]:
     one = Served()
     await one.start(flows)
     bound = [await one.bind(number) for number in range(flows)]
@@ -126,7 +127,7 @@ async def served(flows: int) -> tuple[Served, list[views.BoundView]]:
     return one, bound
 
 
-async def polled(flows: int) -> tuple[Served, list[views.BoundView], asyncio.Task[tuple[int, Any]]]:
+async def polled(flows: int) -> tuple[Served, list[wire.Bound], asyncio.Task[tuple[int, Any]]]:
     """As `served`; the first flow waits in a long poll."""
     one, bound = await served(flows)
     poll = one.poll(bound[0], await one.revision(bound[0]))

@@ -1,43 +1,37 @@
 """What the client reads and writes is what the service writes and reads.
 
-Users install no pydantic and the service no client, so each has its own shapes: messages
-(`counterpoise.wire`) and models (`api.schemas`). Here they are compared, name by name, and each
-message is read from documents that the service's models allow.
+An answer is defined once, in `counterpoise.wire`. Each is read from documents that the service's
+OpenAPI document allows. Requests have models of the service (`api.schemas`), because their errors
+are a part of the contract, and messages of the client: these are compared, name by name.
 """
 
 import pickle
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
 import pytest
-from msgspec import Struct, field, to_builtins
+from msgspec import Struct, field, json, to_builtins
 from msgspec.structs import fields
 from rich.pretty import pretty_repr
 
+from api.documents import schema_name
 from api.openapi import all_routes, document
+from api.routing import Route
+from api.security import Also, allow
 from counterpoise import wire
-from counterpoise.conditions import Condition, HeldCondition
+from counterpoise.conditions import Condition
 from counterpoise.documents import Document
 from counterpoise.errors import BadAnswer
 from counterpoise.reading import page_reader, reader
 
-# Where the names differ; all others are the same.
-SCHEMAS: dict[type[Any], str] = {
-    Condition: "ReportedCondition",
-    HeldCondition: "Condition",
-    wire.Child: "NewChild",
-    wire.HeldBack: "HeldFlows",
-    wire.LogAccess: "LogCredentials",
-    wire.LogView: "LogAccess",
-    wire.Update: "FlowChangeUpdate",
-    wire.UpdatePartition: "PartitionOfFlow",
-}
+REQUESTS: dict[type[Any], str] = {Condition: "ReportedCondition", wire.Child: "NewChild"}
 # Of any list, of any event stream, and of no model: the answer of any service.
 OF_ANYTHING = (wire.Page, wire.Event, wire.Probe)
 SHAPES: list[type[Any]] = [
     one
-    for one in (*vars(wire).values(), Condition, HeldCondition)
+    for one in (*vars(wire).values(), Condition)
     if isinstance(one, type) and issubclass(one, Struct) and one not in OF_ANYTHING
     if one.__module__ in (wire.__name__, Condition.__module__)
 ]
@@ -52,7 +46,7 @@ def _schemas() -> dict[str, Any]:
 
 
 def _schema(shape: type[Any]) -> dict[str, Any]:
-    schema: dict[str, Any] = _schemas()[SCHEMAS.get(shape, shape.__name__)]
+    schema: dict[str, Any] = _schemas()[REQUESTS.get(shape) or schema_name(shape.__name__)]
     return schema
 
 
@@ -117,7 +111,7 @@ def test_what_the_service_may_send_is_read(shape: type[Any], kind: str) -> None:
         assert read == reader(shape)(given)
 
 
-@pytest.mark.parametrize("shape", [wire.Queue, wire.FlowSummary, HeldCondition])
+@pytest.mark.parametrize("shape", [wire.Queue, wire.FlowSummary, wire.HeldCondition])
 def test_equal_messages_are_one_in_a_set(shape: type[Any]) -> None:
     given = sample(_schema(shape), "all")
     assert len({reader(shape)(given), reader(shape)({**given, "added_later": 1})}) == 1
@@ -147,13 +141,29 @@ def test_an_answer_of_another_shape_is_refused_with_the_name_of_the_field(shape:
             reader(shape)(nothing)
 
 
-def test_a_new_field_is_defined_in_one_place() -> None:
-    class Newer(wire.Heartbeat, frozen=True):
-        from_where: str | None = field(name="from", default=None)
+async def test_a_field_of_an_answer_is_defined_in_one_place() -> None:
+    """And found in the OpenAPI document, in the answer and in what the client reads."""
 
-    given = sample(_schema(wire.Heartbeat), "all")
-    assert reader(Newer)({**given, "from": "there"}).from_where == "there"
-    assert reader(Newer)(given).from_where is None
+    class Lease(wire.Heartbeat, frozen=True):
+        """The lease.
+
+        * `from_where`: who renewed it.
+        """
+
+        from_where: str | None = field(name="from")
+        later: float | None = None
+
+    @allow(Also.ANYONE)
+    async def renew() -> Lease:
+        return Lease(datetime(2026, 11, 20, tzinfo=UTC), 7, "there")
+
+    route = Route("/renew", renew, tags=["Service"])
+    schemas = document([*all_routes(), route])["components"]["schemas"]
+    assert schemas["Lease"]["properties"]["from"]["description"] == "who renewed it."
+    assert schemas["Lease"]["required"] == ["lease_expires_at", "revision", "from"]
+    written = json.decode((await route.endpoint()).body)
+    assert written == {"lease_expires_at": "2026-11-20T00:00:00Z", "revision": 7, "from": "there"}
+    assert reader(Lease)(written) == await renew()
 
 
 @pytest.mark.parametrize(("shape", "name"), SECRETS)

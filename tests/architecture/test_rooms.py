@@ -24,26 +24,26 @@ pytestmark = SOURCES
 
 # Public class names that several modules define, each with its reason.
 WIRE = """
-    AuditItem Bound Child ChildrenItem CommitItem Condition FlowSummary Handoff Heartbeat
-    Key LineageNode LogAccess MadeKey Move Page Partition Queue ReadyItem Rebalance RebalanceStatus
-    ReleaseItem Result Results
+    Child ChildrenItem CommitItem Condition Handoff Lineage LogAccess Move Partition Queue ReadyItem
+    Rebalance ReleaseItem Result
 """
 ERRORS = """
     ChildrenRefused FlowGone FlowNotFound Forbidden Invalid Overtaken PartitionEnded QueueExists
     QueueInUse QueueNotFound QueueUnreadable ResizeUnsettled Unauthorized
 """
-ANSWERS = "Lineage NewChild NewKey PositionSet ReportedCondition Root SealedPartition"
+REQUESTS = "NewChild NewKey ReportedCondition Root"
 TWICE = {
     **dict.fromkeys(
         WIRE.split(),
-        "one thing on the wire: the client's shape (counterpoise.wire), the schema of the API, and "
-        "where the core has it, the core's. Users install no pydantic, and the service no client",
+        "one thing on the wire (counterpoise.wire) and in the service; an item of a request has "
+        "a model of the API, too",
     ),
     **dict.fromkeys(
         ERRORS.split(),
         "one problem on the wire: what the service raises, and what the client raises for its code",
     ),
-    **dict.fromkeys(ANSWERS.split(), "what a call takes or answers, and its schema in the API"),
+    **dict.fromkeys(REQUESTS.split(), "what a call takes, and its schema in the API"),
+    "Results": "of aggregates, and what a call of a flow answers",
     "BoundFlow": "a flow that is bound: of a Spark query, and as the service has found it",
     "Flow": "the consumer's binding, and the row that the core has of it",
     "Grant": "a grant in the ledger of a consumer, and in the records of the core",

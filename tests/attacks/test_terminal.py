@@ -22,10 +22,9 @@ from counterpoise.cli.output import say
 from counterpoise.cli.partitions import draw
 from counterpoise.cli.tables import PlainConsole, conditions_text, table
 from counterpoise.client import Client
-from counterpoise.conditions import HeldCondition
 from counterpoise.flow import Flow
 from counterpoise.plain import plain, plain_line
-from counterpoise.wire import LineageNode, Rebalance
+from counterpoise.wire import HeldCondition, LineageNode, Rebalance
 from tests.databases import name_clients
 from tests.service import Service, eventually
 
@@ -118,7 +117,7 @@ def assert_plain(output: str) -> None:
 def test_nothing_that_is_shown_has_lines_of_strangers(capsys: pytest.CaptureFixture[str]) -> None:
     node = LineageNode(0, NAME, "owned", "f", (), (), ())
     now = datetime.now(UTC)
-    moved = Rebalance(1, "bind", now, None, 0, 0, 1, (), why=f"{NAME} bound")
+    moved = Rebalance(1, "bind", now, None, 0, 0, 1, now, f"{NAME} bound", (), 0, {}, (), 0)
     condition = HeldCondition(NAME, HOSTILE, 1, 1, now, "f", NAME)
     shown = table("A")
     shown.add_row(HOSTILE)

@@ -21,6 +21,7 @@ from broker.service import Calls
 from broker.testing.loop import running, settle
 from broker.testing.process import Process, VirtualAlarms
 from broker.testing.store import Fault
+from counterpoise import wire
 from tests.world.log import Logs
 from tests.world.store import Database, Store, Way, picture
 
@@ -106,12 +107,12 @@ class ReplicaCalls:
         self.drain = _on(flow, calls.flows.drain)
         self.wait_update = _on(flow, calls.updates.wait)
 
-    async def update(self, name: str, flow_id: str) -> views.UpdateView:
+    async def update(self, name: str, flow_id: str) -> wire.Update:
         """The flow's view, with everything that any replica has committed."""
         flow = await self.calls.bound_flows.of(name, flow_id)
         return await self.calls.flow_views.view(flow, fresh=True)
 
-    async def watch(self, name: str, flow_id: str, after: int) -> AsyncIterator[views.UpdateView]:
+    async def watch(self, name: str, flow_id: str, after: int) -> AsyncIterator[wire.Update]:
         flow = await self.calls.bound_flows.of(name, flow_id)
         async for view in self.calls.updates.watch(flow, after):
             yield view

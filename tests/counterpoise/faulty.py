@@ -118,6 +118,7 @@ class FaultyService:
                 "flow_id": f"f{self.binds}",
                 "flow_token": "t",
                 "queue_id": self.queue_id,
+                "log_access": None,
             }
             body |= {"lease_seconds": self.lease_seconds, "log": "builtin:flights"}
             return Answer(201, body | {"update": self.update()})

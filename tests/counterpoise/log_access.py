@@ -20,7 +20,7 @@ __all__ = ["log", "log_url"]
 
 def client_of(log: str, partition_count: int) -> Client:
     """A client of a service with this log, which needs no credentials."""
-    view = LogView(log, partition_count, None)
+    view = LogView(log, partition_count, None, None)
     return cast(Client, SimpleNamespace(log_access=lambda *_, **__: view))
 
 

@@ -172,7 +172,7 @@ def test_a_token_from_a_file_may_end_with_its_line(faulty, ask, monkeypatch):
 
 def test_a_flow_token_that_no_header_can_carry_is_a_bad_answer(faulty):
     body = {"flow_id": "f", "flow_token": f"{SECRET}\n", "lease_seconds": 3.0, "log": "builtin:q"}
-    body |= {"queue_id": "q", "update": faulty.update()}
+    body |= {"queue_id": "q", "log_access": None, "update": faulty.update()}
     faulty.script = lambda seen: Answer(201, body)
     with Client(faulty.url) as client, pytest.raises(BadAnswer) as refused:
         client.bind("flights", "me")

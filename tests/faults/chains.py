@@ -31,7 +31,7 @@ class Chained:
         with_logs(url, lambda logs: logs.ensure(LOG, COUNTS[-1], OWNER))
 
     def target(self) -> TargetQueue:
-        return TargetQueue(LogView(LOG, COUNTS[-1], LogAccess(self._url)))
+        return TargetQueue(LogView(LOG, COUNTS[-1], LogAccess(self._url), None))
 
     def write_at_last(
         self, ranges: Sequence[Slice], rows: Rows, *, target: TargetQueue

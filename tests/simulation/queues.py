@@ -6,6 +6,7 @@ Each raises `Violation`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from tests.judge.violation import Violation
@@ -127,22 +128,27 @@ def _flows_differ(known: Account, old_flows: Mapping[str, Any]) -> bool:
     }
 
 
+def _shown(seconds: float | None) -> datetime | None:
+    """A time as a view has it."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
 def check_views(known: Account) -> None:
     """A flow whose view changes is told so under a new revision."""
     resize = known.queue["resize_seen"] if known.queue["ordered_resize"] else None
     views: dict[str, list[Any]] = {
-        id: [row.draining, row.held_until, resize] for id, row in known.flows.items()
+        id: [row.draining, _shown(row.held_until), resize] for id, row in known.flows.items()
     }
     for number in sorted(known.partitions):
         row = known.partitions[number]
         if row.owner in views and not groups.is_let_go(row):
             revoking = row.state == "revoking"
             state = "revoking" if revoking else "retiring" if row.retiring else "owned"
-            deadline = row.deadline if revoking else None
+            deadline = _shown(row.deadline) if revoking else None
             held = (number, row.epoch, state, row.handed_over, deadline)
             views[row.owner].append((*held, *order.barrier(known, number)))
         if row.warm and row.successor is not None:
-            seen = (number, row.epoch, "warming", None, row.deadline, *order.FREE)
+            seen = (number, row.epoch, "warming", None, _shown(row.deadline), *order.FREE)
             if row.successor in views:
                 views[row.successor].append(seen)
     for id, view in views.items():

@@ -5,50 +5,18 @@ becomes the JSON values that the client parses.
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
-from broker.calls import views
+from msgspec import to_builtins
+
 from broker.calls.bound_flows import BoundFlow
 from broker.core import commands as c
 from broker.core.errors import BrokerError, FlowGone
 from broker.service import Calls
+from counterpoise import wire
 from counterpoise.calls import Call
 from tests.simulation.checker import Checker
 from tests.simulation.plan import KEYS
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat()
-
-
-def _update(view: views.UpdateView) -> dict[str, Any]:
-    return {
-        "queue": view.queue,
-        "flow_id": view.flow_id,
-        "revision": view.revision,
-        "active": view.active,
-        "draining": view.draining,
-        "now": _time(view.now),
-        "partitions": [
-            {
-                "partition": seen.partition,
-                "epoch": seen.epoch,
-                "state": seen.state,
-                "position": seen.position,
-                "handed_over": seen.handed_over,
-                "deadline": None if seen.deadline is None else _time(seen.deadline),
-                "key": seen.key,
-                "parents": seen.parents,
-                "cut": seen.cut,
-                "reached_cut": seen.reached_cut,
-                "waits_for": seen.waits_for,
-            }
-            for seen in view.partitions
-        ],
-        "resize": view.resize,
-    }
-
 
 _STATUS = {
     "unavailable": 503,
@@ -70,9 +38,7 @@ def problem(error: BrokerError) -> tuple[int, dict[str, Any]]:
     return _STATUS[error.code], document
 
 
-async def _work(
-    calls: Calls, verb: str, flow: BoundFlow, body: dict[str, Any]
-) -> views.ResultsView:
+async def _work(calls: Calls, verb: str, flow: BoundFlow, body: dict[str, Any]) -> wire.Results:
     items, seq = body["partitions"], body.get("seq")
     if verb == "commit":
         commits = [c.CommitItem(**item) for item in items]
@@ -118,14 +84,7 @@ async def serve(calls: Calls, call: Call[Any], checker: Checker) -> Any:
         )
         checker.bound(bound.flow_id)
         checker.showed(bound.update, began)
-        return {
-            "flow_id": bound.flow_id,
-            "queue_id": bound.queue_id,
-            "flow_token": bound.flow_token,
-            "lease_seconds": bound.lease_seconds,
-            "log": bound.log,
-            "update": _update(bound.update),
-        }
+        return to_builtins(bound)
     if call.method == "DELETE":
         with suppress(FlowGone):  # A repeated unbind is no error.
             await calls.bound_flows.authenticate(name, flow_id, call.token or "")
@@ -139,11 +98,11 @@ async def serve(calls: Calls, call: Call[Any], checker: Checker) -> Any:
         if view is None:
             return None
         checker.showed(view, began)
-        return _update(view)
+        return to_builtins(view)
     if verb == "drain":
         view = await calls.flows.drain(flow, body.get("timeout_seconds"))
         checker.showed(view, began)
-        return _update(view)
+        return to_builtins(view)
     items = body["partitions"]
     done = await _work(calls, verb, flow, body)
     for item, result in zip(items, done.results, strict=True):
@@ -151,15 +110,6 @@ async def serve(calls: Calls, call: Call[Any], checker: Checker) -> Any:
         kind = "commit" if verb == "children" and not item.get("finished") else verb
         said = item["partition"], item["epoch"], int(item.get("position") or 0)
         checker.answered(kind, flow_id, said, result, began)
+    assert done.update is not None
     checker.showed(done.update, began)
-    return {
-        "results": [
-            {
-                "partition": result.partition,
-                "outcome": result.outcome,
-                "current_epoch": result.current_epoch,
-            }
-            for result in done.results
-        ],
-        "update": _update(done.update),
-    }
+    return to_builtins(done)

@@ -333,6 +333,7 @@ class TestWorking:
             "orders", flow, 3, [ReleaseItem(0, 1, "7"), ReleaseItem(2, 1, "8")]
         )
         assert [result.outcome for result in done.results] == ["not_revoking", "ok"]
+        assert done.update is not None
         assert {p.partition: p.position for p in done.update.partitions} == {0: "5", 1: None}
         assert (await one.update("orders", second)).partitions[0].position == "8"
 

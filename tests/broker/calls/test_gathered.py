@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from broker.calls import views
 from broker.calls.updates import NOT_RENEWED
 from broker.core.errors import FlowGone, QueueNotFound, Unavailable
 from broker.replica.renewals import GATHER_SECONDS, GATHER_SHARE
 from broker.testing.loop import pass_time, settle, virtual
 from broker.testing.store import Fault
+from counterpoise import wire
 from tests.broker.shell import Service, World, spec
 
 LEASE_SECONDS = 60.0
@@ -32,7 +32,7 @@ async def bound(one: Service, flows: int, lease: float = LEASE_SECONDS) -> dict[
 
 def poll(
     one: Service, flow: str, after: int, seconds: float = WAIT_SECONDS
-) -> asyncio.Task[views.UpdateView | None]:
+) -> asyncio.Task[wire.Update | None]:
     return asyncio.create_task(one.wait_update("orders", flow, after, seconds))
 
 
@@ -48,7 +48,7 @@ async def all_renewed(world: World, flows: Iterable[str]) -> None:
         assert await ends(world, flow) == pytest.approx(LEASE_SECONDS, abs=MOMENT)
 
 
-async def all_told(polls: Iterable[asyncio.Task[views.UpdateView | None]]) -> None:
+async def all_told(polls: Iterable[asyncio.Task[wire.Update | None]]) -> None:
     """The polls end with two partitions each."""
     for told in await asyncio.gather(*polls):
         assert told is not None

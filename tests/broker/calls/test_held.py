@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from broker.calls import views
 from broker.core.commands import CommitItem, ReleaseItem
 from broker.core.errors import FlowGone, Unavailable
 from broker.testing.loop import settle, virtual
+from counterpoise import wire
 from tests.broker.shell import Service, World, spec
 
 
@@ -100,7 +100,7 @@ async def test_a_blocked_call_ends_with_an_error() -> None:
     assert not one.replica.renewals._under_way
 
 
-async def committing(one: Service) -> tuple[asyncio.Event, asyncio.Task[views.QueueView]]:
+async def committing(one: Service) -> tuple[asyncio.Event, asyncio.Task[wire.Queue]]:
     """A commit of the queue is under way until the event."""
     gate = one.net.hold("commit")
     changing = asyncio.create_task(one.change_queue("held", {"partition_count": 3}, False))

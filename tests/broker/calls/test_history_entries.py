@@ -1,6 +1,7 @@
 """Every grant outside of a rebalance has an entry of its own in the history."""
 
 from broker.calls.history import History
+from broker.calls.times import time_of
 from broker.core import commands as c
 from broker.core.records import Entry, FlowBound, Grant, Granted, RebalanceStarted
 from broker.replica.transaction import Transaction
@@ -48,8 +49,8 @@ def test_a_handoff_at_its_deadline_says_so_and_when_its_holddown_began() -> None
         turn.decide(command)
         entries += turn.finish(1.0).entries
     (entry,) = History(entries).views(named({"A": "etl-1", "B": "etl-2", "C": "etl-3"}))
-    assert (entry.triggered_at, entry.started_at) == (began, began + 5.0)
-    assert (entry.finished_at, entry.forced) == (began + 8.0, 1)
+    assert (entry.triggered_at, entry.started_at) == (time_of(began), time_of(began + 5.0))
+    assert (entry.finished_at, entry.forced) == (time_of(began + 8.0), 1)
     (move,) = entry.moves
     assert (move.outcome, move.reason, move.seconds) == ("forced", "not_released", 3.0)
     assert entry.clients == {"A": "etl-1", "B": "etl-2"}

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import broker
-from broker.calls import views
 from broker.core.model import MOST_PARTITIONS
 from broker.testing.loop import VirtualLoop
+from counterpoise import wire
 from tests.broker.shell import Service, World, dynamic, spec
 
 pytestmark = pytest.mark.long
@@ -94,7 +94,7 @@ def test_pages_of_a_dynamic_queue_cost_the_same() -> None:
 
 
 async def costs_the_same(
-    loop: Measuring, page: Callable[[str | None], Coroutine[Any, Any, views.Page[Any]]]
+    loop: Measuring, page: Callable[[str | None], Coroutine[Any, Any, wire.Page[Any]]]
 ) -> None:
     """The first page and one near the end."""
     costs = []

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from broker.calls import measurements
-from broker.calls.measurements import MeasurementView, with_rates
+from broker.calls.measurements import with_rates
 from broker.calls.views import QueueSpec
 from broker.replica.alarms import SchedulerAlarms
 from broker.service import Broker
@@ -42,7 +42,7 @@ def test_rates_follow_from_ends_and_lags(
     taken: Sequence[tuple[int, int | None, int | None]],
     rates: Sequence[tuple[float | None, float | None]],
 ) -> None:
-    views = with_rates([Measurement(T + at, lag, end) for at, lag, end in taken])
+    views = with_rates([Measurement(T + at, lag, end) for at, lag, end in taken]).items
     assert [(one.published, one.processed) for one in views] == rates
     assert [one.lag for one in views] == [lag for _, lag, _ in taken]
 
@@ -85,8 +85,8 @@ async def test_replicas_take_turns_and_show_the_same(migrated_url: str) -> None:
             an_interval_passes(migrated_url)
         shown = await one.measurements.of_queue("orders")
         assert shown == await other.measurements.of_queue("orders")
-    assert [one.lag for one in shown] == [0, 0]
-    assert (shown[1].published, shown[1].processed) == (0.0, 0.0)
+    assert [one.lag for one in shown.items] == [0, 0]
+    assert (shown.items[1].published, shown.items[1].processed) == (0.0, 0.0)
     async with replica(migrated_url) as restarted:
         assert await restarted.measurements.of_queue("orders") == shown
 
@@ -95,18 +95,18 @@ async def test_a_queue_made_again_has_no_past(migrated_url: str) -> None:
     async with replica(migrated_url) as broker:
         await broker.queues.create(QueueSpec("orders", 2))
         await broker.measure()
-        assert len(await broker.measurements.of_queue("orders")) == 1
+        assert len((await broker.measurements.of_queue("orders")).items) == 1
         await broker.queues.delete("orders", force=False)
         await broker.queues.create(QueueSpec("orders", 2))
-        assert await broker.measurements.of_queue("orders") == []
+        assert (await broker.measurements.of_queue("orders")).items == ()
 
 
 async def test_a_log_that_does_not_say_its_end_has_no_lag(migrated_url: str) -> None:
     async with replica(migrated_url) as broker:
         await broker.queues.create(QueueSpec("orders", 2, log="pulsar://127.0.0.1/orders"))
         await broker.measure()
-        [shown] = await broker.measurements.of_queue("orders")
-    assert shown == MeasurementView(shown.at, None)
+        [shown] = (await broker.measurements.of_queue("orders")).items
+    assert (shown.lag, shown.published, shown.processed) == (None, None, None)
 
 
 async def test_what_a_round_does_not_reach_comes_first_in_the_next(
@@ -121,7 +121,7 @@ async def test_what_a_round_does_not_reach_comes_first_in_the_next(
         reached = []
         for _ in range(2):
             await broker.measure()
-            counts = [len(await broker.measurements.of_queue(name)) for name in names]
+            counts = [len((await broker.measurements.of_queue(name)).items) for name in names]
             reached.append(counts)
             an_interval_passes(migrated_url)
     most = measurements.AT_ONCE
@@ -142,7 +142,7 @@ async def test_a_round_does_not_ask_how_old_messages_are() -> None:
 
     replica.logs.ages = ages  # type: ignore[method-assign]
     await replica.calls.measurements.take()
-    assert len(await replica.calls.measurements.of_queue("orders")) == 1
+    assert len((await replica.calls.measurements.of_queue("orders")).items) == 1
     assert not asked
     await replica.calls.monitoring.lag("orders")
     assert len(asked) == 1

@@ -55,7 +55,7 @@ async def commit(service: Service, flow: str, positions: dict[int, str]) -> None
 
 async def conditions(service: Service, queue: str = "orders") -> list[tuple[str, str, str | None]]:
     found = await service.calls.conditions.of_queue(queue, 10)
-    return [(one.kind, one.text, one.flow_id) for one in found]
+    return [(one.kind, one.text, one.flow_id) for one in found.items]
 
 
 @virtual

@@ -14,6 +14,7 @@ from broker.core.commands import CommitItem, ReleaseItem
 from broker.core.errors import CutsOutdated, Invalid, QueueExists, ResizeUnsettled, Unavailable
 from broker.logs.ports import Bounds
 from broker.testing.loop import settle, virtual
+from counterpoise import wire
 from tests.broker.shell import Service, World, dynamic, spec
 
 LOG = "builtin:orders"
@@ -104,7 +105,7 @@ async def test_the_partitions_say_which_one_waits_for_which_and_where() -> None:
         (None, None, None),
     ]
     status = (await replica.rebalance_status("orders")).resize
-    assert status == views.ResizeView(2, 4, False, unreached=1, waiting=1)
+    assert status == wire.UnsettledResize(2, 4, False, unreached=1, waiting=1)
     await commit(replica, flow, p0="3")
 
 
@@ -233,7 +234,7 @@ async def test_the_readers_of_a_log_are_all_asked_and_each_has_its_own_barriers(
     await commit(replica, flow, p0="3")
     assert await seen(replica, flow) == (1, {})
     status = await replica.rebalance_status("copy")
-    assert status.resize == views.ResizeView(2, 4, False, unreached=1, waiting=1)
+    assert status.resize == wire.UnsettledResize(2, 4, False, unreached=1, waiting=1)
     with pytest.raises(ResizeUnsettled, match="'copy'"):
         await replica.change_queue("orders", {"partition_count": 8}, False)
     assert (await replica.queue("orders")).partition_count == 4
@@ -249,7 +250,7 @@ async def test_a_new_reader_keeps_the_order_of_the_last_resize() -> None:
     await replica.change_queue("orders", {"partition_count": 4}, False)
     await replica.create_queue(views.QueueSpec("copy", log=LOG, ordered_resize=True))
     status = await replica.rebalance_status("copy")
-    assert status.resize == views.ResizeView(2, 4, False, unreached=1, waiting=1)
+    assert status.resize == wire.UnsettledResize(2, 4, False, unreached=1, waiting=1)
 
 
 @virtual
@@ -336,7 +337,9 @@ async def test_another_replica_asks_for_the_cuts_if_the_first_one_dies_before() 
     replica.logs.error = Unavailable("away")  # the log does not say its cuts
     await replica.change_queue("orders", {"partition_count": 4}, False)
     assert await seen(other, flow) == (0, {})
-    assert (await other.rebalance_status("orders")).resize == views.ResizeView(None, 4, True, 0, 0)
+    assert (await other.rebalance_status("orders")).resize == wire.UnsettledResize(
+        None, 4, True, 0, 0
+    )
     with pytest.raises(ResizeUnsettled, match="has not said yet"):
         await other.change_queue("orders", {"partition_count": 8}, False)
     world.kill(replica)
@@ -373,7 +376,7 @@ async def test_the_barriers_of_many_partitions_come_together() -> None:
     await asyncio.sleep(5)
     await settle()
     status = (await replica.rebalance_status("orders")).resize
-    assert status == views.ResizeView(600, 601, False, unreached=600, waiting=601)
+    assert status == wire.UnsettledResize(600, 601, False, unreached=600, waiting=601)
     barriers = (await seen(replica, flow))[1]
     assert barriers[600] == ("0", True, tuple(range(10)))
 
@@ -448,7 +451,7 @@ async def test_the_readers_follow_where_another_replica_completes_a_resize() -> 
     assert (await two.queue("copy")).partition_count == 4
     for name in ("orders", "copy"):
         status = await two.rebalance_status(name)
-        assert status.resize == views.ResizeView(2, 4, False, unreached=1, waiting=1)
+        assert status.resize == wire.UnsettledResize(2, 4, False, unreached=1, waiting=1)
 
 
 async def with_a_follower(world: World) -> tuple[Service, Service]:
@@ -518,7 +521,7 @@ async def test_two_resizes_at_once_leave_a_follower_the_cuts_of_the_first_one() 
         await second
     assert (await one.queue("orders")).partition_count == 4
     status = (await one.rebalance_status("copy")).resize
-    assert status == views.ResizeView(2, 4, False, unreached=1, waiting=1)
+    assert status == wire.UnsettledResize(2, 4, False, unreached=1, waiting=1)
     with pytest.raises(ResizeUnsettled, match="'copy'"):
         await one.change_queue("orders", {"partition_count": 8}, False)
 
@@ -539,7 +542,7 @@ async def test_a_log_of_which_a_follower_does_not_know_yet_is_not_resized_again(
         await one.change_queue("orders", {"partition_count": 8}, False)
     await one.keep_logs()
     status = (await one.rebalance_status("copy")).resize
-    assert status == views.ResizeView(2, 4, False, unreached=1, waiting=1)
+    assert status == wire.UnsettledResize(2, 4, False, unreached=1, waiting=1)
 
 
 @virtual

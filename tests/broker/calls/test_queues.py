@@ -23,6 +23,7 @@ from broker.core.errors import (
 )
 from broker.testing.loop import settle, virtual
 from broker.testing.store import Fault
+from counterpoise import wire
 from tests.broker.shell import Service, World, dynamic, spec
 
 
@@ -148,7 +149,7 @@ class TestDeleting:
             ),
             return_exceptions=True,
         )
-        assert sum(isinstance(queue, views.QueueView) for queue in made) == 1
+        assert sum(isinstance(queue, wire.Queue) for queue in made) == 1
         assert sum(isinstance(queue, QueueExists) for queue in made) == 5
 
     @pytest.mark.parametrize(
@@ -728,6 +729,7 @@ class TestPositions:
         ]
         late = await two.commit("orders", flow, 10, [CommitItem(0, 1, "60")])
         assert late.results[0].outcome == "stale_epoch"
+        assert late.update is not None
         assert late.update.partitions[0].position == "10"
 
     @virtual

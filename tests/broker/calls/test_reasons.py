@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from broker.calls.history import why
-from broker.calls.views import CauseView
+from broker.calls.history import cause, why
+from counterpoise import wire
 
 
-def bound(client: str) -> CauseView:
-    return CauseView(0.0, "bound", f"flow of {client}", client)
+def bound(client: str) -> wire.Cause:
+    return cause(0.0, "bound", f"flow of {client}", client)
 
 
-def left(client: str | None, reason: str) -> CauseView:
-    return CauseView(0.0, "left", "0198c0de-7f2a-7c31", client, reason)
+def left(client: str | None, reason: str) -> wire.Cause:
+    return cause(0.0, "left", "0198c0de-7f2a-7c31", client, reason)
 
 
-def changed(**settings: Any) -> CauseView:
-    return CauseView(0.0, "changed", settings=settings)
+def changed(**settings: Any) -> wire.Cause:
+    return cause(0.0, "changed", settings=settings)
 
 
 @pytest.mark.parametrize(
@@ -46,5 +46,5 @@ def changed(**settings: Any) -> CauseView:
         ("of a later version", [], "of a later version"),
     ],
 )
-def test_why(trigger: str, causes: list[CauseView], said: str) -> None:
+def test_why(trigger: str, causes: list[wire.Cause], said: str) -> None:
     assert why(trigger, causes) == said

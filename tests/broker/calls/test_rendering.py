@@ -2,6 +2,7 @@
 
 from broker.calls.flow_views import needed_positions, partitions_in_view
 from broker.calls.rendering import partition_view, status_view
+from broker.calls.times import time_of
 from broker.core.queue import Queue
 from tests.broker.core.world import World
 
@@ -75,7 +76,8 @@ def test_only_a_holddown_has_an_end_time() -> None:
     orders.bind("B")
     status = status_view(orders.queue)
     assert (status.status, status.trigger) == ("Holddown", "bind")
-    assert (status.since, status.holddown_until) == (orders.now, orders.now + 5.0)
+    began, ends = time_of(orders.now), time_of(orders.now + 5.0)
+    assert (status.since, status.holddown_until) == (began, ends)
     orders.advance(5.0)
     status = status_view(orders.queue)
     assert (status.status, status.trigger, status.holddown_until) == ("Rebalancing", "bind", None)

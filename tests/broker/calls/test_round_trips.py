@@ -16,11 +16,11 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from broker.calls import views
 from broker.core.commands import CommitItem, ReleaseItem
 from broker.replica.replica import Replica
 from broker.store.commit import COMMIT
 from broker.store.postgres import PostgresStore
+from counterpoise import wire
 from tests.broker.shell import ReplicaCalls, spec
 from tests.databases import watch_connections
 from tests.world.log import Logs
@@ -69,7 +69,7 @@ class Counted:
             spec(partitions=partitions, rebalance_delay=0.0, max_handoff_time=600.0)
         )
 
-    async def bind(self, who: str) -> views.BoundView:
+    async def bind(self, who: str) -> wire.Bound:
         return await self.calls.bind("orders", who, who, 600.0, False)
 
     async def sweep(self) -> None:
@@ -100,7 +100,7 @@ async def counted(migrated_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     await one.replica.stop()
 
 
-def items(update: views.UpdateView, state: str) -> list[ReleaseItem]:
+def items(update: wire.Update, state: str) -> list[ReleaseItem]:
     return [
         ReleaseItem(seen.partition, seen.epoch, "7")
         for seen in update.partitions
@@ -120,6 +120,7 @@ async def test_each_call_of_a_flow_is_one_statement(counted: Counted) -> None:
     commits = [CommitItem(one.partition, one.epoch, "7") for one in owned[:3]]
     with counted.counting(most=1):
         done = await calls.commit("orders", first.flow_id, 1, commits)
+    assert done.update is not None
     assert {seen.position for seen in done.update.partitions[:3]} == {"7"}
     await counted.sweep()
     with counted.counting(most=1):
@@ -130,6 +131,7 @@ async def test_each_call_of_a_flow_is_one_statement(counted: Counted) -> None:
     with counted.counting(most=1):
         released = await calls.release("orders", first.flow_id, 2, revoking)
     assert {result.outcome for result in released.results} == {"ok"}
+    assert released.update is not None
     assert len(released.update.partitions) == PARTITIONS // 2
     await counted.sweep()
     with counted.counting(most=1):

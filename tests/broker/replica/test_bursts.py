@@ -8,12 +8,12 @@ import asyncio
 
 import pytest
 
-from broker.calls import views
 from broker.core.commands import ReleaseItem
 from broker.core.model import MOST_PARTITIONS
 from broker.core.queue import Queue
 from broker.replica.bursts import GATHER_SECONDS, MOMENT_SECONDS
 from broker.testing.loop import running, virtual
+from counterpoise import wire
 from tests.broker.shell import Service, World, spec
 
 COMMIT_SECONDS = 0.005
@@ -59,7 +59,7 @@ async def consume(one: Service, who: int, door: Door = TOGETHER) -> None:
     async with door.places:
         await door.enter()
         bound = await one.bind("orders", f"client-{who}", f"i-{who}", 60.0, False)
-    view: views.UpdateView | None = bound.update
+    view: wire.Update | None = bound.update
     revision = bound.update.revision
     while True:
         if view is not None:

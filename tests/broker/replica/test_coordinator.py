@@ -416,6 +416,7 @@ class TestReleases:
         await one.commit("orders", first, 7, [CommitItem(number, epoch, "70")])
         late = await one.release("orders", first, 6, [ReleaseItem(number, epoch, "60")])
         assert [result.outcome for result in late.results] == ["ok"]
+        assert late.update is not None
         [seen] = [p for p in late.update.partitions if p.partition == number]
         assert (seen.state, seen.position) == ("revoking", "70")
 

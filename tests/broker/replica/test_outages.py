@@ -19,7 +19,7 @@ async def handing_over(one: Service, lease: float = 10.0) -> tuple[str, str]:
 
 async def deadlines(service: Service) -> list[float | None]:
     status = await service.rebalance_status("orders")
-    return [handoff.deadline for handoff in status.handoffs]
+    return [one.deadline.timestamp() if one.deadline else None for one in status.handoffs]
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -31,7 +31,7 @@ def update(revision, *partitions, flow_id="f1", draining=False, now=0.0):
 def bound(revision, *partitions, flow_id="f1", lease_seconds=9.0, now=0.0, queue_id="q1"):
     view = update(revision, *partitions, flow_id=flow_id, now=now)
     log = "builtin:flights"
-    return Bound(flow_id, queue_id, "secret", lease_seconds, log, view)
+    return Bound(flow_id, queue_id, "secret", lease_seconds, log, view, None)
 
 
 def results(*outcomes, view=None):

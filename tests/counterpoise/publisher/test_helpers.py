@@ -31,7 +31,7 @@ class Service(Client):
         super().__init__("http://127.0.0.1:1")
 
     def log_access(self, *_, **__):
-        return LogView("memory:flights", PARTITIONS, None)
+        return LogView("memory:flights", PARTITIONS, None, None)
 
 
 class Stage:

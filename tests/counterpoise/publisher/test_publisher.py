@@ -223,7 +223,7 @@ def test_a_service_that_is_away_does_not_stop_a_publisher_that_knows_the_log(
 
 
 def test_a_proxy_in_the_service_s_place_ends_no_publisher_that_knows_the_log():
-    view = LogView("builtin:flights", 1, None)
+    view = LogView("builtin:flights", 1, None, "flights")
     appended: list[Any] = []
 
     def ask(_refused):

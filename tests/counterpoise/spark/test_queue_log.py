@@ -65,7 +65,8 @@ def test_without_a_flow_refused_credentials_are_replaced() -> None:
     class Service:
         def log_access(self, queue: str, purpose: str, *, refused: bool = False) -> LogView:
             asked.append(refused)
-            return LogView("builtin:flights", 1, LogAccess(f"postgresql://u{len(asked)}@h/d"))
+            access = LogAccess(f"postgresql://u{len(asked)}@h/d")
+            return LogView("builtin:flights", 1, access, "flights")
 
     access = ReadAccess(cast(Client, Service()), "flights")
     connection = QueueLog(access, None, lambda name, access: cast(Log, Opened(1)))

@@ -12,10 +12,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from broker.calls import views
 from broker.calls.bound_flows import BoundFlow
 from broker.calls.commits import CommitCalls
 from broker.calls.flows import FlowCalls
+from counterpoise import wire
 from counterpoise.logs.ranges import HASHES
 from tests.counterpoise.spark.stage import Stage
 from tests.counterpoise.spark.test_ordered_resize import BATCH, overtaken
@@ -42,8 +42,8 @@ class Told:
     def _heard(self, name: str, call: Any) -> Any:
         async def heard(
             calls: CommitCalls | FlowCalls, flow: BoundFlow, seq: int | None, items: Sequence[Any]
-        ) -> views.ResultsView:
-            answer: views.ResultsView = await call(calls, flow, seq, items)
+        ) -> wire.Results:
+            answer: wire.Results = await call(calls, flow, seq, items)
             for item in items:
                 self.of.setdefault(item.partition, []).append((name, item.position))
             return answer

@@ -175,7 +175,7 @@ def test_flows_that_were_bound_to_two_queues_of_one_name_are_not_taken_for_one()
             if not seen.path.endswith("/flows") or not seen.body["instance_id"].endswith("#2"):
                 return None
             answer = {"flow_id": "f9", "flow_token": "t", "lease_seconds": 3.0, "queue_id": "q2"}
-            answer |= {"log": "builtin:flights", "start": "earliest"}
+            answer |= {"log": "builtin:flights", "log_access": None}
             return Answer(201, answer | {"update": faulty.update() | {"flow_id": "f9"}})
 
         faulty.script = made_again

@@ -58,7 +58,7 @@ class Output:
         self.logs = MemoryLogs()
         self.logs.ensure("out", PARTITIONS)
         access = LogAccess(self.logs.access)
-        self.target = TargetQueue(LogView("builtin:out", PARTITIONS, access))
+        self.target = TargetQueue(LogView("builtin:out", PARTITIONS, access, "out"))
 
     def write(self, *batches: pa.RecordBatch, name: str = "app") -> AppendResult:
         return append_all(self.target, ByPosition(name, FLIGHTS), batches)
