@@ -48,8 +48,8 @@ class Service:
                 view = {
                     "log": "builtin:flights",
                     "partition_count": service.partition_count,
-                    "start": "earliest",
                     "access": access,
+                    "log_name": "flights",
                 }
                 body = json.dumps(view if service.status == 200 else problem).encode()
                 self.send_response(service.status)
