@@ -6,15 +6,13 @@ import { make, set } from "./dom.js";
 import { clock, number, plural } from "./words.js";
 
 const MOST_SHOWN = 8;
-// In the order of the alerts (deploy/prometheus).
-const KINDS = { quarantined: "quarantined", invalid_position: "invalid position", rows_dropped: "rows dropped", end_refused: "end refused", log_away: "log away", mirror_failed: "mirror failed" };
-const word = (kind) => KINDS[kind] ?? kind.replaceAll("_", " ");
+// As the alerts are ordered (deploy/prometheus).
+const KINDS = ["quarantined", "invalid_position", "rows_dropped", "end_refused", "log_away", "mirror_failed"];
+const place = (kind) => KINDS.includes(kind) ? KINDS.indexOf(kind) : KINDS.length;
+const word = (kind) => kind.replaceAll("_", " ");
 
 /** The conditions of the queue of this path. */
 export const conditionsOf = async (path) => (await get(path + "/conditions?limit=1000")).items;
-
-const ORDER = Object.keys(KINDS);
-const place = (kind) => ORDER.includes(kind) ? ORDER.indexOf(kind) : ORDER.length;
 
 /** Their number by kind, in words: 2 quarantined, 1 log away. */
 const counted = (counts) =>

@@ -152,7 +152,7 @@ export class QueuePage {
     const until = left === null ? "" : `; the rebalance begins in ${duration(left)}`;
     if (this.status.children.length < 2) this.status.replaceChildren(make("span"), make("span", { class: "soft" }));
     const [badge, text] = this.status.children;
-    const amiss = wrong(queue, this.picture.measured, status.unassigned.length);
+    const amiss = wrong(queue, this.#measured, status.unassigned.length);
     showBadge(badge, status.status, amiss);
     set(text, "text", [why + until, progress].filter(Boolean).join("; "));
     const told = `${status.status} ${why}. ${plural(status.handoffs.length, "handoff")} under way. ${amiss}`;

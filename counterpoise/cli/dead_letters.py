@@ -78,13 +78,14 @@ def list_letters(queue: str, most: int, url: str | None, as_json: bool) -> None:
         print_json([_document(one, 1000) for one in found])
         return
     shown = table("PARTITION", "POSITION", "FROM", "ATTEMPTS", "ERROR", right=("PARTITION",))
-    for one in found:
-        said, claim = _said(one), claim_of(dict(one["headers"] or ()))
+    claims = [claim_of(dict(one["headers"] or ())) for one in found]
+    for one, claim in zip(found, claims, strict=True):
+        said = _said(one)
         place = "-" if claim is None else f"{claim.queue}:{claim.partition}:{claim.position}"
         texts = (place, said.get("attempts", "-"), said.get("error", "-"))
         shown.add_row(str(one["partition"]), one["position"], *map(_short, texts))
     console.print(shown)
-    if found and not any(claim_of(dict(one["headers"] or ())) for one in found):
+    if found and not any(claims):
         say(f"none of them says where it comes from: {queue} seems to be no queue of dead letters")
     if more:
         say(f"there are more than {counted(most, 'letter')}; -n shows more")

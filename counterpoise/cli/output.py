@@ -18,7 +18,7 @@ from counterpoise.errors import ServiceUnavailable
 from counterpoise.plain import plain_json, plain_line
 
 if TYPE_CHECKING:
-    from counterpoise.wire import HeldBack, Queue
+    from counterpoise.wire import HeldBack, Partition, Queue
 
 
 def say(message: str) -> None:
@@ -33,13 +33,17 @@ def tell(message: str) -> None:
 
 
 def wrong(queue: Queue, lag: int | None) -> list[str]:
-    """What is wrong with a queue, the worst first, as in the dashboard. `lag` None: unknown."""
+    """That nobody consumes what waits, then what consumers report. `lag` None: unknown."""
     nobody = ["nobody consumes"] if not queue.active_flow_count and lag else []
     counts = queue.conditions or {}
-    return [
-        *nobody,
-        *(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(counts.items())),
-    ]
+    told = [f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(counts.items())]
+    return nobody + told
+
+
+def total_lag(partitions: Iterable[Partition]) -> int | None:
+    """None: of a partition it is not known."""
+    lags = [one.lag for one in partitions]
+    return None if None in lags else sum(lag for lag in lags if lag is not None)
 
 
 def print_json(document: Any) -> None:

@@ -133,7 +133,7 @@ def render(snapshot: QueueSnapshot, away: str | None = None) -> RenderableType:
 def _headline(snapshot: QueueSnapshot) -> Text:
     queue, status = snapshot.queue, snapshot.status
     line = Text()
-    known = [one.lag for one in snapshot.partitions if one.lag is not None]
+    known = _known_lags(snapshot.partitions)
     told = ", ".join(wrong(queue, sum(known) if known else None))
     if told:
         line.append(f"{told}; ", style="bold red")
@@ -160,10 +160,14 @@ def _headline(snapshot: QueueSnapshot) -> Text:
 
 def _lag(partitions: Sequence[Partition]) -> str:
     """How many messages are not processed, as the log tells the service."""
-    known = [one.lag for one in partitions if one.lag is not None]
+    known = _known_lags(partitions)
     if not known:
         return "unknown"
     return f"{sum(known):,}" + ("" if len(known) == len(partitions) else " or more")
+
+
+def _known_lags(partitions: Sequence[Partition]) -> list[int]:
+    return [one.lag for one in partitions if one.lag is not None]
 
 
 def _symbol(number: int | None) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from counterpoise.cli.options import InOrder, finite, json_option, queue_argument, url_option
-from counterpoise.cli.output import counted, print_json, tell, wrong
+from counterpoise.cli.output import counted, print_json, tell, total_lag, wrong
 from counterpoise.client import Client
 from counterpoise.errors import CommandRefused, CounterpoiseError, Invalid, QueueUnreadable
 from counterpoise.wire import Queue
@@ -157,11 +157,9 @@ def _lags(client: Client, queues: list[Queue]) -> dict[str, int | None]:
 
     def lag(queue: Queue) -> int | None:
         try:
-            lags = [one.lag for one in client.partitions(queue.name)]
+            return total_lag(client.partitions(queue.name))
         except CounterpoiseError:  # deleted meanwhile, for one
             return None
-        known = [one for one in lags if one is not None]
-        return sum(known) if len(known) == len(lags) else None
 
     with ThreadPoolExecutor(PARALLEL_CALLS) as pool:
         return dict(zip((queue.name for queue in queues), pool.map(lag, queues), strict=True))
@@ -260,10 +258,16 @@ def create_queue(
     _check_log(settings.get("log"), custom_log, from_group)
     if dry_run and from_group is None:
         raise click.BadParameter("--dry-run is for --from-group")
-    transfer = None if from_group is None else _transfer(from_group, settings, dry_run)
-    if transfer is not None and dry_run:
-        _show_transfer(queue, transfer, settings.get("start", "earliest"), as_json)
-        return
+    transfer: Transfer | None = None
+    if from_group is not None:
+        from counterpoise.cli.consumer_groups import offsets_of_group
+
+        begin = settings.get("start", "earliest")
+        transfer = offsets_of_group(settings["log"], from_group, begin, dry_run=dry_run)
+        if dry_run:
+            _show_transfer(queue, transfer, begin, as_json)
+            return
+        settings |= _given(positions=transfer.positions or None)
     with Client(url, timeout_seconds=CREATE_SECONDS) as client:
         try:
             created = client.create_queue(queue, partitions, **settings)
@@ -300,17 +304,6 @@ def _check_log(log: str | None, custom: bool, from_group: str | None) -> None:
             "consumers read it",
             param_hint="--log",
         )
-
-
-def _transfer(group: str, settings: dict[str, Any], dry_run: bool) -> Transfer:
-    """The offsets of a consumer group, which become positions of the settings."""
-    from counterpoise.cli.consumer_groups import offsets_of_group
-
-    start = settings.get("start", "earliest")
-    transfer = offsets_of_group(settings["log"], group, start, dry_run=dry_run)
-    if transfer.positions:
-        settings["positions"] = transfer.positions
-    return transfer
 
 
 def _show_transfer(name: str, transfer: Transfer, start: str, as_json: bool) -> None:

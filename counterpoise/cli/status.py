@@ -10,7 +10,7 @@ import click
 from msgspec import structs
 
 from counterpoise.cli.options import json_option, queue_argument, url_option
-from counterpoise.cli.output import print_json, tell
+from counterpoise.cli.output import print_json, tell, total_lag
 from counterpoise.cli.queues import list_queues
 from counterpoise.client import Client
 from counterpoise.errors import ServiceUnavailable
@@ -48,12 +48,11 @@ def show_status(queue: str | None, watch: bool, url: str | None, as_json: bool) 
 
 
 def _document(client: Client, queue: str) -> dict[str, Any]:
-    """The status with the consumers and the owners. `lag` None: of a partition it is not known."""
-    partitions = list(client.partitions(queue))
-    lags = [one.lag for one in partitions]
+    """The status with the consumers and the owners."""
+    partitions = client.partitions(queue)
     return {
         **client.rebalance_status(queue).raw,
-        "lag": None if None in lags else sum(lag for lag in lags if lag is not None),
+        "lag": total_lag(partitions),
         "consumers": [one.raw for one in client.flows(queue)],
         "partitions": [structs.asdict(one) for one in partitions],
         "conditions": [one.raw for one in client.conditions(queue)],

@@ -41,9 +41,7 @@ def own_words(text: str) -> str | None:
 
 def own_error(error: PySparkException) -> CounterpoiseError | None:
     """The error of the source or the sink that a task raised, as Spark's exception tells it."""
-    if not (found := _OURS.findall(_text(error))):
-        return None
-    name, said = found[-1]
+    name, _, said = (own_words(_text(error)) or "").partition(": ")
     kind = getattr(errors, name, None)
     return kind(said) if isinstance(kind, type) else None
 

@@ -214,8 +214,8 @@ class FencedSink:
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; `foreachBatch` calls this.
 
-        Raises MissingColumns, SinkNameInUse, StaleEpoch, and what the tasks raise (as Spark's
-        exception).
+        Raises MissingColumns, SinkNameInUse, StaleEpoch, and what the tasks raise: a SinkError as
+        it is, other errors as Spark's exception.
         """
         _check_columns(batch)
         running = RunningBatch.of(batch)

@@ -169,12 +169,13 @@ def test_times_without_a_zone_are_in_utc_whatever_zone_the_rows_have(
         ("jsonb", pa.string(), "{", "json"),
     ],
 )
-def test_a_value_that_does_not_fit_is_an_error_of_the_server(
+def test_a_value_that_does_not_fit_is_refused_in_the_words_of_the_server(
     connection: Connection, of: str, kind: pa.DataType, value: Any, words: str
 ) -> None:
     make(connection, "result", of)
-    with pytest.raises(psycopg.DataError, match=words):
+    with pytest.raises(InvalidSink, match=words) as refused:
         Insert("result", None)(connection, rows_of(kind, [value]), SCOPE)
+    assert isinstance(refused.value.__cause__, psycopg.DataError)
 
 
 @pytest.mark.parametrize(
