@@ -68,7 +68,8 @@ async def report_conditions(
 async def conditions(
     request: Request, queue: Name, limit: Limit = 1000
 ) -> wire.Page[wire.HeldCondition]:
-    """What consumers say is wrong: partitions in quarantine, a log that is away.
+    """What consumers say is wrong: partitions in quarantine, a log that is away. Conditions of
+    whole consumers come first, then those of partitions.
 
     At most `limit`; the queue itself shows how many there are.
     """

@@ -56,7 +56,7 @@ def test_it_has_every_call_of_the_contract(served: dict[str, Any]) -> None:
 
 
 def test_a_queue_has_the_defaults_and_ranges_of_the_contract(served: dict[str, Any]) -> None:
-    """The table in the contract, *Queue*; a change of what may be written has the same ranges."""
+    """The table in the contract, *Queue*; a change, and an answer that gives one, have its ranges."""
     contract = (COMMITTED.parent / "docs" / "protocol.md").read_text("utf-8")
     section = contract.partition("\n## Queue\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| ([^|]*) \| ([^|]*) \|", section, re.M)
@@ -67,6 +67,8 @@ def test_a_queue_has_the_defaults_and_ranges_of_the_contract(served: dict[str, A
         changed = schemas["QueueChange"]["properties"].get(name)
         if changed is not None:
             assert _range(changed) == _range(given), name
+        least, largest, _ = _range(schemas["Queue"]["properties"].get(name, {}))
+        assert (least, largest) in ((None, None), _range(given)[:2]), name
         if span := re.search(r"([0-9.]+)\.\.([0-9.]+)", values):
             assert _range(given) == (*map(float, span.groups()), "null" in values), name
             compared += 1
