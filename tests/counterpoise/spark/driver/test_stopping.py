@@ -41,7 +41,9 @@ def sink(batch, number):
 
 
 def begin():
-    \"\"\"A query of a context of its own, which has read everything and committed it.\"\"\"
+    \"\"\"A query of a context of its own, which has read everything, and committed it if its
+    sink returns.
+    \"\"\"
     spark = session("stopping", **SMALL, spark__master=LOCAL)
     options = {"queue": "flights", "url": url, "leaseSeconds": 3600}
     stream = spark.readStream.format("counterpoise").options(**options).load()
@@ -57,6 +59,12 @@ def publish():
         for number in range(20):
             publisher.publish(str(number).encode())
     until(lambda: len(rows) == expected, "the messages are read, each once")
+    if not holds.is_set():
+        until(lambda: committed() == expected, "they are committed")
+
+
+def committed():
+    return sum(int(one.position or 0) for one in client.partitions("flights"))
 
 
 def owns_nothing(query):

@@ -68,6 +68,10 @@ class FencedApplication(Application):
         """SIGSTOP to the process of its source: it plans nothing and tells the service nothing."""
         os.kill(int(text(self.home / "source")), signal.SIGSTOP)
 
+    def continue_its_source(self) -> None:
+        """SIGCONT to it."""
+        os.kill(int(text(self.home / "source")), signal.SIGCONT)
+
     def kill_executor(self, partition: int) -> None:
         """SIGKILL to the executor that wrote this partition last, and to its Python workers."""
         jvm = [jvm for number, jvm in self._writers() if number == partition][-1]

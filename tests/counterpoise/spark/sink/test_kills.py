@@ -415,12 +415,15 @@ def test_stuck_ones_that_wake_after_a_forced_handoff(stage: SinkStage) -> None:
     # rows.
     until(lambda: stage.committed() == stage.published, "everything is committed")
     hold_amid(stage, stuck)
+    # Else it would learn that it has left, and its driver would end its transaction.
+    stuck.stop_its_source()
     (flow,) = [one for one in stage.client.flows("flights") if one.client_name == "stuck"]
     stage.client.drain("flights", flow.flow_id)
     until(lambda: stage.owned("other") == 4, "the handoffs are forced")
     assert isinstance(stage.results, Database)
     until(stage.results.a_writer_waits, "the successor waits for the row")
     stuck.go_on()
+    stuck.continue_its_source()
     stage.publish(60)
     stage.check()
     stuck.drained_from_outside()
