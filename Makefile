@@ -234,5 +234,7 @@ lock: layer-demo ## choose versions anew: deploy/constraints.txt, deploy/locks, 
 locks: ## choose what each layer of constraints.txt consists of, and no other versions
 	$(compile) --constraint deploy/constraints.txt --extra demo -o deploy/locks/demo.txt $(PROJECTS)
 	$(compile) --constraint deploy/constraints.txt --all-extras --group test -o deploy/locks/test.txt $(PROJECTS)
+	for version in 4.0 4.1 4.2; do echo "pyspark==$$version.*" | \
+		$(compile) --no-deps -o deploy/locks/spark-$$version.txt -; done
 	for group in $(filter-out test,$(GROUPS)); do \
 		$(compile) --constraint deploy/constraints.txt --group $$group -o deploy/locks/$$group.txt; done

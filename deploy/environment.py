@@ -6,6 +6,9 @@ are named for who asks for them (`Makefile`). An environment keeps the layers th
 time. uv itself comes from the package index by its hash, and where there is no wheel of it for this
 machine, pip installs everything.
 
+Another PySpark than that of the layers is put beside them: `python deploy/environment.py .venv
+spark-4.0` makes the directory `.venv/spark-4.0`, for the beginning of PYTHONPATH.
+
 An environment belongs to one checkout, because both packages are editable in it. The file
 `.checkout` names it.
 """
@@ -76,6 +79,18 @@ class Environment:
             self._install_by_pip(layers)
         for name in layers:
             (self.directory / f".{name}-layer").touch()
+
+    def put_beside(self, name: str) -> None:
+        """Install a lock into a directory of its own, `name`, in the environment, once."""
+        directory = self.directory / name
+        if directory.exists():
+            return
+        say(f"{directory} (once)")
+        unfinished = directory.with_suffix(".new")
+        hashed = ("--no-deps", "--require-hashes", *BUILD)
+        self._uv("pip", "install", "--quiet", *hashed, "--target", unfinished, "-r", lock(name))
+        self._uv("cache", "clean", "--quiet", "pyspark")
+        unfinished.rename(directory)
 
     def _create(self) -> None:
         owner = self.directory / ".checkout"
@@ -199,4 +214,8 @@ def without_lists(command: Sequence[str | Path], environment: Mapping[str, str])
 
 
 if __name__ == "__main__":
-    Environment(Path(sys.argv[1]).absolute()).add(sys.argv[2])
+    environment = Environment(Path(sys.argv[1]).absolute())
+    if sys.argv[2].startswith("spark-"):
+        environment.put_beside(sys.argv[2])
+    else:
+        environment.add(sys.argv[2])

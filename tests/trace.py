@@ -34,7 +34,7 @@ from counterpoise.client import Client
 from counterpoise.consumer.consumer import Consumer
 from counterpoise.consumer.reading import Reader
 from counterpoise.spark.options import read_options
-from counterpoise.spark.source.reader import CounterpoiseStreamReader
+from counterpoise.spark.source.with_limits import StreamReaderWithLimits
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = tuple(f"{ROOT / package}/" for package in ("api", "broker", "counterpoise"))
@@ -166,7 +166,7 @@ def latest_offset(url: str, tracer: Tracer) -> Way:
     """One `latestOffset` of the Spark source with a message to read, as Spark calls it."""
     with Client(url) as client:
         client.create_queue("spark", 1, rebalance_delay=0)
-    reader = CounterpoiseStreamReader(read_options({"queue": "spark", "url": url}), 1)
+    reader = StreamReaderWithLimits(read_options({"queue": "spark", "url": url}), 1)
     limit = reader.getDefaultReadLimit()
     offset = reader.initialOffset()
     ways: list[Way] = []

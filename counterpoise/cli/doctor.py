@@ -488,10 +488,10 @@ def _spark() -> Iterator[Finding]:
             "for Spark applications: pip install 'counterpoise[spark]'",
         )
         return
-    from counterpoise.spark.version import HOW, supports
+    from counterpoise.spark.version import HOW, RANGE, supports
 
     if not supports(installed):
-        why = f"PySpark {installed} does not do: it has to be 4.3 or later, below 5"
+        why = f"PySpark {installed} does not do: {RANGE} does"
         yield Finding("spark", "wrong", why, HOW)
     elif missing := [name for name in ("pandas", "google.protobuf") if _lacks(name)]:
         yield Finding(

@@ -11,6 +11,7 @@ import os
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
+from pyspark import __version__ as version
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
@@ -20,8 +21,9 @@ from counterpoise.spark.driver.driver import DoneListener, finish_batches, liste
 from counterpoise.spark.driver.environment import ensure_java, installed_pyspark
 from counterpoise.spark.driver.plain_errors import QUERIES, SOURCES, silence, use_own_words
 from counterpoise.spark.driver.stateful import refuse_at_start
-from counterpoise.spark.errors import CannotStart, InvalidSchema
+from counterpoise.spark.errors import CannotStart, InvalidSchema, Unsupported
 from counterpoise.spark.options import read_options
+from counterpoise.spark.version import has_read_limits
 from counterpoise.spark.writer.options import is_for_writing, write_options
 
 if TYPE_CHECKING:
@@ -67,11 +69,9 @@ class CounterpoiseDataSource(DataSource):
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> CounterpoiseStreamReader:  # noqa: N802
-        from counterpoise.spark.source.reader import CounterpoiseStreamReader
-
         check_schema(schema)
         options = self._read_options().for_stream()
-        return CounterpoiseStreamReader(options, self._most_tasks(), self.home)
+        return stream_reader(options)(options, self._most_tasks(), self.home)
 
     def reader(self, schema: StructType) -> CounterpoiseBatchReader:
         from counterpoise.spark.source.reader import CounterpoiseBatchReader
@@ -95,6 +95,22 @@ class CounterpoiseDataSource(DataSource):
 
     def _most_tasks(self) -> int:
         return self.cores or os.cpu_count() or 1
+
+
+def stream_reader(options: SourceOptions) -> type[CounterpoiseStreamReader]:
+    """The reader of streams for this version of PySpark. Raises Unsupported."""
+    if has_read_limits(version):
+        from counterpoise.spark.source.with_limits import StreamReaderWithLimits
+
+        return StreamReaderWithLimits
+    if options.warmup:
+        raise Unsupported(
+            f"the option warmup needs PySpark 4.2 or later, and this is {version}: leave it out, "
+            "or upgrade Spark"
+        )
+    from counterpoise.spark.source.without_limits import StreamReaderWithoutLimits
+
+    return StreamReaderWithoutLimits
 
 
 def check_schema(schema: StructType) -> None:

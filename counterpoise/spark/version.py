@@ -1,16 +1,28 @@
 """Which versions of PySpark the source works with, and the refusal of others.
 
 Older ones lack what it is made of, each something else: without the refusal PySpark 3.5 says that a
-module is missing, and 4.0 that the source exists already.
+module is missing.
 """
 
-OLDEST, BELOW = (4, 3), (5,)
+OLDEST, BELOW = (4, 0), (5,)
+# Since then Spark names the start of a micro-batch and how much it reads.
+READ_LIMITS = (4, 2)
+RANGE = "PySpark 4.0 or later, below 5"
 HOW = "pip install --upgrade 'counterpoise[spark]'"
 
 
 def supports(version: str) -> bool:
     """Whether the source works with this version of PySpark (`pyspark.__version__`)."""
-    return OLDEST <= tuple(int(part) for part in version.split(".")[:2]) < BELOW
+    return OLDEST <= _parts(version) < BELOW
+
+
+def has_read_limits(version: str) -> bool:
+    """Whether Spark drives sources as since 4.2 (`source.with_limits`)."""
+    return _parts(version) >= READ_LIMITS
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def require_pyspark() -> None:
@@ -25,6 +37,4 @@ def require_pyspark() -> None:
         if supports(version):
             return
         found = f"PySpark {version}"
-    raise ImportError(
-        f"counterpoise.spark needs PySpark 4.3 or later, below 5, and {found} is installed: {HOW}"
-    )
+    raise ImportError(f"counterpoise.spark needs {RANGE}, and {found} is installed: {HOW}")

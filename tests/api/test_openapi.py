@@ -56,7 +56,7 @@ def test_it_has_every_call_of_the_contract(served: dict[str, Any]) -> None:
 
 
 def test_a_queue_has_the_defaults_and_ranges_of_the_contract(served: dict[str, Any]) -> None:
-    """The table in the contract, *Queue*; a change, and an answer that gives one, have its ranges."""
+    """The table in the contract, *Queue*. A change and an answer have the same ranges."""
     contract = (COMMITTED.parent / "docs" / "protocol.md").read_text("utf-8")
     section = contract.partition("\n## Queue\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| ([^|]*) \| ([^|]*) \|", section, re.M)

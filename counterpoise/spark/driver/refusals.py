@@ -15,6 +15,9 @@ other sinks (Kafka, console, memory, noop) the class of its execution identifies
 *A trigger interval that is not below `maxBatchSeconds`*. The lease ends between two triggers. At
 each trigger the flow does not know yet what it holds, so the query would read nothing any more.
 
+*A query that ends by itself, on PySpark 4.0 and 4.1*. Spark does not tell the source about it
+(`source.without_limits`). The first answer would be the last one.
+
 *A directory of files that another query writes*. Spark's file sink skips, without an error, every
 micro-batch whose number is not above the newest in the directory's `_spark_metadata`. The number
 belongs to a checkpoint. So of two applications that share a directory, or after a start with a new
@@ -34,10 +37,13 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pyspark import __version__ as version
+
 from counterpoise.spark.channel.channel import sources_in
 from counterpoise.spark.driver.wrapping import wrap_once
 from counterpoise.spark.errors import Unsupported
 from counterpoise.spark.options import read_options
+from counterpoise.spark.version import has_read_limits
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,6 +56,11 @@ _ASYNCHRONOUS = "AsyncProgressTracking"
 _ASYNCHRONOUS_WHY = (
     "asynchronous progress tracking does not go with this source: what it has committed would be "
     "ahead of the checkpoint. Leave the option asyncProgressTrackingEnabled out"
+)
+_ENDS_BY_ITSELF = (
+    "trigger(availableNow=True) and once=True need PySpark 4.2 or later, and this is {}: it would "
+    "end the query before the queue has given it partitions. Leave the trigger out and stop the "
+    "query when the queue has no lag, or upgrade Spark"
 )
 _TOO_RARE = (
     "the trigger interval of {:g} s is not below the option maxBatchSeconds ({:g}): the query "
@@ -97,7 +108,10 @@ def why_not(spark: SparkSession, execution: Any) -> str | None:
     if _ASYNCHRONOUS in execution.getClass().getName():
         return _ASYNCHRONOUS_WHY
     trigger = execution.trigger()
-    if trigger.getClass().getSimpleName() == "ProcessingTimeTrigger":
+    kind = trigger.getClass().getSimpleName().rstrip("$")
+    if kind in ("AvailableNowTrigger", "OneTimeTrigger") and not has_read_limits(version):
+        return _ENDS_BY_ITSELF.format(version)
+    if kind == "ProcessingTimeTrigger":
         interval = trigger.intervalMs() / 1000
         for source in sources_in(execution.analyzedPlan()):
             longest = read_options(dict(source.extraOptions())).max_batch_seconds

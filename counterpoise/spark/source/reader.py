@@ -26,14 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 
 from counterpoise.lease_time import lease_time
-from counterpoise.spark.errors import Unsupported
 from counterpoise.spark.offsets import Json, Offset, offset_of
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.source.tasks import LogPartition, ahead, read_slices
@@ -44,17 +38,13 @@ if TYPE_CHECKING:
 
 # How long a stop waits for a bind.
 _STOP_SECONDS = 5.0
-_UNLIMITED = 2**63 - 1
-_ONE_BATCH = (
-    "a query of one micro-batch would end before the queue has given it partitions, and read "
-    "nothing. Use trigger(availableNow=True) instead of once=True. Spark also runs availableNow as "
-    "one micro-batch if another source of the query does not support it, unless "
-    "spark.sql.streaming.triggerAvailableNowWrapper.enabled is true"
-)
 
 
-class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the partitions of a queue that this query's flow owns."""
+class CounterpoiseStreamReader(DataSourceStreamReader):
+    """Reads the partitions of a queue that this query's flow owns.
+
+    How Spark asks for the next offset depends on its version: `with_limits`, `without_limits`.
+    """
 
     def __init__(self, options: SourceOptions, cores: int, home: str | None = None) -> None:
         self._options = options
@@ -73,37 +63,10 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
 
     # ------------------------------------------------------------------ called by Spark
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        # Never `ReadAllAvailable`: that is Spark's word in a query of one micro-batch.
-        return ReadMaxRows(self._options.max_messages_per_trigger or _UNLIMITED)
-
     def initialOffset(self) -> Json:  # noqa: N802
         # It names the instance, so that the driver can find this query's flow before there is data.
         instance = self._options.instance_id or self._fresh_instance
         return Offset(self._options.queue, instance=instance).to_json()
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        # Not bound yet: only later offsets tell the instance.
-        self._available_now = True
-
-    def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802
-        if not isinstance(limit, ReadMaxRows):
-            raise Unsupported(_ONE_BATCH)
-        most = None if limit.max_rows == _UNLIMITED else limit.max_rows
-        if (prepared := self._prepare(start)) is not None:
-            return prepared.end
-        opened = self._open(start)
-        # With Trigger.AvailableNow this may wait longer than a micro-batch may take.
-        self._asked_at = math.inf
-        try:
-            if self._available_now:
-                opened.aim_at_now()
-            return opened.consumption.next_offset(start, most)
-        finally:
-            self._asked_at = lease_time()
-
-    def reportLatestOffset(self) -> Json | None:  # noqa: N802
-        return None if self._opened is None else self._opened.consumption.report()
 
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
         self._asked_at = lease_time()
@@ -124,12 +87,33 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         if self._opened is not None:
             self._opened.consumption.stop()
 
+    # ------------------------------------------------------------------ the next offset
+
+    def next_offset(self, start: Json, most: int | None) -> Json:
+        """The offset after `start`; `start` itself when there is nothing to read now.
+
+        `most`: so many messages; None: no limit. Raises CannotStart and what
+        `Consumption.next_offset` raises.
+        """
+        if (prepared := self._prepare(start)) is not None:
+            return prepared.end
+        opened = self._open(start)
+        # With Trigger.AvailableNow this may wait longer than a micro-batch may take.
+        self._asked_at = math.inf
+        try:
+            if self._available_now:
+                opened.aim_at_now()
+            return opened.consumption.next_offset(start, most)
+        finally:
+            self._asked_at = lease_time()
+
     # ------------------------------------------------------------------ opening
 
-    def _prepare(self, document: Json) -> PreparedBatch | None:
+    def _prepare(self, document: Json, end: Json | None = None) -> PreparedBatch | None:
         """At the first offset of a new query: the micro-batch to run before it binds, if any.
 
-        A query that comes back binds at once, because partitions may wait for it.
+        A query that comes back binds at once, because partitions may wait for it. `end`: where the
+        micro-batch ends, if that is known.
         """
         options = self._options
         looked, self._looked = self._looked, True
@@ -142,7 +126,7 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
 
         ignore_signals()
         log_to_stderr()
-        self._prepared = prepare(options, start, self._cores, home=self._home)
+        self._prepared = prepare(options, start, self._cores, home=self._home, end=end)
         return self._prepared
 
     def _bind(self) -> None:
@@ -156,13 +140,14 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 if self._stopped.is_set():
                     opened.consumption.stop()
 
-    def _open(self, document: Json) -> Opened:
+    def _open(self, document: Json, known_as: str | None = None) -> Opened:
+        """`known_as`: the instance that the checkpoint will name, if `document` has another."""
         with self._opening:
             if self._opened is None:
-                self._opened = self._open_now(document)
+                self._opened = self._open_now(document, known_as)
             return self._opened
 
-    def _open_now(self, document: Json) -> Opened:
+    def _open_now(self, document: Json, known_as: str | None) -> Opened:
         # The tasks load this module too, and need neither a flow nor its HTTP client.
         from counterpoise.spark.source.opening import open_consumption
 
@@ -176,7 +161,7 @@ class CounterpoiseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             self._cores,
             renew_while=self._is_driven,
             home=self._home,
-            known_as=offset.instance,
+            known_as=known_as or offset.instance,
             available_now=self._available_now,
             prepared=self._prepared,
         )

@@ -14,7 +14,9 @@ SMALL_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 POLLING_DELAY = "100ms"
 # A micro-batch takes half as long with it.
 CHECKPOINT_MANAGER = (
-    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    "org.apache.spark.sql.execution.streaming."
+    + ("" if pyspark.__version__.startswith("4.0.") else "checkpointing.")
+    + "FileSystemBasedCheckpointFileManager"
 )
 SMALL = {
     "spark__ui__enabled": "false",

@@ -12,13 +12,13 @@ from counterpoise.client import Client
 from counterpoise.publisher import Publisher
 from counterpoise.spark.errors import FlowEnded
 from counterpoise.spark.options import read_options
-from counterpoise.spark.source.reader import CounterpoiseStreamReader
+from counterpoise.spark.source.with_limits import StreamReaderWithLimits
 from tests.log_support import until
 from tests.service import Service
 
 
 @pytest.fixture(params=["1", "2"])
-def reader(request: pytest.FixtureRequest, service: Service) -> Iterator[CounterpoiseStreamReader]:
+def reader(request: pytest.FixtureRequest, service: Service) -> Iterator[StreamReaderWithLimits]:
     options = read_options(
         {
             "queue": "flights",
@@ -28,7 +28,7 @@ def reader(request: pytest.FixtureRequest, service: Service) -> Iterator[Counter
             "maxBatchSeconds": "1",
         }
     )
-    reader = CounterpoiseStreamReader(options, cores=2)
+    reader = StreamReaderWithLimits(options, cores=2)
     yield reader
     reader.stop()
 
@@ -42,7 +42,7 @@ def make(client: Client, service: Service, messages: int) -> None:
 
 @pytest.mark.long
 def test_work_of_a_deleted_queue_is_not_committed_to_its_successor(
-    reader: CounterpoiseStreamReader, service: Service, client: Client
+    reader: StreamReaderWithLimits, service: Service, client: Client
 ) -> None:
     make(client, service, 40)
     start = reader.initialOffset()

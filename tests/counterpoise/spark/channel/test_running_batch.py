@@ -19,11 +19,11 @@ from counterpoise.spark.channel.running_batch import RunningBatch
 from counterpoise.spark.errors import PlanMissing
 from counterpoise.spark.offsets import Json
 from counterpoise.spark.options import read_options
-from counterpoise.spark.source.reader import CounterpoiseStreamReader
+from counterpoise.spark.source.with_limits import StreamReaderWithLimits
 from tests.log_support import until
 from tests.service import Service
 
-Source = Callable[..., CounterpoiseStreamReader]
+Source = Callable[..., StreamReaderWithLimits]
 
 
 @pytest.fixture
@@ -35,10 +35,10 @@ def source(service: Service, client: Client) -> Iterator[Source]:
             publisher.publish(b"", key=f"k{number}")
     readers = []
 
-    def start(instance: str | None = None, home: str | None = None) -> CounterpoiseStreamReader:
+    def start(instance: str | None = None, home: str | None = None) -> StreamReaderWithLimits:
         options = {"queue": "flights", "url": service.url}
         options |= {} if instance is None else {"instanceId": instance}
-        readers.append(CounterpoiseStreamReader(read_options(options), 2, home or driver_home()))
+        readers.append(StreamReaderWithLimits(read_options(options), 2, home or driver_home()))
         return readers[-1]
 
     yield start
@@ -46,7 +46,7 @@ def source(service: Service, client: Client) -> Iterator[Source]:
         reader.stop()
 
 
-def planned_by(reader: CounterpoiseStreamReader) -> tuple[Json, Json]:
+def planned_by(reader: StreamReaderWithLimits) -> tuple[Json, Json]:
     """Start and end of the first micro-batch, as in the checkpoint."""
     start = reader.initialOffset()
     ends = []

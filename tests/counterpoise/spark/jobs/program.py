@@ -39,13 +39,16 @@ SOURCE_PROCESS = b"python_streaming_source_runner"
 
 
 class OneByOne(DataSourceStreamReader):
-    """Each micro-batch has one number more."""
+    """Each micro-batch has one number more. PySpark 4.0 and 4.1 do not name the start."""
+
+    number = 0
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         return {"number": 0}
 
-    def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:  # noqa: N802
-        return {"number": start["number"] + 1}
+    def latestOffset(self, *_: Any) -> dict[str, int]:  # noqa: N802
+        self.number += 1
+        return {"number": self.number}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         return [InputPartition(number) for number in range(start["number"], end["number"])]

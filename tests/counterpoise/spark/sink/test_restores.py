@@ -23,8 +23,8 @@ from counterpoise.spark.options import read_options
 from counterpoise.spark.sink.fence import HighWaterKey
 from counterpoise.spark.sink.sink import FencedSink
 from counterpoise.spark.sink.target import MicroBatch, RangeResult
-from counterpoise.spark.source.reader import CounterpoiseStreamReader
 from counterpoise.spark.source.tasks import close_kept
+from counterpoise.spark.source.with_limits import StreamReaderWithLimits
 from tests.broker.processes.test_restores import Database, serving
 from tests.counterpoise.spark.sink.places import LocalRows
 from tests.log_support import until
@@ -50,7 +50,7 @@ class Result:
     def take(self, service: Service, messages: int) -> list[RangeResult]:
         """What becomes of so many messages, read by a query with a new checkpoint."""
         options = read_options({"queue": "orders", "url": service.url})
-        reader = CounterpoiseStreamReader(options, cores=2, home=driver_home())
+        reader = StreamReaderWithLimits(options, cores=2, home=driver_home())
         try:
             start = reader.initialOffset()
             ends: list[Any] = []

@@ -27,7 +27,7 @@ from counterpoise.spark.offsets import Offset, Place
 from counterpoise.spark.options import SourceOptions, read_options
 from counterpoise.spark.queue_log import QueueLog
 from counterpoise.spark.source.query import Consumption, QueueState
-from counterpoise.spark.source.reader import CounterpoiseStreamReader
+from counterpoise.spark.source.with_limits import StreamReaderWithLimits
 from tests.counterpoise.spark.doubles import NumberLog, Partition, Queue
 from tests.counterpoise.spark.queries import publish
 from tests.counterpoise.spark.source.test_query import EMPTY, FlowDouble, ends
@@ -390,7 +390,7 @@ def test_a_micro_batch_that_outlasts_the_lease_does_not_end_the_query(
     client.create_queue("flights", 4, rebalance_delay=1.5)
     publish(service, "flights", 40)
     options = {"queue": "flights", "url": service.url, "leaseSeconds": "1", "maxBatchSeconds": "1"}
-    reader = CounterpoiseStreamReader(read_options(options), 2)
+    reader = StreamReaderWithLimits(read_options(options), 2)
     reader.prepareForTriggerAvailableNow()
     start = reader.initialOffset()
     ranges: dict[str, set[tuple[str, str]]] = {}

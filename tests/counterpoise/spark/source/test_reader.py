@@ -18,8 +18,8 @@ from counterpoise.spark.errors import Unsupported
 from counterpoise.spark.offsets import Offset
 from counterpoise.spark.options import read_options
 from counterpoise.spark.source.opening import PreparedBatch
-from counterpoise.spark.source.reader import CounterpoiseStreamReader
 from counterpoise.spark.source.tasks import LogPartition
+from counterpoise.spark.source.with_limits import StreamReaderWithLimits
 from tests.counterpoise.spark.queries import publish
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service
@@ -36,9 +36,9 @@ def _this_process_keeps_its_signals(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def reading(
     service: Service, home: str | None = None, **options: str
-) -> Iterator[CounterpoiseStreamReader]:
+) -> Iterator[StreamReaderWithLimits]:
     given = read_options({"queue": "flights", "url": service.url, **options})
-    reader = CounterpoiseStreamReader(given, CORES, home)
+    reader = StreamReaderWithLimits(given, CORES, home)
     try:
         yield reader
     finally:
@@ -117,7 +117,7 @@ def test_a_query_that_is_ready_binds_although_spark_asks_much_later(
 def test_a_query_of_one_micro_batch_is_refused_before_it_binds(most: str) -> None:
     """It would end with success, before it has any partition. To Spark all else has a limit."""
     options = read_options({"queue": "flights", "maxMessagesPerTrigger": most})
-    reader = CounterpoiseStreamReader(options, CORES)
+    reader = StreamReaderWithLimits(options, CORES)
     with pytest.raises(Unsupported, match="availableNow=True"):
         reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     assert isinstance(reader.getDefaultReadLimit(), ReadMaxRows)

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
 from counterpoise.spark.options import read_options
-from counterpoise.spark.source.reader import CounterpoiseStreamReader
+from counterpoise.spark.source.with_limits import StreamReaderWithLimits
 from tests.log_support import until
 from tests.service import Service
 
@@ -20,9 +20,9 @@ READ_ALL = ReadMaxRows(1000)
 
 
 @contextmanager
-def reading(service: Service, flows: int, floor: str) -> Iterator[CounterpoiseStreamReader]:
+def reading(service: Service, flows: int, floor: str) -> Iterator[StreamReaderWithLimits]:
     options = {"queue": "flights", "url": service.url, "instanceId": "app", "flows": str(flows)}
-    reader = CounterpoiseStreamReader(
+    reader = StreamReaderWithLimits(
         read_options({**options, "warmup": "true", "warmupFrom": floor}), cores=2
     )
     try:
@@ -46,20 +46,20 @@ def test_a_restart_with_more_flows_shares_out_at_once_and_the_states_go_on(
     publish(service, 40)
     offsets: list[Any] = []
 
-    def step(reader: CounterpoiseStreamReader) -> None:
+    def step(reader: StreamReaderWithLimits) -> None:
         """Like Spark: the planned batch is done when it asks for the next."""
         offset = reader.latestOffset(offsets[-1], READ_ALL)
         if offset != offsets[-1]:
             reader.partitions(offsets[-1], offset)
             offsets.append(offset)
 
-    def all_done(reader: CounterpoiseStreamReader, published: int) -> bool:
+    def all_done(reader: StreamReaderWithLimits, published: int) -> bool:
         step(reader)
         positions = {n: one["to"] for n, one in offsets[-1]["partitions"].items()}
         known = {str(one.partition): one.position for one in client.partitions("flights")}
         return positions == known and sum(map(int, positions.values())) == published
 
-    def shared_out(reader: CounterpoiseStreamReader) -> bool:
+    def shared_out(reader: StreamReaderWithLimits) -> bool:
         step(reader)
         return [one.partitions for one in client.flows("flights")] == [2, 2]
 

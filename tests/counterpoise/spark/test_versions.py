@@ -1,0 +1,46 @@
+"""The versions of PySpark before the locked one: applications that join, leave and are killed.
+
+The tests that play them run once more, with another PySpark at the beginning of their path. It is
+installed beside the environment, by its own lock.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.structure import ROOT
+
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 1")]
+
+PLAYED = ["tests/counterpoise/spark/test_applications.py::test_a_second_application_joins_and_the_first_leaves_without_a_trace", "tests/counterpoise/spark/sink/test_kills.py::test_killed_at_every_step_and_restarted_at_once"]  # noqa: E501
+# 4.0 and 4.1 leave a socket open when a stream ends.
+QUIET = ("-q", "-p", "no:cacheprovider", "-p", "no:unraisableexception")
+
+
+@pytest.mark.timeout(2400)
+@pytest.mark.matrix("version")
+@pytest.mark.parametrize("version", ["4.0", "4.1", "4.2"])
+def test_applications_come_go_and_are_killed(version: str, tmp_path: Path) -> None:
+    spark = Path(sys.prefix, f"spark-{version}")
+    run(os.environ, "deploy/environment.py", sys.prefix, spark.name)
+    environment = {**os.environ, "PYTHONPATH": f"{spark}{os.pathsep}{ROOT}"}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    found = run(environment, "-c", "import pyspark; print(pyspark.__file__, pyspark.__version__)")
+    assert found.startswith(f"{spark}/pyspark/__init__.py {version}.")
+    played = run(environment, "-m", "pytest", *QUIET, f"--basetemp={tmp_path / 'tests'}", *PLAYED)
+    assert f"{len(PLAYED)} passed" in played
+
+
+def run(environment: Mapping[str, str], *arguments: str) -> str:
+    """What Python prints, which has to end with success."""
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5_000:]
+    return done.stdout
