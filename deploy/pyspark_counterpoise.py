@@ -2,8 +2,8 @@
 
 Spark 4 imports every module on its path whose name begins with `pyspark_`, and takes its
 `DefaultSource`. An error here would end all Python sources of the session, so an environment
-without the package has no `DefaultSource`. Under PySpark 4.0 there is none either: `register` could not put
-a source that talks with the driver in its place.
+without the package has no `DefaultSource`. Under PySpark 4.0 there is none either: `register`
+could not put a source that talks with the driver in its place.
 """
 
 from contextlib import suppress
