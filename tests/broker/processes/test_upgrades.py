@@ -62,8 +62,13 @@ class Worker:
         return lambda: self.committed > before + 1
 
 
-def is_ready(replica: ServeProcess) -> bool:
-    return httpx.get(f"{replica.url}/readyz", timeout=60).status_code == 200
+READY = 200, None
+
+
+def readiness(replica: ServeProcess) -> tuple[int, str | None]:
+    """The status, and what is wrong."""
+    answer = httpx.get(f"{replica.url}/readyz", timeout=60)
+    return answer.status_code, answer.json().get("detail")
 
 
 def only_the_new_one_serves_what_it_alone_knows(
@@ -124,7 +129,7 @@ def test_no_flow_loses_a_partition(migrated_url: str, tmp_path: Path) -> None:
             replica.end()
             replica.program = release.program
             replica.start()
-            eventually(lambda: all(is_ready(each) for each in replicas))
+            eventually(lambda: all(readiness(each) == READY for each in replicas))
             for going_on in [worker.goes_on() for worker in workers]:
                 eventually(going_on)
             if replica is replicas[0]:
@@ -137,16 +142,15 @@ def test_no_flow_loses_a_partition(migrated_url: str, tmp_path: Path) -> None:
         # more.
         old = ServeProcess(tmp_path / "old.log", [*arguments, "--no-migrate"])
         with old:
-            assert httpx.get(f"{old.url}/readyz", timeout=60).status_code == 200
+            assert readiness(old) == READY
             with psycopg.connect(migrated_url) as connection:
                 connection.execute(
                     "UPDATE counterpoise.alembic_version"
                     " SET version_num = 'control_after', serves = '{control_next,control_after}'"
                 )
-            eventually(lambda: httpx.get(f"{old.url}/readyz", timeout=60).status_code == 503)
-            assert "newer version" in httpx.get(f"{old.url}/readyz", timeout=60).json()["detail"]
-            for replica in replicas:
-                assert httpx.get(f"{replica.url}/readyz", timeout=60).status_code == 200
+            eventually(lambda: readiness(old)[0] == 503)
+            assert "newer version" in str(readiness(old)[1])
+            assert [readiness(replica) for replica in replicas] == [READY] * REPLICAS
         with pytest.raises(AssertionError, match="newer version"):
             old.start()
         old.end()
