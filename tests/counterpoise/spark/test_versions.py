@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 1")]
 PLAYED = [
     "tests/counterpoise/spark/test_applications.py::test_a_second_application_joins_and_the_first_leaves_without_a_trace",
     "tests/counterpoise/spark/sink/test_kills.py::test_killed_at_every_step_and_restarted_at_once",
-]  # noqa: E501
+]
 # 4.0 and 4.1 leave a socket open when a stream ends.
 QUIET = ("-q", "-p", "no:cacheprovider", "-p", "no:unraisableexception")
 
