@@ -21,7 +21,7 @@ from counterpoise.spark.driver.driver import DoneListener, finish_batches, liste
 from counterpoise.spark.driver.environment import ensure_java, installed_pyspark
 from counterpoise.spark.driver.plain_errors import QUERIES, SOURCES, silence, use_own_words
 from counterpoise.spark.driver.stateful import refuse_at_start
-from counterpoise.spark.errors import CannotStart, InvalidSchema, Unsupported
+from counterpoise.spark.errors import CannotStart, InvalidSchema
 from counterpoise.spark.options import read_options
 from counterpoise.spark.version import has_read_limits
 from counterpoise.spark.writer.options import is_for_writing, write_options
@@ -71,7 +71,7 @@ class CounterpoiseDataSource(DataSource):
     def streamReader(self, schema: StructType) -> CounterpoiseStreamReader:  # noqa: N802
         check_schema(schema)
         options = self._read_options().for_stream()
-        return stream_reader(options)(options, self._most_tasks(), self.home)
+        return stream_reader()(options, self._most_tasks(), self.home)
 
     def reader(self, schema: StructType) -> CounterpoiseBatchReader:
         from counterpoise.spark.source.reader import CounterpoiseBatchReader
@@ -97,17 +97,12 @@ class CounterpoiseDataSource(DataSource):
         return self.cores or os.cpu_count() or 1
 
 
-def stream_reader(options: SourceOptions) -> type[CounterpoiseStreamReader]:
-    """The reader of streams for this version of PySpark. Raises Unsupported."""
+def stream_reader() -> type[CounterpoiseStreamReader]:
+    """The reader of streams for this version of PySpark."""
     if has_read_limits(version):
         from counterpoise.spark.source.with_limits import StreamReaderWithLimits
 
         return StreamReaderWithLimits
-    if options.warmup:
-        raise Unsupported(
-            f"the option warmup needs PySpark 4.2 or later, and this is {version}: leave it out, "
-            "or upgrade Spark"
-        )
     from counterpoise.spark.source.without_limits import StreamReaderWithoutLimits
 
     return StreamReaderWithoutLimits

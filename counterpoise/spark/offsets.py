@@ -22,9 +22,6 @@ offset, it is given back unchanged.
 partitions runs one, so that it is warm when they come. Nothing but the count tells its offset from
 the one before.
 
-`began` marks an offset that was made before the source knew where the query is (PySpark 4.0 and
-4.1, `source.without_limits`): it names the process that made it, and has no partitions.
-
 `instance` is the instance_id of the flow. If the user has not chosen one, a restarted query finds
 it in the checkpoint and takes its own place again (the contract, *What triggers what*, 12). `log`
 names the incarnation of the log and `queueId` the queue's id: the *place* that an offset belongs
@@ -110,7 +107,6 @@ class Offset:
     replays: Mapping[int, Replay] = field(default_factory=dict)
     queue_id: str | None = None
     prepared: int = 0
-    began: str | None = None
 
     def to_json(self) -> Json:
         """The dict to give to Spark."""
@@ -131,8 +127,6 @@ class Offset:
             }
         if self.prepared:
             head["prepared"] = self.prepared
-        if self.began is not None:
-            head["began"] = self.began
         return head
 
 
@@ -179,10 +173,8 @@ def offset_of(document: Mapping[str, Any], queue: str) -> Offset:
         prepared = int(document.get("prepared", 0))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidOffset(f"the checkpoint has a broken offset: {error!r}") from error
-    instance, log, queue_id, began = (
-        document.get(name) for name in ("instance", "log", "queueId", "began")
-    )
-    return Offset(queue, ranges, instance, log, replays, queue_id, prepared, began)
+    instance, log, queue_id = (document.get(name) for name in ("instance", "log", "queueId"))
+    return Offset(queue, ranges, instance, log, replays, queue_id, prepared)
 
 
 def slices(start: Offset, end: Offset) -> list[Slice]:

@@ -86,27 +86,20 @@ class Opened:
 
 
 def prepare(
-    options: SourceOptions,
-    start: Offset,
-    cores: int,
-    *,
-    home: str | None = None,
-    end: Json | None = None,
+    options: SourceOptions, start: Offset, cores: int, *, home: str | None = None
 ) -> PreparedBatch | None:
     """The first micro-batch of a new query, while its partitions are still with their owners.
 
-    None: no other flow is bound, so the query takes nothing from others. `end`: the end that it
-    already has. Raises CannotStart.
+    None: no other flow is bound, so the query takes nothing from others. Raises CannotStart.
     """
     queue, connection, bounds = _reach(options)
     connection.close()
     if not queue.flow_count:
         return None
     assert start.instance is not None
-    if end is None:
-        end = replace(
-            start, log=bounds.incarnation, queue_id=queue.id, prepared=start.prepared + 1
-        ).to_json()
+    end = replace(
+        start, log=bounds.incarnation, queue_id=queue.id, prepared=start.prepared + 1
+    ).to_json()
     groups = [log_partition(connection, options, ())] * (options.max_input_partitions or cores)
     channel = None if home is None else source_end(home, start.instance, None)
     if channel is not None:

@@ -34,7 +34,7 @@ from counterpoise.spark.channel.running_batch import PlanWriter
 from counterpoise.spark.channel.running_driver import Driver
 from counterpoise.spark.channel.source_channel import Correspondent
 from counterpoise.spark.channel.status import Handoffs, QueryStatus
-from counterpoise.spark.errors import DRAINED_FROM_OUTSIDE, CannotStart, FlowEnded
+from counterpoise.spark.errors import DRAINED_FROM_OUTSIDE, FlowEnded
 from counterpoise.spark.offsets import Json, Place, replay_slices, slices
 from counterpoise.spark.options import DEFAULT_MESSAGES_PER_TRIGGER, SourceOptions
 from counterpoise.spark.queue_log import QueueLog
@@ -53,7 +53,6 @@ logger = logging.getLogger("counterpoise.spark")
 
 _STOP_SECONDS = 3.0
 _REPORT_SECONDS = 5.0
-_COMMITTED_SECONDS = 0.05
 # How long the driver may take to stop a query that an administrator has drained.
 DRIVER_SECONDS = 10.0
 # How long a stopping query with a micro-batch in flight waits to learn its outcome.
@@ -191,26 +190,6 @@ class Consumption:
     def partitions(self, start: Json, end: Json) -> list[LogPartition]:
         """The slices of the micro-batch from `start` to `end`, without superseded ones."""
         return self._batches.partitions(start, end)
-
-    def until_committed(self, timeout_seconds: float) -> None:
-        """Wait until the service has the positions of all that Spark has done.
-
-        Raises CannotStart, if that takes too long, and FlowEnded.
-        """
-        give_up_at = self._clock() + timeout_seconds
-        while True:
-            raise_if_over(self._flow, self._options.queue)
-            with self._shared.locked() as progress:
-                if not progress.due(self._flow.partitions).commits:
-                    return
-            if self._clock() >= give_up_at:
-                raise CannotStart(
-                    f"queue {self._options.queue!r}: the service does not take what this query "
-                    f"has read before: {self._settler.last_error or 'it does not answer'}. Start "
-                    "the query again: it goes on where it has stopped"
-                )
-            with contextlib.suppress(CounterpoiseError):
-                self._flow.wait(_COMMITTED_SECONDS)
 
     # ------------------------------------------------------------------ messages of the driver
 
@@ -394,10 +373,12 @@ class Batches:
         planned = slices(before, after)
         view = self._known_view() if planned else None
         sorted_out = sort_out(planned, view)
-        with self._shared.locked() as progress:
-            progress.replaying(before, after)
-            progress.skip(sorted_out.skipped)
-            self._shared.planned = end
+        # A query that starts again is first asked from the end to the end, which may not be done.
+        if start != end:
+            with self._shared.locked() as progress:
+                progress.replaying(before, after)
+                progress.skip(sorted_out.skipped)
+                self._shared.planned = end
         self._shared.handoffs.skipped(sorted_out.skipped)
         # History is read under any owner, because the next offset builds on it.
         read = [*sorted_out.read, *replay_slices(before, after)]

@@ -109,11 +109,10 @@ class CounterpoiseStreamReader(DataSourceStreamReader):
 
     # ------------------------------------------------------------------ opening
 
-    def _prepare(self, document: Json, end: Json | None = None) -> PreparedBatch | None:
+    def _prepare(self, document: Json) -> PreparedBatch | None:
         """At the first offset of a new query: the micro-batch to run before it binds, if any.
 
-        A query that comes back binds at once, because partitions may wait for it. `end`: where the
-        micro-batch ends, if that is known.
+        A query that comes back binds at once, because partitions may wait for it.
         """
         options = self._options
         looked, self._looked = self._looked, True
@@ -126,7 +125,7 @@ class CounterpoiseStreamReader(DataSourceStreamReader):
 
         ignore_signals()
         log_to_stderr()
-        self._prepared = prepare(options, start, self._cores, home=self._home, end=end)
+        self._prepared = prepare(options, start, self._cores, home=self._home)
         return self._prepared
 
     def _bind(self) -> None:
@@ -140,14 +139,13 @@ class CounterpoiseStreamReader(DataSourceStreamReader):
                 if self._stopped.is_set():
                     opened.consumption.stop()
 
-    def _open(self, document: Json, known_as: str | None = None) -> Opened:
-        """`known_as`: the instance that the checkpoint will name, if `document` has another."""
+    def _open(self, document: Json) -> Opened:
         with self._opening:
             if self._opened is None:
-                self._opened = self._open_now(document, known_as)
+                self._opened = self._open_now(document)
             return self._opened
 
-    def _open_now(self, document: Json, known_as: str | None) -> Opened:
+    def _open_now(self, document: Json) -> Opened:
         # The tasks load this module too, and need neither a flow nor its HTTP client.
         from counterpoise.spark.source.opening import open_consumption
 
@@ -161,7 +159,7 @@ class CounterpoiseStreamReader(DataSourceStreamReader):
             self._cores,
             renew_while=self._is_driven,
             home=self._home,
-            known_as=known_as or offset.instance,
+            known_as=offset.instance,
             available_now=self._available_now,
             prepared=self._prepared,
         )

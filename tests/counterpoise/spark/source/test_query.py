@@ -596,6 +596,18 @@ def test_stopping_commits_what_is_done_and_not_what_is_in_flight(
     assert flow.closed
 
 
+def test_a_query_that_starts_again_has_not_done_what_spark_asks_it_about_first(
+    consumption: Consumption, flow: FlowDouble, log: PostgresLog
+) -> None:
+    """Spark first asks for the micro-batch from the end to the end, then for that to the end."""
+    append(log, "a", "b")
+    flow.grant(0)
+    planned = Offset("flights", {0: Range(1, "0", "2")}, "me").to_json()
+    assert consumption.partitions(planned, planned) == []
+    consumption.stop()
+    assert flow.queue.partitions[0].position is None
+
+
 def test_a_draining_flow_hands_over_when_it_stops(
     consumption: Consumption, flow: FlowDouble, log: PostgresLog
 ) -> None:
