@@ -29,9 +29,10 @@ time, because it waits for minutes; all else runs one after the other.
 * *growth*: a topic of 10 consumers and 100 partitions gets 900 more, one message in each. The old
   ones have a message a second each.
 * *deploy*: 40 consumers on 200 partitions, a message a second in each. Ten of them, one after the
-  other, leave in order and, once one has left, a replacement of another name joins; the next one
-  leaves when all partitions are owned evenly again (share group: when the replacement has got a
-  message). The rest of a deploy would be the same again, three times.
+  other, leave in order. A replacement of another name starts when the old one begins to leave (as
+  Kubernetes does with `maxSurge: 0`), or (*surge*) a second before that. The next one leaves when
+  the old one has ended and all partitions are owned evenly again (share group: when the replacement
+  has got a message). The rest of a deploy would be the same again, three times.
 
 The broker writes its groups to the page cache of one replica. Counterpoise waits for its disk.
 """
@@ -72,7 +73,7 @@ from counterpoise.client import Client
 from tests import kafka_server
 
 TITLE = "Kafka's groups"
-SCENARIOS = ("growth", "joins", "deploy")
+SCENARIOS = ("growth", "joins", "deploy", "surge")
 Result = Joins | Growth | Deploy
 # By the scenario with its size, and the variant.
 Found = dict[tuple[str, int], dict[Variant, list[Result]]]
@@ -105,10 +106,10 @@ def on(
     if "joins" in scenarios:
         for number, size, variant in itertools.product(range(rounds), sizes.joins, variants):
             yield ("joins", size), variant, joins(stage, variant, size, f"{size}-{number}", sizes)
-    if "deploy" in scenarios:
-        for variant in variants:
-            found = deploy(stage, variant, "deploy", sizes)
-            yield ("deploy", sizes.deploy_members), variant, found
+    for scenario in ("deploy", "surge"):
+        for variant in variants if scenario in scenarios else ():
+            found = deploy(stage, variant, scenario, sizes, new_first=scenario == "surge")
+            yield (scenario, sizes.deploy_members), variant, found
 
 
 def growths(variant: Variant, rounds: int) -> int:
@@ -140,13 +141,14 @@ def rounds_of(
         "growth": sum(growths(variant, rounds) for variant in variants),
         "joins": len(sizes.joins) * len(variants) * rounds,
         "deploy": len(variants),
+        "surge": len(variants),
     }
     return sum(counts[scenario] for scenario in scenarios)
 
 
 def main_figure(scenario: str, result: Result) -> str:
     """The first column of the scenario's table, in words."""
-    column = TABLES["join" if scenario == "joins" else scenario][0]
+    column = TABLES[{"joins": "join", "surge": "deploy"}.get(scenario, scenario)][0]
     return f"{column.title} {column.text(column.median([result]))}"
 
 
@@ -323,7 +325,8 @@ def _tables(
             yield title, TABLES["growth"], rows
         else:
             of = f"{size} consumers, {FULL.deploy_partitions} partitions"
-            title = f"A deploy: {FULL.deploy_replaced} of {of}"
+            first = "new ones first" if scenario == "surge" else "old ones first"
+            title = f"A deploy, {first}: {FULL.deploy_replaced} of {of}"
             yield title, TABLES["deploy"], rows
 
 

@@ -25,6 +25,8 @@ WAIT_SECONDS = 420.0
 # JoinGroup a second.
 QUIET_SECONDS = 1.2
 AFTER_SECONDS = 0.3
+# How long Kubernetes takes to see that a pod is ready, if it asks every second.
+READY_SECONDS = 1.0
 PER_SECOND = round(1 / EVERY_SECONDS)
 SHORT_MILLISECONDS, MANY_MILLISECONDS, MANY = 20, 100, 10
 SESSION_MILLISECONDS = 6000
@@ -392,8 +394,14 @@ class Deploy:
     out_of_order: int
 
 
-def deploy(stage: Stage, variant: Variant, what: str, sizes: Sizes = FULL) -> Deploy:
-    """One consumer after the other leaves, and a replacement joins."""
+def deploy(
+    stage: Stage, variant: Variant, what: str, sizes: Sizes = FULL, *, new_first: bool = False
+) -> Deploy:
+    """One consumer after the other leaves, and a replacement joins.
+
+    The replacement starts when the old one begins to leave or, with `new_first`, `READY_SECONDS`
+    before that.
+    """
     count, members = sizes.deploy_partitions, sizes.deploy_members
     with group(stage, variant, what, count, members) as one:
         observer = one.observer
@@ -403,8 +411,13 @@ def deploy(stage: Stage, variant: Variant, what: str, sizes: Sizes = FULL) -> De
             one.settle(count, time.perf_counter())
             began = time.perf_counter()
             for _ in range(sizes.deploy_replaced):
-                one.leave().join()
-                came = one.start()
+                if new_first:
+                    came = one.start()
+                    time.sleep(READY_SECONDS)
+                    old = one.leave()
+                else:
+                    old, came = one.leave(), one.start()
+                old.join()
 
                 def complete(came: Member = came) -> bool:
                     if variant.has_owners:

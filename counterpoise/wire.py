@@ -428,7 +428,8 @@ class RebalanceStatus(Document, frozen=True):
 
     * `trigger`: The first trigger; null when Ready.
     * `since`: When the queue took this status.
-    * `holddown_until`: Null outside Holddown.
+    * `holddown_until`: When the holddown ends. In a rebalance: until then only pairs are handed
+      over. Null if nothing waits.
     * `spread`: The largest minus the smallest number of partitions over bound flows that neither
       drain nor are held back.
     * `waiting`: In a dynamic queue: which partition waits for which.

@@ -149,7 +149,7 @@ export class QueuePage {
     const { queue, status, progress } = this.picture;
     const left = status.holddown_until ? secondsUntil(status.holddown_until) : null;
     const why = status.trigger ? `because ${trigger(status.trigger)}` : "";
-    const until = left === null ? "" : `; the rebalance begins in ${duration(left)}`;
+    const until = left === null ? "" : `; ${status.status === "Holddown" ? "the rebalance begins" : "all others follow"} in ${duration(left)}`;
     if (this.status.children.length < 2) this.status.replaceChildren(make("span"), make("span", { class: "soft" }));
     const [badge, text] = this.status.children;
     const amiss = wrong(queue, this.#measured, status.unassigned.length);

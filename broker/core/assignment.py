@@ -53,17 +53,37 @@ class HandoffPlanner:
         planned: list[tuple[int, Flow, Flow]] = []
         while len(planned) < most and (chosen := self._next()) is not None:
             number, successor = chosen
-            partition = self._queue.partitions[number]
-            owner = partition.owner
-            assert owner is not None
-            self._planned.add(number)
-            (self._leaving if owner.draining else self._counts).add(owner.bind_number, -1)
-            if not partition.retiring:
-                self._counts.add(successor.bind_number, 1)
-            planned.append((number, owner, successor))
+            planned.append(self._count(number, successor))
+        self._take_back()
+        return planned
+
+    def pairs(self, most: int) -> list[tuple[int, Flow, Flow]]:
+        """The handoffs of pairs (`pairs`), so many at most, as of `plan`. A pair begins whole."""
+        queue, planned = self._queue, list[tuple[int, Flow, Flow]]()
+        while queue.has_pair:
+            giver = queue.by_bind_number[queue.leaving.most()]
+            taker = queue.by_bind_number[queue.ranking.fewest()]
+            if len(planned) + queue.leaving.high > most:
+                break
+            while (number := self._from(giver)) is not None:
+                planned.append(self._count(number, taker))
+        self._take_back()
+        return planned
+
+    def _count(self, number: int, successor: Flow) -> tuple[int, Flow, Flow]:
+        """Counts this handoff for what is chosen next."""
+        partition = self._queue.partitions[number]
+        owner = partition.owner
+        assert owner is not None
+        self._planned.add(number)
+        (self._leaving if owner.draining else self._counts).add(owner.bind_number, -1)
+        if not partition.retiring:
+            self._counts.add(successor.bind_number, 1)
+        return number, owner, successor
+
+    def _take_back(self) -> None:
         for plan in (self._counts, self._leaving):
             plan.take_back()
-        return planned
 
     def _next(self) -> tuple[int, Flow] | None:
         """The next partition to hand off and its successor; None if none is needed or can be

@@ -30,6 +30,7 @@ from broker.core.loop import (
     take_up,
 )
 from broker.core.model import Flow
+from broker.core.pairs import wait_for_pairs
 from broker.core.queue import Queue
 from broker.core.resizing import resize
 from broker.core.transitions import State, Status
@@ -66,6 +67,8 @@ def bind(command: c.Bind, draft: Draft) -> None:
         if absent
         else queue.next_bind_number
     )
+    if predecessor is None and held is None:
+        wait_for_pairs(draft)
     flow = _enter(command, draft, bind_number, moved, held)
     if predecessor is not None:
         leave(draft, predecessor, "replaced", heir=flow if takes_its_place else None)
@@ -91,7 +94,10 @@ def bind_together(command: c.BindTogether, draft: Draft) -> tuple[BrokerError | 
         except TooManyFlows as error:
             answers.append(error)
         else:
-            _enter(one, draft, queue.next_bind_number, *_budget(one, draft))
+            moved, held = _budget(one, draft)
+            if held is None:
+                wait_for_pairs(draft)
+            _enter(one, draft, queue.next_bind_number, moved, held)
             answers.append(None)
     if queue.takers > before:
         _join(draft, before, at_once=at_once)
@@ -207,6 +213,8 @@ def drain(command: c.Drain, draft: Draft) -> None:
         draft.emit(r.FlowDraining(flow.id, deadline))
         return
     before, held = queue.takers, flow.held_until is not None
+    if not held:
+        wait_for_pairs(draft)
     draft.emit(r.FlowDraining(flow.id, deadline))
     if held:
         return
@@ -265,7 +273,8 @@ def follow_log(command: c.FollowLog, draft: Draft) -> None:
 
 def rebalance_now(command: c.RebalanceNow, draft: Draft) -> None:
     """An administrator does not want to wait (rule 9)."""
-    if draft.queue.status is not Status.REBALANCING:
+    queue = draft.queue
+    if queue.status is not Status.REBALANCING or queue.holddown_until is not None:
         rebalance(draft, "admin")
 
 
@@ -302,12 +311,13 @@ def advance(command: c.Advance, draft: Draft) -> None:
         cuts.await_again(draft)
     if due := [flow for flow in queue.held.values() if (flow.held_until or 0.0) <= now]:
         admit(draft, due)
-    if queue.holddown_until is not None and queue.holddown_until <= now:
-        assert queue.trigger is not None
-        rebalance(draft, queue.trigger)
     while _is_due(draft):
-        end_due(draft)
-        loop(draft, changed=False)
+        if queue.holddown_until is not None and queue.holddown_until <= now:
+            assert queue.trigger is not None
+            rebalance(draft, queue.trigger)
+        else:
+            end_due(draft)
+            loop(draft, changed=False)
 
 
 def _is_due(draft: Draft) -> bool:

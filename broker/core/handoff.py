@@ -3,11 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
+from itertools import groupby
 
 from broker.core import records as r
 from broker.core.draft import Draft
 from broker.core.model import Flow, HandedOver, Handoff
 from broker.core.queue import Queue
+
+
+def room(queue: Queue) -> int:
+    """How many handoffs may begin beside those that are under way."""
+    most = queue.settings.max_concurrent_handoffs
+    if most is None:
+        return queue.group_count + len(queue.retiring)
+    return max(0, most - len(queue.handoffs) // queue.settings.aligned)
+
+
+def begin(draft: Draft, planned: Iterable[tuple[int, Flow, Flow]]) -> None:
+    """Begins handoffs: the partition (of a group the first), its owner and its successor."""
+    queue, now, settings = draft.queue, draft.now, draft.queue.settings
+    for warm, some in groupby(planned, partial(_is_warm, draft)):
+        moves = tuple(
+            r.Move(each, owner.id, successor.id)
+            for number, owner, successor in some
+            for each in queue.group(number)
+        )
+        if warm:
+            draft.emit(r.WarmupsStarted(moves, now + settings.max_warmup_time, now))
+        else:
+            draft.emit(r.RevokesStarted(moves, now + settings.max_handoff_time, now))
+
+
+def _is_warm(draft: Draft, planned: tuple[int, Flow, Flow]) -> bool:
+    """Whether a handoff begins with a warm-up."""
+    _, owner, successor = planned
+    cut_short = owner.drain_deadline is not None and owner.drain_deadline <= draft.now
+    return successor.warmup and not cut_short and draft.queue.settings.max_warmup_time > 0
 
 
 def redirect(draft: Draft, number: int, flow: Flow) -> None:

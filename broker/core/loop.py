@@ -6,20 +6,14 @@ Every step is a record, applied to the draft at once, so the next step sees what
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
-from itertools import groupby
 
 from broker.core import records as r
-from broker.core.assignment import (
-    HandoffPlanner,
-    ranking_without_warmups,
-    revise,
-)
+from broker.core.assignment import HandoffPlanner, ranking_without_warmups, revise
 from broker.core.draft import Draft
-from broker.core.handoff import force, redirect, revoke
+from broker.core.handoff import begin, force, redirect, revoke, room
 from broker.core.lineage import TRIGGER as LINEAGE
 from broker.core.lineage import end_waits
-from broker.core.model import Flow
+from broker.core.pairs import hand_over_pairs, is_kept
 from broker.core.queue import Queue
 from broker.core.structures import Ranking, TentativeCounts
 from broker.core.transitions import State, Status
@@ -31,6 +25,7 @@ def hold_down(draft: Draft, trigger: str, flows_before: int) -> None:
     delay = queue.settings.rebalance_delay
     if delay > 0:
         draft.emit(r.HolddownStarted(trigger, draft.now + delay, flows_before, draft.now))
+        hand_over_pairs(draft)
     else:
         rebalance(draft, trigger)
 
@@ -42,6 +37,8 @@ def rebalance(draft: Draft, trigger: str) -> None:
         # The one that began the holddown stays the trigger.
         first = queue.trigger or trigger
         draft.emit(r.RebalanceStarted(queue.next_rebalance_id, first, draft.now))
+    elif queue.holddown_until is not None:
+        draft.emit(r.PairsFirst(None, queue.flows_before))
     loop(draft, changed=True)
 
 
@@ -61,6 +58,9 @@ def take_up(draft: Draft, *, changed: bool = True) -> None:
             grant_outside(draft, queue.trigger, queue.unassigned_leads())
         if queue.is_balanced:
             draft.emit(r.HolddownSettled(draft.now))
+            return
+    if queue.status is Status.HOLDDOWN:
+        hand_over_pairs(draft)
 
 
 def rebalance_if_replaced(draft: Draft, *, joined: bool, at_once: bool) -> None:
@@ -91,14 +91,16 @@ def loop(draft: Draft, *, changed: bool) -> None:
     """
     queue = draft.queue
     _end_waits(draft)
-    if queue.warming and (changed or queue.unassigned):
+    if queue.warming and (changed or queue.unassigned) and not is_kept(queue):
         _revise(draft)
     else:
         _grant_all(draft, queue.ranking)
     if queue.is_balanced:
         draft.emit(r.RebalanceFinished(draft.now))
+    elif queue.holddown_until is not None:
+        hand_over_pairs(draft)
     else:
-        _start_handoffs(draft)
+        begin(draft, HandoffPlanner(queue).plan(room(queue)))
 
 
 def end_due(draft: Draft) -> None:
@@ -194,31 +196,3 @@ def _revise(draft: Draft) -> None:
 def _groups(queue: Queue, numbers: Iterable[int]) -> list[int]:
     """All partitions of the groups of these."""
     return [each for number in numbers for each in queue.group(number)]
-
-
-def _start_handoffs(draft: Draft) -> None:
-    """Starts handoffs until the balance needs no more or `max_concurrent_handoffs` are under
-    way."""
-    queue, now, settings = draft.queue, draft.now, draft.queue.settings
-    most = queue.group_count + len(queue.retiring)
-    if settings.max_concurrent_handoffs is not None:
-        under_way = len(queue.handoffs) // settings.aligned
-        most = max(0, settings.max_concurrent_handoffs - under_way)
-    planned = HandoffPlanner(queue).plan(most)
-    for warm, some in groupby(planned, partial(_is_warm, draft)):
-        moves = tuple(
-            r.Move(each, owner.id, successor.id)
-            for number, owner, successor in some
-            for each in queue.group(number)
-        )
-        if warm:
-            draft.emit(r.WarmupsStarted(moves, now + settings.max_warmup_time, now))
-        else:
-            draft.emit(r.RevokesStarted(moves, now + settings.max_handoff_time, now))
-
-
-def _is_warm(draft: Draft, planned: tuple[int, Flow, Flow]) -> bool:
-    """Whether a handoff begins with a warm-up."""
-    _, owner, successor = planned
-    cut_short = owner.drain_deadline is not None and owner.drain_deadline <= draft.now
-    return successor.warmup and not cut_short and draft.queue.settings.max_warmup_time > 0

@@ -184,6 +184,37 @@ class Queue:
         """Whether draining flows have partitions that are not on their way to others."""
         return bool(self.leaving.counts) and self.leaving.high > 0
 
+    # Deploys (`pairs`)
+
+    @property
+    def has_pair(self) -> bool:
+        """Whether a flow drains and another has nothing, neither of them a standby."""
+        return (
+            self.is_drained_from
+            and bool(self.ranking.counts)
+            and self.ranking.low == 0
+            and self.flows_before <= self.share_count
+            and not self.exclusive
+        )
+
+    @property
+    def awaits_pair(self) -> bool:
+        """Whether flows have come or begun to drain, and are to wait or to be balanced."""
+        return self.is_drained_from or not self._is_even
+
+    @property
+    def ends_drains(self) -> bool:
+        """Whether the loop only waits for handoffs of draining flows to end."""
+        return (
+            self.status is Status.REBALANCING
+            and self.holddown_until is None
+            and not self.exclusive
+            and self.takers <= self.share_count
+            and not self.awaits_pair
+            and len(self.handoffs)
+            == sum(self.by_bind_number[number].outgoing for number in self.leaving.counts)
+        )
+
     @property
     def is_idle(self) -> bool:
         """Whether there is something to take, and nobody who takes it but flows held back."""

@@ -161,6 +161,17 @@ class RebalanceStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class PairsFirst:
+    """Until then the loop hands over pairs alone; None: from now on all that the balance needs.
+
+    `flows_before` is the number of non-draining flows before the first of those that wait.
+    """
+
+    until: float | None
+    flows_before: int
+
+
+@dataclass(frozen=True, slots=True)
 class RebalanceFinished:
     """The queue is balanced."""
 
@@ -421,6 +432,7 @@ Record = (
     | HolddownStarted
     | HolddownSettled
     | RebalanceStarted
+    | PairsFirst
     | RebalanceFinished
     | GrantedOutside
     | Granted

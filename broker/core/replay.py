@@ -200,6 +200,10 @@ def _rebalance_started(queue: Queue, record: r.RebalanceStarted) -> None:
     _forget_absent(queue)
 
 
+def _pairs_first(queue: Queue, record: r.PairsFirst) -> None:
+    queue.journal.set(queue, holddown_until=record.until, flows_before=record.flows_before)
+
+
 def _rebalance_finished(queue: Queue, record: r.RebalanceFinished) -> None:
     assert queue.rebalance is not None
     finished = replace(queue.rebalance, finished_at=record.at)
@@ -604,6 +608,7 @@ _CHANGES: dict[type[r.Record], Callable[[Queue, Any], None]] = {
     r.HolddownStarted: _holddown_started,
     r.HolddownSettled: _holddown_settled,
     r.RebalanceStarted: _rebalance_started,
+    r.PairsFirst: _pairs_first,
     r.RebalanceFinished: _rebalance_finished,
     r.GrantedOutside: _granted_outside,
     r.Granted: _granted,

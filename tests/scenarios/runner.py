@@ -291,6 +291,10 @@ class _Teller:
             case r.RebalanceStarted():
                 self._rebalance, self._counts = record.rebalance_id, [0, 0, 0]
                 return [f"rebalance {record.rebalance_id} started ({record.trigger})"]
+            case r.PairsFirst(until):
+                if until is None:
+                    return ["nothing waits for a pair"]
+                return [f"pairs first, until {_seconds(until)}"]
             case r.RebalanceFinished():
                 handoffs, forced, granted = self._counts
                 result = f"{handoffs} by handoff ({forced} forced), {granted} granted"

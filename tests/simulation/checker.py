@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tests.judge.violation import Violation
-from tests.simulation import budgets, groups, hands, lineage, order, queues
+from tests.simulation import budgets, groups, hands, lineage, order, pairs, queues
 from tests.simulation.account import Transaction, back
 from tests.simulation.ending import Ending
 from tests.simulation.progress import Progress
@@ -226,7 +226,8 @@ class Checker(Ending):
             lineage.check_count(self)
         groups.check_owners(self)
         queues.check_owners(self, tx)
-        queues.check_status(self, tx, queue)
+        queues.check_status(self, tx, queue, old_partitions)
+        pairs.check(self, tx, queue, old_partitions)
         queues.check_handoffs(self, tx, queue, old_flows, old_partitions)
         queues.check_views(self)
         budgets.check_counted(self, tx, old_partitions)
@@ -408,7 +409,7 @@ class Checker(Ending):
         horizon = now - late
         if quiet > horizon:
             return
-        if self.queue["status"] == "Holddown":
+        if self.queue["holddown_until"] is not None:
             noticed = self.outages[self.queue["outage_seen"] :]
             until = self.queue["holddown_until"] + back(noticed)
             if until < horizon:

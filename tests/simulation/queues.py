@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.judge.violation import Violation
-from tests.simulation import groups, order
+from tests.simulation import groups, order, pairs
 from tests.simulation.account import OVER, Account, Transaction, takes
 from tests.simulation.deadlines import ACCURACY
 
@@ -25,7 +25,9 @@ def check_owners(known: Account, tx: Transaction) -> None:
             raise Violation(1, f"p{row.number} belongs to {row.owner}, which has left")
 
 
-def check_status(known: Account, tx: Transaction, old: Mapping[str, Any]) -> None:
+def check_status(
+    known: Account, tx: Transaction, old: Mapping[str, Any], old_partitions: Mapping[int, Any]
+) -> None:
     queue = known.queue
     # The end of a partition triggers nothing, so a dynamic queue may be Ready with any spread.
     settled = known.owned() if known.dynamic else known.balanced()
@@ -44,12 +46,13 @@ def check_status(known: Account, tx: Transaction, old: Mapping[str, Any]) -> Non
         _check_holddown(known, tx, old)
     if not old or old["status"] != "Holddown" or queue["status"] != "Rebalancing":
         return
-    # It was over, a rebalance was requested, or it was settled and the next trigger took no
-    # holddown.
+    # It was over, a rebalance was requested, a pair began, or it was settled and the next trigger
+    # took no holddown.
     due = old["holddown_until"] + known.went_back(old)
     early = known.deadlines.decided(tx.now) < due - ACCURACY and not known.asked.rebalance()
     without = len(tx.revisions) > 1 and 0 in known.values("rebalance_delay", old)
-    if early and not without:
+    several = len(tx.revisions) > 1 and any(row.draining for row in known.flows.values())
+    if early and not (without or several or pairs.begun(tx, old_partitions)):
         raise Violation(8, "a holddown ended early")
 
 
@@ -102,6 +105,8 @@ def check_handoffs(
         or _flows_differ(known, old_flows)
         or any(known.queue[name] != old[name] for name in _SETTINGS)
         or (old["status"] != "Rebalancing" and known.queue["status"] == "Rebalancing")
+        # What paired while others waited is balanced with them from now on.
+        or (pairs.waits(old) and not pairs.waits(known.queue))
         or (several and (tx.left or known.asked.resize() or _changed_between(known)))
     )
     if several and changed:

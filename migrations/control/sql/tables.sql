@@ -54,7 +54,9 @@ CREATE TABLE counterpoise.queues (
     -- Replicas of a lower level do not change the queue (`broker.store.levels`).
     level smallint NOT NULL DEFAULT 0,
     CONSTRAINT trigger_unless_ready CHECK ((status = 'Ready') = (trigger IS NULL)),
-    CONSTRAINT end_of_holddown CHECK ((status = 'Holddown') = (holddown_until IS NOT NULL)),
+    -- While Rebalancing: the loop hands over pairs alone until then (`broker.core.pairs`).
+    CONSTRAINT end_of_holddown CHECK (
+        status = 'Rebalancing' OR (status = 'Holddown') = (holddown_until IS NOT NULL)),
     CONSTRAINT open_rebalance CHECK ((status = 'Rebalancing') = (rebalance IS NOT NULL))
 ) WITH (fillfactor = 50);
 CREATE INDEX queues_mirrored ON counterpoise.queues (id) WHERE mirror_group IS NOT NULL;

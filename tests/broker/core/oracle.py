@@ -290,7 +290,8 @@ def _check_counts(queue: Queue) -> None:
 
 
 def _check_status(queue: Queue, now: float) -> None:
-    assert (queue.holddown_until is not None) == (queue.status == "Holddown")
+    if queue.status != "Rebalancing":
+        assert (queue.holddown_until is not None) == (queue.status == "Holddown")
     assert (queue.trigger is None) == (queue.status == "Ready")
     assert (queue.rebalance is not None) == (queue.status == "Rebalancing")
     if queue.held and not any(map(_takes, queue.flows.values())):
@@ -308,11 +309,26 @@ def _check_status(queue: Queue, now: float) -> None:
     # 9. A rebalance that never ends: a handoff with a deadline must be under way.
     if _is_pending(queue, now):
         return
+    if queue.holddown_until is not None:
+        # What waits for a pair ends with this deadline; what nobody owns never waits.
+        assert not queue.unassigned or not any(map(_takes, queue.flows.values()))
+        _check_no_pair_waits(queue)
+        return
     assert queue.handoffs, "Rebalancing, and nothing under way"
     most = queue.settings.max_concurrent_handoffs
     if most is None or len(queue.handoffs) < most * queue.settings.aligned:
         _check_nothing_more_can_begin(queue)
     assert not queue.unassigned or not any(map(_takes, queue.flows.values()))
+
+
+def _check_no_pair_waits(queue: Queue) -> None:
+    """No flow has nothing while another drains and hands nothing over."""
+    takers = [f for f in queue.flows.values() if _takes(f)]
+    idle = [f for f in takers if not f.load]
+    drained = [f.owned - queue.handoffs.keys() for f in queue.flows.values() if f.draining]
+    beyond = queue.flows_before > queue.settings.partition_count // queue.settings.aligned
+    if idle and not beyond and queue.settings.max_concurrent_handoffs is None:
+        assert not any(drained), "a pair waits"
 
 
 def _check_nothing_more_can_begin(queue: Queue) -> None:
@@ -506,7 +522,8 @@ class Oracle:
                 assert handoff["deadline"] == now + allowed
                 assert handoff["since"] == now
         if before["holddown_until"] is not None and after["holddown_until"] is not None:
-            started = any(isinstance(record, r.HolddownStarted) for record in decision.records)
+            kinds = r.HolddownStarted | r.PairsFirst
+            started = any(isinstance(record, kinds) for record in decision.records)
             moved = sum(one.seconds for one in decision.records if isinstance(one, r.ClockWentBack))
             assert started or after["holddown_until"] == before["holddown_until"] + moved
 
@@ -543,7 +560,11 @@ class Oracle:
         if queue.status != "Rebalancing" and not started and before["status"] != "Rebalancing":
             self.fewest = None
             return
-        if started or unplanned or isinstance(command, CHANGES) or _admits(decision):
+        # What paired while others waited is balanced with them from now on.
+        over = before["status"] == "Rebalancing" and (
+            before["holddown_until"] is not None and queue.holddown_until is None
+        )
+        if started or unplanned or over or isinstance(command, CHANGES) or _admits(decision):
             self.fewest = self._fewest_from(before, queue, command, decision)
             self.revokes_since_change.clear()
         revoking = {n for n, p in enumerate(before["partitions"]) if p["state"] == "revoking"}

@@ -405,7 +405,6 @@ class TestNothingIsIdle:
         joins(orders, "X")
         joins(orders, "C", None)
         orders.drain("B")
-        orders.advance(5)
         assert held(orders) == ["X"]
         assert orders.on_their_way() == dict.fromkeys(range(8), ("revoking", "C"))
         orders.unbind("C")

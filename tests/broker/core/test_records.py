@@ -27,6 +27,7 @@ EVERY: list[r.Record] = [
     r.HolddownStarted("bind", 5.0, 2, 0.0),
     r.HolddownSettled(1.0),
     r.RebalanceStarted(1, "bind", 1.0),
+    r.PairsFirst(5.0, 2),
     r.RebalanceFinished(1.0),
     r.GrantedOutside(1, "unbind", 1.0),
     r.Granted((GRANT,), 1.0),

@@ -49,13 +49,14 @@ class TestRule1:
         orders.bind("C", at_once=True)
         assert (orders.status, orders.trigger) == ("Holddown", "bind")
 
-    def test_at_once_a_flow_that_finds_one_that_is_draining_waits_too(self) -> None:
+    def test_at_once_a_flow_that_finds_one_that_is_draining_takes_over_from_it(self) -> None:
         orders = World.owning({"A": [0, 1]})
         orders.drain("A")
         orders.advance(5)
         assert (orders.status, orders.owned("A")) == ("Ready", [0, 1])
         orders.bind("B", at_once=True)
-        assert (orders.status, orders.trigger) == ("Holddown", "bind")
+        assert (orders.status, orders.trigger) == ("Rebalancing", "bind")
+        assert orders.on_their_way() == {0: ("revoking", "B"), 1: ("revoking", "B")}
 
     def test_at_once_a_flow_that_replaces_the_only_one_waits_for_nothing(self) -> None:
         """Also if that one had drained, and everything is to be granted."""

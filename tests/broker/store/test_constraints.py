@@ -89,6 +89,9 @@ async def test_a_partition_is_there_once(postgres: PostgresGround, orders: Repli
         )
 
 
+_READY = "(status, trigger, rebalance) = ROW ('Ready', NULL, NULL)"
+
+
 @pytest.mark.parametrize(
     ("statement", "rule"),
     [
@@ -96,7 +99,7 @@ async def test_a_partition_is_there_once(postgres: PostgresGround, orders: Repli
         ("UPDATE counterpoise.queues SET status = 'Holddown'", "trigger_unless_ready"),
         ("UPDATE counterpoise.queues SET trigger = NULL", "trigger_unless_ready"),
         ("UPDATE counterpoise.queues SET rebalance = NULL", "open_rebalance"),
-        ("UPDATE counterpoise.queues SET holddown_until = 5", "end_of_holddown"),
+        (f"UPDATE counterpoise.queues SET {_READY}, holddown_until = 5", "end_of_holddown"),
         ("UPDATE counterpoise.queues SET name = 'a b'", "queues_name_check"),
         ("UPDATE counterpoise.queues SET rebalance_delay = -1", "queues_rebalance_delay_check"),
         ("UPDATE counterpoise.flows SET view_revision = 0", "views_rise"),

@@ -66,6 +66,8 @@ MUTANTS = {
         ),
         Mutant("a leaver's partitions go to a draining flow", granting.granted_to_the_draining),
         Mutant("one handoff too many", granting.too_many_moves),
+        Mutant("others move with a pair", granting.others_move_with_a_pair),
+        Mutant("what waits for a pair waits anew", granting.what_waits_for_a_pair_waits_anew),
         Mutant("Ready with a spread of two", granting.unsettled_is_ready),
         Mutant("a partition retires again in its epoch", granting.retires_again_in_its_epoch),
         Mutant("a group is granted in part", granting.granted_in_part),

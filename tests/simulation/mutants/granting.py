@@ -5,6 +5,7 @@ from __future__ import annotations
 import broker.core.decisions
 import broker.core.handoff
 import broker.core.loop
+import broker.core.pairs
 import broker.core.placement
 import broker.core.replay
 import broker.core.reports
@@ -14,6 +15,7 @@ from broker.core import records as r
 from broker.core.assignment import HandoffPlanner
 from broker.core.draft import Draft
 from broker.core.queue import Queue
+from broker.core.transitions import Status
 from tests.simulation.mutants.mutant import Changes
 from tests.simulation.stand_ins import replaced
 
@@ -81,6 +83,33 @@ def too_many_moves() -> Changes:
             draft.emit(r.RevokesStarted(moves, until, draft.now))
 
     return [(broker.core.loop, "_grant_all", grant_all)]
+
+
+def others_move_with_a_pair() -> Changes:
+    real = broker.core.pairs.hand_over_pairs
+
+    def hand_over_pairs(draft):
+        real(draft)
+        queue = draft.queue
+        if queue.status is Status.REBALANCING and queue.holddown_until is not None:
+            planned = HandoffPlanner(queue).plan(broker.core.handoff.room(queue))
+            broker.core.handoff.begin(draft, planned)
+
+    return [(broker.core.loop, "hand_over_pairs", hand_over_pairs)]
+
+
+def what_waits_for_a_pair_waits_anew() -> Changes:
+    """With everything that happens, and not with each pair."""
+    real = broker.core.pairs.hand_over_pairs
+
+    def hand_over_pairs(draft):
+        real(draft)
+        queue = draft.queue
+        if queue.status is Status.REBALANCING and queue.holddown_until is not None:
+            until = draft.now + queue.settings.rebalance_delay
+            draft.emit(r.PairsFirst(until, queue.flows_before))
+
+    return [(broker.core.loop, "hand_over_pairs", hand_over_pairs)]
 
 
 def unsettled_is_ready() -> Changes:
