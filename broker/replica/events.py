@@ -56,6 +56,8 @@ UNLOGGED = (
     # Logged once for all queues by the replica that notices it (`broker.replica.clock`).
     r.DeadlinesMoved,
     r.ClockWentBack,
+    # The bind or the drain was logged.
+    r.PairsFirst,
     # The resize was logged.
     r.CutsAwaited,
     r.CutsTaken,
