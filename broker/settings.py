@@ -5,6 +5,7 @@ value do not belong to it: files and secrets end with one. A setting that may ho
 in a file, which COUNTERPOISE_…_FILE names.
 """
 
+import functools
 import os
 import re
 from pathlib import Path
@@ -63,17 +64,17 @@ class _Variables(EnvSettingsSource):
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         text, key, is_complex = super().get_field_value(field, field_name)
         text = (text or "").strip()
-        if not text and SecretStr in get_args(field.annotation):
-            text = _in_file(f"{PREFIX}{field_name.upper()}_FILE")
+        variable = f"{PREFIX}{field_name.upper()}_FILE"
+        file = os.environ.get(variable, "").strip()
+        if file and not text and SecretStr in get_args(field.annotation):
+            text = _in_file(variable, file)
         is_link = field_name == "port" and _LINK.match(text)
         return None if is_link or not text else text, key, is_complex
 
 
-def _in_file(variable: str) -> str:
-    """What is in the file that the variable names, without blanks around it; empty without one."""
-    file = os.environ.get(variable, "").strip()
-    if not file:
-        return ""
+@functools.cache
+def _in_file(variable: str, file: str) -> str:
+    """What is in the file, without blanks around it. Read once: it may be a pipe."""
     try:
         text = Path(file).read_text("utf-8").strip()
     except (OSError, ValueError) as error:

@@ -44,7 +44,7 @@ def _asked(
     try:
         with Client(context.params.get("url"), timeout_seconds=ANSWER_SECONDS) as client:
             found = names(client)
-    except Exception:
+    except Exception:  # whatever it is, a line about it would tear what is typed
         return []
-    # A shell would run or split what is in other names.
+    # A control character would reach the terminal.
     return [one for one in found if one.startswith(incomplete) and one.isprintable()]
