@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture.test_documents import SEARCHES
 from tests.architecture.test_repository import ROOT
 from tests.browser.chromium import MARKS, PROGRAM, chromium
 from tests.service import eventually, free_port
@@ -80,19 +81,29 @@ def served(directory: Path) -> Iterator[str]:
             server.terminate()
 
 
-def test_the_search_finds_a_word_of_the_contract(site: Path, tmp_path: Path) -> None:
+def test_the_search_finds_pages_by_the_words_in_which_people_ask(
+    site: Path, tmp_path: Path
+) -> None:
+    """Each is among the first five pages."""
     assert PROGRAM is not None
+    searches = {"holddown": "docs/protocol.md", **SEARCHES}
     with served(site) as address, chromium(PROGRAM, tmp_path) as browser:
-        page = browser.open(f"{address}/index.html")
-        eventually(lambda: "Counterpoise" in page.text("h1"))
-        page.run(
-            "document.querySelector('label[for=__search]').click();"
-            "const search = document.querySelector('[data-md-component=search-query]');"
-            "search.focus(); search.value = 'holddown';"
-            "search.dispatchEvent(new Event('keyup', {bubbles: true}))"
-        )
-        eventually(lambda: "olddown" in page.text(".md-search-result__list"))
-        assert page.faults() == []
+        for asked, document in searches.items():
+            page = browser.open(f"{address}/index.html")
+            eventually(lambda page=page: "Counterpoise" in page.text("h1"))
+            page.run(
+                "document.querySelector('label[for=__search]').click();"
+                "const search = document.querySelector('[data-md-component=search-query]');"
+                f"search.focus(); search.value = {json.dumps(asked)};"
+                "search.dispatchEvent(new Event('keyup', {bubbles: true}))"
+            )
+            eventually(lambda page=page: page.text(".md-search-result__list") != "")
+            found = page.run(
+                "[...document.querySelectorAll('.md-search-result__item')].slice(0, 5)"
+                ".map(one => one.querySelector('a').pathname)"
+            )
+            assert f"/{document.removesuffix('.md')}.html" in found, (asked, found)
+            assert page.faults() == []
 
 
 def test_a_menu_leads_to_the_other_versions(tmp_path: Path) -> None:
