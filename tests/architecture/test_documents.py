@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from markdown_it import MarkdownIt
 
+import counterpoise
 from counterpoise.cli.app import COMMANDS, app, load
 from tests.architecture.test_repository import ROOT, tracked_files
 from tests.browser.diagrams import PICTURES, diagrams, name_of
@@ -80,6 +81,19 @@ def test_references_of_links_are_defined(name: str) -> None:
 @pytest.mark.parametrize("code", list(blocks("python")))
 def test_python_in_documents_can_be_parsed(code: str) -> None:
     ast.parse(code)
+
+
+@pytest.mark.parametrize("code", list(blocks("python")))
+def test_pages_import_from_the_package_itself_what_it_has(code: str) -> None:
+    """One way to import a name, on all pages."""
+    elsewhere = [
+        f"{one.module}: {name.name}"
+        for one in ast.walk(ast.parse(code))
+        if isinstance(one, ast.ImportFrom) and (one.module or "").startswith("counterpoise.")
+        for name in one.names
+        if name.name in counterpoise.__all__
+    ]
+    assert elsewhere == []
 
 
 def command_lines(name: str) -> Iterator[list[str]]:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.architecture.test_documents import SEARCHES
 from tests.architecture.test_repository import ROOT
-from tests.browser.chromium import MARKS, PROGRAM, chromium
+from tests.browser.chromium import MARKS, PROGRAM, Page, chromium
 from tests.service import eventually, free_port
 
 pytestmark = [pytest.mark.long, *MARKS]
@@ -81,28 +81,32 @@ def served(directory: Path) -> Iterator[str]:
             server.terminate()
 
 
+def found_by(page: Page, asked: str) -> list[str]:
+    """The first five pages that the search of this page finds."""
+    eventually(lambda: "Counterpoise" in page.text("h1"))
+    page.run(
+        "document.querySelector('label[for=__search]').click();"
+        "const search = document.querySelector('[data-md-component=search-query]');"
+        f"search.focus(); search.value = {json.dumps(asked)};"
+        "search.dispatchEvent(new Event('keyup', {bubbles: true}))"
+    )
+    eventually(lambda: page.text(".md-search-result__list") != "")
+    paths: list[str] = page.run(
+        "[...document.querySelectorAll('.md-search-result__item')].slice(0, 5)"
+        ".map(one => one.querySelector('a').pathname)"
+    )
+    return paths
+
+
 def test_the_search_finds_pages_by_the_words_in_which_people_ask(
     site: Path, tmp_path: Path
 ) -> None:
-    """Each is among the first five pages."""
     assert PROGRAM is not None
     searches = {"holddown": "docs/protocol.md", **SEARCHES}
     with served(site) as address, chromium(PROGRAM, tmp_path) as browser:
         for asked, document in searches.items():
             page = browser.open(f"{address}/index.html")
-            eventually(lambda page=page: "Counterpoise" in page.text("h1"))
-            page.run(
-                "document.querySelector('label[for=__search]').click();"
-                "const search = document.querySelector('[data-md-component=search-query]');"
-                f"search.focus(); search.value = {json.dumps(asked)};"
-                "search.dispatchEvent(new Event('keyup', {bubbles: true}))"
-            )
-            eventually(lambda page=page: page.text(".md-search-result__list") != "")
-            found = page.run(
-                "[...document.querySelectorAll('.md-search-result__item')].slice(0, 5)"
-                ".map(one => one.querySelector('a').pathname)"
-            )
-            assert f"/{document.removesuffix('.md')}.html" in found, (asked, found)
+            assert f"/{document.removesuffix('.md')}.html" in found_by(page, asked), asked
             assert page.faults() == []
 
 
