@@ -24,8 +24,9 @@ NEEDLESS = ("rich", "pydantic.v1")
 
 database_url_option = click.option(
     "--database-url",
-    help="postgresql://user:password@host/database. Without it the service starts its own "
-    "Postgres. [env: COUNTERPOISE_DATABASE_URL]",
+    help="postgresql://user@host/database. Without it the service starts its own Postgres. ps "
+    "shows it: a password is better in the variable, or in a file that "
+    "COUNTERPOISE_DATABASE_URL_FILE names. [env: COUNTERPOISE_DATABASE_URL]",
 )
 data_dir_option = click.option(
     "--data-dir",

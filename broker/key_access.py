@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -15,7 +14,7 @@ from broker.keys import Created, NoSuchKey
 from broker.launch import Reached
 from broker.store.ports import KeySummary
 from counterpoise import wire
-from counterpoise.client import Client
+from counterpoise.client import Client, token_of_environment
 from counterpoise.errors import CounterpoiseError, Refused, Unauthorized
 
 
@@ -111,7 +110,7 @@ def _takes(client: Client) -> bool:
     try:
         client.list_keys(max_items=1)
     except Unauthorized:
-        if os.environ.get("COUNTERPOISE_TOKEN"):
+        if token_of_environment():
             raise
         return False
     except Refused as error:

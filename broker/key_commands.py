@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from broker.cli import data_dir_option, database_url_option
-from counterpoise.cli.options import InOrder, json_option
+from counterpoise.cli.options import InOrder, json_option, key_options
 from counterpoise.plain import plain_json, plain_line
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def _end(text: str) -> datetime:
 @data_dir_option
 @database_url_option
 @service_url_option
+@key_options
 def create(
     role: str,
     queue: tuple[str, ...],
@@ -124,6 +125,7 @@ def create(
 @data_dir_option
 @database_url_option
 @service_url_option
+@key_options
 def list_keys(
     everything: bool,
     as_json: bool,
@@ -163,6 +165,7 @@ def list_keys(
 @data_dir_option
 @database_url_option
 @service_url_option
+@key_options
 def revoke(
     key_id: str, as_json: bool, data_dir: Path | None, database_url: str | None, url: str | None
 ) -> None:

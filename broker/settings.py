@@ -1,16 +1,20 @@
 """The service's settings: the command line, then COUNTERPOISE_… variables, then these defaults.
 
 Every field is an environment variable: `port` is COUNTERPOISE_PORT. Blanks and line ends around a
-value do not belong to it: files and secrets end with one.
+value do not belong to it: files and secrets end with one. A setting that may hold a secret can be
+in a file, which COUNTERPOISE_…_FILE names.
 """
 
+import functools
+import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+from pydantic_settings import SettingsError as SourceError
 
 from counterpoise.logs.address import fitting
 from counterpoise.logs.errors import LogError
@@ -60,8 +64,25 @@ class _Variables(EnvSettingsSource):
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         text, key, is_complex = super().get_field_value(field, field_name)
         text = (text or "").strip()
+        variable = f"{PREFIX}{field_name.upper()}_FILE"
+        file = os.environ.get(variable, "").strip()
+        if file and not text and SecretStr in get_args(field.annotation):
+            text = _in_file(variable, file)
         is_link = field_name == "port" and _LINK.match(text)
         return None if is_link or not text else text, key, is_complex
+
+
+@functools.cache
+def _in_file(variable: str, file: str) -> str:
+    """What is in the file, without blanks around it. Read once: it may be a pipe."""
+    try:
+        text = Path(file).read_text("utf-8").strip()
+    except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise SettingsError(f"{variable}: {file} cannot be read: {said}") from None
+    if not text:
+        raise SettingsError(f"{variable}: {file} is empty")
+    return text
 
 
 class Settings(BaseSettings):
@@ -281,6 +302,10 @@ def load(**given: object) -> Settings:
         values.setdefault("database_url", None)
     try:
         return Settings(**values)
+    except SourceError as error:
+        if isinstance(error.__cause__, SettingsError):
+            raise error.__cause__ from None
+        raise
     except ValidationError as error:
         faults = []
         for item in error.errors(include_input=False, include_url=False, include_context=False):

@@ -1,6 +1,6 @@
 """The package of consumers and publishers: client, flow, publisher, logs and the Spark source.
 
-    from counterpoise import Client, Flow, Publisher
+    from counterpoise import Client, Consumer, Publisher
 
 Each name is loaded when it is first used, so that an executor that only reads a log does not load
 an HTTP client.
@@ -14,7 +14,7 @@ from counterpoise.version import __version__ as __version__
 if TYPE_CHECKING:
     from counterpoise.client import AsyncClient, Client
     from counterpoise.conditions import Condition
-    from counterpoise.consumer import Consumer
+    from counterpoise.consumer import Consumer, DeadLetter, Message, Retry, stop_on_signals
     from counterpoise.errors import CounterpoiseError
     from counterpoise.flow import AsyncFlow, Flow, Owned, Warming
     from counterpoise.publisher import Publisher
@@ -28,10 +28,14 @@ __all__ = [
     "Condition",
     "Consumer",
     "CounterpoiseError",
+    "DeadLetter",
     "Flow",
+    "Message",
     "Owned",
     "Publisher",
+    "Retry",
     "Warming",
+    "stop_on_signals",
 ]
 
 _WHERE = {
@@ -42,11 +46,19 @@ _WHERE = {
     "Condition": "counterpoise.conditions",
     "Consumer": "counterpoise.consumer",
     "CounterpoiseError": "counterpoise.errors",
+    "DeadLetter": "counterpoise.consumer",
     "Flow": "counterpoise.flow",
+    "Message": "counterpoise.consumer",
     "Owned": "counterpoise.flow",
     "Publisher": "counterpoise.publisher",
+    "Retry": "counterpoise.consumer",
     "Warming": "counterpoise.flow",
+    "stop_on_signals": "counterpoise.consumer",
 }
 
 if not TYPE_CHECKING:  # with __getattr__ visible, mypy would accept every name
     __getattr__ = lazily(__name__, _WHERE)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -39,7 +39,7 @@ from counterpoise.errors import (
 )
 from counterpoise.event_stream import EventReader
 from counterpoise.options import SHORTEST_SECONDS, check_seconds
-from counterpoise.reading import Content, Listed, checked_token
+from counterpoise.reading import Content, Listed, checked_token, token_in
 from counterpoise.version import __version__
 
 P = ParamSpec("P")
@@ -127,11 +127,22 @@ def _with_proxies() -> Iterator[None]:
         ) from None
 
 
-def _token_of_environment() -> str | None:
+def token_of_environment() -> str | None:
+    """The key in COUNTERPOISE_TOKEN, else in the file that COUNTERPOISE_TOKEN_FILE names.
+
+    Raises InvalidToken, which does not show it.
+    """
     try:
-        return checked_token(os.environ.get("COUNTERPOISE_TOKEN"))
+        token = checked_token(os.environ.get("COUNTERPOISE_TOKEN"))
     except InvalidToken as error:
         raise InvalidToken(f"COUNTERPOISE_TOKEN: {error}") from None
+    file = os.environ.get("COUNTERPOISE_TOKEN_FILE", "").strip()
+    if token is not None or not file:
+        return token
+    try:
+        return token_in(file)
+    except InvalidToken as error:
+        raise InvalidToken(f"COUNTERPOISE_TOKEN_FILE: {error}") from None
 
 
 class Settings:
@@ -146,7 +157,7 @@ class Settings:
         _QUIET.urls.add(self.url)
         check_seconds(SHORTEST_SECONDS, timeout_seconds=timeout_seconds)
         self.timeout_seconds = timeout_seconds
-        self._token = checked_token(token) or _token_of_environment()
+        self._token = checked_token(token) or token_of_environment()
 
     def transport(self) -> dict[str, Any]:
         """Arguments of the httpx clients."""

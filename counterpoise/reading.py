@@ -11,6 +11,7 @@ limit is a `BadAnswer`, too.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -136,6 +137,22 @@ def checked_token(text: str | None) -> str | None:
             "the token contains a character that a header cannot carry (a blank, a line end or one "
             "beyond ASCII), or is too long: give it exactly as it was handed out"
         )
+    return token
+
+
+def token_in(file: str | os.PathLike[str]) -> str:
+    """The token in a file. Raises InvalidToken, which does not show it."""
+    try:
+        with open(file, encoding="utf-8") as opened:
+            # Longer than any, and less than a disk that was named by mistake.
+            token = checked_token(opened.read(1 << 16))
+    except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise InvalidToken(f"the token in {os.fspath(file)} cannot be read: {said}") from None
+    except InvalidToken as error:
+        raise InvalidToken(f"{os.fspath(file)}: {error}") from None
+    if token is None:
+        raise InvalidToken(f"{os.fspath(file)} is empty: it should have the token")
     return token
 
 

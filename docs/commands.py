@@ -25,6 +25,9 @@ COMMON = {
     "--help": "Show this message and exit.",
     "--json": "Print JSON, for programs.",
     "--url": "The service's address.",
+    "--token": "The key; ps shows it to everybody on this machine, so better give a file or the "
+    "variable. [env: COUNTERPOISE_TOKEN]",
+    "--token-file": "A file with the key. [env: COUNTERPOISE_TOKEN_FILE]",
 }
 
 
@@ -60,7 +63,7 @@ def options(name: str, command: click.Command, context: click.Context) -> str:
         elif meaning != COMMON.get(first):
             rows.append(f"| {code(first if is_argument else written)} | {cell(said)} |")
     usage = " ".join([name, *pieces])
-    for option in sorted({*common} - {"--help"}):
+    for option in sorted({*common} & {"--json", "--url"}):
         usage += f" [{option}]" if option == "--json" else f" [{option} ADDRESS]"
     parts = [f"```\n{usage}{' [OPTIONS]' if rows else ''}\n```\n"]
     if rows:

@@ -19,7 +19,8 @@ import click
 from broker.core.model import MOST_PARTITIONS, Settings
 from broker.simulate import drawing, report, scenarios
 from broker.simulate.play import ConsumerModel, play
-from counterpoise.cli.options import finite, json_option
+from counterpoise.cli.options import finite, json_option, key_options, queue_names
+from counterpoise.cli.output import counted
 from counterpoise.client import Client
 from counterpoise.errors import BadAnswer, CounterpoiseError
 from counterpoise.plain import plain_line
@@ -99,6 +100,7 @@ def _finished(client: Client, queue: str) -> list[float]:
     "--from",
     "from_queue",
     metavar="QUEUE",
+    shell_complete=queue_names,
     help="Take counts, settings and measured handoff times from this running queue; "
     "options that are given win.",
 )
@@ -162,6 +164,7 @@ def _finished(client: Client, queue: str) -> list[float]:
     show_envvar=True,
     help="The service's address, for --from.",
 )
+@key_options
 @json_option
 def simulate(
     scenario: str,
@@ -221,7 +224,7 @@ def simulate(
 
     played = play(settings, steps, consumers, tell)
     about = (
-        f"{_counted(settings.partition_count, 'partition')}, {_counted(count, 'consumer')}"
+        f"{counted(settings.partition_count, 'partition')}, {counted(count, 'consumer')}"
         f"{source}; rebalance_delay "
         f"{settings.rebalance_delay:g} s, max_handoff_time {settings.max_handoff_time:g} s, "
         f"finish {consumers.finish_seconds:.3g} s"
@@ -250,10 +253,6 @@ def _steps(scenario: str, flows: int, start_seconds: float) -> tuple[scenarios.S
         except (OSError, UnicodeDecodeError) as error:
             raise scenarios.InvalidScenario(f"{scenario} cannot be read: {error}") from None
     return scenarios.named(scenario, flows, start_seconds)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _fail(message: str) -> NoReturn:

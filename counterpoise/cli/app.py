@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 import click
 
 from counterpoise import __version__
+from counterpoise.cli.options import options_before_commands
 from counterpoise.errors import (
     CounterpoiseError,
     QueueExists,
@@ -28,7 +29,6 @@ from counterpoise.errors import (
     QueueNotFound,
     Unreachable,
 )
-from counterpoise.plain import plain_line
 
 SERVER = "counterpoise-server"
 
@@ -252,6 +252,8 @@ def _ours(ctx: Any, error: Exception) -> bool:
 
 def fail(message: str) -> NoReturn:
     """Print one line on stderr and end with exit code 1."""
+    from counterpoise.plain import plain_line
+
     sys.stderr.write(f"counterpoise: {plain_line(' '.join(message.split()))}\n")
     raise SystemExit(1)
 
@@ -262,10 +264,11 @@ def fail(message: str) -> NoReturn:
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(__version__, message="counterpoise %(version)s", help="Show the version.")
+@options_before_commands
 def app() -> None:
     """Share one partitioned queue among many consumers.
 
-    The service's address is --url, or COUNTERPOISE_URL, or http://127.0.0.1:8640.
+    --url, --token-file and --token may also stand after the command.
     """
 
 

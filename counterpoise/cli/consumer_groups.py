@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from counterpoise.cli.options import json_option, queue_argument, url_option
-from counterpoise.cli.output import counted, print_json
+from counterpoise.cli.options import json_option, queue_argument, service_options
+from counterpoise.cli.output import count_text, counted, position_text, print_json
 from counterpoise.cli.tables import console, table
 from counterpoise.client import Client
 from counterpoise.errors import CommandRefused
@@ -92,11 +92,15 @@ class Transfer:
     def show(self, what: str, without: str) -> None:
         """Print it for people. `what` is given: "offset" or "position"; `without`: what happens to
         partitions without one."""
+        none = position_text(None) if what == "position" else "-"
         columns = ("PARTITION", what.upper(), "BEGINS AT", "LAG")
         shown = table(*columns, right=columns)
         for one in self.begins:
             shown.add_row(
-                str(one.partition), one.given or "-", one.begin or f"({without})", str(one.lag)
+                str(one.partition),
+                one.given or none,
+                one.begin or f"({without})",
+                count_text(one.lag),
             )
         console.print(shown)
         if some := [one for one in self.begins if one.given is None]:
@@ -145,7 +149,7 @@ def offsets_of_group(log: str, group: str, start: str, *, dry_run: bool) -> Tran
 @queue_argument
 @click.option("--to-group", required=True, metavar="GROUP", help="The consumer group.")
 @click.option("--dry-run", is_flag=True, help="Change nothing; show what would be stored.")
-@url_option
+@service_options
 @json_option
 def export_positions(
     queue: str, to_group: str, dry_run: bool, url: str | None, as_json: bool

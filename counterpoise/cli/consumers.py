@@ -22,8 +22,15 @@ from typing import Any, Self
 import click
 from rich.text import Text
 
-from counterpoise.cli.options import InOrder, finite, json_option, queue_argument, url_option
-from counterpoise.cli.output import counted, duration, print_json, say, seconds_until
+from counterpoise.cli.options import (
+    InOrder,
+    consumer_names,
+    finite,
+    json_option,
+    queue_argument,
+    service_options,
+)
+from counterpoise.cli.output import count_text, counted, duration, print_json, say, seconds_until
 from counterpoise.cli.tables import PlainConsole, console, table
 from counterpoise.client import Client
 from counterpoise.plain import plain_line
@@ -41,13 +48,14 @@ def app() -> None:
 flow_argument = click.argument(
     "flow",
     metavar="CONSUMER",
+    shell_complete=consumer_names,
     help="Its client name, or the id of its flow if others have the same name.",
 )
 
 
 @app.command("list")
 @queue_argument
-@url_option
+@service_options
 @json_option
 def list_flows(queue: str, url: str | None, as_json: bool) -> None:
     """List the consumers bound to a queue, the earliest first."""
@@ -67,7 +75,7 @@ def list_flows(queue: str, url: str | None, as_json: bool) -> None:
             flow.flow_id,
             Text(flow.client_name),
             flow.state,
-            str(flow.partitions),
+            count_text(flow.partitions),
             "" if bound is None else f"{duration(-bound)} ago",
             "" if lease is None else duration(lease),
         )
@@ -89,7 +97,7 @@ def list_flows(queue: str, url: str | None, as_json: bool) -> None:
     "--wait/--no-wait", default=True, help="Wait until it owns no partition, or has left."
 )
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
-@url_option
+@service_options
 @json_option
 def drain(
     queue: str,
@@ -123,7 +131,7 @@ def drain(
 @app.command("unbind")
 @queue_argument
 @flow_argument
-@url_option
+@service_options
 @json_option
 def unbind(queue: str, flow: str, url: str | None, as_json: bool) -> None:
     """End a consumer at once. Messages in progress may be processed twice; `drain` avoids that."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from counterpoise.cli.options import InOrder, json_option, queue_argument, url_option
+from counterpoise.cli.options import InOrder, json_option, queue_argument, service_options
 from counterpoise.cli.output import counted, print_json, say
 from counterpoise.cli.reading import TIMEOUT_SECONDS, document, messages_of, opened, text_of
 from counterpoise.cli.tables import console, table
@@ -57,7 +57,7 @@ LONGEST_TEXT = 60
     default=20,
     help="The most letters to show.",
 )
-@url_option
+@service_options
 @json_option
 def list_letters(queue: str, most: int, url: str | None, as_json: bool) -> None:
     """List the letters that wait, and leave all as it is.
@@ -98,7 +98,7 @@ def list_letters(queue: str, most: int, url: str | None, as_json: bool) -> None:
 @click.option(
     "--max-bytes", type=click.IntRange(min=0), default=100_000, help="The most bytes of the value."
 )
-@url_option
+@service_options
 @json_option
 def show_letter(
     queue: str, partition: int, position: str, max_bytes: int, url: str | None, as_json: bool
@@ -133,7 +133,7 @@ def show_letter(
     "that they come from it; repeat it for more.",
 )
 @click.option("--dry-run", is_flag=True, help="Send nothing; say how many would go where.")
-@url_option
+@service_options
 @json_option
 def redrive(
     queue: str,

@@ -9,7 +9,6 @@ that needs an earlier one is left out when that one failed, so each cause is nam
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 import time
@@ -26,7 +25,7 @@ from rich.text import Text
 
 from counterpoise import __version__
 from counterpoise.cli.lag import PartitionLag, lag_of
-from counterpoise.cli.options import json_option, url_option
+from counterpoise.cli.options import json_option, service_options
 from counterpoise.cli.output import (
     counted,
     duration,
@@ -36,7 +35,7 @@ from counterpoise.cli.output import (
 )
 from counterpoise.cli.reading import messages_of, opened
 from counterpoise.cli.tables import console, table
-from counterpoise.client import Client
+from counterpoise.client import Client, token_of_environment
 from counterpoise.errors import CounterpoiseError, QueueUnreadable, Refused, ServiceUnavailable
 from counterpoise.logs import LogError
 from counterpoise.logs.address import environment_access, kind_of
@@ -86,7 +85,7 @@ class Finding:
     show_default="all",
     help="Check only the log of this queue (may be repeated).",
 )
-@url_option
+@service_options
 @json_option
 def doctor(queue: tuple[str, ...], url: str | None, as_json: bool) -> None:
     """Check this machine, the service, its database, the logs and Java; say what is wrong.
@@ -259,9 +258,11 @@ def _queues(client: Client, names: Sequence[str]) -> Iterator[Finding]:
     except Refused as error:
         advice = "'counterpoise queues list' shows the queues"
         if error.status in (401, 403):
-            given = bool(os.environ.get(TOKEN))
+            given = token_of_environment() is not None
             advice = (
-                f"check the key in {TOKEN}" if given else f"set {TOKEN} to a key for these queues"
+                f"check the key in {TOKEN}, or in the file that {TOKEN}_FILE names"
+                if given
+                else f"set {TOKEN} to a key for these queues"
             )
         yield Finding("queues", "wrong", str(error), advice)
         return

@@ -15,8 +15,8 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from counterpoise.cli.options import json_option, queue_argument, url_option
-from counterpoise.cli.output import counted, duration, print_json, ranges
+from counterpoise.cli.options import json_option, queue_argument, queue_names, service_options
+from counterpoise.cli.output import counted, duration, print_json, ranges, setting_text
 from counterpoise.cli.tables import console, table
 from counterpoise.client import Client
 from counterpoise.plain import plain_line
@@ -35,7 +35,7 @@ MOST_ROWS = 40
 @click.option(
     "--limit", type=click.IntRange(min=1), default=10, help="The most rebalances to list."
 )
-@url_option
+@service_options
 @json_option
 def show_history(queue: str, limit: int, url: str | None, as_json: bool) -> None:
     """Show why a queue was rebalanced, newest first: what led to it, and what moved.
@@ -141,10 +141,10 @@ def _name(one: Rebalance, flow_id: str | None) -> str:
 
 
 @click.command("audit")
-@click.option("--queue", help="Only calls on this queue.")
+@click.option("--queue", shell_complete=queue_names, help="Only calls on this queue.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, help="The most calls to list.")
 @json_option
-@url_option
+@service_options
 def show_audit(queue: str | None, limit: int, as_json: bool, url: str | None) -> None:
     """List administrative calls, newest first: who, what, and what changed by it."""
     with Client(url) as client:
@@ -185,4 +185,4 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 
 def _word(value: object) -> str:
-    return "none" if value is None else str(value)
+    return "none" if value is None else setting_text(value)

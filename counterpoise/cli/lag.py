@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import click
 
-from counterpoise.cli.options import json_option, queue_argument, url_option
-from counterpoise.cli.output import duration, print_json
+from counterpoise.cli.options import json_option, queue_argument, service_options
+from counterpoise.cli.output import count_text, counted, duration, position_text, print_json
 from counterpoise.cli.reading import TIMEOUT_SECONDS, opened
 from counterpoise.cli.tables import conditions_text, console, table
 from counterpoise.client import Client
@@ -55,7 +55,7 @@ class PartitionLag:
 
 @click.command("lag")
 @queue_argument
-@url_option
+@service_options
 @json_option
 def show_lag(queue: str, url: str | None, as_json: bool) -> None:
     """Show how many messages of each partition are not processed, and how old the next is.
@@ -82,15 +82,15 @@ def show_lag(queue: str, url: str | None, as_json: bool) -> None:
         shown.add_row(
             str(row.partition),
             row.state,
-            "(earliest)" if row.position is None else row.position,
+            position_text(row.position),
             row.end,
-            "not of this log" if row.lag is None else str(row.lag),
+            "not of this log" if row.lag is None else count_text(row.lag),
             _age_text(row),
         )
     console.print(shown)
     oldest = _oldest(rows)
     age = f"; the oldest is {duration(oldest)} old" if oldest is not None and _total(rows) else ""
-    console.print(f"{queue}: {_total(rows)} messages behind in {view.log}{age}")
+    console.print(f"{queue}: {counted(_total(rows), 'message')} behind in {view.log}{age}")
     if any(row.lag is None for row in rows):
         console.print(
             "Some positions are not of this log, or beyond its end: it was made anew or has lost "

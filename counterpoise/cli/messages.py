@@ -27,7 +27,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from counterpoise.cli.options import finite, json_option, queue_argument, url_option
+from counterpoise.cli.options import finite, json_option, queue_argument, service_options
 from counterpoise.cli.output import counted, print_json, ranges, say
 from counterpoise.cli.reading import named_value
 from counterpoise.cli.tables import PlainConsole
@@ -62,7 +62,7 @@ key_separator_option = click.option(
 @click.option("--key", help="The key of every message.")
 @key_separator_option
 @click.option("--quiet", "-q", is_flag=True, help="Do not print the number of messages.")
-@url_option
+@service_options
 @json_option
 def publish(
     queue: str,
@@ -239,7 +239,7 @@ class PublishProgress:
     help="The lease: partitions are lost after this many seconds without renewal.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="Do not report granted and revoked partitions.")
-@url_option
+@service_options
 def consume(
     queue: str,
     as_json: bool,
@@ -256,6 +256,10 @@ def consume(
 
     The first interrupt (or SIGTERM, or the end of its terminal) hands its partitions over in order;
     the second ends it at once.
+
+    A message is committed once it is written, whether or not the reader of a pipe uses it. So
+    'counterpoise consume QUEUE | head -3' commits more than three messages, and --max-messages 3
+    commits three. 'counterpoise peek' commits none.
 
     --json prints one line for each message, with "value", or "value_base64" for a
     value that is not text. Without it a value with line ends is several lines in a
@@ -285,8 +289,16 @@ def consume(
         notices.tell()
         return idle is not None and min(output.idle_seconds, waiting.over_seconds()) >= idle
 
-    with stop_on_signals(consumer):
-        consumer.run(until)
+    try:
+        with stop_on_signals(consumer):
+            consumer.run(until)
+    except BrokenPipeError:
+        given = counted(consumer.handled, "message")
+        say(
+            f"counterpoise: the reader of the output ended; {given} of {queue} that it was given "
+            "are committed; --max-messages ends after a number"
+        )
+        raise
     notices.tell()
     if not quiet:
         say(f"consumed {counted(consumer.handled, 'message')} of {queue}")

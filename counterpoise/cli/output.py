@@ -63,8 +63,34 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 message`, `2 messages`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    """`1 message`, `2,000 messages`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def count_text(number: int | None) -> str:
+    """`12,345`; `?` if it is not known."""
+    return "?" if number is None else f"{number:,}"
+
+
+def position_text(position: str | None) -> str:
+    """As it is stored, because people give it back to commands; `start` without one."""
+    return "start" if position is None else position
+
+
+def setting_text(value: object) -> str:
+    """`yes`, `no`, `2.5`, `86,400`; `-` if there is none."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return f"{value:,}".removesuffix(".0")
+    return str(value)
+
+
+def for_people() -> bool:
+    """Whether a person is there to answer a question."""
+    return sys.stdin.isatty()
 
 
 def how_to_reach(error: ServiceUnavailable) -> str:

@@ -19,7 +19,7 @@ import click
 from msgspec import structs
 from rich.text import Text
 
-from counterpoise.cli.options import InOrder, finite, json_option, queue_argument, url_option
+from counterpoise.cli.options import InOrder, finite, json_option, queue_argument, service_options
 from counterpoise.cli.output import counted, print_json
 from counterpoise.cli.tables import conditions_text, console
 from counterpoise.client import Client
@@ -176,7 +176,7 @@ def _named(numbers: Iterable[int]) -> str:
     callback=finite,
     help="How long --hottest measures the rates.",
 )
-@url_option
+@service_options
 @json_option
 def split_partition(
     queue: str,
@@ -204,7 +204,7 @@ def split_partition(
 @queue_argument
 @click.argument("partition", type=click.IntRange(min=0), help="Its number.")
 @click.argument("other", type=click.IntRange(min=0), help="The one whose range lies beside.")
-@url_option
+@service_options
 @json_option
 def merge_partitions(
     queue: str, partition: int, other: int, url: str | None, as_json: bool
@@ -246,7 +246,7 @@ def _show(answer: Json, as_json: bool) -> None:
 @click.command("lineage")
 @queue_argument
 @click.option("--dot", "as_dot", is_flag=True, help="Print a graph in DOT, for Graphviz.")
-@url_option
+@service_options
 @json_option
 def show_lineage(queue: str, as_dot: bool, url: str | None, as_json: bool) -> None:
     """Show which partition of a dynamic queue comes after which, and which waits for which.

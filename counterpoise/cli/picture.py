@@ -15,6 +15,8 @@ from rich.panel import Panel
 from rich.text import Text
 
 from counterpoise.cli.output import (
+    count_text,
+    counted,
     duration,
     held_back_text,
     ranges,
@@ -144,13 +146,13 @@ def _headline(snapshot: QueueSnapshot) -> Text:
     if left is not None:
         line.append(f", {duration(left)} left")
     more = queue.operational_partition_count - queue.partition_count
-    line.append(f"   {queue.partition_count} partitions")
+    line.append(f"   {counted(queue.partition_count, 'partition')}")
     if more > 0:
         dynamic = queue.partitioning == "dynamic"
         what = "waiting or finished" if dynamic else "retiring"
         line.append(f" + {more} {what}", style="yellow")
     standby = queue.flow_count - queue.active_flow_count
-    line.append(f"   consumers: {queue.active_flow_count} active")
+    line.append(f"   consumers: {queue.active_flow_count:,} active")
     if standby > 0:
         line.append(f", {standby} standby")
     if snapshot.partitions:
@@ -243,7 +245,7 @@ def _flows(snapshot: QueueSnapshot, numbers: Mapping[str, int]) -> RenderableTyp
             Text(f"{_label(numbers[flow.flow_id], narrow):>2} ", style=f"{style} reverse"),
             Text(flow.client_name),
             Text(flow.state, style=FLOW_STYLES.get(flow.state, "")),
-            str(flow.partitions),
+            count_text(flow.partitions),
             Text(ranges(owned.get(flow.flow_id, ()))),
             Text("" if lease is None else duration(lease), style="dim"),
         )

@@ -21,12 +21,21 @@ from counterpoise.cli.options import (
     json_option,
     partitions_option,
     queue_argument,
-    url_option,
+    service_options,
 )
-from counterpoise.cli.output import counted, no_partition, print_json
-from counterpoise.cli.tables import console, table
+from counterpoise.cli.output import (
+    count_text,
+    counted,
+    for_people,
+    no_partition,
+    position_text,
+    print_json,
+    say,
+)
+from counterpoise.cli.tables import PlainConsole, console, table
 from counterpoise.client import Client
 from counterpoise.documents import Json
+from counterpoise.errors import CommandRefused
 
 
 @click.group("positions", cls=InOrder)
@@ -48,7 +57,7 @@ FORMS = (
 
 @app.command("show")
 @queue_argument
-@url_option
+@service_options
 @json_option
 def show_positions(queue: str, url: str | None, as_json: bool) -> None:
     """Show the committed position of each partition; `set --file` takes the JSON of this."""
@@ -70,7 +79,9 @@ def show_positions(queue: str, url: str | None, as_json: bool) -> None:
     columns = ("PARTITION", "POSITION", "END", "LAG")
     shown = table(*columns, right=columns)
     for one in partitions:
-        shown.add_row(str(one.partition), _shown(one.position), one.end or "?", _count(one.lag))
+        shown.add_row(
+            str(one.partition), position_text(one.position), one.end or "?", count_text(one.lag)
+        )
     console.print(shown)
 
 
@@ -89,7 +100,8 @@ def show_positions(queue: str, url: str | None, as_json: bool) -> None:
 @click.option(
     "--dry-run", is_flag=True, help="Change nothing; show what would be read again or skipped."
 )
-@url_option
+@click.option("--yes", "-y", is_flag=True, help="Set them without a question.")
+@service_options
 @json_option
 def set_positions(
     queue: str,
@@ -98,13 +110,15 @@ def set_positions(
     partitions: tuple[int, ...],
     file: Path | None,
     dry_run: bool,
+    yes: bool,
     url: str | None,
     as_json: bool,
 ) -> None:
     """Set the positions from which the consumers of a queue continue, at once.
 
     Consumers drop what they have read ahead and continue at the new positions.
-    Try --dry-run first: what is skipped is never read.
+    What is skipped is never read. So it shows first what would be read again
+    and skipped, and asks. Without a terminal it needs --yes.
     """
     if [to, named, file].count(None) != 2:
         raise click.BadParameter(f"give either TO ({FORMS}) or --file")
@@ -120,6 +134,8 @@ def set_positions(
             answer = client.set_positions(queue, target, dry_run=True)
         rows: list[Json] = answer["partitions"]
         if not dry_run:
+            if not yes and _moved(rows):
+                _ask(queue, target, rows)
             done = client.set_positions(queue, target)
             # The log may have grown since the dry run, which alone says what the effect is.
             made = {one["partition"]: one for one in done["partitions"]}
@@ -128,37 +144,53 @@ def set_positions(
                 for row in rows
                 if row["partition"] in made
             ]
-        moved = [row for row in rows if row["position"] != row["previous"]]
         # It is only told to people.
-        stayed = not as_json and not moved and _goes_back(target)
+        stayed = not as_json and not _moved(rows) and _goes_back(target)
         nothing_older = stayed and _is_earliest(client, queue)
-    again, skipped = _sum(rows, "read_again"), _sum(rows, "skipped")
     if as_json:
         print_json(
             {
                 "queue": queue,
                 "dry_run": dry_run,
-                "read_again": again,
-                "skipped": skipped,
+                "read_again": _sum(rows, "read_again"),
+                "skipped": _sum(rows, "skipped"),
                 "partitions": rows,
             }
         )
         return
-    if moved:
-        _print(moved)
-    would, be = ("would ", "be") if dry_run else ("", "are")
-    if again is None:
+    if dry_run or yes:
+        _print(rows)
+    said = _summary(queue, target, rows, would=dry_run)
+    console.print(said + ("; nothing older is in the log" if nothing_older else ""))
+
+
+def _ask(queue: str, target: Target, rows: list[Json]) -> None:
+    """Show what would be, on stderr. Raises CommandRefused without a terminal, Abort after a no."""
+    said = _summary(queue, target, rows, would=True)
+    if not for_people():
+        raise CommandRefused("not_confirmed", f"{said}; --yes sets them, --dry-run shows each")
+    _print(rows, err=True)
+    say(said)
+    click.confirm("Set them?", abort=True, err=True)
+
+
+def _summary(queue: str, target: Target, rows: list[Json], *, would: bool) -> str:
+    """What is set, and how many messages are read again and skipped by it."""
+    again, skipped = _sum(rows, "read_again"), _sum(rows, "skipped")
+    may, be = ("would ", "be") if would else ("", "are")
+    if again is None or skipped is None:
         effect = "the log does not say how many messages that is"
     else:
-        effect = (
-            f"{counted(again, 'message')} {would}{be} read again, {skipped} {would}{be} skipped"
-        )
-    if nothing_older:
-        effect += "; nothing older is in the log"
-    verb = "would move" if dry_run else "set"
+        effect = f"{counted(again, 'message')} {may}{be} read again, {skipped:,} {may}{be} skipped"
+    verb = "would move" if would else "set"
     if isinstance(target, datetime):
         verb += f" to {target.isoformat(timespec='seconds').replace('+00:00', 'Z')}"
-    console.print(f"{queue}: {len(moved)} of {counted(len(rows), 'position')} {verb}; {effect}")
+    moved = len(_moved(rows))
+    return f"{queue}: {moved:,} of {counted(len(rows), 'position')} {verb}; {effect}"
+
+
+def _moved(rows: list[Json]) -> list[Json]:
+    return [row for row in rows if row["position"] != row["previous"]]
 
 
 def _goes_back(target: Target) -> bool:
@@ -244,29 +276,24 @@ def _positions_of(partitions: Sequence[int], rows: list[Json]) -> Mapping[int, s
     return {number: positions[number] for number in partitions}
 
 
-def _print(rows: list[Json]) -> None:
+def _print(rows: list[Json], *, err: bool = False) -> None:
+    """A table of the positions that move, if any does."""
+    if not (moved := _moved(rows)):
+        return
     columns = ("PARTITION", "FROM", "TO", "READ AGAIN", "SKIPPED")
     shown = table(*columns, right=columns)
-    for row in rows:
+    for row in moved:
         shown.add_row(
             str(row["partition"]),
-            _shown(row["previous"]),
-            _shown(row["position"]),
-            _count(row["read_again"]),
-            _count(row["skipped"]),
+            position_text(row["previous"]),
+            position_text(row["position"]),
+            count_text(row["read_again"]),
+            count_text(row["skipped"]),
         )
-    console.print(shown)
+    (PlainConsole(stderr=True) if err else console).print(shown)
 
 
 def _sum(rows: list[Json], field: str) -> int | None:
     """The sum over all partitions; None if one is not known."""
     counts = [row[field] for row in rows]
     return None if None in counts else sum(counts)
-
-
-def _shown(position: str | None) -> str:
-    return "start" if position is None else position
-
-
-def _count(number: int | None) -> str:
-    return "?" if number is None else str(number)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from counterpoise.cli.options import InOrder, finite, json_option, queue_argument, url_option
-from counterpoise.cli.output import counted, print_json, tell, total_lag, wrong
+from counterpoise.cli.options import InOrder, finite, json_option, queue_argument, service_options
+from counterpoise.cli.output import (
+    count_text,
+    counted,
+    for_people,
+    print_json,
+    setting_text,
+    tell,
+    total_lag,
+    wrong,
+)
 from counterpoise.client import Client
 from counterpoise.errors import CommandRefused, CounterpoiseError, Invalid, QueueUnreadable
 from counterpoise.wire import Queue
@@ -119,7 +127,7 @@ def _mirrored(queue: str, mirror: bool | None, group: str | None) -> dict[str, s
 @click.option(
     "--lag/--no-lag", default=True, help="Ask the logs how many messages are not processed yet."
 )
-@url_option
+@service_options
 @json_option
 def list_queues(lag: bool, url: str | None, as_json: bool) -> None:
     """List the queues, with their consumers and how far these are behind."""
@@ -142,7 +150,7 @@ def list_queues(lag: bool, url: str | None, as_json: bool) -> None:
             _status(queue, behind),
             _count(queue),
             _consumers(queue),
-            *(["?" if behind is None else str(behind)] if lag else []),
+            *([count_text(behind)] if lag else []),
             queue.log,
         )
     console.print(shown)
@@ -174,7 +182,7 @@ def _status(queue: Queue, lag: int | None) -> str:
 
 def _consumers(queue: Queue) -> str:
     standbys = queue.flow_count - queue.active_flow_count
-    return f"{queue.flow_count}" + (f" ({standbys} idle)" if standbys > 0 else "")
+    return f"{queue.flow_count:,}" + (f" ({standbys:,} idle)" if standbys > 0 else "")
 
 
 @app.command("create")
@@ -234,7 +242,7 @@ def _consumers(queue: Queue) -> str:
     is_flag=True,
     help="With --from-group: create nothing; show where the queue would begin.",
 )
-@url_option
+@service_options
 @json_option
 def create_queue(
     queue: str,
@@ -320,7 +328,7 @@ def _show_transfer(name: str, transfer: Transfer, start: str, as_json: bool) -> 
 
 @app.command("show")
 @queue_argument
-@url_option
+@service_options
 @json_option
 def show_queue(queue: str, url: str | None, as_json: bool) -> None:
     """Show a queue's settings."""
@@ -344,7 +352,7 @@ def show_queue(queue: str, url: str | None, as_json: bool) -> None:
     "(logs in Kafka only).",
 )
 @mirror_group_option
-@url_option
+@service_options
 @json_option
 def change_queue(
     queue: str,
@@ -368,7 +376,7 @@ def change_queue(
 @click.option(
     "--discard", is_flag=True, help="Remove surplus partitions at once, with their messages."
 )
-@url_option
+@service_options
 @json_option
 def resize_queue(
     queue: str, partitions: int, discard: bool, url: str | None, as_json: bool
@@ -403,7 +411,7 @@ def resize_queue(
     is_flag=True,
     help="Delete it even with messages that are not processed, and with bound consumers.",
 )
-@url_option
+@service_options
 @json_option
 def delete_queue(queue: str, force: bool, url: str | None, as_json: bool) -> None:
     """Delete a queue, and the messages of a built-in log that no other queue reads.
@@ -426,7 +434,7 @@ def delete_queue(queue: str, force: bool, url: str | None, as_json: bool) -> Non
                     "messages_unprocessed",
                     f"{queue} has {bound}, and {loss}; stop them first, or delete with --force",
                 )
-            if not _for_people():
+            if not for_people():
                 raise CommandRefused(
                     "messages_unprocessed", f"{queue} has {loss}; --force deletes it nevertheless"
                 )
@@ -437,11 +445,6 @@ def delete_queue(queue: str, force: bool, url: str | None, as_json: bool) -> Non
         return
     ended = f"; {counted(consumers, 'consumer')} of it will end" if consumers else ""
     click.echo(f"{queue} deleted{ended}")
-
-
-def _for_people() -> bool:
-    """Whether a person is there to answer a question."""
-    return sys.stdin.isatty()
 
 
 def _loss(client: Client, name: str) -> str:
@@ -460,7 +463,7 @@ def _count_and_log(queue: Queue) -> str:
 
 def _count(queue: Queue) -> str:
     retiring = queue.operational_partition_count - queue.partition_count
-    return f"{queue.partition_count}" + (f" +{retiring}" if retiring > 0 else "")
+    return f"{queue.partition_count:,}" + (f" +{retiring:,}" if retiring > 0 else "")
 
 
 def _show(queue: Queue, as_json: bool) -> None:
@@ -472,5 +475,5 @@ def _show(queue: Queue, as_json: bool) -> None:
     shown = table("", "")
     shown.show_header = False
     for name, value in queue.raw.items():
-        shown.add_row(name.replace("_", " "), "-" if value is None else str(value))
+        shown.add_row(name.replace("_", " "), setting_text(value))
     console.print(shown)

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from counterpoise.cli.options import json_option, partitions_option, queue_argument, url_option
+from counterpoise.cli.options import json_option, partitions_option, queue_argument, service_options
 from counterpoise.cli.output import counted, no_partition, say
 from counterpoise.client import Client
 from counterpoise.logs import Log, LogError, open_log
@@ -54,7 +54,7 @@ _WORD = re.compile(r'[^\s"=]+')
     default=1000,
     help="The most bytes to show of each value, key and headers.",
 )
-@url_option
+@service_options
 @json_option
 def peek(
     queue: str,

@@ -9,8 +9,8 @@ from typing import Any
 import click
 from msgspec import structs
 
-from counterpoise.cli.options import json_option, queue_argument, url_option
-from counterpoise.cli.output import print_json, tell, total_lag
+from counterpoise.cli.options import json_option, queue_argument, queue_names, service_options
+from counterpoise.cli.output import counted, print_json, tell, total_lag
 from counterpoise.cli.queues import list_queues
 from counterpoise.client import Client
 from counterpoise.errors import ServiceUnavailable
@@ -23,10 +23,11 @@ POLL_SECONDS = 0.5
 @click.argument(
     "queue",
     required=False,
+    shell_complete=queue_names,
     help="The queue's name; without it, all queues are listed.",
 )
 @click.option("--watch", "-w", is_flag=True, help="Refresh until interrupted.")
-@url_option
+@service_options
 @json_option
 def show_status(queue: str | None, watch: bool, url: str | None, as_json: bool) -> None:
     """Show the owners of the partitions, the handoffs, and the trigger."""
@@ -89,7 +90,7 @@ def _watch(client: Client, queue: str) -> None:
 
 @click.command("rebalance")
 @queue_argument
-@url_option
+@service_options
 @json_option
 def rebalance(queue: str, url: str | None, as_json: bool) -> None:
     """Rebalance now, without waiting for the holddown."""
@@ -98,4 +99,4 @@ def rebalance(queue: str, url: str | None, as_json: bool) -> None:
     if as_json:
         print_json(status.raw)
     else:
-        tell(f"{status.queue}: {status.status}, {len(status.handoffs)} handoffs")
+        tell(f"{status.queue}: {status.status}, {counted(len(status.handoffs), 'handoff')}")

@@ -25,6 +25,6 @@ def counterpoise_service(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryServ
 
     with MemoryService() as service:
         monkeypatch.setenv("COUNTERPOISE_URL", service.url)
-        for name in ("COUNTERPOISE_TOKEN", "COUNTERPOISE_LOG_URL"):
+        for name in ("COUNTERPOISE_TOKEN", "COUNTERPOISE_TOKEN_FILE", "COUNTERPOISE_LOG_URL"):
             monkeypatch.delenv(name, raising=False)
         yield service

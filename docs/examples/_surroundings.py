@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from broker.demo.processes import session as processes_of
-from counterpoise.client import Client
+from counterpoise import Client, Publisher
 from counterpoise.errors import ServiceUnavailable
-from counterpoise.publisher import Publisher
 
 # Spark settings for several applications on one machine. Do not use them on a cluster.
 SMALL = {

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from markdown_it import MarkdownIt
 
+import counterpoise
 from counterpoise.cli.app import COMMANDS, app, load
 from tests.architecture.test_repository import ROOT, tracked_files
 from tests.browser.diagrams import PICTURES, diagrams, name_of
@@ -80,6 +81,19 @@ def test_references_of_links_are_defined(name: str) -> None:
 @pytest.mark.parametrize("code", list(blocks("python")))
 def test_python_in_documents_can_be_parsed(code: str) -> None:
     ast.parse(code)
+
+
+@pytest.mark.parametrize("code", list(blocks("python")))
+def test_pages_import_from_the_package_itself_what_it_has(code: str) -> None:
+    """One way to import a name, on all pages."""
+    elsewhere = [
+        f"{one.module}: {name.name}"
+        for one in ast.walk(ast.parse(code))
+        if isinstance(one, ast.ImportFrom) and (one.module or "").startswith("counterpoise.")
+        for name in one.names
+        if name.name in counterpoise.__all__
+    ]
+    assert elsewhere == []
 
 
 def command_lines(name: str) -> Iterator[list[str]]:
@@ -151,6 +165,42 @@ def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
     }
     assert len(quoted) > 60
     assert {part for part in quoted if part not in messages_of_the_code()} == set()
+
+
+OUTAGES = text("docs/what-if.md").split("\n## ")[1:]
+
+
+@pytest.mark.parametrize("section", OUTAGES, ids=[one.partition("\n")[0] for one in OUTAGES])
+def test_each_outage_has_its_loss_its_time_its_remedy_and_tests(section: str) -> None:
+    """docs/what-if.md. A test that is named exists."""
+    points = re.findall(r"^\* \*\*(.+?):\*\*", section, re.M)
+    assert points == ["Lost", "For how long", "What to do", "Shown by"]
+    named = re.findall(r"`(tests/\S+\.py)::(\w+)`", section)
+    assert named
+    for file, function in named:
+        body = ast.walk(ast.parse(text(file)))
+        defined = {
+            one.name for one in body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        assert function in defined, f"{file} has no {function}"
+
+
+# What people search for, and the section that should have all words of it (`test_site`: finds it).
+SEARCHES = {
+    "authentication": "docs/operations.md",
+    "RBAC": "docs/operations.md",
+    "disaster recovery": "docs/what-if.md",
+    "how many partitions": "docs/operations.md",
+    "scale": "docs/autoscaling.md",
+    "Postgres goes down": "docs/what-if.md",
+}
+
+
+@pytest.mark.parametrize("asked", SEARCHES)
+def test_a_section_has_the_words_in_which_people_ask(asked: str) -> None:
+    sections = re.split(r"^#+ ", text(SEARCHES[asked]), flags=re.M)
+    words = asked.lower().split()
+    assert any(all(word in one.lower() for word in words) for one in sections)
 
 
 def test_every_page_is_reached_from_the_readme() -> None:

@@ -151,7 +151,7 @@ def test_programs_without_spark_and_questions_of_an_operator(
     second.type(terminals()[0][0])
     assert "counterpoise queues create" in second.type("counterpoise queues create --help")
     second.type("counterpoise queues create orders --partitions 4")
-    (directory / "publish.py").write_text(code("from counterpoise.publisher"), "utf-8")
+    (directory / "publish.py").write_text(code("from counterpoise import Publisher"), "utf-8")
     second.type("python publish.py")
     assert "one more" in second.type("counterpoise consume orders --max-messages 1 2>&1")
     assert "fine" in second.type("counterpoise doctor")
@@ -160,7 +160,9 @@ def test_programs_without_spark_and_questions_of_an_operator(
     assert len(listed) == 2
     assert "would" in second.type("counterpoise positions set orders earliest --dry-run")
 
-    consume = code("from counterpoise.consumer").replace('orders"', 'orders", client_name="me"')
+    consume = code("from counterpoise import Consumer").replace(
+        'orders"', 'orders", client_name="me"'
+    )
     (directory / "consume.py").write_text(consume, "utf-8")
     second.type("python consume.py > consumed.log 2>&1 &")
     second.see("counterpoise status orders", "consumers: 1 active")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +21,7 @@ from broker.exits import Exit
 from broker.key_commands import app
 from broker.postgres.embedded import EmbeddedPostgres
 from tests.broker.test_cli import run
+from tests.forked import Forked
 from tests.service import NO_SERVICE, ServeProcess, listen
 
 KEY = re.compile(r"cp_[0-9a-f]{12}_[0-9a-f]{64}")
@@ -104,6 +107,25 @@ def test_an_id_that_no_key_has(migrated_url: str) -> None:
     refused = keys(migrated_url, "revoke", "nobody's")
     assert refused.exit_code == Exit.KEY
     assert "keys list" in refused.stderr
+
+
+@pytest.mark.long
+def test_the_database_comes_from_a_pipe_as_in_the_cluster(database_url: str) -> None:
+    """deploy/README.md: nothing but the pipe has the URL, and it is read once."""
+    given = ["keys", "create", "--role", "admin", "--url", NO_SERVICE]
+    with Forked(
+        "counterpoise.cli",
+        given,
+        environment={**os.environ, "COUNTERPOISE_DATABASE_URL_FILE": "/dev/stdin"},
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(f"{database_url}\n")
+        made, said = process.communicate(timeout=240)
+        assert process.wait() == 0, said
+    assert KEY.fullmatch(made.strip())
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ from broker.settings import Settings, SettingsError, load
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = {f"COUNTERPOISE_{name.upper()}" for name in Settings.model_fields}
+    ours |= {f"{name}_FILE" for name in ours}
     for name in [name for name in os.environ if name in ours or name.startswith("PG")]:
         monkeypatch.delenv(name)
 
@@ -219,3 +220,35 @@ def test_wrong_accesses_to_logs_are_refused_without_showing_them(urls: str) -> N
 
 def test_zero_is_a_value() -> None:
     assert load(port=0, shutdown_seconds=0).shutdown_seconds == 0
+
+
+@pytest.mark.parametrize("name", ["database_url", "log_database_url", "log_urls"])
+def test_a_secret_may_be_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    value = "redis://:p@host:1" if name == "log_urls" else "postgresql://u:p@host/db"
+    file = tmp_path / "secret"
+    file.write_text(f"{value}\n")
+    monkeypatch.setenv(f"COUNTERPOISE_{name.upper()}_FILE", str(file))
+    assert getattr(load(), name) == getattr(load(**{name: value}), name)
+    other = value.replace("host", "other")
+    monkeypatch.setenv(f"COUNTERPOISE_{name.upper()}", other)
+    assert getattr(load(), name) == getattr(load(**{name: other}), name)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(None, "No such file"), (b"\n", "is empty"), (b"\xff", "not text")]
+)
+def test_a_file_without_the_secret_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes | None, says: str
+) -> None:
+    file = tmp_path / "secret"
+    if content is not None:
+        file.write_bytes(content)
+    monkeypatch.setenv("COUNTERPOISE_DATABASE_URL_FILE", str(file))
+    with pytest.raises(SettingsError, match=f"^COUNTERPOISE_DATABASE_URL_FILE: .*{says}"):
+        load()
+    # Only a secret may be in a file.
+    monkeypatch.delenv("COUNTERPOISE_DATABASE_URL_FILE")
+    monkeypatch.setenv("COUNTERPOISE_HOST_FILE", str(file))
+    assert load().host == "127.0.0.1"

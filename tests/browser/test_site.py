@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture.test_documents import SEARCHES
 from tests.architecture.test_repository import ROOT
-from tests.browser.chromium import MARKS, PROGRAM, chromium
+from tests.browser.chromium import MARKS, PROGRAM, Page, chromium
 from tests.service import eventually, free_port
 
 pytestmark = [pytest.mark.long, *MARKS]
@@ -80,19 +81,33 @@ def served(directory: Path) -> Iterator[str]:
             server.terminate()
 
 
-def test_the_search_finds_a_word_of_the_contract(site: Path, tmp_path: Path) -> None:
+def found_by(page: Page, asked: str) -> list[str]:
+    """The first five pages that the search of this page finds."""
+    eventually(lambda: "Counterpoise" in page.text("h1"))
+    page.run(
+        "document.querySelector('label[for=__search]').click();"
+        "const search = document.querySelector('[data-md-component=search-query]');"
+        f"search.focus(); search.value = {json.dumps(asked)};"
+        "search.dispatchEvent(new Event('keyup', {bubbles: true}))"
+    )
+    eventually(lambda: page.text(".md-search-result__list") != "")
+    paths: list[str] = page.run(
+        "[...document.querySelectorAll('.md-search-result__item')].slice(0, 5)"
+        ".map(one => one.querySelector('a').pathname)"
+    )
+    return paths
+
+
+def test_the_search_finds_pages_by_the_words_in_which_people_ask(
+    site: Path, tmp_path: Path
+) -> None:
     assert PROGRAM is not None
+    searches = {"holddown": "docs/protocol.md", **SEARCHES}
     with served(site) as address, chromium(PROGRAM, tmp_path) as browser:
-        page = browser.open(f"{address}/index.html")
-        eventually(lambda: "Counterpoise" in page.text("h1"))
-        page.run(
-            "document.querySelector('label[for=__search]').click();"
-            "const search = document.querySelector('[data-md-component=search-query]');"
-            "search.focus(); search.value = 'holddown';"
-            "search.dispatchEvent(new Event('keyup', {bubbles: true}))"
-        )
-        eventually(lambda: "olddown" in page.text(".md-search-result__list"))
-        assert page.faults() == []
+        for asked, document in searches.items():
+            page = browser.open(f"{address}/index.html")
+            assert f"/{document.removesuffix('.md')}.html" in found_by(page, asked), asked
+            assert page.faults() == []
 
 
 def test_a_menu_leads_to_the_other_versions(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ def test_every_public_name_is_there():
     assert [getattr(counterpoise, name).__name__ for name in counterpoise.__all__] == (
         counterpoise.__all__
     )
+    assert {*counterpoise.__all__, "__version__"} <= {*dir(counterpoise)}
     with pytest.raises(AttributeError, match="nothing"):
         _ = counterpoise.nothing  # type: ignore[attr-defined]
 

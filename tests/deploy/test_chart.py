@@ -1,6 +1,8 @@
 """The Helm chart, linted and rendered by Helm itself (its library, from the package index)."""
 
 import platform
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ pytestmark = [
 ]
 
 CHART = ROOT / "deploy/helm/counterpoise"
+PLACE = {"name": "counterpoise", "namespace": "counterpoise"}
 ALL: dict[str, Any] = {
     "replicas": 3,
     "image": {"tag": "v9", "pullPolicy": "Always", "pullSecrets": ["registry"]},
@@ -33,7 +36,47 @@ ALL: dict[str, Any] = {
     "allowedHosts": ["queues.example.com"],
     "settings": {"HISTORY_DAYS": 1_000_000, "AUTO_MIGRATE": False, "LOG_LEVEL": "warning"},
     "secretSettings": {"LOG_URLS": {"secret": "logs", "key": "urls"}},
+    "nodeSelector": {"disk": "fast"},
+    "tolerations": [
+        {
+            "key": "dedicated",
+            "operator": "Equal",
+            "value": "queues",
+            "effect": "NoExecute",
+            "tolerationSeconds": 60,
+        },
+    ],
+    "affinity": {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "arch", "operator": "In", "values": ["amd64"]}]}
+                ]
+            }
+        },
+    },
+    "topologySpreadConstraints": [
+        {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"},
+        {
+            "maxSkew": 2,
+            "topologyKey": "rack",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": {"a": "b"}},
+        },
+    ],
+    "podAnnotations": {"example.com/scrape": "true"},
+    "service": {"annotations": {"example.com/balancer": "yes: no"}},
+    "podDisruptionBudget": {"maxUnavailable": "50%"},
+    "serviceMonitor": {
+        "enabled": True,
+        "interval": "30s",
+        "labels": {"release": "prometheus"},
+        "token": {"secret": "viewer", "key": "the-key"},
+        "authority": {"secret": "authority", "key": "ca.pem"},
+        "serverName": "queues.example.com",
+    },
     "networkPolicy": {
+        "callers": [{"namespaceSelector": {"matchLabels": {"team": "a"}}}],
         "databasePods": {"cnpg.io/cluster": "postgres"},
         "databasePort": 5432,
         "clients": [
@@ -68,8 +111,7 @@ def chart() -> Iterator[Any]:
 
 def rendered(chart: Any, values: dict, **names: str) -> dict[tuple[str, str], dict]:
     """The objects by kind and name."""
-    release = {"name": "counterpoise", "namespace": "counterpoise", **names}
-    texts = chart.render(values, **release)
+    texts = chart.render(values, **{**PLACE, **names})
     objects = [
         one
         for name, text in texts.items()
@@ -106,7 +148,8 @@ def test_the_manifests_are_the_chart_with_its_defaults() -> None:
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_objects_with_all_values_fit_the_schemas_of_kubernetes(chart: Any, version: str) -> None:
     for (kind, _), one in rendered(chart, ALL, name="other").items():
-        if kind not in ("ScaledObject", "TriggerAuthentication"):  # KEDA's own
+        # KEDA's own, and that of the Prometheus operator.
+        if kind not in ("ScaledObject", "TriggerAuthentication", "ServiceMonitor"):
             kubernetes_validate.validate(one, version, strict=True)
 
 
@@ -136,6 +179,99 @@ def test_what_is_chosen_is_what_runs(chart: Any) -> None:
     Settings.model_validate({name.lower(): text for name, text in texts.items()})
     hosts = "other-counterpoise other-counterpoise.shared.svc *.shared.svc.cluster.local"
     assert texts["ALLOWED_HOSTS"].split(",") == [*hosts.split(), "queues.example.com"]
+
+
+def test_replicas_run_where_they_should(chart: Any) -> None:
+    objects = rendered(chart, ALL, name="other")
+    template = objects["Deployment", "other-counterpoise"]["spec"]["template"]
+    pod, labels = template["spec"], template["metadata"]["labels"]
+    for name in ("nodeSelector", "tolerations", "affinity"):
+        assert pod[name] == ALL[name]
+    own, given = ALL["topologySpreadConstraints"]
+    assert pod["topologySpreadConstraints"] == [
+        {**own, "labelSelector": {"matchLabels": labels}},
+        given,
+    ]
+    assert template["metadata"]["annotations"] == ALL["podAnnotations"]
+    service = objects["Service", "other-counterpoise"]["metadata"]
+    assert service["annotations"] == ALL["service"]["annotations"]
+    budget = objects["PodDisruptionBudget", "other-counterpoise"]["spec"]
+    assert budget["maxUnavailable"] == "50%"
+    default = rendered(chart, {})["Deployment", "counterpoise"]["spec"]["template"]
+    assert "annotations" not in default["metadata"]
+    assert not {"nodeSelector", "tolerations", "affinity"} & default["spec"].keys()
+    [spread] = default["spec"]["topologySpreadConstraints"]
+    assert spread["topologyKey"] == "kubernetes.io/hostname"
+    none = rendered(chart, {"topologySpreadConstraints": []})["Deployment", "counterpoise"]
+    assert "topologySpreadConstraints" not in none["spec"]["template"]["spec"]
+
+
+def test_prometheus_asks_the_replicas_with_a_key(chart: Any) -> None:
+    objects = rendered(chart, ALL, name="other")
+    monitor = objects["ServiceMonitor", "other-counterpoise"]
+    service = objects["Service", "other-counterpoise"]
+    assert monitor["metadata"]["labels"] == {
+        **service["metadata"]["labels"],
+        "release": "prometheus",
+    }
+    selected = monitor["spec"]["selector"]["matchLabels"]
+    assert selected.items() <= service["metadata"]["labels"].items()
+    assert service["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "counterpoise"
+    [endpoint] = monitor["spec"]["endpoints"]
+    assert endpoint["port"] in [one["name"] for one in service["spec"]["ports"]]
+    assert endpoint == {
+        "port": "https",
+        "scheme": "https",
+        "path": "/metrics",
+        "interval": "30s",
+        "authorization": {"credentials": {"name": "viewer", "key": "the-key"}},
+        "tlsConfig": {
+            "ca": {"secret": {"name": "authority", "key": "ca.pem"}},
+            "serverName": "queues.example.com",
+        },
+    }
+    assert not [kind for kind, _ in rendered(chart, {}) if kind == "ServiceMonitor"]
+    short = {"serviceMonitor": {"enabled": True}}
+    default = rendered(chart, short, name="other", namespace="shared")
+    [endpoint] = default["ServiceMonitor", "other-counterpoise"]["spec"]["endpoints"]
+    assert endpoint["tlsConfig"]["serverName"] == "other-counterpoise.shared.svc"
+
+
+def test_only_the_named_callers_reach_the_replicas(chart: Any) -> None:
+    objects = rendered(chart, {"networkPolicy": {"callers": ALL["networkPolicy"]["callers"]}})
+    assert [name for kind, name in objects if kind == "NetworkPolicy"] == ["counterpoise"]
+    policy = objects["NetworkPolicy", "counterpoise"]["spec"]
+    labels = objects["Deployment", "counterpoise"]["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"] == {"matchLabels": labels}
+    [rule] = policy["ingress"]
+    assert rule["from"] == ALL["networkPolicy"]["callers"]
+    [port] = container(objects)["ports"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": port["name"]}]
+
+
+def test_the_notes_have_the_line_of_the_page_for_the_first_key(chart: Any) -> None:
+    def notes(values: dict, **names: str) -> str:
+        [text] = [
+            text
+            for name, text in chart.render(values, **names).items()
+            if name.endswith("NOTES.txt")
+        ]
+        return str(text)
+
+    [line] = [one for one in notes({}, **PLACE).splitlines() if one.startswith("kubectl")]
+    page = (ROOT / "deploy/README.md").read_text("utf-8")
+    assert re.sub(r"--image=\S+", "--image=IMAGE", line) in page
+    # The pod may reach the database, as the policy has it.
+    [given] = re.findall(r"--labels=(\S+)", line)
+    objects = rendered(chart, ALL)
+    [rule] = objects["NetworkPolicy", "counterpoise-database"]["spec"]["ingress"]
+    assert rule["from"][0]["podSelector"]["matchLabels"] == dict(
+        one.split("=") for one in given.split(",")
+    )
+    # A shell reads it as it is meant.
+    dotted = notes({**ALL, "database": {"secret": "s", "key": "a.url"}}, **PLACE)
+    [line] = [one for one in dotted.splitlines() if one.startswith("kubectl")]
+    assert r"jsonpath={.data.a\.url}" in shlex.split(line)
 
 
 def test_two_releases_in_one_namespace_have_nothing_in_common(chart: Any) -> None:
@@ -196,6 +332,20 @@ def test_keda_scales_by_age_too_if_that_is_wanted(chart: Any) -> None:
         {"settings": {"LOG_URLS": "redis://user:password@host"}},
         {"networkPolicy": {"clients": [{}]}},
         {"networkPolicy": {"databasePort": 0}},
+        {"networkPolicy": {"callers": [{}]}},
+        {"nodeSelector": {"disk": 1}},
+        {"tolerations": [{"effect": "NoWhere"}]},
+        {"affinity": {"nodes": {}}},
+        {"topologySpreadConstraints": [{"maxSkew": 0}]},
+        {"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone"}]},
+        {"podAnnotations": {"example.com/scrape": True}},
+        {"service": {"annotations": {"example.com/scrape": 1}}},
+        {"service": {"type": "NodePort"}},
+        {"podDisruptionBudget": {"maxUnavailable": 0}},
+        {"podDisruptionBudget": {"maxUnavailable": "0%"}},
+        {"serviceMonitor": {"enabled": "yes"}},
+        {"serviceMonitor": {"interval": "often"}},
+        {"serviceMonitor": {"token": "cp_1"}},
         {"scaling": [{"queue": "orders"}]},
         {"scaling": [{**ALL["scaling"][0], "maxLagSeconds": 0}]},
         {"scaling": [{**ALL["scaling"][0], "target": {"kind": "Pod", "name": "one"}}]},

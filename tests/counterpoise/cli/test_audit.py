@@ -34,7 +34,7 @@ def test_it_tells_who_changed_what(service: Service) -> None:
         ["create_queue", "flights"],
     ]
     text = audit("--queue", "flights", "--limit", "1")
-    assert "max_handoff_time: 3.0 -> 4.0, partition_count: 2 -> 3" in text
+    assert "max_handoff_time: 3 -> 4, partition_count: 2 -> 3" in text
     assert "127.0.0.1" in text
     assert "orders" not in text
     [item] = json.loads(audit("--queue", "flights", "--limit", "1", "--json"))

@@ -269,7 +269,7 @@ def test_a_publish_shows_its_progress_on_a_terminal(run, start, tmp_path):
     with terminal() as (screen, within):
         publishing = start("publish", "a", "-f", str(file), environment=SCREEN, stderr=within)
         read_until(screen, " messages, ")
-        read_until(screen, "published 50000 messages to a")
+        read_until(screen, "published 50,000 messages to a")
         assert publishing.wait(240) == 0
 
 
@@ -330,7 +330,7 @@ def test_a_queue_with_unprocessed_messages_is_not_deleted_by_a_word(run):
 def test_a_person_is_asked_before_messages_are_deleted(run, monkeypatch, answer, left):
     run("queues", "create", "a", "-p", "3")
     run("publish", "a", "-q", stdin="1\n")
-    monkeypatch.setattr(queues, "_for_people", lambda: True)
+    monkeypatch.setattr(queues, "for_people", lambda: True)
     asked = run("queues", "delete", "a", stdin=f"{answer}\n", code=left)
     assert "a has 1 message that is not processed. Delete it?" in asked.stderr
     assert len(json.loads(run("queues", "list", "--json").output)) == left

@@ -258,13 +258,13 @@ class TestOnApacheKafka:
         assert sum(int(lag) for _, _, lag in described()) == 3
         offsets = {int(partition): int(offset) for partition, offset, _ in described()}
         eventually(lambda: stored(apache_kafka, name) == offsets)
-        run("positions", "set", name, "earliest")
+        run("positions", "set", "--yes", name, "earliest")
         eventually(lambda: described() == [("0", "0", "6"), ("1", "0", "6")])
 
         # A member of the group makes it Kafka's, until it is gone.
         intruder = member()
         eventually(lambda: intruder.poll(0.1) is None and len(intruder.assignment()) == 2)
-        run("positions", "set", name, "latest")
+        run("positions", "set", "--yes", name, "latest")
         said = "mirror failed at the service"
         eventually(lambda: said in run("lag", name).output)
         assert f"the consumer group '{name}' has active members" in run("lag", name).output

@@ -84,7 +84,7 @@ def test_letters_go_back_once_and_as_they_were(run, service, letters):
     assert listed(run) == []
     assert "no letter waits in dead" in run("dead-letters", "redrive", "dead").stderr
     # As after a crash: sent, and not passed.
-    run("positions", "set", "dead", "--to", "earliest")
+    run("positions", "set", "--yes", "dead", "--to", "earliest")
     run("dead-letters", "redrive", "dead")
     back = consume(service, "orders", 2)
     assert [(one.value, one.key, dict(one.headers)) for one in back] == [
@@ -179,7 +179,7 @@ def put(service, queue, value, key, headers):
 def genuine(run, letters):
     """What the letter of order 1 says; the queue of letters is empty then."""
     said = listed(run)[0]["dead_letter"]
-    run("positions", "set", "dead", "--to", "latest")
+    run("positions", "set", "--yes", "dead", "--to", "latest")
     return {HEADER + name: text for name, text in said.items()} | {"trace": "t-1"}
 
 
@@ -202,7 +202,7 @@ FORGED = [
 def test_no_stranger_sends_a_message_with_the_rights_of_who_redrives(run, service, genuine):
     """The log of the queue that a letter names has to have the message there."""
     for change, value, key, why in FORGED:
-        run("positions", "set", "dead", "--to", "latest")
+        run("positions", "set", "--yes", "dead", "--to", "latest")
         put(service, "dead", value, key, {**genuine, **change})
         queue = {**genuine, **change}[HEADER + "queue"]
         for more in ((), ("--dry-run",)):
@@ -295,7 +295,7 @@ def test_what_only_looks_like_a_letter_is_listed_and_shown(run, service, letters
         {"queue": "a\nforged", "attempts": "1\nforged", "error": "no\nforged"},
         dict.fromkeys(NAMES, "9" * 5000),
     ):
-        run("positions", "set", "dead", "--to", "latest")
+        run("positions", "set", "--yes", "dead", "--to", "latest")
         put(service, "dead", b"a\nforged", "k\nforged", {HEADER + n: t for n, t in said.items()})
         (found,) = listed(run)
         assert found["dead_letter"] == {name: text[:1000] for name, text in said.items()}

@@ -112,7 +112,7 @@ def test_the_graph_of_a_queue_is_drawn(run, flights):
 def test_the_status_says_which_partition_waits_until_which_is_finished(run, flights):
     picture = run("status", flights).output
     assert "p1 waits until 0 is finished" in picture
-    assert "1 partitions + 2 waiting or finished" in picture
+    assert "1 partition + 2 waiting or finished" in picture
     assert "… waits for its parents" in picture
 
 

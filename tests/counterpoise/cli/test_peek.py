@@ -66,7 +66,7 @@ def test_no_message_has_lines_or_a_size_of_its_own(run, service):
     assert '"a  b"="c=d"' in lines[0]
     assert lines[1] == r"  x\x0apartition 0 position 9  key c9\x0a"
     assert f"key {'k' * 1000} …  1 byte" in lines[2]
-    assert "headers of 1000001 bytes" in lines[4]
+    assert "headers of 1,000,001 bytes" in lines[4]
     first, long, many = rows(run)
     assert (first["key"], first["headers"]["h\n"]) == (forged, forged)
     assert (long["key"], many["headers"]) == ("k" * 1000, None)

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from counterpoise.cli import positions
 from counterpoise.cli.positions import moment
 from counterpoise.client import Client
 
@@ -19,6 +20,25 @@ def consumed(run):
 
 def shown(run):
     return json.loads(run("positions", "show", "a", "--json").stdout)["partitions"]
+
+
+def test_setting_asks_first_and_without_a_terminal_needs_yes(run, consumed, monkeypatch):
+    before = shown(run)
+    said = run("positions", "set", "a", "earliest", code=1)
+    assert "4 messages would be read again" in said.stderr
+    assert "--yes" in said.stderr
+    assert shown(run) == before
+    monkeypatch.setattr(positions, "for_people", lambda: True)
+    said = run("positions", "set", "a", "earliest", "--json", stdin="n\n", code=1)
+    assert "READ AGAIN" in said.stderr
+    assert not said.stdout
+    assert shown(run) == before
+    said = run("positions", "set", "a", "earliest", "--json", stdin="y\n")
+    assert "4 messages would be read again, 0 would be skipped" in said.stderr
+    assert json.loads(said.stdout)["read_again"] == 4
+    assert {one["position"] for one in shown(run)} == {"0"}
+    monkeypatch.undo()
+    assert "2 positions set" in run("positions", "set", "a", "earliest").output, "nothing moves"
 
 
 @pytest.mark.long
@@ -40,21 +60,23 @@ def test_positions_are_set_and_put_back_from_a_file(run, consumed, tmp_path):
     before = {one["partition"]: one["position"] or "0" for one in shown(run)}
     assert (
         "4 messages are read again, 0 are skipped"
-        in run("positions", "set", "a", "earliest").output
+        in run("positions", "set", "--yes", "a", "earliest").output
     )
     assert {one["position"] for one in shown(run)} == {"0"}
     for again in ("earliest", "2h"):
-        assert "; nothing older is in the log" in run("positions", "set", "a", again).output
+        assert (
+            "; nothing older is in the log" in run("positions", "set", "--yes", "a", again).output
+        )
     assert "older" not in run("positions", "set", "a", "latest", "--dry-run").output
     assert len(run("consume", "a", "-n", "6", "-q").stdout.splitlines()) == 6
     assert (
         "2 messages are read again, 0 are skipped"
-        in run("positions", "set", "a", "--file", str(kept)).output
+        in run("positions", "set", "--yes", "a", "--file", str(kept)).output
     )
     assert {one["partition"]: one["position"] or "0" for one in shown(run)} == before
     one_of_them = tmp_path / "one.json"
     one_of_them.write_text('{"1": "0"}')
-    run("positions", "set", "a", "--file", str(one_of_them))
+    run("positions", "set", "--yes", "a", "--file", str(one_of_them))
     assert [one["position"] or "0" for one in shown(run)] == [before[0], "0"]
 
 
@@ -116,7 +138,7 @@ def test_positions_that_the_log_cannot_have_are_refused_by_name(run, consumed, t
     file = tmp_path / "positions.json"
     file.write_text('{"0": "77"}')
     before = shown(run)
-    said = run("positions", "set", "a", "-f", str(file), code=1).stderr
+    said = run("positions", "set", "--yes", "a", "-f", str(file), code=1).stderr
     assert "77 is beyond that" in said
     assert shown(run) == before
 
@@ -134,7 +156,7 @@ def test_what_was_set_is_shown_and_not_what_the_dry_run_expected(
         return answer
 
     monkeypatch.setattr(Client, "set_positions", publishing)
-    said = json.loads(run("positions", "set", "a", "latest", "--json").stdout)
+    said = json.loads(run("positions", "set", "--yes", "a", "latest", "--json").stdout)
     stored = {one["partition"]: one["position"] for one in shown(run)}
     assert {one["partition"]: one["position"] for one in said["partitions"]} == stored
     with Client(service.url) as client:
@@ -146,7 +168,7 @@ def test_what_was_set_is_shown_and_not_what_the_dry_run_expected(
 def test_one_partition_is_set_and_the_others_stay(run, consumed, where):
     before = {one["partition"]: one["position"] for one in shown(run)}
     [moved] = [number for number in before if number == 1]
-    said = run("positions", "set", "a", "--partition", "1", *where).output
+    said = run("positions", "set", "--yes", "a", "--partition", "1", *where).output
     assert "1 of 1 position set" in said
     after = {one["partition"]: one["position"] for one in shown(run)}
     assert after == {**before, moved: "0"}

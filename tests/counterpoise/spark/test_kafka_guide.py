@@ -86,7 +86,7 @@ def test_two_applications_go_on_from_given_offsets_and_one_leaves(
     assert "400 messages behind" in run_at(url, "lag", "orders").output
     offsets = tmp_path / "offsets.json"
     offsets.write_text(json.dumps({str(one): str(at) for one, at in OFFSETS.items()}))
-    for last in (["--dry-run"], []):
+    for last in (["--dry-run"], ["--yes"]):
         run_at(url, "positions", "set", "orders", "--file", str(offsets), *last)
     skipped = sum(OFFSETS.values())
     assert f"{400 - skipped} messages behind" in run_at(url, "lag", "orders").output
