@@ -114,8 +114,8 @@ export function resize(picture, needsKey) {
   });
 }
 
-/** Rebalances without waiting for the end of the holddown. */
-export function rebalance({ queue, flows, partitions }, needsKey) {
+/** Rebalances without waiting for the end of the holddown, or for pairs. */
+export function rebalance({ queue, status, flows, partitions }, needsKey) {
   ask({
     title: `Rebalance ${queue.name} now`, button: "Rebalance", needsKey,
     preview: () => {
@@ -124,7 +124,7 @@ export function rebalance({ queue, flows, partitions }, needsKey) {
       const free = partitions.filter((each) => each.state === "unassigned").length;
       if (!counts.length) return NOTHING("No consumer is there to take a partition.");
       const complete = partitions.length >= queue.operational_partition_count;
-      const inHolddown = queue.rebalance_status === "Holddown";
+      const inHolddown = status.holddown_until !== null;
       const lines = [inHolddown ? "The holddown ends at once." : "No holddown is running.",
         ...(free ? [`${plural(free, "partition")} without an owner ${free === 1 ? "is" : "are"} granted.`] : []),
         moves ? `${plural(moves, "handoff")}, each within ${number(queue.max_handoff_time)} s.` : "The queue is balanced: no partition moves."];

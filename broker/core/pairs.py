@@ -13,10 +13,11 @@ partitions that flows hold are what they were before. Nobody has to say that the
 - *The first pair ends a holddown.* Others may still wait then for a flow that comes or drains
   later. So the loop has two modes: until `Queue.holddown_until` it hands over pairs alone, and
   grants what nobody owns; from then on it does all that the balance needs.
-- *Each pair gives those that wait the whole `rebalance_delay` again.* The earliest bound of those
-  that have nothing pairs first, so as long as a deploy goes on, each of them has its turn. What has
-  no counterpart is balanced in `rebalance_delay` after the last pair: a flow that adds to the
-  others and one that leaves for good take longer amid a deploy, and only then.
+- *Each pair gives those that wait the whole `rebalance_delay` again*, so that a deploy has the time
+  it takes, if the flow that drains was bound before the rebalance began. There are only so many of
+  those. So every wait ends, even if new flows replace one another for ever. What has no counterpart
+  is balanced in `rebalance_delay` after the last such pair: a flow that adds to the others and one
+  that leaves for good take longer amid a deploy, and only then.
 
 *The minimum of handoffs holds.* A pair moves what a drain moves anyway. A flow that pairs while
 others wait may come to hold more than its share of all of them; so the minimum counts anew from the
@@ -57,9 +58,13 @@ def hand_over_pairs(draft: Draft) -> None:
             assert queue.trigger is not None
             draft.emit(r.RebalanceStarted(queue.next_rebalance_id, queue.trigger, draft.now))
         begin(draft, planned)
-    if queue.status is not Status.REBALANCING or (queue.awaits_pair and not planned):
+    if queue.status is not Status.REBALANCING:
         return
-    until = draft.now + queue.settings.rebalance_delay if queue.awaits_pair else None
+    until = queue.holddown_until
+    if not queue.awaits_pair:
+        until = None
+    elif in_holddown or any(owner.bound_at <= queue.since for _, owner, _ in planned):
+        until = draft.now + queue.settings.rebalance_delay
     if until != queue.holddown_until:
         draft.emit(r.PairsFirst(until, queue.flows_before))
 

@@ -226,14 +226,14 @@ class DrainProgress:
                 f"{said}; nobody can take over, because no other consumer is bound. It finishes "
                 "its messages and leaves"
             )
-        if status.status == "Holddown":
-            return f"{said}; its successors are chosen after the holddown"
         mine = [one.phase for one in status.handoffs if one.from_flow == self._flow.flow_id]
         phases = [
             f"{mine.count(phase)} {text}"
             for phase, text in (("warming", "warming up elsewhere"), ("revoking", "being finished"))
             if phase in mine
         ]
+        if not phases and status.holddown_until is not None:
+            return f"{said}; its successors are chosen after the holddown"
         return "; ".join([said, ", ".join(phases)]) if phases else said
 
     def result(self) -> str:
@@ -269,6 +269,6 @@ class DrainProgress:
 def _seconds(status: RebalanceStatus, flow_id: str) -> str:
     """How long what happens now may take yet."""
     deadlines = [one.deadline for one in status.handoffs if one.from_flow == flow_id]
-    ends = [status.holddown_until, *deadlines]
-    left = max((seconds_until(end) or 0.0 for end in ends), default=0.0)
+    ends = deadlines or [status.holddown_until]
+    left = max(seconds_until(end) or 0.0 for end in ends)
     return f", at most {duration(left)} more" if left > 0 else ""

@@ -526,6 +526,16 @@ class Oracle:
             started = any(isinstance(record, kinds) for record in decision.records)
             moved = sum(one.seconds for one in decision.records if isinstance(one, r.ClockWentBack))
             assert started or after["holddown_until"] == before["holddown_until"] + moved
+            later = after["holddown_until"] > before["holddown_until"]
+            if later and before["status"] == after["status"] == "Rebalancing":
+                moves = r.RevokesStarted | r.WarmupsStarted
+                bound_at = [
+                    after["flows"][move.owner]["bound_at"]
+                    for record in decision.records
+                    if isinstance(record, moves)
+                    for move in record.moves
+                ]
+                assert min(bound_at) <= after["since"], "later flows keep others waiting"
 
     def _check_notices(
         self, before: dict[str, Any], after: dict[str, Any], decision: Decision

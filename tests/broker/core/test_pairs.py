@@ -281,3 +281,37 @@ def test_a_changed_delay_of_zero_ends_the_wait() -> None:
     orders.advance(0)
     assert orders.queue.holddown_until is None
     assert len(orders.on_their_way()) == 4
+
+
+def test_flows_that_replace_one_another_for_ever_do_not_keep_a_newcomer_waiting() -> None:
+    """An instance that comes back keeps its place in the order of binding, so it pairs first."""
+    orders = World.owning({"A": [0, 1], "B": [2, 3]})
+    orders.bind("C")
+    orders.bind("victim")
+    giver, taker = "A", "C"
+    for number in range(10):
+        orders.drain(giver)
+        orders.advance(1)
+        assert set(orders.release(giver, *orders.owned(giver))) == {"ok"}
+        again = f"{giver}{number}"
+        orders.bind(again, orders.queue.flows[giver].instance_id)
+        giver, taker = taker, again
+        orders.advance(3)
+        let_go(orders)
+    assert orders.owned("victim")
+
+
+def test_pairs_that_go_on_for_ever_do_not_keep_a_drain_waiting() -> None:
+    """Of the flows that drain, the one with the most partitions pairs first."""
+    orders = World.owning({"A": [0, 1], "B": [2, 3], "victim": [4]})
+    orders.drain("victim")
+    giver = "A"
+    for number in range(10):
+        orders.drain(giver)
+        giver = f"new{number}"
+        orders.bind(giver)
+        orders.advance(0.2)
+        let_go(orders)
+        orders.advance(3.8)
+    let_go(orders)
+    assert "victim" not in orders.queue.flows

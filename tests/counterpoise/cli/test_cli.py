@@ -183,6 +183,20 @@ def test_a_flow_is_drained_and_unbound_from_the_outside(run, service):
             assert "counterpoise consumers list a" in said
 
 
+def test_a_drain_that_waits_for_a_pair_says_so(run, service):
+    with Client(service.url) as client:
+        client.create_queue("a", 4, rebalance_delay=600, max_handoff_time=600)
+        first, _ = (client.bind("a", name, lease_seconds=600) for name in ("first", "second"))
+        client.rebalance_now("a")
+        client.drain("a", first.flow_id)
+        run("consumers", "drain", "a", "second", "--no-wait")
+        client.bind("a", "third", lease_seconds=600)
+        status = client.rebalance_status("a")
+        assert (status.status, status.holddown_until is not None) == ("Rebalancing", True)
+        waits = run("consumers", "drain", "a", "second", "--timeout", "0.1", code=1)
+        assert "its successors are chosen after the holddown" in waits.stderr
+
+
 SCREEN = {"TERM": "xterm", "COLUMNS": "200", "LINES": "50"}
 
 
