@@ -144,7 +144,9 @@ class Flow(BaseFlow):
             logger.warning("flow on %s: the unbind did not reach the service", self.queue)
         self._to_tell.put(None)
         for thread in (self._teller, self._keeper):
-            if thread is not None and thread is not threading.current_thread():
+            if thread is None or thread is threading.current_thread():
+                continue
+            if thread.is_alive():  # else it is over, or `open` starts it, and it ends at once
                 thread.join(_JOIN_SECONDS)
         client.close()
 

@@ -508,6 +508,21 @@ def test_what_cannot_be_sent_is_refused_at_once(faulty, make, call, said):
         until(lambda: lost)
 
 
+def test_a_close_while_another_thread_opens_it_ends_it(faulty, monkeypatch):
+    flow = Flow("flights", url=faulty.url)
+
+    class Late(threading.Thread):
+        def start(self):
+            if self.name.startswith("flow-"):
+                flow.close()
+            super().start()
+
+    monkeypatch.setattr(threading, "Thread", Late)
+    flow.open(wait_seconds=0)
+    until(lambda: not flow._keeper.is_alive())
+    assert flow.status == "gone"
+
+
 @pytest.mark.parametrize("nonsense", [math.nan, True, "5"])
 def test_a_time_limit_without_sense_is_refused_at_once(faulty, make, nonsense):
     limits = {"timeout_seconds": nonsense}

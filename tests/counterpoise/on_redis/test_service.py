@@ -336,7 +336,7 @@ def test_the_lag_command_shows_what_is_left(world):
     publish(world, "flights", [f"v{n}" for n in range(10)])
     shown = run("lag", "flights", "--url", world.service.url).output
     assert "10 messages behind" in shown
-    assert "(earliest)" in shown
+    assert shown.count(" start ") == 2
     document = json.loads(run("lag", "flights", "--url", world.service.url, "--json").output)
     assert document["lag"] == 10
     assert [one["position"] for one in document["partitions"]] == [None, None]
