@@ -50,6 +50,7 @@ logger = logging.getLogger("counterpoise.spark")
 DEFAULT_TIMEOUT_SECONDS = 60.0
 DEFAULT_END_SECONDS = 5.0
 _POLL_SECONDS = 0.02
+_AGAIN_SECONDS = 1.0
 # How long a query may take to stop before it is left behind.
 _STOP_SECONDS = 5.0
 _STOP_AT_ONCE_SECONDS = 1.0
@@ -145,10 +146,12 @@ class _Departure:
         self._signals = 0
         self._at_once = threading.Event()
         self._exit_code: int | None = None
+        self._told = False  # the main thread knows the exit code
 
     def on_signal(self, number: int, _: FrameType | None) -> None:
         """Runs in the main thread, between two of its steps, so another thread does the work."""
         if self._exit_code is not None:
+            self._told = True
             raise SystemExit(self._exit_code)
         self._signals += 1
         # At the first signal the drain may have begun: another thread, or the JVM, heard of it.
@@ -209,6 +212,15 @@ class _Departure:
     def _end(self, code: int, number: int) -> None:
         self._exit_code = code
         _signal_main_thread(number)
+        threading.Thread(target=self._insist, args=(number,), daemon=True).start()
+
+    def _insist(self, number: int) -> None:
+        """A signal that comes right before the main thread begins to wait does not wake it."""
+        main = threading.main_thread()
+        main.join(_AGAIN_SECONDS)
+        while main.is_alive() and not self._told and _departure_at(number) is self:
+            _signal_main_thread(number)
+            main.join(_AGAIN_SECONDS)
 
     def _queries(self) -> list[StreamingQuery]:
         streams = getattr(self._what, "streams", None)
@@ -238,9 +250,14 @@ def _hear_of_signals() -> None:
 def _begin_drains(told: int) -> None:
     while True:
         for number in os.read(told, 64):
-            departure = getattr(signal.getsignal(number), "__self__", None)
-            if isinstance(departure, _Departure):
+            if (departure := _departure_at(number)) is not None:
                 departure.begin(number)
+
+
+def _departure_at(number: int) -> _Departure | None:
+    """Whose handler the signal has now; None: it is not ours."""
+    owner = getattr(signal.getsignal(number), "__self__", None)
+    return owner if isinstance(owner, _Departure) else None
 
 
 def _hear_no_more() -> None:

@@ -519,7 +519,9 @@ def test_a_close_while_another_thread_opens_it_ends_it(faulty, monkeypatch):
 
     monkeypatch.setattr(threading, "Thread", Late)
     flow.open(wait_seconds=0)
-    until(lambda: not flow._keeper.is_alive())
+    keeper = flow._keeper
+    assert keeper is not None
+    until(lambda: not keeper.is_alive())
     assert flow.status == "gone"
 
 

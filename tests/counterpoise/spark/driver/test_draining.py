@@ -182,6 +182,25 @@ def test_a_signal_whose_drain_times_out_ends_it_with_1(
     assert query.stopped.wait(240)
 
 
+def test_a_main_thread_that_has_just_begun_to_wait_is_told_again(
+    query: Query, signalled: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first signal came between its last look for signals and its wait."""
+    send = draining._signal_main_thread
+    sent: list[int] = []
+
+    def lose_the_first(number: int) -> None:
+        sent.append(number)
+        if len(sent) > 1:
+            send(number)
+
+    monkeypatch.setattr(draining, "_signal_main_thread", lose_the_first)
+    drain_on_sigterm(given(query), 0.05, [signalled])
+    with pytest.raises(SystemExit):
+        get_signals(signalled)
+    assert len(sent) >= 2
+
+
 def test_a_second_signal_ends_it_at_once(query: Query, signalled: signal.Signals) -> None:
     drain_on_sigterm(given(query), 600, [signalled])
     with pytest.raises(SystemExit) as end:
