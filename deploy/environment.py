@@ -15,6 +15,7 @@ An environment belongs to one checkout, because both packages are editable in it
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -86,7 +87,8 @@ class Environment:
         if directory.exists():
             return
         say(f"{directory} (once)")
-        unfinished = directory.with_suffix(".new")
+        unfinished = self.directory / f"{name}.new"
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was cut off
         hashed = ("--no-deps", "--require-hashes", *BUILD)
         self._uv("pip", "install", "--quiet", *hashed, "--target", unfinished, "-r", lock(name))
         self._uv("cache", "clean", "--quiet", "pyspark")
