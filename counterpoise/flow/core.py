@@ -232,8 +232,9 @@ class Notices:
 @dataclass(frozen=True)
 class FlowSettings:
     """The settings of a bind. `lease_seconds`: 1..3600. `at_once`: no holddown if no other flow is
-    bound. `keeps_state`: it has state that no handoff takes along. `rebind`: the exception in rule 4. `binder`: a random name of this flow object, by which
-    the service recognizes its binds. `timeout_seconds`: how long a method tries.
+    bound. `keeps_state`: it has state that no handoff takes along. `rebind`: the exception in rule
+    4. `binder`: a random name of this flow object, by which the service recognizes its binds.
+    `timeout_seconds`: how long a method tries.
     """
 
     queue: str

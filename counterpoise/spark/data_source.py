@@ -145,7 +145,7 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(source)
     listen(spark, driver_home())
     finish_batches()
-    refuse_at_start()
+    refuse_at_start(spark)
 
 
 def session(app_name: str = "counterpoise", **config: str) -> SparkSession:

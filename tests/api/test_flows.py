@@ -44,7 +44,11 @@ def test_a_bind_that_comes_late_replaces_no_later_one(api: httpx.Client) -> None
 def test_a_queue_stays_exclusive_while_a_flow_keeps_state(api: httpx.Client) -> None:
     """Outside of the queue, where no handoff takes it along."""
     create_queue(api, "q", 2, access_type="exclusive")
-    stateful = {"client_name": "totals", "instance_id": "i", "keeps_state": True}
+    stateful: dict[str, Any] = {
+        "client_name": "totals",
+        "instance_id": "i",
+        "keeps_state": True,
+    }
     bind(api, "q", **stateful)
     shared = api.patch("/queues/q", json={"access_type": "non_exclusive"})
     assert "'totals'" in problem(shared, 409, "state_kept")["detail"]

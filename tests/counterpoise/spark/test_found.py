@@ -41,6 +41,16 @@ writer = stream.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.coll
 writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)
 started(writer).awaitTermination()
 
+# Nothing has examined its plan, so its first task does.
+counts = stream.groupBy("key").count().writeStream.outputMode("update").format("noop")
+query = started(counts.option("checkpointLocation", checkpoint + "-3"))
+try:
+    query.awaitTermination(240)
+    lost = "it runs"
+except Exception as error:
+    lost = str(error)
+query.stop()
+
 from counterpoise.spark import drain
 from counterpoise.spark.channel.channel import NoChannel
 
@@ -57,7 +67,7 @@ from counterpoise.spark import register
 
 register(spark)
 after = spark.read.format("counterpoise").options(**options).load().columns
-print(json.dumps([before, len(rows), after, refused]))
+print(json.dumps([before, len(rows), after, refused, lost]))
 """
 
 
@@ -81,9 +91,10 @@ def test_a_plain_session_reads_a_queue_without_register(
         text=True,
         check=True,
     )
-    before, read, after, refused = json.loads(said.stdout.splitlines()[-1])
+    before, read, after, refused, lost = json.loads(said.stdout.splitlines()[-1])
     assert (before, read) == (20, 20)
     assert after[:2] == ["partition", "position"]
     assert "call counterpoise.spark.register(spark) before the stream is loaded" in refused
-    assert "nothing refuses a query that keeps state" in said.stderr
+    assert "a query that keeps state" in said.stderr
+    assert "StateLost: the query on the queue 'flights' keeps state in Spark" in lost
     assert sum(int(at or 0) for at in committed(client, "flights").values()) == 20
