@@ -24,8 +24,8 @@ end, are never mistaken for those of this one.
 | `chain` | driver | which queue a query reads, and whether its rows keep their order (`chains`) |
 | `state` | driver | above which sources a query keeps state in Spark (`kept_state`) |
 
-Nothing in them is a secret. The directory is removed with the driver. A killed driver leaves it in
-the system's directory for temporary files, and a later driver of the user removes it.
+Nothing in them is a secret. The directory is removed with the driver. After a killed driver the
+last of its sources removes it. If they were killed too, a later driver of the user does.
 `source_channel` is the source's end; `running_driver` says whether the driver still runs.
 """
 

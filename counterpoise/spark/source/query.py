@@ -309,6 +309,7 @@ class Consumption:
         self._probe.close()
         reason = "driver_lost" if self._driver.is_lost() else None
         self._flow.close(timeout_seconds=_STOP_SECONDS, reason=reason)
+        self._driver.clear_after()
 
     # ------------------------------------------------------------------ status
 
