@@ -24,7 +24,7 @@ def has_read_limits(version: str) -> bool:
 
 
 def tells_state(version: str) -> bool:
-    """Whether a task sees if its query keeps state (`source.unregistered`)."""
+    """Whether a task sees if its query keeps state (`source.without_driver`)."""
     return _parts(version) >= TELLS_STATE
 
 

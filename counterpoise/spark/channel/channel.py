@@ -22,7 +22,7 @@ end, are never mistaken for those of this one.
 | `alias` | source | which source speaks for the instance now (or was that in its checkpoint) |
 | `done` | driver | the last micro-batch in Spark's commit log, rows dropped, the query's end |
 | `chain` | driver | which queue a query reads, and whether its rows keep their order (`chains`) |
-| `state` | driver | above which sources a query keeps state in Spark (`kept_state`) |
+| `state` | driver | above which sources a query keeps state in Spark (`query_state`) |
 
 Nothing in them is a secret. The directory is removed with the driver. After a killed driver the
 last of its sources removes it. If they were killed too, a later driver of the user does.

@@ -28,7 +28,7 @@ awaited for a moment, and nothing listens after that.
 their order (`chains`). A writer of the query needs this, and cannot find it out itself.
 
 *State.* In the same way it writes down above which sources the query keeps state in Spark
-(`kept_state`), so that the source can watch over it.
+(`query_state`), so that the source can watch over it.
 
 *Finished micro-batches* of `foreachBatch` count as done, even while their query is being stopped
 (`finish_batches`). `query.stop()` interrupts the query's thread in the JVM. That thread waits for
@@ -69,7 +69,7 @@ from pyspark.sql.streaming.listener import (
 
 from counterpoise.at_exit import at_exit
 from counterpoise.spark.channel.channel import DriverEnd, channels_of, reads_ours
-from counterpoise.spark.channel.kept_state import drop_state, put_state
+from counterpoise.spark.channel.query_state import drop_state, put_state
 from counterpoise.spark.driver.chains import describe, put_chain
 from counterpoise.spark.driver.plain_errors import own_words
 from counterpoise.spark.driver.refusals import raise_at_start, refuse_if_needed

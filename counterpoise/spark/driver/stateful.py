@@ -10,11 +10,11 @@ So `DataStreamWriter.start` and `toTable` examine the query's plan, before Spark
 query with an operator of `OPERATORS` above a Counterpoise source fails with `StateLost`, unless
 
 - the source has the option `stateOnHandoff=lose`;
-- the queue is exclusive. Its partitions have one owner, which has all of them. Then the source's
-  flow says that it keeps state, so that the queue stays as it is, and watches over the state
-  (`source.kept_state`). It learns of it by a document of the driver (`channel.kept_state`), so the
-  session must be a registered one. The state is whole as long as this owner always continues from
-  the same checkpoint;
+- the queue is exclusive. Its partitions have one owner, which has all of them. The source's flow
+  says that it keeps state, so that the queue stays as it is, and the source watches over the state
+  (`source.query_state`). It learns of the state by a document of the driver
+  (`channel.query_state`), so the session must be a registered one. The state is whole as long as
+  this owner always continues from the same checkpoint;
 - the operator is a processor whose state is handed over (`tenured`) and the source restores it
   (`warmup=true` with a history). With `timeMode="EventTime"` Spark drops the rows of a history, and
   those of a partition that is behind, as late. So that is refused too.

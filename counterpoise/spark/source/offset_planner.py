@@ -17,10 +17,10 @@ from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.source.available_now import AvailableNow
 from counterpoise.spark.source.bound_flow import BoundFlow
 from counterpoise.spark.source.cycles import BatchLimit, Cycles, ReadBudget
-from counterpoise.spark.source.kept_state import KeptState
 from counterpoise.spark.source.planning import Answer, Question, View
 from counterpoise.spark.source.probe import LogProbe
 from counterpoise.spark.source.progress import SharedProgress
+from counterpoise.spark.source.query_state import KeptState
 from counterpoise.spark.source.warmup_tracker import WarmupTracker
 
 logger = logging.getLogger("counterpoise.spark")

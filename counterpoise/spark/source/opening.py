@@ -22,7 +22,7 @@ from counterpoise.client import Client
 from counterpoise.errors import ServiceUnavailable
 from counterpoise.logs import Bounds
 from counterpoise.spark.channel.channel import Channel, source_end
-from counterpoise.spark.channel.kept_state import keeps_state
+from counterpoise.spark.channel.query_state import keeps_state
 from counterpoise.spark.channel.running_batch import PlanWriter
 from counterpoise.spark.channel.running_driver import Driver
 from counterpoise.spark.channel.source_channel import POLL_SECONDS

@@ -31,7 +31,7 @@ from counterpoise.lease_time import lease_time
 from counterpoise.spark.offsets import Json, Offset, offset_of
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.source.tasks import LogPartition, ahead, read_slices
-from counterpoise.spark.source.unregistered import refuse_state
+from counterpoise.spark.source.without_driver import refuse_state
 
 if TYPE_CHECKING:
     from counterpoise.spark.source.opening import Opened, PreparedBatch

@@ -14,16 +14,16 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from counterpoise.client import Client
 from counterpoise.errors import StateKept
 from counterpoise.flow.view import Owned
-from counterpoise.spark.channel.kept_state import drop_state, keeps_state, put_state
+from counterpoise.spark.channel.query_state import drop_state, keeps_state, put_state
 from counterpoise.spark.channel.status import Handoffs
 from counterpoise.spark.errors import StateLost
 from counterpoise.spark.offsets import Offset, Place, Range
 from counterpoise.spark.options import SourceOptions, read_options
 from counterpoise.spark.source.bound_flow import BoundFlow
-from counterpoise.spark.source.kept_state import KeptState
 from counterpoise.spark.source.progress import Lacking, Progress, SharedProgress
-from counterpoise.spark.source.unregistered import refuse_state
+from counterpoise.spark.source.query_state import KeptState
 from counterpoise.spark.source.with_limits import StreamReaderWithLimits
+from counterpoise.spark.source.without_driver import refuse_state
 from counterpoise.wire import CommitItem
 from tests.service import Service
 
