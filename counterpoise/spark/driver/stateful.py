@@ -25,6 +25,7 @@ for the queue's access type. `register` installs it, for all Counterpoise querie
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -144,7 +145,7 @@ def refuse_lost_state(frame: DataFrame) -> None:
                 f"flows={options.flows} does not go with {use.operator.written} on the exclusive "
                 f"queue {options.queue!r}: one flow has all its partitions. Leave the option out"
             )
-        if frame.sparkSession._jsparkSession not in _registered:
+        if not _is_registered(frame.sparkSession):
             raise Unsupported(
                 f"the query keeps state in Spark ({use.operator.written}), and its session was not "
                 "registered, so the queue would not stay exclusive for it. Call "
@@ -244,10 +245,20 @@ def refuse_at_start(spark: SparkSession) -> None:
     """Examine each query of this process before it starts; `register` calls this for a session."""
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    if spark._jsparkSession not in _registered:
+    if not _is_registered(spark):
         _registered.append(spark._jsparkSession)
     for name in ("start", "toTable"):
         check_before(DataStreamWriter, name, _examine)
+
+
+def _is_registered(spark: SparkSession) -> bool:
+    """Python may have several objects for one session of the JVM."""
+    for one in _registered:
+        # It asks the JVM, which may have ended.
+        with contextlib.suppress(Exception):
+            if one == spark._jsparkSession:
+                return True
+    return False
 
 
 def _examine(writer: Any, *_: object, **__: object) -> None:

@@ -142,17 +142,21 @@ def open_consumption(
         _warn_of_state(queue, options)
     wake = threading.Event()
     handoffs = Handoffs()
-    flow = bind(
-        options,
-        instance_id,
-        warmup=options.warmup and not available_now,
-        # It ends before others come. Of several flows, the second finds the first one bound.
-        at_once=available_now and options.flows == 1,
-        keeps_state=kept and options.state_on_handoff != "lose",
-        renew_while=renew_while,
-        wake=wake,
-        handoffs=handoffs,
-    )
+    try:
+        flow = bind(
+            options,
+            instance_id,
+            warmup=options.warmup and not available_now,
+            # It ends before others come. Of several flows, the second finds the first one bound.
+            at_once=available_now and options.flows == 1,
+            keeps_state=kept and options.state_on_handoff != "lose",
+            renew_while=renew_while,
+            wake=wake,
+            handoffs=handoffs,
+        )
+    except BaseException:
+        connection.close()
+        raise
     try:
         if flow.queue_id not in (None, queue.id):
             raise CannotStart(

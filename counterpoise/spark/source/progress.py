@@ -78,8 +78,8 @@ class Progress:
     # own range, or where the present epoch begins.
     here: dict[int, LocalState] = field(default_factory=dict)
     keeps_state: bool = False
-    # The grants that `lacking` has looked at.
-    _looked_at: set[Key] = field(default_factory=set)
+    # The epoch of each partition that `lacking` has looked at last.
+    _looked_at: dict[int, int] = field(default_factory=dict)
 
     @property
     def in_flight(self) -> frozenset[int]:
@@ -180,18 +180,20 @@ class Progress:
         begins = not (self.start.ranges or self.here)
         found = []
         for grant in self.ledger.grants():
-            if grant.key in self._looked_at:
+            number, owned = grant.partition, grant.owned
+            before = self._looked_at.get(number)
+            self._looked_at[number] = grant.epoch
+            if before is not None and grant.epoch <= before + 1:
                 continue
-            own, owned = self._processed(grant.partition), grant.owned
+            own = self._processed(number)
             if own is not None:
                 epoch, reached = own
                 if grant.epoch > epoch + 1 and reached != owned.position:
-                    found.append(Lacking(grant.partition, owned.position, reached))
+                    found.append(Lacking(number, owned.position, reached))
             elif owned.position is not None and (
                 begins if owned.handed_over == "replaced" else owned.handed_over != "initial"
             ):
-                found.append(Lacking(grant.partition, owned.position, None))
-        self._looked_at = {grant.key for grant in self.ledger.grants()}
+                found.append(Lacking(number, owned.position, None))
         return found
 
     def _processed(self, partition: int) -> tuple[int, str] | None:

@@ -193,6 +193,13 @@ def test_a_partition_that_comes_back_in_the_same_run_is_compared_too() -> None:
     assert progress.lacking(back) == [Lacking(0, "11", "9")]
 
 
+def test_positions_that_are_set_again_and_again_are_followed() -> None:
+    """Each time the epoch rises by one, and no other consumer holds the partition."""
+    progress = begun(READ, held(4, "9", "graceful"))
+    for epoch, position in ((5, "2"), (6, "20"), (7, None)):
+        assert progress.lacking(held(epoch, position, "forced")) == []
+
+
 def test_what_is_in_the_state_is_not_read_again_after_an_expired_lease() -> None:
     """The last commit has not reached the service, and no other consumer came in between."""
     view = held(5, "6", "orphaned")
