@@ -7,7 +7,7 @@ more, and `fair_shares` distributes a number of messages to read over partitions
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from counterpoise.logs.address import Kind
@@ -16,6 +16,9 @@ from counterpoise.logs.port import Bounds, Rest
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from counterpoise.logs.rows import Rows
+
 # The first number that is too large for a position: Redis' scripts count exactly up to there, the
 # other logs have signed 64-bit numbers.
 TOO_LARGE: Mapping[Kind, int] = {
@@ -70,6 +73,33 @@ class NumberedLog(ABC):
         """See `Log.bounds`."""
 
     @abstractmethod
+    def rows(
+        self,
+        partition: int,
+        start: str,
+        end: str | None,
+        *,
+        max_messages: int,
+        max_bytes: int | None = None,
+    ) -> Iterator[Rows]:
+        """See `Log.rows`."""
+
+    def read(
+        self,
+        partition: int,
+        start: str,
+        end: str | None,
+        *,
+        max_messages: int,
+        max_bytes: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """See `Log.read`."""
+        for rows in self.rows(
+            partition, start, end, max_messages=max_messages, max_bytes=max_bytes
+        ):
+            yield rows.record_batch()
+
+    @abstractmethod
     def _admit(
         self,
         begins: Mapping[int, int],
@@ -105,7 +135,7 @@ class NumberedLog(ABC):
         *,
         max_messages: int,
         max_bytes: int,
-    ) -> Mapping[int, tuple[pa.RecordBatch, str]]:
+    ) -> Mapping[int, tuple[Rows, str]]:
         """Nothing: this log has no call for it."""
         return {}
 

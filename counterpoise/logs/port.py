@@ -65,6 +65,8 @@ from counterpoise.logs.errors import InvalidMessage
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from counterpoise.logs.rows import Rows
+
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """The largest sum of the bytes of value, key and headers (all in UTF-8) of one message."""
 
@@ -269,11 +271,23 @@ class Log(Protocol):
         max_messages: int,
         max_bytes: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """The messages of [start, end) in order, as record batches of MESSAGE_SCHEMA.
+        """As `rows`, as record batches of MESSAGE_SCHEMA. Raises LogError without pyarrow, too."""
+        ...
+
+    def rows(
+        self,
+        partition: int,
+        start: str,
+        end: str | None,
+        *,
+        max_messages: int,
+        max_bytes: int | None = None,
+    ) -> Iterator[Rows]:
+        """The messages of [start, end) in order, some at a time and at least one.
 
         `end` None means the current end of the partition. At most `max_messages` are returned, and
         none after `max_bytes` of values have been returned (but always at least one message). No
-        batch has more than `max_bytes` of values, keys and headers before its last message.
+        part has more than `max_bytes` of values, keys and headers before its last message.
         Whatever a row holds, it is returned (`counterpoise.logs.rows`).
         Otherwise the read returns the complete range or raises: LogBehind if the partition ends
         before the range (a log may wait for it first). Memory is bounded for any range. Raises
@@ -287,12 +301,12 @@ class Log(Protocol):
         *,
         max_messages: int,
         max_bytes: int,
-    ) -> Mapping[int, tuple[pa.RecordBatch, str]]:
+    ) -> Mapping[int, tuple[Rows, str]]:
         """The first messages of several ranges [start, end) in one call, as far as the log can.
 
-        Of each partition a batch as from `read`, with at most `max_messages`, and the position
+        Of each partition some as from `rows`, at most `max_messages`, and the position
         after it. In all at most `max_bytes` of values, keys and headers. Any partition may be
-        missing, also because its range cannot be read: `read` then says why.
+        missing, also because its range cannot be read: `rows` then says why.
         Raises InvalidPosition, LogUnavailable.
         """
         ...

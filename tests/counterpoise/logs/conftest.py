@@ -3,11 +3,13 @@
 import uuid
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 
 from counterpoise.logs import Log
 from counterpoise.logs.kafka import reader as kafka_reader
 from counterpoise.logs.kafka import watching as kafka_watching
+from counterpoise.logs.rows import Rows
 from tests.counterpoise.logs.kits import (
     KafkaKit,
     LogKit,
@@ -22,6 +24,19 @@ from tests.log_support import log, log_url
 from tests.redis_server import redis_server
 
 __all__ = ["any_log", "kafka", "kit", "log", "log_url", "redis_server"]
+
+
+@pytest.fixture(autouse=True)
+def both_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test here reads as a batch of Arrow is the same as Python's values, and says so."""
+    made = Rows.record_batch
+
+    def record_batch(rows: Rows) -> pa.RecordBatch:
+        batch = made(rows)
+        assert rows.to_pylist() == batch.to_pylist()
+        return batch
+
+    monkeypatch.setattr(Rows, "record_batch", record_batch)
 
 
 @pytest.fixture(params=list(kits()))

@@ -366,9 +366,10 @@ def test_the_first_messages_of_several_partitions_are_the_beginnings_of_their_ra
     ranges = {0: ("0", ends[0]), 1: (second, ends[1]), 2: (ends[2], ends[2])}
     found = any_log.first(ranges, max_messages=3, max_bytes=1000)
     assert found.keys() <= {0, 1}
-    for partition, (batch, following) in found.items():
+    for partition, (rows, following) in found.items():
         start, end = ranges[partition]
-        assert batch.num_rows == 3
+        assert len(rows) == 3
+        batch = rows.record_batch()
         all_of_it = pa.Table.from_batches(any_log.read(partition, start, end, max_messages=10))
         rest = pa.Table.from_batches(any_log.read(partition, following, end, max_messages=10))
         assert pa.concat_tables([pa.Table.from_batches([batch]), rest]) == all_of_it
