@@ -59,7 +59,8 @@ def main() -> None:
 
 def measure(python: Path) -> None:
     """Print what the environment of this Python weighs."""
-    from benchmarks.consumer import _published
+    # Measuring the files alone needs no service.
+    from benchmarks.consumer import published
     from benchmarks.service import served_here
 
     found = installed(python)
@@ -68,7 +69,7 @@ def measure(python: Path) -> None:
     for program in IMPORTS:
         print(f"{program:<40}{resident_bytes(python, program) / MB:>8.1f} MB", flush=True)
     with served_here() as url:
-        program = FIRST_MESSAGE.format(queue=_published(url, 1000), url=url)
+        program = FIRST_MESSAGE.format(queue=published(url, 1000), url=url)
         print(f"{'after the first message':<40}{resident_bytes(python, program) / MB:>8.1f} MB")
 
 
