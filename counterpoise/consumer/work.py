@@ -33,7 +33,8 @@ from counterpoise.consumer.watchdog import Watchdog
 from counterpoise.errors import ServiceUnavailable, described
 from counterpoise.lease_time import lease_time
 from counterpoise.logs import LogUnavailable
-from counterpoise.logs.rows import Rows, require_arrow
+from counterpoise.logs.numbered import to_arrow
+from counterpoise.logs.rows import Rows
 from counterpoise.options import has_run
 
 if TYPE_CHECKING:
@@ -65,10 +66,12 @@ def of_rows(handle: Handle | OfRows | None) -> HandleRows | None:
     """The handler of batches, as a worker calls it. Raises LogError if it needs pyarrow, which is
     not installed.
     """
-    if handle is None or isinstance(handle, OfRows):
-        return handle and handle.function
-    require_arrow()
-    return lambda owned, rows: handle(owned, rows.record_batch())
+    if handle is None:
+        return None
+    if isinstance(handle, OfRows):
+        return handle.function
+    record_batch = to_arrow()
+    return lambda owned, rows: handle(owned, record_batch(rows))
 
 
 @dataclass(frozen=True)

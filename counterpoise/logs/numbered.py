@@ -7,7 +7,7 @@ more, and `fair_shares` distributes a number of messages to read over partitions
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from counterpoise.logs.address import Kind
@@ -58,6 +58,18 @@ def position_number(position: str, too_large: int) -> int | None:
     return number if number < too_large else None
 
 
+def to_arrow() -> Callable[[Rows], pa.RecordBatch]:
+    """What makes a batch of MESSAGE_SCHEMA of rows. Raises LogError without pyarrow."""
+    try:
+        from counterpoise.logs.record_batch import record_batch
+    except ModuleNotFoundError:
+        raise LogError(
+            "batches of messages need a package that is not installed: "
+            "pip install 'counterpoise[arrow]'. Single messages do without"
+        ) from None
+    return record_batch
+
+
 class NumberedLog(ABC):
     """The calls of `counterpoise.logs.Log` that only compare positions and count between them.
 
@@ -94,10 +106,11 @@ class NumberedLog(ABC):
         max_bytes: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """See `Log.read`."""
+        record_batch = to_arrow()
         for rows in self.rows(
             partition, start, end, max_messages=max_messages, max_bytes=max_bytes
         ):
-            yield rows.record_batch()
+            yield record_batch(rows)
 
     @abstractmethod
     def _admit(

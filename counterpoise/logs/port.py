@@ -56,16 +56,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from operator import gt
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from counterpoise.logs.errors import InvalidMessage
+from counterpoise.logs.rows import SHOWN_FROM, SHOWN_TO, Rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from counterpoise.logs.rows import Rows
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """The largest sum of the bytes of value, key and headers (all in UTF-8) of one message."""
@@ -76,10 +75,6 @@ OUR_HEADERS_BYTES = 64 * 1024
 """So many bytes of headers with the first name may come on top, and so many of the others. So a
 message of any size can be put aside, as a dead letter or to be tried again, whatever headers its
 publisher has given it: what is put aside gets the others anew."""
-
-SHOWN_FROM = datetime(1, 1, 2, tzinfo=UTC)
-SHOWN_TO = datetime(9999, 12, 30, 23, 59, 59, 999999, tzinfo=UTC)
-"""The times that a `datetime` of any time zone can show."""
 
 
 class Message(NamedTuple):

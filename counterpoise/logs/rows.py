@@ -1,8 +1,8 @@
 """The messages that a read of a log has brought, which each consumer can show and publish again.
 
 A log gives them as it has them, column by column (`Columns`). A consumer takes of these `Rows` what
-it wants: Python's own values (`Rows.columns`), or a record batch of Arrow (`Rows.record_batch`).
-Both show the same. Only the second needs pyarrow, and it alone imports that.
+it wants: Python's own values (`Rows.columns`), or a batch of Arrow, for which alone pyarrow is needed
+(`counterpoise.logs.record_batch`). Both show the same.
 
 A publisher refuses what a consumer could not take (`Message.size_bytes`), and each log's append
 does so as far as the log can tell. But a log also holds rows of other programs, and of versions
@@ -31,17 +31,11 @@ import binascii
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from itertools import accumulate, pairwise, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
-
-from counterpoise.logs.errors import LogError
-from counterpoise.logs.port import SHOWN_FROM, SHOWN_TO
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from typing import Any, NamedTuple, cast
 
 UNREADABLE = "counterpoise-unreadable"
 RAW_HEADERS = "counterpoise-raw-headers"
@@ -60,6 +54,10 @@ def microseconds_of(time: datetime) -> int:
     """Microseconds since 1970, exactly."""
     return (time - _EPOCH) // _MICROSECOND
 
+
+SHOWN_FROM = datetime(1, 1, 2, tzinfo=UTC)
+SHOWN_TO = datetime(9999, 12, 30, 23, 59, 59, 999999, tzinfo=UTC)
+"""The times that a `datetime` of any time zone can show."""
 
 FIRST_SHOWN, LAST_SHOWN = microseconds_of(SHOWN_FROM), microseconds_of(SHOWN_TO)
 
@@ -130,14 +128,8 @@ class Columns:
     values: Packed | Sequence[bytes | None]
     headers: Sequence[Pairs | None]
     since: int = 0
-
-    @cached_property
-    def record_batch(self) -> pa.RecordBatch:
-        """All messages as a batch of MESSAGE_SCHEMA, made once. Raises LogError without pyarrow."""
-        require_arrow()
-        from counterpoise.logs.batches import record_batch
-
-        return record_batch(self)
+    # What `counterpoise.logs.record_batch` has made of all of them.
+    made: list[Any] = field(default_factory=list, compare=False, repr=False)
 
 
 class Shown(NamedTuple):
@@ -183,7 +175,7 @@ class Rows:
 
     def of_partition(self, partition: int) -> Rows:
         """The same under another number of the partition."""
-        return Rows(replace(self._columns, partition=partition), self._begin, self._stop)
+        return Rows(replace(self._columns, partition=partition, made=[]), self._begin, self._stop)
 
     @property
     def nbytes(self) -> int:
@@ -198,9 +190,10 @@ class Rows:
                 size += sum(map(len, filter(None, column[begin:stop])))
         return size + ROW_BYTES * (stop - begin)
 
-    def record_batch(self) -> pa.RecordBatch:
-        """They as a batch of MESSAGE_SCHEMA. Raises LogError without pyarrow."""
-        return self._columns.record_batch.slice(self._begin, len(self))
+    @property
+    def part(self) -> tuple[Columns, int, int]:
+        """The columns, and from where to where they are."""
+        return self._columns, self._begin, self._stop
 
     def columns(self) -> Shown:
         """They as Python's values."""
@@ -245,21 +238,10 @@ class Rows:
         ]
 
 
-def require_arrow() -> None:
-    """Raises LogError without pyarrow."""
-    try:
-        import pyarrow  # noqa: F401
-    except ModuleNotFoundError:
-        raise LogError(
-            "batches of messages need a package that is not installed: "
-            "pip install 'counterpoise[arrow]'. Single messages do without"
-        ) from None
-
-
 def shown_times(times: Sequence[int | None], since: int) -> tuple[list[datetime], list[int]]:
     """The times as they are shown, and the places where they are others.
 
-    The same for Arrow: `counterpoise.logs.batches`.
+    The same for Arrow: `counterpoise.logs.record_batch`.
     """
     if times and (isinstance(times, array) or None not in times):
         numbers = cast("Sequence[int]", times)

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from counterpoise.logs import Log
+from counterpoise.logs import Log, numbered
 from counterpoise.logs.kafka import reader as kafka_reader
 from counterpoise.logs.kafka import watching as kafka_watching
+from counterpoise.logs.record_batch import record_batch
 from counterpoise.logs.rows import Rows
 from tests.counterpoise.logs.kits import (
     KafkaKit,
@@ -29,14 +30,13 @@ __all__ = ["any_log", "kafka", "kit", "log", "log_url", "redis_server"]
 @pytest.fixture(autouse=True)
 def both_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test here reads as a batch of Arrow is the same as Python's values, and says so."""
-    made = Rows.record_batch
 
-    def record_batch(rows: Rows) -> pa.RecordBatch:
-        batch = made(rows)
+    def checked(rows: Rows) -> pa.RecordBatch:
+        batch = record_batch(rows)
         assert rows.to_pylist() == batch.to_pylist()
         return batch
 
-    monkeypatch.setattr(Rows, "record_batch", record_batch)
+    monkeypatch.setattr(numbered, "to_arrow", lambda: checked)
 
 
 @pytest.fixture(params=list(kits()))

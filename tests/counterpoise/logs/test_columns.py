@@ -97,6 +97,7 @@ READ = """
 import sys
 from counterpoise.consumer.message import Ownership, messages_of
 from counterpoise.logs.builtin.reading import PackedRows
+from counterpoise.logs.record_batch import record_batch
 from counterpoise.logs.redis.log import rows_of
 from counterpoise.flow.view import Owned
 
@@ -109,11 +110,11 @@ rows.add(5, None, *views, ['{"a": "b"}', None])
 entries = [(b"1-0", [b"v", b"x", b"t", b"17"]), (b"1-1", [b"t", b"no time", b"k", b"\\xff"])]
 for read in (rows.rows(0), rows_of(0, 1, entries)):
     owned = Ownership(Owned(0, 1, "owned", None, None, None, 1), dict)
-    assert len(messages_of(read, owned)) == 2 == read.record_batch().num_rows
+    assert len(messages_of(read, owned)) == 2 == record_batch(read).num_rows
     if "pyspark" in sys.argv:
         from counterpoise.spark.offsets import Slice
         from counterpoise.spark.source.tasks import as_rows
-        assert as_rows(read.record_batch(), Slice(0, 7, "1", "3")).num_rows == 2
+        assert as_rows(record_batch(read), Slice(0, 7, "1", "3")).num_rows == 2
 print("pandas" in sys.modules)
 """
 

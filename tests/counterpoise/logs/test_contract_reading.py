@@ -21,6 +21,7 @@ from counterpoise.logs import (
 from counterpoise.logs import memory as memory_log
 from counterpoise.logs.builtin import reading as builtin_reading
 from counterpoise.logs.kafka import reader as kafka_reader
+from counterpoise.logs.record_batch import record_batch
 from counterpoise.logs.redis import log as redis_log
 from tests.budgets import budget
 from tests.counterpoise.logs.kits import needs
@@ -369,7 +370,7 @@ def test_the_first_messages_of_several_partitions_are_the_beginnings_of_their_ra
     for partition, (rows, following) in found.items():
         start, end = ranges[partition]
         assert len(rows) == 3
-        batch = rows.record_batch()
+        batch = record_batch(rows)
         all_of_it = pa.Table.from_batches(any_log.read(partition, start, end, max_messages=10))
         rest = pa.Table.from_batches(any_log.read(partition, following, end, max_messages=10))
         assert pa.concat_tables([pa.Table.from_batches([batch]), rest]) == all_of_it

@@ -11,8 +11,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from counterpoise import Consumer
 from counterpoise.logs import LogError
-from counterpoise.logs.rows import ROW_BYTES, Columns, Packed, Pairs, Rows, require_arrow
+from counterpoise.logs.numbered import to_arrow
+from counterpoise.logs.record_batch import record_batch
+from counterpoise.logs.rows import ROW_BYTES, Columns, Packed, Pairs, Rows
 
 SINCE_2000 = 946_684_800_000_000
 YEAR = 365 * 86_400 * 1_000_000
@@ -34,9 +37,14 @@ def packed(values: list[bytes | None]) -> Packed:
 def of_a_foreign_log(draw: st.DrawFn) -> Columns:
     """As Redis and Kafka have them."""
     some = draw(st.lists(st.tuples(times, raw, raw, headers), max_size=6))
-    at, keys, values, given_headers = ([row[column] for row in some] for column in range(4))
-    numbers = [7 * number for number in range(len(some))]
-    return Columns(3, numbers, at, keys, values, given_headers)
+    return Columns(
+        3,
+        [7 * number for number in range(len(some))],
+        [at for at, _, _, _ in some],
+        [key for _, key, _, _ in some],
+        [value for _, _, value, _ in some],
+        [one for _, _, _, one in some],
+    )
 
 
 @st.composite
@@ -66,12 +74,12 @@ def test_both_forms_show_the_same_whole_and_in_parts(
 ) -> None:
     rows = Rows(columns)
     shown = rows.to_pylist()
-    batch = rows.record_batch()
+    batch = record_batch(rows)
     batch.validate(full=True)
     assert shown == batch.to_pylist()
     assert len(rows) == len(shown)
     part = rows.slice(begin, begin + count)
-    assert part.to_pylist() == part.record_batch().to_pylist() == shown[begin : begin + count]
+    assert part.to_pylist() == record_batch(part).to_pylist() == shown[begin : begin + count]
     assert part.slice(1, -1).to_pylist() == shown[begin : begin + count][1:-1]
     assert part.of_partition(9).to_pylist() == [{**row, "partition": 9} for row in part.to_pylist()]
     assert [part.position(place) for place in range(len(part))] == part.columns().positions
@@ -90,18 +98,18 @@ def test_memory_counts_all_that_a_message_holds() -> None:
 
 def test_a_batch_is_made_once_for_all_parts() -> None:
     rows = Rows(Columns(0, range(4), [0] * 4, None, packed([b"a"] * 4), [None] * 4))
-    first, second = rows.slice(0, 2).record_batch(), rows.slice(2).record_batch()
+    first, second = record_batch(rows.slice(0, 2)), record_batch(rows.slice(2))
     address = first.column("value").buffers()[2].address
     assert address == second.column("value").buffers()[2].address
 
 
 def test_without_arrow_a_batch_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    rows = Rows(Columns(0, range(1), [0], None, [b"a"], [None]))
-    for call in (require_arrow, rows.record_batch):
+    monkeypatch.setitem(sys.modules, "counterpoise.logs.record_batch", None)
+    for call in (to_arrow, lambda: Consumer("flights", lambda owned, batch: None)):
         with pytest.raises(LogError, match=r"pip install 'counterpoise\[arrow\]'"):
             call()
-    assert [row["value"] for row in rows.to_pylist()] == [b"a"]
+    with Consumer("flights", each=lambda message: None):
+        pass
 
 
 # In a process of its own: what other tests import must not matter.

@@ -19,9 +19,12 @@ from hypothesis import strategies as st
 
 from counterpoise.consumer.reading import read_range
 from counterpoise.logs import MAX_MESSAGE_BYTES, AppendBatch, InvalidMessage, Log, Message
-from counterpoise.logs.port import OUR_HEADERS_BYTES, SHOWN_FROM, SHOWN_TO
+from counterpoise.logs.port import OUR_HEADERS_BYTES
+from counterpoise.logs.record_batch import record_batch
 from counterpoise.logs.rows import (
     RAW_HEADERS,
+    SHOWN_FROM,
+    SHOWN_TO,
     UNREADABLE,
     Columns,
     Rows,
@@ -295,7 +298,7 @@ def test_a_row_says_what_of_it_is_not_as_it_was() -> None:
         [b"a", b"b", None, b"d", b"e", b"f"],
         [None, None, [("x", "y"), (UNREADABLE, "headers")], None, [("x", "y")], [("x", "y")]],
     )
-    rows = Rows(columns).record_batch().to_pylist()
+    rows = record_batch(Rows(columns)).to_pylist()
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     shown = [epoch, SHOWN_FROM, SHOWN_TO, epoch, SHOWN_TO, epoch + timedelta(seconds=1)]
     assert [row["published_at"] for row in rows] == shown

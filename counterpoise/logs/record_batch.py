@@ -29,6 +29,7 @@ from counterpoise.logs.rows import (
     LAST_SHOWN,
     Columns,
     Packed,
+    Rows,
     flagged_rows,
     nearest_shown,
     text_of,
@@ -38,8 +39,15 @@ _HEADERS = MESSAGE_SCHEMA.field("headers").type
 _TIME = MESSAGE_SCHEMA.field("published_at").type
 
 
-def record_batch(columns: Columns) -> pa.RecordBatch:
-    """All messages as a batch of MESSAGE_SCHEMA."""
+def record_batch(rows: Rows) -> pa.RecordBatch:
+    """They as a batch of MESSAGE_SCHEMA. One is made for all parts of the same columns."""
+    columns, begin, stop = rows.part
+    if not columns.made:
+        columns.made.append(_whole(columns))
+    return columns.made[0].slice(begin, stop - begin)
+
+
+def _whole(columns: Columns) -> pa.RecordBatch:
     count = len(columns.positions)
     times, strange = _shown_times(columns.times, columns.since)
     values, missing = _values(columns.values)
