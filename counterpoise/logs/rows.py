@@ -1,8 +1,8 @@
 """The messages that a read of a log has brought, which each consumer can show and publish again.
 
 A log gives them as it has them, column by column (`Columns`). A consumer takes of these `Rows` what
-it wants: Python's own values (`Rows.columns`), or a batch of Arrow, for which alone pyarrow is needed
-(`counterpoise.logs.record_batch`). Both show the same.
+it wants: Python's own values (`Rows.columns`), or a batch of Arrow
+(`counterpoise.logs.record_batch`), which alone needs pyarrow. Both show the same.
 
 A publisher refuses what a consumer could not take (`Message.size_bytes`), and each log's append
 does so as far as the log can tell. But a log also holds rows of other programs, and of versions
