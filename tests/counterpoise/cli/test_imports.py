@@ -12,15 +12,18 @@ from pathlib import Path
 
 import pytest
 
-# Prints what the command has imported beyond what Python does at every start, and whether the
-# collector runs.
+# Prints what the command has imported beyond what Python does at every start, whether the collector
+# runs, how often it ran, and whether it leaves alone what ends with the process.
 PROGRAM = """
 import atexit, gc, json, sys
 before = {*sys.modules}
 real = lambda: {name for name, module in sys.modules.items() if module is not None}
-shown = lambda: json.dumps([sorted(real() - before), gc.isenabled()])
+runs = lambda: sum(one["collections"] for one in gc.get_stats()) - at_first
+left = lambda: gc.get_freeze_count() > len(gc.get_objects())
+shown = lambda: json.dumps([sorted(real() - before), gc.isenabled(), runs(), left()])
 atexit.register(lambda: print(shown(), file=sys.__stderr__))
 from counterpoise.cli import main
+at_first = sum(one["collections"] for one in gc.get_stats())
 sys.argv[0] = "counterpoise"
 main()
 """
@@ -38,8 +41,10 @@ def imported(*arguments: str, code: int) -> list[str]:
     )
     assert done.returncode == code, done.stderr
     found: list[str]
-    found, collects = json.loads(done.stderr.splitlines()[-1])
+    found, collects, runs, left = json.loads(done.stderr.splitlines()[-1])
     assert collects
+    assert not runs
+    assert left
     return found
 
 
