@@ -75,10 +75,9 @@ def test_a_service_that_would_be_everybodys_is_refused_before_it_is_imported(
     directory = tmp_path / "none"
     where = ("--host", "0.0.0.0", "--port", "0", "--data-dir", str(directory))
     modules = imported("serve", *where, code=9)
-    # Its settings need pydantic, and that asyncio.
-    assert not packages(modules) & (HEAVY - {"asyncio", "pydantic"})
+    assert not packages(modules) & HEAVY
     assert "broker.launch" not in modules
-    assert len(modules) <= 294
+    assert len(modules) <= 113
     assert not directory.exists()
 
 
