@@ -87,7 +87,8 @@ def test_a_service_imports_only_what_it_uses() -> None:
     modules = imported("serve", "--port", "0", "--database-url", nobody, code=5)
     assert "api.server" in modules
     # Of the logs, only the one in its own database.
-    needless = {"alembic", "confluent_kafka", "httpx", "pygments", "redis", "rich"}
+    needless = {"alembic", "confluent_kafka", "httpx", "pydantic_settings", "pygments", "redis"}
+    needless |= {"colorama", "rich", "watchfiles"}
     assert not packages(modules) & needless
     assert "pydantic.v1" not in modules
     assert len(modules) <= 1000
