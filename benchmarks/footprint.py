@@ -101,7 +101,7 @@ def installed(python: Path) -> Installed:
 
 def resident_bytes(python: Path, program: str) -> int:
     """The resident memory of a process that has run the program."""
-    command = [python, "-I", "-c", RESIDENT.format(program=program)]
+    command = [str(python), "-I", "-c", RESIDENT.format(program=program)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return int(done.stdout.splitlines()[-1])
 
