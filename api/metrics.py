@@ -265,7 +265,8 @@ def _families(queues: Sequence[wire.Queue], lags: Mapping[str, LagView]) -> Iter
     conditions = gauge(
         "queue_conditions",
         "What consumers report, by kind: quarantined, invalid_position or end_refused "
-        "(partitions), log_away or rows_dropped (consumers); of the service: mirror_failed.",
+        "(partitions), log_away, rows_dropped or state_lost (consumers); of the service: "
+        "mirror_failed.",
         "kind",
     )
     lag = gauge("queue_lag_messages", "Messages that are not processed yet, at most; their sum.")

@@ -47,6 +47,7 @@ _BROKER_STATUSES: dict[type[errors.BrokerError], int] = {
     errors.FlowNotFound: 404,
     errors.FlowGone: 410,
     errors.Overtaken: 409,
+    errors.StateKept: 409,
     errors.TooManyFlows: 429,
     errors.Unauthorized: 401,
     errors.Forbidden: 403,
@@ -90,6 +91,9 @@ DETAILS = {
     "again with the same instance_id to go on.",
     "overtaken": "Nothing was changed: instance 'etl-7c31' is bound by a later bind of the same "
     "binder. If no answer to that one has come, bind again with a higher attempt.",
+    "state_kept": "The consumer 'totals' (flow f-1) keeps state of all partitions of the queue "
+    "'flights', and none of it is handed over with a partition; stop this consumer first, or leave "
+    "access_type as it is.",
     "unauthorized": "This call is the flow's own; send 'Authorization: Bearer <flow_token>' with "
     "the token that bind answered.",
     "forbidden": "This token is another flow's; send the one that bind answered for this flow.",

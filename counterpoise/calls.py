@@ -209,7 +209,7 @@ def queue(name: str) -> Call[wire.Queue]:
 def change_queue(name: str, discard: bool = False, **settings: Any) -> Call[wire.Queue]:
     """Change settings; `partition_count` is the resize; `discard` removes surplus ones at once.
 
-    Raises `Invalid`, `ResizeUnsettled`.
+    Raises `Invalid`, `ResizeUnsettled`, `StateKept`.
     """
     query = {"discard": "true"} if discard else {}
     return Call("PATCH", queue_path(name), reader(wire.Queue), query=query, body=settings)
@@ -330,12 +330,14 @@ def bind(
     binder: str | None = None,
     attempt: int = 0,
     at_once: bool = False,
+    keeps_state: bool = False,
 ) -> Call[wire.Bound]:
     """Bind a flow. The same `instance_id` bound again takes the place of the earlier flow.
 
     None: a random id, which is part of the call, so sending the call again leaves no second flow.
     A late bind with a lower `attempt` of the same `binder` is refused (`Overtaken`). `at_once`: no
-    holddown if no other flow is bound.
+    holddown if no other flow is bound. `keeps_state`: the consumer has state that no handoff takes
+    along; refused (`StateKept`) on a shared queue, and beside another such consumer.
     """
     body: dict[str, Any] = {
         "client_name": client_name,
@@ -348,6 +350,8 @@ def bind(
         body |= {"binder": binder, "attempt": attempt}
     if at_once:
         body["at_once"] = True
+    if keeps_state:
+        body["keeps_state"] = True
     return Call("POST", queue_path(queue, "/flows"), reader(wire.Bound), body=body)
 
 

@@ -24,7 +24,8 @@ AWAY_SECONDS = 2.0
 class Condition(Struct, frozen=True):
     """Something that a consumer waits for people to mend, or to pass.
 
-    `kind`: `quarantined`, `log_away`, `rows_dropped`, `invalid_position` or `end_refused`.
+    `kind`: `quarantined`, `log_away`, `rows_dropped`, `state_lost`, `invalid_position` or
+    `end_refused`.
     `partition` and its `epoch`: None for a condition of the whole consumer. `text`: the details;
     longer ones are cut.
     """
@@ -50,10 +51,22 @@ def log_away(away_for: Callable[[float], BaseException | None]) -> Iterator[Cond
 
 
 def rows_dropped(count: int) -> Iterator[Condition]:
-    """That Spark's watermark has dropped rows after a handoff."""
+    """That Spark's watermark has dropped rows after a handoff; `count` is the least number."""
     if count:
-        text = "Spark's watermark has dropped rows as late, after partitions came from others"
-        yield Condition("rows_dropped", text)
+        yield Condition(
+            "rows_dropped",
+            f"Spark's watermark has dropped {count} or more rows as late, after partitions came "
+            "from others (Spark counts rows that it has grouped before as one)",
+        )
+
+
+def state_lost(begun: Mapping[int, str | None]) -> Iterator[Condition]:
+    """That a query keeps state and lacks that of messages before these positions, by partition."""
+    if begun:
+        places = ", ".join(f"{number} from {position}" for number, position in begun.items())
+        yield Condition(
+            "state_lost", f"without the state of the messages before: partition {places}"
+        )
 
 
 def invalid_position(partition: int, epoch: int, position: str | None) -> Condition:

@@ -149,6 +149,12 @@ class ResizeUnsettled(Refused):
     code = "resize_unsettled"
 
 
+class StateKept(Refused):
+    """State that a consumer keeps outside of the queue would be divided."""
+
+    code = "state_kept"
+
+
 class PartitionEnded(Refused):
     """The partition was split or merged before; split or merge what came after it."""
 
@@ -255,6 +261,7 @@ class _ByCode:
             QueueExists,
             QueueInUse,
             ResizeUnsettled,
+            StateKept,
             PartitionEnded,
             ChildrenRefused,
             FlowNotFound,

@@ -242,6 +242,7 @@ class FlowSummary(Document, frozen=True):
     * `active`: Owns at least one partition.
     * `partitions`: The number of partitions that it owns.
     * `key_id`: The public id of the key that bound it; null: bound without one.
+    * `keeps_state`: It has state that no handoff takes along, so the queue stays exclusive.
     """
 
     flow_id: str
@@ -254,6 +255,7 @@ class FlowSummary(Document, frozen=True):
     bound_at: Time
     lease_expires_at: Time
     held_until: HeldUntil = None
+    keeps_state: bool = False
 
     @property
     def state(self) -> str:

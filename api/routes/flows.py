@@ -196,7 +196,9 @@ async def updates(
     response_model=wire.Bound,
     summary="Bind a flow",
     response_description="The flow, its token, and its first view.",
-    responses=problems.document(*CREDENTIALS, "overtaken", "flow_gone", *problems.OF_A_BODY),
+    responses=problems.document(
+        *CREDENTIALS, "overtaken", "state_kept", "flow_gone", *problems.OF_A_BODY
+    ),
 )
 @allow(Right.CONSUME)
 async def bind(
@@ -220,6 +222,7 @@ async def bind(
             body.attempt,
             caller_of(request).key_id,
             body.at_once,
+            body.keeps_state,
         )
     except TooManyFlows as refused:
         rates.refused.labels("key_flows").inc()

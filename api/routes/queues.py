@@ -83,7 +83,7 @@ async def show_queue(request: Request, queue: Name) -> wire.Queue:
     tags=["Queues"],
     summary="Change or resize a queue",
     response_description="The queue after the change.",
-    responses=problems.document("resize_unsettled", *ON_A_QUEUE, *problems.OF_A_BODY),
+    responses=problems.document("resize_unsettled", "state_kept", *ON_A_QUEUE, *problems.OF_A_BODY),
 )
 @allow(Right.ADMINISTER)
 async def change_queue(

@@ -69,6 +69,12 @@ class BindRequest(RequestModel):
         description="Without a holddown if no other flow is bound: for a consumer that reads what "
         "is there and ends.",
     )
+    keeps_state: bool = Field(
+        default=False,
+        description="Whether the consumer keeps state of the messages that no handoff takes along. "
+        "The queue must be exclusive, stays it while the flow is bound, and has one such consumer "
+        "(409 `state_kept`).",
+    )
 
 
 # If many items of a list are wrong, the error names only the first: each could have several errors,

@@ -20,8 +20,8 @@ Kind = Annotated[
     str,
     StringConstraints(pattern=r"^[a-z][a-z_]{0,39}$"),
     Field(
-        description="`quarantined`, `log_away`, `rows_dropped`, `invalid_position` or "
-        "`end_refused`; later clients may report others.",
+        description="`quarantined`, `log_away`, `rows_dropped`, `state_lost`, `invalid_position` "
+        "or `end_refused`; later clients may report others.",
         examples=["quarantined"],
     ),
 ]

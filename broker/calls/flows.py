@@ -64,11 +64,12 @@ class FlowCalls:
         attempt: int = 0,
         key_id: str | None = None,
         at_once: bool = False,
+        keeps_state: bool = False,
     ) -> wire.Bound:
         """Binds a flow, with the key of this id.
 
-        Raises QueueNotFound, Unavailable, Overtaken, TooManyFlows, and FlowGone if the same
-        instance was bound again at the same time.
+        Raises QueueNotFound, Unavailable, Overtaken, StateKept, TooManyFlows, and FlowGone if the
+        same instance was bound again at the same time.
         """
         command = c.Bind(
             str(uuid4()),
@@ -81,6 +82,7 @@ class FlowCalls:
             key_id,
             self._quota,
             at_once,
+            keeps_state,
         )
         coordinator = await self._queues.replica.coordinator(name)
         try:

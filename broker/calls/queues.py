@@ -327,7 +327,7 @@ class QueueCalls:
     ) -> wire.Queue:
         """Changes settings.
 
-        Raises QueueNotFound, Invalid, Forbidden, ResizeUnsettled, Unavailable.
+        Raises QueueNotFound, Invalid, Forbidden, ResizeUnsettled, StateKept, Unavailable.
         """
         if discard and "partition_count" not in changes:
             raise Invalid(

@@ -169,6 +169,7 @@ def flow_view(flow: Flow, lease_expires_at: float) -> wire.FlowSummary:
         bound_at=time_of(flow.bound_at),
         lease_expires_at=time_of(lease_expires_at),
         held_until=time_of(flow.held_until),
+        keeps_state=flow.keeps_state,
     )
 
 

@@ -133,8 +133,9 @@ class Bind:
     program (`binder`) sent before the one that it is bound by: `attempt` is one higher with each.
     An instance belongs to the key that bound it (None: bound without one). `quota` limits what
     belongs to the key; None, and without a key: nothing does. `at_once`: without a holddown if no
-    other flow is bound.
-    Answer: None. Raises Overtaken, TooManyFlows.
+    other flow is bound. `keeps_state`: what it has made of the messages is outside of the queue and
+    is not handed over.
+    Answer: None. Raises Overtaken, StateKept, TooManyFlows.
     """
 
     flow_id: str
@@ -147,6 +148,7 @@ class Bind:
     key_id: str | None = None
     quota: Quota | None = None
     at_once: bool = False
+    keeps_state: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +233,8 @@ class Change:
     `checked` is the partition count that the queue had, and the resize of which it knew the cuts,
     when the other readers of its log were found settled; None if that does not matter.
 
-    Raises ResizeUnsettled for another resize of a queue with ordered resizes before the last one is
+    Raises StateKept for shared access while a flow that keeps state is bound, ResizeUnsettled for
+    another resize of a queue with ordered resizes before the last one is
     settled, and CutsOutdated if the queue was resized since it was `checked`.
     """
 

@@ -17,7 +17,14 @@ from broker.core import cuts
 from broker.core import records as r
 from broker.core.budget import held_until
 from broker.core.draft import Draft
-from broker.core.errors import BrokerError, CutsOutdated, Invalid, Overtaken, TooManyFlows
+from broker.core.errors import (
+    BrokerError,
+    CutsOutdated,
+    Invalid,
+    Overtaken,
+    StateKept,
+    TooManyFlows,
+)
 from broker.core.leaving import give_back, leave
 from broker.core.lineage import record_children
 from broker.core.loop import (
@@ -29,7 +36,7 @@ from broker.core.loop import (
     rebalance_if_replaced,
     take_up,
 )
-from broker.core.model import Flow
+from broker.core.model import AccessType, Flow
 from broker.core.pairs import wait_for_pairs
 from broker.core.queue import Queue
 from broker.core.resizing import resize
@@ -40,13 +47,14 @@ FAILURES = ("lease_expired", "driver_lost")
 
 
 def bind(command: c.Bind, draft: Draft) -> None:
-    """A consumer joins (rules 1, 2 and 12). Raises Overtaken, TooManyFlows."""
+    """A consumer joins (rules 1, 2 and 12). Raises Overtaken, StateKept, TooManyFlows."""
     queue = draft.queue
     before = queue.takers
     instance = (command.key_id, command.instance_id)
     predecessor = queue.by_instance.get(instance)
     if predecessor is not None and _is_overtaken(command, predecessor):
         raise Overtaken(command.instance_id)
+    _refuse_divided_state(command, queue)
     if predecessor is None:
         _refuse_beyond_quota(command, queue)
     absent = queue.absent.get(instance)
@@ -90,8 +98,9 @@ def bind_together(command: c.BindTogether, draft: Draft) -> tuple[BrokerError | 
     answers: list[BrokerError | None] = []
     for one in command.binds:
         try:
+            _refuse_divided_state(one, queue)
             _refuse_beyond_quota(one, queue)
-        except TooManyFlows as error:
+        except (StateKept, TooManyFlows) as error:
             answers.append(error)
         else:
             moved, held = _budget(one, draft)
@@ -122,6 +131,7 @@ def _enter(
             command.key_id,
             held,
             moved,
+            command.keeps_state,
         )
     )
     return draft.queue.flows[command.flow_id]
@@ -177,6 +187,28 @@ def _refuse_beyond_quota(command: c.Bind, queue: Queue) -> None:
         raise TooManyFlows(quota.flows)
 
 
+def _refuse_divided_state(command: c.Bind, queue: Queue) -> None:
+    """Raises StateKept if the flow's state would not be of all that the queue has (the contract,
+    *State outside of the queue*).
+    """
+    if not command.keeps_state:
+        return
+    if not queue.exclusive:
+        raise StateKept(
+            f"Several consumers share the queue {queue.name!r}, and the state of this one is not "
+            "handed over with a partition; set the queue's access_type to exclusive, or keep no "
+            "state outside of the sink."
+        )
+    for flow in queue.flows.values():
+        # After a change of its key it is still the same consumer.
+        if flow.keeps_state and flow.instance_id != command.instance_id:
+            raise StateKept(
+                f"The consumer {flow.client_name!r} of the queue {queue.name!r} keeps state too. "
+                "The one would take over without the state of the other; start a stopped consumer "
+                "again from its own state (with its own instance_id) instead of keeping a standby."
+            )
+
+
 def unbind(command: c.Unbind, draft: Draft) -> None:
     """A flow leaves (rules 3 to 5)."""
     queue = draft.queue
@@ -227,8 +259,21 @@ def drain(command: c.Drain, draft: Draft) -> None:
 # What administrators and the clock do
 
 
+def _refuse_to_share_state(queue: Queue) -> None:
+    """Raises StateKept while a flow is bound whose state would be divided."""
+    for flow in queue.flows.values():
+        if flow.keeps_state:
+            raise StateKept(
+                f"The consumer {flow.client_name!r} (flow {flow.id}) keeps state of all partitions "
+                f"of the queue {queue.name!r}, and none of it is handed over with a partition; "
+                "stop this consumer first, or leave access_type as it is."
+            )
+
+
 def change(command: c.Change, draft: Draft) -> None:
-    """Settings change; the partition count is the resize (rule 9)."""
+    """Settings change; the partition count is the resize (rule 9). Raises CutsOutdated, Invalid,
+    ResizeUnsettled, StateKept.
+    """
     queue = draft.queue
     if command.checked not in (None, cuts.last_resize(queue)):
         raise CutsOutdated
@@ -242,6 +287,8 @@ def change(command: c.Change, draft: Draft) -> None:
         for name, value in command.changes.items()
         if getattr(queue.settings, name) != value
     }
+    if changes.get("access_type") == AccessType.NON_EXCLUSIVE:
+        _refuse_to_share_state(queue)
     awaits, count = cuts.begins(changes, queue), queue.settings.partition_count
     if changes:
         draft.emit(r.SettingsChanged(changes))

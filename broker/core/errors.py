@@ -164,6 +164,12 @@ class Overtaken(BrokerError):
         )
 
 
+class StateKept(BrokerError):
+    """State that a consumer keeps outside of the queue would be divided."""
+
+    code = "state_kept"
+
+
 class TooManyFlows(BrokerError):
     """The caller is over its rate, or over a limit."""
 

@@ -117,6 +117,7 @@ class Flow:
     heap of what it can give, as negative numbers (`Queue.highest_giveable`).
 
     `held_until`: until then the flow is held back (`budget`), and takes no part in the balance.
+    `keeps_state`: it has state that no handoff takes along.
     """
 
     __slots__ = (
@@ -132,6 +133,7 @@ class Flow:
         "incoming",
         "instance",
         "instance_id",
+        "keeps_state",
         "key_id",
         "lease_seconds",
         "load",
@@ -155,6 +157,7 @@ class Flow:
         attempt: int = 0,
         key_id: str | None = None,
         held_until: float | None = None,
+        keeps_state: bool = False,
     ) -> None:
         self.id = id
         self.instance_id = instance_id
@@ -170,6 +173,7 @@ class Flow:
         self.draining = False
         self.drain_deadline: float | None = None
         self.held_until = held_until
+        self.keeps_state = keeps_state
         self.view_revision = 0
         self.owned: set[int] = set()
         self.incoming: set[int] = set()

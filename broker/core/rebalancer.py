@@ -44,7 +44,7 @@ def decide(queue: Queue, command: c.Command, now: float) -> Decision:
     """Decides a command at the time `now` (Unix seconds) and applies the decision to the queue.
 
     The queue is as before if the decision has no entries, and if this raises. Raises FlowNotFound
-    if the flow that the command speaks of is not bound (any more); Bind raises Overtaken.
+    if the flow that the command speaks of is not bound (any more), and what each command says.
     """
     draft = Draft(queue, now)
     try:

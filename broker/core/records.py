@@ -81,7 +81,7 @@ class FlowBound:
 
     `bind_number` is its place in the order of binding; a replacement has that of its predecessor.
     `held_until`: until then it is held back. `moved`: what counts of the moves of its key, None: as
-    much as before (`budget`).
+    much as before (`budget`). `keeps_state`: as of `Bind`.
     """
 
     flow_id: str
@@ -96,6 +96,7 @@ class FlowBound:
     key_id: str | None = None
     held_until: float | None = None
     moved: float | None = None
+    keeps_state: bool = False
 
 
 @dataclass(frozen=True, slots=True)

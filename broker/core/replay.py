@@ -115,6 +115,7 @@ def _flow_bound(queue: Queue, record: r.FlowBound) -> None:
         record.attempt,
         record.key_id,
         record.held_until,
+        record.keeps_state,
     )
     enter(queue, flow)
     queue.journal.drop(queue.absent, flow.instance)

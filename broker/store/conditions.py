@@ -26,7 +26,14 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 from broker.store.bulk import PreparedStatement, any_of
 from broker.store.tables import bound, conditions, flows, has_conditions, partitions
 
-KINDS = ("quarantined", "log_away", "rows_dropped", "invalid_position", "end_refused")
+KINDS = (
+    "quarantined",
+    "log_away",
+    "rows_dropped",
+    "state_lost",
+    "invalid_position",
+    "end_refused",
+)
 """The kinds that this version knows. Others, of later clients, are counted as `OTHER`."""
 OTHER = "other"
 

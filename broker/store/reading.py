@@ -134,6 +134,7 @@ def _restore_flow(queue: Queue, values: FlowValues) -> None:
         values.attempt,
         values.key_id,
         values.held_until,
+        values.keeps_state,
     )
     flow.view_revision = values.view_revision
     enter(queue, flow)

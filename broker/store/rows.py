@@ -56,6 +56,7 @@ class FlowValues(NamedTuple):
     view_revision: int
     active: bool
     key_id: str | None
+    keeps_state: bool
 
 
 class PartitionValues(NamedTuple):
@@ -133,6 +134,7 @@ def flow_values(flow: Flow) -> FlowValues:
         flow.view_revision,
         flow.active,
         flow.key_id,
+        flow.keeps_state,
     )
 
 

@@ -107,6 +107,7 @@ flows = Table(
     Column("reason", Text),
     Column("left_at", Double),
     Column("key_id", Text),
+    Column("keeps_state", Boolean, nullable=False),
 )
 bound = flows.c.reason.is_(None)
 Index(

@@ -62,6 +62,8 @@ ADVICE = {
     "make a new queue that reads this log",
     "rows_dropped": "count in the sink (FencedAggregate), or make the queue exclusive: what "
     "was dropped is missing in the result",
+    "state_lost": "what a query kept of these messages is not in its result: count in the sink "
+    "(FencedAggregate), or start it again with a new checkpoint and the positions at earliest",
     "log_away": "see whether the log runs, and whether the consumer's machine reaches it",
 }
 _REFUSED = re.compile(r'^counterpoise_http_refused_total\{limit="([^"]*)"\} (\S+)', re.MULTILINE)

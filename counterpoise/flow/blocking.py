@@ -66,10 +66,11 @@ class Flow(BaseFlow):
     `queue`: its name. `url`, `token`: as for `Client`. `client_name`: for people. `instance_id`: if
     it stays the same, a restarted consumer takes its old partitions back at once; random by
     default. `lease_seconds`: 1..3600. `warmup`: get a notice before a partition comes. `at_once`:
-    no holddown if no other flow is bound. `rebind=False`: stay gone after an expired lease.
-    `timeout_seconds`: how long a method tries. `renew_while`: called before every poll. While it
-    returns False, the background thread does not renew, so that the lease of a program that hangs
-    expires. Callbacks: see `Callbacks`.
+    no holddown if no other flow is bound. `keeps_state`: it has state that no handoff takes along,
+    so the queue must be exclusive and stays it (`StateKept`). `rebind=False`: stay gone after an
+    expired lease. `timeout_seconds`: how long a method tries. `renew_while`: called before every
+    poll. While it returns False, the background thread does not renew, so that the lease of a
+    program that hangs expires. Callbacks: see `Callbacks`.
 
     Nothing happens before `open`. Methods raise once the flow is gone for good: `FlowGone` with
     the reason `replaced`, `unbound` or `queue_recreated`, `QueueNotFound`, ...; before that they

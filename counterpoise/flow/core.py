@@ -232,8 +232,9 @@ class Notices:
 @dataclass(frozen=True)
 class FlowSettings:
     """The settings of a bind. `lease_seconds`: 1..3600. `at_once`: no holddown if no other flow is
-    bound. `rebind`: the exception in rule 4. `binder`: a random name of this flow object, by which
-    the service recognizes its binds. `timeout_seconds`: how long a method tries.
+    bound. `keeps_state`: it has state that no handoff takes along. `rebind`: the exception in rule
+    4. `binder`: a random name of this flow object, by which the service recognizes its binds.
+    `timeout_seconds`: how long a method tries.
     """
 
     queue: str
@@ -242,6 +243,7 @@ class FlowSettings:
     lease_seconds: float = 10.0
     warmup: bool = False
     at_once: bool = False
+    keeps_state: bool = False
     rebind: bool = True
     binder: str | None = None
     timeout_seconds: float = 10.0
@@ -305,6 +307,7 @@ class FlowCore:
             settings.binder,
             self._binds,
             settings.at_once,
+            settings.keeps_state,
         )
 
     def bind_answered(self, bound: Bound, sent_at: float, now: float) -> Call[None] | None:

@@ -131,6 +131,7 @@ def register(spark: SparkSession) -> None:
         from counterpoise.spark.driver.connect import refuse_at_start as refuse_over_connect
 
         spark.dataSource.register(CounterpoiseDataSource)
+        use_own_words(connect=True)
         refuse_over_connect()
         logger.warning(
             "counterpoise: over Spark Connect, drain, QueueListener and FencedSink do not work; "
@@ -144,8 +145,9 @@ def register(spark: SparkSession) -> None:
     source = type("SessionDataSource", (CounterpoiseDataSource,), members)
     spark.dataSource.register(source)
     listen(spark, driver_home())
+    use_own_words()
     finish_batches()
-    refuse_at_start()
+    refuse_at_start(spark)
 
 
 def session(app_name: str = "counterpoise", **config: str) -> SparkSession:
@@ -171,13 +173,12 @@ def session(app_name: str = "counterpoise", **config: str) -> SparkSession:
     with installed_pyspark(settings.get("spark.master")):
         spark = builder.getOrCreate()
     register(spark)
-    _use_own_words(spark)
+    _log_own_words(spark)
     return spark
 
 
-def _use_own_words(spark: SparkSession) -> None:
-    """Show errors of ours without Spark's frame: in what is raised, and in the log."""
-    use_own_words(connect=is_of_connect(spark))
+def _log_own_words(spark: SparkSession) -> None:
+    """Log errors that end queries in one line, without Spark's stacks."""
     listener: DoneListener | None = getattr(spark, "_counterpoise_listener", None)
     if listener is not None:
         listener.logs_failures = silence(spark, QUERIES)

@@ -7,6 +7,8 @@ module is missing.
 OLDEST, BELOW = (4, 0), (5,)
 # Since then Spark names the start of a micro-batch and how much it reads.
 READ_LIMITS = (4, 2)
+# Since then Spark runs queries with state, and only these, without adaptive execution.
+TELLS_STATE = (4, 1)
 RANGE = "PySpark 4.0 or later, below 5"
 HOW = "pip install --upgrade 'counterpoise[spark]'"
 
@@ -19,6 +21,11 @@ def supports(version: str) -> bool:
 def has_read_limits(version: str) -> bool:
     """Whether Spark drives sources as since 4.2 (`source.with_limits`)."""
     return _parts(version) >= READ_LIMITS
+
+
+def tells_state(version: str) -> bool:
+    """Whether a task sees if its query keeps state (`source.without_driver`)."""
+    return _parts(version) >= TELLS_STATE
 
 
 def _parts(version: str) -> tuple[int, ...]:

@@ -41,6 +41,28 @@ def test_a_bind_that_comes_late_replaces_no_later_one(api: httpx.Client) -> None
     problem(consumer.call("heartbeat", {}), 410, "flow_gone")
 
 
+def test_a_queue_stays_exclusive_while_a_flow_keeps_state(api: httpx.Client) -> None:
+    """Outside of the queue, where no handoff takes it along."""
+    create_queue(api, "q", 2, access_type="exclusive")
+    stateful: dict[str, Any] = {
+        "client_name": "totals",
+        "instance_id": "i",
+        "keeps_state": True,
+    }
+    bind(api, "q", **stateful)
+    shared = api.patch("/queues/q", json={"access_type": "non_exclusive"})
+    assert "'totals'" in problem(shared, 409, "state_kept")["detail"]
+    other = api.post("/queues/q/flows", json={**stateful, "instance_id": "j"})
+    assert "'totals'" in problem(other, 409, "state_kept")["detail"]
+    consumer = bind(api, "q", **stateful)
+    bind(api, "q", "standby")
+    kept = [one.get("keeps_state") for one in api.get("/queues/q/flows").json()["items"]]
+    assert kept == [True, None]
+    assert api.delete(consumer.path, headers=consumer.headers).status_code == 204
+    api.patch("/queues/q", json={"access_type": "non_exclusive"}).raise_for_status()
+    problem(api.post("/queues/q/flows", json=stateful), 409, "state_kept")
+
+
 def test_a_token_is_never_told_again(api: httpx.Client) -> None:
     create_queue(api, "q", 1)
     consumer = bind(api, "q")

@@ -29,7 +29,7 @@ WIRE = """
 """
 ERRORS = """
     ChildrenRefused FlowGone FlowNotFound Forbidden Invalid Overtaken PartitionEnded QueueExists
-    QueueInUse QueueNotFound QueueUnreadable ResizeUnsettled Unauthorized
+    QueueInUse QueueNotFound QueueUnreadable ResizeUnsettled StateKept Unauthorized
 """
 REQUESTS = "NewChild NewKey ReportedCondition Root"
 TWICE = {

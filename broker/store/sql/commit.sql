@@ -58,7 +58,7 @@ locked_flows AS (
             ELSE locked.lease_expires_at END AS lease_expires_at,
         given.reason,
         CASE WHEN given.reason IS NOT NULL THEN (SELECT now FROM clock) END AS left_at,
-        locked.key_id,
+        locked.key_id, locked.keeps_state,
         given.id AS given_id,
         given.expired,
         (
@@ -224,12 +224,12 @@ written_flows AS (
     INSERT INTO counterpoise.flows (
         id, queue_id, instance_id, client_name, bind_number, lease_seconds, warmup, bound_at,
         binder, attempt, draining, drain_deadline, held_until, view_revision, active, token_hash,
-        lease_expires_at, reason, left_at, key_id
+        lease_expires_at, reason, left_at, key_id, keeps_state
     )
     SELECT
         id, queue_id, instance_id, client_name, bind_number, lease_seconds, warmup, bound_at,
         binder, attempt, draining, drain_deadline, held_until, view_revision, active, token_hash,
-        lease_expires_at, reason, left_at, key_id
+        lease_expires_at, reason, left_at, key_id, keeps_state
     FROM locked_flows
     WHERE fits AND (SELECT may FROM verdict)
     ON CONFLICT (id) DO UPDATE SET
@@ -247,13 +247,14 @@ new_flows AS (
     INSERT INTO counterpoise.flows (
         id, queue_id, instance_id, client_name, bind_number, lease_seconds, warmup, bound_at,
         binder, attempt, draining, drain_deadline, held_until, view_revision, active, token_hash,
-        lease_expires_at, reason, left_at, key_id
+        lease_expires_at, reason, left_at, key_id, keeps_state
     )
     SELECT
         id, :queue, instance_id, client_name, bind_number, lease_seconds, warmup, bound_at,
         binder, attempt, draining, drain_deadline, held_until, view_revision, active, token_hash,
         (SELECT now FROM clock) + lease_seconds,
-        reason, CASE WHEN reason IS NOT NULL THEN (SELECT now FROM clock) END, key_id
+        reason, CASE WHEN reason IS NOT NULL THEN (SELECT now FROM clock) END, key_id,
+        keeps_state
     FROM json_populate_recordset(
         json_populate_record(NULL::counterpoise.flows, :every_new_flow), :new_flows
     )

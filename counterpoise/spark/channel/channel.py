@@ -22,9 +22,10 @@ end, are never mistaken for those of this one.
 | `alias` | source | which source speaks for the instance now (or was that in its checkpoint) |
 | `done` | driver | the last micro-batch in Spark's commit log, rows dropped, the query's end |
 | `chain` | driver | which queue a query reads, and whether its rows keep their order (`chains`) |
+| `state` | driver | above which sources a query keeps state in Spark (`query_state`) |
 
-Nothing in them is a secret. The directory is removed with the driver. A killed driver leaves it in
-the system's directory for temporary files, and a later driver of the user removes it.
+Nothing in them is a secret. The directory is removed with the driver. After a killed driver the
+last of its sources removes it. If they were killed too, a later driver of the user does.
 `source_channel` is the source's end; `running_driver` says whether the driver still runs.
 """
 
@@ -62,7 +63,9 @@ ABANDONED_SECONDS = 3600.0
 """So long after its last document the directory of a killed driver is removed."""
 _PREFIX = "counterpoise-spark-"
 
-Name = Literal["plan", "view", "ready", "drain", "stopped", "left", "done", "alias", "chain"]
+Name = Literal[
+    "plan", "view", "ready", "drain", "stopped", "left", "done", "alias", "chain", "state"
+]
 
 
 class NoChannel(SourceError):

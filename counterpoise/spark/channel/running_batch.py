@@ -230,8 +230,9 @@ def _execution(batch: DataFrame) -> Any:
         found = queries.get(context._jvm.java.util.UUID.fromString(query_id))
     if found is None:
         raise NoChannel(
-            "call the sink from foreachBatch, in the thread that Spark calls, or in a "
-            "pyspark.InheritableThread: other threads do not know their query"
+            "call the sink from foreachBatch, in the thread that Spark calls: other threads do not "
+            "know their query, unless they are pyspark.InheritableThread, or run "
+            "pyspark.inheritable_thread_target(function) (give this to a ThreadPoolExecutor)"
         )
     return found
 

@@ -18,6 +18,7 @@ program is not noticed, and the flow is unbound without a reason.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -58,6 +59,13 @@ class Driver:
         if os.getppid() != self._parent:
             return True
         return self._home is not None and was_killed(self._home)
+
+    def clear_after(self) -> None:
+        """Remove the shared directory of a killed program, unless another source writes in it."""
+        if self._home is None or not was_killed(self._home):
+            return
+        if not any(Path(self._home).glob("*/view.json")):
+            shutil.rmtree(self._home, ignore_errors=True)
 
 
 def was_killed(home: str | Path) -> bool:

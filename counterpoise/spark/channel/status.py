@@ -172,7 +172,7 @@ class QueryStatus:
             "draining": int(self.draining),
             "skippedSlices": self.handoffs.skipped_slices,
             "takenOver": self.handoffs.taken_over_count,
-            "rowsDropped": self.handoffs.rows_dropped,
+            "rowsDroppedAtLeast": self.handoffs.rows_dropped,
             "handoffsGraceful": gone["graceful"],
             "handoffsForced": gone["forced"],
             "partitionsLost": gone["lost"],

@@ -27,6 +27,9 @@ awaited for a moment, and nothing listens after that.
 *Chains.* When a query starts, the driver writes down which queue it reads and whether its rows keep
 their order (`chains`). A writer of the query needs this, and cannot find it out itself.
 
+*State.* In the same way it writes down above which sources the query keeps state in Spark
+(`query_state`), so that the source can watch over it.
+
 *Finished micro-batches* of `foreachBatch` count as done, even while their query is being stopped
 (`finish_batches`). `query.stop()` interrupts the query's thread in the JVM. That thread waits for
 the Python function, and nothing interrupts that. When the function has returned, the thread is
@@ -66,9 +69,11 @@ from pyspark.sql.streaming.listener import (
 
 from counterpoise.at_exit import at_exit
 from counterpoise.spark.channel.channel import DriverEnd, channels_of, reads_ours
+from counterpoise.spark.channel.query_state import drop_state, put_state
 from counterpoise.spark.driver.chains import describe, put_chain
 from counterpoise.spark.driver.plain_errors import own_words
 from counterpoise.spark.driver.refusals import raise_at_start, refuse_if_needed
+from counterpoise.spark.driver.stateful import stateful_uses
 from counterpoise.spark.driver.stopping import has_stopped, leave, leave_before_stop
 from counterpoise.spark.driver.wrapping import wrap_once
 from counterpoise.spark.offsets import VERSION_FIELD, Json
@@ -202,6 +207,7 @@ class DoneListener(EventListener):
             DriverEnd(self._home, end["instance"]).put("done", document)
 
     def terminated(self, run_id: str) -> None:
+        drop_state(self._home, run_id)
         self._dropped.pop(run_id, None)
         for instance, document in self._said.pop(run_id, {}).items():
             DriverEnd(self._home, instance).put("done", {**document, "ended": True})
@@ -253,9 +259,12 @@ def stop_listening(spark: SparkSession, listener: EventListener) -> None:
 
 def _see_start(spark: SparkSession, home: str | Path, query_id: str) -> None:
     query: Any = spark.streams._jsqm.get(query_id)
-    chain = None if query is None else describe(query.streamingQuery().analyzedPlan())
+    plan = None if query is None else query.streamingQuery().analyzedPlan()
+    chain = None if plan is None else describe(plan)
     if chain is not None:
         put_chain(home, query_id, chain)
+        uses = stateful_uses(spark, plan)
+        put_state(home, query_id, query.runId().toString(), [one.options for one in uses])
         refuse_if_needed(spark, query)
 
 

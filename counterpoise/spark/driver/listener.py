@@ -31,13 +31,13 @@ logger = logging.getLogger("counterpoise.spark")
 _NEWS = (
     *("status", "draining", "owned", "revoking", "retiring", "warming", "lastError"),
     *("handoffsGraceful", "handoffsForced", "partitionsLost", "skippedSlices", "takenOver"),
-    "rowsDropped",
+    "rowsDroppedAtLeast",
 )
 _STATES = ("revoking", "retiring", "warming")
 _COUNTERS: Mapping[str, str] = {
     "skippedSlices": "skipped_slices_total",
     "takenOver": "taken_over_total",
-    "rowsDropped": "rows_dropped_total",
+    "rowsDroppedAtLeast": "rows_dropped_total",
 }
 _HANDOFFS: Mapping[str, str] = {
     "handoffsGraceful": "graceful",
@@ -84,7 +84,7 @@ class QueueListener(EventListener):
         `counterpoise_source_` with: `bound`, `partitions{state}` (owned, revoking, retiring,
         warming), `lag_messages{partition}`, `handoffs_total{outcome}` (graceful, forced, lost,
         finished), `received_total{handed_over}`, `skipped_slices_total`, `taken_over_total`,
-        `rows_dropped_total`.
+        `rows_dropped_total` (a lower bound).
         """
         samples: dict[str, float] = {}
         for report in self.reports():

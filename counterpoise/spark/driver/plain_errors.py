@@ -1,11 +1,14 @@
-"""Errors of Spark that carry one of ours, in our own words; for the sessions of `session()`.
+"""Errors of Spark that carry one of ours, in our own words; for all sessions that are registered.
 
 The source runs in processes of Spark's. What it raises there reaches the program as an error of
 Spark: a heading, a traceback of those processes, our text, and the plan of the query. Our text says
 what is wrong and what to do, so it is all that such an error says here. Its class is Spark's own.
 
-Spark also logs the error of a query that ends, with a long stack. The driver logs one line instead:
-our text, or Spark's own if the error is another one.
+If the process of a query's source was killed, Spark only says that a connection was reset, or
+nothing. Then the words are ours, too: which process it was, and where its end is recorded.
+
+Spark also logs the error of a query that ends, with a long stack. For the sessions of `session()`
+the driver logs one line instead: our text, or Spark's own if the error is another one.
 """
 
 from __future__ import annotations
@@ -33,10 +36,29 @@ SOURCES = "org.apache.spark.sql.execution.datasources.DataSourceManager"
 """The class that warns if a source is registered that Spark has found by itself."""
 
 
+# All that Spark says of a query whose source does not answer any more, before it shows the query.
+_SILENT = re.compile(
+    r"\A(?=.)(?:\[STREAM_FAILED\] Query \[[^]]*\] terminated with exception: ?)?"
+    r"(?:Connection reset|Broken pipe|null)? ?(?:SQLSTATE: XXKST)? ?(?:\(no cause message\))?\s*$",
+    re.MULTILINE,
+)
+_OF_OUR_QUERY = '{"counterpoise": '
+_DIED = (
+    "SourceDied: the Python process of the query's source (pyspark.sql.streaming.python_streaming_"
+    "source_runner, a child of the driver's JVM) has ended without an error of its own. Most often "
+    "the system has killed it for lack of memory: see the kernel's log (dmesg, journalctl -k), or "
+    "OOMKilled in 'kubectl describe pod'. It needs memory on the driver's machine beside that of "
+    "the JVM (in containers spark.driver.memoryOverhead). Start the query again: it goes on where "
+    "it has stopped"
+)
+
+
 def own_words(text: str) -> str | None:
     """What an error of ours within Spark's text says, with its name; None: there is none."""
     found = _OURS.findall(text)
-    return f"{found[-1][0]}: {found[-1][1]}" if found else None
+    if found:
+        return f"{found[-1][0]}: {found[-1][1]}"
+    return _DIED if _OF_OUR_QUERY in text and _SILENT.match(text) else None
 
 
 def own_error(error: PySparkException) -> CounterpoiseError | None:

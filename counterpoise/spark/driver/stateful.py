@@ -10,8 +10,11 @@ So `DataStreamWriter.start` and `toTable` examine the query's plan, before Spark
 query with an operator of `OPERATORS` above a Counterpoise source fails with `StateLost`, unless
 
 - the source has the option `stateOnHandoff=lose`;
-- the queue is exclusive. Its partitions have one owner, which has all of them. The state is whole
-  as long as this owner always continues from the same checkpoint;
+- the queue is exclusive. Its partitions have one owner, which has all of them. The source's flow
+  says that it keeps state, so that the queue stays as it is, and the source watches over the state
+  (`source.query_state`). It learns of the state by a document of the driver
+  (`channel.query_state`), so the session must be a registered one. The state is whole as long as
+  this owner always continues from the same checkpoint;
 - the operator is a processor whose state is handed over (`tenured`) and the source restores it
   (`warmup=true` with a history). With `timeMode="EventTime"` Spark drops the rows of a history, and
   those of a partition that is behind, as late. So that is refused too.
@@ -22,6 +25,7 @@ for the queue's access type. `register` installs it, for all Counterpoise querie
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -30,11 +34,11 @@ from typing import TYPE_CHECKING, Any
 
 from counterpoise.spark.channel.channel import sources_in
 from counterpoise.spark.driver.wrapping import check_before
-from counterpoise.spark.errors import StateLost
+from counterpoise.spark.errors import StateLost, Unsupported
 from counterpoise.spark.options import SourceOptions, read_options
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 logger = logging.getLogger("counterpoise.spark")
@@ -118,24 +122,35 @@ class StatefulUse:
     options: SourceOptions
 
 
-def stateful_uses(frame: DataFrame) -> list[StatefulUse]:
-    """The operators of the query whose state a handoff loses, each with its Counterpoise source.
+def stateful_uses(spark: SparkSession, plan: Any) -> list[StatefulUse]:
+    """The operators of a query with this analyzed plan whose state a handoff loses, each with its
+    Counterpoise source.
 
     Raises InvalidOption.
     """
-    plan: Any = frame._jdf.queryExecution().analyzed()
-    if not plan.isStreaming():
-        return []
-    return list(_Examination(frame).uses(plan))
+    return list(_Examination(spark).uses(plan)) if plan.isStreaming() else []
 
 
 def refuse_lost_state(frame: DataFrame) -> None:
-    """Raises StateLost if a handoff would lose state of this query; CannotStart."""
-    for use in stateful_uses(frame):
+    """Raises StateLost if a handoff would lose state of this query; CannotStart, Unsupported."""
+    plan: Any = frame._jdf.queryExecution().analyzed()
+    for use in stateful_uses(frame.sparkSession, plan):
         options = use.options
-        if options.state_on_handoff == "lose" or is_exclusive(options):
+        if options.state_on_handoff == "lose":
             continue
-        raise state_lost(use, "make the queue exclusive")
+        if not is_exclusive(options):
+            raise state_lost(use, "make the queue exclusive")
+        if options.flows > 1:
+            raise Unsupported(
+                f"flows={options.flows} does not go with {use.operator.written} on the exclusive "
+                f"queue {options.queue!r}: one flow has all its partitions. Leave the option out"
+            )
+        if not _is_registered(frame.sparkSession):
+            raise Unsupported(
+                f"the query keeps state in Spark ({use.operator.written}), and its session was not "
+                "registered, so the queue would not stay exclusive for it. Call "
+                "counterpoise.spark.register for this session before the stream is loaded"
+            )
 
 
 def state_lost(use: StatefulUse, exclusive: str) -> StateLost:
@@ -173,8 +188,8 @@ def is_exclusive(options: SourceOptions) -> bool:
 class _Examination:
     """A walk through one logical plan."""
 
-    def __init__(self, frame: DataFrame) -> None:
-        self._context: Any = frame.sparkSession.sparkContext
+    def __init__(self, spark: SparkSession) -> None:
+        self._context: Any = spark.sparkContext
 
     def uses(self, node: Any) -> Iterator[StatefulUse]:
         """Those of this node and of the nodes below it."""
@@ -222,12 +237,28 @@ def _each(sequence: Any) -> Iterator[Any]:
         yield iterator.next()
 
 
-def refuse_at_start() -> None:
-    """Examine each query of this process before it starts; `register` calls this."""
+# The sessions of the JVM whose sources can be told that a query keeps state.
+_registered: list[Any] = []
+
+
+def refuse_at_start(spark: SparkSession) -> None:
+    """Examine each query of this process before it starts; `register` calls this for a session."""
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+    if not _is_registered(spark):
+        _registered.append(spark._jsparkSession)
     for name in ("start", "toTable"):
         check_before(DataStreamWriter, name, _examine)
+
+
+def _is_registered(spark: SparkSession) -> bool:
+    """Python may have several objects for one session of the JVM."""
+    for one in _registered:
+        # It asks the JVM, which may have ended.
+        with contextlib.suppress(Exception):
+            if one == spark._jsparkSession:
+                return True
+    return False
 
 
 def _examine(writer: Any, *_: object, **__: object) -> None:

@@ -32,12 +32,12 @@ from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from counterpoise.conditions import Condition
-from counterpoise.errors import CounterpoiseError, ServiceUnavailable
+from counterpoise.errors import CounterpoiseError, ServiceUnavailable, StateKept
 from counterpoise.flow import Flow
 from counterpoise.flow.core import FLOW_GONE
 from counterpoise.flow.view import Key, Owned, Warming
 from counterpoise.spark.channel.status import Handoffs
-from counterpoise.spark.errors import CannotStart
+from counterpoise.spark.errors import CannotStart, StateLost
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.source.bound_flow import BoundFlow
 from counterpoise.wire import ChildrenItem, LogAccess, Position, ReleaseItem
@@ -339,6 +339,7 @@ def bind(
     *,
     warmup: bool,
     at_once: bool = False,
+    keeps_state: bool = False,
     renew_while: Callable[[], bool],
     wake: threading.Event,
     handoffs: Handoffs,
@@ -346,7 +347,9 @@ def bind(
     """The bound flow. On a change of its view, `wake` is set and `handoffs` is told. `at_once`: no
     holddown if no other flow is bound.
 
-    Raises CannotStart if it is not bound within `startTimeoutSeconds`.
+    `keeps_state`: in Spark, so the queue has to be exclusive.
+
+    Raises CannotStart if it is not bound within `startTimeoutSeconds`, and StateLost.
     """
     instance_id = instance_id or str(uuid.uuid4())
     client_name = options.client_name or f"{socket.gethostname()}:{os.getpid()}"
@@ -371,6 +374,7 @@ def bind(
             lease_seconds=options.lease_seconds,
             warmup=warmup,
             at_once=at_once,
+            keeps_state=keeps_state,
             renew_while=renew_while,
             on_granted=granted,
             on_revoking=changed,
@@ -399,6 +403,8 @@ def _open(flows: list[Flow], options: SourceOptions) -> None:
                 f"s: {error}. Check the option 'url' (or COUNTERPOISE_URL) and that the service "
                 "runs"
             ) from None
+        if isinstance(error, StateKept):
+            raise StateLost(f"queue {options.queue!r}: {error}") from None
         if isinstance(error, CounterpoiseError):
             raise CannotStart(f"queue {options.queue!r}: {error}") from None
         raise

@@ -20,6 +20,7 @@ from counterpoise.spark.source.cycles import BatchLimit, Cycles, ReadBudget
 from counterpoise.spark.source.planning import Answer, Question, View
 from counterpoise.spark.source.probe import LogProbe
 from counterpoise.spark.source.progress import SharedProgress
+from counterpoise.spark.source.query_state import KeptState
 from counterpoise.spark.source.warmup_tracker import WarmupTracker
 
 logger = logging.getLogger("counterpoise.spark")
@@ -33,7 +34,7 @@ class OffsetPlanner:
     """Answers Spark's question for the next offset.
 
     `warmup`: None without the option. `limit`: of a micro-batch, instead of Spark's. `settled`: see
-    `AvailableNow`.
+    `AvailableNow`. `state`: the watch over what the query keeps in Spark.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class OffsetPlanner:
         max_handoff_seconds: float | None,
         settled: Callable[[], None],
         warm: bool,
+        state: KeptState | None = None,
         clock: Callable[[], float],
     ) -> None:
         self._options = options
@@ -66,6 +68,7 @@ class OffsetPlanner:
         self._idle: tuple[Answer, View, Mapping[int, Warming]] | None = None
         # The query has run a micro-batch.
         self._warm = warm
+        self._state = state
         # The flow unbinds: nothing more is planned.
         self.over = False
 
@@ -77,13 +80,15 @@ class OffsetPlanner:
     def next_offset(self, start: Json, max_messages: int | None) -> Json:
         """The offset after `start`, or `start` itself when there is nothing to read now.
 
-        Raises AheadOfLog, InvalidPosition, InvalidOffset, Unfinished.
+        Raises AheadOfLog, InvalidPosition, InvalidOffset, StateLost, Unfinished.
         """
         self._measure()
         most = ReadBudget(max_messages, self._options.max_bytes_per_trigger)
         if self._limit is not None and max_messages == self._options.max_messages_per_trigger:
             most = self._limit.most
         parsed = self._shared.asked_from(start)
+        if self._state is not None:
+            self._state.check()
         if not self.ends_by_itself:
             found = self._planned_after(start, most) or start
             return self._prepared_after(start, parsed) if found is start else found

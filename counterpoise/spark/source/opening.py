@@ -22,6 +22,7 @@ from counterpoise.client import Client
 from counterpoise.errors import ServiceUnavailable
 from counterpoise.logs import Bounds
 from counterpoise.spark.channel.channel import Channel, source_end
+from counterpoise.spark.channel.query_state import keeps_state
 from counterpoise.spark.channel.running_batch import PlanWriter
 from counterpoise.spark.channel.running_driver import Driver
 from counterpoise.spark.channel.source_channel import POLL_SECONDS
@@ -136,20 +137,26 @@ def open_consumption(
     `available_now`: a query that ends by itself requests no warm-ups. `prepared`: what it has run.
     """
     queue, connection, bounds = _reach(options)
+    kept = home is not None and keeps_state(home, options)
     if home is None:
         _warn_of_state(queue, options)
     wake = threading.Event()
     handoffs = Handoffs()
-    flow = bind(
-        options,
-        instance_id,
-        warmup=options.warmup and not available_now,
-        # It ends before others come. Of several flows, the second finds the first one bound.
-        at_once=available_now and options.flows == 1,
-        renew_while=renew_while,
-        wake=wake,
-        handoffs=handoffs,
-    )
+    try:
+        flow = bind(
+            options,
+            instance_id,
+            warmup=options.warmup and not available_now,
+            # It ends before others come. Of several flows, the second finds the first one bound.
+            at_once=available_now and options.flows == 1,
+            keeps_state=kept and options.state_on_handoff != "lose",
+            renew_while=renew_while,
+            wake=wake,
+            handoffs=handoffs,
+        )
+    except BaseException:
+        connection.close()
+        raise
     try:
         if flow.queue_id not in (None, queue.id):
             raise CannotStart(
@@ -173,6 +180,7 @@ def open_consumption(
             handoffs=handoffs,
             driver=Driver(home),
             warm=prepared is not None,
+            keeps_state=kept,
         )
         if prepared is not None:
             consumption.begins_at(prepared.end)
@@ -188,10 +196,11 @@ def _warn_of_state(queue: Queue, options: SourceOptions) -> None:
     """Only the driver knows what a query does with its rows, and this driver is not known."""
     if queue.access_type == "non_exclusive" and options.state_on_handoff == "refuse":
         logger.warning(
-            "counterpoise: queue %s is shared, and this session was not registered, so nothing "
-            "refuses a query that keeps state (groupBy, dropDuplicates, a join of streams): it "
-            "would lose rows at each handoff. Call counterpoise.spark.register(spark) before the "
-            "stream is loaded, or accept it with .option('stateOnHandoff', 'lose')",
+            "counterpoise: queue %s is shared, and this session was not registered: a query that "
+            "keeps state (groupBy, dropDuplicates, a join of streams) fails in its first "
+            "micro-batch, because it would lose rows at each handoff. Call "
+            "counterpoise.spark.register(spark) before the stream is loaded, or accept the loss "
+            "with .option('stateOnHandoff', 'lose')",
             options.queue,
         )
 

@@ -27,11 +27,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from counterpoise.flow.ledger import Item, Ledger, Todo
+from counterpoise.flow.ledger import Grant, Item, Ledger, Todo
 from counterpoise.flow.view import Key, Owned, Warming
 from counterpoise.logs import Bounds
 from counterpoise.spark.channel.status import Handoffs
-from counterpoise.spark.offsets import Json, Offset, Place, Replay, Slice, slices
+from counterpoise.spark.offsets import Json, Offset, Place, Range, Replay, Slice, slices
 from counterpoise.spark.source.bound_flow import BoundFlow
 from counterpoise.spark.source.history import Portions, Restore, restore_of
 from counterpoise.spark.source.planning import Answer, View, plan
@@ -46,11 +46,23 @@ class LocalState:
     tenure: int
 
 
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """A partition that goes on at `position`, while this query has processed it up to `reached`
+    (None: never). What is between is not in the state that the query keeps.
+    """
+
+    partition: int
+    position: str | None
+    reached: str | None
+
+
 @dataclass
 class Progress:
     """The state of one query's consumption.
 
     `start` is done; None until Spark has named it. `skipped` are slices that were not read.
+    `keeps_state`: in Spark, so that nothing may be counted twice either (`_count`).
     """
 
     start: Offset | None = None
@@ -65,6 +77,9 @@ class Progress:
     # Complete states by partition, except those of partitions that are in flight: after the query's
     # own range, or where the present epoch begins.
     here: dict[int, LocalState] = field(default_factory=dict)
+    keeps_state: bool = False
+    # The epoch of each partition that `lacking` has looked at last.
+    _looked_at: dict[int, int] = field(default_factory=dict)
 
     @property
     def in_flight(self) -> frozenset[int]:
@@ -121,7 +136,10 @@ class Progress:
                 self.here[grant.partition] = replace(known, epoch=grant.epoch)
 
     def _count(self, partitions: Iterable[int]) -> set[int]:
-        """Tell the ledger what is done of these partitions. Returns those whose range counts."""
+        """Tell the ledger what is done of these partitions. Returns those whose range counts.
+
+        For a query that keeps state they count after the end of its lease, too.
+        """
         ranges = self.start.ranges if self.start is not None else {}
         counted: set[int] = set()
         for number in partitions:
@@ -129,11 +147,65 @@ class Progress:
             if one is None or (number, one.epoch) in self.skipped:
                 continue
             grant = self.ledger.done(number, one.epoch, one.end)
+            if grant is None and self.keeps_state:
+                grant = self._counted_after_expiry(number, one)
             if grant is not None:
                 counted.add(number)
                 if number not in self.in_flight:
                     self.here[number] = LocalState(grant.epoch, one.end, one.state_of)
         return counted
+
+    def _counted_after_expiry(self, partition: int, one: Range) -> Grant | None:
+        """Tell the ledger so if the lease has ended and the next grant was this query's own again.
+
+        The last commits may not have reached the service. What is in the state must not be read
+        again, and no other consumer has held the partition in between.
+        """
+        held = self.ledger.held(partition)
+        if held is None or held.owned.handed_over != "orphaned" or held.epoch != one.epoch + 1:
+            return None
+        return self.ledger.done(partition, held.epoch, one.end)
+
+    # ------------------------------------------------------------------ state in Spark
+
+    def lacking(self, view: View) -> list[Lacking]:
+        """New grants whose partitions others have processed since this query did; each once.
+
+        Call it before anything of them is planned. No other consumer has held a partition between
+        two epochs in a row. One that did, and has processed nothing, has left the position as it
+        was.
+        """
+        assert self.start is not None
+        self._follow(view)
+        begins = not (self.start.ranges or self.here)
+        found = []
+        for grant in self.ledger.grants():
+            number, owned = grant.partition, grant.owned
+            before = self._looked_at.get(number)
+            self._looked_at[number] = grant.epoch
+            if before is not None and grant.epoch <= before + 1:
+                continue
+            own = self._processed(number)
+            if own is not None:
+                epoch, reached = own
+                if grant.epoch > epoch + 1 and reached != owned.position:
+                    found.append(Lacking(number, owned.position, reached))
+            elif owned.position is not None and (
+                begins if owned.handed_over == "replaced" else owned.handed_over != "initial"
+            ):
+                found.append(Lacking(number, owned.position, None))
+        return found
+
+    def _processed(self, partition: int) -> tuple[int, str] | None:
+        """Under which epoch this query has processed the partition last, and up to where."""
+        here = self.here.get(partition)
+        if here is not None:
+            return here.epoch, here.position
+        assert self.start is not None
+        one = self.start.ranges.get(partition)
+        if one is None:
+            return None
+        return one.epoch, one.start if (partition, one.epoch) in self.skipped else one.end
 
     # ------------------------------------------------------------------ reading
 

@@ -44,7 +44,8 @@ from counterpoise.spark.source.leaving import Leaving
 from counterpoise.spark.source.offset_planner import OffsetPlanner
 from counterpoise.spark.source.planning import View, pack, sort_out
 from counterpoise.spark.source.probe import LogProbe
-from counterpoise.spark.source.progress import SharedProgress
+from counterpoise.spark.source.progress import Progress, SharedProgress
+from counterpoise.spark.source.query_state import KeptState
 from counterpoise.spark.source.settler import QuerySettler
 from counterpoise.spark.source.tasks import LogPartition, log_partition
 from counterpoise.spark.source.warmup_tracker import WarmupTracker
@@ -78,7 +79,7 @@ class Consumption:
 
     `flow` is bound, and sets `wake` whenever its view changes. `cores`: the limit of reading tasks.
     `channel`: to the driver. The flow tells `handoffs` of grants and losses. `driver`: whether it
-    still runs. `warm`: the query has run a micro-batch.
+    still runs. `warm`: the query has run a micro-batch. `keeps_state`: in Spark.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Consumption:
         handoffs: Handoffs | None = None,
         driver: Driver | None = None,
         warm: bool = False,
+        keeps_state: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
@@ -111,7 +113,9 @@ class Consumption:
                 bytes_follow=not options.names_its_bytes,
             )
         self._cycles = Cycles(limit)
-        self._shared = SharedProgress(flow, place, wake, handoffs or Handoffs())
+        progress = Progress(keeps_state=keeps_state)
+        self._shared = SharedProgress(flow, place, wake, handoffs or Handoffs(), progress)
+        self._state = KeptState(options, flow, self._shared) if keeps_state else None
         self._probe = LogProbe(connection, clock, options.warmup_from)
         self._warmup = WarmupTracker(options, flow, self._shared, clock) if options.warmup else None
         self._settler = QuerySettler(flow, self._shared, also=self._tell_more)
@@ -126,6 +130,7 @@ class Consumption:
             max_handoff_seconds=self._queue.max_handoff_seconds,
             settled=self._queue.settled,
             warm=warm,
+            state=self._state,
             clock=clock,
         )
         plans = (
@@ -158,7 +163,7 @@ class Consumption:
     def next_offset(self, start: Json, max_messages: int | None) -> Json:
         """The offset after `start`, or `start` itself when there is nothing to read now.
 
-        Errors that end the query: FlowEnded, AheadOfLog, InvalidPosition, InvalidOffset,
+        Errors that end the query: FlowEnded, AheadOfLog, InvalidPosition, InvalidOffset, StateLost,
         Unfinished.
         """
         found = start
@@ -232,6 +237,7 @@ class Consumption:
             *conditions_of(self._flow, self._probe),
             *rows_dropped(self._shared.handoffs.rows_dropped),
             *end_refused(self._shared.refused()),
+            *(() if self._state is None else self._state.conditions()),
         )
         self._flow.report(found, timeout_seconds=_REPORT_SECONDS)
 
@@ -303,6 +309,7 @@ class Consumption:
         self._probe.close()
         reason = "driver_lost" if self._driver.is_lost() else None
         self._flow.close(timeout_seconds=_STOP_SECONDS, reason=reason)
+        self._driver.clear_after()
 
     # ------------------------------------------------------------------ status
 

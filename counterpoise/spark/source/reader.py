@@ -31,6 +31,7 @@ from counterpoise.lease_time import lease_time
 from counterpoise.spark.offsets import Json, Offset, offset_of
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.source.tasks import LogPartition, ahead, read_slices
+from counterpoise.spark.source.without_driver import refuse_state
 
 if TYPE_CHECKING:
     from counterpoise.spark.source.opening import Opened, PreparedBatch
@@ -77,6 +78,8 @@ class CounterpoiseStreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)
+        if self._home is None:
+            refuse_state(self._options)
         return ahead(lambda pause: read_slices(partition, sleep=pause))
 
     def stop(self) -> None:
@@ -169,11 +172,15 @@ class CounterpoiseStreamReader(DataSourceStreamReader):
         return lease_time() - self._asked_at < self._options.max_batch_seconds
 
     def __getstate__(self) -> dict[str, Any]:
-        """For the tasks: only options, and no secret."""
-        return {"_options": self._options.for_tasks(), "_cores": self._cores}
+        """For the tasks: only options, and no secret. `home`: whether the session is known."""
+        return {
+            "_options": self._options.for_tasks(),
+            "_cores": self._cores,
+            "_home": self._home,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_options"], state["_cores"])  # type: ignore[misc]
+        self.__init__(state["_options"], state["_cores"], state["_home"])  # type: ignore[misc]
 
 
 def ignore_signals() -> None:

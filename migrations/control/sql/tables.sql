@@ -75,6 +75,8 @@ CREATE TABLE counterpoise.flows (
     binder text,
     attempt bigint NOT NULL DEFAULT 0,
     key_id text,
+    -- It has state that no handoff takes along.
+    keeps_state boolean NOT NULL DEFAULT false,
     draining boolean NOT NULL,
     drain_deadline double precision,
     held_until double precision,

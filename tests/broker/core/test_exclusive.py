@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from broker.core import commands as c
+from broker.core.errors import StateKept
 from tests.broker.core.world import World
 
 
@@ -95,3 +99,61 @@ def test_an_instance_that_comes_back_draining_no_more_is_first_again() -> None:
     assert orders.owned("B") == [0]
     orders.bind("A2", "i-A")
     assert orders.on_their_way() == {0: ("revoking", "A2")}
+
+
+class TestStateOutsideOfTheQueue:
+    """A flow that keeps state has all partitions, or is not bound."""
+
+    def owner(self) -> World:
+        orders = World(2, access_type="exclusive", rebalance_delay=0)
+        orders.bind("A", keeps_state=True)
+        assert orders.owned("A") == [0, 1]
+        return orders
+
+    def test_it_is_refused_where_others_may_own_partitions(self) -> None:
+        orders = World(2, rebalance_delay=0)
+        with pytest.raises(StateKept, match=r"'orders'.*access_type to exclusive"):
+            orders.bind("A", keeps_state=True)
+        assert not orders.queue.flows
+
+    def test_its_queue_stays_exclusive_while_it_is_bound(self) -> None:
+        orders = self.owner()
+        for leaving in (False, True):
+            if leaving:
+                orders.drain("A")
+            with pytest.raises(StateKept, match=r"'c-A' \(flow A\).*stop this consumer first"):
+                orders.change(access_type="non_exclusive")
+            assert orders.queue.exclusive
+        orders.change(access_type="exclusive", max_handoff_time=7.0)
+        orders.unbind("A")
+        orders.change(access_type="non_exclusive")
+
+    def test_there_is_one_and_a_restart_takes_its_place(self) -> None:
+        orders = self.owner()
+        with pytest.raises(StateKept, match=r"'c-A'.*keeping a standby"):
+            orders.bind("B", keeps_state=True)
+        orders.bind("A2", "i-A", keeps_state=True)
+        assert orders.owned("A2") == [0, 1]
+        orders.unbind("A2")
+        orders.bind("B", keeps_state=True)
+
+    def test_a_consumer_with_a_new_key_is_still_the_same(self) -> None:
+        orders = World(2, access_type="exclusive", rebalance_delay=0, checked=False)
+        orders.bind("A", keeps_state=True, key_id="old")
+        orders.bind("A2", "i-A", keeps_state=True, key_id="new")
+        assert orders.queue.flows.keys() == {"A", "A2"}
+
+    def test_a_standby_without_state_may_wait_beside_it(self) -> None:
+        orders = self.owner()
+        orders.bind("B")
+        orders.unbind("A")
+        assert orders.owned("B") == [0, 1]
+        orders.bind("A2", "i-A", keeps_state=True)
+
+    def test_of_several_that_bind_together_the_first_is_bound(self) -> None:
+        orders = World(2, access_type="exclusive", rebalance_delay=0, checked=False)
+        binds = [c.Bind(name, f"i-{name}", name, 10.0, keeps_state=True) for name in "AB"]
+        first, second = orders.do(c.BindTogether(tuple(binds))).answer
+        assert first is None
+        assert isinstance(second, StateKept)
+        assert orders.queue.flows.keys() == {"A"}

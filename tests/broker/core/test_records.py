@@ -20,6 +20,7 @@ EVERY: list[r.Record] = [
     ),
     r.FlowBound("A", "i", "etl", 0, 10.0, True, 1.0),
     r.FlowBound("A", "i", "etl", 0, 10.0, True, 1.0, "b", 2, "key", 61.0, 7.5),
+    r.FlowBound("A", "i", "etl", 0, 10.0, True, 1.0, keeps_state=True),
     r.FlowsAdmitted(("A", "B"), 61.0),
     r.FlowLeft("A", "unbound", True, 1.0),
     r.FlowLeft("A", "lease_expired", True, 1.0, 0.5),

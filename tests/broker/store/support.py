@@ -277,9 +277,11 @@ class Replica:
         self.settle()
         return commit
 
-    async def bind(self, *names: str, lease: float = 10.0, warmup: bool = False) -> Commit:
+    async def bind(
+        self, *names: str, lease: float = 10.0, warmup: bool = False, **binds: Any
+    ) -> Commit:
         """Flows bind, in one commit; ids and instances are derived from the names."""
-        return await self.do(*(bind(name, lease=lease, warmup=warmup) for name in names))
+        return await self.do(*(bind(name, lease=lease, warmup=warmup, **binds) for name in names))
 
     def position(
         self,
@@ -311,10 +313,15 @@ async def serve(ground: Ground, store: Store, seconds: float) -> None:
 
 
 def bind(
-    name: str, instance: str | None = None, *, lease: float = 10.0, warmup: bool = False
+    name: str,
+    instance: str | None = None,
+    *,
+    lease: float = 10.0,
+    warmup: bool = False,
+    **binds: Any,
 ) -> c.Bind:
     """The bind command of a flow of this name."""
-    return c.Bind(name, instance or f"i-{name}", f"client {name}", lease, warmup)
+    return c.Bind(name, instance or f"i-{name}", f"client {name}", lease, warmup, **binds)
 
 
 def token_hash(flow_id: str) -> bytes:

@@ -102,6 +102,15 @@ async def test_a_loaded_queue_goes_on_as_the_other(store: Store, orders: Replica
     assert snapshot(orders.queue) == snapshot(other.queue)
 
 
+async def test_a_flow_that_keeps_state_is_known_after_other_changes_of_it(store: Store) -> None:
+    orders = Replica(store)
+    await orders.create(2, access_type="exclusive")
+    await orders.bind("A", keeps_state=True)
+    await orders.do(c.Drain("A"))
+    assert snapshot(await store.load(orders.id)) == snapshot(orders.queue)
+    assert orders.queue.flows["A"].keeps_state
+
+
 async def test_a_loaded_queue_has_nothing_to_take_back(store: Store, orders: Replica) -> None:
     await orders.bind("A", "B")
     loaded = await store.load(orders.id)

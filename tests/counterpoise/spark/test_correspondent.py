@@ -115,7 +115,7 @@ def test_rows_that_the_watermark_drops_after_a_handoff_are_a_condition(
     assert talk.flow.reported == []
     talk.consumption._shared.handoffs.granted(Owned(1, 2, "owned", "0", "graceful"))
     talk.driver.put("done", {**dropped, "dropped": 7})
-    until(lambda: talk.view().get("report", {}).get("rowsDropped") == 5)
+    until(lambda: talk.view().get("report", {}).get("rowsDroppedAtLeast") == 5)
     talk.flow.wake.set()
     until(lambda: [one.kind for one in talk.flow.reported] == ["rows_dropped"])
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from counterpoise.spark.channel.channel import make_home
+from counterpoise.spark.channel.channel import Channel, make_home
 from counterpoise.spark.channel.running_driver import _FILE, Driver
 
 PROGRAM = """
@@ -70,6 +70,22 @@ def test_a_killed_program_is_a_lost_driver_before_it_is_reaped(program: Program)
     os.kill(program.process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, program.process.pid, os.WEXITED | os.WNOWAIT)
     assert driver.is_lost()
+
+
+def test_the_last_source_of_a_killed_program_removes_its_directory(program: Program) -> None:
+    drivers = [Driver(program.home) for _ in range(2)]
+    one, other = (Channel(program.home, name) for name in ("one", "other"))
+    for channel in (one, other):
+        channel.put("view", {})
+    drivers[0].clear_after()
+    os.kill(program.process.pid, signal.SIGKILL)
+    program.process.wait()
+    one.drop("view")
+    drivers[0].clear_after()
+    assert drivers[1].is_lost(), "the other source still finds out"
+    other.drop("view")
+    drivers[1].clear_after()
+    assert not Path(program.home).exists()
 
 
 @pytest.mark.parametrize("code", [0, 1])

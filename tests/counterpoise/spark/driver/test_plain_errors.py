@@ -43,10 +43,39 @@ def test_the_last_error_of_ours_is_what_it_says() -> None:
     assert own_words(one_line) == words
 
 
+KILLED = """\
+{said}
+=== Streaming Query ===
+Identifier: [id = 9b742226, runId = 938f854b]
+Current Committed Offsets: {{org.apache.spark.Stream@1: {{"counterpoise": 1, "queue": "x"}}}}
+Current State: ACTIVE"""
+FAILED = "[STREAM_FAILED] Query [id = 9b742226, runId = 938f854b] terminated with exception: "
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Connection reset",
+        "Broken pipe",
+        f"{FAILED}Connection reset SQLSTATE: XXKST",
+        f"{FAILED}null SQLSTATE: XXKST (no cause message)",
+        "SQLSTATE: XXKST (no cause message)",
+    ],
+)
+def test_a_source_that_was_killed_is_named_with_what_to_look_at(said: str) -> None:
+    words = own_words(KILLED.format(said=said))
+    assert words is not None
+    assert "lack of memory" in words
+    assert "dmesg" in words
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "",
+        KILLED.format(said=""),
+        KILLED.format(said="Job aborted: java.net.SocketException: Connection reset"),
+        KILLED.format(said="Connection reset").replace("counterpoise", "kafka"),
         "ValueError: mine",
         "the program said counterpoise.spark.errors.CannotStart: in its own words",
         '  File "/lib/counterpoise/spark/driver/driver.py", line 280, in finish\nValueError: mine',

@@ -15,8 +15,10 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from counterpoise.client import Client
+from counterpoise.errors import StateKept
+from counterpoise.spark.data_source import CounterpoiseDataSource
 from counterpoise.spark.driver.stateful import refuse_lost_state
-from counterpoise.spark.errors import CannotStart, StateLost
+from counterpoise.spark.errors import CannotStart, StateLost, Unsupported
 from tests.counterpoise.spark.queries import publish
 from tests.counterpoise.spark.starting import started
 from tests.counterpoise.spark.state.counts import ROCKSDB, STATE_STORE, KeyCounts
@@ -25,6 +27,7 @@ from tests.service import Service
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 pytestmark = pytest.mark.xdist_group("spark 1")
 
@@ -260,6 +263,63 @@ def test_one_owner_of_all_partitions_keeps_its_state(
         refuse_lost_state(counts)
     client.change_queue("flights", access_type="exclusive")
     refuse_lost_state(counts)
+
+
+@pytest.mark.long
+def test_a_query_with_state_has_an_exclusive_queue_to_itself_while_it_runs(
+    messages: Callable[..., DataFrame], client: Client, service: Service, tmp_path: Path
+) -> None:
+    """Else half of its counts went to another application, with an empty state, and no word."""
+    client.change_queue("flights", access_type="exclusive")
+    publish(service, "flights", 20)
+    counts: dict[str, int] = {}
+
+    def write(batch: DataFrame, _: int) -> None:
+        counts.update((row["key"], row["count"]) for row in batch.collect())
+
+    def query(checkpoint: str) -> StreamingQuery:
+        writer = messages().groupBy("key").count().writeStream.outputMode("update")
+        path = str(tmp_path / checkpoint)
+        return started(writer.foreachBatch(write).option("checkpointLocation", path))
+
+    owner = query("owner")
+    standby = None
+    try:
+        until(lambda: sum(counts.values()) == 20, "all are counted")
+        with pytest.raises(StateKept, match="stop this consumer first"):
+            client.change_queue("flights", access_type="non_exclusive")
+        standby = query("standby")
+        until(lambda: not standby.isActive, "the standby is refused")
+        assert "StateLost" in str(standby.exception())
+        assert "keeping a standby" in str(standby.exception())
+        publish(service, "flights", 20)
+        until(lambda: sum(counts.values()) == 40, "all are counted in one state")
+        # From its own checkpoint it goes on.
+        owner.stop()
+        owner = query("owner")
+        publish(service, "flights", 20)
+        until(lambda: sum(counts.values()) == 60, "all are counted in one state")
+    finally:
+        owner.stop()
+        if standby is not None:
+            standby.stop()
+    until(lambda: not client.flows("flights"), "its source has left")
+    client.change_queue("flights", access_type="non_exclusive")
+
+
+def test_where_the_queue_would_not_stay_exclusive_a_query_with_state_is_refused(
+    messages: Callable[..., DataFrame], spark: SparkSession, service: Service, client: Client
+) -> None:
+    client.change_queue("flights", access_type="exclusive")
+    with pytest.raises(Unsupported, match=r"flows=2.*one flow has all"):
+        refuse_lost_state(messages(flows="2").groupBy("key").count())
+    # Of the same JVM; only the other session was registered.
+    other = spark.newSession()
+    other.dataSource.register(CounterpoiseDataSource)
+    rows = other.readStream.format("counterpoise").options(url=service.url, queue="flights").load()
+    refuse_lost_state(rows)
+    with pytest.raises(Unsupported, match=r"counterpoise\.spark\.register for this session"):
+        refuse_lost_state(rows.groupBy("key").count())
 
 
 def test_a_service_that_is_away_is_said_so(messages: Callable[..., DataFrame]) -> None:
