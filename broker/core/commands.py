@@ -254,6 +254,31 @@ class FollowLog:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """An administrator holds partitions still, with none named the whole queue (`pauses`).
+
+    `until` (Unix seconds): when that ends by itself; None: when it is resumed. `seconds`: so long
+    from now, instead. `reason`: for people. Harmless when repeated. Raises Invalid for a time that
+    is over, and for a partition that nobody reads, now or later.
+    """
+
+    partitions: tuple[int, ...] = ()
+    until: float | None = None
+    seconds: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """An administrator ends the pauses of these partitions, with none named the queue's own.
+
+    Harmless when repeated. Raises Invalid for a partition that nobody reads, now or later.
+    """
+
+    partitions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RebalanceNow:
     """An administrator wants the rebalance at once, without the rest of the holddown."""
 
@@ -328,6 +353,8 @@ Command = (
     | TakeCuts
     | ReachCuts
     | RebalanceNow
+    | Pause
+    | Resume
     | RaiseEpochs
     | Advance
     | MoveDeadlines
