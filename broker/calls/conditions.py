@@ -126,7 +126,7 @@ def _paused(queue: Queue) -> list[wire.HeldCondition]:
     if not resize_is_paused(row_of(queue)):
         return []
     since = max(one.since for one in queue.pauses.of.values())
-    which = "the queue" if queue.pauses.whole is not None else f"partitions {_few(queue)}"
+    which = "the queue is" if queue.pauses.whole else f"partitions {_few(queue)} are"
     text = (
         f"{which} paused, and a resize does not end before that is over: resume, or discard the "
         "messages of retiring partitions with the resize"
