@@ -265,7 +265,7 @@ class PausedPartition(Message, frozen=True):
     pause: Pause
 
 
-class Pauses(Message, frozen=True):
+class PausedQueue(Message, frozen=True):
     """What is paused of a queue.
 
     * `paused`: The pause of the whole queue; null: it has none.

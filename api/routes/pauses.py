@@ -25,7 +25,7 @@ SHOWN = "What is paused of the queue after the call."
 @allow(Right.ADMINISTER)
 async def pause_queue(
     request: Request, queue: Name, body: pause_schemas.PauseRequest
-) -> wire.Pauses:
+) -> wire.PausedQueue:
     """Pause all partitions of a queue, those that come later among them.
 
     Owners keep their partitions, finish what is outstanding, commit, and read nothing more. Pausing
@@ -41,7 +41,7 @@ async def pause_queue(
     responses=problems.document(*ON_A_QUEUE),
 )
 @allow(Right.ADMINISTER)
-async def resume_queue(request: Request, queue: Name) -> wire.Pauses:
+async def resume_queue(request: Request, queue: Name) -> wire.PausedQueue:
     """End the pause of the whole queue. Partitions with a pause of their own stay paused.
 
     Repeating the call is harmless.
@@ -58,7 +58,7 @@ async def resume_queue(request: Request, queue: Name) -> wire.Pauses:
 @allow(Right.ADMINISTER)
 async def pause_partition(
     request: Request, queue: Name, partition: Partition, body: pause_schemas.PauseRequest
-) -> wire.Pauses:
+) -> wire.PausedQueue:
     """Pause one partition, whoever owns it now or later; otherwise as the whole queue."""
     return await _pause(request, queue, partition, body)
 
@@ -70,7 +70,7 @@ async def pause_partition(
     responses=problems.document(*ON_A_QUEUE),
 )
 @allow(Right.ADMINISTER)
-async def resume_partition(request: Request, queue: Name, partition: Partition) -> wire.Pauses:
+async def resume_partition(request: Request, queue: Name, partition: Partition) -> wire.PausedQueue:
     """End the pause of a partition. While the whole queue is paused it stays paused with it.
 
     Repeating the call is harmless.
@@ -80,7 +80,7 @@ async def resume_partition(request: Request, queue: Name, partition: Partition) 
 
 async def _pause(
     request: Request, queue: str, partition: int | None, body: pause_schemas.PauseRequest
-) -> wire.Pauses:
+) -> wire.PausedQueue:
     until = body.until.timestamp() if "until" in body.model_fields_set else None
     return await broker_of(request).pauses.pause(
         queue,

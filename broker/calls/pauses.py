@@ -28,24 +28,30 @@ class PauseCalls:
         seconds: float | None = None,
         reason: str | None = None,
         caller: Caller | None = None,
-    ) -> wire.Pauses:
-        """Pauses a partition, None: the queue; `c.Pause` says how long.
+    ) -> wire.PausedQueue:
+        """Pauses a partition, None: the queue; `c.PausePartitions` says how long.
 
         Raises QueueNotFound; Invalid for a partition that nobody reads, and a time that is over.
         """
         which = () if partition is None else (partition,)
-        return await self._submit(name, c.Pause(which, until, seconds, reason), "pause", caller)
+        return await self._submit(
+            name, c.PausePartitions(which, until, seconds, reason), "pause", caller
+        )
 
     async def resume(
         self, name: str, partition: int | None, caller: Caller | None = None
-    ) -> wire.Pauses:
+    ) -> wire.PausedQueue:
         """Ends the pause of a partition, None: the queue's own. Raises as `pause`."""
         which = () if partition is None else (partition,)
-        return await self._submit(name, c.Resume(which), "resume", caller)
+        return await self._submit(name, c.ResumePartitions(which), "resume", caller)
 
     async def _submit(
-        self, name: str, command: c.Pause | c.Resume, verb: str, caller: Caller | None
-    ) -> wire.Pauses:
+        self,
+        name: str,
+        command: c.PausePartitions | c.ResumePartitions,
+        verb: str,
+        caller: Caller | None,
+    ) -> wire.PausedQueue:
         act = act_of(caller, f"{verb}_{'partition' if command.partitions else 'queue'}", name)
 
         def shown(queue: Queue) -> dict[str, object]:

@@ -82,7 +82,7 @@ def pause_view(pause: Pause | None) -> wire.Pause | None:
     return wire.Pause(time_of(pause.since), time_of(pause.until), pause.reason)
 
 
-def pauses_view(queue: Queue) -> wire.Pauses:
+def pauses_view(queue: Queue) -> wire.PausedQueue:
     """What is paused of the queue."""
     partitions = []
     for number in queue.pauses.numbers:
@@ -90,7 +90,7 @@ def pauses_view(queue: Queue) -> wire.Pauses:
         assert pause is not None
         partitions.append(wire.PausedPartition(number, pause))
     whole = pause_view(queue.pauses.whole)
-    return wire.Pauses(queue.name, queue.revision, whole, tuple(partitions))
+    return wire.PausedQueue(queue.name, queue.revision, whole, tuple(partitions))
 
 
 def resize_is_paused(row: QueueRow) -> bool:

@@ -254,7 +254,7 @@ class FollowLog:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class PausePartitions:
     """An administrator holds partitions still, with none named the whole queue (`pauses`).
 
     `until` (Unix seconds): when that ends by itself; None: when it is resumed. `seconds`: so long
@@ -269,7 +269,7 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Resume:
+class ResumePartitions:
     """An administrator ends the pauses of these partitions, with none named the queue's own.
 
     Harmless when repeated. Raises Invalid for a partition that nobody reads, now or later.
@@ -353,8 +353,8 @@ Command = (
     | TakeCuts
     | ReachCuts
     | RebalanceNow
-    | Pause
-    | Resume
+    | PausePartitions
+    | ResumePartitions
     | RaiseEpochs
     | Advance
     | MoveDeadlines

@@ -278,7 +278,7 @@ def rebalance_now(command: c.RebalanceNow, draft: Draft) -> None:
         rebalance(draft, "admin")
 
 
-def pause(command: c.Pause, draft: Draft) -> None:
+def pause(command: c.PausePartitions, draft: Draft) -> None:
     """Partitions or the queue are held still (`pauses`). Raises Invalid."""
     queue, now, until = draft.queue, draft.now, command.until
     numbers = _to_hold(queue, command.partitions)
@@ -298,7 +298,7 @@ def pause(command: c.Pause, draft: Draft) -> None:
         draft.emit(r.Paused((), *said, now))
 
 
-def resume(command: c.Resume, draft: Draft) -> None:
+def resume(command: c.ResumePartitions, draft: Draft) -> None:
     """Pauses end. Raises Invalid."""
     queue = draft.queue
     numbers = _to_hold(queue, command.partitions)

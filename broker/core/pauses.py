@@ -42,7 +42,7 @@ def last(pauses: Iterable[Pause | None]) -> Pause | None:
     return max((one for one in pauses if one is not None), key=lambda one: one.end, default=None)
 
 
-class Pauses:
+class QueuePauses:
     """The pauses of one queue. Only `replay` changes them.
 
     `of`: by partition; None is the key of the whole queue's own.

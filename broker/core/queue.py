@@ -22,7 +22,7 @@ from broker.core.model import (
     Rebalance,
     Settings,
 )
-from broker.core.pauses import Pauses
+from broker.core.pauses import QueuePauses
 from broker.core.structures import Heap, Journal, Ranking
 from broker.core.transitions import State, Status
 
@@ -73,7 +73,7 @@ class Queue:
         self.flows_of_key: dict[str, int] = {}
         self.held: dict[str, Flow] = {}
         self.moved: dict[str, Moves] = {}
-        self.pauses = Pauses()
+        self.pauses = QueuePauses()
         self.partitions: dict[int, Partition] = {}
         self.warmed: dict[int, tuple[str, int]] = {}
         self.touched: set[str] = set()

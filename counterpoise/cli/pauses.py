@@ -14,7 +14,7 @@ from counterpoise.cli.options import json_option, queue_argument, service_option
 from counterpoise.cli.output import print_json, ranges, tell
 from counterpoise.client import Client
 from counterpoise.plain import plain_line
-from counterpoise.wire import Pause, Pauses
+from counterpoise.wire import Pause, PausedQueue
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _SPAN = re.compile(r"(\d{1,6})([smhd])")
@@ -111,7 +111,7 @@ def resume_queue(queue: str, partitions: Sequence[int], url: str | None, as_json
     _show(answer, as_json)
 
 
-def _show(answer: Pauses, as_json: bool) -> None:
+def _show(answer: PausedQueue, as_json: bool) -> None:
     if as_json:
         print_json(to_builtins(answer))
         return
@@ -125,7 +125,7 @@ def _show(answer: Pauses, as_json: bool) -> None:
         tell(f"{answer.queue}: nothing is paused")
 
 
-def _alike(answer: Pauses) -> list[tuple[Pause, list[int]]]:
+def _alike(answer: PausedQueue) -> list[tuple[Pause, list[int]]]:
     """The partitions with equal ends and reasons, together."""
     found: dict[tuple[datetime | None, str | None], tuple[Pause, list[int]]] = {}
     for one in answer.partitions:

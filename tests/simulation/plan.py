@@ -177,19 +177,16 @@ def draw(seed: int) -> Plan:
     if seed % 12 == 6:
         revived = random.Random(f"revival of {seed}")
         events.append(_event(revived, revived.random() * length, "revive"))
-    events += _pauses(random.Random(f"pauses of {seed}"), length)
+    # Of all kinds of queues: the second are dynamic.
+    if seed % 8 == 5 or seed % 24 == 22:
+        pauses = random.Random(f"pauses of {seed}")
+        count = pauses.choice((1, 2, 4))
+        events += [_event(pauses, pauses.random() * length, "pause") for _ in range(count)]
     if reshaping == "ordered":
         # As above.
         config, events = _followed(random.Random(f"followers of {seed}"), config, events)
     events.sort(key=lambda event: event.at)
     return Plan(seed, config, tuple(events))
-
-
-def _pauses(rng: random.Random, length: float) -> list[Event]:
-    """In some runs: what administrators pause."""
-    if rng.random() > 0.3:
-        return []
-    return [_event(rng, rng.random() * length, "pause") for _ in range(rng.choice((1, 2, 4)))]
 
 
 def _followed(

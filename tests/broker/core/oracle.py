@@ -18,7 +18,7 @@ from broker.core import records as r
 from broker.core.draft import Decision
 from broker.core.graph import Lineage
 from broker.core.model import Flow, Handoff, Partition
-from broker.core.pauses import Pauses
+from broker.core.pauses import QueuePauses
 from broker.core.queue import Queue
 from broker.core.stored import to_json
 from broker.core.structures import Ranking
@@ -85,7 +85,7 @@ def _plain(value: Any) -> Any:
             return dict(value.counts), ends
         case dict():
             return {key: _plain(item) for key, item in value.items()}
-        case Pauses():
+        case QueuePauses():
             return {key: list(pause) for key, pause in value.of.items()}
         case set() | frozenset():
             return set(value)
@@ -148,7 +148,7 @@ def check_pauses(
     """
     for pause in after["pauses"].values():
         assert pause[1] is None or pause[1] > now or not isinstance(command, c.Advance)
-    if isinstance(command, c.Pause | c.Resume):
+    if isinstance(command, c.PausePartitions | c.ResumePartitions):
         left, right = ({**one} for one in (before, after))
         for state in (left, right):
             for name in _OF_A_PAUSE:
@@ -160,7 +160,7 @@ def check_pauses(
         assert left == right, "a pause moves something"
     lasting = {key for key, (_, until, _) in before["pauses"].items() if until is None}
     gone = {key for key in lasting if key not in after["pauses"]}
-    if gone and not isinstance(command, c.Resume):
+    if gone and not isinstance(command, c.ResumePartitions):
         states = {p["number"]: p["state"] for p in after["partitions"]}
         assert all(states.get(key, "removed") in ("removed", "finished") for key in gone)
     changed = {

@@ -204,10 +204,10 @@ class World:
         reason: str | None = None,
     ) -> Decision:
         """Pauses partitions, without any the queue."""
-        return self.do(c.Pause(numbers, until, seconds, reason))
+        return self.do(c.PausePartitions(numbers, until, seconds, reason))
 
     def resume(self, *numbers: int) -> Decision:
-        return self.do(c.Resume(numbers))
+        return self.do(c.ResumePartitions(numbers))
 
     def rebalance_now(self) -> Decision:
         return self.do(c.RebalanceNow())

@@ -15,11 +15,11 @@ async def test_loading_equals_replaying_at_every_step(store: Store) -> None:
     await orders.bind("A")
     follower = await Replica(store).follow(orders.id)
     for command in (
-        c.Pause((0, 2), until=2000.25, reason="wrong prices"),
-        c.Pause((), seconds=60.0),
-        c.Pause((2,)),
-        c.Resume((2,)),
-        c.Resume(),
+        c.PausePartitions((0, 2), until=2000.25, reason="wrong prices"),
+        c.PausePartitions((), seconds=60.0),
+        c.PausePartitions((2,)),
+        c.ResumePartitions((2,)),
+        c.ResumePartitions(),
         c.Change({"partition_count": 2}, discard=True),
     ):
         await orders.do(command)
@@ -35,6 +35,6 @@ async def test_loading_equals_replaying_at_every_step(store: Store) -> None:
 async def test_a_list_has_the_pauses(store: Store) -> None:
     orders = Replica(store)
     await orders.create(2)
-    await orders.do(c.Pause((1,)), c.Pause())
+    await orders.do(c.PausePartitions((1,)), c.PausePartitions())
     [row] = [row for row in await store.list(99, None) if row.queue.id == orders.id]
     assert row.queue.pauses.of == {1: Pause(1000.0), None: Pause(1000.0)}

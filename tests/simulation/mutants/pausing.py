@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from broker.core import records as r
 from broker.core import replay
-from broker.core.pauses import Pauses
+from broker.core.pauses import QueuePauses
 from counterpoise.flow import core, view
 from counterpoise.wire import Update
 from tests.simulation.mutants.mutant import Changes
@@ -36,7 +36,10 @@ def lost_at_a_handoff() -> Changes:
 
 def never_ends() -> Changes:
     """The end of a pause is no deadline."""
-    return [(Pauses, "next_end", lambda self: None), (Pauses, "due", lambda self, now: ([], False))]
+    return [
+        (QueuePauses, "next_end", lambda self: None),
+        (QueuePauses, "due", lambda self, now: ([], False)),
+    ]
 
 
 def owners_are_not_told() -> Changes:
