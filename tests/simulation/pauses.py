@@ -54,9 +54,9 @@ def check_changed(
         over = bool(name) and (row is None or row.state in OVER or known.asked.discard(int(name)))
         if not (over or known.asked.pause("resume", name) or _end(before[name]) <= now):
             raise Violation(10, f"the pause of {name or 'the queue'} is lost")
-    over = {row.number for row in tx.partitions if row.state in OVER}.union(tx.removed)
+    ended = {row.number for row in tx.partitions if row.state in OVER}.union(tx.removed)
     for name in after.keys() - before.keys():
-        inherited = bool(name) and not over.isdisjoint(known.order.parents.get(int(name), ()))
+        inherited = bool(name) and not ended.isdisjoint(known.order.parents.get(int(name), ()))
         if not (inherited or known.asked.pause("pause", name)):
             raise Violation(10, f"{name or 'the queue'} was paused, and nobody asked for it")
 
