@@ -255,6 +255,11 @@ def _families(queues: Sequence[wire.Queue], lags: Mapping[str, LagView]) -> Iter
         ),
         ("flow_count", "queue_flows", "Bound flows."),
         ("active_flow_count", "queue_active_flows", "Flows that own a partition."),
+        (
+            "paused_partition_count",
+            "paused_partitions",
+            "Partitions that an administrator has paused; the lag leaves them out.",
+        ),
         ("revision", "queue_revision", "The queue's revision."),
     ):
         family = gauge(name, text)
@@ -266,7 +271,7 @@ def _families(queues: Sequence[wire.Queue], lags: Mapping[str, LagView]) -> Iter
         "queue_conditions",
         "What consumers report, by kind: quarantined, invalid_position or end_refused "
         "(partitions), log_away, rows_dropped or state_lost (consumers); of the service: "
-        "mirror_failed.",
+        "mirror_failed or resize_paused.",
         "kind",
     )
     lag = gauge("queue_lag_messages", "Messages that are not processed yet, at most; their sum.")

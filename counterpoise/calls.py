@@ -230,6 +230,54 @@ def rebalance_now(name: str) -> Call[wire.RebalanceStatus]:
     return Call("POST", queue_path(name, "/rebalance"), reader(wire.RebalanceStatus))
 
 
+def pause_queue(
+    name: str,
+    until: datetime | None = None,
+    seconds: float | None = None,
+    reason: str | None = None,
+) -> Call[wire.PausedQueue]:
+    """Pause all partitions of a queue, until it is resumed.
+
+    `until`, with a time zone, or `seconds` from now: when the pause ends by itself. Raises
+    `Invalid`.
+    """
+    return _pause(queue_path(name, "/pause"), until, seconds, reason)
+
+
+def resume_queue(name: str) -> Call[wire.PausedQueue]:
+    """End the pause of the whole queue; partitions with a pause of their own stay paused."""
+    return Call("POST", queue_path(name, "/resume"), reader(wire.PausedQueue))
+
+
+def pause_partition(
+    name: str,
+    partition: int,
+    until: datetime | None = None,
+    seconds: float | None = None,
+    reason: str | None = None,
+) -> Call[wire.PausedQueue]:
+    """Pause one partition, whoever owns it; otherwise as `pause_queue`."""
+    return _pause(queue_path(name, f"/partitions/{partition}/pause"), until, seconds, reason)
+
+
+def resume_partition(name: str, partition: int) -> Call[wire.PausedQueue]:
+    """End the pause of a partition; while the whole queue is paused it stays paused."""
+    path = queue_path(name, f"/partitions/{partition}/resume")
+    return Call("POST", path, reader(wire.PausedQueue))
+
+
+def _pause(
+    path: str, until: datetime | None, seconds: float | None, reason: str | None
+) -> Call[wire.PausedQueue]:
+    given = {
+        "until": None if until is None else until.isoformat(),
+        "seconds": seconds,
+        "reason": reason,
+    }
+    body = {name: value for name, value in given.items() if value is not None}
+    return Call("POST", path, reader(wire.PausedQueue), body=body)
+
+
 def partitions(name: str, max_items: int | None = None) -> Listing[wire.Partition]:
     """All partitions, by number."""
     return listing(queue_path(name, "/partitions"), wire.Partition, max_items, {})

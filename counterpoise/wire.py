@@ -42,6 +42,8 @@ def said(*examples: Any, description: str = "", always: bool = False, **schema: 
 
 # The most partitions that the service names of those for which another one waits.
 MOST_WAITED_FOR = 10
+# Characters of the reason of a pause.
+MOST_REASON = 200
 MOST_INT32 = 2**31 - 1
 MOST_INT64 = 2**63 - 1
 # What a header can carry: visible ASCII characters, without a blank or a line end.
@@ -117,6 +119,30 @@ WaitsFor = Annotated[
 # ------------------------------------------------------------------ queues
 
 
+class Pause(Message, frozen=True):
+    """An administrator holds a partition or the whole queue still.
+
+    * `since`: When it was paused.
+    * `until`: When the pause ends by itself; null: when it is resumed.
+    * `reason`: The administrator's words; null without any.
+    """
+
+    since: Time
+    until: Time | None
+    reason: Annotated[str, said("the warehouse is restored", maxLength=MOST_REASON)] | None
+
+
+Paused = Annotated[
+    Pause | None,
+    said(
+        description=(
+            "The pause of the partition or of its queue, of both the one that ends last: its owner "
+            "reads nothing more of it; null: it is not paused."
+        )
+    ),
+]
+
+
 class Queue(Document, frozen=True):
     """A queue: its settings and its state.
 
@@ -142,6 +168,8 @@ class Queue(Document, frozen=True):
       with `retention_seconds`.
     * `flow_count`: Bound flows.
     * `active_flow_count`: Flows that own at least one partition.
+    * `paused`: The pause of the whole queue; null: it has none.
+    * `paused_partition_count`: Partitions that are paused, by themselves or with the queue.
     * `revision`: +1 at every committed change of settings, status, flows or assignment.
     * `partitioning`: `fixed`: a number of partitions that `partition_count` sets. `dynamic`: the
       source begins and ends partitions, and their owners report it.
@@ -171,6 +199,8 @@ class Queue(Document, frozen=True):
     scale_status: Annotated[str, said(enum=["Ready", "ScalingUp", "ScalingDown"])]
     flow_count: int
     active_flow_count: int
+    paused: Pause | None
+    paused_partition_count: int
     revision: int
     created_at: Time
     partitioning: Annotated[str, said(enum=["fixed", "dynamic"])]
@@ -222,9 +252,31 @@ class Partition(Message, frozen=True):
     key: str | None
     parents: tuple[str, ...] | None
     children: tuple[str, ...] | None
+    paused: Paused
     cut: Cut = None
     reached_cut: ReachedCut = None
     waits_for: WaitsFor = None
+
+
+class PausedPartition(Message, frozen=True):
+    """A partition that has a pause of its own."""
+
+    partition: PartitionNumber
+    pause: Pause
+
+
+class PausedQueue(Message, frozen=True):
+    """What is paused of a queue.
+
+    * `paused`: The pause of the whole queue; null: it has none.
+    * `partitions`: The partitions that have a pause of their own, by number. They stay paused when
+      the queue is resumed.
+    """
+
+    queue: QueueName
+    revision: int
+    paused: Pause | None
+    partitions: tuple[PausedPartition, ...]
 
 
 def barrier_text(cut: str | None, waits_for: Sequence[int] | None) -> str:
@@ -506,6 +558,10 @@ class AuditItem(Document, frozen=True):
                 "change_queue",
                 "delete_queue",
                 "rebalance_now",
+                "pause_queue",
+                "resume_queue",
+                "pause_partition",
+                "resume_partition",
                 "add_children",
                 "split_partition",
                 "merge_partitions",
@@ -573,6 +629,8 @@ class UpdatePartition(Message, frozen=True):
     * `deadline`: With `revoking` and `warming`: when the handoff continues without the flow.
     * `key`: Of a partition of a dynamic queue.
     * `parents`: The keys of the partitions that it follows, in a dynamic queue.
+    * `paused`: The partition is paused: begin no further message of it, finish and commit what is
+      outstanding, and go on when a view leaves this out; absent while `warming`.
     """
 
     partition: PartitionNumber
@@ -587,6 +645,7 @@ class UpdatePartition(Message, frozen=True):
     cut: Cut = None
     reached_cut: ReachedCut = None
     waits_for: WaitsFor = None
+    paused: Pause | None = None
 
 
 class Update(Message, frozen=True):

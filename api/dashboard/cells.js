@@ -9,6 +9,7 @@ import { pathOf, secondsUntil } from "./calls.js";
 import { lagScale, plain, shaded, shadeOf } from "./colours.js";
 import { keyed, make, set } from "./dom.js";
 import { inFull, waits } from "./partition.js";
+import { paused } from "./pausing.js";
 import { number, short, state } from "./words.js";
 
 /** Up to so many partitions, cells have room for names and lags; */
@@ -16,8 +17,8 @@ const WIDE = 32;
 /** and up to so many, for their number. */
 const ROOMY = 130;
 /** What the marks on a cell mean; small cells have other ones. */
-const MARKS = "letter, colour: owner · ›B: moving to B · striped: no owner · ‖ waits · ! reported";
-const SMALL_MARKS = "letter, colour: owner · edge: next owner · striped: no owner · ◥ waits · ◣ reported";
+const MARKS = "letter, colour: owner · ›B: moving to B · striped: no owner · dotted: paused · ‖ waits · ! reported";
+const SMALL_MARKS = "letter, colour: owner · edge: next owner · striped: no owner · dotted: paused · ◥ waits · ◣ reported";
 
 export class Cells {
   chosen = null;
@@ -78,7 +79,7 @@ export class Cells {
     const { ground, ink } = shaded(owner, each.owner ? shadeOf(each.lag, scale) : 0);
     const marks = waits(each);
     const trouble = this.picture.troubleOf(each);
-    set(cell, "class", ["cell", each.state, each.owner ? "" : "nobody", marks ? "marked" : "", trouble ? "troubled" : "",
+    set(cell, "class", ["cell", each.state, each.owner ? "" : "nobody", each.paused ? "paused" : "", marks ? "marked" : "", trouble ? "troubled" : "",
       stands ? "" : "dim"].filter(Boolean).join(" "));
     set(cell, "--ground", ground);
     set(cell, "--ink", ink);
@@ -110,7 +111,7 @@ export class Cells {
       ...(each.state === "owned" || each.state === "unassigned" ? [] : [state(each.state)]),
       ...(each.successor ? [`next owner ${nameOf(each.successor)}`] : []),
       ...(each.lag === null ? [] : [`lag ${number(each.lag)}`]),
-      ...(marks ? [`waits ${marks}`] : []), ...(trouble ? [trouble] : [])].join(", ");
+      ...(each.paused ? [`paused ${paused(each.paused)}`] : []), ...(marks ? [`waits ${marks}`] : []), ...(trouble ? [trouble] : [])].join(", ");
   }
 
   #choose(partition) {

@@ -40,7 +40,7 @@ export class History {
   add(partitions) {
     const at = Date.now();
     const look = {
-      at, lag: lagOf(partitions), age: ageOf(partitions), done: sum(partitions, "position"), end: sum(partitions, "end"),
+      at, lag: lagOf(partitions), held: lagOf(partitions.filter((each) => each.paused)) ?? 0, age: ageOf(partitions), done: sum(partitions, "position"), end: sum(partitions, "end"),
       why: unknown(partitions),
     };
     for (const { partition, position } of partitions) {
@@ -74,10 +74,12 @@ export class History {
     return this.moved.get(partition)?.at ?? null;
   }
 
-  /** Whether more than a thousand messages wait, and more than a quarter of an hour ago (as the alert says). */
+  /** Whether more than a thousand messages wait, and more than a quarter of an hour ago (as the alert says). What is
+   *  paused does not count. */
   grows() {
     const now = this.looks.at(-1), before = this.points().find((point) => point.at >= now?.at - GROWS_SECONDS * 1000);
-    return Boolean(before) && now.at - before.at > GROWS_SECONDS * 600 && now.lag > GROWS_FROM && now.lag > before.lag;
+    const lag = now ? now.lag - now.held : 0;
+    return Boolean(before) && now.at - before.at > GROWS_SECONDS * 600 && lag > GROWS_FROM && lag > before.lag;
   }
 
   /** Messages a second: `in` published, `out` processed. Null while they are not known; `why` says why. */

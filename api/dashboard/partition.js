@@ -2,6 +2,7 @@
 
 import { secondsUntil } from "./calls.js";
 import { fact, make } from "./dom.js";
+import { paused } from "./pausing.js";
 import { outcome } from "./timeline.js";
 import { clock, duration, number, state } from "./words.js";
 
@@ -26,6 +27,7 @@ export function inFull(each, { nameOf, measured, troubleOf, history }) {
     fact("end", each.end ?? "not known"), fact("lag", number(each.lag)),
     ...(Number.isFinite(each.lag_seconds) ? [fact("next message", `${duration(each.lag_seconds)} old`)] : []),
     fact("last commit", commit === null ? "before this page was opened" : `${duration((Date.now() - commit) / 1000)} ago`),
+    ...(each.paused ? [fact("paused", paused(each.paused))] : []),
     ...(marks ? [fact("waits", marks)] : []), ...(trouble ? [fact("reported", trouble)] : [])),
   ...past(each.partition, history)];
 }

@@ -11,6 +11,7 @@ import { ageOf, History, lagOf } from "./measured.js";
 import { Messages } from "./messages.js";
 import { Moving } from "./moving.js";
 import { waits } from "./partition.js";
+import * as pausing from "./pausing.js";
 import { handoffs, held as heldBy } from "./plan.js";
 import * as shaping from "./shaping.js";
 import { Timeline, withMoves } from "./timeline.js";
@@ -48,8 +49,10 @@ export class QueuePage {
     this.resize = act("Resize", actions.resize);
     this.mirror = act("Mirror", shaping.mirror);
     this.mirror.hidden = true;
+    this.pause = act("Pause", pausing.pauseQueue);
+    this.resume = act("Resume", pausing.resumeQueue);
     this.actions = make("div", { class: "actions", hidden: !this.mayChange && "" },
-      this.resize, act("Rebalance now", actions.rebalance), act("Set positions", actions.positions), this.mirror, act("Delete", shaping.remove));
+      this.resize, this.pause, this.resume, act("Rebalance now", actions.rebalance), act("Set positions", actions.positions), this.mirror, act("Delete", shaping.remove));
     this.waiting = make("p", { class: "soft" }, "Loading…");
     this.element = make("div", { class: "queue", "aria-busy": "true" },
       make("a", { class: "back", href: "#" }, "← All queues"),
@@ -73,7 +76,9 @@ export class QueuePage {
     const tool = (title, does, fits) => ({ title, fits, act: (each) => does(this.picture, each, this.needsKey) });
     // Only the built-in log splits and merges.
     const ranged = (each) => each.key !== null && this.picture.queue.log.startsWith("builtin:") && !each.children?.length;
-    return [tool("Set its position", shaping.position, () => true), tool("Split", shaping.split, ranged), tool("Merge", shaping.merge, ranged)];
+    return [tool("Set its position", shaping.position, () => true),
+      tool("Pause it", pausing.pausePartition, (each) => each.state !== "finished"),
+      tool("Resume it", pausing.resumePartition, (each) => each.paused !== null), tool("Split", shaping.split, ranged), tool("Merge", shaping.merge, ranged)];
   }
 
   /** The first picture is there: what waited for it can be used. */
@@ -154,7 +159,8 @@ export class QueuePage {
     const [badge, text] = this.status.children;
     const amiss = wrong(queue, this.#measured, status.unassigned.length);
     showBadge(badge, status.status, amiss);
-    set(text, "text", [why + until, progress].filter(Boolean).join("; "));
+    const held = queue.paused ? `paused ${pausing.paused(queue.paused)}` : "";
+    set(text, "text", [why + until, progress, held].filter(Boolean).join("; "));
     const told = `${status.status} ${why}. ${plural(status.handoffs.length, "handoff")} under way. ${amiss}`;
     // A screen reader is told of changes, not of each second.
     if (told !== this.#told) set(this.said, "text", this.#told = told);
@@ -171,7 +177,7 @@ export class QueuePage {
     this.figures.replaceChildren(
       figure("lag", lag, number(lag), "not known"), figure("oldest message", lag === 0 ? 0 : age, lag === 0 ? "none" : duration(age), "not known"),
       figure("published", rates.in, rate(rates.in), rates.why), figure("processed", rates.out, rate(rates.out), rates.why),
-      alone, ...(stopped ? [fact("waiting", number(stopped))] : []),
+      alone, ...(queue.paused_partition_count ? [fact("paused", number(queue.paused_partition_count))] : []), ...(stopped ? [fact("waiting", number(stopped))] : []),
       fact("consumers", make("span", {}, number(queue.active_flow_count), idle ? make("small", {}, ` + ${number(idle)} standby`) : null)));
   }
 
@@ -180,10 +186,13 @@ export class QueuePage {
     // The partitions of a dynamic queue come and go with its log.
     this.resize.hidden = queue.partitioning === "dynamic";
     // Only Kafka has consumer groups.
+    this.pause.hidden = queue.paused !== null;
+    this.resume.hidden = queue.paused === null;
     this.mirror.hidden = !queue.log.startsWith("kafka://");
     this.facts.replaceChildren(
       fact("partitions", number(queue.operational_partition_count)),
       fact("spread", status.spread), fact("since", clock(status.since)),
+      ...(queue.paused ? [fact("paused", pausing.paused(queue.paused))] : []),
       ...(queue.scale_status === "Ready" ? [] : [fact("scale", queue.scale_status)]),
       ...(queue.access_type === "exclusive" ? [fact("access", "exclusive")] : []),
       fact("holddown", duration(queue.rebalance_delay)), fact("handoff time", duration(queue.max_handoff_time)),
@@ -225,7 +234,7 @@ function matcher(text, picture) {
     return haystack.some((each) => each.toLowerCase() === word || (word.length > 2 && each.toLowerCase().includes(word)));
   });
   return {
-    partition: (each) => every([String(each.partition), each.state, each.key ?? "",
+    partition: (each) => every([String(each.partition), each.state, each.paused ? "paused" : "", each.key ?? "",
       each.owner ? letterOf(each.owner) : "nobody", nameOf(each.owner), picture.troubleOf(each)], each.lag),
     flow: (flow) => words.length === 0 || words.some((word) => /^(lag|\d)/.test(word)) ||
       every([letterOf(flow.flow_id), flow.client_name, doing(flow)], null),

@@ -1,5 +1,6 @@
 """The calls about conditions: what consumers report of their work, and what of it holds (the
-contract, *Conditions*). The service itself reports mirrors that fail."""
+contract, *Conditions*). The service itself reports mirrors that fail, and resizes that wait for
+what is paused."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from msgspec import structs
 
 from broker.calls.access import QueueAccess
 from broker.calls.bound_flows import BoundFlow, BoundFlows
+from broker.calls.rendering import RESIZE_PAUSED, resize_is_paused, row_of
 from broker.calls.times import time_of
 from broker.core.queue import Queue
 from broker.replica.store_calls import store_available
@@ -17,6 +19,8 @@ from broker.store.conditions import Condition
 from counterpoise import wire
 
 MIRROR_FAILED = "mirror_failed"
+# Partitions in a text.
+MOST_NAMED = 10
 # In place of a client's name.
 SERVICE = "the service"
 
@@ -68,11 +72,11 @@ class ConditionCalls:
 
         `limit`: the most of them.
         """
-        queue_id = await self._queues.read(name, lambda queue: queue.id)
+        queue_id, own = await self._queues.read(name, lambda queue: (queue.id, _paused(queue)))
         with store_available():
             reported = await self._queues.store.conditions.of_queue(queue_id, limit)
             failures = await self._queues.store.mirrors.failures([queue_id])
-        own = [
+        own += [
             wire.HeldCondition(
                 MIRROR_FAILED, one.text, None, None, time_of(one.since), None, SERVICE
             )
@@ -112,9 +116,27 @@ class ConditionCalls:
 
         def conditions(queue: wire.Queue) -> Mapping[str, int]:
             own = {MIRROR_FAILED: 1} if queue.id in failures else {}
-            return {**counts.get(queue.id, {}), **own}
+            return {**counts.get(queue.id, {}), **own, **(queue.conditions or {})}
 
         return tuple(structs.replace(queue, conditions=conditions(queue)) for queue in found)
+
+
+def _paused(queue: Queue) -> list[wire.HeldCondition]:
+    """That a resize waits for what is paused, if it does."""
+    if not resize_is_paused(row_of(queue)):
+        return []
+    since = max(one.since for one in queue.pauses.of.values())
+    which = "the queue is" if queue.pauses.whole else f"partitions {_few(queue)} are"
+    text = (
+        f"{which} paused, and a resize does not end before that is over: resume, or discard the "
+        "messages of retiring partitions with the resize"
+    )
+    return [wire.HeldCondition(RESIZE_PAUSED, text, None, None, time_of(since), None, SERVICE)]
+
+
+def _few(queue: Queue) -> str:
+    numbers = queue.pauses.numbers
+    return ", ".join(map(str, numbers[:MOST_NAMED])) + (", …" if numbers[MOST_NAMED:] else "")
 
 
 def _holds(queue: Queue, flow_id: str, condition: Condition) -> bool:

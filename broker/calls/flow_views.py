@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
+from msgspec.structs import replace
+
 from broker.calls.access import QueueAccess
 from broker.calls.bound_flows import BoundFlow, BoundFlows
-from broker.calls.rendering import barrier_of
+from broker.calls.rendering import barrier_of, pause_view
 from broker.calls.times import time_of
 from broker.core.model import Flow
 from broker.core.queue import Queue
@@ -63,18 +65,19 @@ def partitions_in_view(
             continue
         revoking = partition.state is State.REVOKING
         state = "revoking" if revoking else "retiring" if partition.retiring else "owned"
-        seen.append(
-            wire.UpdatePartition(
-                number,
-                partition.epoch,
-                state,
-                position,
-                partition.handed_over,
-                deadline if revoking else None,
-                *place,
-                *(() if queue.barriers is None else barrier_of(queue, number)),
-            )
+        view = wire.UpdatePartition(
+            number,
+            partition.epoch,
+            state,
+            position,
+            partition.handed_over,
+            deadline if revoking else None,
+            *place,
+            *(() if queue.barriers is None else barrier_of(queue, number)),
         )
+        if queue.pauses:
+            view = replace(view, paused=pause_view(queue.pauses.holding(number)))
+        seen.append(view)
     return seen
 
 

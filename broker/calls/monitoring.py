@@ -183,7 +183,7 @@ class MonitoringCalls:
                 return
 
     async def lag(self, name: str) -> views.LagView:
-        """The lag of the whole queue. Raises QueueNotFound.
+        """The lag of the queue without what is paused. Raises QueueNotFound.
 
         Of a queue with more than MOST_LAGS partitions, no single ones are given.
         """
@@ -191,6 +191,8 @@ class MonitoringCalls:
         seconds: float | None = None
         found: dict[int, int] = {}
         async for one in self.every_partition(name, ages=True):
+            if one.paused is not None:
+                continue
             messages += one.lag or 0
             unknown += one.lag is None
             if one.lag_seconds is not None:

@@ -9,6 +9,7 @@ from broker.calls.times import time_of
 from broker.core.commands import Result
 from broker.core.graph import Lineage, Node
 from broker.core.model import Flow, Partition, Rebalance
+from broker.core.pauses import Pause
 from broker.core.queue import Queue
 from broker.core.records import Entry
 from broker.core.stored import ShownEntry, shown_values
@@ -18,6 +19,7 @@ from broker.replica.coordinator import Coordinator
 from broker.store.ports import KeySummary, Positions, QueueRow
 from counterpoise import wire
 
+RESIZE_PAUSED = "resize_paused"
 # As JSON an item is a little longer than it is measured here: a page has 1 MiB at most.
 PAGE_BYTES = 900_000
 # Of an item without names, and of a name beside its text.
@@ -47,21 +49,61 @@ def queue_row_view(row: QueueRow) -> wire.Queue:
         scale_status=row.scale_status,
         flow_count=row.flow_count,
         active_flow_count=row.active_flow_count,
+        paused=pause_view(queue.pauses.whole),
+        paused_partition_count=row.operational_partition_count
+        if queue.pauses.whole is not None
+        else len(queue.pauses.of),
         revision=queue.revision,
         created_at=time_of(queue.created_at),
         partitioning=settings.partitioning,
         mirror_group=settings.mirror_group,
         align_with=settings.log.partition("+")[2] if settings.aligned > 1 else None,
+        conditions={RESIZE_PAUSED: 1} if resize_is_paused(row) else None,
     )
 
 
 def queue_view(queue: Queue) -> wire.Queue:
     """A queue in memory."""
+    return queue_row_view(row_of(queue))
+
+
+def row_of(queue: Queue) -> QueueRow:
+    """A queue in memory, as it would be listed."""
     active = sum(flow.active for flow in queue.flows.values())
-    row = QueueRow(
+    return QueueRow(
         queue, queue.operational_partition_count, queue.scale_status, len(queue.flows), active
     )
-    return queue_row_view(row)
+
+
+def pause_view(pause: Pause | None) -> wire.Pause | None:
+    """A pause as it is shown."""
+    if pause is None:
+        return None
+    return wire.Pause(time_of(pause.since), time_of(pause.until), pause.reason)
+
+
+def pauses_view(queue: Queue) -> wire.PausedQueue:
+    """What is paused of the queue."""
+    partitions = []
+    for number in queue.pauses.numbers:
+        pause = pause_view(queue.pauses.of[number])
+        assert pause is not None
+        partitions.append(wire.PausedPartition(number, pause))
+    whole = pause_view(queue.pauses.whole)
+    return wire.PausedQueue(queue.name, queue.revision, whole, tuple(partitions))
+
+
+def resize_is_paused(row: QueueRow) -> bool:
+    """Whether a resize does not end before something is resumed: a retiring partition is paused,
+    or one on whose cut others may wait."""
+    queue = row.queue
+    if not queue.pauses:
+        return False
+    waits = row.scale_status == "ScalingDown" or queue.barriers is not None
+    if queue.pauses.whole is not None or queue.barriers is not None:
+        return waits
+    # Those of a fixed queue that retire are above its count.
+    return waits and queue.pauses.numbers[-1] >= queue.settings.partition_count
 
 
 def barrier_of(queue: Queue, number: int) -> tuple[str, bool, tuple[int, ...]] | tuple[()]:
@@ -153,6 +195,7 @@ def partition_view(queue: Queue, partition: Partition, positions: Positions) -> 
         key=node.key if node else None,
         parents=node.parents if node else None,
         children=children_of(queue, node) if node else None,
+        paused=pause_view(queue.pauses.holding(partition.number)),
     )
 
 

@@ -41,6 +41,7 @@ class QueueSpec:
 @dataclass(frozen=True, slots=True)
 class LagView:
     """How many messages of a queue are not processed yet, at most, and the age of the oldest.
+    Partitions that are paused do not count: nobody is to process them now.
 
     `messages` is the sum over the partitions whose lag is known; `unknown`: the number of others.
     `seconds`: the largest age of a partition's next message, 0 if nothing is unread, None if the

@@ -257,6 +257,31 @@ class FollowLog:
 
 
 @dataclass(frozen=True, slots=True)
+class PausePartitions:
+    """An administrator holds partitions still, with none named the whole queue (`pauses`).
+
+    `until` (Unix seconds): when that ends by itself; None: when it is resumed. `seconds`: so long
+    from now, instead. `reason`: for people. Harmless when repeated. Raises Invalid for a time that
+    is over, and for a partition that nobody reads, now or later.
+    """
+
+    partitions: tuple[int, ...] = ()
+    until: float | None = None
+    seconds: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePartitions:
+    """An administrator ends the pauses of these partitions, with none named the queue's own.
+
+    Harmless when repeated. Raises Invalid for a partition that nobody reads, now or later.
+    """
+
+    partitions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RebalanceNow:
     """An administrator wants the rebalance at once, without the rest of the holddown."""
 
@@ -331,6 +356,8 @@ Command = (
     | TakeCuts
     | ReachCuts
     | RebalanceNow
+    | PausePartitions
+    | ResumePartitions
     | RaiseEpochs
     | Advance
     | MoveDeadlines

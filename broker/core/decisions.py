@@ -1,8 +1,8 @@
 """What each command decides that changes flows or settings, or lets time pass.
 
 - *Flows come and go*: bind, unbind and drain (the contract, *What triggers what*).
-- *Administrators and the clock*: change settings, rebalance now, set positions, add children,
-  advance, move deadlines.
+- *Administrators and the clock*: change settings, rebalance now, pause and resume, set positions,
+  add children, advance, move deadlines.
 
 What flows report on their partitions is in `reports`, the cuts of a log in `cuts`. Each function
 takes a command and the draft of a decision, and emits records.
@@ -325,8 +325,52 @@ def rebalance_now(command: c.RebalanceNow, draft: Draft) -> None:
         rebalance(draft, "admin")
 
 
+def pause(command: c.PausePartitions, draft: Draft) -> None:
+    """Partitions or the queue are held still (`pauses`). Raises Invalid."""
+    queue, now, until = draft.queue, draft.now, command.until
+    numbers = _to_hold(queue, command.partitions)
+    if command.seconds is not None:
+        until = now + command.seconds
+    if until is not None and until <= now:
+        raise Invalid(
+            "The pause would be over already: give a time to come, or none for a pause that lasts "
+            "until it is resumed.",
+            [("until", "lies in the past")],
+        )
+    said = (until, command.reason)
+    known = {key: (one.until, one.reason) for key, one in queue.pauses.of.items()}
+    if new := tuple(number for number in numbers if known.get(number) != said):
+        draft.emit(r.Paused(new, *said, now))
+    elif not numbers and known.get(None) != said:
+        draft.emit(r.Paused((), *said, now))
+
+
+def resume(command: c.ResumePartitions, draft: Draft) -> None:
+    """Pauses end. Raises Invalid."""
+    queue = draft.queue
+    numbers = _to_hold(queue, command.partitions)
+    if over := tuple(number for number in numbers if number in queue.pauses.of):
+        draft.emit(r.Resumed(over, "resumed", draft.now))
+    elif not numbers and queue.pauses.whole is not None:
+        draft.emit(r.Resumed((), "resumed", draft.now))
+
+
+def _to_hold(queue: Queue, partitions: tuple[int, ...]) -> tuple[int, ...]:
+    """These partitions, each once. Raises Invalid for one that nobody reads, now or later."""
+    for number in partitions:
+        if not is_read(queue, number):
+            state = "is finished" if queue.exists(number) else "does not exist"
+            raise Invalid(
+                f"Partition {number} of the queue {queue.name!r} {state}; "
+                f"GET /v1/queues/{queue.name}/partitions lists those that there are.",
+                [("partition", state)],
+            )
+    return tuple(dict.fromkeys(partitions))
+
+
 def is_read(queue: Queue, number: int) -> bool:
-    """Whether anybody reads this partition, now or later: only then its position can be set."""
+    """Whether anybody reads this partition, now or later: only then its position can be set, and
+    it can be paused."""
     partition = queue.partitions.get(number)
     return partition is not None and partition.state not in (State.REMOVED, State.FINISHED)
 
@@ -351,11 +395,13 @@ def add_children(command: c.AddChildren, draft: Draft) -> c.Outcome:
 
 
 def advance(command: c.Advance, draft: Draft) -> None:
-    """Ends the holddown, warm-ups and handoffs that are due, and admits flows."""
+    """Ends the holddown, warm-ups, handoffs and pauses that are due, and admits flows."""
     queue, now = draft.queue, draft.now
     draft.seen_at = command.seen_at
     if queue.cuts_due is not None and queue.cuts_due <= now:
         cuts.await_again(draft)
+    if queue.pauses:
+        _end_pauses(draft)
     if due := [flow for flow in queue.held.values() if (flow.held_until or 0.0) <= now]:
         admit(draft, due)
     while _is_due(draft):
@@ -365,6 +411,15 @@ def advance(command: c.Advance, draft: Draft) -> None:
         else:
             end_due(draft)
             loop(draft, changed=False)
+
+
+def _end_pauses(draft: Draft) -> None:
+    """Ends the pauses whose time has come."""
+    numbers, whole = draft.queue.pauses.due(draft.now)
+    if numbers:
+        draft.emit(r.Resumed(tuple(numbers), "ended", draft.now))
+    if whole:
+        draft.emit(r.Resumed((), "ended", draft.now))
 
 
 def _is_due(draft: Draft) -> bool:

@@ -27,6 +27,7 @@ from broker.core.draft import Draft
 from broker.core.errors import Invalid
 from broker.core.graph import Lineage
 from broker.core.model import MOST_PARTITIONS, Partition
+from broker.core.pauses import last
 from broker.core.queue import Queue
 
 # The trigger of grants to partitions whose parents are finished.
@@ -112,10 +113,25 @@ def _may_take(lineage: Lineage, number: int, new: int) -> bool:
 def finish(draft: Draft, partition: Partition, flow_id: str) -> None:
     """The owner has processed the partition to its end; what nothing unfinished follows goes."""
     lineage = lineage_of(draft.queue)
+    _bequeath_pause(draft, partition.number)
     draft.emit(r.PartitionFinished(partition.number, flow_id, draft.now))
     removable = lineage.removable(partition.number)
     if removable:
         draft.emit(r.FinishedRemoved(removable, draft.now))
+
+
+def _bequeath_pause(draft: Draft, number: int) -> None:
+    """The children of a partition that is paused itself are paused in its place (`pauses`)."""
+    queue = draft.queue
+    pauses, lineage = queue.pauses.of, lineage_of(queue)
+    own = pauses.get(number)
+    if own is None:
+        return
+    children = (lineage.numbers[key] for key in lineage.nodes[number].children)
+    # Of two parents that are paused, the pause that ends last goes on.
+    heirs = tuple(sorted(n for n in children if last((pauses.get(n), own)) is own))
+    if heirs:
+        draft.emit(r.Paused(heirs, own.until, own.reason, draft.now))
 
 
 def end_waits(draft: Draft) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from broker.core.model import (
     Rebalance,
     Settings,
 )
+from broker.core.pauses import QueuePauses
 from broker.core.structures import Heap, Journal, Ranking
 from broker.core.transitions import State, Status
 
@@ -42,7 +43,7 @@ class Queue:
     balance (`placement`), `flows_of_key` counts the bound flows of each key. `held` are the flows
     that are held back, `moved` is what keys have taken from others (`budget`). `warmed` names the
     flow that said ready in the latest handoff, and for which epoch. `touched` collects the flows
-    whose views changed. `lineage` is the graph of a dynamic queue.
+    whose views changed. `lineage` is the graph of a dynamic queue. `pauses` has what is paused.
     """
 
     def __init__(self, id: str, name: str, settings: Settings, created_at: float) -> None:
@@ -72,6 +73,7 @@ class Queue:
         self.flows_of_key: dict[str, int] = {}
         self.held: dict[str, Flow] = {}
         self.moved: dict[str, Moves] = {}
+        self.pauses = QueuePauses()
         self.partitions: dict[int, Partition] = {}
         self.warmed: dict[int, tuple[str, int]] = {}
         self.touched: set[str] = set()
@@ -249,8 +251,8 @@ class Queue:
         return (max(numbers) - min(numbers)) // self.settings.aligned if numbers else 0
 
     def next_deadline(self) -> float | None:
-        """When the holddown, a warm-up, a handoff or a flow's wait for the budget ends next, or the
-        log's cuts are due.
+        """When the holddown, a warm-up, a handoff, a pause or a flow's wait for the budget ends
+        next, or the log's cuts are due.
         """
         drains = [
             flow.drain_deadline
@@ -260,7 +262,8 @@ class Queue:
         ]
         handoff = self.deadlines.first() if self.handoffs else None
         held = [flow.held_until for flow in self.held.values()]
-        times = (self.holddown_until, self.cuts_due, handoff, *drains, *held)
+        pause = self.pauses.next_end() if self.pauses else None
+        times = (self.holddown_until, self.cuts_due, handoff, pause, *drains, *held)
         return min((time for time in times if time is not None), default=None)
 
     def cuts_short(self, flow: Flow) -> bool:

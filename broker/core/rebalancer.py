@@ -80,6 +80,8 @@ _DECISIONS: dict[type[c.Command], Callable[[Any, Draft], Any]] = {
     c.TakeCuts: cuts.take_cuts,
     c.ReachCuts: cuts.reach_cuts,
     c.RebalanceNow: decisions.rebalance_now,
+    c.PausePartitions: decisions.pause,
+    c.ResumePartitions: decisions.resume,
     c.RaiseEpochs: decisions.raise_epochs,
     c.Advance: decisions.advance,
     c.MoveDeadlines: decisions.move_deadlines,

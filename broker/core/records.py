@@ -318,6 +318,29 @@ class EpochsRaised:
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """Partitions, with none named the whole queue, are paused; or they were, and `until` and
+    `reason` are others (`pauses`)."""
+
+    partitions: tuple[int, ...]
+    until: float | None
+    reason: str | None
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The pauses of partitions, with none named the queue's own, are over.
+
+    `why`: `resumed` (an administrator did it) or `ended` (their time came).
+    """
+
+    partitions: tuple[int, ...]
+    why: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlinesMoved:
     """Nobody served for a while: deadlines of handoffs that were still to come moved by as much."""
 
@@ -449,6 +472,8 @@ Record = (
     | PartitionsRetired
     | PartitionsRemoved
     | EpochsRaised
+    | Paused
+    | Resumed
     | DeadlinesMoved
     | ClockWentBack
     | CutsAwaited

@@ -30,6 +30,7 @@ from broker.core.barriers import Barriers
 from broker.core.budget import Moves, counted
 from broker.core.graph import Lineage
 from broker.core.model import Absent, Flow, HandedOver, Handoff, Partition, Rebalance
+from broker.core.pauses import Pause
 from broker.core.placement import (
     add_partition,
     admit,
@@ -386,6 +387,30 @@ def _epochs_raised(queue: Queue, record: r.EpochsRaised) -> None:
         _touch_successor(queue, queue.handoffs.get(number))
 
 
+def _paused(queue: Queue, record: r.Paused) -> None:
+    for key in record.partitions or (None,):
+        known = queue.pauses.of.get(key)
+        since = record.at if known is None else known.since
+        queue.journal.put(queue.pauses.of, key, Pause(since, record.until, record.reason))
+        _touch_paused(queue, key)
+
+
+def _resumed(queue: Queue, record: r.Resumed) -> None:
+    for key in record.partitions or (None,):
+        queue.journal.drop(queue.pauses.of, key)
+        _touch_paused(queue, key)
+
+
+def _touch_paused(queue: Queue, key: int | None) -> None:
+    """Owners see the pause of what they own."""
+    if key is not None:
+        _touch(queue, queue.partitions[key].owner)
+        return
+    for flow in queue.flows.values():
+        if flow.owned:
+            _touch(queue, flow)
+
+
 def _deadlines_moved(queue: Queue, record: r.DeadlinesMoved) -> None:
     queue.journal.set(queue, outage_seen=record.outage_id)
     ended = record.began + record.seconds
@@ -476,6 +501,7 @@ def _partitions_removed(queue: Queue, record: r.PartitionsRemoved) -> None:
         released_by = (
             partition.owner.id if record.outcome == "finished" and partition.owner else None
         )
+        queue.journal.drop(queue.pauses.of, number)
         # What a flow had processed and not committed of a discarded partition may come again, if
         # its number is used before the log has deleted what it held.
         next_handed_over = partition.next_handed_over
@@ -589,6 +615,7 @@ def _partition_finished(queue: Queue, record: r.PartitionFinished) -> None:
         next_handed_over=HandedOver.INITIAL,
         released_by=record.flow_id,
     )
+    queue.journal.drop(queue.pauses.of, number)
     _lineage(queue).finish(number)
     _count(queue, -1)
 
@@ -625,6 +652,8 @@ _CHANGES: dict[type[r.Record], Callable[[Queue, Any], None]] = {
     r.PartitionsRetired: _partitions_retired,
     r.PartitionsRemoved: _partitions_removed,
     r.EpochsRaised: _epochs_raised,
+    r.Paused: _paused,
+    r.Resumed: _resumed,
     r.DeadlinesMoved: _deadlines_moved,
     r.ClockWentBack: _clock_went_back,
     r.CutsAwaited: _cuts_awaited,

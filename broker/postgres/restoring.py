@@ -184,7 +184,9 @@ SET revision = greatest(revision + 1, %(floor)s), status = 'Ready', trigger = NU
     since = %(now)s, holddown_until = NULL, flows_before = 0, absent = '{}', growing = false,
     last_rebalance = CASE WHEN rebalance IS NULL THEN last_rebalance
         ELSE rebalance || jsonb_build_object('finished_at', %(now)s::double precision) END,
-    rebalance = NULL, next_deadline = NULL
+    rebalance = NULL,
+    -- Pauses go on, and end in time (`broker.store.rows`).
+    next_deadline = (SELECT min((value ->> 1)::double precision) FROM jsonb_each(pauses))
 """
 _RENEW_LOGS = """
 UPDATE counterpoise_log.logs SET incarnation = gen_random_uuid() RETURNING name

@@ -315,10 +315,20 @@ class EventLog:
             case r.PartitionsRemoved():
                 count = len(record.partitions)
                 _log.info("partitions removed", **place, partitions=count, reason=record.outcome)
+            case r.Paused():
+                which = self._held(record.partitions)
+                _log.info("paused", **place, **which, until=record.until, reason=record.reason)
+            case r.Resumed():
+                _log.info("resumed", **place, **self._held(record.partitions), reason=record.why)
             case r.SettingsChanged():
                 _log.info("settings changed", **place, changes=dict(record.changes))
             case _:
                 assert isinstance(record, UNLOGGED), record
+
+    @staticmethod
+    def _held(partitions: Sequence[int]) -> dict[str, int]:
+        """How many partitions were paused or resumed; nothing for the whole queue."""
+        return {"partitions": len(partitions)} if partitions else {}
 
     def _log_grants(self, record: r.Granted, place: dict[str, Any]) -> None:
         """How partitions passed to their owners, and each that was taken by force."""

@@ -15,6 +15,7 @@ import orjson
 from broker.core.barriers import Barriers
 from broker.core.budget import Moves
 from broker.core.model import Absent, Flow, Instance, Partition, Rebalance, Settings
+from broker.core.pauses import Pause
 from broker.core.queue import Queue
 from broker.core.records import Record
 from broker.core.stored import Unknown, from_json, shown_from_json, to_json
@@ -106,6 +107,7 @@ def queue_values(queue: Queue, next_deadline: float | None) -> dict[str, Any]:
         "next_bind_number": queue.next_bind_number,
         "absent": _absent_values(queue),
         "moved": {key: [*moves] for key, moves in queue.moved.items()},
+        "pauses": _pauses_values(queue),
         "barriers": _barriers_values(queue.barriers),
         "rebalance": queue.rebalance and asdict(queue.rebalance),
         "last_rebalance": queue.last_rebalance and asdict(queue.last_rebalance),
@@ -180,6 +182,9 @@ def restore_head(queue_id: str, row: Mapping[str, Any]) -> Queue:
         for name, (bind_number, flow_id) in row["absent"].items()
     }
     queue.moved = {key: Moves(*values) for key, values in row["moved"].items()}
+    queue.pauses.of = {
+        int(key) if key else None: Pause(*values) for key, values in row["pauses"].items()
+    }
     queue.rebalance = _rebalance(row["rebalance"])
     queue.last_rebalance = _rebalance(row["last_rebalance"])
     queue.barriers = _restore_barriers(row["barriers"])
@@ -197,6 +202,12 @@ def _restore_barriers(values: Mapping[str, Any] | None) -> Barriers | None:
     if not values:
         return None
     return Barriers(values["resize"], values["resized_from"], values["resized_to"])
+
+
+def _pauses_values(queue: Queue) -> dict[str, list[Any]]:
+    """By partition; the queue's own has an empty name."""
+    pauses = queue.pauses.of.items()
+    return {"" if key is None else str(key): [*pause] for key, pause in pauses}
 
 
 def _rebalance(values: Mapping[str, Any] | None) -> Rebalance | None:

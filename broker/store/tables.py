@@ -64,6 +64,7 @@ queues = Table(
     Column("flows_before", Integer, nullable=False),
     Column("absent", JSONB, nullable=False),
     Column("moved", JSONB, nullable=False),
+    Column("pauses", JSONB, nullable=False),
     Column("rebalance", JSONB(none_as_null=True)),
     Column("last_rebalance", JSONB(none_as_null=True)),
     Column("growing", Boolean, nullable=False),

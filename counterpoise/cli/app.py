@@ -47,7 +47,9 @@ class CommandPlace(NamedTuple):
 
 COMMANDS: Mapping[str, CommandPlace] = {
     "queues": CommandPlace(
-        "counterpoise.cli.queues", "app", "Queues: list, create, show, change, resize, delete."
+        "counterpoise.cli.queues",
+        "app",
+        "Queues: list, create, show, change, resize, pause, resume, delete.",
     ),
     "status": CommandPlace(
         "counterpoise.cli.status",

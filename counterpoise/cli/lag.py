@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 
 import click
+from msgspec import to_builtins
 
 from counterpoise.cli.options import json_option, queue_argument, service_options
 from counterpoise.cli.output import count_text, counted, duration, position_text, print_json
@@ -26,7 +27,7 @@ from counterpoise.logs import (
     PositionAhead,
 )
 from counterpoise.logs.address import ENVIRONMENT
-from counterpoise.wire import LogView, Partition
+from counterpoise.wire import LogView, Partition, Pause
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class PartitionLag:
 
     `lag` is None for a position that the log cannot have. `lag_seconds` is the age of the message
     at the position; None if nothing is unread, or the log does not say it. `first`: the position of
-    the first message that is still in the log.
+    the first message that is still in the log. `paused`: an administrator holds it still.
     """
 
     partition: int
@@ -45,6 +46,7 @@ class PartitionLag:
     lag: int | None
     lag_seconds: float | None = None
     first: str = "0"
+    paused: Pause | None = None
 
     @property
     def is_passed(self) -> bool:
@@ -81,7 +83,7 @@ def show_lag(queue: str, url: str | None, as_json: bool) -> None:
     for row in rows:
         shown.add_row(
             str(row.partition),
-            row.state,
+            row.state if row.paused is None else f"{row.state}, paused",
             position_text(row.position),
             row.end,
             "not of this log" if row.lag is None else count_text(row.lag),
@@ -129,6 +131,7 @@ def _behind(view: LogView, partitions: list[Partition]) -> list[PartitionLag]:
             lags[one.partition],
             ages.get(one.partition),
             bounds.starts[one.partition],
+            one.paused,
         )
         for one in partitions
     ]
@@ -187,6 +190,7 @@ def _document(queue: str, view: LogView, rows: list[PartitionLag]) -> dict[str, 
                 "end": row.end,
                 "lag": row.lag,
                 "lag_seconds": row.lag_seconds,
+                "paused": to_builtins(row.paused),
             }
             for row in rows
         ],

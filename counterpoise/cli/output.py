@@ -33,11 +33,16 @@ def tell(message: str) -> None:
 
 
 def wrong(queue: Queue, lag: int | None) -> list[str]:
-    """That nobody consumes what waits, then what consumers report. `lag` None: unknown."""
+    """That nobody consumes what waits, what is paused, then what consumers report. `lag` None:
+    unknown.
+    """
     nobody = ["nobody consumes"] if not queue.active_flow_count and lag else []
+    paused = [f"{queue.paused_partition_count} paused"] if queue.paused_partition_count else []
+    if queue.paused is not None:
+        paused = ["paused"]
     counts = queue.conditions or {}
     told = [f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(counts.items())]
-    return nobody + told
+    return nobody + paused + told
 
 
 def total_lag(partitions: Iterable[Partition]) -> int | None:

@@ -23,6 +23,7 @@ from counterpoise.cli.output import (
     seconds_until,
     wrong,
 )
+from counterpoise.cli.pauses import pause_text
 from counterpoise.cli.tables import PlainTable, conditions_text, table
 from counterpoise.client import Client
 from counterpoise.plain import plain_line
@@ -106,6 +107,8 @@ def render(snapshot: QueueSnapshot, away: str | None = None) -> RenderableType:
     waiting = [one for one in snapshot.partitions if one.cut is not None and one.waits_for]
     if waiting:
         parts += [Text(), _barriers(waiting)]
+    if paused := [one for one in snapshot.partitions if one.paused is not None]:
+        parts += [Text(), _paused(paused)]
     if snapshot.status.waiting:
         parts += [Text(), _parents(snapshot.status.waiting)]
     parts += [Text(), _flows(snapshot, numbers)]
@@ -278,6 +281,21 @@ def _handoffs(snapshot: QueueSnapshot, numbers: Mapping[str, int]) -> Renderable
     more = len(snapshot.status.handoffs) - MOST_HANDOFFS
     title = Text("handoffs", style="bold")
     return Group(title, shown, *([Text(f"… and {more} more", style="dim")] if more > 0 else []))
+
+
+def _paused(partitions: Sequence[Partition]) -> Text:
+    """Which partitions are paused, until when and why."""
+    together: dict[str, list[int]] = {}
+    for one in partitions:
+        assert one.paused is not None
+        together.setdefault(pause_text(one.paused), []).append(one.partition)
+    shown = Text("paused", style="bold yellow")
+    for text, numbers in [*together.items()][:MOST_WAITING]:
+        shown.append(f"\n{ranges(numbers)}", style="bold").append(text, style="not bold")
+    more = len(together) - MOST_WAITING
+    if more > 0:
+        shown.append(f"\n… and {more} more", style="dim not bold")
+    return shown
 
 
 def _barriers(waiting: Sequence[Partition]) -> Text:

@@ -18,6 +18,7 @@ from counterpoise.cli.output import (
     total_lag,
     wrong,
 )
+from counterpoise.cli.pauses import pause_queue, pause_text, resume_queue
 from counterpoise.client import Client
 from counterpoise.errors import CommandRefused, CounterpoiseError, Invalid, QueueUnreadable
 from counterpoise.wire import Queue
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 @click.group("queues", cls=InOrder)
 def app() -> None:
-    """Queues: list, create, show, change, resize, delete."""
+    """Queues: list, create, show, change, resize, pause, resume, delete."""
 
 
 # Queues whose logs are asked at the same time: one that is away takes a second and a half.
@@ -404,6 +405,10 @@ def resize_queue(
     tell(f"{queue} resized: {_count_and_log(changed)}{until}")
 
 
+app.add_command(pause_queue)
+app.add_command(resume_queue)
+
+
 @app.command("delete")
 @queue_argument
 @click.option(
@@ -474,6 +479,7 @@ def _show(queue: Queue, as_json: bool) -> None:
 
     shown = table("", "")
     shown.show_header = False
-    for name, value in queue.raw.items():
+    paused = None if queue.paused is None else f"yes{pause_text(queue.paused)}"
+    for name, value in {**queue.raw, "paused": paused or False}.items():
         shown.add_row(name.replace("_", " "), setting_text(value))
     console.print(shown)

@@ -18,7 +18,9 @@ places in a partition are always in this order:
 3. **Lanes are independent.** Lanes with work stand in a queue. A worker takes the first, and puts
    it back at the end when its turn is over. A lane that fails waits alone, as long as its policy
    says.
-4. **A lane whose grant is no longer open drops its waiting messages at once.**
+4. **A lane whose grant is no longer open drops its waiting messages at once.** One that is open
+   again, after a pause, is read from `done` on: while a worker still has a piece of it, not before
+   that is put back.
 5. **With delayed redelivery a lane loads before it begins.** A worker gets no message of it before
    `loaded` says what the owners before have set aside, and that is read only while no message of
    the partition is in flight (`counterpoise.consumer.redelivery`). A message that is due is a piece
@@ -107,6 +109,8 @@ class Lane:
     is_new: bool = True
     # How often waiting messages were dropped: a piece taken before is not put back.
     drops: int = 0
+    # They were dropped while a worker had a piece, so where to read on is not known yet.
+    unplaced: bool = False
     queued: bool = False
     failure: Failure | None = None
     not_before: float = 0.0
@@ -232,6 +236,12 @@ class Lanes:
                 lane = self._lane_of(grant)
                 if lane is not None:
                     lane.drop_waiting()
+                    lane.unplaced = lane.partition in self._ledger.in_flight
+            for grant in changes.opened:
+                lane = self._lane_of(grant)
+                if lane is not None:
+                    self._stand(lane)
+                    self._wake_reader()
             for grant in changes.new:
                 owned = Ownership(grant.owned, self._look)
                 lane = self._lanes[grant.partition] = Lane(grant, owned, read_to=grant.done)
@@ -349,6 +359,7 @@ class Lanes:
         return not (
             self.closed
             or lane.quarantined
+            or lane.unplaced
             or lane.waiting_messages > self._max_messages // 2
             or lane.waiting_bytes > self._share_bytes() // 2
         )
@@ -480,7 +491,7 @@ class Lanes:
             lane.in_hand, lane.not_before = 0, not_before
             self.handled += handled
             self._uncommitted += handled
-            if not lane.grant.open or lane.quarantined:
+            if not lane.grant.open or lane.quarantined or lane.unplaced:
                 lane.drop_waiting()
             elif handled < rows and piece.drops == lane.drops:  # otherwise it is read again
                 rest = piece.chunk if handled == 0 else piece.chunk.split(handled)[1]
@@ -492,6 +503,9 @@ class Lanes:
     def _end_work(self, lane: Lane) -> None:
         # First, whatever fails below.
         self._ledger.end([lane.partition])
+        if lane.unplaced:
+            lane.unplaced = False
+            self._wake_reader()
         table = lane.redelivery
         if table is not None and table.count:
             table.plan(lane.grant.done)

@@ -21,7 +21,8 @@ A grant is in one of these states:
      └───────────┘  answered not_revoking: a resize has taken a retiring partition back
 
 A grant that is being revoked is not open either, and its release is still to come. New messages are
-handed out only while a grant is open.
+handed out only while a grant is open. One that is paused is not open until the pause ends; it is
+committed, released and finished like any other.
 
 Rules
 -----
@@ -114,7 +115,7 @@ class Grant:
     holds_back: bool = False
     # The service has confirmed, since the last view, that the cut is reached.
     said: bool = False
-    # Whether messages may be handed out; follows from the fields above and from `owned.state`.
+    # Whether messages may be handed out; follows from the fields above and from `owned`.
     open: bool = True
 
     def __post_init__(self) -> None:
@@ -151,14 +152,20 @@ class Grant:
         """Whether its log has sealed it, and it is done up to the sealed end."""
         return self.successors is not None and self.at_end
 
+    @property
+    def stays(self) -> bool:
+        """Whether it is neither over nor on its way to somebody else."""
+        return not (self.over or self.releasing or self.owned.state == "revoking")
+
     def settle(self) -> None:
         """Compute `open` again."""
-        self.open = not (self.over or self.releasing or self.owned.state == "revoking")
+        self.open = self.stays and self.owned.paused is None
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The difference that a view made: new grants, grants that stopped being open, ended grants.
+    """The difference that a view made: new grants, grants that stopped being open or are open
+    again, ended grants.
 
     `moved`: cuts up to which grants are read may have come, gone or moved. `ending`: the end of a
     grant may be final by now.
@@ -166,6 +173,7 @@ class Changes:
 
     new: tuple[Grant, ...] = ()
     stopped: tuple[Grant, ...] = ()
+    opened: tuple[Grant, ...] = ()
     gone: tuple[Grant, ...] = ()
     moved: bool = False
     ending: bool = False
@@ -209,6 +217,7 @@ class Ledger:
             grant.over, grant.open = True, False
         new: list[Grant] = []
         stopped: list[Grant] = []
+        opened: list[Grant] = []
         moved = ending = False
         for number, owned in view.items():
             known = self._grants.get(number)
@@ -221,21 +230,22 @@ class Ledger:
                     owned.resize is not None and owned.revision != known.owned.revision
                 )
                 ending = ending or owned.state == "retiring" != known.owned.state
-                if self._update(known, owned):
-                    stopped.append(known)
-        return Changes(tuple(new), tuple(stopped), tuple(gone), moved, ending)
+                was_open = known.open
+                self._update(known, owned)
+                if known.open is not was_open:
+                    (stopped if was_open else opened).append(known)
+        return Changes(tuple(new), tuple(stopped), tuple(opened), tuple(gone), moved, ending)
 
-    def _update(self, grant: Grant, owned: Owned) -> bool:
-        """Take over how a known grant is held now. Returns whether it stopped being open."""
+    def _update(self, grant: Grant, owned: Owned) -> None:
+        """Take over how a known grant is held now."""
         if grant.owned.state == "retiring" and owned.state != "retiring":
             grant.final = grant.refused = None
         if grant.done is None:
             grant.done = owned.position
         # A position that we committed ourselves makes no view of the service.
         grant.said = grant.said and owned.revision == grant.owned.revision
-        was_open, grant.owned = grant.open, owned
+        grant.owned = owned
         grant.settle()
-        return was_open and not grant.open
 
     def held(self, partition: int) -> Grant | None:
         """The grant under which the partition is held, even if the grant is over."""
@@ -337,7 +347,7 @@ class Ledger:
             )
             for one in self._grants.values()
             if one.ended
-            and one.open
+            and one.stays
             and not parting
             and one.partition not in self.in_flight
             and one.final is not None

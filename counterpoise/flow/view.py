@@ -22,7 +22,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import TypeAlias
 
-from counterpoise.wire import Update, UpdatePartition
+from counterpoise.wire import Pause, Update, UpdatePartition
 
 Key: TypeAlias = tuple[int, int]
 """(partition, epoch): held by one flow at most, ever."""
@@ -35,6 +35,9 @@ class Owned:
     `state` is `owned`, `revoking` or `retiring`. `position` is the last committed one, the next
     message to read; None: the queue's `start`. `handed_over` is how the partition left its previous
     owner. `deadline` (of a revoke) is in seconds of `lease_time`.
+
+    `paused`: an administrator holds it still. Begin no message of it and keep it; commits and
+    releases are as ever. A later view has it without the pause.
 
     `revision` is that of the service's update that said so; a position that the service accepts
     from this flow leaves it as it is.
@@ -58,6 +61,7 @@ class Owned:
     key: str | None = None
     parents: tuple[str, ...] = ()
     revision: int = 0
+    paused: Pause | None = None
 
 
 @dataclass(frozen=True)
@@ -168,6 +172,7 @@ def view_of(update: Update, now: float, known: Mapping[Key, str]) -> View:
                 item.key,
                 item.parents or (),
                 update.revision,
+                item.paused,
             )
     return View(
         update.revision,

@@ -45,6 +45,8 @@ BODIES: dict[str, Any] = {
     "POST /v1/queues/{queue}/positions": {"to": "earliest"},
     "POST /v1/queues/{queue}/partitions/{partition}/split": {},
     "POST /v1/queues/{queue}/partitions/{partition}/merge": {"with": 1},
+    "POST /v1/queues/{queue}/pause": {"reason": "a test"},
+    "POST /v1/queues/{queue}/partitions/{partition}/pause": {"seconds": 60},
     "POST /v1/queues/{queue}/log-access": {"purpose": "read"},
     "POST /v1/queues/{queue}/flows": {"client_name": "etl"},
     "POST /v1/queues/{queue}/flows/{flow}/commit": {"partitions": []},

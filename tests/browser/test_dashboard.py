@@ -562,6 +562,38 @@ def test_an_administrator_changes_one_partition(page: Page, client: Client) -> N
     eventually(lambda: client.partitions("clicks")[2].position == "0")
 
 
+def test_an_administrator_pauses_and_resumes_a_queue_and_a_partition(
+    page: Page, client: Client
+) -> None:
+    client.create_queue("flights", 2)
+    go(page, "flights")
+    eventually(lambda: len(labels(page)) == 2)
+    page.act("document.querySelectorAll('.cell')[1]", "it.click()")
+    click(page, "Pause it")
+    fill(page, "#act-reason", "wrong <b>prices</b>")
+    fill(page, "#act-seconds", "3600")
+    eventually(lambda: "read nothing more" in page.text(".preview"))
+    submit(page)
+    eventually(lambda: client.partitions("flights")[1].paused is not None)
+    eventually(lambda: "wrong <b>prices</b>" in labels(page)[1])
+    assert "paused" not in labels(page)[0]
+    assert "paused\n1" in page.text(".figures")
+    click(page, "Pause")
+    submit(page)
+    eventually(lambda: client.queue("flights").paused is not None)
+    eventually(lambda: "paused until it is resumed" in page.text(".headline"))
+    click(page, "Resume it")
+    eventually(lambda: "stays paused with it" in page.text(".preview"))
+    click(page, "Cancel")
+    click(page, "Resume")
+    submit(page)
+    eventually(lambda: client.queue("flights").paused is None)
+    eventually(lambda: "paused" not in labels(page)[0])
+    click(page, "Resume it")
+    submit(page)
+    eventually(lambda: client.partitions("flights")[1].paused is None)
+
+
 def test_an_administrator_mirrors_a_queue_on_kafka_and_ends_it(
     page: Page, client: Client, kafka: MockKafka
 ) -> None:

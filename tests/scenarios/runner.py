@@ -267,6 +267,11 @@ class _Teller:
 
     def _tell(self, record: r.Record) -> list[str]:
         match record:
+            case r.Paused(partitions, until):
+                end = "" if until is None else f" until {_seconds(until)}"
+                return [f"{_list(partitions) if partitions else 'all'} paused{end}"]
+            case r.Resumed(partitions, why):
+                return [f"{_list(partitions) if partitions else 'all'} resumed ({why})"]
             case r.SettingsChanged():
                 return [f"{name} is now {value}" for name, value in record.changes.items()]
             case r.FlowBound():

@@ -20,7 +20,8 @@ class Asked:
     def begin(
         self, kind: str, detail: Mapping[Any, Any] | None = None, discard: bool = False
     ) -> int:
-        """`rebalance`; `change` with the settings; `positions` with those (None: the earliest)."""
+        """`rebalance`; `change` with the settings; `positions` with those (None: the earliest);
+        `pause` and `resume` with the `name` of the pause."""
         self._last += 1
         self._under_way[self._last] = kind, detail, discard
         return self._last
@@ -34,6 +35,13 @@ class Asked:
         changes = self._changes()
         return any("partition_count" in c or "access_type" in c for c, _ in changes) or any(
             kind == "rebalance" for kind, _, _ in self._under_way.values()
+        )
+
+    def pause(self, kind: str, name: str) -> bool:
+        """Whether this pause was asked for, or its end."""
+        return any(
+            asked == kind and detail is not None and detail["name"] == name
+            for asked, detail, _ in self._under_way.values()
         )
 
     def resize(self) -> bool:

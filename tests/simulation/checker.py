@@ -1,4 +1,4 @@
-"""The nine promises of the contract (*What must never happen*), from facts alone.
+"""The ten promises of the contract (*What must never happen*), from facts alone.
 
 Nothing of the product is imported here. The checker is told what is visible from outside: rows
 after each transaction of the database (objects with the columns as attributes), what clients sent
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tests.judge.violation import Violation
-from tests.simulation import budgets, groups, hands, lineage, order, pairs, queues
+from tests.simulation import budgets, groups, hands, lineage, order, pairs, pauses, queues
 from tests.simulation.account import Transaction, back
 from tests.simulation.ending import Ending
 from tests.simulation.progress import Progress
@@ -131,6 +131,12 @@ class Checker(Ending):
         self._told.add((process, partition, epoch))
 
     @_told
+    def began_work(self, flow: str, revision: int, partition: int, position: int) -> None:
+        """A process whose view has this revision begins with a message."""
+        what = f"{flow} begins with p{partition} message {position}"
+        pauses.check_begun(self, flow, revision, partition, what)
+
+    @_told
     def wrote(self, flow: str, partition: int, epoch: int, position: int) -> None:
         """A message has reached a sink."""
         lane = self.lanes[partition]
@@ -230,6 +236,7 @@ class Checker(Ending):
         pairs.check(self, tx, queue, old_partitions)
         queues.check_handoffs(self, tx, queue, old_flows, old_partitions)
         queues.check_views(self)
+        pauses.check_changed(self, tx, queue, old_partitions)
         budgets.check_counted(self, tx, old_partitions)
         budgets.check_joined(self, tx, old_flows, self._moves)
 
@@ -328,7 +335,9 @@ class Checker(Ending):
         for seen in update.partitions:
             number, epoch = seen.partition, seen.epoch
             barrier = (seen.cut, bool(seen.reached_cut), bool(seen.waits_for))
-            told.append((number, epoch, seen.state, seen.handed_over, seen.deadline, *barrier))
+            pause = seen.paused and (seen.paused.since, seen.paused.until, seen.paused.reason)
+            held = (number, epoch, seen.state, seen.handed_over, seen.deadline)
+            told.append((*held, *barrier, pause))
             position = 0 if seen.position is None else int(seen.position)
             if not self._reset_since(number, began):
                 least, most = began.positions.get(number, 0), self.positions.get(number, 0)
@@ -395,8 +404,12 @@ class Checker(Ending):
                 self.positions,
                 self.lanes,
                 able,
-                functools.partial(order.must_wait, self),
+                self._must_wait,
             )
+
+    def _must_wait(self, number: int) -> bool:
+        """Whether nothing of the partition is to be processed now."""
+        return order.must_wait(self, number) or pauses.holding(self.queue, number) is not None
 
     @_told
     def tick(self, now: float) -> None:
@@ -421,6 +434,7 @@ class Checker(Ending):
             if due < horizon:
                 text = f"p{number} is {row.state} {now - due:.3f} s after its deadline"
                 raise Violation(8, text)
+        pauses.check_over(self, horizon)
         for flow_id, ends in self.leases.items():
             if ends < horizon:
                 raise Violation(8, f"{flow_id} is bound {now - ends:.3f} s after its lease")

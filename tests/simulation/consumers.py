@@ -131,6 +131,9 @@ class Consumer(FlowShell):
         batch = self._take()
         if batch:
             self._busy = True
+            for lane, position in batch:
+                revision = view.revision
+                self.checker.began_work(lane.flow_id, revision, lane.partition, position)
             least, most = self.config.work
             took = least + (most - least) * self.rng.random() + self.stubborn
             if self.stubborn:
@@ -195,7 +198,8 @@ class Consumer(FlowShell):
         batch = []
         view = self.core.view.partitions
         for number, lane in self._lanes.items():
-            if view[number].state == "revoking" or lane.released:
+            held = view[number]
+            if held.state == "revoking" or lane.released or held.paused is not None:
                 continue
             lane.position = max(lane.position, self.log.firsts.get(number, 0))
             end = min(lane.position + AT_ONCE, ends.get(number, 0))

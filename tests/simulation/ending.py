@@ -5,6 +5,9 @@ from __future__ import annotations
 from tests.simulation import lineage, order
 from tests.simulation.account import APART, Account, back
 
+# A pause that lasts longer is resumed.
+SOON_SECONDS = 4.0
+
 
 class Ending(Account):
     """What is left to be done when nothing goes wrong any more."""
@@ -24,6 +27,7 @@ class Ending(Account):
         ends += [(self.queue["holddown_until"] or 0.0) + back(noticed)]
         ends += [(self.queue["cuts_due"] or 0.0) + back(noticed)]
         now = self.stamped_at or 0.0
+        ends += [min(one[1] or 0.0, now + SOON_SECONDS) for one in self.queue["pauses"].values()]
         leases = [row.lease_seconds for row in self.flows.values()]
         return max(leases, default=0.0) + max(0.0, max(ends) - now)
 
@@ -40,6 +44,8 @@ class Ending(Account):
             return 9, f"the queue is {self.queue['status']}"
         if not (self.owned() if self.dynamic else self.balanced()):
             return 9, "the queue is not balanced"
+        if self.queue["pauses"]:
+            return 10, f"paused are {sorted(self.queue['pauses'])}"
         for number, row in self.partitions.items():
             if row.state not in APART and (row.retiring or row.owner is None):
                 return 9, f"p{number} is {'retiring' if row.retiring else row.state}"

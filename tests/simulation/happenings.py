@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from broker.core.access import anybody
 from broker.service import Calls
+from tests.simulation.account import OVER
 from tests.simulation.consumers import Consumer
+from tests.simulation.ending import SOON_SECONDS
 from tests.simulation.plan import Event
 from tests.simulation.reshaping import Reshaping
 from tests.simulation.service import FOLLOWER, QUEUE, Node
@@ -203,6 +205,36 @@ class Happenings(Reshaping):
         self._administer(
             lambda calls: calls.positions.set(QUEUE, where), "positions", {number: back}
         )
+
+    def _on_pause(self, which: int | None, seconds: float, by_itself: bool) -> None:
+        """A partition, None: the queue, is paused for so long."""
+        number = None
+        if which is not None:
+            there = [n for n, row in self.world.checker.partitions.items() if row.state not in OVER]
+            if not there:
+                return
+            number = sorted(there)[which % len(there)]
+        given = {"seconds": seconds} if by_itself else {}
+        self._administer(
+            lambda calls: calls.pauses.pause(QUEUE, number, reason="a test", **given),
+            *("pause", {"name": "" if number is None else str(number)}),
+        )
+        if not by_itself:
+            self._later(seconds, self._resume, number)
+
+    def _resume(self, number: int | None) -> None:
+        self._administer(
+            lambda calls: calls.pauses.resume(QUEUE, number),
+            *("resume", {"name": "" if number is None else str(number)}),
+        )
+
+    def resume_rest(self) -> None:
+        """When all faults have ended, what does not end soon by itself is resumed."""
+        checker, now = self.world.checker, self.world.database.clock()
+        for name, (_, until, _) in checker.queue.get("pauses", {}).items():
+            lasting = until is None or until > now + SOON_SECONDS
+            if lasting and not checker.asked.pause("resume", name):
+                self._resume(int(name) if name else None)
 
     # Replicas
 

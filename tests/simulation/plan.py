@@ -177,6 +177,11 @@ def draw(seed: int) -> Plan:
     if seed % 12 == 6:
         revived = random.Random(f"revival of {seed}")
         events.append(_event(revived, revived.random() * length, "revive"))
+    # Of all kinds of queues: the second are dynamic.
+    if seed % 8 == 5 or seed % 24 == 22:
+        pauses = random.Random(f"pauses of {seed}")
+        count = pauses.choice((1, 2, 4))
+        events += [_event(pauses, pauses.random() * length, "pause") for _ in range(count)]
     if reshaping == "ordered":
         # As above.
         config, events = _followed(random.Random(f"followers of {seed}"), config, events)
@@ -308,6 +313,12 @@ _ARGS: dict[str, Any] = {
     "settings": _settings,
     "access": lambda rng: (rng.choice(("exclusive", "non_exclusive")),),
     "positions": lambda rng: (rng.random() < 0.5, rng.randrange(12)),
+    # which partition, None: the queue; for how long, and whether it ends by itself
+    "pause": lambda rng: (
+        rng.choice((None, rng.randrange(12), rng.randrange(12))),
+        rng.choice((0.5, 1.5, 3.0)),
+        rng.random() < 0.5,
+    ),
     "crash": _for(0.3, 1.0, 2.5),
     "crash before": _for(0.3, 1.5),
     "crash after": _for(0.3, 1.5),

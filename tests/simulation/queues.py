@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.judge.violation import Violation
-from tests.simulation import groups, order, pairs
+from tests.simulation import groups, order, pairs, pauses
 from tests.simulation.account import OVER, Account, Transaction, takes
 from tests.simulation.deadlines import ACCURACY
 
@@ -151,9 +151,10 @@ def check_views(known: Account) -> None:
             state = "revoking" if revoking else "retiring" if row.retiring else "owned"
             deadline = _shown(row.deadline) if revoking else None
             held = (number, row.epoch, state, row.handed_over, deadline)
-            views[row.owner].append((*held, *order.barrier(known, number)))
+            pause = pauses.shown(pauses.holding(known.queue, number))
+            views[row.owner].append((*held, *order.barrier(known, number), pause))
         if row.warm and row.successor is not None:
-            seen = (number, row.epoch, "warming", None, _shown(row.deadline), *order.FREE)
+            seen = (number, row.epoch, "warming", None, _shown(row.deadline), *order.FREE, None)
             if row.successor in views:
                 views[row.successor].append(seen)
     for id, view in views.items():

@@ -294,6 +294,8 @@ class World:
         consumers = self._of(queue)
         if not any(self._stays(one) or _works(one) for one in consumers):
             self.join(LEASE_SECONDS, False, queue=queue)
+        if queue == QUEUE:
+            self.happenings.resume_rest()
         left = checker.unsettled()
         if left is not None:
             return left

@@ -195,7 +195,7 @@ written_queue AS (
         partition_count, access_type, rebalance_delay, max_handoff_time, max_warmup_time,
         max_concurrent_handoffs, log, start, partitioning, ordered_resize, aligned,
         retention_seconds, retention_bytes, mirror_group, revision, status, trigger, since,
-        holddown_until, flows_before, absent, moved, rebalance, last_rebalance,
+        holddown_until, flows_before, absent, moved, pauses, rebalance, last_rebalance,
         growing, retiring_count, waiting_count, finished_count, outage_seen,
         resize_seen, barriers, cuts_due, cuts_attempt, next_bind_number, next_deadline
     ) = (
@@ -203,7 +203,7 @@ written_queue AS (
             partition_count, access_type, rebalance_delay, max_handoff_time, max_warmup_time,
             max_concurrent_handoffs, log, start, partitioning, ordered_resize, aligned,
             retention_seconds, retention_bytes, mirror_group, revision, status, trigger, since,
-            holddown_until, flows_before, absent, moved, rebalance, last_rebalance,
+            holddown_until, flows_before, absent, moved, pauses, rebalance, last_rebalance,
             growing, retiring_count, waiting_count, finished_count, outage_seen,
             resize_seen, barriers, cuts_due, cuts_attempt, next_bind_number, next_deadline
         FROM json_populate_record(NULL::counterpoise.queues, :queue_row)

@@ -36,6 +36,8 @@ CREATE TABLE counterpoise.queues (
     absent jsonb NOT NULL,
     -- Of each key that has taken partitions lately (`broker.core.budget`).
     moved jsonb NOT NULL DEFAULT '{}',
+    -- What is paused: of each partition, and of the queue under an empty name (`broker.core.pauses`).
+    pauses jsonb NOT NULL DEFAULT '{}',
     rebalance jsonb,
     last_rebalance jsonb,
     growing boolean NOT NULL,

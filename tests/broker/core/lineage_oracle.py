@@ -15,7 +15,7 @@ from broker.core.draft import Decision
 from broker.core.graph import Lineage
 from broker.core.queue import Queue
 from broker.core.structures import Journal
-from tests.broker.core.oracle import check_state, graph
+from tests.broker.core.oracle import check_pauses, check_state, graph, snapshot
 from tests.judge.rules import Owners
 
 OK = "ok"
@@ -42,6 +42,7 @@ class LineageOracle:
     ) -> None:
         """Checks one decision, applied to the queue."""
         check_state(queue, now)
+        check_pauses(before, snapshot(queue), command, decision, now)
         ended = self._follow(queue, command, decision)
         self._check_graph(queue)
         self._check_grants(before, queue, decision)

@@ -18,6 +18,7 @@ from broker.core import records as r
 from broker.core.draft import Decision
 from broker.core.graph import Lineage
 from broker.core.model import Flow, Handoff, Partition
+from broker.core.pauses import QueuePauses
 from broker.core.queue import Queue
 from broker.core.stored import to_json
 from broker.core.structures import Ranking
@@ -84,6 +85,8 @@ def _plain(value: Any) -> Any:
             return dict(value.counts), ends
         case dict():
             return {key: _plain(item) for key, item in value.items()}
+        case QueuePauses():
+            return {key: list(pause) for key, pause in value.of.items()}
         case set() | frozenset():
             return set(value)
         case list() | tuple():
@@ -124,6 +127,51 @@ def is_balanced(queue: Queue, *, any_spread: bool = False) -> bool:
     exclusive = queue.settings.access_type == "exclusive"
     only = min(takers, key=lambda flow: flow.bind_number).id if exclusive else None
     return balance.is_balanced({flow.id: held[flow.id] for flow in takers}, only=only)
+
+
+# Pauses
+
+# What a pause may change of a queue, beside the revision of views.
+_OF_A_PAUSE = ("pauses", "revision", "next_deadline")
+
+
+def check_pauses(
+    before: dict[str, Any],
+    after: dict[str, Any],
+    command: c.Command,
+    decision: Decision,
+    now: float,
+) -> None:
+    """A pause changes nothing of placement, ends in time, and every owner of what it holds sees it.
+
+    Nothing but its end, an administrator or the end of its partition takes one away.
+    """
+    for pause in after["pauses"].values():
+        assert pause[1] is None or pause[1] > now or not isinstance(command, c.Advance)
+    if isinstance(command, c.PausePartitions | c.ResumePartitions):
+        left, right = ({**one} for one in (before, after))
+        for state in (left, right):
+            for name in _OF_A_PAUSE:
+                del state[name]
+            state["flows"] = {
+                id: {name: at for name, at in flow.items() if name != "view_revision"}
+                for id, flow in state["flows"].items()
+            }
+        assert left == right, "a pause moves something"
+    lasting = {key for key, (_, until, _) in before["pauses"].items() if until is None}
+    gone = {key for key in lasting if key not in after["pauses"]}
+    if gone and not isinstance(command, c.ResumePartitions):
+        states = {p["number"]: p["state"] for p in after["partitions"]}
+        assert all(states.get(key, "removed") in ("removed", "finished") for key in gone)
+    changed = {
+        key
+        for key in before["pauses"].keys() | after["pauses"].keys()
+        if before["pauses"].get(key) != after["pauses"].get(key)
+    }
+    for partition in after["partitions"]:
+        owner = partition["owner"]
+        if owner is not None and (partition["number"] in changed or None in changed):
+            assert owner.removeprefix("flow ") in decision.notices
 
 
 # One state
@@ -236,6 +284,7 @@ def _check_sets(queue: Queue, now: float) -> None:
     held = {f.id: f for f in queue.flows.values() if f.held_until is not None}
     assert queue.held == held
     deadlines += [f.held_until for f in held.values() if f.held_until is not None]
+    deadlines += [p.until for p in queue.pauses.of.values() if p.until is not None]
     assert queue.flows_of_key == Counter(f.key_id for f in queue.flows.values() if f.key_id)
     assert all(moves.level > 0 for moves in queue.moved.values())
     assert queue.next_deadline() == min(deadlines, default=None)
@@ -386,6 +435,7 @@ class Oracle:
             assert after == before
             assert not decision.notices
             return
+        check_pauses(before, after, command, decision, now)
         json.dumps([to_json(record) for record in decision.records])
         self._check_epochs(before, after, decision)
         self._check_moves(before, after, command, decision)

@@ -45,6 +45,8 @@ STEPS = st.one_of(
     st.tuples(st.just("raise epochs"), WHICH),
     st.tuples(st.just("exclusive"), st.booleans()),
     st.tuples(st.just("rebalance now")),
+    st.tuples(st.just("pause"), WHICH, st.sampled_from([None, 1.0])),
+    st.tuples(st.just("resume"), WHICH),
     st.tuples(st.just("advance"), st.sampled_from([0.0, 1.0, 5.0])),
 )
 
@@ -174,6 +176,14 @@ class Player:
 
     def _exclusive(self, on: bool) -> None:
         self.world.change(access_type="exclusive" if on else "non_exclusive")
+
+    def _pause(self, which: int, seconds: float | None) -> None:
+        if owned := self._owned(which):
+            self.world.pause(owned[1], seconds=seconds)
+
+    def _resume(self, which: int) -> None:
+        if owned := self._owned(which):
+            self.world.resume(owned[1])
 
     def _rebalance_now(self) -> None:
         self.world.rebalance_now()

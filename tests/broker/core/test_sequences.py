@@ -82,6 +82,8 @@ STEPS = st.one_of(
         ),
     ),
     st.tuples(st.just("rebalance now")),
+    st.tuples(st.just("pause"), WHICH, st.booleans(), st.sampled_from([None, 0.5, 5.0])),
+    st.tuples(st.just("resume"), WHICH, st.booleans()),
     st.tuples(st.just("raise epochs"), st.lists(WHICH, max_size=3)),
     st.tuples(st.just("outage"), st.sampled_from([4.0, 60.0])),
     st.tuples(st.just("clock goes back"), st.sampled_from([4.0, 3600.0])),
@@ -214,6 +216,14 @@ class Player:
 
     def _change(self, changes: dict[str, Any]) -> None:
         self.world.change(**changes)
+
+    def _pause(self, which: int, whole: bool, seconds: float | None) -> None:
+        number = which % self.world.queue.settings.partition_count
+        self.world.pause(*(() if whole else (number,)), seconds=seconds)
+
+    def _resume(self, which: int, whole: bool) -> None:
+        number = which % self.world.queue.settings.partition_count
+        self.world.resume(*(() if whole else (number,)))
 
     def _rebalance_now(self) -> None:
         self.world.rebalance_now()

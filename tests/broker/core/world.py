@@ -196,6 +196,19 @@ class World:
     def resize(self, partition_count: int, *, discard: bool = False) -> Decision:
         return self.change(partition_count=partition_count, discard=discard)
 
+    def pause(
+        self,
+        *numbers: int,
+        until: float | None = None,
+        seconds: float | None = None,
+        reason: str | None = None,
+    ) -> Decision:
+        """Pauses partitions, without any the queue."""
+        return self.do(c.PausePartitions(numbers, until, seconds, reason))
+
+    def resume(self, *numbers: int) -> Decision:
+        return self.do(c.ResumePartitions(numbers))
+
     def rebalance_now(self) -> Decision:
         return self.do(c.RebalanceNow())
 

@@ -241,3 +241,24 @@ def test_positions_in_aligned_logs_are_compared_with_each_log(migrated_url: str)
         # Partition 1 of the second log is number 3; that of the first one, number 2, is empty.
         connection.execute("UPDATE counterpoise.partitions SET position = '5' WHERE number > 1")
     assert restoring.fence(migrated_url).ahead == (("both", 1),)
+
+
+def test_pauses_of_the_backup_hold_and_end_in_time(migrated_url: str, tmp_path: Path) -> None:
+    database = Database(migrated_url, tmp_path / "backup")
+    with serving(database.url) as (_, client):
+        client.create_queue("orders", 2)
+        client.pause_partition("orders", 1, reason="wrong prices")
+        paused = client.pause_queue("orders", seconds=1.0).paused
+        assert paused is not None
+        assert paused.until is not None
+    database.dump()
+    database.restore()
+    database.fence()
+    with psycopg.connect(database.url) as connection:
+        row = connection.execute("SELECT next_deadline FROM counterpoise.queues").fetchone()
+        assert row is not None
+        assert row[0] == pytest.approx(paused.until.timestamp())
+    with serving(database.url) as (_, client):
+        eventually(lambda: client.queue("orders").paused is None)
+        first, second = client.partitions("orders")
+        assert (first.paused, second.paused and second.paused.reason) == (None, "wrong prices")

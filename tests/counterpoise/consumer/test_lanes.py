@@ -4,6 +4,8 @@ import random
 import threading
 import time
 from collections import defaultdict
+from dataclasses import replace
+from datetime import UTC, datetime
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -17,8 +19,10 @@ from counterpoise.logs.errors import AHEAD_SECONDS
 from counterpoise.logs.port import Bounds
 from counterpoise.logs.rows import Columns, Rows
 from counterpoise.waking import Waking
-from counterpoise.wire import CommitItem
+from counterpoise.wire import CommitItem, Pause
 from tests.service import eventually
+
+PAUSE = Pause(datetime(2026, 11, 20, tzinfo=UTC), None, None)
 
 
 class View:
@@ -31,6 +35,10 @@ class View:
     def own(self, *numbers, epoch=1, state="owned", position="0"):
         given = {n: Owned(n, epoch, state, position, "initial") for n in numbers}
         self.partitions = MappingProxyType({**self.partitions, **given})
+
+    def pause(self, number):
+        paused = replace(self.partitions[number], paused=PAUSE)
+        self.partitions = MappingProxyType({**self.partitions, number: paused})
 
     def lose(self, number):
         self.partitions = MappingProxyType(
@@ -517,3 +525,67 @@ def test_a_log_that_has_caught_up_is_waited_for_anew_when_it_falls_short_again(m
     now[0] = 2 * AHEAD_SECONDS + 2
     with pytest.raises(PositionAhead):
         look(5)
+
+
+# Pauses
+
+
+def test_of_a_paused_lane_nothing_is_handed_out_and_nothing_is_read():
+    view = View(0, 1)
+    lanes = make(view)
+    fill(lanes)
+    piece = lanes.take(4, 0)
+    assert piece.lane.partition == 0
+    view.pause(0)
+    lanes.follow()
+    lanes.put_back(piece, handle(piece, 1))
+    assert [lane.partition for lane in lanes.wanting()] == []
+    assert lanes.take(None, 0).lane.partition == 1
+    assert lanes.take(None, 0) is None
+    assert lanes.to_commit() == (CommitItem(0, 1, "1"),)
+    assert lanes.snapshot()[0].waiting_messages == 0
+
+
+def test_a_resumed_lane_is_read_from_where_it_is_done():
+    woken = []
+    view = View(0)
+    lanes = make(view, wake_reader=lambda: woken.append("reader"))
+    fill(lanes)
+    piece = lanes.take(4, 0)
+    view.pause(0)
+    lanes.follow()
+    lanes.put_back(piece, handle(piece, 3))
+    del woken[:]
+    view.own(0)
+    lanes.follow()
+    assert woken
+    fill(lanes)
+    assert lanes.take(None, 0).chunk.start == "3"
+
+
+def test_a_lane_that_is_resumed_while_a_worker_has_a_piece_hands_nothing_out_twice():
+    """The pause has dropped what was read ahead, and the worker goes on meanwhile."""
+    view = View(0)
+    lanes = make(view)
+    fill(lanes)
+    piece = lanes.take(4, 0)
+    handle(piece, 2)
+    view.pause(0)
+    lanes.follow()
+    view.own(0)
+    lanes.follow()
+    fill(lanes)
+    assert lanes.snapshot()[0].waiting_messages == 0, "where to read on is not known yet"
+    lanes.put_back(piece, handle(piece))
+    fill(lanes)
+    assert lanes.take(None, 0).chunk.start == "4"
+
+
+def test_a_paused_lane_that_is_revoked_is_released_at_once():
+    view = View(0)
+    lanes = make(view)
+    view.pause(0)
+    lanes.follow()
+    view.own(0, state="revoking")
+    lanes.follow()
+    assert [item.partition for item in lanes.to_release()] == [0]

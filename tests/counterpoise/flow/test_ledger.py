@@ -8,6 +8,7 @@ equality, the rules of the ledger's docstring are checked as written.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import settings
@@ -16,10 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from counterpoise.flow.ledger import Ledger, continues
 from counterpoise.flow.view import Key, Owned
-from counterpoise.wire import CommitItem, ReleaseItem
+from counterpoise.wire import CommitItem, Pause, ReleaseItem
 from tests.budgets import budget
 
 PARTITIONS = range(3)
+PAUSE = Pause(datetime(2026, 11, 20, tzinfo=UTC), None, None)
 HOW = ("initial", "graceful", "forced", "replaced")
 
 # ---------------------------------------------------------------------- case by case
@@ -357,6 +359,13 @@ class AgainstHistory(RuleBasedStateMachine):
         if held is not None and held.state != "revoking":
             self.show({number: replace(held, state=state)})
 
+    @rule(number=st.sampled_from(PARTITIONS), paused=st.booleans())
+    def pause(self, number: int, paused: bool) -> None:
+        """Paused or resumed. What is told to the service is the same with a pause and without."""
+        held = self.history.view.get(number)
+        if held is not None:
+            self.show({number: replace(held, paused=PAUSE if paused else None)})
+
     @rule(number=st.sampled_from(PARTITIONS), position=st.integers(0, 4))
     def confirm(self, number: int, position: int) -> None:
         """A view names another position, for example that of a commit whose answer was lost."""
@@ -376,6 +385,7 @@ class AgainstHistory(RuleBasedStateMachine):
         if grant is None or number in self.in_flight:
             return
         assert held is not None
+        assert held.paused is None
         # Rules 2 and 3: no message of a grant is handed out that is revoked, released or over.
         assert held.state != "revoking"
         assert not self.history.releasing(grant.key)

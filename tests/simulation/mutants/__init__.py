@@ -14,7 +14,7 @@ from broker.core.transitions import (
     State,
     Status,
 )
-from tests.simulation.mutants import fencing, granting, reshaping, timing, working
+from tests.simulation.mutants import fencing, granting, pausing, reshaping, timing, working
 from tests.simulation.mutants.mutant import Mutant
 
 _CALLED_OFF = ((State.REVOKING, PartitionEvent.CALLED_OFF), State.OWNED)
@@ -82,6 +82,10 @@ MUTANTS = {
         Mutant("a flow that waits is not woken", working.waiting_flow_is_not_woken),
         Mutant("commits wait for the handoffs of their flow", working.commits_wait_for_handoffs),
         Mutant("commits wait for the rebalance to end", working.commits_wait_for_rebalance),
+        Mutant("a client does not see a pause", pausing.client_does_not_see_it),
+        Mutant("a pause is lost at a handoff", pausing.lost_at_a_handoff),
+        Mutant("a pause never ends by itself", pausing.never_ends),
+        Mutant("owners are not told of a pause", pausing.owners_are_not_told),
         Mutant("a cut is taken before the lock", reshaping.cut_before_the_lock),
         Mutant("a publisher with the old count is accepted", reshaping.old_count_accepted),
         Mutant("gcd mistaken for min", reshaping.gcd_is_min),
