@@ -3,7 +3,7 @@
     for message in Consumer("flights"):
         print(message.partition, message.key, message.value)
 
-    Consumer("flights", each=handle, workers=4, on_poison=DeadLetter("flights-dead")).run()
+    Consumer("flights", each=handle, concurrency=4, on_poison=DeadLetter("flights-dead")).run()
 
     Consumer("flights", handle_batch).run()     # handle_batch(owned, batch): pyarrow.RecordBatch
 
@@ -49,14 +49,17 @@ even if a traceback keeps the loop alive.
 There is no `async for`: `AsyncFlow` is for programs with an event loop.
 """
 
-from counterpoise.consumer.consumer import Consumer, LaneStatus, Status, stop_on_signals
+from counterpoise.consumer.asyncio import AsyncConsumer
+from counterpoise.consumer.consumer import Consumer, stop_on_signals
 from counterpoise.consumer.lanes import Failure
 from counterpoise.consumer.message import Message, Ownership
 from counterpoise.consumer.poison import DeadLetter, Retry, SameQueue
 from counterpoise.consumer.retry_queue import NotARecord
+from counterpoise.consumer.status import LaneStatus, Status
 from counterpoise.consumer.work import Each, Handle
 
 __all__ = [
+    "AsyncConsumer",
     "Consumer",
     "DeadLetter",
     "Each",
