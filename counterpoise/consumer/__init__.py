@@ -46,7 +46,10 @@ runs in the caller's thread. Every way of leaving the loop commits the handled m
 In a `with Consumer(...) as consumer:` block this happens at the end of the block at the latest,
 even if a traceback keeps the loop alive.
 
-There is no `async for`: `AsyncFlow` is for programs with an event loop.
+With an event loop
+------------------
+`AsyncConsumer` makes the same promises to async handlers and in `async for`. It shares all of the
+above but the threads of the workers, which are tasks (`counterpoise.consumer.asyncio`).
 """
 
 from counterpoise.consumer.asyncio import AsyncConsumer
