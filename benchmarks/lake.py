@@ -24,7 +24,7 @@ from deltalake import write_deltalake
 from benchmarks.figures import Figure, rate, timed
 from counterpoise.logs.columns import binaries, counting, repeated
 from counterpoise.spark.offsets import Slice
-from tests.counterpoise.spark.sink.places import LAKES, Delta, Iceberg
+from tests.counterpoise.spark.sink.lakes import LAKES, Delta, Iceberg
 
 PARTITIONS = 8
 LEAST = 0.8

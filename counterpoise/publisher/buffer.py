@@ -1,17 +1,17 @@
 """What a publisher has accepted and not delivered: messages that wait, and batches on their way.
 
-Messages wait in *lanes*. With one lane, one batch at a time is on its way, and everything is in the
-order of `publish`. Under load several batches can be on their way at once, each over a connection
-of its own (counterpoise.publisher.publisher). Then each partition belongs to one lane. A batch is
-taken from one lane, and holds it: nothing else is taken from it meanwhile. So two batches on their
-way never have messages of the same key, and none waits in the log for the lock of a partition that
-the other one has.
+Messages wait in *stripes*. With one stripe, one batch at a time is on its way, and everything is in
+the order of `publish`. Under load several batches can be on their way at once, each over a
+connection of its own (counterpoise.publisher.publisher). Then each partition belongs to one stripe.
+A batch is taken from one stripe, and holds it: nothing else is taken from it meanwhile. So two
+batches on their way never have messages of the same key, and none waits in the log for the lock of
+a partition that the other one has.
 
 If everything that waits fits into one batch, and none is on its way, that batch takes it from all
-lanes. So a publisher with little to do sends no more batches than with one lane.
+stripes. So a publisher with little to do sends no more batches than with one stripe.
 
-When the log says that it has other partitions, waiting messages change their lanes, and each batch
-that is on its way holds all of them: its messages were chosen by the partitions before.
+When the log says that it has other partitions, waiting messages change their stripes, and each
+batch that is on its way holds all of them: its messages were chosen by the partitions before.
 
 Nothing here knows threads; the publisher guards it with its lock.
 """
@@ -59,15 +59,15 @@ class Batch:
     """Messages that are appended together; it never changes its messages and sequences.
 
     `numbers` route the messages (`Routing.partition`). `ordinals` are their places in the order of
-    `publish`, and `lanes` are those that the batch holds. Before it is delivered it gets the id of
-    a publisher and the sequence of its first message, or `sequences` for all (`AppendBatch`).
+    `publish`, and `stripes` are those that the batch holds. Before it is delivered it gets the id
+    of a publisher and the sequence of its first message, or `sequences` for all (`AppendBatch`).
     `uncertain`: an attempt may have appended it.
     """
 
     messages: Sequence[Message]
     numbers: Sequence[int]
     ordinals: Sequence[int] = ()
-    lanes: set[int] = field(default_factory=set)
+    stripes: set[int] = field(default_factory=set)
     publisher: str = ""
     first_sequence: int | None = None
     sequences: Sequence[int] | None = None
@@ -75,7 +75,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class _Lane:
+class _Stripe:
     waiting: deque[_Waiting] = field(default_factory=deque)
     size_bytes: int = 0
     # When its first message came, or its last batch was taken.
@@ -94,16 +94,16 @@ class Buffer:
         self._batch_bytes = batch_bytes
         self._turn = first_turn
         self._routing: Routing | None = None
-        self._have_lanes(1)
+        self._have_stripes(1)
         self._on_their_way: list[Batch] = []
         self.accepted = 0
         self.messages = 0
         self.size_bytes = 0
 
     @property
-    def lanes(self) -> int:
+    def stripes(self) -> int:
         """How many batches can be on their way at once."""
-        return len(self._lanes)
+        return len(self._stripes)
 
     @property
     def has_full_batch(self) -> bool:
@@ -118,7 +118,7 @@ class Buffer:
     @property
     def confirmed_below(self) -> int:
         """All messages before this place in the order of `publish` are delivered."""
-        first = [_ordinal(lane.waiting[0]) for lane in self._lanes if lane.waiting]
+        first = [_ordinal(stripe.waiting[0]) for stripe in self._stripes if stripe.waiting]
         first += [batch.ordinals[0] for batch in self._on_their_way]
         return min(first, default=self.accepted)
 
@@ -128,13 +128,13 @@ class Buffer:
             number, self._turn = self._turn, self._turn + 1
         else:
             number = hash_of(message.key)
-        lane = self._lanes[0] if len(self._lanes) == 1 else self._lane(message, number)
-        waiting = lane.waiting
+        stripe = self._stripes[0] if len(self._stripes) == 1 else self._stripe(message, number)
+        waiting = stripe.waiting
         if not waiting:
-            lane.since = now
+            stripe.since = now
         waiting.append((*message, size_bytes, self.accepted, number))
-        bytes_before = lane.size_bytes
-        lane.size_bytes += size_bytes
+        bytes_before = stripe.size_bytes
+        stripe.size_bytes += size_bytes
         self.accepted += 1
         self.messages += 1
         self.size_bytes += size_bytes
@@ -142,51 +142,51 @@ class Buffer:
         return (
             count == 1
             or count == self._full_messages
-            or bytes_before < self._full_bytes <= lane.size_bytes
+            or bytes_before < self._full_bytes <= stripe.size_bytes
         )
 
-    def arrange(self, routing: Routing | None, lanes: int) -> None:
-        """Have so many lanes, by these partitions; one while none are known."""
-        lanes = 1 if routing is None else lanes
-        same = lanes == len(self._lanes) and (lanes == 1 or routing == self._routing)
+    def arrange(self, routing: Routing | None, stripes: int) -> None:
+        """Have so many stripes, by these partitions; one while none are known."""
+        stripes = 1 if routing is None else stripes
+        same = stripes == len(self._stripes) and (stripes == 1 or routing == self._routing)
         self._routing = routing
         if same:
             return
-        waiting = sorted((one for lane in self._lanes for one in lane.waiting), key=_ordinal)
-        since = min((lane.since for lane in self._lanes if lane.waiting), default=0.0)
-        self._have_lanes(lanes)
+        waiting = sorted((one for stripe in self._stripes for one in stripe.waiting), key=_ordinal)
+        since = min((stripe.since for stripe in self._stripes if stripe.waiting), default=0.0)
+        self._have_stripes(stripes)
         for one in waiting:
-            lane = self._lane(_message(one), _number(one))
-            lane.waiting.append(one)
-            lane.size_bytes += _size_bytes(one)
-            lane.since = since
+            stripe = self._stripe(_message(one), _number(one))
+            stripe.waiting.append(one)
+            stripe.size_bytes += _size_bytes(one)
+            stripe.since = since
         for batch in self._on_their_way:
-            batch.lanes = set(range(lanes))
+            batch.stripes = set(range(stripes))
 
     def due_in(self, now: float, linger_seconds: float, urgent_below: int) -> float | None:
         """After how many seconds a batch can be taken; None: not before something changes.
 
-        A lane waits for `linger_seconds` for more messages than its first, unless it has its share
-        of a full batch or a message that came before `urgent_below`.
+        A stripe waits for `linger_seconds` for more messages than its first, unless it has its
+        share of a full batch or a message that came before `urgent_below`.
         """
-        due = [self._due_in(lane, now, linger_seconds, urgent_below) for lane in self._free()]
+        due = [self._due_in(stripe, now, linger_seconds, urgent_below) for stripe in self._free()]
         return max(0.0, min(due)) if due else None
 
     def take(self, now: float, linger_seconds: float, urgent_below: int) -> Batch | None:
         """The next batch, which is on its way from now on; None if none is due (`due_in`)."""
         due = [
-            lane
-            for lane in self._free()
-            if self._due_in(lane, now, linger_seconds, urgent_below) <= 0
+            stripe
+            for stripe in self._free()
+            if self._due_in(stripe, now, linger_seconds, urgent_below) <= 0
         ]
         if not due:
             return None
         fits = self.messages <= self._batch_messages and self.size_bytes <= self._batch_bytes
         if fits and not self._on_their_way:
-            chosen = set(range(len(self._lanes)))
+            chosen = set(range(len(self._stripes)))
         else:
-            chosen = {min(due, key=lambda number: self._lanes[number].since)}
-        taken = [one for number in chosen for one in self._take_from(self._lanes[number], now)]
+            chosen = {min(due, key=lambda number: self._stripes[number].since)}
+        taken = [one for number in chosen for one in self._take_from(self._stripes[number], now)]
         if len(chosen) > 1:
             taken.sort(key=_ordinal)
         batch = Batch(
@@ -202,7 +202,7 @@ class Buffer:
     def halve(self, batch: Batch) -> tuple[Batch, Batch]:
         """The messages of a batch that has its sequences, as two on their way, one after the other.
 
-        Both hold its lanes.
+        Both hold its stripes.
         """
         assert batch.first_sequence is not None
         middle = len(batch.messages) // 2
@@ -220,38 +220,40 @@ class Buffer:
         self._on_their_way[place : place + 1] = halves
         return halves[0], halves[1]
 
-    def _have_lanes(self, lanes: int) -> None:
+    def _have_stripes(self, stripes: int) -> None:
         """Empty ones. Each is full when it has its share of a full batch."""
-        self._lanes = [_Lane() for _ in range(lanes)]
-        self._full_messages = -(-self._batch_messages // lanes)
-        self._full_bytes = -(-self._batch_bytes // lanes)
+        self._stripes = [_Stripe() for _ in range(stripes)]
+        self._full_messages = -(-self._batch_messages // stripes)
+        self._full_bytes = -(-self._batch_bytes // stripes)
 
-    def _lane(self, message: Message, number: int) -> _Lane:
+    def _stripe(self, message: Message, number: int) -> _Stripe:
         if self._routing is None:
-            return self._lanes[0]
-        return self._lanes[self._routing.partition(message, number) % len(self._lanes)]
+            return self._stripes[0]
+        return self._stripes[self._routing.partition(message, number) % len(self._stripes)]
 
     def _free(self) -> list[int]:
-        """The lanes in which messages wait, and that no batch holds."""
-        held = {number for batch in self._on_their_way for number in batch.lanes}
-        return [n for n, lane in enumerate(self._lanes) if lane.waiting and n not in held]
+        """The stripes in which messages wait, and that no batch holds."""
+        held = {number for batch in self._on_their_way for number in batch.stripes}
+        return [n for n, stripe in enumerate(self._stripes) if stripe.waiting and n not in held]
 
     def _due_in(self, number: int, now: float, linger_seconds: float, urgent_below: int) -> float:
-        lane = self._lanes[number]
-        is_full = len(lane.waiting) >= self._full_messages or lane.size_bytes >= self._full_bytes
-        if is_full or _ordinal(lane.waiting[0]) < urgent_below:
+        stripe = self._stripes[number]
+        is_full = (
+            len(stripe.waiting) >= self._full_messages or stripe.size_bytes >= self._full_bytes
+        )
+        if is_full or _ordinal(stripe.waiting[0]) < urgent_below:
             return 0.0
-        return lane.since + linger_seconds - now
+        return stripe.since + linger_seconds - now
 
-    def _take_from(self, lane: _Lane, now: float) -> list[_Waiting]:
-        waiting = lane.waiting
+    def _take_from(self, stripe: _Stripe, now: float) -> list[_Waiting]:
+        waiting = stripe.waiting
         taken = [waiting.popleft() for _ in range(min(len(waiting), self._batch_messages))]
         size_bytes = sum(map(_size_bytes, taken))
         while size_bytes > self._batch_bytes and len(taken) > 1:
             size_bytes -= _size_bytes(taken[-1])
             waiting.appendleft(taken.pop())
-        lane.size_bytes -= size_bytes
-        lane.since = now
+        stripe.size_bytes -= size_bytes
+        stripe.since = now
         self.messages -= len(taken)
         self.size_bytes -= size_bytes
         return taken

@@ -266,7 +266,7 @@ class Sending:
             self.changed.notify_all()
 
     def _arrange(self, by: Delivery) -> None:
-        """A lane for each who sends, by the partitions that the log said last."""
+        """A stripe for each who sends, by the partitions that the log said last."""
         self.buffer.arrange(by.routing, 1 + sum(stream.helping for stream in self._helped))
 
     def _start(self, name: str, run: Callable[..., None], *arguments: object) -> None:

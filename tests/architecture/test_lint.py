@@ -1,6 +1,7 @@
 """Linter, formatter and type checker find nothing. `make lint` says the same, and sooner.
 
-They run as tests because mypy takes a minute without its cache, on one of the processors.
+Without its cache mypy takes a minute of one of the processors, half of it for the tests. So the
+short tests check the types of the packages, and the long ones those of everything.
 """
 
 import subprocess
@@ -10,10 +11,15 @@ import pytest
 
 from tests.architecture.test_repository import ROOT
 
+CHECKS = (
+    pytest.param("ruff check"),
+    pytest.param("ruff format --check"),
+    pytest.param("mypy broker api counterpoise migrations"),
+    pytest.param("mypy", marks=pytest.mark.long),
+)
+
 # They wait for nothing: see `tests/simulation/test_simulation.py`.
 pytestmark = pytest.mark.xdist_group("computing")
-
-CHECKS = ("ruff check", "ruff format --check", "mypy")
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from counterpoise.spark.offsets import Slice
-from tests.counterpoise.spark.sink.places import LAKES, MariaDb, Place, Postgres, rows_of
+from tests.counterpoise.spark.sink.places import MariaDb, Place, Postgres, rows_of
 from tests.faults.chains import Chained
 
 MOST_MESSAGES = 400
@@ -88,7 +88,11 @@ def place_of(kind: str, where: str) -> Place | Chained:
     """A new one, or one that is there."""
     by_url: dict[str, Callable[[str], Place | Chained]]
     by_url = {"postgres": Postgres, "mariadb": MariaDb, "queue": Chained}
-    return by_url[kind](where) if kind in by_url else LAKES[kind](Path(where))
+    if kind in by_url:
+        return by_url[kind](where)
+    from tests.counterpoise.spark.sink.lakes import LAKES
+
+    return LAKES[kind](Path(where))
 
 
 def is_kept(partition: int, position: int) -> bool:

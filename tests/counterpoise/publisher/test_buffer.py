@@ -23,9 +23,9 @@ from counterpoise.publisher.buffer import Buffer, Routing
 LINGER = 5.0
 
 
-def buffer_with(*keys, lanes=1, batch_messages=4, batch_bytes=1000, routing=None):
+def buffer_with(*keys, stripes=1, batch_messages=4, batch_bytes=1000, routing=None):
     buffer = Buffer(batch_messages, batch_bytes)
-    buffer.arrange(routing or Routing(2), lanes)
+    buffer.arrange(routing or Routing(2), stripes)
     for key in keys:
         buffer.put(Message(key.encode(), key), 10, 0.0)
     return buffer
@@ -69,7 +69,7 @@ def test_a_batch_has_no_more_bytes_than_it_may_but_a_message_of_any_size_gets_th
     assert (buffer.messages, buffer.size_bytes, buffer.unconfirmed) == (0, 0, 0)
 
 
-def test_with_one_lane_one_batch_is_on_its_way():
+def test_with_one_stripe_one_batch_is_on_its_way():
     buffer = buffer_with(*"abcdefgh")
     first = take(buffer)
     assert take(buffer) is None
@@ -78,8 +78,8 @@ def test_with_one_lane_one_batch_is_on_its_way():
     assert keys_in(take(buffer)) == list("efgh")
 
 
-def test_with_two_lanes_two_batches_of_different_partitions_are_on_their_way():
-    buffer = buffer_with(*[EVEN, ODD] * 4, lanes=2)
+def test_with_two_stripes_two_batches_of_different_partitions_are_on_their_way():
+    buffer = buffer_with(*[EVEN, ODD] * 4, stripes=2)
     first, second = take(buffer), take(buffer)
     assert {*keys_in(first)} | {*keys_in(second)} == {EVEN, ODD}
     assert len({*keys_in(first)}) == len({*keys_in(second)}) == 1
@@ -87,25 +87,25 @@ def test_with_two_lanes_two_batches_of_different_partitions_are_on_their_way():
     assert take(buffer, now=9.0) is None
 
 
-def test_what_fits_into_one_batch_is_taken_from_all_lanes_in_the_order_of_publish():
-    buffer = buffer_with(EVEN, ODD, EVEN, lanes=2)
+def test_what_fits_into_one_batch_is_taken_from_all_stripes_in_the_order_of_publish():
+    buffer = buffer_with(EVEN, ODD, EVEN, stripes=2)
     batch = take(buffer, now=9.0)
     assert keys_in(batch) == [EVEN, ODD, EVEN]
     buffer.put(Message(b"", ODD), 10, 0.0)
     assert take(buffer, now=99.0) is None
 
 
-def test_beside_a_batch_on_its_way_only_other_lanes_are_taken():
-    buffer = buffer_with(*[EVEN] * 5, lanes=2)
+def test_beside_a_batch_on_its_way_only_other_stripes_are_taken():
+    buffer = buffer_with(*[EVEN] * 5, stripes=2)
     take(buffer)
     for key in (EVEN, ODD):
         buffer.put(Message(b"", key), 10, 0.0)
     assert keys_in(take(buffer, now=9.0)) == [ODD]
 
 
-def test_a_lane_is_full_with_its_share_of_a_batch():
-    """Else the lane that the other one leaves idle would wait for twice as many messages."""
-    buffer = buffer_with(*[EVEN] * 8, lanes=2)
+def test_a_stripe_is_full_with_its_share_of_a_batch():
+    """Else the stripe that the other one leaves idle would wait for twice as many messages."""
+    buffer = buffer_with(*[EVEN] * 8, stripes=2)
     assert keys_in(take(buffer)) == [EVEN] * 4
     assert not buffer.put(Message(b"", EVEN), 10, 0.0)
     assert buffer.put(Message(b"", ODD), 10, 0.0)
@@ -114,8 +114,8 @@ def test_a_lane_is_full_with_its_share_of_a_batch():
     assert keys_in(take(buffer)) == [ODD, ODD]
 
 
-def test_the_lane_that_has_waited_longest_is_taken_first():
-    buffer = buffer_with(lanes=2, batch_messages=2)
+def test_the_stripe_that_has_waited_longest_is_taken_first():
+    buffer = buffer_with(stripes=2, batch_messages=2)
     for key, now in ((EVEN, 0.0), (ODD, 1.0), (EVEN, 2.0), (ODD, 3.0)):
         buffer.put(Message(b"", key), 10, now)
     first = take(buffer, now=4.0)
@@ -126,10 +126,10 @@ def test_the_lane_that_has_waited_longest_is_taken_first():
     assert set(keys_in(take(buffer, now=6.0))) == {ODD}
 
 
-def test_after_a_change_of_partitions_a_batch_on_its_way_holds_all_lanes():
-    """A key of it may be in the other lane now."""
+def test_after_a_change_of_partitions_a_batch_on_its_way_holds_all_stripes():
+    """A key of it may be in the other stripe now."""
     moves = next(k for k in map(str, range(99)) if partition_of(k, 2) != partition_of(k, 3) % 2)
-    buffer = buffer_with(*[moves] * 5, lanes=2)
+    buffer = buffer_with(*[moves] * 5, stripes=2)
     batch = take(buffer)
     buffer.arrange(Routing(3), 2)
     buffer.put(Message(b"", moves), 10, 0.0)
@@ -138,9 +138,9 @@ def test_after_a_change_of_partitions_a_batch_on_its_way_holds_all_lanes():
     assert keys_in(take(buffer, now=9.0)) == [moves, moves]
 
 
-def test_lanes_can_be_more_or_fewer_again():
+def test_stripes_can_be_more_or_fewer_again():
     buffer = buffer_with(*[EVEN, ODD] * 4)
-    assert buffer.lanes == 1
+    assert buffer.stripes == 1
     buffer.arrange(Routing(2), 2)
     first, second = take(buffer), take(buffer)
     assert first is not None
@@ -153,10 +153,10 @@ def test_lanes_can_be_more_or_fewer_again():
     assert keys_in(take(buffer, now=9.0)) == [ODD]
 
 
-def test_there_is_one_lane_while_no_partitions_are_known():
+def test_there_is_one_stripe_while_no_partitions_are_known():
     buffer = buffer_with(*[EVEN, ODD] * 4)
     buffer.arrange(None, 2)
-    assert buffer.lanes == 1
+    assert buffer.stripes == 1
 
 
 @pytest.mark.parametrize("routing", [Routing(3), Routing(0, Ranges(equal_ranges(3)))])
@@ -171,7 +171,7 @@ def test_messages_without_a_key_take_turns(routing):
 
 
 def test_confirmed_is_what_no_earlier_message_is_missing_before():
-    buffer = buffer_with(*[EVEN, EVEN, ODD, ODD], EVEN, lanes=2, batch_messages=2)
+    buffer = buffer_with(*[EVEN, EVEN, ODD, ODD], EVEN, stripes=2, batch_messages=2)
     first, second = take(buffer), take(buffer)
     assert (buffer.confirmed_below, buffer.unconfirmed) == (0, 5)
     buffer.delivered(second)
@@ -209,9 +209,9 @@ class Machine(RuleBasedStateMachine):
         self.now = 0.0
         self.ordinal = 0
 
-    @initialize(routing=routings, lanes=st.integers(1, 3))
-    def begin(self, routing, lanes):
-        self.buffer.arrange(routing, lanes)
+    @initialize(routing=routings, stripes=st.integers(1, 3))
+    def begin(self, routing, stripes):
+        self.buffer.arrange(routing, stripes)
 
     @rule(keys=st.lists(st.one_of(st.none(), st.sampled_from("abcdefgh")), max_size=12))
     def put(self, keys):
@@ -246,9 +246,9 @@ class Machine(RuleBasedStateMachine):
         self.flying.remove(batch)
         self.open -= {int(message.value) for message in batch.messages}
 
-    @rule(routing=st.one_of(st.none(), routings), lanes=st.integers(1, 3))
-    def arrange(self, routing, lanes):
-        self.buffer.arrange(routing, lanes)
+    @rule(routing=st.one_of(st.none(), routings), stripes=st.integers(1, 3))
+    def arrange(self, routing, stripes):
+        self.buffer.arrange(routing, stripes)
 
     @invariant()
     def each_key_is_in_order(self):

@@ -241,12 +241,12 @@ def test_what_a_helper_lacks_does_not_harm(stage, publisher, monkeypatch, lackin
     publish(publisher, 500, first=1)
     publisher.flush()
     # The helper may still be about to end.
-    until(lambda: lacks and publisher._buffer.lanes == 1)
+    until(lambda: lacks and publisher._buffer.stripes == 1)
     monkeypatch.undo()
     check(stage, 501)
     assert len(lacks) == 1
     assert stage.opened == 1
-    assert publisher._buffer.lanes == 1
+    assert publisher._buffer.stripes == 1
 
 
 def test_an_error_that_a_helper_meets_is_the_sender_s_to_report(stage, publisher, monkeypatch):
@@ -364,7 +364,7 @@ def test_a_helper_without_work_ends(stage, publisher, monkeypatch):
     under_load(stage, publisher, monkeypatch)
     stage.let_go()
     publisher.flush()
-    until(lambda: stage.closed == 1 and publisher._buffer.lanes == 1)
+    until(lambda: stage.closed == 1 and publisher._buffer.stripes == 1)
     check(stage, 100)
     stage.held = True
     publish(publisher, 100, first=100)

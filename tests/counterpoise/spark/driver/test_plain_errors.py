@@ -56,6 +56,7 @@ def test_other_errors_are_left_as_they_are(text: str) -> None:
     assert own_words(text) is None
 
 
+@pytest.mark.long
 def test_a_wrong_option_and_a_failed_query_say_it_first(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -110,6 +110,7 @@ def test_a_pattern_reads_files_of_unfinished_micro_batches_too(
     assert spark.read.parquet(f"{tmp_path}/file*").count() > 20
 
 
+@pytest.mark.long
 def test_a_trigger_interval_in_which_the_lease_ends_is_refused(
     spark: SparkSession, service: Service, client: Client, tmp_path: Path
 ) -> None:

@@ -184,6 +184,7 @@ def test_with_the_option_it_runs(
         spark.conf.unset(STATE_STORE)
 
 
+@pytest.mark.long
 def test_what_keeps_no_state_in_spark_is_allowed(
     messages: Callable[..., DataFrame], spark: SparkSession
 ) -> None:
@@ -196,6 +197,7 @@ def test_what_keeps_no_state_in_spark_is_allowed(
     refuse_lost_state(rows.select("epoch").union(rate.select("value")))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processor", [KeyCounts(), OwnTenured()])
 def test_a_processor_whose_state_is_handed_over_is_allowed_with_its_history(
     messages: Callable[..., DataFrame], processor: StatefulProcessor

@@ -195,7 +195,7 @@ def fenced_sink(
         )
     from pyspark.sql.functions import lit
 
-    from tests.counterpoise.spark.sink.places import LAKES
+    from tests.counterpoise.spark.sink.lakes import LAKES
 
     place = LAKES[results["lake"]](Path(results["directory"]))
     sink = place.sink("events", confirm_seconds=240)

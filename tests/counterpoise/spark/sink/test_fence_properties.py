@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.sink.writer import _created
 from tests.budgets import budget
-from tests.counterpoise.spark.sink.places import LAKES, Place, Postgres, then
+from tests.counterpoise.spark.sink.places import Place, Postgres, then
 
 
 def is_kept(position: int) -> bool:
@@ -189,11 +189,14 @@ def test_any_sequence_writes_each_message_once_and_in_order(database_url: str) -
     live(fresh, 40)
 
 
+@pytest.mark.long
 @pytest.mark.property
 @pytest.mark.parametrize(("kind", "examples"), [("delta", 40), ("iceberg", 10)])
 def test_any_sequence_writes_each_message_once_into_a_lake(
     tmp_path: Path, kind: str, examples: int
 ) -> None:
+    from tests.counterpoise.spark.sink.lakes import LAKES
+
     numbers = itertools.count()
 
     def fresh() -> Place:

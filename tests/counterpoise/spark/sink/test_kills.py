@@ -24,7 +24,7 @@ from counterpoise.client import Client
 from tests.counterpoise.spark.application import Application
 from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.sink.application import FencedApplication, FencedApplications
-from tests.counterpoise.spark.sink.places import LAKES
+from tests.counterpoise.spark.sink.lakes import LAKES
 from tests.counterpoise.spark.small import CLUSTER, LOCAL
 from tests.counterpoise.spark.stage import KEYS, Stage, staged
 from tests.counterpoise.spark.waiting import until

@@ -33,16 +33,10 @@ from counterpoise.spark.sink.lake import (
     conformed,
     unknown_columns,
 )
-from tests.counterpoise.spark.sink.places import (
-    COLUMNS,
-    MARK,
-    Delta,
-    Iceberg,
-    batch,
-    once,
-    rows_of,
-    then,
-)
+from tests.counterpoise.spark.sink.lakes import Delta, Iceberg
+from tests.counterpoise.spark.sink.places import COLUMNS, MARK, batch, once, rows_of, then
+
+pytestmark = pytest.mark.long
 
 Lakes = Delta | Iceberg
 Task = Callable[[], Iterable[pa.RecordBatch]]
@@ -115,7 +109,6 @@ def test_the_columns_of_the_source_are_kept_as_they_are(lake: Lakes) -> None:
     assert rows == wide(3)
 
 
-@pytest.mark.long
 def test_another_tools_append_makes_no_file_anew(lake: Lakes) -> None:
     lake.write([Slice(0, 1, "0", "3")], rows_of(0, 0, 3))
     runs = []
@@ -280,7 +273,6 @@ def test_a_position_beyond_64_bits_is_refused(lake: Lakes) -> None:
         lake.write([Slice(0, 1, "0", str(2**63))], rows_of(0, 0, 1))
 
 
-@pytest.mark.long
 def test_applications_at_once_write_each_message_once(lake: Lakes) -> None:
     """The table is not there yet. Each range is written by two, as if both owned its partition."""
     barrier = threading.Barrier(4)
@@ -418,7 +410,6 @@ def test_high_waters_survive_the_upkeep_of_a_delta_table(delta: Delta) -> None:
     assert delta.positions(0) == [*range(4)]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("keys", [(), ("value",)])
 def test_a_delta_log_that_is_cleaned_meanwhile_holds_no_writer_up(
     delta: Delta, keys: tuple[str, ...]
@@ -675,7 +666,6 @@ def test_retries_that_somebody_switched_on_let_no_stale_writer_through(iceberg: 
     assert iceberg.positions(0) == [*range(6)]
 
 
-@pytest.mark.long
 def test_manifests_are_merged_and_snapshots_may_be_expired(iceberg: Iceberg) -> None:
     iceberg.write([Slice(0, 1, "0", "1")], rows_of(0, 0, 1))
     with iceberg.table().transaction() as transaction:
@@ -691,7 +681,6 @@ def test_manifests_are_merged_and_snapshots_may_be_expired(iceberg: Iceberg) -> 
     assert iceberg.positions(0) == [*range(9)]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("keys", [(), ("value",)])
 def test_a_snapshot_that_is_expired_meanwhile_holds_no_writer_up(
     iceberg: Iceberg, keys: tuple[str, ...]
@@ -719,7 +708,6 @@ def test_a_file_that_the_present_snapshot_lacks_is_an_error(iceberg: Iceberg) ->
         iceberg.write([Slice(0, 1, "1", "3")], rows_of(0, 1, 3))
 
 
-@pytest.mark.long
 def test_a_rollback_moves_the_rows_and_not_the_fence(iceberg: Iceberg) -> None:
     for at in range(3):
         iceberg.write([Slice(0, 1, str(at), str(at + 1))], rows_of(0, at, at + 1))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -18,12 +19,8 @@ from counterpoise.spark.errors import ForeignRow, SinkGap
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.sink.fence import HighWaterKey
 from tests.counterpoise.spark.sink.mariadb import MariaDbServer
-from tests.counterpoise.spark.sink.object_store import BUCKET, ObjectStore, running_store
 from tests.counterpoise.spark.sink.places import (
     COLUMNS,
-    LAKES,
-    Delta,
-    Iceberg,
     MariaDb,
     Place,
     Postgres,
@@ -32,12 +29,15 @@ from tests.counterpoise.spark.sink.places import (
     then,
 )
 
+if TYPE_CHECKING:
+    from tests.counterpoise.spark.sink.object_store import ObjectStore
+
 
 @pytest.fixture(
     params=[
         "postgres",
-        "delta",
-        "iceberg",
+        pytest.param("delta", marks=pytest.mark.long),
+        pytest.param("iceberg", marks=pytest.mark.long),
         pytest.param("mariadb", marks=pytest.mark.long),
         pytest.param("delta in S3", marks=pytest.mark.long),
         pytest.param("iceberg in a REST catalog", marks=pytest.mark.long),
@@ -49,6 +49,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "mariadb":
         server: MariaDbServer = request.getfixturevalue("mariadb")
         return MariaDb(server.new_database())
+    from tests.counterpoise.spark.sink.lakes import LAKES, Delta, Iceberg
+    from tests.counterpoise.spark.sink.object_store import BUCKET
+
     if request.param in LAKES:
         return LAKES[request.param](tmp_path)
     store: ObjectStore = request.getfixturevalue("object_store")
@@ -63,6 +66,8 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    from tests.counterpoise.spark.sink.object_store import running_store
+
     with running_store(tmp_path_factory.mktemp("store")) as store:
         yield store
 
