@@ -18,7 +18,7 @@ Workers are tasks, `concurrency` of them. A task has its turns with the same `Wo
 it takes with `await` (`counterpoise.consumer.work`). So what is handled next, what counts as
 handled and what a failure leads to is written once.
 
-- `Call`: each message has a task of its own. So its context variables and its cancellation are its
+- `Invoke`: each message has a task of its own. So its context variables and its cancellation are its
   own, too.
 - `Wait`: in a thread, because logs and clients of the policies block.
 
@@ -68,7 +68,7 @@ from typing import Any, Self
 from counterpoise.consumer.base import LEAVE_SECONDS, WAIT_SECONDS, BaseConsumer, F, OnQuarantined
 from counterpoise.consumer.message import Message
 from counterpoise.consumer.watchdog import Activity
-from counterpoise.consumer.work import Call, Each, Handle, Steps, Worker
+from counterpoise.consumer.work import Invoke, Each, Handle, Steps, Worker
 from counterpoise.lease_time import lease_time
 
 logger = logging.getLogger("counterpoise.consumer")
@@ -294,7 +294,7 @@ class AsyncConsumer(BaseConsumer):
             step = next(steps)
             while True:
                 try:
-                    if type(step) is Call:
+                    if type(step) is Invoke:
                         answer = await self._called(worker, step)
                     else:
                         answer = await self._waited(step.function)
@@ -309,8 +309,8 @@ class AsyncConsumer(BaseConsumer):
         finally:
             steps.close()
 
-    async def _called(self, worker: Worker, call: Call) -> object:
-        """Call a function of the program in a task of its own; PLAIN if it is not an async one."""
+    async def _called(self, worker: Worker, call: Invoke) -> object:
+        """Invoke a function of the program in a task of its own; PLAIN if it is not an async one."""
         _check_cancelled()
         started = call.function(*call.arguments)
         if not inspect.isawaitable(started):
@@ -334,8 +334,8 @@ class AsyncConsumer(BaseConsumer):
         return None
 
     async def _waited(self, function: Callable[[], Any]) -> Any:
-        """Call it in a thread. If this is cancelled, it waits to the end all the same; the next
-        `Call` is not begun then.
+        """Invoke it in a thread. If this is cancelled, it waits to the end all the same; the next
+        `Invoke` is not begun then.
         """
         run = contextvars.copy_context().run
         waiting = self._loop.run_in_executor(None, run, function)

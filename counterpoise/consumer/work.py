@@ -13,7 +13,7 @@ the handler gets its messages again one by one, in batches of one.
 With delayed redelivery a message may be set aside instead of being handled, and a turn may try
 again what is set aside and due (`counterpoise.consumer.redelivery`).
 
-A turn is a generator, written once for threads and for asyncio: its *steps* (`Call` a function of
+A turn is a generator, written once for threads and for asyncio: its *steps* (`Invoke` a function of
 the program, `Wait` for another system) are all that takes time. It yields a step, and gets back the
 result, or the exception, of whoever takes it: `Consumer` in the worker's thread (`take_steps`),
 `AsyncConsumer` in a task of its event loop. Everything else, from `done` to poison policies, is
@@ -59,7 +59,7 @@ UNWRITTEN_SECONDS = 1.0
 logger = logging.getLogger("counterpoise.consumer")
 
 
-class Call(NamedTuple):
+class Invoke(NamedTuple):
     """Call a function of the program with these arguments. Its exception is the answer; a function
     that has not done its work ends the turn.
     """
@@ -76,7 +76,7 @@ class Wait(NamedTuple):
     function: Callable[[], Any]
 
 
-Steps: TypeAlias = Generator[Call | Wait, Any, R]
+Steps: TypeAlias = Generator[Invoke | Wait, Any, R]
 
 
 def take_steps(steps: Steps[R]) -> R:
@@ -85,7 +85,7 @@ def take_steps(steps: Steps[R]) -> R:
         step = next(steps)
         while True:
             try:
-                answer = step.function(*step.arguments) if type(step) is Call else step.function()
+                answer = step.function(*step.arguments) if type(step) is Invoke else step.function()
             except BaseException as error:
                 step = steps.throw(error)
                 continue
@@ -244,7 +244,7 @@ class Worker:
         failure = lane.failure
         if failure is None or failure.attempts < self._rules.attempts:
             try:
-                yield Call(each, (message,))
+                yield Invoke(each, (message,))
             except Exception as error:
                 failure = self._failed(lane, message.position, error)
             else:
@@ -268,7 +268,7 @@ class Worker:
                 return
             if failure is None or failure.attempts < self._rules.attempts:
                 try:
-                    yield Call(handle, (lane.owned, batch))
+                    yield Invoke(handle, (lane.owned, batch))
                 except Exception as error:
                     if rows > 1 and not self._halts_at_once:
                         split = True
@@ -343,7 +343,7 @@ class Worker:
                 if isinstance(policy.to, str):
                     yield Wait(partial(policy.store, message, failure, rules.origin()))
                 else:
-                    yield Call(policy.to, (message, failure))
+                    yield Invoke(policy.to, (message, failure))
             except (ServiceUnavailable, LogUnavailable) as error:
                 logger.warning("%s: could not store the dead letter, again later: %s", place, error)
                 return lease_time() + max(0.1, rules.backoff_seconds)
@@ -375,7 +375,7 @@ class Worker:
             self._lanes.quarantine(lane)
             if rules.on_quarantined is not None:
                 try:
-                    yield Call(rules.on_quarantined, (lane.partition, failure))
+                    yield Invoke(rules.on_quarantined, (lane.partition, failure))
                 except Exception:
                     logger.exception("on_quarantined failed")
             return lease_time()
@@ -539,10 +539,10 @@ class Worker:
     def _call(self, lane: Lane, one: SetAside) -> Steps[Exception | None]:
         try:
             if self._handle is not None:
-                yield Call(self._handle, (lane.owned, one.batch()))
+                yield Invoke(self._handle, (lane.owned, one.batch()))
             else:
                 assert self._each is not None
-                yield Call(self._each, (one.message(lane.owned),))
+                yield Invoke(self._each, (one.message(lane.owned),))
         except Exception as error:
             return error
         return None

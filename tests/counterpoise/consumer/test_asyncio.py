@@ -369,7 +369,9 @@ async def test_a_handler_that_is_cancelled_by_itself_has_failed(one_partition):
 
     async def handle(message):
         if message.value == b"3":
-            asyncio.current_task().cancel()
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
             await asyncio.sleep(0)
         await orders.handle(message)
 
@@ -968,9 +970,10 @@ async def test_an_async_function_for_consumer_is_told_of_this_one():
     async def handle(message):
         raise AssertionError
 
-    for options in ({"each": handle}, {"handle": handle}):
-        with pytest.raises(TypeError, match="AsyncConsumer"):
-            Consumer("orders", **options)
+    with pytest.raises(TypeError, match="AsyncConsumer"):
+        Consumer("orders", each=handle)
+    with pytest.raises(TypeError, match="AsyncConsumer"):
+        Consumer("orders", handle)
 
 
 @pytest.mark.parametrize(
