@@ -18,8 +18,8 @@ Workers are tasks, `concurrency` of them. A task has its turns with the same `Wo
 it takes with `await` (`counterpoise.consumer.work`). So what is handled next, what counts as
 handled and what a failure leads to is written once.
 
-- `Invoke`: each message has a task of its own. So its context variables and its cancellation are its
-  own, too.
+- `Invoke`: each message has a task of its own. So its context variables and its cancellation are
+  its own, too.
 - `Wait`: in a thread, because logs and clients of the policies block.
 
 A *bell* is the bridge: lanes ring it when there is work, and a worker takes a piece from them in
@@ -68,7 +68,7 @@ from typing import Any, Self
 from counterpoise.consumer.base import LEAVE_SECONDS, WAIT_SECONDS, BaseConsumer, F, OnQuarantined
 from counterpoise.consumer.message import Message
 from counterpoise.consumer.watchdog import Activity
-from counterpoise.consumer.work import Invoke, Each, Handle, Steps, Worker
+from counterpoise.consumer.work import Each, Handle, Invoke, Steps, Worker
 from counterpoise.lease_time import lease_time
 
 logger = logging.getLogger("counterpoise.consumer")
@@ -310,7 +310,7 @@ class AsyncConsumer(BaseConsumer):
             steps.close()
 
     async def _called(self, worker: Worker, call: Invoke) -> object:
-        """Invoke a function of the program in a task of its own; PLAIN if it is not an async one."""
+        """Call a function of the program in a task of its own; PLAIN if it is not async."""
         _check_cancelled()
         started = call.function(*call.arguments)
         if not inspect.isawaitable(started):

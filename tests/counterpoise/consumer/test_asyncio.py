@@ -970,10 +970,13 @@ async def test_an_async_function_for_consumer_is_told_of_this_one():
     async def handle(message):
         raise AssertionError
 
+    async def of_batches(owned, batch):
+        raise AssertionError
+
     with pytest.raises(TypeError, match="AsyncConsumer"):
         Consumer("orders", each=handle)
     with pytest.raises(TypeError, match="AsyncConsumer"):
-        Consumer("orders", handle)
+        Consumer("orders", of_batches)
 
 
 @pytest.mark.parametrize(
