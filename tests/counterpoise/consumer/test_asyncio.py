@@ -311,10 +311,7 @@ async def test_a_handler_that_ends_otherwise_when_cancelled(one_partition, ends)
     """If it returns it has handled its message. If it raises, the message is not poison."""
     orders, entered = one_partition, asyncio.Event()
     orders.publish(5)
-    letters: list[Any] = []
-
-    async def store(message, failure):
-        letters.append(message)
+    orders.service.create_queue("dead", 1)
 
     async def handle(message):
         if message.value == b"3":
@@ -326,12 +323,12 @@ async def test_a_handler_that_ends_otherwise_when_cancelled(one_partition, ends)
                     raise OSError("while it cleaned up") from None
         await orders.handle(message)
 
-    running = asyncio.create_task(orders.consumer(handle, on_poison=DeadLetter(store)).run())
+    running = asyncio.create_task(orders.consumer(handle, on_poison=DeadLetter("dead")).run())
     await entered.wait()
     running.cancel()
     assert await ended(running) == "cancelled"
     assert orders.flows == []
-    assert letters == []
+    assert orders.service.messages("dead") == []
     assert orders.numbers == ([0, 1, 2, 3] if ends == "returns" else [0, 1, 2])
     assert orders.handled == len(orders.seen)
 
