@@ -223,6 +223,9 @@ def _accesses(urls: Secret) -> Secret:
     return urls
 
 
+# What files of settings are written with, besides true and false.
+_AS_BOOLEAN = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+
 # What a type cannot say of the value of a setting; each raises ValueError with what it should be.
 _RULES: Mapping[str, Callable[[Any], Any]] = {
     "database_url": _postgres_url,
@@ -289,6 +292,8 @@ def _checked(field: msgspec.structs.FieldInfo, value: object) -> Any:
     """The value in the setting's type. Raises ValueError with what it should be."""
     if isinstance(value, str):
         value = value.strip()
+        if field.type is bool:
+            value = _AS_BOOLEAN.get(value.lower(), value)
     try:
         value = msgspec.convert(value, field.type, strict=False, dec_hook=_made)
     except msgspec.ValidationError:

@@ -68,7 +68,7 @@ from typing import Any, Self
 from counterpoise.consumer.base import LEAVE_SECONDS, WAIT_SECONDS, BaseConsumer, F, OnQuarantined
 from counterpoise.consumer.message import Message
 from counterpoise.consumer.watchdog import Activity
-from counterpoise.consumer.work import Each, Handle, Invoke, Steps, Worker
+from counterpoise.consumer.work import Each, Handle, Invoke, OfRows, Steps, Worker
 from counterpoise.lease_time import lease_time
 
 logger = logging.getLogger("counterpoise.consumer")
@@ -346,7 +346,7 @@ class AsyncConsumer(BaseConsumer):
 
     # -------------------------------------------------------------- functions of the program
 
-    def _check(self, handle: Handle | None, each: Each | None) -> None:
+    def _check(self, handle: Handle | OfRows | None, each: Each | None) -> None:
         if _is_plain(handle) or _is_plain(each):
             raise TypeError(NOT_ASYNC)
         super()._check(handle, each)
@@ -377,7 +377,7 @@ NOT_ASYNC = (
 )
 
 
-def _is_plain(function: Callable[..., Any] | None) -> bool:
+def _is_plain(function: object) -> bool:
     """Whether it is certainly no async function. A lambda may return what an async one does."""
     inner = inspect.unwrap(function) if callable(function) else None
     while isinstance(inner, functools.partial):

@@ -21,7 +21,7 @@ from counterpoise.consumer.retry_queue import Keeper, RetryQueue
 from counterpoise.consumer.settling import Settler
 from counterpoise.consumer.status import LaneStatus, Status, conditions_of
 from counterpoise.consumer.watchdog import Watchdog
-from counterpoise.consumer.work import Each, Handle, Rules, Worker
+from counterpoise.consumer.work import Each, Handle, OfRows, Rules, Worker, of_rows
 from counterpoise.errors import CounterpoiseError, QueueNotFound
 from counterpoise.flow.base import OnOwned, OnRevoking, OnWarming, OnWarmingEnded
 from counterpoise.flow.blocking import Flow
@@ -50,7 +50,7 @@ class BaseConsumer:
     def __init__(
         self,
         queue: str,
-        handle: Handle | None = None,
+        handle: Handle | OfRows | None = None,
         *,
         each: Each | None = None,
         url: str | None = None,
@@ -88,12 +88,12 @@ class BaseConsumer:
     ) -> None:
         """Nothing is connected before it runs.
 
-        `handle(owned, batch)` takes batches, `each(message)` single messages; with neither,
-        iterate. `concurrency`: how many partitions are handled at once. `max_messages`: the limit
-        of messages read ahead of one partition, and of a batch; `max_bytes`: the limit of all
-        partitions together. `limit`: end after so many messages. `ends`: read each of these
-        partitions up to its position, and of others nothing. `idle_seconds`: how often a log
-        without new messages is asked that cannot wake the consumer.
+        `handle(owned, batch)` takes batches of Arrow (without pyarrow it raises LogError),
+        `each(message)` single messages; with neither, iterate. `concurrency`: how many partitions
+        are handled at once. `max_messages`: the limit of messages read ahead of one partition, and
+        of a batch; `max_bytes`: the limit of all partitions together. `limit`: end after so many
+        messages. `ends`: read each of these partitions up to its position, and of others nothing.
+        `idle_seconds`: how often a log without new messages is asked that cannot wake the consumer.
 
         Positions are committed every `commit_seconds`, or after `commit_messages`. After `stop`,
         the handover may take `drain_seconds`. `on_poison`, `attempts`, `backoff_seconds`,
@@ -123,7 +123,7 @@ class BaseConsumer:
         if max_processing_seconds is not None:
             check_seconds(SHORTEST_SECONDS, max_processing_seconds=max_processing_seconds)
         self.queue = queue
-        self._handle, self._each = handle, each
+        self._handle, self._each = of_rows(handle), each
         self._concurrency = concurrency
         self._policy = checked(on_poison)
         self._url, self._token = url, token
@@ -202,7 +202,7 @@ class BaseConsumer:
     def _set_up(self) -> None:
         """Create the shell's own objects."""
 
-    def _check(self, handle: Handle | None, each: Each | None) -> None:
+    def _check(self, handle: Handle | OfRows | None, each: Each | None) -> None:
         """Raise if these are no functions for it."""
         if handle is not None and each is not None:
             raise ValueError("give either a handler of batches or each=, not both")

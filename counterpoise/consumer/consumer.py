@@ -17,7 +17,7 @@ from typing import Protocol, Self
 from counterpoise.consumer.base import WAIT_SECONDS, BaseConsumer, OnQuarantined
 from counterpoise.consumer.lanes import Failure
 from counterpoise.consumer.message import Message
-from counterpoise.consumer.work import Each, Handle, Worker
+from counterpoise.consumer.work import Each, Handle, OfRows, Worker
 from counterpoise.options import has_run
 
 # A worker in a thread of its own asks `until` nothing; messages and the end wake it.
@@ -114,7 +114,7 @@ class Consumer(BaseConsumer):
 
     # -------------------------------------------------------------- workers
 
-    def _check(self, handle: Handle | None, each: Each | None) -> None:
+    def _check(self, handle: Handle | OfRows | None, each: Each | None) -> None:
         if inspect.iscoroutinefunction(handle) or inspect.iscoroutinefunction(each):
             raise TypeError(
                 "a handler of a Consumer must be a plain function; for async ones there is "

@@ -105,6 +105,18 @@ def test_blanks_and_line_ends_around_a_value_are_not_part_of_it(
     assert load() == plain
 
 
+@pytest.mark.parametrize(
+    ("text", "value"), [("TRUE", True), ("on", True), ("1", True), ("No", False), ("0", False)]
+)
+def test_a_boolean_is_written_as_people_do(
+    monkeypatch: pytest.MonkeyPatch, text: str, value: bool
+) -> None:
+    monkeypatch.setenv("COUNTERPOISE_INSECURE", text)
+    monkeypatch.setenv("COUNTERPOISE_AUTO_MIGRATE", text)
+    loaded = load()
+    assert (loaded.insecure, loaded.auto_migrate) == (value, value)
+
+
 def test_a_given_value_of_blanks_is_not_taken_for_the_default() -> None:
     with pytest.raises(SettingsError, match="--host: "):
         load(host=" ")
