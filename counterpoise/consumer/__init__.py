@@ -52,7 +52,8 @@ With an event loop
 above but the threads of the workers, which are tasks (`counterpoise.consumer.asyncio`).
 """
 
-from counterpoise.consumer.asyncio import AsyncConsumer
+from typing import TYPE_CHECKING
+
 from counterpoise.consumer.consumer import Consumer, stop_on_signals
 from counterpoise.consumer.lanes import Failure
 from counterpoise.consumer.message import Message, Ownership
@@ -60,6 +61,10 @@ from counterpoise.consumer.poison import DeadLetter, Retry, SameQueue
 from counterpoise.consumer.retry_queue import NotARecord
 from counterpoise.consumer.status import LaneStatus, Status
 from counterpoise.consumer.work import Each, Handle
+from counterpoise.lazy import lazily
+
+if TYPE_CHECKING:
+    from counterpoise.consumer.asyncio import AsyncConsumer
 
 __all__ = [
     "AsyncConsumer",
@@ -77,3 +82,6 @@ __all__ = [
     "Status",
     "stop_on_signals",
 ]
+
+if not TYPE_CHECKING:  # asyncio is loaded only for programs that use it
+    __getattr__ = lazily(__name__, {"AsyncConsumer": "counterpoise.consumer.asyncio"})
