@@ -1,4 +1,4 @@
-"""How fast a plain consumer processes a queue, by the number of workers and their work.
+"""How fast a plain consumer processes a queue, by how many handlers work at once, and their work.
 
     python -m benchmarks.consumer [--messages 20000] [--rounds 3]
 
@@ -42,13 +42,17 @@ def measure(url: str, messages: int, rounds: int) -> None:
         ("batches, nothing, 1 worker", messages, lambda q, n: _handled(url, q, n, batches=True)),
         ("loop, nothing", messages, lambda q, n: _iterated(url, q, n)),
         ("each, nothing, 1 worker", messages, lambda q, n: _handled(url, q, n)),
-        ("each, nothing, 4 workers", messages, lambda q, n: _handled(url, q, n, workers=4)),
+        ("each, nothing, 4 at once", messages, lambda q, n: _handled(url, q, n, concurrency=4)),
         ("each, 1 ms, 1 worker", few, lambda q, n: _handled(url, q, n, seconds=0.001)),
-        ("each, 1 ms, 4 workers", few, lambda q, n: _handled(url, q, n, workers=4, seconds=0.001)),
         (
-            "each, 1 ms, 16 workers",
+            "each, 1 ms, 4 at once",
             few,
-            lambda q, n: _handled(url, q, n, workers=16, seconds=0.001),
+            lambda q, n: _handled(url, q, n, concurrency=4, seconds=0.001),
+        ),
+        (
+            "each, 1 ms, 16 at once",
+            few,
+            lambda q, n: _handled(url, q, n, concurrency=16, seconds=0.001),
         ),
     ]
     print(f"{MESSAGE_BYTES} B messages, {PARTITIONS} partitions, {rounds} rounds")
@@ -76,7 +80,7 @@ def _handled(
     queue: str,
     count: int,
     *,
-    workers: int = 1,
+    concurrency: int = 1,
     seconds: float = 0.0,
     batches: bool = False,
 ) -> float:
@@ -94,7 +98,7 @@ def _handled(
         (lambda owned, batch: note()) if batches else None,
         each=None if batches else (lambda message: note()),
         url=url,
-        workers=workers,
+        concurrency=concurrency,
         limit=count,
     )
     consumer.run()

@@ -270,7 +270,7 @@ def consume(url: str, queue: str, workers: int, pipe: Connection) -> None:
         time.sleep(MESSAGE_SECONDS)
         works.append((message.partition, began, time.perf_counter()))
 
-    consumer = Consumer(queue, each=handle, url=url, workers=workers, max_messages=100)
+    consumer = Consumer(queue, each=handle, url=url, concurrency=workers, max_messages=100)
     thread = threading.Thread(target=consumer.run)
     pipe.send("ready")
     pipe.recv()

@@ -14,7 +14,14 @@ from counterpoise.version import __version__ as __version__
 if TYPE_CHECKING:
     from counterpoise.client import AsyncClient, Client
     from counterpoise.conditions import Condition
-    from counterpoise.consumer import Consumer, DeadLetter, Message, Retry, stop_on_signals
+    from counterpoise.consumer import (
+        AsyncConsumer,
+        Consumer,
+        DeadLetter,
+        Message,
+        Retry,
+        stop_on_signals,
+    )
     from counterpoise.errors import CounterpoiseError
     from counterpoise.flow import AsyncFlow, Flow, Owned, Warming
     from counterpoise.publisher import Publisher
@@ -22,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncClient",
+    "AsyncConsumer",
     "AsyncFlow",
     "Child",
     "Client",
@@ -40,6 +48,7 @@ __all__ = [
 
 _WHERE = {
     "AsyncClient": "counterpoise.client",
+    "AsyncConsumer": "counterpoise.consumer",
     "AsyncFlow": "counterpoise.flow",
     "Child": "counterpoise.wire",
     "Client": "counterpoise.client",

@@ -50,7 +50,8 @@ def has_run(result: object) -> None:
             result.close()
         raise TypeError(
             f"a function of the program returned a {type(result).__name__} instead of doing its "
-            "work: give a plain function (no async def, no yield); for asyncio there is AsyncFlow"
+            "work: give a plain function (no async def, no yield); for asyncio there are "
+            "AsyncConsumer and AsyncFlow"
         )
 
 

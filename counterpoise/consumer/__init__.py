@@ -3,7 +3,7 @@
     for message in Consumer("flights"):
         print(message.partition, message.key, message.value)
 
-    Consumer("flights", each=handle, workers=4, on_poison=DeadLetter("flights-dead")).run()
+    Consumer("flights", each=handle, concurrency=4, on_poison=DeadLetter("flights-dead")).run()
 
     Consumer("flights", handle_batch).run()     # handle_batch(owned, batch): pyarrow.RecordBatch
 
@@ -46,17 +46,28 @@ runs in the caller's thread. Every way of leaving the loop commits the handled m
 In a `with Consumer(...) as consumer:` block this happens at the end of the block at the latest,
 even if a traceback keeps the loop alive.
 
-There is no `async for`: `AsyncFlow` is for programs with an event loop.
+With an event loop
+------------------
+`AsyncConsumer` makes the same promises to async handlers and in `async for`. It shares all of the
+above but the threads of the workers, which are tasks (`counterpoise.consumer.asyncio`).
 """
 
-from counterpoise.consumer.consumer import Consumer, LaneStatus, Status, stop_on_signals
+from typing import TYPE_CHECKING
+
+from counterpoise.consumer.consumer import Consumer, stop_on_signals
 from counterpoise.consumer.lanes import Failure
 from counterpoise.consumer.message import Message, Ownership
 from counterpoise.consumer.poison import DeadLetter, Retry, SameQueue
 from counterpoise.consumer.retry_queue import NotARecord
+from counterpoise.consumer.status import LaneStatus, Status
 from counterpoise.consumer.work import Each, Handle
+from counterpoise.lazy import lazily
+
+if TYPE_CHECKING:
+    from counterpoise.consumer.asyncio import AsyncConsumer
 
 __all__ = [
+    "AsyncConsumer",
     "Consumer",
     "DeadLetter",
     "Each",
@@ -71,3 +82,6 @@ __all__ = [
     "Status",
     "stop_on_signals",
 ]
+
+if not TYPE_CHECKING:  # asyncio is loaded only for programs that use it
+    __getattr__ = lazily(__name__, {"AsyncConsumer": "counterpoise.consumer.asyncio"})

@@ -1,63 +1,31 @@
-"""`Consumer`: a flow, a log, and the threads between them. See the package's docstring.
+"""`Consumer`: workers in threads, or the caller's loop. See the package's docstring.
 
-Beside it: its status, the conditions that it reports to the service, and its end in order on
-signals.
+Beside it: its end in order on signals.
 """
 
 from __future__ import annotations
 
 import inspect
-import logging
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
-from counterpoise.client import Client
-from counterpoise.conditions import (
-    Condition,
-    end_refused,
-    invalid_position,
-    log_away,
-    text_of,
-)
-from counterpoise.consumer.lanes import Failure, Lane, Lanes
-from counterpoise.consumer.letters import Origin
+from counterpoise.consumer.base import WAIT_SECONDS, BaseConsumer, OnQuarantined
+from counterpoise.consumer.lanes import Failure
 from counterpoise.consumer.message import Message
-from counterpoise.consumer.poison import DeadLetter, Policy, Retry, checked
-from counterpoise.consumer.reading import LOG_APPEARS_SECONDS, Reader
-from counterpoise.consumer.retry_queue import Keeper, RetryQueue
-from counterpoise.consumer.settling import Settler
-from counterpoise.consumer.watchdog import Watchdog
-from counterpoise.consumer.work import Each, Handle, OfRows, Rules, Worker, of_rows
-from counterpoise.errors import CounterpoiseError, QueueNotFound, described
-from counterpoise.flow.base import OnOwned, OnRevoking, OnWarming, OnWarmingEnded
-from counterpoise.flow.blocking import Flow
-from counterpoise.flow.programs import LONGEST_DRAIN_SECONDS
-from counterpoise.lease_time import lease_time
-from counterpoise.options import (
-    SHORTEST_SECONDS,
-    check_counts,
-    check_seconds,
-    has_run,
-    suggesting,
-)
-from counterpoise.waking import Waking
-from counterpoise.wire import barrier_text
+from counterpoise.consumer.work import Each, Handle, OfRows, Worker
+from counterpoise.options import has_run
 
-logger = logging.getLogger("counterpoise.consumer")
-WAIT_SECONDS = 0.1
 # A worker in a thread of its own asks `until` nothing; messages and the end wake it.
 WORKER_WAIT_SECONDS = 5.0
-LEAVE_SECONDS = 2.0
 
 
 class Stoppable(Protocol):
-    """A `Consumer`."""
+    """A `Consumer` or an `AsyncConsumer`."""
 
     def stop(self, *, now: bool = False) -> None: ...
 
@@ -90,261 +58,14 @@ def stop_on_signals(consumer: Stoppable) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@dataclass(frozen=True)
-class LaneStatus:
-    """One owned partition: how far it is handled, and its waiting messages.
+class Consumer(BaseConsumer):
+    """Processes a queue and shares it with other consumers. Runs once.
 
-    `attempts`: how often the message at `position` has failed. `quarantined`: the last error, if
-    the partition is in quarantine. `set_aside`: how many messages before `position` wait to be
-    tried again, or behind such a one of their key. `waits`: `at 1002 for 0, 2`, if an ordered
-    resize lets the partition go no further than position 1002 until partitions 0 and 2 have reached
-    their cuts.
+    With `concurrency=1` the thread that calls `run` handles the messages, with more each worker is
+    a thread.
     """
 
-    epoch: int
-    state: str
-    position: str | None
-    waiting_messages: int
-    waiting_bytes: int
-    in_hand: int
-    attempts: int
-    quarantined: str | None
-    waits: str = ""
-    set_aside: int = 0
-
-    @classmethod
-    def of(cls, lane: Lane) -> LaneStatus:
-        """The present status of the lane."""
-        failure = lane.failure
-        return cls(
-            lane.epoch,
-            lane.owned.state,
-            lane.position,
-            lane.waiting_messages,
-            lane.waiting_bytes,
-            lane.in_hand,
-            failure.attempts if failure is not None else 0,
-            described(failure.error) if lane.quarantined and failure is not None else None,
-            barrier_text(lane.grant.owned.cut, lane.grant.owned.waits_for),
-            lane.set_aside,
-        )
-
-
-@dataclass(frozen=True)
-class Status:
-    """The status of a consumer. `stuck`: the watchdog lets the lease expire."""
-
-    flow: str
-    handled: int
-    dead_lettered: int
-    stuck: bool
-    log_away: bool
-    partitions: Mapping[int, LaneStatus]
-
-    @property
-    def quarantined(self) -> Mapping[int, str]:
-        """The partitions in quarantine, each with its error."""
-        return {
-            number: lane.quarantined
-            for number, lane in self.partitions.items()
-            if lane.quarantined is not None
-        }
-
-
-def conditions_of(lanes: Lanes, reader: Reader) -> Iterator[Condition]:
-    """The conditions of the consumer: its log first, then its partitions by number."""
-    yield from log_away(reader.away_for)
-    for lane in lanes.quarantined():
-        yield _of_lane(lane)
-    yield from end_refused(lanes.refused())
-
-
-def _of_lane(lane: Lane) -> Condition:
-    failure = lane.failure
-    if failure is None:
-        return invalid_position(lane.partition, lane.epoch, lane.position)
-    text = f"at {failure.position}, after {failure.attempts} attempts: {text_of(failure.error)}"
-    return Condition("quarantined", text, lane.partition, lane.epoch)
-
-
-class Consumer:
-    """Processes a queue and shares it with other consumers. Runs once."""
-
-    @suggesting
-    def __init__(
-        self,
-        queue: str,
-        handle: Handle | OfRows | None = None,
-        *,
-        each: Each | None = None,
-        url: str | None = None,
-        token: str | None = None,
-        log_url: str | None = None,
-        workers: int = 1,
-        max_messages: int = 1000,
-        max_bytes: int = 64 * 1024 * 1024,
-        limit: int | None = None,
-        ends: Mapping[int, str] | None = None,
-        idle_seconds: float = 0.2,
-        commit_seconds: float = 0.5,
-        commit_messages: int = 1000,
-        drain_seconds: float = 60.0,
-        on_poison: Policy = "halt",
-        attempts: int = 1,
-        backoff_seconds: float = 1.0,
-        on_quarantined: Callable[[int, Failure], Any] | None = None,
-        max_processing_seconds: float | None = 300.0,
-        log_appears_seconds: float = LOG_APPEARS_SECONDS,
-        client_name: str | None = None,
-        instance_id: str | None = None,
-        lease_seconds: float = 10.0,
-        warmup: bool = False,
-        at_once: bool = False,
-        rebind: bool = True,
-        timeout_seconds: float = 10.0,
-        renew_while: Callable[[], bool] | None = None,
-        on_granted: OnOwned = None,
-        on_revoking: OnRevoking = None,
-        on_retiring: OnOwned = None,
-        on_lost: OnOwned = None,
-        on_warming: OnWarming = None,
-        on_warming_ended: OnWarmingEnded = None,
-    ) -> None:
-        """Nothing is connected before it runs.
-
-        `handle(owned, batch)` takes batches of Arrow (without pyarrow it raises LogError),
-        `each(message)` single messages; with neither, iterate. `workers`: so many threads, each
-        with one partition at a time; 1 works in the caller's thread. `max_messages`: the limit of
-        messages read ahead of one partition, and of a batch; `max_bytes`: the limit of all
-        partitions together. `limit`: end after so many messages. `ends`: read each of these
-        partitions up to its position, and of others nothing. `idle_seconds`: how often a log
-        without new messages is asked that cannot wake the consumer.
-
-        Positions are committed every `commit_seconds`, or after `commit_messages`. After `stop`,
-        the handover may take `drain_seconds`. `on_poison`, `attempts`, `backoff_seconds`,
-        `on_quarantined`: see `counterpoise.consumer.poison`. `max_processing_seconds`: see
-        `...watchdog`; None: no limit. `log_url` (or COUNTERPOISE_LOG_URL) replaces the access to
-        the log that the service gives. `log_appears_seconds`: how long to wait for the log of a new
-        queue. The others, from `client_name` on, are those of `Flow`.
-        """
-        _check(handle, each)
-        check_counts(
-            workers=workers,
-            max_messages=max_messages,
-            max_bytes=max_bytes,
-            commit_messages=commit_messages,
-            attempts=attempts,
-        )
-        if limit is not None:
-            check_counts(0, limit=limit)
-        check_seconds(
-            idle_seconds=idle_seconds,
-            commit_seconds=commit_seconds,
-            backoff_seconds=backoff_seconds,
-            log_appears_seconds=log_appears_seconds,
-        )
-        check_seconds(0, LONGEST_DRAIN_SECONDS, drain_seconds=drain_seconds)
-        if max_processing_seconds is not None:
-            check_seconds(SHORTEST_SECONDS, max_processing_seconds=max_processing_seconds)
-        self.queue = queue
-        self._handle, self._each = of_rows(handle), each
-        self._workers = workers
-        self._policy = checked(on_poison)
-        self._url, self._token = url, token
-        self._renew_while = renew_while
-        self._on_quarantined = on_quarantined
-        self.flow = Flow(
-            queue,
-            url=url,
-            token=token,
-            client_name=client_name,
-            instance_id=instance_id,
-            lease_seconds=lease_seconds,
-            warmup=warmup,
-            at_once=at_once,
-            rebind=rebind,
-            timeout_seconds=timeout_seconds,
-            renew_while=self._may_renew,
-            on_granted=on_granted,
-            on_revoking=on_revoking,
-            on_retiring=on_retiring,
-            on_lost=on_lost,
-            on_warming=on_warming,
-            on_warming_ended=on_warming_ended,
-        )
-        self._wake_reader, self._wake_settler, self._wake_keeper = Waking(), Waking(), Waking()
-        self._retries = (
-            RetryQueue(self._policy, url=url, token=token)
-            if isinstance(self._policy, Retry)
-            else None
-        )
-        self._lanes = Lanes(
-            lambda: self.flow.partitions,
-            max_messages=max_messages,
-            max_bytes=max_bytes,
-            limit=limit,
-            commit_messages=commit_messages,
-            wake_reader=self._wake_reader.wake,
-            wake_settler=self._wake_settler.wake,
-            wake_keeper=None if self._retries is None else self._wake_keeper.wake,
-        )
-        self._watchdog = Watchdog(lambda: self.flow.in_doubt, max_processing_seconds)
-        self._reader = Reader(
-            self.flow,
-            self._lanes,
-            self._wake_reader,
-            log_url=log_url,
-            ends=ends,
-            idle_seconds=idle_seconds,
-            log_appears_seconds=log_appears_seconds,
-        )
-        self._settler = Settler(
-            self.flow,
-            self._lanes,
-            self._watchdog,
-            self._wake_settler,
-            client=self._client,
-            conditions=lambda: conditions_of(self._lanes, self._reader),
-            commit_seconds=commit_seconds,
-            drain_seconds=drain_seconds,
-        )
-        self._rules = Rules(
-            self._policy,
-            attempts,
-            backoff_seconds,
-            self._origin,
-            self._quarantined,
-            self._fail,
-            self._retries,
-        )
-        self._team: list[Worker] = []
-        self._error: BaseException | None = None
-        self._begun = False
-        self._iteration: Callable[[], Generator[Message, None, None] | None] = lambda: None
-
-    # -------------------------------------------------------------- use
-
-    @property
-    def handled(self) -> int:
-        """The number of handled messages, including dead letters and those that were set aside."""
-        return self._lanes.handled
-
-    @property
-    def set_aside(self) -> int:
-        """How many messages of its partitions wait to be tried again, or behind such a one."""
-        return sum(lane.set_aside for lane in self._lanes.snapshot())
-
-    def stop(self, *, now: bool = False) -> None:
-        """Finish the present messages, hand everything over in order, and end.
-
-        Safe in a signal handler. Returns at once. `now`: do not wait for successors; handled
-        messages are still committed.
-        """
-        if now:
-            self._settler.abandoning = True
-            self._lanes.closed = True
-        self._settler.stopping = True
-        self._wake_settler.wake()
+    _iteration: Callable[[], Generator[Message, None, None] | None] = staticmethod(lambda: None)
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Work until stopped, or until `until`, called about ten times a second, returns True.
@@ -353,12 +74,12 @@ class Consumer:
         service's refusal of the flow, `LogError` if the log cannot be read from the queue's
         position, and at the end `EndRefused` if what comes after a partition could not be reported.
         """
-        if self._handle is None and self._each is None:
-            raise TypeError("give the consumer handle= or each=, or iterate over it")
+        self._must_have_handler()
+        self._begin()
         if not self._prepared(until):
             return
         with self._running() as threads:
-            if self._workers > 1:
+            if self._concurrency > 1:
                 self._in_threads(threads, until)
                 return
             worker = self._worker()
@@ -369,18 +90,13 @@ class Consumer:
 
     def __iter__(self) -> Iterator[Message]:
         """The messages of all owned partitions; see the package's docstring, *Iterating*."""
-        if self._handle is not None or self._each is not None:
-            raise TypeError("this consumer has a handler: call run()")
-        if self._workers > 1 or self._policy != "halt" or self._rules.attempts > 1:
-            raise ValueError(
-                "the body of a loop cannot be tried again or shared among workers: "
-                "give each=function and call run()"
-            )
+        self._must_be_iterable()
         iteration = self._iterate()
         self._iteration = weakref.ref(iteration)
         return iteration
 
     def _iterate(self) -> Generator[Message, None, None]:
+        self._begin()
         if not self._prepared():
             return
         with self._running():
@@ -396,111 +112,24 @@ class Consumer:
         if iteration is not None:
             iteration.close()
 
-    def resume(self, partition: int) -> bool:
-        """Try a quarantined partition again from its position; False if it is not in quarantine."""
-        return self._lanes.resume_lane(partition)
+    # -------------------------------------------------------------- workers
 
-    def status(self) -> Status:
-        """The present state. Any thread may call it."""
-        return Status(
-            self.flow.status,
-            self.handled,
-            sum(worker.dead_lettered for worker in self._team),
-            self._watchdog.stuck,
-            self._reader.away,
-            {lane.partition: LaneStatus.of(lane) for lane in self._lanes.snapshot()},
-        )
-
-    # -------------------------------------------------------------- threads
-
-    def _prepared(self, until: Callable[[], bool] = lambda: False) -> bool:
-        """Reach everything that is needed, before the bind; False if stopped before."""
-        if self._begun:
-            raise RuntimeError(
-                "a consumer runs once, and this one has run: make another Consumer to go on"
+    def _check(self, handle: Handle | OfRows | None, each: Each | None) -> None:
+        if inspect.iscoroutinefunction(handle) or inspect.iscoroutinefunction(each):
+            raise TypeError(
+                "a handler of a Consumer must be a plain function; for async ones there is "
+                "AsyncConsumer"
             )
-        self._begun = True
-        if isinstance(self._policy, DeadLetter | Retry):
-            # The policy object may be that of several consumers.
-            bound = self._policy.check(self.queue, self._url, self._token)
-            self._rules = replace(self._rules, policy=bound)
-        return self._reader.reach(self._client, lambda: self._settler.stopping or until())
+        super()._check(handle, each)
 
-    def _client(self) -> Client:
-        return Client(self._url, token=self._token)
+    def _told(self, on_quarantined: OnQuarantined | None) -> OnQuarantined | None:
+        if on_quarantined is None:
+            return None
 
-    @contextmanager
-    def _running(self) -> Iterator[list[threading.Thread]]:
-        """Bind and run the threads, and those that are added to them meanwhile.
+        def told(partition: int, failure: Failure) -> None:
+            has_run(on_quarantined(partition, failure))
 
-        The first one is the settler's, which ends when all is settled.
-        """
-        with self.flow:
-            threads = [
-                self._thread("settler", self._settler.run),
-                self._thread("reader", self._reader.run),
-                self._thread("lookout", self._look_out),
-            ]
-            if self._retries is not None:
-                threads.append(self._thread("keeper", self._keeper(self._retries).run))
-            try:
-                yield threads
-            finally:
-                self.stop(now=True)
-                threads[0].join()
-                self._wake_reader.wake()
-                self._wake_keeper.wake()
-                # First: nothing is committed any more, and others wait for the partitions.
-                self.flow.close()
-                until = lease_time() + LEAVE_SECONDS
-                for thread in threads[1:]:
-                    thread.join(max(0.0, until - lease_time()))
-        if self._error is not None and not self._ended_with_its_queue():
-            raise self._error
-
-    def _ended_with_its_queue(self) -> bool:
-        """Whether the queue was deleted while it was consumed: an end, and no failure to raise."""
-        try:
-            self.flow.check()
-        except QueueNotFound:
-            # Several calls may have been told so, each by an error of its own.
-            if isinstance(self._error, QueueNotFound) and self.flow.queue_id is not None:
-                logger.warning("queue %s was deleted; the consumer has ended", self.queue)
-                return True
-        except CounterpoiseError:
-            pass
-        return False
-
-    def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
-        def guarded() -> None:
-            try:
-                work()
-            except BaseException as error:
-                self._fail(error)
-
-        thread = threading.Thread(target=guarded, name=f"consumer-{self.queue}-{name}", daemon=True)
-        thread.start()
-        return thread
-
-    def _keeper(self, retries: RetryQueue) -> Keeper:
-        compare = self._reader.compare
-        assert compare is not None, "the log was reached before the bind"
-        return Keeper(
-            self._origin,
-            retries,
-            self._lanes,
-            self._wake_keeper,
-            compare,
-            client_name=self.flow.client_name,
-            lease_seconds=self.flow.lease_seconds,
-        )
-
-    def _worker(self) -> Worker:
-        worker = Worker(
-            self._lanes, self._watchdog, self._rules, handle=self._handle, each=self._each
-        )
-        self._team.append(worker)
-        return worker
+        return told
 
     def _in_threads(self, threads: list[threading.Thread], until: Callable[[], bool]) -> None:
         def work_of(worker: Worker) -> Callable[[], None]:
@@ -511,70 +140,9 @@ class Consumer:
             return work
 
         settling = threads[0]
-        for number in range(self._workers):
+        for number in range(self._concurrency):
             threads.append(self._thread(f"worker-{number}", work_of(self._worker())))
         while settling.is_alive():
             settling.join(WAIT_SECONDS)
             if until():
                 self.stop(now=True)
-
-    def _fail(self, error: BaseException) -> None:
-        """End because of this error; the first one is raised."""
-        if self._error is None and not isinstance(error, GeneratorExit):
-            self._error = error
-        self.stop(now=True)
-
-    # -------------------------------------------------------------- the watchdog
-
-    def _may_renew(self) -> bool:
-        asked = self._renew_while
-        return self._watchdog.may_renew(lease_time()) and (asked is None or asked())
-
-    def _look_out(self) -> None:
-        """Follow the view when it changes, wake the settler, call the watchdog regularly."""
-        tick_seconds = min(0.25, self.flow.lease_seconds / 8)
-        while self.flow.status != "gone":
-            version = self.flow.version
-            # Not by the settler: it may be waiting for the answer to a call.
-            self._lanes.follow()
-            self._wake_settler.wake()
-            try:
-                while not self.flow.wait(tick_seconds, after=version):
-                    self._look()
-            except CounterpoiseError:
-                break
-            self._look()
-        self._wake_settler.wake()
-
-    def _look(self) -> None:
-        now = lease_time()
-        stuck = self._watchdog.look(now)
-        if stuck is not None:
-            logger.error("queue %s: %s", self.queue, stuck.report(now))
-            self._wake_settler.wake()
-        working = self._watchdog.may_work()
-        if working and self._lanes.paused:
-            self._lanes.follow()
-            logger.warning("queue %s: continuing with the partitions owned now", self.queue)
-        if working == self._lanes.paused:
-            self._lanes.pause(not working)
-
-    # -------------------------------------------------------------- poison
-
-    def _origin(self) -> Origin:
-        flow = self.flow
-        return Origin(self.queue, flow.log or "", self._reader.incarnation, flow.queue_id or "")
-
-    def _quarantined(self, lane: Lane, failure: Failure) -> None:
-        if self._on_quarantined is not None:
-            try:
-                has_run(self._on_quarantined(lane.partition, failure))
-            except Exception:
-                logger.exception("on_quarantined failed")
-
-
-def _check(handle: object, each: object) -> None:
-    if inspect.iscoroutinefunction(handle) or inspect.iscoroutinefunction(each):
-        raise TypeError("a handler must be a plain function; for asyncio there is AsyncFlow")
-    if handle is not None and each is not None:
-        raise ValueError("give either a handler of batches or each=, not both")

@@ -197,8 +197,11 @@ class Lanes:
         wake_reader: Callable[[], None] = lambda: None,
         wake_settler: Callable[[], None] = lambda: None,
         wake_keeper: Callable[[], None] | None = None,
+        wake_workers: Callable[[], None] = lambda: None,
     ) -> None:
-        """`wake_keeper`: with delayed redelivery, wakes the one that calls `loading`."""
+        """`wake_keeper`: with delayed redelivery, wakes the one that calls `loading`.
+        `wake_workers`: wakes workers that do not wait in `take`.
+        """
         self._look = look
         self._max_messages = max_messages
         self._max_bytes = max_bytes
@@ -207,6 +210,7 @@ class Lanes:
         self._wake_reader = wake_reader
         self._wake_settler = wake_settler
         self._wake_keeper = wake_keeper
+        self._wake_workers = wake_workers
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
         # For the workers. A lane that can be worked on wakes one of them: with many, the others
@@ -223,6 +227,8 @@ class Lanes:
         self.has_new = False
         self.paused = False
         self.closed = False
+        # No worker comes back to what it has in hand.
+        self.deserted = False
 
     # -------------------------------------------------------------- what the flow owns
 
@@ -456,6 +462,7 @@ class Lanes:
             lane.queued = True
             self._line.append(lane)
             self._work.notify()
+            self._wake_workers()
 
     def _due(self, lane: Lane) -> Due:
         lane.due, lane.in_hand = False, 1
@@ -580,21 +587,34 @@ class Lanes:
         with self._changed:
             self.paused = paused
             self._work.notify_all()
+            self._wake_workers()
 
     def close(self) -> None:
         """Give out no more pieces. Pieces in work may be finished."""
         with self._changed:
             self.closed = True
             self._work.notify_all()
+            self._wake_workers()
+
+    def desert(self) -> None:
+        """Give out no more pieces, and wait for none: the workers are gone, in the middle of their
+        pieces. What was handled before counts.
+        """
+        with self._changed:
+            self.closed = self.deserted = True
+            self._changed.notify_all()
 
     def in_work(self) -> int:
         """The number of lanes that a worker handles."""
         return len(self._ledger.in_flight)
 
     def wait_idle(self, timeout_seconds: float) -> bool:
-        """Wait until no worker handles a lane."""
+        """Wait until no worker handles a lane; False if one does, or never ends."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._ledger.in_flight, timeout_seconds)
+            self._changed.wait_for(
+                lambda: self.deserted or not self._ledger.in_flight, timeout_seconds
+            )
+            return not self._ledger.in_flight
 
     # -------------------------------------------------------------- calls to the service
 

@@ -39,7 +39,7 @@ from counterpoise.consumer.letters import Origin, headers, letter_id
 from counterpoise.consumer.message import Message
 from counterpoise.errors import CounterpoiseError, reached_before
 from counterpoise.logs.address import parse_log
-from counterpoise.options import check_seconds, has_run
+from counterpoise.options import check_seconds
 from counterpoise.publisher import Publisher, PublisherIdInUse
 from counterpoise.reading import checked_token
 
@@ -130,10 +130,11 @@ class DeadLetter:
         return bound
 
     def store(self, message: Message, failure: Failure, origin: Origin) -> None:
-        """Return when the message is stored. Raises the error that prevented it."""
+        """Return when the message is in the queue. Raises the error that prevented it, and
+        TypeError if `to` is a function.
+        """
         if not isinstance(self.to, str):
-            has_run(self.to(message, failure))
-            return
+            raise TypeError("these dead letters go to a function and not to a queue")
         with reached_before():  # by `check`
             publish_once(
                 self.to,

@@ -24,29 +24,49 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
+from typing import Any
 
 
 @dataclass(eq=False)
 class Activity:
-    """The message that a worker handles. Only that worker writes it; the watchdog reads it."""
+    """The message that a worker handles. Only that worker writes it; the watchdog reads it.
+
+    Or messages that wait for an event loop, since it was last called in vain; then `place` is None.
+    """
 
     thread_id: int = 0
     # When the present message (or batch) was begun; 0.0: there is none.
     since: float = 0.0
     place: tuple[int, int, str] | None = None
+    # What handles it, if that is a coroutine.
+    coroutine: Any = None
 
     def report(self, now: float) -> str:
         """A report for people: the stuck message, its duration, and the place in the program."""
-        frame = sys._current_frames().get(self.thread_id)
-        where = "".join(traceback.format_stack(frame)) if frame is not None else "  not known"
-        partition, epoch, position = self.place or ("?", "?", "?")
+        stack = traceback.StackSummary.extract(self._frames())
+        where = "".join(stack.format()).rstrip() or "  not known"
+        if self.place is None:
+            stuck = "messages have waited for the event loop"
+        else:
+            partition, epoch, position = self.place
+            stuck = f"partition {partition} epoch {epoch} position {position} has been handled"
         return (
-            f"partition {partition} epoch {epoch} position {position} has been handled for "
-            f"{now - self.since:.1f} s: the lease is not renewed any more, and others take over. "
-            f"The program is at:\n{where.rstrip()}"
+            f"{stuck} for {now - self.since:.1f} s: the lease is not renewed any more, and others "
+            f"take over. The program is at:\n{where}"
         )
+
+    def _frames(self) -> Iterator[tuple[FrameType, int]]:
+        """Where the program is: in a coroutine that waits, else in the thread."""
+        waits = self.coroutine
+        if getattr(waits, "cr_frame", None) is not None and not waits.cr_running:
+            while (frame := getattr(waits, "cr_frame", None)) is not None:
+                yield frame, frame.f_lineno
+                waits = waits.cr_await
+        elif (frame := sys._current_frames().get(self.thread_id)) is not None:
+            yield from reversed([*traceback.walk_stack(frame)])
 
 
 class Watchdog:

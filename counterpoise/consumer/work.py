@@ -12,15 +12,22 @@ the handler gets its messages again one by one, in batches of one.
 
 With delayed redelivery a message may be set aside instead of being handled, and a turn may try
 again what is set aside and due (`counterpoise.consumer.redelivery`).
+
+A turn is a generator, written once for threads and for asyncio: its *steps* (`Invoke` a function of
+the program, `Wait` for another system) are all that takes time. It yields a step, and gets back the
+result, or the exception, of whoever takes it: `Consumer` in the worker's thread (`take_steps`),
+`AsyncConsumer` in a task of its event loop. Everything else, from `done` to poison policies, is
+decided here, between the steps.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from counterpoise.backoff import Backoff
 from counterpoise.consumer.lanes import Chunk, Due, Failure, Lane, Lanes, Piece
@@ -40,6 +47,7 @@ from counterpoise.options import has_run
 if TYPE_CHECKING:
     import pyarrow as pa
 
+R = TypeVar("R")
 Handle: TypeAlias = "Callable[[Ownership, pa.RecordBatch], Any]"
 HandleRows: TypeAlias = Callable[[Ownership, Rows], Any]
 Each: TypeAlias = Callable[[Message], Any]
@@ -53,6 +61,45 @@ FULL_SECONDS = 1.0
 UNWRITTEN_SECONDS = 1.0
 
 logger = logging.getLogger("counterpoise.consumer")
+
+
+class Invoke(NamedTuple):
+    """Call a function of the program with these arguments. Its exception is the answer; a function
+    that has not done its work ends the turn.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+class Wait(NamedTuple):
+    """Call a function of ours, which waits for the service or a log; the answer is its result, or
+    its exception. Once begun it is awaited to its end.
+    """
+
+    function: Callable[[], Any]
+
+
+Steps: TypeAlias = Generator[Invoke | Wait, Any, R]
+
+
+def take_steps(steps: Steps[R]) -> R:
+    """Take the steps in this thread. Raises TypeError if a function has not done its work."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                answer = step.function(*step.arguments) if type(step) is Invoke else step.function()
+            except BaseException as error:
+                step = steps.throw(error)
+                continue
+            has_run(answer)
+            step = steps.send(answer)
+    except StopIteration as end:
+        result: R = end.value
+        return result
+    finally:
+        steps.close()
 
 
 @dataclass(frozen=True)
@@ -82,15 +129,18 @@ class Rules:
     attempts: int
     backoff_seconds: float
     origin: Callable[[], Origin]
-    # Called when a partition has been quarantined, and when an error must end the consumer.
-    quarantined: Callable[[Lane, Failure], None]
+    # The program's function to call when a partition has been quarantined.
+    on_quarantined: Callable[[int, Failure], Any] | None
+    # Called when an error must end the consumer.
     halt: Callable[[BaseException], None]
     # With the policy `Retry`.
     retries: RetryQueue | None = None
 
 
 class Worker:
-    """One worker, used by one thread. Give `handle` or `each`, or iterate over `messages`."""
+    """One worker, used by one thread or task. Give `handle` or `each`, or iterate over its
+    `messages`.
+    """
 
     def __init__(
         self,
@@ -103,7 +153,7 @@ class Worker:
     ) -> None:
         self._lanes = lanes
         self._watchdog = watchdog
-        self._activity = watchdog.activity()
+        self.activity = watchdog.activity()
         self._rules = rules
         self._handle = handle
         self._each = each
@@ -112,19 +162,27 @@ class Worker:
 
     def turn(self, wait_seconds: float) -> bool:
         """Handle one piece; False if there was none within `wait_seconds`."""
-        piece = self._take(wait_seconds)
-        if piece is None:
+        steps = self.begin(wait_seconds)
+        if steps is None:
             return False
-        if isinstance(piece, Due):
-            self._try_again(piece)
-        elif self._handle is not None:
-            self._batch(piece, self._handle)
-        else:
-            assert self._each is not None
-            self._singles(piece, self._each)
+        take_steps(steps)
         return True
 
-    def messages(self, wait_seconds: float) -> Iterator[Message]:
+    def begin(self, wait_seconds: float) -> Steps[None] | None:
+        """The steps of a turn, the first of which is to be taken at once; None if there was no
+        piece within `wait_seconds`.
+        """
+        piece = self._take(wait_seconds)
+        if piece is None:
+            return None
+        if isinstance(piece, Due):
+            return self._try_again(piece)
+        if self._handle is not None:
+            return self._batch(piece, self._handle)
+        assert self._each is not None
+        return self._singles(piece, self._each)
+
+    def messages(self, wait_seconds: float) -> Generator[Message, None, None]:
         """The messages of one piece; each counts as handled when the next one is asked for."""
         piece = self._take(wait_seconds)
         if piece is None:
@@ -183,12 +241,12 @@ class Worker:
             return False
         return True
 
-    def _singles(self, piece: Piece, each: Each) -> None:
+    def _singles(self, piece: Piece, each: Each) -> Steps[None]:
         lane, done, not_before = piece.lane, 0, 0.0
         try:
             for message, following in self._of(piece):
                 self._begin(lane, message.position)
-                pause = self._single(lane, message, each)
+                pause = yield from self._single(lane, message, each)
                 if pause is not None:
                     not_before = pause
                     break
@@ -202,22 +260,21 @@ class Worker:
             self._end()
             self._lanes.put_back(piece, done, not_before=not_before)
 
-    def _single(self, lane: Lane, message: Message, each: Each) -> float | None:
+    def _single(self, lane: Lane, message: Message, each: Each) -> Steps[float | None]:
         """Handle the message. None: pass it; a time: its lane pauses until then."""
         if self._must_wait(lane, message.key, message.position):
-            return self._set_aside(lane, message)
+            return (yield from self._set_aside(lane, message))
         failure = lane.failure
         if failure is None or failure.attempts < self._rules.attempts:
             try:
-                result = each(message)
+                yield Invoke(each, (message,))
             except Exception as error:
                 failure = self._failed(lane, message.position, error)
             else:
-                has_run(result)
                 return None
-        return self._pause_for(lane, failure, message)
+        return (yield from self._pause_for(lane, failure, message))
 
-    def _batch(self, piece: Piece, handle: HandleRows) -> None:
+    def _batch(self, piece: Piece, handle: HandleRows) -> Steps[None]:
         lane, done, split, not_before = piece.lane, 0, False, 0.0
         self._begin(lane, piece.chunk.start)
         try:
@@ -226,7 +283,7 @@ class Worker:
             if lane.redelivery is not None:
                 message = _first_of(chunk, lane)
                 if self._must_wait(lane, message.key, message.position):
-                    pause = self._set_aside(lane, message)
+                    pause = yield from self._set_aside(lane, message)
                     if pause is None:
                         lane.grant.done, done = chunk.end, 1
                     else:
@@ -234,7 +291,7 @@ class Worker:
                     return
             if failure is None or failure.attempts < self._rules.attempts:
                 try:
-                    result = handle(lane.owned, chunk.rows)
+                    yield Invoke(handle, (lane.owned, chunk.rows))
                 except Exception as error:
                     if count > 1 and not self._halts_at_once:
                         split = True
@@ -246,10 +303,9 @@ class Worker:
                         return
                     failure = self._failed(lane, piece.chunk.start, error)
                 else:
-                    has_run(result)
                     failure = None
             if failure is not None:
-                pause = self._pause_for(lane, failure, _first_of(chunk, lane))
+                pause = yield from self._pause_for(lane, failure, _first_of(chunk, lane))
                 if pause is not None:
                     not_before = pause
                     return
@@ -285,7 +341,7 @@ class Worker:
         lane.failure = Failure(position, before + 1, error)
         return lane.failure
 
-    def _pause_for(self, lane: Lane, failure: Failure, message: Message) -> float | None:
+    def _pause_for(self, lane: Lane, failure: Failure, message: Message) -> Steps[float | None]:
         """What to do with the message. None: pass it; a time: its lane pauses until then."""
         rules, place = self._rules, self._place(lane, failure.position)
         if lane.owned.lost:
@@ -296,23 +352,21 @@ class Worker:
             )
             return lease_time() + self._backoff(failure.attempts)
         if isinstance(rules.policy, Retry):
-            return self._set_aside(lane, message, failure)
-        return self._decide(
-            rules.policy,
-            lane,
-            failure,
-            message,
-            "neither it nor what follows it in this partition is committed",
-        )
+            return (yield from self._set_aside(lane, message, failure))
+        on_halt = "neither it nor what follows it in this partition is committed"
+        return (yield from self._decide(rules.policy, lane, failure, message, on_halt))
 
     def _decide(
         self, policy: LastPolicy, lane: Lane, failure: Failure, message: Message, on_halt: str
-    ) -> float | None:
+    ) -> Steps[float | None]:
         """Apply the policy; returns as `_pause_for`. `on_halt`: where the message is then."""
         rules, place = self._rules, self._place(lane, failure.position)
         if isinstance(policy, DeadLetter):
             try:
-                policy.store(message, failure, rules.origin())
+                if isinstance(policy.to, str):
+                    yield Wait(partial(policy.store, message, failure, rules.origin()))
+                else:
+                    yield Invoke(policy.to, (message, failure))
             except (ServiceUnavailable, LogUnavailable) as error:
                 logger.warning("%s: could not store the dead letter, again later: %s", place, error)
                 return lease_time() + max(0.1, rules.backoff_seconds)
@@ -342,7 +396,11 @@ class Worker:
                 exc_info=failure.error,
             )
             self._lanes.quarantine(lane)
-            rules.quarantined(lane, failure)
+            if rules.on_quarantined is not None:
+                try:
+                    yield Invoke(rules.on_quarantined, (lane.partition, failure))
+                except Exception:
+                    logger.exception("on_quarantined failed")
             return lease_time()
         failure.error.add_note(
             f"{place} could not be handled in {failure.attempts} attempts; {on_halt}"
@@ -369,7 +427,7 @@ class Worker:
 
     def _set_aside(
         self, lane: Lane, message: Message, failure: Failure | None = None
-    ) -> float | None:
+    ) -> Steps[float | None]:
         """Set the message aside; without a failure, behind earlier ones of its key. Returns as
         `_pause_for`.
         """
@@ -405,7 +463,8 @@ class Worker:
             one.attempts, one.delays, one.error = failure.attempts, 1, error_text(failure.error)
             one.due = now + policy.after_seconds[0]
         try:
-            retries.write("message", one, lane.epoch, lambda: self._may_set_aside(lane))
+            may_write = partial(self._may_set_aside, lane)
+            yield Wait(partial(retries.write, "message", one, lane.epoch, may_write))
         except AWAY as error:
             logger.warning("%s: could not be set aside, again later: %s", place, error)
             return lease_time() + UNWRITTEN_SECONDS
@@ -428,7 +487,7 @@ class Worker:
     def _may_set_aside(self, lane: Lane) -> bool:
         return not lane.owned.lost and self._watchdog.may_work()
 
-    def _try_again(self, due: Due) -> None:
+    def _try_again(self, due: Due) -> Steps[None]:
         """Try what is due, until the turn is over."""
         lane, table = due.lane, due.lane.redelivery
         assert table is not None
@@ -439,7 +498,7 @@ class Worker:
                 if one is None or lane.quarantined or lane.owned.lost:
                     break
                 self._begin(lane, one.place.position)
-                self._redeliver(lane, table, one)
+                yield from self._redeliver(lane, table, one)
                 self._end()
         except BaseException as error:
             self._rules.halt(error)
@@ -448,13 +507,13 @@ class Worker:
             self._end()
             self._lanes.give_back(due)
 
-    def _redeliver(self, lane: Lane, table: Redelivery, one: SetAside) -> None:
+    def _redeliver(self, lane: Lane, table: Redelivery, one: SetAside) -> Steps[None]:
         policy, retries = self._rules.policy, self._rules.retries
         assert isinstance(policy, Retry)
         assert retries is not None
         place = self._place(lane, one.place.position)
         if not one.done and one.failure is None:
-            error = self._call(lane, one)
+            error = yield from self._call(lane, one)
             one.attempts += 1
             if error is None:
                 one.done = True
@@ -472,7 +531,7 @@ class Worker:
                     delay,
                     described(error),
                 )
-                self._write(retries, "failed", one, lane)
+                yield from self._write(retries, "failed", one, lane)
                 return
             else:
                 one.failure = error
@@ -480,7 +539,7 @@ class Worker:
             failure = Failure(one.place.position, one.attempts, one.failure)
             if not isinstance(policy.then, DeadLetter):
                 one.failure = None  # Who goes on with it tries it again.
-            pause = self._decide(
+            pause = yield from self._decide(
                 policy.then,
                 lane,
                 failure,
@@ -492,7 +551,7 @@ class Worker:
                 table.plan()
                 return
             one.done, one.failure = True, None
-        if self._write(retries, "done", one, lane):
+        if (yield from self._write(retries, "done", one, lane)):
             table.remove(one)
             table.is_full = False
             logger.info("%s: done after %d attempts", place, one.attempts)
@@ -500,23 +559,22 @@ class Worker:
             one.due = lease_time() + UNWRITTEN_SECONDS
             table.plan()
 
-    def _call(self, lane: Lane, one: SetAside) -> Exception | None:
+    def _call(self, lane: Lane, one: SetAside) -> Steps[Exception | None]:
         try:
             if self._handle is not None:
-                result = self._handle(lane.owned, one.rows())
+                yield Invoke(self._handle, (lane.owned, one.rows()))
             else:
                 assert self._each is not None
-                result = self._each(one.message(lane.owned))
+                yield Invoke(self._each, (one.message(lane.owned),))
         except Exception as error:
             return error
-        has_run(result)
         return None
 
-    def _write(self, retries: RetryQueue, kind: str, one: SetAside, lane: Lane) -> bool:
+    def _write(self, retries: RetryQueue, kind: str, one: SetAside, lane: Lane) -> Steps[bool]:
         """Write a record; False if that was not possible now."""
         try:
             # Of a log that was made anew the epochs begin anew, too.
-            retries.write(kind, one, max(lane.epoch, one.epoch))
+            yield Wait(partial(retries.write, kind, one, max(lane.epoch, one.epoch)))
         except AWAY as error:
             place = self._place(lane, one.place.position)
             logger.warning("%s: the retry queue took no record: %s", place, error)
@@ -526,13 +584,13 @@ class Worker:
     # -------------------------------------------------------------- for the watchdog
 
     def _begin(self, lane: Lane, position: str) -> None:
-        activity = self._activity
+        activity = self.activity
         activity.thread_id = threading.get_ident()
         activity.place = (*lane.key, position)
         activity.since = lease_time()
 
     def _end(self) -> None:
-        self._activity.since = 0.0
+        self.activity.since = 0.0
 
     def _place(self, lane: Lane, position: str) -> str:
         queue = self._rules.origin().queue

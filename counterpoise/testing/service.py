@@ -9,6 +9,7 @@ Consumers run as always, in real threads, by their own clocks: a consumer's `idl
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 import time
@@ -28,10 +29,10 @@ from counterpoise.testing.exchanges import AsyncTransport, BlockingTransport, Fl
 from counterpoise.wire import LogAccess, Queue
 
 if TYPE_CHECKING:
-    from counterpoise.consumer import Consumer
+    from counterpoise.consumer import AsyncConsumer, Consumer
     from counterpoise.flow.base import BaseFlow
 
-    Who: TypeAlias = Consumer | BaseFlow | str
+    Who: TypeAlias = Consumer | AsyncConsumer | BaseFlow | str
 
 GROUP = "counterpoise.testing"
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -182,8 +183,9 @@ class MemoryService:
 
     # -------------------------------------------------------------- consumers
 
-    def run(self, consumer: Consumer, timeout_seconds: float = 30.0) -> None:
-        """Run a consumer in this thread until it has handled and committed what is in the queue.
+    def run(self, consumer: Consumer | AsyncConsumer, timeout_seconds: float = 30.0) -> None:
+        """Run a consumer in this thread until it has handled and committed what is in the queue; an
+        `AsyncConsumer` in an event loop of its own.
 
         Raises what its handler raises, ValueError for a consumer of another service, and
         TimeoutError after so many real seconds: a consumer that passes messages by (quarantine) or
@@ -201,7 +203,7 @@ class MemoryService:
             # What is set aside (`Retry`) will be tried again.
             return late or (consumer.handled >= waiting and not consumer.set_aside)
 
-        consumer.run(until=done)
+        _run(consumer, done)
         if late:
             raise TimeoutError(
                 f"{consumer.handled} of {waiting} messages were handled within "
@@ -209,7 +211,7 @@ class MemoryService:
             )
 
     @contextmanager
-    def running(self, *consumers: Consumer) -> Iterator[None]:
+    def running(self, *consumers: Consumer | AsyncConsumer) -> Iterator[None]:
         """Run consumers, each in a thread of its own, until the block ends. Then they commit what
         they have handled and leave; the first error of one that was not killed is raised.
         """
@@ -217,9 +219,9 @@ class MemoryService:
         for consumer in consumers:
             self._check_ours(consumer)
 
-        def work(consumer: Consumer) -> None:
+        def work(consumer: Consumer | AsyncConsumer) -> None:
             try:
-                consumer.run()
+                _run(consumer)
             except Killed:
                 pass
             except BaseException as error:
@@ -259,7 +261,7 @@ class MemoryService:
             with self._changed:
                 self._changed.wait(0.01)
 
-    def _check_ours(self, consumer: Consumer) -> None:
+    def _check_ours(self, consumer: Consumer | AsyncConsumer) -> None:
         if consumer.flow.url.removesuffix("/v1") != self.url:
             raise ValueError(
                 f"this consumer calls another service, {consumer.flow.url}: give it url=service.url"
@@ -320,6 +322,13 @@ class MemoryService:
             return self._killed[who]
         flow: Any = getattr(who, "flow", who)
         return list(flow.flow_ids)
+
+
+def _run(consumer: Consumer | AsyncConsumer, until: Callable[[], bool] = lambda: False) -> None:
+    """Run it in this thread."""
+    running = consumer.run(until)
+    if running is not None:
+        asyncio.run(running)
 
 
 class Rival:

@@ -40,4 +40,9 @@ def test_orders_meet_their_payments(service):
 
 @pytest.mark.long
 def test_a_message_is_tried_again_later_and_its_key_waits(service):
-    assert _prints("consumer.md", service.url, 1) == "N1 was tried 3 times: [1, 4, 7, 10]\n"
+    assert _prints("consumer.md", service.url, 2) == "N1 was tried 3 times: [1, 4, 7, 10]\n"
+
+
+@pytest.mark.long
+def test_an_event_loop_handles_each_message_once(service):
+    assert _prints("consumer.md", service.url, 1) == "40 gates, each once: True\n"

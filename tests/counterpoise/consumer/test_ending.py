@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from counterpoise.consumer import Consumer, settling
-from counterpoise.consumer import consumer as consumer_module
+from counterpoise.consumer import Consumer, base, settling
 from counterpoise.consumer.settling import IN_HAND_SECONDS, Settler
 from counterpoise.flow.blocking import Flow
 from counterpoise.testing import MemoryService
@@ -89,12 +88,14 @@ def test_it_unbinds_before_it_waits_for_workers(monkeypatch):
         before.append(unbound.wait(30))
 
     monkeypatch.setattr(Flow, "close", closing)
-    monkeypatch.setattr(consumer_module, "LEAVE_SECONDS", 240.0)
+    monkeypatch.setattr(base, "LEAVE_SECONDS", 240.0)
     with MemoryService() as service:
         service.create_queue("flights", 3)
         for key in "abcdefghijk":
             service.publish("flights", b"x", key=key)
-        consumer = Consumer("flights", each=each, url=service.url, workers=3, drain_seconds=0.01)
+        consumer = Consumer(
+            "flights", each=each, url=service.url, concurrency=3, drain_seconds=0.01
+        )
         thread = threading.Thread(target=consumer.run)
         thread.start()
         begun.wait(240)

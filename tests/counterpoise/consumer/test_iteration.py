@@ -74,7 +74,7 @@ def test_a_with_block_ends_a_loop_that_something_keeps_alive(service, client, pu
 
 
 def test_options_that_iteration_does_not_support_are_refused(service):
-    for options in ({"workers": 2}, {"on_poison": DeadLetter("dead")}, {"attempts": 2}):
+    for options in ({"concurrency": 2}, {"on_poison": DeadLetter("dead")}, {"attempts": 2}):
         with pytest.raises(ValueError, match="give each=function"):
             iter(Consumer("flights", url=service.url, **options))
     with pytest.raises(TypeError, match=r"call run\(\)"):
@@ -87,7 +87,7 @@ def test_options_that_iteration_does_not_support_are_refused(service):
     ("options", "says"),
     [
         ({"on_poison": "ignore"}, "halt"),
-        ({"workers": 0}, "workers must be at least 1"),
+        ({"concurrency": 0}, "concurrency must be at least 1"),
         ({"attempts": 0}, "attempts must be at least 1"),
         ({"handle": print, "each": print}, "not both"),
     ],

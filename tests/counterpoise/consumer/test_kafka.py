@@ -34,7 +34,7 @@ def client(service, kafka, topic):
 
 def test_two_consumers_share_a_topic_and_hand_over_without_a_trace(client, running, publish):
     publish(range(300))
-    with running(workers=2, commit_seconds=0.1) as one:
+    with running(concurrency=2, commit_seconds=0.1) as one:
         eventually(lambda: len(one.partitions) == 4)
         with running() as two:
             eventually(lambda: len(two.partitions) == 2 and len(one.partitions) == 2)

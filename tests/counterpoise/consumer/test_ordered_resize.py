@@ -112,7 +112,7 @@ class Mortal(Running):
         super().__init__(
             url,
             stage.act(self),
-            workers=3,
+            concurrency=3,
             idle_seconds=0.05,
             commit_seconds=0.1,
             lease_seconds=LONG_SECONDS,

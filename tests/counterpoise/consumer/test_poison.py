@@ -165,7 +165,7 @@ def test_a_quarantined_partition_is_handed_over_at_its_poison(client, running, p
 def test_a_dead_letter_says_where_it_comes_from(service, client, running, publish, dead):
     publish(range(60))
     with running(
-        Picky(), on_poison=DeadLetter("dead"), attempts=2, backoff_seconds=0.01, workers=2
+        Picky(), on_poison=DeadLetter("dead"), attempts=2, backoff_seconds=0.01, concurrency=2
     ) as one:
         eventually(lambda: len(one.seen) == 59)
         eventually(lambda: one.consumer.handled == 60)

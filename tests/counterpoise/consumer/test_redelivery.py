@@ -67,7 +67,7 @@ def test_the_other_keys_go_on_and_the_key_waits(client, running, publish, retrie
 def test_a_message_that_succeeds_later_is_followed_by_its_key(client, running, publish, retries):
     publish(range(60))
     picky = Picky(times=2)
-    with running(picky, on_poison=Retry(retries, after_seconds=[0.05, 0.05]), workers=2) as one:
+    with running(picky, on_poison=Retry(retries, after_seconds=[0.05, 0.05]), concurrency=2) as one:
         eventually(lambda: len(one.seen) == 60)
         eventually(lambda: one.consumer.set_aside == 0)
         # Nothing is held any more.

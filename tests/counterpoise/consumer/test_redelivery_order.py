@@ -85,7 +85,7 @@ class Mortal(Running):
             url,
             stage.handle,
             on_poison=Retry("retries", after_seconds=[0.02, 0.05], then=DeadLetter(stage.letter)),
-            workers=2,
+            concurrency=2,
             idle_seconds=0.05,
             commit_seconds=0.1,
             lease_seconds=LONG_SECONDS,

@@ -23,7 +23,7 @@ def test_workers_work_in_parallel_and_keep_the_order(running, publish):
         if not hasattr(first, "met"):
             first.met = together.wait()  # Returns only if three workers handle messages at once.
 
-    with running(act, workers=3) as one:
+    with running(act, concurrency=3) as one:
         eventually(lambda: len(one.seen) == 400)
         one.stop()
     assert sorted(one.numbers) == list(range(400))
@@ -43,7 +43,7 @@ def test_a_slow_partition_stops_no_other_and_does_not_fill_the_memory(service, r
 
     by_partition = count_by_partition(service)
     slow = max(by_partition, key=by_partition.get)
-    with running(act, workers=2, max_messages=40) as one:
+    with running(act, concurrency=2, max_messages=40) as one:
         others = sum(by_partition.values()) - by_partition[slow]
         eventually(lambda: len(one.seen) == others)
         lane = one.consumer.status().partitions[slow]
@@ -70,7 +70,7 @@ def count_by_partition(service, queue="flights"):
 def test_two_consumers_share_and_nothing_comes_twice(client, running, publish):
     publish(range(300))
     told: list[tuple[str, int]] = []
-    with running(workers=2, commit_seconds=0.1) as one:
+    with running(concurrency=2, commit_seconds=0.1) as one:
         eventually(lambda: len(one.partitions) == 4)
         with running(
             on_granted=lambda owned: told.append(("granted", owned.partition)),
@@ -238,7 +238,7 @@ def test_a_worker_that_fails_ends_all_and_keeps_what_the_others_did(client, runn
         if message.value == b"150":
             raise RuntimeError("no")
 
-    one = running(act, workers=3)
+    one = running(act, concurrency=3)
     one.thread.start()
     one.join()
     assert isinstance(one.error, RuntimeError)

@@ -101,7 +101,7 @@ def test_waiting_children_are_seen_at_once_and_calls_may_be_repeated(client):
 
 def test_a_partition_is_split_and_merged_while_consumers_run(client, publish, running):
     publish(range(100))
-    with running(workers=2) as one, running(workers=2) as two:
+    with running(concurrency=2) as one, running(concurrency=2) as two:
         eventually(lambda: len(one.seen) + len(two.seen) == 100)
         client.split_partition("flights", 0)
         publish(range(100, 300))
@@ -130,7 +130,7 @@ def test_a_child_is_processed_after_all_its_parents(client, publish, running):
     publish(range(50))
     client.merge_partitions("flights", 1, 2)
     publish(range(50, 100))
-    with running(workers=3) as one:
+    with running(concurrency=3) as one:
         eventually(lambda: len(one.seen) == 100)
         assert all_in_order(one.seen)
         eventually(lambda: states(client) == {3: "owned"})

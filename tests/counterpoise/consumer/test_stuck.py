@@ -35,7 +35,11 @@ def test_others_take_over_from_a_stuck_consumer_without_stale_writes(
             go_on.wait(300)
 
     with running(
-        act, workers=2, lease_seconds=LONG_SECONDS, max_processing_seconds=2, commit_seconds=3600
+        act,
+        concurrency=2,
+        lease_seconds=LONG_SECONDS,
+        max_processing_seconds=2,
+        commit_seconds=3600,
     ) as one:
         assert stuck.wait(240)
         with running(lease_seconds=LONG_SECONDS) as two:
