@@ -87,7 +87,7 @@ def test_a_client_publishes_and_reads_with_the_statements_of_the_page(page):
 
 def test_another_partition_count_is_refused_with_the_present_one(page, log_url):
     append(page, 4, 0, 1, "ada")
-    with_logs(log_url, lambda logs: logs.resize("flights", 8, revision=9))
+    with_logs(log_url, lambda logs: logs.set_partition_count("builtin:flights", 8))
     with pytest.raises(psycopg.Error) as refused:
         append(page, 4, 1, 1, "ada")
     assert (refused.value.sqlstate, refused.value.diag.message_detail) == ("CP001", "8")
