@@ -92,11 +92,25 @@ $(KAFKA): tests/kafka.pom.xml | layer-test
 .PHONY: kafka
 kafka: layer-test $(KAFKA) ## Apache Kafka for the long tests, from Maven
 
+# The clients of docs/examples/clients, in .venv/clients. Go needs a minute and more for its own library, once.
+OTHERS := docs/examples/clients
+CLIENTS := $(VENV)/clients/.installed
+$(CLIENTS): $(wildcard $(OTHERS)/go/* $(OTHERS)/node/*.js*) | layer-test
+	@command -v go >/dev/null && command -v npm >/dev/null || { echo "make clients needs Go and Node.js (Debian: apt-get install golang-go nodejs npm)" >&2; exit 1; }
+	@echo "==> $(@D): clients in Go and JavaScript (once)"
+	@mkdir -p $(@D)/node && cp $(OTHERS)/node/*.js* $(@D)/node
+	@npm --prefix $(@D)/node ci --silent --no-audit --no-fund
+	@cd $(OTHERS)/go && go build -o $(abspath $(@D))/go-client .
+	@touch $@
+
+.PHONY: clients
+clients: layer-test $(CLIENTS) ## the example clients in Go and JavaScript, for the long tests
+
 # Which third of the matrices (tests/rotation.py); the commit's hash chooses one.
 PART ?= commit
 
 .PHONY: test-long
-test-long: layer-test layer-long $(CLASSES) $(KAFKA) ## the long tests; of matrices and properties a third: PART=2/3
+test-long: layer-test layer-long $(CLASSES) $(KAFKA) $(CLIENTS) ## the long tests; of matrices and properties a third: PART=2/3
 	$(pytest) --no-loadscope-reorder -m 'long or property' $(if $(PART),--part $(PART)) $(call junit,long) $(ARGS)
 
 .PHONY: test-all
