@@ -24,7 +24,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/lib/pq"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+	_ "github.com/jackc/pgx/v5/stdlib"
 )
 
 const (
@@ -141,7 +143,7 @@ func (l *log) connect(refused bool) (err error) {
 		l.db.Close()
 	}
 	l.name, l.count, l.ends = strings.TrimPrefix(answer.Log, "builtin:"), answer.PartitionCount, answer.Access.ExpiresAt
-	l.db, err = sql.Open("postgres", answer.Access.URL)
+	l.db, err = sql.Open("pgx", answer.Access.URL)
 	return err
 }
 
@@ -154,8 +156,8 @@ func (l *log) with(run func(*sql.DB) error) error {
 			}
 		}
 		err := run(l.db)
-		var refused *pq.Error
-		if err == nil || attempt == 10 || errors.As(err, &refused) && strings.HasPrefix(string(refused.Code), "CP") {
+		var refused *pgconn.PgError
+		if err == nil || attempt == 10 || errors.As(err, &refused) && strings.HasPrefix(refused.Code, "CP") {
 			return err
 		}
 		time.Sleep(time.Duration(attempt) * 100 * time.Millisecond)
@@ -168,7 +170,7 @@ type end struct{ first, next, cut int64 }
 func (l *log) bounds(partitions []int64) (resize int64, ends map[int64]end, err error) {
 	err = l.with(func(db *sql.DB) error {
 		ends = map[int64]end{}
-		rows, err := db.Query(bounds, l.name, pq.Array(partitions))
+		rows, err := db.Query(bounds, l.name, partitions)
 		if err != nil {
 			return err
 		}
@@ -414,18 +416,18 @@ func publish(url, name string) error {
 			for nth, key := range keys {
 				partitions[nth] = int64(crc32.ChecksumIEEE([]byte(key))) % l.count
 			}
-			return db.QueryRow(appending, l.name, l.count, name, next, pq.Array(partitions),
-				pq.Array(values), pq.Array(keys)).Scan(pq.Array(&watched))
+			return db.QueryRow(appending, l.name, l.count, name, next, partitions,
+				values, keys).Scan(pgtype.NewMap().SQLScanner(&watched))
 		}
 		err = l.with(send)
-		var refused *pq.Error
+		var refused *pgconn.PgError
 		if errors.As(err, &refused) && refused.Code == "CP001" { // resized meanwhile: route again
 			l.count, _ = strconv.ParseInt(refused.Detail, 10, 64)
 			err = l.with(send)
 		}
 		if err == nil && watched != nil {
 			err = l.with(func(db *sql.DB) error {
-				_, err := db.Exec("SELECT counterpoise_log.wake($1, $2::integer[])", l.name, pq.Array(watched))
+				_, err := db.Exec("SELECT counterpoise_log.wake($1, $2::integer[])", l.name, watched)
 				return err
 			})
 		}

@@ -6,6 +6,7 @@ so its lines are in the order in which messages were processed and positions com
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections import defaultdict
@@ -28,6 +29,7 @@ COMMANDS = {
     "go": [str(BUILT / "go-client")],
     "node": ["node", str(BUILT / "node" / "client.js")],
 }
+ENVIRONMENT = {"PATH": os.environ["PATH"], "LEASE_SECONDS": "2"}
 
 
 class Run:
@@ -44,14 +46,14 @@ class Run:
             self.started[name] = subprocess.Popen(
                 [*self.command, "consume", self.url, "q", name],
                 stdout=output,
-                env={"PATH": "/usr/local/bin:/usr/bin:/bin", "LEASE_SECONDS": "2"},
+                env=ENVIRONMENT,
             )
 
     def publish(self) -> None:
         begin, self.published = self.published, self.published + MESSAGES
         lines = "".join(f"{key}\t{n}\n" for n in range(begin, self.published) for key in KEYS)
         publisher = [*self.command, "publish", self.url, "q", "publisher"]
-        subprocess.run(publisher, input=lines.encode(), check=True, timeout=120)
+        subprocess.run(publisher, input=lines.encode(), check=True, env=ENVIRONMENT)
 
     def lines(self) -> Iterator[list[str]]:
         return (line.split() for line in self.file.read_text().splitlines())
