@@ -56,8 +56,8 @@ $(LAYERS:%=$(VENV)/.%-layer): $(VENV)/.%-layer: deploy/locks/%.txt deploy/locks/
 	@$(PYTHON) deploy/environment.py $(VENV) $*
 
 .PHONY: demo
-demo: layer-$(if $(findstring delta,$(ARGS)),test,demo) ## two PySpark applications share a real queue while they come and go
-	@$(BIN)/counterpoise demo $(ARGS)
+demo: layer-$(if $(findstring delta,$(ARGS)),test,demo) ## two PySpark applications share a real queue while they come and go; SABOTAGE=skip
+	@$(BIN)/counterpoise demo $(if $(SABOTAGE),--sabotage $(SABOTAGE)) $(ARGS)
 
 .PHONY: demo-split
 demo-split: layer-demo ## a hot partition is split twice and merged back while consumers run; SABOTAGE=early

@@ -55,12 +55,12 @@ def measure(url: str, messages: int, rounds: int) -> None:
     for name, count, way in ways:
         rates = []
         for _ in range(rounds):
-            queue = _published(url, count)
+            queue = published(url, count)
             rates.append(count / way(queue, count))
         print(f"{name:<28}{statistics.median(rates):>10,.0f} messages/s", flush=True)
 
 
-def _published(url: str, count: int) -> str:
+def published(url: str, count: int) -> str:
     queue = f"bench-{uuid.uuid4().hex[:8]}"
     value = os.urandom(MESSAGE_BYTES)
     with Client(url) as client:

@@ -6,8 +6,10 @@ runs.
 
 import gc
 import json
+import os
 import sys
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +20,10 @@ from counterpoise.cli.options import json_option
 if TYPE_CHECKING:
     from broker.postgres.migrations import MigrationStep
 
-# What libraries load although the service uses none of it, for a twentieth of its start: structlog
-# rich, for tracebacks that show values; FastAPI the models of another pydantic.
-NEEDLESS = ("rich", "pydantic.v1")
+# What libraries load, where it is installed, although the service uses none of it: structlog rich
+# and colorama, for tracebacks that show values; FastAPI the models of another pydantic; uvicorn
+# what sees that a file has changed.
+NEEDLESS = ("colorama", "pydantic.v1", "rich", "watchfiles")
 
 database_url_option = click.option(
     "--database-url",
@@ -129,13 +132,26 @@ def serve(
         # A mistyped address is no address of this machine, and that is what has to be said.
         with listen(settings.host, settings.port):
             fail(Exit.EXPOSED, refusal)
-    for name in NEEDLESS:
-        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+    _import_less()
     # `launch.serve` enables it again.
     gc.disable()
     from broker import launch
 
     launch.serve(settings)
+
+
+def _import_less() -> None:
+    """Leave out what libraries do at their import although the service does not use it."""
+    for name in NEEDLESS:
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+    # pydantic would search all installed packages for plugins.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    from pydantic import BaseModel
+
+    # FastAPI's models are for the OpenAPI document: they are built when it is asked for.
+    BaseModel.model_config["defer_build"] = True
+    import_module("fastapi.openapi.models")
+    del BaseModel.model_config["defer_build"]
 
 
 @click.command("migrate")

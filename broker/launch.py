@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import structlog
-from pydantic import SecretStr
+from msgspec import structs
 
 from broker import exposure, keys
 from broker.certificate import TlsError, certificate_of
@@ -34,7 +34,7 @@ from broker.postgres.embedded import (
     url_of_running,
 )
 from broker.postgres.keeper import PostgresKeeper
-from broker.settings import Settings
+from broker.settings import Secret, Settings
 from broker.telemetry import configure_logging
 from counterpoise.logs import postgres
 
@@ -293,7 +293,7 @@ def fail_to_start(error: EmbeddedPostgresError) -> NoReturn:
 def _embedded(settings: Settings, url: str) -> Settings:
     """The settings with an embedded database, which speaks no TLS: nobody has to ask it."""
     own = postgres.written({**postgres.read(url), "sslmode": "disable"})
-    return settings.model_copy(update={"database_url": SecretStr(own)})
+    return structs.replace(settings, database_url=Secret(own))
 
 
 def _prepare(settings: Settings) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
-from pydantic import SecretStr
+from msgspec import structs
 
 from broker.exits import Exit, fail
 from broker.launch import (
@@ -32,7 +32,7 @@ from broker.postgres import backups, migrations, restoring
 from broker.postgres.connections import DatabaseUnreachable, line_of
 from broker.postgres.embedded import CLUSTER, EmbeddedPostgresError
 from broker.postgres.migrations import MigrationStep
-from broker.settings import Settings
+from broker.settings import Secret, Settings
 from broker.telemetry import configure_logging
 
 
@@ -71,7 +71,7 @@ def restore(file: Path, restored: Restored, **given: object) -> Iterator[Migrati
         backup = backups.read(file)
         _refuse_partial(backup, settings)
         with _new_database(directory) as url:
-            settings = settings.model_copy(update={"database_url": SecretStr(url)})
+            settings = structs.replace(settings, database_url=Secret(url))
             backups.load(backup, url)
             yield from migrated(settings)
             yield from fenced(settings, restored)

@@ -54,8 +54,8 @@ def peek_at(log: Log, partition: int, position: str | None, limit: int, max_byte
     if log.compare(at, end) >= 0:
         return Peek(start, end, (), end)
     until = log.limit({partition: at}, limit, bounds)[partition]
-    batches = log.read(partition, at, until, max_messages=limit, max_bytes=READ_BYTES)
-    rows = [row for batch in batches for row in batch.to_pylist()]
+    parts = log.rows(partition, at, until, max_messages=limit, max_bytes=READ_BYTES)
+    rows = [row for some in parts for row in some.to_pylist()]
     messages = tuple(_cut(row, max_bytes) for row in rows)
     # Positions of the logs that the service knows are numbers.
     return Peek(start, end, messages, str(int(rows[-1]["position"]) + 1) if rows else until)

@@ -370,7 +370,7 @@ def _set_aside(queue: Queue, view: LogView, lags: list[PartitionLag]) -> Iterato
 
     The service does not know which queue is one. Its records say it, and what is done.
     """
-    from counterpoise.consumer.retry_queue import COLUMNS, NotARecord, Records, is_record, rows
+    from counterpoise.consumer.retry_queue import NotARecord, Records, is_record, rows
 
     positions = {one.partition: one.position for one in lags if one.lag}
     check, records = f"retries in {queue.name}", Records(queue.name, lambda _: False)
@@ -382,7 +382,7 @@ def _set_aside(queue: Queue, view: LogView, lags: list[PartitionLag]) -> Iterato
             if sum(one.lag or 0 for one in lags) > MOST_RECORDS:
                 yield Finding(check, "skipped", f"there are more than {MOST_RECORDS:,} records")
                 return
-            for some in rows(log, positions, log.bounds([*positions]), COLUMNS):
+            for some in rows(log, positions, log.bounds([*positions])):
                 for row in some:
                     records.add(row)
             oldest = {one: at for one in positions if (at := records.oldest(one)) is not None}

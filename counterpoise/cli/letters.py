@@ -82,8 +82,8 @@ class Origins:
         """What keeps the log of the origin from confirming it; None: it does."""
         try:
             log = self._log(claim.queue)
-            batches = log.read(claim.partition, claim.position, None, max_messages=1)
-            found = [one for batch in batches for one in batch.to_pylist()]
+            parts = log.rows(claim.partition, claim.position, None, max_messages=1)
+            found = [one for rows in parts for one in rows.to_pylist()]
         except LogUnavailable as error:
             error.add_note(f"so {claim.queue} cannot confirm its letters now: try again later")
             raise

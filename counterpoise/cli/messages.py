@@ -266,12 +266,13 @@ def consume(
     pipe.
     """
     from counterpoise.consumer import Consumer, stop_on_signals
+    from counterpoise.consumer.work import OfRows
 
     output = _Output(as_json, _separator(key_separator))
     notices = _Notices()
     consumer = Consumer(
         queue,
-        output.write,
+        OfRows(output.write),
         url=url,
         limit=max_messages,
         client_name=client_name,
@@ -412,8 +413,8 @@ class _Output:
     def idle_seconds(self) -> float:
         return time.monotonic() - self._wrote_at
 
-    def write(self, owned: Any, batch: Any) -> None:
-        for message in batch.to_pylist():
+    def write(self, owned: Any, rows: Any) -> None:
+        for message in rows.to_pylist():
             line = self._json(owned, message) if self._as_json else self._plain(message)
             self._out.write(line + b"\n")
         self._out.flush()

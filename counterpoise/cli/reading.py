@@ -119,8 +119,8 @@ def messages_of(log: Log, positions: Mapping[int, str | None]) -> Iterator[Any]:
         start, end = position or bounds.starts[number], bounds.ends[number]
         while start != end:
             planned = log.limit({number: start}, READ_MESSAGES, bounds, max_bytes=READ_BYTES)
-            for batch in log.read(number, start, planned[number], max_messages=READ_MESSAGES):
-                yield from batch.to_pylist()
+            for rows in log.rows(number, start, planned[number], max_messages=READ_MESSAGES):
+                yield from rows.to_pylist()
             start = planned[number]
 
 

@@ -33,7 +33,7 @@ from counterpoise.consumer.reading import LOG_APPEARS_SECONDS, Reader
 from counterpoise.consumer.retry_queue import Keeper, RetryQueue
 from counterpoise.consumer.settling import Settler
 from counterpoise.consumer.watchdog import Watchdog
-from counterpoise.consumer.work import Each, Handle, Rules, Worker
+from counterpoise.consumer.work import Each, Handle, OfRows, Rules, Worker, of_rows
 from counterpoise.errors import CounterpoiseError, QueueNotFound, described
 from counterpoise.flow.base import OnOwned, OnRevoking, OnWarming, OnWarmingEnded
 from counterpoise.flow.blocking import Flow
@@ -174,7 +174,7 @@ class Consumer:
     def __init__(
         self,
         queue: str,
-        handle: Handle | None = None,
+        handle: Handle | OfRows | None = None,
         *,
         each: Each | None = None,
         url: str | None = None,
@@ -212,12 +212,13 @@ class Consumer:
     ) -> None:
         """Nothing is connected before it runs.
 
-        `handle(owned, batch)` takes batches, `each(message)` single messages; with neither,
-        iterate. `workers`: so many threads, each with one partition at a time; 1 works in the
-        caller's thread. `max_messages`: the limit of messages read ahead of one partition, and of a
-        batch; `max_bytes`: the limit of all partitions together. `limit`: end after so many
-        messages. `ends`: read each of these partitions up to its position, and of others nothing.
-        `idle_seconds`: how often a log without new messages is asked that cannot wake the consumer.
+        `handle(owned, batch)` takes batches of Arrow (without pyarrow it raises LogError),
+        `each(message)` single messages; with neither, iterate. `workers`: so many threads, each
+        with one partition at a time; 1 works in the caller's thread. `max_messages`: the limit of
+        messages read ahead of one partition, and of a batch; `max_bytes`: the limit of all
+        partitions together. `limit`: end after so many messages. `ends`: read each of these
+        partitions up to its position, and of others nothing. `idle_seconds`: how often a log
+        without new messages is asked that cannot wake the consumer.
 
         Positions are committed every `commit_seconds`, or after `commit_messages`. After `stop`,
         the handover may take `drain_seconds`. `on_poison`, `attempts`, `backoff_seconds`,
@@ -246,7 +247,7 @@ class Consumer:
         if max_processing_seconds is not None:
             check_seconds(SHORTEST_SECONDS, max_processing_seconds=max_processing_seconds)
         self.queue = queue
-        self._handle, self._each = handle, each
+        self._handle, self._each = of_rows(handle), each
         self._workers = workers
         self._policy = checked(on_poison)
         self._url, self._token = url, token

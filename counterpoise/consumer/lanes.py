@@ -39,13 +39,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-import pyarrow as pa
-
 from counterpoise.consumer.message import Ownership
 from counterpoise.consumer.redelivery import Redelivery
 from counterpoise.flow.ledger import Grant, Item, Ledger
 from counterpoise.flow.view import Key, Owned
 from counterpoise.logs import Successor
+from counterpoise.logs.rows import Rows
 from counterpoise.wire import ChildrenItem, CommitItem, ReleaseItem
 
 
@@ -53,23 +52,23 @@ from counterpoise.wire import ChildrenItem, CommitItem, ReleaseItem
 class Chunk:
     """Consecutive messages of a partition; `end` is the position after the last one."""
 
-    batch: pa.RecordBatch
+    rows: Rows
     end: str
 
     @property
     def start(self) -> str:
-        first: str = self.batch.column("position")[0].as_py()
-        return first
+        """The position of the first one."""
+        return self.rows.position(0)
 
     def split(self, count: int) -> tuple[Chunk, Chunk]:
         """The first `count` messages and the others; 0 < count < number of messages."""
-        rest = Chunk(self.batch.slice(count), self.end)
-        return Chunk(self.batch.slice(0, count), rest.start), rest
+        rest = Chunk(self.rows.slice(count), self.end)
+        return Chunk(self.rows.slice(0, count), rest.start), rest
 
     def one_by_one(self) -> list[Chunk]:
         """Chunks of one message each."""
         chunks, rest = [], self
-        while rest.batch.num_rows > 1:
+        while len(rest.rows) > 1:
             first, rest = rest.split(1)
             chunks.append(first)
         return [*chunks, rest]
@@ -390,7 +389,7 @@ class Lanes:
                 self._count(lane, chunk, 1)
             # The range after the last message may have no messages.
             if lane.waiting:
-                lane.waiting[-1] = Chunk(lane.waiting[-1].batch, read_to)
+                lane.waiting[-1] = Chunk(lane.waiting[-1].rows, read_to)
             elif lane.partition in self._ledger.in_flight:
                 return  # found again when the worker is done
             else:
@@ -454,19 +453,19 @@ class Lanes:
 
     def _piece(self, lane: Lane, most: int | None) -> Piece:
         chunk = lane.waiting.popleft()
-        if most is not None and chunk.batch.num_rows > most:
+        if most is not None and len(chunk.rows) > most:
             chunk, rest = chunk.split(most)
             lane.waiting.appendleft(rest)
         self._count(lane, chunk, -1)
-        lane.in_hand = chunk.batch.num_rows
+        lane.in_hand = len(chunk.rows)
         self._ledger.begin([lane.partition])
         if lane.more and self._wants(lane):
             self._wake_reader()
         return Piece(lane, chunk, lane.drops)
 
     def _count(self, lane: Lane, chunk: Chunk, sign: int) -> None:
-        lane.waiting_messages += sign * chunk.batch.num_rows
-        lane.waiting_bytes = max(0, lane.waiting_bytes + sign * chunk.batch.nbytes)
+        lane.waiting_messages += sign * len(chunk.rows)
+        lane.waiting_bytes = max(0, lane.waiting_bytes + sign * chunk.rows.nbytes)
 
     def put_back(
         self, piece: Piece, handled: int, *, split: bool = False, not_before: float = 0.0
@@ -476,7 +475,7 @@ class Lanes:
         The others go back to the front, with `split` one by one. The lane then pauses until
         `not_before` (`lease_time`; see `call_due`).
         """
-        lane, rows = piece.lane, piece.chunk.batch.num_rows
+        lane, rows = piece.lane, len(piece.chunk.rows)
         with self._changed:
             lane.in_hand, lane.not_before = 0, not_before
             self.handled += handled

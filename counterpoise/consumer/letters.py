@@ -22,7 +22,8 @@ from counterpoise.consumer.lanes import Failure
 from counterpoise.consumer.message import Message
 from counterpoise.errors import Invalid
 from counterpoise.logs.numbered import position_number
-from counterpoise.logs.port import ASIDE_HEADERS, SHOWN_FROM, SHOWN_TO
+from counterpoise.logs.port import ASIDE_HEADERS
+from counterpoise.logs.rows import SHOWN_FROM, SHOWN_TO
 
 HEADER, RETRY_HEADER = ASIDE_HEADERS
 NAMES = ("queue", "partition", "epoch", "position", "published-at", "attempts", "error")

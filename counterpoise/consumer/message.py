@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from counterpoise.flow.view import Owned
 from counterpoise.lease_time import lease_time
-from counterpoise.logs.columns import times
+from counterpoise.logs.rows import Rows
 
 
 class Ownership:
@@ -103,22 +101,10 @@ class Message(NamedTuple):
         return self.owned.time_left()
 
 
-def messages_of(batch: pa.RecordBatch, owned: Ownership) -> list[Message]:
-    """The rows of a batch of MESSAGE_SCHEMA, in order."""
-    headers = batch.column("headers")
-    if headers.null_count == batch.num_rows:
-        mappings: list[dict[str, str]] = [{} for _ in range(batch.num_rows)]
-    else:
-        mappings = [dict(one or ()) for one in headers.to_pylist()]
+def messages_of(rows: Rows, owned: Ownership) -> list[Message]:
+    """The rows of a log as messages, in order."""
     partition, epoch = owned.partition, owned.epoch
     return [
-        Message(partition, epoch, position, key, value, mapping, published_at, owned)
-        for position, key, value, mapping, published_at in zip(
-            batch.column("position").to_pylist(),
-            batch.column("key").to_pylist(),
-            batch.column("value").to_pylist(),
-            mappings,
-            times(batch.column("published_at")),
-            strict=True,
-        )
+        Message(partition, epoch, position, key, value, dict(headers or ()), published_at, owned)
+        for position, key, value, headers, published_at in zip(*rows.columns(), strict=True)
     ]

@@ -29,8 +29,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cmp_to_key
 
-import pyarrow as pa
-
 from counterpoise import tracing
 from counterpoise.backoff import Backoff
 from counterpoise.client import Client
@@ -54,6 +52,7 @@ from counterpoise.logs import (
 )
 from counterpoise.logs.address import environment_access
 from counterpoise.logs.errors import AHEAD_SECONDS
+from counterpoise.logs.rows import Rows
 from counterpoise.waking import Waking
 from counterpoise.wire import CommitItem, LogAccess
 
@@ -92,41 +91,41 @@ def read_range(
 
     Not much more than `max_bytes` in memory, but at least one message if there is any.
     """
-    batches: list[pa.RecordBatch] = []
+    parts: list[Rows] = []
     memory_bytes = 0
     try:
-        for batch in log.read(
+        for rows in log.rows(
             partition, start, end, max_messages=max_messages + 1, max_bytes=max_bytes
         ):
-            batches.append(batch)
+            parts.append(rows)
             # Keys and headers take memory too, and may be larger than values.
-            memory_bytes += batch.nbytes
+            memory_bytes += rows.nbytes
             if memory_bytes >= max_bytes:
                 break
     except PositionTrimmed as gone:
         # Messages before the gap are handled first. Reading at the gap then raises again.
-        if not batches:
+        if not parts:
             raise
-        return _chunks(batches, gone.position), gone.position
-    count = sum(batch.num_rows for batch in batches)
+        return _chunks(parts, gone.position), gone.position
+    count = sum(map(len, parts))
     if count <= max_messages and memory_bytes < max_bytes:
-        return _chunks(batches, end), end
+        return _chunks(parts, end), end
     if count == 1:  # one large message: what is the position after it?
-        batches = list(log.read(partition, start, end, max_messages=2))
-        count = sum(batch.num_rows for batch in batches)
+        parts = list(log.rows(partition, start, end, max_messages=2))
+        count = sum(map(len, parts))
         if count == 1:
-            return _chunks(batches, end), end
-    following: str = batches[-1].column("position")[-1].as_py()
-    last = batches.pop()
-    if last.num_rows > 1:
-        batches.append(last.slice(0, last.num_rows - 1))
-    return _chunks(batches, following), following
+            return _chunks(parts, end), end
+    last = parts.pop()
+    following = last.position(-1)
+    if len(last) > 1:
+        parts.append(last.slice(0, -1))
+    return _chunks(parts, following), following
 
 
-def _chunks(batches: list[pa.RecordBatch], end: str) -> list[Chunk]:
+def _chunks(parts: list[Rows], end: str) -> list[Chunk]:
     chunks: list[Chunk] = []
-    for batch in reversed(batches):
-        chunk = Chunk(batch, end)
+    for rows in reversed(parts):
+        chunk = Chunk(rows, end)
         chunks.append(chunk)
         end = chunk.start
     chunks.reverse()
@@ -342,7 +341,7 @@ class Reader:
             self._lanes.came_to_end(lane, bounds.starts[lane.partition], end, after)
         return ends
 
-    def _first(self, log: Log, ranges: list[LaneRange]) -> Mapping[int, tuple[pa.RecordBatch, str]]:
+    def _first(self, log: Log, ranges: list[LaneRange]) -> Mapping[int, tuple[Rows, str]]:
         """The first messages of lanes, of all in one call."""
         if not ranges:
             return {}
@@ -355,7 +354,7 @@ class Reader:
         except LogError:
             return {}  # `_fill` finds out of which lane
 
-    def _fill(self, log: Log, found: LaneRange, first: tuple[pa.RecordBatch, str] | None) -> bool:
+    def _fill(self, log: Log, found: LaneRange, first: tuple[Rows, str] | None) -> bool:
         """Read into a lane as much as fits; `first` are the messages that are known already."""
         lane, start, end = found.lane, found.start, found.end
         if not lane.grant.open:
@@ -365,11 +364,11 @@ class Reader:
             return False
         try:
             with tracing.reading(self._flow.queue, lane.partition, start) as span:
-                if first is not None and first[0].num_rows <= messages:
+                if first is not None and len(first[0]) <= messages:
                     chunks, reached = [Chunk(*first)], first[1]
                 else:
                     chunks, reached = read_range(log, lane.partition, start, end, messages, size)
-                span.found(sum(chunk.batch.num_rows for chunk in chunks), reached)
+                span.found(sum(len(chunk.rows) for chunk in chunks), reached)
         except LogError as error:
             self._refused(lane, start, error)
             return False

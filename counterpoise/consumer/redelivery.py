@@ -64,12 +64,9 @@ from datetime import datetime
 from functools import cmp_to_key
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from counterpoise.consumer.message import Message, Ownership
 from counterpoise.flow.view import Owned
-from counterpoise.logs.columns import MESSAGE_SCHEMA, binaries, mappings, repeated, strings
-from counterpoise.logs.rows import microseconds_of
+from counterpoise.logs.rows import Columns, Rows, microseconds_of
 
 Compare = Callable[[str, str], int]
 
@@ -131,19 +128,17 @@ class SetAside:
             owned,
         )
 
-    def batch(self) -> pa.RecordBatch:
-        """The message as a batch of one row, as it was read."""
-        headers, at = MESSAGE_SCHEMA.field("headers").type, MESSAGE_SCHEMA.field("published_at")
-        return pa.RecordBatch.from_arrays(
-            [
-                repeated(self.place.partition, 1, pa.int32()),
-                strings([self.place.position]),
-                strings([self.key]),
-                binaries([self.value]),
-                mappings(headers, [tuple(self.headers.items()) or None]),
-                repeated(microseconds_of(self.published_at), 1, pa.int64()).cast(at.type),
-            ],
-            schema=MESSAGE_SCHEMA,
+    def rows(self) -> Rows:
+        """The message as it was read. Raises ValueError if its position is no number."""
+        return Rows(
+            Columns(
+                self.place.partition,
+                [int(self.place.position)],
+                [microseconds_of(self.published_at)],
+                [None if self.key is None else self.key.encode()],
+                [self.value],
+                [[*self.headers.items()]],
+            )
         )
 
 

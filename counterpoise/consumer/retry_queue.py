@@ -21,7 +21,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -70,7 +70,6 @@ WRITE_SECONDS = 10.0
 CALL_SECONDS = 5.0
 READ_MESSAGES = 1000
 READ_BYTES = 8 * 1024 * 1024
-COLUMNS = ("partition", "position", "key", "headers")
 # How often the keeper looks how far the retry queue is done, and how long it pauses after an error.
 SWEEP_SECONDS = 30.0
 AGAIN_SECONDS = 0.5
@@ -150,9 +149,7 @@ class Records:
         self._messages: dict[int, list[tuple[str, MessagePlace, int]]] = {}
 
     def add(self, row: dict[str, Any]) -> None:
-        """Take a row of the retry queue (`COLUMNS`, and `value` for wanted ones). Raises
-        NotARecord.
-        """
+        """Take a row of the retry queue (`Rows.to_pylist`). Raises NotARecord."""
         texts = _texts(row)
         try:
             place = _place(texts)
@@ -275,7 +272,7 @@ def _said(texts: Mapping[str, str]) -> _Said:
 
 
 def rows(
-    log: Log, positions: Mapping[int, str | None], bounds: Bounds, columns: Sequence[str]
+    log: Log, positions: Mapping[int, str | None], bounds: Bounds
 ) -> Iterator[list[dict[str, Any]]]:
     """The rows from these positions (None: the first one) to the ends, some at a time."""
     for number, position in positions.items():
@@ -284,9 +281,8 @@ def rows(
             start = position
         while log.compare(start, end) < 0:
             upto = log.limit({number: start}, READ_MESSAGES, bounds, max_bytes=READ_BYTES)[number]
-            for batch in log.read(number, start, upto, max_messages=READ_MESSAGES):
-                # Without the times: they would load pandas (`counterpoise.logs.columns`).
-                yield batch.select(columns).to_pylist()
+            for some in log.rows(number, start, upto, max_messages=READ_MESSAGES):
+                yield some.to_pylist()
             start = upto
 
 
@@ -366,8 +362,7 @@ class RetryQueue:
             }
             bounds = log.bounds([*positions])
             records = Records(self.policy.queue, wanted or (lambda _: False))
-            columns = COLUMNS if wanted is None else (*COLUMNS, "value")
-            for some in rows(log, positions, bounds, columns):
+            for some in rows(log, positions, bounds):
                 if stop():
                     return None
                 for row in some:

@@ -20,9 +20,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from counterpoise.backoff import Backoff
 from counterpoise.consumer.lanes import Chunk, Due, Failure, Lane, Lanes, Piece
@@ -35,9 +33,15 @@ from counterpoise.consumer.watchdog import Watchdog
 from counterpoise.errors import ServiceUnavailable, described
 from counterpoise.lease_time import lease_time
 from counterpoise.logs import LogUnavailable
+from counterpoise.logs.numbered import to_arrow
+from counterpoise.logs.rows import Rows
 from counterpoise.options import has_run
 
-Handle: TypeAlias = Callable[[Ownership, pa.RecordBatch], Any]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Handle: TypeAlias = "Callable[[Ownership, pa.RecordBatch], Any]"
+HandleRows: TypeAlias = Callable[[Ownership, Rows], Any]
 Each: TypeAlias = Callable[[Message], Any]
 
 TURN_MESSAGES = 100
@@ -49,6 +53,25 @@ FULL_SECONDS = 1.0
 UNWRITTEN_SECONDS = 1.0
 
 logger = logging.getLogger("counterpoise.consumer")
+
+
+@dataclass(frozen=True)
+class OfRows:
+    """A handler of batches that takes them as rows of the log, and so needs no Arrow."""
+
+    function: HandleRows
+
+
+def of_rows(handle: Handle | OfRows | None) -> HandleRows | None:
+    """The handler of batches, as a worker calls it. Raises LogError if it needs pyarrow, which is
+    not installed.
+    """
+    if handle is None:
+        return None
+    if isinstance(handle, OfRows):
+        return handle.function
+    record_batch = to_arrow()
+    return lambda owned, rows: handle(owned, record_batch(rows))
 
 
 @dataclass(frozen=True)
@@ -75,7 +98,7 @@ class Worker:
         watchdog: Watchdog,
         rules: Rules,
         *,
-        handle: Handle | None = None,
+        handle: HandleRows | None = None,
         each: Each | None = None,
     ) -> None:
         self._lanes = lanes
@@ -136,7 +159,7 @@ class Worker:
     def _of(self, piece: Piece) -> Iterator[tuple[Message, str]]:
         """The messages of a piece, each with the position after it, until the turn is over."""
         lane = piece.lane
-        messages = messages_of(piece.chunk.batch, piece.lane.owned)
+        messages = messages_of(piece.chunk.rows, piece.lane.owned)
         ends = [message.position for message in messages[1:]]
         ends.append(piece.chunk.end)
         until = lease_time() + TURN_SECONDS
@@ -194,26 +217,26 @@ class Worker:
                 return None
         return self._pause_for(lane, failure, message)
 
-    def _batch(self, piece: Piece, handle: Handle) -> None:
+    def _batch(self, piece: Piece, handle: HandleRows) -> None:
         lane, done, split, not_before = piece.lane, 0, False, 0.0
         self._begin(lane, piece.chunk.start)
         try:
             chunk = self._begin_of(lane, piece.chunk)
-            batch, rows = chunk.batch, chunk.batch.num_rows
-            message = messages_of(batch.slice(0, 1), lane.owned)[0]
-            failure = lane.failure
-            if self._must_wait(lane, message.key, message.position):
-                pause = self._set_aside(lane, message)
-                if pause is None:
-                    lane.grant.done, done = chunk.end, 1
-                else:
-                    not_before = pause
-                return
+            count, failure = len(chunk.rows), lane.failure
+            if lane.redelivery is not None:
+                message = _first_of(chunk, lane)
+                if self._must_wait(lane, message.key, message.position):
+                    pause = self._set_aside(lane, message)
+                    if pause is None:
+                        lane.grant.done, done = chunk.end, 1
+                    else:
+                        not_before = pause
+                    return
             if failure is None or failure.attempts < self._rules.attempts:
                 try:
-                    result = handle(lane.owned, batch)
+                    result = handle(lane.owned, chunk.rows)
                 except Exception as error:
-                    if rows > 1 and not self._halts_at_once:
+                    if count > 1 and not self._halts_at_once:
                         split = True
                         logger.warning(
                             "%s: a batch failed, trying one by one: %s",
@@ -226,11 +249,11 @@ class Worker:
                     has_run(result)
                     failure = None
             if failure is not None:
-                pause = self._pause_for(lane, failure, message)
+                pause = self._pause_for(lane, failure, _first_of(chunk, lane))
                 if pause is not None:
                     not_before = pause
                     return
-            lane.failure, lane.grant.done, done = None, chunk.end, rows
+            lane.failure, lane.grant.done, done = None, chunk.end, count
         except BaseException as error:
             self._rules.halt(error)
             raise
@@ -242,14 +265,14 @@ class Worker:
         """The first messages of the chunk that are handled together: those before the first that
         must wait, or this one, or the one that has failed, alone.
         """
-        count = chunk.batch.num_rows
+        count = len(chunk.rows)
         if lane.failure is not None:
             count = 1
         elif lane.redelivery is not None and lane.redelivery.holds_some:
-            keys, positions = (chunk.batch.column(name).to_pylist() for name in ("key", "position"))
-            waits = map(lambda key, at: self._must_wait(lane, key, at), keys, positions)
+            shown = chunk.rows.columns()
+            waits = map(lambda key, at: self._must_wait(lane, key, at), shown.keys, shown.positions)
             count = max(1, next((number for number, found in enumerate(waits) if found), count))
-        return chunk if count == chunk.batch.num_rows else chunk.split(count)[0]
+        return chunk if count == len(chunk.rows) else chunk.split(count)[0]
 
     @property
     def _halts_at_once(self) -> bool:
@@ -480,7 +503,7 @@ class Worker:
     def _call(self, lane: Lane, one: SetAside) -> Exception | None:
         try:
             if self._handle is not None:
-                result = self._handle(lane.owned, one.batch())
+                result = self._handle(lane.owned, one.rows())
             else:
                 assert self._each is not None
                 result = self._each(one.message(lane.owned))
@@ -514,3 +537,7 @@ class Worker:
     def _place(self, lane: Lane, position: str) -> str:
         queue = self._rules.origin().queue
         return f"queue {queue}, partition {lane.partition} epoch {lane.epoch} position {position}"
+
+
+def _first_of(chunk: Chunk, lane: Lane) -> Message:
+    return messages_of(chunk.rows.slice(0, 1), lane.owned)[0]

@@ -10,16 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-from counterpoise.logs.columns import repeated
 from counterpoise.logs.errors import LogBehind, LogError, PositionAhead, PositionTrimmed
 from counterpoise.logs.groups import joined, joined_bounds, parted, place
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog, fair_shares
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds, Log, Rest
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from counterpoise.logs.rows import Rows
 
 NOT_PUBLISHED = (
     "several logs that are read side by side take no messages together: publish to the queue of "
@@ -46,7 +42,7 @@ class AlignedLog(NumberedLog):
     def next_sequence(self, publisher: str) -> int:
         raise LogError(NOT_PUBLISHED)
 
-    def read(
+    def rows(
         self,
         partition: int,
         start: str,
@@ -54,17 +50,17 @@ class AlignedLog(NumberedLog):
         *,
         max_messages: int,
         max_bytes: int | None = None,
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[Rows]:
         which, number = place(partition, len(self._logs))
         with _numbered(partition):
-            for batch in self._logs[which].read(
+            for rows in self._logs[which].rows(
                 number, start, end, max_messages=max_messages, max_bytes=max_bytes
             ):
-                yield _of_partition(batch, partition)
+                yield rows.of_partition(partition)
 
     def first(
         self, ranges: Mapping[int, tuple[str, str]], *, max_messages: int, max_bytes: int
-    ) -> Mapping[int, tuple[pa.RecordBatch, str]]:
+    ) -> Mapping[int, tuple[Rows, str]]:
         parts = [
             log.first(some, max_messages=max_messages, max_bytes=max_bytes // len(self._logs))
             if some
@@ -72,7 +68,7 @@ class AlignedLog(NumberedLog):
             for log, some in zip(self._logs, parted(ranges, len(self._logs)), strict=True)
         ]
         found = joined(parts)
-        return {number: (_of_partition(one, number), end) for number, (one, end) in found.items()}
+        return {number: (one.of_partition(number), end) for number, (one, end) in found.items()}
 
     def bounds(self, partitions: Sequence[int]) -> Bounds:
         parts = parted(dict.fromkeys(partitions), len(self._logs))
@@ -137,10 +133,3 @@ def _numbered(partition: int) -> Iterator[None]:
         raise PositionAhead(partition, error.position, error.end) from error
     except LogBehind as error:
         raise LogBehind(partition, error.end, error.wanted) from error
-
-
-def _of_partition(batch: pa.RecordBatch, partition: int) -> pa.RecordBatch:
-    """The messages with the partition's number here."""
-    index = batch.schema.get_field_index("partition")
-    field = batch.schema.field(index)
-    return batch.set_column(index, field, repeated(partition, batch.num_rows, field.type))

@@ -19,9 +19,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-import pyarrow as pa
-
-from counterpoise.logs.columns import integers, strings
 from counterpoise.logs.errors import (
     InvalidMessage,
     LogBehind,
@@ -33,7 +30,7 @@ from counterpoise.logs.errors import (
 )
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog, fair_shares
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds, Message, Rest
-from counterpoise.logs.rows import microseconds_of, record_batch
+from counterpoise.logs.rows import Columns, Rows, microseconds_of
 
 SCHEME = "memory://"
 CHUNK_MESSAGES = 8192
@@ -349,7 +346,7 @@ class MemoryLog(NumberedLog):
             return AppendResult(0, 0)
         return self._logs.append(self.name, batch)
 
-    def read(
+    def rows(
         self,
         partition: int,
         start: str,
@@ -357,7 +354,7 @@ class MemoryLog(NumberedLog):
         *,
         max_messages: int,
         max_bytes: int | None = None,
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[Rows]:
         position = self.number(start)
         if end is None:
             last = self._logs.chunk(self.name, partition, 0, 0, 0).end
@@ -374,7 +371,7 @@ class MemoryLog(NumberedLog):
             if not rows:
                 position = _after_gap(partition, position, last, found)
                 continue
-            yield _record_batch(partition, position, rows)
+            yield _rows(partition, position, rows)
             position += len(rows)
             messages_left -= len(rows)
             if max_bytes is not None:
@@ -457,13 +454,15 @@ def _after_gap(partition: int, position: int, last: int, found: _Chunk) -> int:
     raise LogBehind(partition, str(found.end), str(last))
 
 
-def _record_batch(partition: int, position: int, rows: Sequence[_Row]) -> pa.RecordBatch:
+def _rows(partition: int, position: int, rows: Sequence[_Row]) -> Rows:
     messages = [row.message for row in rows]
-    return record_batch(
-        partition,
-        integers(range(position, position + len(rows))),
-        [row.microseconds for row in rows],
-        strings([message.key for message in messages]),
-        [message.value for message in messages],
-        [list(message.headers.items()) if message.headers else None for message in messages],
+    return Rows(
+        Columns(
+            partition,
+            range(position, position + len(rows)),
+            [row.microseconds for row in rows],
+            [None if message.key is None else message.key.encode() for message in messages],
+            [message.value for message in messages],
+            [list(message.headers.items()) if message.headers else None for message in messages],
+        )
     )

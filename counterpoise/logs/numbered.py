@@ -7,7 +7,7 @@ more, and `fair_shares` distributes a number of messages to read over partitions
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from counterpoise.logs.address import Kind
@@ -16,6 +16,9 @@ from counterpoise.logs.port import Bounds, Rest
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from counterpoise.logs.rows import Rows
+
 # The first number that is too large for a position: Redis' scripts count exactly up to there, the
 # other logs have signed 64-bit numbers.
 TOO_LARGE: Mapping[Kind, int] = {
@@ -55,6 +58,18 @@ def position_number(position: str, too_large: int) -> int | None:
     return number if number < too_large else None
 
 
+def to_arrow() -> Callable[[Rows], pa.RecordBatch]:
+    """What makes a batch of MESSAGE_SCHEMA of rows. Raises LogError without pyarrow."""
+    try:
+        from counterpoise.logs.record_batch import record_batch
+    except ModuleNotFoundError:
+        raise LogError(
+            "batches of messages need a package that is not installed: "
+            "pip install 'counterpoise[arrow]'. Single messages do without"
+        ) from None
+    return record_batch
+
+
 class NumberedLog(ABC):
     """The calls of `counterpoise.logs.Log` that only compare positions and count between them.
 
@@ -68,6 +83,34 @@ class NumberedLog(ABC):
     @abstractmethod
     def bounds(self, partitions: Sequence[int]) -> Bounds:
         """See `Log.bounds`."""
+
+    @abstractmethod
+    def rows(
+        self,
+        partition: int,
+        start: str,
+        end: str | None,
+        *,
+        max_messages: int,
+        max_bytes: int | None = None,
+    ) -> Iterator[Rows]:
+        """See `Log.rows`."""
+
+    def read(
+        self,
+        partition: int,
+        start: str,
+        end: str | None,
+        *,
+        max_messages: int,
+        max_bytes: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """See `Log.read`."""
+        record_batch = to_arrow()
+        for rows in self.rows(
+            partition, start, end, max_messages=max_messages, max_bytes=max_bytes
+        ):
+            yield record_batch(rows)
 
     @abstractmethod
     def _admit(
@@ -105,7 +148,7 @@ class NumberedLog(ABC):
         *,
         max_messages: int,
         max_bytes: int,
-    ) -> Mapping[int, tuple[pa.RecordBatch, str]]:
+    ) -> Mapping[int, tuple[Rows, str]]:
         """Nothing: this log has no call for it."""
         return {}
 

@@ -56,11 +56,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from operator import gt
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from counterpoise.logs.errors import InvalidMessage
+from counterpoise.logs.rows import SHOWN_FROM, SHOWN_TO, Rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,10 +75,6 @@ OUR_HEADERS_BYTES = 64 * 1024
 """So many bytes of headers with the first name may come on top, and so many of the others. So a
 message of any size can be put aside, as a dead letter or to be tried again, whatever headers its
 publisher has given it: what is put aside gets the others anew."""
-
-SHOWN_FROM = datetime(1, 1, 2, tzinfo=UTC)
-SHOWN_TO = datetime(9999, 12, 30, 23, 59, 59, 999999, tzinfo=UTC)
-"""The times that a `datetime` of any time zone can show."""
 
 
 class Message(NamedTuple):
@@ -269,11 +266,23 @@ class Log(Protocol):
         max_messages: int,
         max_bytes: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """The messages of [start, end) in order, as record batches of MESSAGE_SCHEMA.
+        """As `rows`, as record batches of MESSAGE_SCHEMA. Raises LogError without pyarrow, too."""
+        ...
+
+    def rows(
+        self,
+        partition: int,
+        start: str,
+        end: str | None,
+        *,
+        max_messages: int,
+        max_bytes: int | None = None,
+    ) -> Iterator[Rows]:
+        """The messages of [start, end) in order, some at a time and at least one.
 
         `end` None means the current end of the partition. At most `max_messages` are returned, and
         none after `max_bytes` of values have been returned (but always at least one message). No
-        batch has more than `max_bytes` of values, keys and headers before its last message.
+        part has more than `max_bytes` of values, keys and headers before its last message.
         Whatever a row holds, it is returned (`counterpoise.logs.rows`).
         Otherwise the read returns the complete range or raises: LogBehind if the partition ends
         before the range (a log may wait for it first). Memory is bounded for any range. Raises
@@ -287,12 +296,12 @@ class Log(Protocol):
         *,
         max_messages: int,
         max_bytes: int,
-    ) -> Mapping[int, tuple[pa.RecordBatch, str]]:
+    ) -> Mapping[int, tuple[Rows, str]]:
         """The first messages of several ranges [start, end) in one call, as far as the log can.
 
-        Of each partition a batch as from `read`, with at most `max_messages`, and the position
+        Of each partition some as from `rows`, at most `max_messages`, and the position
         after it. In all at most `max_bytes` of values, keys and headers. Any partition may be
-        missing, also because its range cannot be read: `read` then says why.
+        missing, also because its range cannot be read: `rows` then says why.
         Raises InvalidPosition, LogUnavailable.
         """
         ...

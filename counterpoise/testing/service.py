@@ -160,8 +160,8 @@ class MemoryService:
         return [
             row
             for number, start in sorted(bounds.starts.items())
-            for batch in log.read(number, start, bounds.ends[number], max_messages=2**31)
-            for row in batch.to_pylist()
+            for rows in log.rows(number, start, bounds.ends[number], max_messages=2**31)
+            for row in rows.to_pylist()
         ]
 
     def committed(self, queue: str) -> dict[int, str | None]:

@@ -41,7 +41,7 @@ SAID = [
     f"at least for {GONE_SECONDS / 3600:g} h",
     f"may make the `GET` calls of the key, for {keys.SESSION_SECONDS / 3600:g} h",
     f"(0..{routing.LONGEST_WAIT_SECONDS:g} s, capped at half the lease)",
-    f"at most {Settings.model_fields['request_limit_bytes'].default / MIB:g} MiB unless",
+    f"at most {Settings().request_limit_bytes / MIB:g} MiB unless",
     f"every other body {bodies.SMALL_BYTES / KIB:g} KiB",
     f"at most {WORDS[bodies.MOST_UNKNOWN]} unknown fields",
     f"head has at most {connections.MOST_HEAD_BYTES / KIB:g} KiB and {MOST_FIELDS} fields",

@@ -124,6 +124,6 @@ def test_the_lock_has_all_that_its_packages_need() -> None:
 def test_both_packages_have_one_version(name: str) -> None:
     versions = re.findall(r'^version = "(.+)"$', (ROOT / name).read_text("utf-8"), re.M)
     pinned = re.findall(
-        r'"counterpoise==(.+)"', (ROOT / "deploy/server/pyproject.toml").read_text("utf-8")
+        r'"counterpoise\[cli\]==(.+)"', (ROOT / "deploy/server/pyproject.toml").read_text("utf-8")
     )
     assert versions == pinned == [counterpoise.__version__]

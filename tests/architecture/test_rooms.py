@@ -33,6 +33,7 @@ ERRORS = """
 """
 REQUESTS = "NewChild NewKey ReportedCondition Root"
 TWICE = {
+    "Rows": "what a read of a log has brought; and what a target of a sink takes",
     **dict.fromkeys(
         WIRE.split(),
         "one thing on the wire (counterpoise.wire) and in the service; an item of a request has "

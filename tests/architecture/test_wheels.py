@@ -1,12 +1,14 @@
 """Both wheels, installed into new environments."""
 
 import re
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from benchmarks.footprint import installed
 from tests.architecture.conftest import environment_like_ours, install, new_environment, pip, run
 from tests.architecture.test_repository import ROOT, tracked_files
 
@@ -79,6 +81,14 @@ def test_a_consumer_gets_no_service_and_the_service_brings_both(
     binaries = new_environment(tmp_path / "venv")
     install(binaries, wheels, versions, "counterpoise")
     assert packages_of_ours(binaries, tmp_path) == CONSUMERS
+    # What a plain consumer weighs; `python -m benchmarks.footprint` has the rest of the figures.
+    found = installed(binaries / "python")
+    assert found.packages <= 12
+    assert found.size_bytes <= 40_000_000
+    refused = subprocess.run([binaries / "counterpoise"], capture_output=True, text=True)
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "pip install 'counterpoise[cli]'" in refused.stderr
+    install(binaries, wheels, versions, "counterpoise[cli]")
     assert "Usage" in run(binaries / "counterpoise", "--help", cwd=tmp_path)
     pip(binaries, "uninstall", "--yes", "counterpoise")
     install(binaries, wheels, versions, "counterpoise-server")

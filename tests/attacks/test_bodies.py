@@ -22,7 +22,7 @@ from tests.service import Service, eventually, running, settings_for
 
 pytestmark = pytest.mark.long
 
-MOST_BYTES = Settings.model_fields["request_limit_bytes"].default
+MOST_BYTES = Settings().request_limit_bytes
 ATTACKER = "127.0.0.66"
 
 

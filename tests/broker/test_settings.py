@@ -10,7 +10,7 @@ from broker.settings import Settings, SettingsError, load
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = {f"COUNTERPOISE_{name.upper()}" for name in Settings.model_fields}
+    ours = {f"COUNTERPOISE_{name.upper()}" for name in Settings.__struct_fields__}
     ours |= {f"{name}_FILE" for name in ours}
     for name in [name for name in os.environ if name in ours or name.startswith("PG")]:
         monkeypatch.delenv(name)
@@ -57,7 +57,7 @@ def test_every_setting_is_a_variable_of_the_environment(monkeypatch: pytest.Monk
         "log_level": "debug",
         "log_format": "json",
     }
-    assert set(values) == set(Settings.model_fields)
+    assert set(values) == set(Settings.__struct_fields__)
     for name, value in values.items():
         monkeypatch.setenv(f"COUNTERPOISE_{name.upper()}", value)
     settings = load()
@@ -88,9 +88,9 @@ def test_a_directory_on_the_command_line_wins_over_the_variable_of_a_database(
 def test_a_variable_without_a_value_counts_as_unset(
     monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    for name in Settings.model_fields:
+    for name in Settings.__struct_fields__:
         monkeypatch.setenv(f"COUNTERPOISE_{name.upper()}", text)
-    assert load() == Settings.model_construct()
+    assert load() == Settings()
 
 
 def test_blanks_and_line_ends_around_a_value_are_not_part_of_it(
@@ -103,6 +103,18 @@ def test_blanks_and_line_ends_around_a_value_are_not_part_of_it(
     for name, value in values.items():
         monkeypatch.setenv(f"COUNTERPOISE_{name.upper()}", f" {value}\r\n")
     assert load() == plain
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("TRUE", True), ("on", True), ("1", True), ("No", False), ("0", False)]
+)
+def test_a_boolean_is_written_as_people_do(
+    monkeypatch: pytest.MonkeyPatch, text: str, value: bool
+) -> None:
+    monkeypatch.setenv("COUNTERPOISE_INSECURE", text)
+    monkeypatch.setenv("COUNTERPOISE_AUTO_MIGRATE", text)
+    loaded = load()
+    assert (loaded.insecure, loaded.auto_migrate) == (value, value)
 
 
 def test_a_given_value_of_blanks_is_not_taken_for_the_default() -> None:
@@ -130,6 +142,26 @@ def test_an_error_names_the_source_of_the_setting(monkeypatch: pytest.MonkeyPatc
     assert "COUNTERPOISE_PORT: " in message
     assert "--log-level: " in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("port", "70000", "a whole number from 0 to 65,535"),
+        ("key_moves", "0", "a whole number of 1 at least"),
+        ("audit_days", "0", "a number above 0"),
+        ("shutdown_seconds", "nan", "a number from 0 to 300"),
+        ("insecure", "perhaps", "true or false"),
+        ("log_level", "loud", "debug, error, info or warning"),
+    ],
+)
+def test_an_error_says_what_the_setting_should_be(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str, says: str
+) -> None:
+    monkeypatch.setenv(f"COUNTERPOISE_{name.upper()}", text)
+    with pytest.raises(SettingsError) as caught:
+        load()
+    assert str(caught.value) == f"COUNTERPOISE_{name.upper()}: should be {says}"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from broker.settings import PREFIX, Settings
+from broker.settings import PREFIX, load
 from tests.architecture.test_repository import ROOT
 from tests.deploy.test_checked import KUBERNETES
 
@@ -176,7 +176,7 @@ def test_what_is_chosen_is_what_runs(chart: Any) -> None:
     # A large number is not written as 1e+06.
     chosen = ("HISTORY_DAYS", "AUTO_MIGRATE", "LOG_LEVEL", "KEYS_OPTIONAL")
     assert [texts[name] for name in chosen] == ["1000000", "false", "warning", "true"]
-    Settings.model_validate({name.lower(): text for name, text in texts.items()})
+    load(**{name.lower(): text for name, text in texts.items()})
     hosts = "other-counterpoise other-counterpoise.shared.svc *.shared.svc.cluster.local"
     assert texts["ALLOWED_HOSTS"].split(",") == [*hosts.split(), "queues.example.com"]
 

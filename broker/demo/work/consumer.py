@@ -15,7 +15,8 @@ from broker.demo.work.flights import Flight
 from broker.demo.work.sink import FlightMessage, FlightSlice
 from broker.demo.work.staging import Cues, Work, parser
 from counterpoise.consumer import Consumer
-from counterpoise.consumer.message import Ownership, messages_of
+from counterpoise.consumer.message import Ownership
+from counterpoise.logs.columns import times
 
 
 def consume(options: argparse.Namespace, work: Work) -> Consumer:
@@ -24,8 +25,13 @@ def consume(options: argparse.Namespace, work: Work) -> Consumer:
 
     def handle(owned: Ownership, batch: pa.RecordBatch) -> None:
         messages = [
-            FlightMessage(int(one.position), Flight.of(one.value), one.published_at.timestamp())
-            for one in messages_of(batch, owned)
+            FlightMessage(int(position), Flight.of(value), published_at.timestamp())
+            for position, value, published_at in zip(
+                batch["position"].to_pylist(),
+                batch["value"].to_pylist(),
+                times(batch["published_at"]),
+                strict=True,
+            )
         ]
         work(next(batches), [FlightSlice(owned.partition, owned.epoch, messages)])
 

@@ -97,7 +97,7 @@ class _Further:
             FlightMessage(
                 int(row["position"]), Flight.of(row["value"]), row["published_at"].timestamp()
             )
-            for rows in self._log.read(partition, begin, None, max_messages=MORE_MESSAGES)
+            for rows in self._log.rows(partition, begin, None, max_messages=MORE_MESSAGES)
             for row in rows.to_pylist()
         ]
         return FlightSlice(partition, epoch, messages)

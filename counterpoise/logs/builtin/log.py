@@ -16,8 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
-import pyarrow as pa
-
 from counterpoise.logs.builtin.admission import ByteAdmission
 from counterpoise.logs.builtin.ages import ages_statement
 from counterpoise.logs.builtin.bounds import COLUMNS, bounds_of
@@ -44,6 +42,7 @@ from counterpoise.logs.errors import (
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds, Rest
 from counterpoise.logs.ranges import HashRange, Ranges
+from counterpoise.logs.rows import Rows
 
 SWEEP_MESSAGES = 10_000
 
@@ -133,7 +132,7 @@ class PostgresLog(NumberedLog):
             wake(self._connection, self.name, watched)
         return AppendResult(appended, len(messages) - appended)
 
-    def read(
+    def rows(
         self,
         partition: int,
         start: str,
@@ -141,7 +140,7 @@ class PostgresLog(NumberedLog):
         *,
         max_messages: int,
         max_bytes: int | None = None,
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[Rows]:
         position = self.number(start)
         last = self._end_from(partition, position) if end is None else self.number(end)
         messages_left = max_messages
@@ -150,10 +149,10 @@ class PostgresLog(NumberedLog):
         while position < last and messages_left > 0 and (bytes_left is None or bytes_left > 0):
             chunk = self._reader.chunk(partition, position, last, messages_left, bytes_left)
             if chunk is not None:
-                batch, value_bytes = chunk
-                yield batch
-                position += batch.num_rows
-                messages_left -= batch.num_rows
+                rows, value_bytes = chunk
+                yield rows
+                position += len(rows)
+                messages_left -= len(rows)
                 if bytes_left is not None:
                     bytes_left -= value_bytes
                 missing_before = False
@@ -167,13 +166,13 @@ class PostgresLog(NumberedLog):
 
     def first(
         self, ranges: Mapping[int, tuple[str, str]], *, max_messages: int, max_bytes: int
-    ) -> Mapping[int, tuple[pa.RecordBatch, str]]:
+    ) -> Mapping[int, tuple[Rows, str]]:
         numbers = {
             partition: (self.number(start), self.number(end))
             for partition, (start, end) in ranges.items()
         }
         found = self._reader.first(numbers, max_messages, max_bytes)
-        return {partition: (batch, str(end)) for partition, (batch, end) in found.items()}
+        return {partition: (rows, str(end)) for partition, (rows, end) in found.items()}
 
     def bounds(self, partitions: Sequence[int]) -> Bounds:
         rows = self._connection.query(_BOUNDS, [list(partitions), self.name], retry=True)

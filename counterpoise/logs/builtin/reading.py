@@ -1,8 +1,8 @@
 """Reads the messages of the built-in log, chunk by chunk.
 
 A chunk is one statement, so neither side holds more than a chunk, and no transaction stays open
-while the caller works. The rows of its answer are groups of messages. Their Arrow columns are made
-of the driver's buffers as they are (`PackedRows`).
+while the caller works. The rows of its answer are groups of messages, and the driver's buffers of
+them become columns as they are (`PackedRows`).
 
 Mostly a chunk has all positions in its range, and the server only counts them. If a group lacks
 some, the chunk ends before it. The next one begins with it, and asks for its positions.
@@ -14,12 +14,8 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from counterpoise.logs.builtin.connection import LogConnection, sent_bigints, sent_integers
-from counterpoise.logs.columns import counting, integers, packed, scalar
-from counterpoise.logs.rows import Pairs, headers_of, record_batch
+from counterpoise.logs.rows import Columns, Packed, Pairs, Rows, headers_of
 
 CHUNK_MESSAGES = 8192
 # Of values, keys and headers. The usual chunk has half of it: larger ones are no faster, and begin
@@ -78,7 +74,6 @@ LATERAL (
 ) AS packed"""
 
 _EPOCH_2000_MICROSECONDS = 946_684_800_000_000
-_EPOCH_2000 = scalar(_EPOCH_2000_MICROSECONDS, pa.int64())
 
 
 def _read(group: str) -> str:
@@ -132,7 +127,7 @@ class ChunkReader:
 
     def chunk(
         self, partition: int, start: int, end: int, messages: int, value_bytes: int | None
-    ) -> tuple[pa.RecordBatch, int] | None:
+    ) -> tuple[Rows, int] | None:
         """Messages from `start` on, up to the first gap, and the bytes of their values.
 
         At most so many `messages`, of which none comes after so many `value_bytes`. None if there
@@ -153,14 +148,13 @@ class ChunkReader:
             chunk.add_all(self._connection.query(_READ_SPARSE, given, retry=True))
         if not chunk.sizes:
             return None
-        batch = chunk.record_batch(partition)
-        size = max(1, batch.get_total_buffer_size())
-        self._chunk_messages = 1 + CHUNK_BYTES // 2 * batch.num_rows // size
-        return batch, chunk.value_bytes
+        rows = chunk.rows(partition)
+        self._chunk_messages = 1 + CHUNK_BYTES // 2 * len(rows) // rows.nbytes
+        return rows, chunk.value_bytes
 
     def first(
         self, ranges: Mapping[int, tuple[int, int]], max_messages: int, max_bytes: int
-    ) -> dict[int, tuple[pa.RecordBatch, int]]:
+    ) -> dict[int, tuple[Rows, int]]:
         """The first messages of several ranges, and where each goes on: see `Log.first`."""
         given = {
             "log": self._name,
@@ -175,7 +169,7 @@ class ChunkReader:
             chunk.add(*group)
             if chunk.sizes:
                 following = chunk.start + len(chunk.sizes)
-                found[partition] = chunk.record_batch(partition), following
+                found[partition] = chunk.rows(partition), following
         return found
 
 
@@ -247,24 +241,16 @@ class PackedRows:
         )
         return positions is None
 
-    def record_batch(self, partition: int) -> pa.RecordBatch:
-        """The messages as a batch of MESSAGE_SCHEMA."""
-        count = len(self.sizes)
-        return record_batch(
-            partition,
-            counting(self.start, count),
-            _since_1970(self._times),
-            packed(self._key_sizes, b"".join(self._keys), pa.string())
-            if self._keys
-            else pa.nulls(count, pa.string()),
-            packed(self.sizes, b"".join(self._values)),
-            self._headers,
+    def rows(self, partition: int) -> Rows:
+        """The messages as rows of a log."""
+        return Rows(
+            Columns(
+                partition,
+                range(self.start, self.start + len(self.sizes)),
+                self._times,
+                Packed(self._key_sizes, b"".join(self._keys)) if self._keys else None,
+                Packed(self.sizes, b"".join(self._values)),
+                self._headers,
+                since=_EPOCH_2000_MICROSECONDS,
+            )
         )
-
-
-def _since_1970(times: Sequence[int]) -> pa.Array | list[int]:
-    """Microseconds since 1970, of such since 2000."""
-    try:
-        return pc.add_checked(integers(times), _EPOCH_2000)
-    except pa.ArrowInvalid:  # a year that 64 bits do not reach from 1970
-        return [at + _EPOCH_2000_MICROSECONDS for at in times]

@@ -30,8 +30,6 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
-import pyarrow as pa
-
 from counterpoise.logs.address import parse_log
 from counterpoise.logs.errors import (
     InvalidMessage,
@@ -59,6 +57,7 @@ from counterpoise.logs.kafka.reader import RangeReader
 from counterpoise.logs.kafka.watching import KafkaWatching
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog, fair_shares
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds, Rest
+from counterpoise.logs.rows import Rows
 
 # A read of fewer offsets is light.
 LIGHT = 500
@@ -165,7 +164,7 @@ class KafkaLog(NumberedLog):
 
     # ------------------------------------------------------------------ reading
 
-    def read(
+    def rows(
         self,
         partition: int,
         start: str,
@@ -173,14 +172,14 @@ class KafkaLog(NumberedLog):
         *,
         max_messages: int,
         max_bytes: int | None = None,
-    ) -> Iterator[pa.RecordBatch]:
-        """See `Log.read`. Waits, within the time limit, for an `end` beyond the current one.
+    ) -> Iterator[Rows]:
+        """See `Log.rows`. Waits, within the time limit, for an `end` beyond the current one.
 
         Fetches on behind the end, for the next read (`counterpoise.logs.kafka.cursors`).
         """
-        return self._read(partition, start, end, max_messages, max_bytes, goes_on=True)
+        return self._rows(partition, start, end, max_messages, max_bytes, goes_on=True)
 
-    def _read(
+    def _rows(
         self,
         partition: int,
         start: str,
@@ -189,7 +188,7 @@ class KafkaLog(NumberedLog):
         max_bytes: int | None = None,
         *,
         goes_on: bool,
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[Rows]:
         position = self.number(start)
         if end is None:
             last = self.number(self.bounds([partition]).ends[partition])
@@ -210,11 +209,11 @@ class KafkaLog(NumberedLog):
                 trouble=self._trouble,
                 explain=lambda at, deadline: self._wrong_with(partition, at, deadline),
                 timeout_seconds=self._timeout_seconds,
-            ).batches(max_messages, max_bytes)
+            ).rows(max_messages, max_bytes)
 
     def first(
         self, ranges: Mapping[int, tuple[str, str]], *, max_messages: int, max_bytes: int
-    ) -> Mapping[int, tuple[pa.RecordBatch, str]]:
+    ) -> Mapping[int, tuple[Rows, str]]:
         """What was fetched while the reader waited. All other light reads fetch from now on."""
         numbers = {one: (self.number(a), self.number(b)) for one, (a, b) in ranges.items()}
         found = self._watching.first(numbers, max_messages, max_bytes)
@@ -301,10 +300,8 @@ class KafkaLog(NumberedLog):
         until = min(until, end, key=self.number)
         return [
             len(value)
-            for batch in self._read(
-                partition, str(position), until, SAMPLED_MESSAGES, goes_on=False
-            )
-            for value in batch["value"].to_pylist()
+            for rows in self._rows(partition, str(position), until, SAMPLED_MESSAGES, goes_on=False)
+            for value in rows.columns().values
         ]
 
     def close(self) -> None:

@@ -31,12 +31,12 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
-import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from counterpoise.logs.errors import LogBehind, LogError
 from counterpoise.logs.kafka.access import Failures, is_passing
 from counterpoise.logs.kafka.rows import RecordColumns
+from counterpoise.logs.rows import Rows
 
 CHUNK_MESSAGES = 4096
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -200,8 +200,8 @@ class RangeReader:
         self._deadline = self._look_again_at = 0.0
         self._progress()
 
-    def batches(self, max_messages: int, max_bytes: int | None) -> Iterator[pa.RecordBatch]:
-        """The records as batches, at most this many, none after the one that fills `max_bytes`.
+    def rows(self, max_messages: int, max_bytes: int | None) -> Iterator[Rows]:
+        """The records, at most this many, none after the one that fills `max_bytes`.
 
         Raises PositionTrimmed, PositionAhead, LogNotFound, LogUnavailable, after the records read
         before the error.
@@ -229,7 +229,7 @@ class RangeReader:
             if bytes_left is not None:
                 bytes_left -= columns.value_bytes
             self._given(count, columns.following)
-            yield columns.batch(self._partition)
+            yield columns.rows(self._partition)
             # Time spent by the caller does not count as Kafka's delay.
             self._progress()
 

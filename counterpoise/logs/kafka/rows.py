@@ -25,12 +25,9 @@ from copy import copy
 from itertools import accumulate
 from typing import cast
 
-import pyarrow as pa
 from confluent_kafka import Message
 
-from counterpoise.logs.columns import integers
-from counterpoise.logs.rows import Pairs, flagged, text_of, texts
-from counterpoise.logs.rows import record_batch as rows_of
+from counterpoise.logs.rows import Columns, Pairs, Rows, flagged, text_of
 
 TOMBSTONE = "counterpoise-tombstone"
 APPEND = "counterpoise-append"
@@ -86,21 +83,23 @@ class RecordColumns:
         last: int = self._offsets[-1]
         return last + 1
 
-    def batch(self, partition: int) -> pa.RecordBatch:
-        """They as a batch of MESSAGE_SCHEMA."""
+    def rows(self, partition: int) -> Rows:
+        """They as rows of a log."""
         values, headers = self._values, self._headers
         tombstones = None in values
         shown: Sequence[Pairs | None] = [None] * len(values)
         if tombstones or any(headers) or None in headers:
             shown = [*map(_shown, headers, [value is None for value in values])]
-        return rows_of(
-            partition,
-            integers(self._offsets),
-            # Kafka has no times before 1970, and -1 is none.
-            [1000 * max(0, at) for _, at in self._stamps],
-            texts(self._keys),
-            [value or b"" for value in values] if tombstones else values,
-            shown,
+        return Rows(
+            Columns(
+                partition,
+                self._offsets,
+                # Kafka has no times before 1970, and -1 is none.
+                [1000 * max(0, at) for _, at in self._stamps],
+                self._keys,
+                [value or b"" for value in values] if tombstones else values,
+                shown,
+            )
         )
 
 

@@ -27,7 +27,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-import pyarrow as pa
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from counterpoise.backoff import Backoff
@@ -35,6 +34,7 @@ from counterpoise.logs.kafka.cluster import leave_alone
 from counterpoise.logs.kafka.reader import FETCH_WAIT_SECONDS
 from counterpoise.logs.kafka.rows import RecordColumns
 from counterpoise.logs.port import Rest
+from counterpoise.logs.rows import Rows
 
 LOOK_SECONDS = 15.0
 # A new consumer connects, and its first fetch may lack partitions: longer than a fetch waits.
@@ -99,9 +99,9 @@ class KafkaWatching:
 
     def first(
         self, ranges: Mapping[int, tuple[int, int]], max_messages: int, max_bytes: int
-    ) -> dict[int, tuple[pa.RecordBatch, str]]:
+    ) -> dict[int, tuple[Rows, str]]:
         """The first messages of those of these ranges that have been fetched: see `Log.first`."""
-        found: dict[int, tuple[pa.RecordBatch, str]] = {}
+        found: dict[int, tuple[Rows, str]] = {}
         waiter = self._waiter
         if waiter is None:
             return found
@@ -109,7 +109,7 @@ class KafkaWatching:
             if records := waiter.records(partition, start, end)[:max_messages]:
                 columns = RecordColumns(records)
                 columns = columns.first(columns.fitting(max_bytes // len(ranges), None))
-                found[partition] = columns.batch(partition), str(columns.following)
+                found[partition] = columns.rows(partition), str(columns.following)
         waiter.forget()
         return found
 

@@ -20,10 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
 from counterpoise.logs.address import parse_log
-from counterpoise.logs.columns import integers
 from counterpoise.logs.errors import (
     InvalidMessage,
     LogBehind,
@@ -43,8 +40,7 @@ from counterpoise.logs.redis.connection import (
     Script,
 )
 from counterpoise.logs.redis.watching import RedisWatching
-from counterpoise.logs.rows import headers_of, microseconds_of, texts
-from counterpoise.logs.rows import record_batch as rows_of
+from counterpoise.logs.rows import Columns, Rows, headers_of, microseconds_of
 
 # An id, and fields and values in turn: t, v, then the optional ones (see `scripts`).
 Entry = tuple[bytes, list[bytes]]
@@ -95,17 +91,19 @@ def contiguous_from(position: int, entries: list[Entry]) -> list[Entry]:
     return entries[:count]
 
 
-def record_batch(partition: int, position: int, entries: list[Entry]) -> pa.RecordBatch:
-    """Consecutive entries from `position`, as a batch of MESSAGE_SCHEMA."""
+def rows_of(partition: int, position: int, entries: list[Entry]) -> Rows:
+    """Consecutive entries from `position`."""
     rows = [_fields(fields) for _, fields in entries]
     headers = (row.get(b"h") for row in rows)
-    return rows_of(
-        partition,
-        integers(range(position, position + len(entries))),
-        [_time(row.get(b"t")) for row in rows],
-        texts([row.get(b"k") for row in rows]),
-        [row.get(b"v") for row in rows],
-        [None if raw is None else headers_of(raw) for raw in headers],
+    return Rows(
+        Columns(
+            partition,
+            range(position, position + len(entries)),
+            [_time(row.get(b"t")) for row in rows],
+            [row.get(b"k") for row in rows],
+            [row.get(b"v") for row in rows],
+            [None if raw is None else headers_of(raw) for raw in headers],
+        )
     )
 
 
@@ -207,7 +205,7 @@ class RedisLog(NumberedLog):
         appended = int(self._there(answer)[1])
         return AppendResult(appended, len(messages) - appended)
 
-    def read(
+    def rows(
         self,
         partition: int,
         start: str,
@@ -215,7 +213,7 @@ class RedisLog(NumberedLog):
         *,
         max_messages: int,
         max_bytes: int | None = None,
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[Rows]:
         position = self.number(start)
         last = None if end is None else self.number(end)
         messages_left, at_once = max_messages, CHUNK_MESSAGES
@@ -255,7 +253,7 @@ class RedisLog(NumberedLog):
             at_once *= FEWER
             entries = contiguous_from(position, found)
             if entries:
-                yield record_batch(partition, position, entries)
+                yield rows_of(partition, position, entries)
                 position += len(entries)
                 messages_left -= len(entries)
                 if max_bytes is not None:
@@ -279,7 +277,7 @@ class RedisLog(NumberedLog):
 
     def first(
         self, ranges: Mapping[int, tuple[str, str]], *, max_messages: int, max_bytes: int
-    ) -> Mapping[int, tuple[pa.RecordBatch, str]]:
+    ) -> Mapping[int, tuple[Rows, str]]:
         """What the call of a reader that waited has brought."""
         found, taken = {}, self._watching.taken()
         for partition, (start, end) in ranges.items():
@@ -289,7 +287,7 @@ class RedisLog(NumberedLog):
             size = sum(len(part) for _, fields in entries for part in fields)
             if entries and position + len(entries) <= self.number(end) and size <= max_bytes:
                 found[partition] = (
-                    record_batch(partition, position, entries),
+                    rows_of(partition, position, entries),
                     str(position + len(entries)),
                 )
         return found

@@ -7,15 +7,15 @@ from collections import defaultdict
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from counterpoise.consumer.lanes import Chunk, Lanes
 from counterpoise.consumer.reading import Reader, read_range
 from counterpoise.flow.view import Owned
-from counterpoise.logs import MESSAGE_SCHEMA, LogBehind, PositionAhead
+from counterpoise.logs import LogBehind, PositionAhead
 from counterpoise.logs.errors import AHEAD_SECONDS
 from counterpoise.logs.port import Bounds
+from counterpoise.logs.rows import Columns, Rows
 from counterpoise.waking import Waking
 from counterpoise.wire import CommitItem
 from tests.service import eventually
@@ -41,23 +41,17 @@ class View:
         return self.partitions
 
 
-def batch_of(partition, positions):
+def rows_of(partition, positions, value=b"x" * 10):
     count = len(positions)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([partition] * count, pa.int32()),
-            pa.array([str(one) for one in positions], pa.string()),
-            pa.nulls(count, pa.string()),
-            pa.array([b"x" * 10] * count, pa.binary()),
-            pa.nulls(count, MESSAGE_SCHEMA.field("headers").type),
-            pa.array([0] * count, MESSAGE_SCHEMA.field("published_at").type),
-        ],
-        schema=MESSAGE_SCHEMA,
-    )
+    return Rows(Columns(partition, positions, [0] * count, None, [value] * count, [None] * count))
+
+
+def positions_of(piece):
+    return [int(one) for one in piece.chunk.rows.columns().positions]
 
 
 def chunk_of(partition, start, end):
-    return Chunk(batch_of(partition, range(start, end)), str(end))
+    return Chunk(rows_of(partition, range(start, end)), str(end))
 
 
 def make(view, **options):
@@ -82,7 +76,7 @@ def read(lanes, lane, start, end):
 
 def handle(piece, count=None):
     """Move the position over the first `count` messages, like a worker; returns the count."""
-    positions = piece.chunk.batch.column("position").to_pylist()
+    positions = piece.chunk.rows.columns().positions
     count = len(positions) if count is None else count
     ends = [*positions[1:], piece.chunk.end]
     if count:
@@ -94,7 +88,7 @@ def test_a_piece_left_in_the_middle_goes_on_there():
     lanes = make(View(0))
     fill(lanes)
     piece = lanes.take(6, 0)
-    assert piece.chunk.batch.num_rows == 6
+    assert len(piece.chunk.rows) == 6
     lanes.put_back(piece, handle(piece, 2))
     piece = lanes.take(None, 0)
     assert piece.chunk.start == "2" == piece.lane.position
@@ -219,7 +213,7 @@ def rest_of(lanes):
     """The positions that workers get from now on."""
     given = []
     while (piece := lanes.take(3, 0)) is not None:
-        given += [int(one) for one in piece.chunk.batch.column("position").to_pylist()]
+        given += positions_of(piece)
         lanes.put_back(piece, handle(piece))
     return given
 
@@ -367,7 +361,7 @@ def test_any_sequence_handles_each_partition_in_order_once_per_epoch(seed):
             if not workers[piece.lane.partition].acquire(blocking=False):
                 wrong.append(f"two workers handle {piece.lane.partition}")
             done = 0
-            positions = piece.chunk.batch.column("position").to_pylist()
+            positions = piece.chunk.rows.columns().positions
             for position, end in zip(positions, [*positions[1:], piece.chunk.end], strict=True):
                 if not piece.lane.grant.open or rng.random() < 0.1:
                     break
@@ -439,14 +433,12 @@ def test_any_sequence_handles_each_partition_in_order_once_per_epoch(seed):
 class HoleyLog:
     """Messages at odd positions only, 100 bytes each, in batches of three."""
 
-    def read(self, partition, start, end, *, max_messages, max_bytes=None):
+    def rows(self, partition, start, end, *, max_messages, max_bytes=None):
         positions = [n for n in range(int(start), int(end)) if n % 2][:max_messages]
         if max_bytes is not None:
             positions = positions[: -(-max_bytes // 100)]
         for first in range(0, len(positions), 3):
-            batch = batch_of(partition, positions[first : first + 3])
-            values = pa.array([b"v" * 100] * batch.num_rows, pa.binary())
-            yield batch.set_column(3, "value", values)
+            yield rows_of(partition, positions[first : first + 3], b"v" * 100)
 
 
 @pytest.mark.parametrize("max_messages", [1, 2, 3, 7, 100])
@@ -456,7 +448,7 @@ def test_a_range_with_holes_is_read_piece_by_piece_without_a_gap(max_messages, m
     start, seen = "0", []
     while start != "40":
         chunks, end = read_range(log, 0, start, "40", max_messages, max_bytes)
-        rows = [int(p) for c in chunks for p in c.batch.column("position").to_pylist()]
+        rows = [int(p) for c in chunks for p in c.rows.columns().positions]
         assert len(rows) <= max_messages
         assert int(end) > int(start)
         following = [*(int(chunk.start) for chunk in chunks[1:]), int(end)]
@@ -470,8 +462,8 @@ def test_a_range_that_the_log_has_not_got_whole_is_not_taken_for_read():
     """Later messages would be skipped; so the reader asks again where the partition ends."""
 
     class Behind(HoleyLog):
-        def read(self, partition, start, end, *, max_messages, max_bytes=None):
-            yield from super().read(partition, start, "10", max_messages=max_messages)
+        def rows(self, partition, start, end, *, max_messages, max_bytes=None):
+            yield from super().rows(partition, start, "10", max_messages=max_messages)
             raise LogBehind(partition, "10", end)
 
     log: Any = Behind()

@@ -11,7 +11,7 @@ from counterpoise.consumer.reading import FIRST_MESSAGES, PREPARED_SECONDS, Read
 from counterpoise.logs import LogError, LogUnavailable
 from counterpoise.logs.port import Bounds, Rest
 from counterpoise.waking import Waking
-from tests.counterpoise.consumer.test_lanes import View, batch_of, make
+from tests.counterpoise.consumer.test_lanes import View, make, rows_of
 
 END = 1000
 
@@ -36,14 +36,14 @@ class CountingLog:
         self.calls.append(("first", *ranges))
         following = {n: int(start) + max_messages for n, (start, _) in ranges.items()}
         return {
-            n: (batch_of(n, range(int(start), following[n])), str(following[n]))
+            n: (rows_of(n, range(int(start), following[n])), str(following[n]))
             for n, (start, _) in ranges.items()
         }
 
-    def read(self, partition, start, end, *, max_messages, max_bytes=None):
+    def rows(self, partition, start, end, *, max_messages, max_bytes=None):
         self.calls.append(partition)
         self.on_read()
-        yield batch_of(partition, range(int(start), min(int(end), int(start) + max_messages)))
+        yield rows_of(partition, range(int(start), min(int(end), int(start) + max_messages)))
 
     def close(self):
         self.closed = True
@@ -57,7 +57,7 @@ def reader_of(lanes, log):
 
 
 def positions_of(lane):
-    return [int(p) for c in lane.waiting for p in c.batch.column("position").to_pylist()]
+    return [int(p) for c in lane.waiting for p in c.rows.columns().positions]
 
 
 def test_the_first_messages_of_new_lanes_come_with_one_call():
@@ -79,7 +79,7 @@ def test_lanes_that_have_been_read_are_filled_by_one_read_each():
     reader.turn()
     while (piece := lanes.take(None, 0)) is not None:
         piece.lane.grant.done = piece.chunk.end
-        lanes.put_back(piece, piece.chunk.batch.num_rows)
+        lanes.put_back(piece, len(piece.chunk.rows))
     log.calls.clear()
     reader.turn()
     assert log.calls == ["bounds", 0, 1]

@@ -67,7 +67,7 @@ def test_a_record_brings_the_message_back():
     assert (back.attempts, back.delays, back.error) == (2, 1, "ValueError: no")
     assert back.due == pytest.approx(50.0)
     owned = Ownership(Owned(2, 9, "owned", "8", "graceful"), dict)
-    assert messages_of(back.batch(), owned) == [back.message(owned)]
+    assert messages_of(back.rows(), owned) == [back.message(owned)]
 
 
 def test_a_message_that_waits_behind_others_is_due_at_once():

@@ -3,11 +3,14 @@
 import uuid
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 
-from counterpoise.logs import Log
+from counterpoise.logs import Log, numbered
 from counterpoise.logs.kafka import reader as kafka_reader
 from counterpoise.logs.kafka import watching as kafka_watching
+from counterpoise.logs.record_batch import record_batch
+from counterpoise.logs.rows import Rows
 from tests.counterpoise.logs.kits import (
     KafkaKit,
     LogKit,
@@ -22,6 +25,18 @@ from tests.log_support import log, log_url
 from tests.redis_server import redis_server
 
 __all__ = ["any_log", "kafka", "kit", "log", "log_url", "redis_server"]
+
+
+@pytest.fixture(autouse=True)
+def both_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test here reads as a batch of Arrow is the same as Python's values, and says so."""
+
+    def checked(rows: Rows) -> pa.RecordBatch:
+        batch = record_batch(rows)
+        assert rows.to_pylist() == batch.to_pylist()
+        return batch
+
+    monkeypatch.setattr(numbered, "to_arrow", lambda: checked)
 
 
 @pytest.fixture(params=list(kits()))

@@ -97,7 +97,8 @@ READ = """
 import sys
 from counterpoise.consumer.message import Ownership, messages_of
 from counterpoise.logs.builtin.reading import PackedRows
-from counterpoise.logs.redis.log import record_batch
+from counterpoise.logs.record_batch import record_batch
+from counterpoise.logs.redis.log import rows_of
 from counterpoise.flow.view import Owned
 
 rows = PackedRows(5)
@@ -107,13 +108,13 @@ key_sizes = bytes(20) + b"\\0\\0\\0\\x04\\0\\0\\0\\x01" + b"\\0\\0\\0\\x04\\xff\
 views = map(memoryview, (times, sizes, b"abb", key_sizes, b"k"))
 rows.add(5, None, *views, ['{"a": "b"}', None])
 entries = [(b"1-0", [b"v", b"x", b"t", b"17"]), (b"1-1", [b"t", b"no time", b"k", b"\\xff"])]
-for batch in (rows.record_batch(0), record_batch(0, 1, entries)):
+for read in (rows.rows(0), rows_of(0, 1, entries)):
     owned = Ownership(Owned(0, 1, "owned", None, None, None, 1), dict)
-    assert len(messages_of(batch, owned)) == 2
+    assert len(messages_of(read, owned)) == 2 == record_batch(read).num_rows
     if "pyspark" in sys.argv:
         from counterpoise.spark.offsets import Slice
         from counterpoise.spark.source.tasks import as_rows
-        assert as_rows(batch, Slice(0, 7, "1", "3")).num_rows == 2
+        assert as_rows(record_batch(read), Slice(0, 7, "1", "3")).num_rows == 2
 print("pandas" in sys.modules)
 """
 

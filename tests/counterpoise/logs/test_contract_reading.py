@@ -21,6 +21,7 @@ from counterpoise.logs import (
 from counterpoise.logs import memory as memory_log
 from counterpoise.logs.builtin import reading as builtin_reading
 from counterpoise.logs.kafka import reader as kafka_reader
+from counterpoise.logs.record_batch import record_batch
 from counterpoise.logs.redis import log as redis_log
 from tests.budgets import budget
 from tests.counterpoise.logs.kits import needs
@@ -366,9 +367,10 @@ def test_the_first_messages_of_several_partitions_are_the_beginnings_of_their_ra
     ranges = {0: ("0", ends[0]), 1: (second, ends[1]), 2: (ends[2], ends[2])}
     found = any_log.first(ranges, max_messages=3, max_bytes=1000)
     assert found.keys() <= {0, 1}
-    for partition, (batch, following) in found.items():
+    for partition, (rows, following) in found.items():
         start, end = ranges[partition]
-        assert batch.num_rows == 3
+        assert len(rows) == 3
+        batch = record_batch(rows)
         all_of_it = pa.Table.from_batches(any_log.read(partition, start, end, max_messages=10))
         rest = pa.Table.from_batches(any_log.read(partition, following, end, max_messages=10))
         assert pa.concat_tables([pa.Table.from_batches([batch]), rest]) == all_of_it

@@ -4,6 +4,7 @@ import select
 
 import pyarrow as pa
 
+from counterpoise.logs.record_batch import record_batch
 from tests.log_support import append
 
 # A reader that waits for so long is not one that looks all the time.
@@ -111,12 +112,12 @@ def test_what_a_reader_gets_first_is_what_it_reads(any_log, kit):
         following = ends_of(any_log, 0, 1, 2, 3)
         ranges = {one: (ends[one], following[one]) for one in ends if ends[one] != following[one]}
         found = any_log.first(ranges, max_messages=16, max_bytes=10_000)
-        for partition, (batch, reached) in found.items():
+        for partition, (rows, reached) in found.items():
             start = ends[partition]
             read = any_log.read(partition, start, reached, max_messages=16)
-            assert pa.Table.from_batches(read).equals(pa.Table.from_batches([batch]))
+            assert pa.Table.from_batches(read).equals(pa.Table.from_batches([record_batch(rows)]))
         # Not what was before.
         before = {one: ("0", start) for one, start in ends.items() if start != "0"}
-        for partition, (batch, _) in any_log.first(before, max_messages=1, max_bytes=99).items():
-            assert batch["position"].to_pylist() == ["0"], partition
+        for partition, (rows, _) in any_log.first(before, max_messages=1, max_bytes=99).items():
+            assert rows.columns().positions == ["0"], partition
         ends = following

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
 
 from broker.logs.external import ExternalLogs, open_managed
 from broker.service import Broker
@@ -45,7 +46,7 @@ def keep(world, **settings):
     """Run the regular upkeep now, by another replica of the service."""
 
     async def upkeep():
-        broker = Broker(world.service.settings.model_copy(update=settings))
+        broker = Broker(structs.replace(world.service.settings, **settings))
         await broker.start()
         try:
             await broker.log_upkeep.maintain()

@@ -252,7 +252,7 @@ def first(log, starts, max_messages=16, max_bytes=1000):
     ends = log.bounds(list(starts)).ends
     ranges = {number: (start, ends[number]) for number, start in starts.items()}
     found = log.first(ranges, max_messages=max_messages, max_bytes=max_bytes)
-    return {number: (batch["value"].to_pylist(), at) for number, (batch, at) in found.items()}
+    return {number: (rows.columns().values, at) for number, (rows, at) in found.items()}
 
 
 def test_the_first_messages_of_all_partitions_take_one_statement(log, monkeypatch):

@@ -41,17 +41,17 @@ def test_a_read_that_begins_where_the_last_one_ended_assigns_nothing():
     partition = Counted(range(10), 10, at_hand=99)
     cursor = Cursor(partition, "orders")
     for start, end in ((0, 4), (4, 7), (7, 10)):
-        assert offsets(reading(cursor, start, end).batches(99, None)) == [*range(start, end)]
+        assert offsets(reading(cursor, start, end).rows(99, None)) == [*range(start, end)]
     assert partition.assigned == [(0, 0)]
 
 
 def test_a_read_that_begins_with_the_last_message_again_assigns_nothing():
     partition = Counted(range(10), 10, at_hand=99)
     cursor = Cursor(partition, "orders")
-    assert offsets(reading(cursor, 0, 10).batches(4, None)) == [0, 1, 2, 3]
-    assert offsets(reading(cursor, 3, 10).batches(4, None)) == [3, 4, 5, 6]
+    assert offsets(reading(cursor, 0, 10).rows(4, None)) == [0, 1, 2, 3]
+    assert offsets(reading(cursor, 3, 10).rows(4, None)) == [3, 4, 5, 6]
     assert partition.assigned == [(0, 0)]
-    assert offsets(reading(cursor, 5, 10).batches(4, None)) == [5, 6, 7, 8]
+    assert offsets(reading(cursor, 5, 10).rows(4, None)) == [5, 6, 7, 8]
     assert partition.assigned == [(0, 0), (0, 5)]
 
 
@@ -59,18 +59,18 @@ def test_a_read_that_begins_a_little_later_drops_what_is_between(monkeypatch):
     monkeypatch.setattr(reader, "CHUNK_MESSAGES", 3)
     partition = Counted(range(20), 20, at_hand=99)
     cursor = Cursor(partition, "orders")
-    assert offsets(reading(cursor, 0, 2).batches(99, None)) == [0, 1]
-    assert offsets(reading(cursor, 5, 7).batches(99, None)) == [5, 6]
+    assert offsets(reading(cursor, 0, 2).rows(99, None)) == [0, 1]
+    assert offsets(reading(cursor, 5, 7).rows(99, None)) == [5, 6]
     assert partition.assigned == [(0, 0)]
-    assert offsets(reading(cursor, 11, 13).batches(99, None)) == [11, 12]
+    assert offsets(reading(cursor, 11, 13).rows(99, None)) == [11, 12]
     assert partition.assigned == [(0, 0), (0, 11)]
 
 
 def test_a_partition_that_ends_in_a_hole_tells_its_end_again_to_a_read_that_goes_back():
     partition = Counted({0, 1, 2}, 5, at_hand=99)
     cursor = Cursor(partition, "orders")
-    assert offsets(reading(cursor, 0, 5).batches(99, None)) == [0, 1, 2]
-    assert offsets(reading(cursor, 2, 5).batches(99, None)) == [2]
+    assert offsets(reading(cursor, 0, 5).rows(99, None)) == [0, 1, 2]
+    assert offsets(reading(cursor, 2, 5).rows(99, None)) == [2]
     assert partition.assigned == [(0, 0), (0, 2)]
 
 
@@ -79,9 +79,9 @@ def test_a_range_that_ends_in_a_hole_is_followed_by_the_next_record():
     partition = Counted({0, 1, 2, 6, 7, 8}, 10, at_hand=99)
     cursor = Cursor(partition, "orders")
     for start, end, there in ((0, 4, [0, 1, 2]), (4, 5, []), (5, 9, [6, 7, 8]), (9, 10, [])):
-        assert offsets(reading(cursor, start, end).batches(99, None)) == there
+        assert offsets(reading(cursor, start, end).rows(99, None)) == there
     partition.end, partition.offsets = 12, [10, 11]
-    assert offsets(reading(cursor, 10, 12).batches(99, None)) == [10, 11]
+    assert offsets(reading(cursor, 10, 12).rows(99, None)) == [10, 11]
     assert partition.assigned == [(0, 0)]
 
 
@@ -101,7 +101,7 @@ def test_any_reads_one_after_another_find_what_is_in_their_ranges(existing, hand
     for step, length, most, bytes_ in reads:
         start = min(max(0, at + step), 31)
         end = min(start + length, 31)
-        batches = reading(cursor, start, end).batches(most, bytes_)
+        batches = reading(cursor, start, end).rows(most, bytes_)
         found = offsets(batches if step else islice(batches, 1))
         batches.close()
         there = [one for one in sorted(existing) if start <= one < end]

@@ -143,15 +143,15 @@ def offsets(batches):
 )
 def test_a_range_with_holes_is_all_that_is_in_it_and_ends(existing, start, end, last, hand, most):
     partition = Partition(existing, last, at_hand=hand)
-    found = offsets(reading(partition, start, end).batches(most, None))
+    found = offsets(reading(partition, start, end).rows(most, None))
     assert found == [one for one in sorted(existing) if start <= one < end][:most]
 
 
 def test_an_end_behind_the_last_record_is_reached_when_the_partition_ends_there():
     # 3 and 4 are markers of transactions.
-    assert offsets(reading(Partition({0, 1, 2}, 5), 0, 5).batches(99, None)) == [0, 1, 2]
+    assert offsets(reading(Partition({0, 1, 2}, 5), 0, 5).rows(99, None)) == [0, 1, 2]
     # Only holes.
-    assert offsets(reading(Partition({0, 1, 2}, 5), 3, 5).batches(99, None)) == []
+    assert offsets(reading(Partition({0, 1, 2}, 5), 3, 5).rows(99, None)) == []
 
 
 def test_a_leader_that_has_not_caught_up_is_waited_for():
@@ -159,11 +159,11 @@ def test_a_leader_that_has_not_caught_up_is_waited_for():
         partition.offsets, partition.end = [0, 1, 2, 3], 4
 
     partition = Partition({0, 1}, 2, script=[None] * 12 + [catch_up])
-    assert offsets(reading(partition, 0, 4).batches(99, None)) == [0, 1, 2, 3]
+    assert offsets(reading(partition, 0, 4).rows(99, None)) == [0, 1, 2, 3]
 
 
 def test_a_partition_that_stays_shorter_than_promised_is_an_error_and_not_a_shorter_range():
-    batches = reading(Partition({0, 1}, 2), 0, 4).batches(99, None)
+    batches = reading(Partition({0, 1}, 2), 0, 4).rows(99, None)
     assert offsets([next(batches)]) == [0, 1]
     with pytest.raises(LogBehind) as refusal:
         next(batches)
@@ -175,9 +175,9 @@ def test_records_read_before_a_failure_come_first():
         partition.first, partition.at = 9, 3
 
     partition = Partition(range(10), 10, at_hand=9, script=[None, None, None, trim])
-    batches = reading(
-        partition, 0, 10, lambda at, deadline: PositionTrimmed(0, str(at), "9")
-    ).batches(99, None)
+    batches = reading(partition, 0, 10, lambda at, deadline: PositionTrimmed(0, str(at), "9")).rows(
+        99, None
+    )
     assert offsets([next(batches)]) == [0, 1, 2]
     with pytest.raises(PositionTrimmed) as refusal:
         next(batches)
@@ -189,7 +189,7 @@ def test_an_offset_out_of_range_for_a_moment_is_tried_again():
         partition.end, partition.offsets = 8, list(range(8))
 
     partition = Partition(range(5), 5, script=[None, settle])
-    assert offsets(reading(partition, 6, 8).batches(99, None)) == [6, 7]
+    assert offsets(reading(partition, 6, 8).rows(99, None)) == [6, 7]
 
 
 class Troubled(Partition):
@@ -207,9 +207,9 @@ class Troubled(Partition):
 
 
 def test_passing_trouble_does_not_end_a_reading_and_is_the_reason_when_time_is_up():
-    assert offsets(reading(Troubled({0, 1}, 2, 5), 0, 2).batches(9, None)) == [0, 1]
+    assert offsets(reading(Troubled({0, 1}, 2, 5), 0, 2).rows(9, None)) == [0, 1]
     with pytest.raises(LogUnavailable, match="_TRANSPORT"):
-        list(reading(Troubled((), 0, 1), 0, 5).batches(9, None))
+        list(reading(Troubled((), 0, 1), 0, 5).rows(9, None))
 
 
 def test_errors_of_librdkafka_become_errors_of_the_log():

@@ -70,7 +70,7 @@ def cursors_of(consumer, count=3):
 
 
 def read(cursor, partition, start, end):
-    return offsets(reading(cursor, start, end, number=partition).batches(99, None))
+    return offsets(reading(cursor, start, end, number=partition).rows(99, None))
 
 
 def test_what_came_for_others_is_theirs_without_another_assignment():
