@@ -92,11 +92,24 @@ $(KAFKA): tests/kafka.pom.xml | layer-test
 .PHONY: kafka
 kafka: layer-test $(KAFKA) ## Apache Kafka for the long tests, from Maven
 
+# The clients of docs/examples/clients, in .venv/clients.
+OTHERS := docs/examples/clients
+CLIENTS := $(VENV)/clients/.installed
+$(CLIENTS): $(wildcard $(OTHERS)/node/*.js*) | layer-test
+	@command -v npm >/dev/null || { echo "make clients needs Node.js (Debian: apt-get install nodejs npm)" >&2; exit 1; }
+	@echo "==> $(@D): the client in JavaScript (once)"
+	@mkdir -p $(@D)/node && cp $(OTHERS)/node/*.js* $(@D)/node
+	@npm --prefix $(@D)/node ci --silent --no-audit --no-fund
+	@touch $@
+
+.PHONY: clients
+clients: layer-test $(CLIENTS) ## the example client in JavaScript, for the long tests
+
 # Which third of the matrices (tests/rotation.py); the commit's hash chooses one.
 PART ?= commit
 
 .PHONY: test-long
-test-long: layer-test layer-long $(CLASSES) $(KAFKA) ## the long tests; of matrices and properties a third: PART=2/3
+test-long: layer-test layer-long $(CLASSES) $(KAFKA) $(CLIENTS) ## the long tests; of matrices and properties a third: PART=2/3
 	$(pytest) --no-loadscope-reorder -m 'long or property' $(if $(PART),--part $(PART)) $(call junit,long) $(ARGS)
 
 .PHONY: test-all

@@ -31,7 +31,8 @@ The service decides which flow owns which partition; consumers read the messages
 
 **A consumer's life**: bind a flow, follow its view (`updates`), commit positions, release what is
 `revoking`, answer `warming` with ready, and at the end drain and unbind. A view is always complete:
-a lost or repeated one does no harm.
+a lost or repeated one does no harm. The contract, *Life of a client*, has each step and what
+follows each refusal.
 
 **Errors** are RFC 9457 problem documents. `code` is stable and meant for programs; `detail` says
 what to do.

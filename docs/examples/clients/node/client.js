@@ -1,0 +1,200 @@
+// Counterpoise from JavaScript: consumes and publishes with HTTP and Postgres alone.
+//
+//   node client.js consume URL QUEUE INSTANCE        prints each message, then commits; SIGTERM drains
+//   node client.js publish URL QUEUE PUBLISHER       appends lines "KEY<tab>VALUE" of its input
+//
+// A key is taken from COUNTERPOISE_TOKEN. The steps are those of docs/protocol.md, *Life of a
+// client*, the statements those of docs/log-sql.md. For queues with fixed partitions.
+import { writeSync } from "node:fs";
+import { createInterface } from "node:readline";
+import { setTimeout as sleep } from "node:timers/promises";
+import pg from "pg";
+
+const BATCH = 100;
+const BOUNDS = `SELECT l.resize, p.partition, p.first_position, p.next_position, p.cut
+  FROM counterpoise_log.logs AS l LEFT JOIN counterpoise_log.partitions AS p
+    ON p.log_id = l.log_id AND p.partition = ANY ($2::integer[]) WHERE l.name = $1`;
+const READ = `SELECT position, key, value FROM counterpoise_log.messages
+  WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = $1)
+    AND partition = $2 AND position >= $3 AND position < $4 ORDER BY position LIMIT $5`;
+const APPEND = `SELECT appended, watched FROM counterpoise_log.append($1, $2, $3, $4,
+  $5::integer[], $6::bytea[], $7::text[], $8::text[], $9::timestamptz[])`;
+
+class BindAgain extends Error {}
+
+const [mode, url, queue, name] = process.argv.slice(2);
+const base = `${url}/v1/queues/${queue}`;
+let token = process.env.COUNTERPOISE_TOKEN;
+
+// Repeats a call that was not answered, or not now. Answers the body, null if there is none.
+async function call(method, path, body) {
+  for (;;) {
+    const headers = { "content-type": "application/json" };
+    if (token) headers.authorization = `Bearer ${token}`;
+    const answer = await fetch(base + path, { method, headers, body: body && JSON.stringify(body) })
+      .catch(() => null);
+    if (!answer || answer.status === 429 || answer.status === 503) {
+      await sleep(1000 * (answer?.headers.get("retry-after") ?? 1));
+      continue;
+    }
+    const content = answer.status === 204 ? null : await answer.json();
+    if (answer.ok) return content;
+    const reason = content.reason ?? content.code;
+    if (["lease_expired", "restored", "flow_not_found"].includes(reason)) throw new BindAgain(reason);
+    throw new Error(`${method} ${path}: ${content.detail}`);
+  }
+}
+
+// The log, with credentials that are renewed before they end and when they are refused.
+class Log {
+  constructor(purpose) { this.purpose = purpose; this.ends = 0; }
+
+  async query(statement, parameters) {
+    for (let attempt = 1; ; attempt++) {
+      try {
+        if (Date.now() > this.ends - 30000) await this.connect(attempt > 2);
+        return (await this.client.query(statement, parameters)).rows;
+      } catch (error) {
+        if (error.code?.startsWith("CP") || error instanceof BindAgain) throw error;
+        if (attempt === 10) throw error;
+        this.ends = 0;
+        await sleep(100 * attempt);
+      }
+    }
+  }
+
+  // Called before the first query: the answer says the log's name.
+  async connect(refused = false) {
+    await this.close();
+    const answer = await call("POST", "/log-access", { purpose: this.purpose, refused });
+    this.name = answer.log.replace("builtin:", "");
+    this.count = answer.partition_count;
+    this.client = new pg.Client({ connectionString: answer.access.url });
+    this.client.on("error", () => { this.ends = 0; });
+    await this.client.connect();
+    this.ends = answer.access.expires_at ? Date.parse(answer.access.expires_at) : Infinity;
+  }
+
+  async close() { await this.client?.end().catch(() => {}); }
+}
+
+const smaller = (a, b) => (a < b ? a : b);
+
+// How far a partition may be read: to its end, or to a cut that others have not reached.
+function limit(partition, view, row, resize) {
+  const end = BigInt(row?.next_position ?? 0);
+  if (partition.waits_for?.length) return smaller(end, BigInt(partition.cut));
+  if (resize > BigInt(view.resize ?? 0)) return smaller(end, BigInt(row?.cut ?? 0));
+  return end;
+}
+
+async function consume() {
+  const key = token;
+  let stopping = false;
+  process.on("SIGTERM", () => { stopping = true; });
+  for (;;) {
+    token = key;
+    const bound = await call("POST", "/flows",
+      { client_name: name, instance_id: name, lease_seconds: Number(process.env.LEASE_SECONDS ?? 10) });
+    token = bound.flow_token;
+    const log = new Log("read");
+    try {
+      await log.connect();
+      return await follow(`/flows/${bound.flow_id}`, bound.update, log, () => stopping);
+    } catch (error) {
+      if (!(error instanceof BindAgain) || stopping) throw error;
+    } finally {
+      await log.close();
+    }
+  }
+}
+
+// One flow until its end. All that was read in a round is committed in it, so a partition that
+// is revoked in the next one has no messages in hand.
+async function follow(flow, view, log, isStopping) {
+  let seq = 0, idle = false, looks = 0, leaving = false;
+  const held = new Map(); // partition -> {epoch, position}: position is null before the first read
+  const settle = async (what, partitions) => {
+    if (partitions.length === 0) return;
+    const { results, update } = await call("POST", `${flow}/${what}`, { seq: ++seq, partitions });
+    results.forEach(({ partition, outcome }, nth) => {
+      if (outcome === "ok") writeSync(1, `${what} ${partition} ${partitions[nth].position}\n`);
+    });
+    if (update) view = update;
+  };
+  for (;;) {
+    view = (await call("GET", `${flow}/updates?after=${view.revision}&wait=${idle ? 0.5 : 0}`)) ?? view;
+    if (isStopping() && !view.draining) view = await call("POST", `${flow}/drain`, {});
+    if (view.draining && !view.active) break;
+    if (view.draining && ++looks % 5 === 0) leaving = (await call("GET", "/rebalance")).status === "Ready";
+    const mine = view.partitions.filter((one) => one.state !== "warming");
+    for (const number of held.keys())
+      if (!mine.some((one) => one.partition === number)) held.delete(number);
+    const rows = await log.query(BOUNDS, [log.name, mine.map((one) => one.partition)]);
+    const commits = [], releases = [];
+    idle = true;
+    for (const one of mine) {
+      const row = rows.find((found) => found.partition === one.partition);
+      let known = held.get(one.partition);
+      if (known?.epoch !== one.epoch) {
+        known = { epoch: one.epoch, position: BigInt(one.position ?? row?.first_position ?? 0) };
+        held.set(one.partition, known);
+      }
+      const item = () => ({ partition: one.partition, epoch: one.epoch, position: `${known.position}`,
+        reached_cut: one.cut != null && !one.reached_cut && known.position >= BigInt(one.cut) });
+      if (one.state === "revoking" || leaving) { releases.push(item()); continue; }
+      const end = limit(one, view, row, BigInt(rows[0].resize));
+      if (one.state === "retiring" && known.position >= BigInt(row?.next_position ?? 0)) {
+        releases.push({ ...item(), finished: true });
+        continue;
+      }
+      const messages = known.position < end
+        ? await log.query(READ, [log.name, one.partition, `${known.position}`, `${end}`, BATCH]) : [];
+      if (known.position < end && BigInt(messages[0]?.position ?? -1) !== known.position)
+        throw new Error(`partition ${one.partition} lacks position ${known.position}`);
+      for (const { position, key, value } of messages) {
+        writeSync(1, `message ${one.partition} ${position} ${key} ${value}\n`); // the work
+        known.position = BigInt(position) + 1n;
+      }
+      if (messages.length > 0) idle = false;
+      if (messages.length > 0 || item().reached_cut) commits.push(item());
+    }
+    await settle("commit", commits);
+    await settle("release", releases);
+    if (leaving) break;
+  }
+  await call("DELETE", flow);
+}
+
+function crc32(bytes) {
+  let crc = ~0;
+  for (const byte of bytes) {
+    crc ^= byte;
+    for (let bit = 0; bit < 8; bit++) crc = (crc >>> 1) ^ (crc & 1 ? 0xedb88320 : 0);
+  }
+  return ~crc >>> 0;
+}
+
+async function publish() {
+  const log = new Log("publish"), lines = [];
+  for await (const line of createInterface({ input: process.stdin })) lines.push(line.split("\t"));
+  await log.connect();
+  let next = BigInt((await log.query("SELECT counterpoise_log.next_sequence($1, $2) AS next",
+    [log.name, name]))[0].next);
+  for (let from = 0; from < lines.length; from += BATCH) {
+    const batch = lines.slice(from, from + BATCH), keys = batch.map(([key]) => key);
+    const append = () => log.query(APPEND, [log.name, log.count, name, `${next}`,
+      keys.map((key) => crc32(Buffer.from(key)) % log.count),
+      batch.map(([, value]) => Buffer.from(value)), keys, null, null]);
+    const [{ watched }] = await append().catch((error) => {
+      if (error.code !== "CP001") throw error;
+      log.count = Number(error.detail); // resized meanwhile: route again, with the same numbers
+      return append();
+    });
+    next += BigInt(batch.length);
+    if (watched) await log.query("SELECT counterpoise_log.wake($1, $2::integer[])", [log.name, watched]);
+  }
+  await log.close();
+}
+
+await (mode === "consume" ? consume() : publish());
