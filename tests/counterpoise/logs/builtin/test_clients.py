@@ -26,6 +26,7 @@ pytestmark = pytest.mark.long
 # What `make clients` has built.
 BUILT = Path(__file__).parents[4] / ".venv" / "clients"
 COMMANDS = {
+    "go": [str(BUILT / "go-client")],
     "node": ["node", str(BUILT / "node" / "client.js")],
 }
 ENVIRONMENT = {"PATH": os.environ["PATH"], "LEASE_SECONDS": "2"}
