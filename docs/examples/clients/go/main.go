@@ -163,17 +163,6 @@ type message struct {
 	Value    []byte
 }
 
-// read returns at most 100 messages, the first of them at from.
-func (l *builtin) read(partition int, from, to int64) ([]message, error) {
-	found, err := query[message](l, `SELECT position, coalesce(key, ''), value FROM counterpoise_log.messages
-		WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = $1)
-			AND partition = $2 AND position >= $3 AND position < $4 ORDER BY position LIMIT 100`, partition, from, to)
-	if err == nil && (len(found) == 0 || found[0].Position != from) {
-		err = fmt.Errorf("partition %d lacks position %d", partition, from)
-	}
-	return found, err
-}
-
 type partition struct {
 	Partition  int
 	Epoch      int64
@@ -262,8 +251,7 @@ func (f *flow) follow(stop context.Context) error {
 
 // round reads each partition once.
 func (f *flow) round(leaving bool) (commits, releases []item, err error) {
-	mine := map[int]bounds{}
-	numbers := []int{}
+	var numbers []int
 	for _, one := range f.view.Partitions {
 		numbers = append(numbers, one.Partition)
 	}
@@ -274,41 +262,36 @@ func (f *flow) round(leaving bool) (commits, releases []item, err error) {
 	if len(found) == 0 {
 		return nil, nil, errors.New("the log is gone")
 	}
+	logs := map[int]bounds{}
 	for _, one := range found {
-		mine[one.Partition] = one
+		logs[one.Partition] = one
 	}
 	held := map[int]item{}
 	for _, one := range f.view.Partitions {
 		if one.State == "warming" {
 			continue
 		}
-		log := mine[one.Partition]
-		log.Resize = found[0].Resize
-		at, known := f.held[one.Partition]
-		if !known || at.Epoch != one.Epoch {
-			at = item{Partition: one.Partition, Epoch: one.Epoch, Position: log.First}
+		log := logs[one.Partition]
+		before, known := f.held[one.Partition]
+		if !known || before.Epoch != one.Epoch {
+			before = item{Partition: one.Partition, Epoch: one.Epoch, Position: log.First}
 			if one.Position != nil {
-				at.Position = *one.Position
+				before.Position = *one.Position
 			}
 		}
-		begin, revoked := at.Position, one.State == "revoking" || leaving
-		if to := end(one, log, f.view); at.Position < to && !revoked {
-			messages, err := f.log.read(one.Partition, at.Position, to)
-			if err != nil {
+		now, revoked := before, one.State == "revoking" || leaving
+		if to := end(one, log, found[0].Resize > f.view.Resize); now.Position < to && !revoked {
+			if now.Position, err = f.work(one.Partition, now.Position, to); err != nil {
 				return nil, nil, err
 			}
-			for _, m := range messages {
-				fmt.Printf("message %d %d %s %s\n", one.Partition, m.Position, m.Key, m.Value) // the work
-				at.Position = m.Position + 1
-			}
 		}
-		at.ReachedCut = one.Cut != nil && !one.ReachedCut && at.Position >= *one.Cut
-		at.Finished = one.State == "retiring" && at.Position >= log.Next
-		held[one.Partition] = at
-		if revoked || at.Finished {
-			releases = append(releases, at)
-		} else if at.Position > begin || at.ReachedCut {
-			commits = append(commits, at)
+		now.ReachedCut = one.Cut != nil && !one.ReachedCut && now.Position >= *one.Cut
+		now.Finished = one.State == "retiring" && now.Position >= log.Next
+		held[one.Partition] = now
+		if revoked || now.Finished {
+			releases = append(releases, now)
+		} else if now.Position > before.Position || now.ReachedCut {
+			commits = append(commits, now)
 		}
 	}
 	f.held = held
@@ -316,17 +299,31 @@ func (f *flow) round(leaving bool) (commits, releases []item, err error) {
 }
 
 // end is how far a partition may be read: to its end, or to a cut that others have not reached.
-func end(one partition, log bounds, v view) int64 {
+func end(one partition, log bounds, newerResize bool) int64 {
 	to := log.Next
-	if len(one.WaitsFor) > 0 {
+	if len(one.WaitsFor) > 0 && *one.Cut < to {
 		to = *one.Cut
-	} else if log.Resize > v.Resize {
+	} else if newerResize && log.Cut < to {
 		to = log.Cut
 	}
-	if to > log.Next {
-		return log.Next
-	}
 	return to
+}
+
+// work processes at most 100 messages. It returns the position after the last of them.
+func (f *flow) work(partition int, from, to int64) (int64, error) {
+	found, err := query[message](f.log, `SELECT position, coalesce(key, ''), value FROM counterpoise_log.messages
+		WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = $1)
+			AND partition = $2 AND position >= $3 AND position < $4 ORDER BY position LIMIT 100`, partition, from, to)
+	if err == nil && (len(found) == 0 || found[0].Position != from) {
+		err = fmt.Errorf("partition %d lacks position %d", partition, from)
+	}
+	if err != nil {
+		return from, err
+	}
+	for _, one := range found {
+		fmt.Printf("message %d %d %s %s\n", partition, one.Position, one.Key, one.Value) // the work
+	}
+	return found[len(found)-1].Position + 1, nil
 }
 
 // settle sends commits or releases, and prints those that hold.
