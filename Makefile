@@ -92,18 +92,19 @@ $(KAFKA): tests/kafka.pom.xml | layer-test
 .PHONY: kafka
 kafka: layer-test $(KAFKA) ## Apache Kafka for the long tests, from Maven
 
-# The clients of docs/examples/clients, in .venv/clients.
+# The clients of docs/examples/clients, in .venv/clients. Go compiles its own library once, for a minute or more.
 OTHERS := docs/examples/clients
 CLIENTS := $(VENV)/clients/.installed
-$(CLIENTS): $(wildcard $(OTHERS)/node/*.js*) | layer-test
-	@command -v npm >/dev/null || { echo "make clients needs Node.js (Debian: apt-get install nodejs npm)" >&2; exit 1; }
-	@echo "==> $(@D): the client in JavaScript (once)"
+$(CLIENTS): $(wildcard $(OTHERS)/go/* $(OTHERS)/node/*.js*) | layer-test
+	@command -v go >/dev/null && command -v npm >/dev/null || { echo "make clients needs Go and Node.js (Debian: apt-get install golang-go nodejs npm)" >&2; exit 1; }
+	@echo "==> $(@D): clients in Go and JavaScript (once)"
 	@mkdir -p $(@D)/node && cp $(OTHERS)/node/*.js* $(@D)/node
 	@npm --prefix $(@D)/node ci --silent --no-audit --no-fund
+	@cd $(OTHERS)/go && go build -o $(abspath $(@D))/go-client .
 	@touch $@
 
 .PHONY: clients
-clients: layer-test $(CLIENTS) ## the example client in JavaScript, for the long tests
+clients: layer-test $(CLIENTS) ## the example clients in Go and JavaScript, for the long tests
 
 # Which third of the matrices (tests/rotation.py); the commit's hash chooses one.
 PART ?= commit
