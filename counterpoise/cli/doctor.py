@@ -33,6 +33,7 @@ from counterpoise.cli.output import (
     how_to_reach,
     print_json,
 )
+from counterpoise.cli.pauses import pause_text
 from counterpoise.cli.reading import messages_of, opened
 from counterpoise.cli.tables import console, table
 from counterpoise.client import Client, token_of_environment
@@ -64,6 +65,7 @@ ADVICE = {
     "was dropped is missing in the result",
     "state_lost": "what a query kept of these messages is not in its result: count in the sink "
     "(FencedAggregate), or start it again with a new checkpoint and the positions at earliest",
+    "resize_paused": "when the pause is no longer needed: counterpoise queues resume {}",
     "log_away": "see whether the log runs, and whether the consumer's machine reaches it",
 }
 _REFUSED = re.compile(r'^counterpoise_http_refused_total\{limit="([^"]*)"\} (\S+)', re.MULTILINE)
@@ -281,6 +283,7 @@ def _queues(client: Client, names: Sequence[str]) -> Iterator[Finding]:
             yield from _replicas(queue)
         yield from _conditions(client, queue)
         yield from _held_back(client, queue)
+        yield from _paused(queue)
     if len(queues) > MOST_QUEUES:
         yield Finding("queues", "skipped", "there are more queues", "name them with --queue")
 
@@ -476,6 +479,18 @@ def _held_back(client: Client, queue: Queue) -> Iterator[Finding]:
             held_back_text(held),
             "find out why consumers of the key come and go; COUNTERPOISE_KEY_MOVES is the limit",
         )
+
+
+def _paused(queue: Queue) -> Iterator[Finding]:
+    """What an administrator holds still: it is read by nobody, as was asked for."""
+    if queue.paused is not None:
+        found = "the queue is paused" + pause_text(queue.paused)
+    elif queue.paused_partition_count:
+        found = counted(queue.paused_partition_count, "paused partition")
+    else:
+        return
+    advice = f"'counterpoise status {queue.name}' says why; 'counterpoise queues resume' ends it"
+    yield Finding(f"{queue.name}: paused", "warning", found, advice)
 
 
 # ------------------------------------------------------------------ Spark

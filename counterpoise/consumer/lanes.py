@@ -84,6 +84,11 @@ class Failure:
     attempts: int
     error: Exception
 
+    @property
+    def tried(self) -> str:
+        """`1 attempt`, `3 attempts`."""
+        return f"{self.attempts} attempt{'' if self.attempts == 1 else 's'}"
+
 
 @dataclass(eq=False)
 class Lane:

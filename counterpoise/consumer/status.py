@@ -91,5 +91,5 @@ def _of_lane(lane: Lane) -> Condition:
     failure = lane.failure
     if failure is None:
         return invalid_position(lane.partition, lane.epoch, lane.position)
-    text = f"at {failure.position}, after {failure.attempts} attempts: {text_of(failure.error)}"
+    text = f"at {failure.position}, after {failure.tried}: {text_of(failure.error)}"
     return Condition("quarantined", text, lane.partition, lane.epoch)

@@ -372,26 +372,25 @@ class Worker:
                 return lease_time() + max(0.1, rules.backoff_seconds)
             except Exception as error:
                 error.add_note(
-                    f"{place} could not be stored as a dead letter, after {failure.attempts} "
-                    f"attempts to handle it that ended with {described(failure.error)}"
+                    f"{place} could not be stored as a dead letter, after {failure.tried} "
+                    f"to handle it that ended with {described(failure.error)}"
                 )
                 raise
             self.dead_lettered += 1
             logger.error(
-                "%s: passed on to %r after %d attempts: %s",
+                "%s: passed on to %r after %s: %s",
                 place,
                 policy.to,
-                failure.attempts,
+                failure.tried,
                 described(failure.error),
             )
             return None
         if policy == "quarantine":
             lane.failure = failure
             logger.error(
-                "%s: quarantined after %d attempts, nothing more of this partition is handled "
-                "here: %s",
+                "%s: quarantined after %s, nothing more of this partition is handled here: %s",
                 place,
-                failure.attempts,
+                failure.tried,
                 described(failure.error),
                 exc_info=failure.error,
             )
@@ -402,9 +401,7 @@ class Worker:
                 except Exception:
                     logger.exception("on_quarantined failed")
             return lease_time()
-        failure.error.add_note(
-            f"{place} could not be handled in {failure.attempts} attempts; {on_halt}"
-        )
+        failure.error.add_note(f"{place} could not be handled in {failure.tried}; {on_halt}")
         raise failure.error
 
     def _backoff(self, attempts: int) -> float:
@@ -474,9 +471,9 @@ class Worker:
         table.add(one)
         if failure is not None:
             logger.warning(
-                "%s: set aside after %d attempts, tried again in %g s: %s",
+                "%s: set aside after %s, tried again in %g s: %s",
                 place,
-                failure.attempts,
+                failure.tried,
                 policy.after_seconds[0],
                 described(failure.error),
             )
@@ -554,7 +551,7 @@ class Worker:
         if (yield from self._write(retries, "done", one, lane)):
             table.remove(one)
             table.is_full = False
-            logger.info("%s: done after %d attempts", place, one.attempts)
+            logger.info("%s: done at attempt %d", place, one.attempts)
         else:
             one.due = lease_time() + UNWRITTEN_SECONDS
             table.plan()

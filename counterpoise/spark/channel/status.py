@@ -169,6 +169,7 @@ class QueryStatus:
             "revoking": states.count("revoking"),
             "retiring": states.count("retiring"),
             "warming": len(self.warming),
+            "paused": sum(held.paused is not None for held in self.partitions.values()),
             "draining": int(self.draining),
             "skippedSlices": self.handoffs.skipped_slices,
             "takenOver": self.handoffs.taken_over_count,

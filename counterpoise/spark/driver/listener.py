@@ -29,7 +29,7 @@ logger = logging.getLogger("counterpoise.spark")
 
 # Values whose changes are logged; lag and positions change all the time.
 _NEWS = (
-    *("status", "draining", "owned", "revoking", "retiring", "warming", "lastError"),
+    *("status", "draining", "owned", "revoking", "retiring", "warming", "paused", "lastError"),
     *("handoffsGraceful", "handoffsForced", "partitionsLost", "skippedSlices", "takenOver"),
     "rowsDroppedAtLeast",
 )
@@ -82,9 +82,9 @@ class QueueListener(EventListener):
         """The same as samples by name and labels, as Prometheus writes them.
 
         `counterpoise_source_` with: `bound`, `partitions{state}` (owned, revoking, retiring,
-        warming), `lag_messages{partition}`, `handoffs_total{outcome}` (graceful, forced, lost,
-        finished), `received_total{handed_over}`, `skipped_slices_total`, `taken_over_total`,
-        `rows_dropped_total` (a lower bound).
+        warming), `paused_partitions` (each also in a state), `lag_messages{partition}`,
+        `handoffs_total{outcome}` (graceful, forced, lost, finished), `received_total{handed_over}`,
+        `skipped_slices_total`, `taken_over_total`, `rows_dropped_total` (a lower bound).
         """
         samples: dict[str, float] = {}
         for report in self.reports():
@@ -161,6 +161,7 @@ def samples_of(report: Json) -> dict[str, float]:
     sample("partitions", report["owned"] - others, state="owned")
     for state in _STATES:
         sample("partitions", report[state], state=state)
+    sample("paused_partitions", report["paused"])
     for partition, behind in report["lag"].items():
         sample("lag_messages", behind, partition=partition)
     for name, outcome in _HANDOFFS.items():

@@ -56,6 +56,16 @@ def test_an_idle_queue_needs_no_consumer(run, service):
     assert "no consumer is bound and none is needed" in said
 
 
+def test_it_says_what_an_administrator_holds_still(run, service):
+    run("queues", "create", "a", "-p", "3", "--rebalance-delay", "0")
+    assert "a: paused" not in examined(service.url)
+    run("queues", "pause", "a", "--partition", "0", "--partition", "2")
+    state, said = examined(service.url)["a: paused"]
+    assert (state, said[:19]) == ("warning", "2 paused partitions")
+    run("queues", "pause", "a", "--reason", "wrong prices")
+    assert "the queue is paused (wrong prices)" in examined(service.url)["a: paused"][1]
+
+
 def test_it_says_where_no_wake_up_arrives(run, service, monkeypatch):
     """As through a pooler, which has numbers of its own for the server's processes."""
     run("queues", "create", "a", "-p", "2", "--rebalance-delay", "0")

@@ -149,10 +149,14 @@ async def test_no_more_handlers_than_concurrency_and_one_of_a_partition(orders):
     orders.publish(200)
     working: Counter[int] = Counter()
     most: set[int] = set()
+    met = asyncio.Event()
 
     async def handle(message):
         working[message.partition] += 1
         most.add(working.total())
+        if working.total() == 2:
+            met.set()
+        await met.wait()
         await asyncio.sleep(0)
         assert working[message.partition] == 1
         working[message.partition] -= 1

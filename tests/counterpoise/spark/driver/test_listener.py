@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from counterpoise.spark.channel.status import Handoffs, QueryStatus
 from counterpoise.spark.driver.driver import ours
 from counterpoise.spark.driver.listener import QueueListener, samples_of
 from counterpoise.spark.offsets import Offset
-from counterpoise.wire import ReleaseItem
+from counterpoise.wire import Pause, ReleaseItem
 
 NO_SPARK: Any = None  # only reports on request need one (test_leaving_queries)
 
@@ -55,6 +56,15 @@ def test_lag_is_counted_from_what_is_done_and_only_where_the_end_is_known() -> N
     assert report["ends"] == {"0": "20", "3": "6"}
     assert (report["owned"], report["revoking"], report["warming"]) == (4, 1, 1)
     assert query_status(bounds=None).report()["lag"] == {}
+
+
+def test_what_an_administrator_has_paused_is_counted_beside_what_is_owned() -> None:
+    held = Owned(0, 1, "owned", "5", "initial", paused=Pause(datetime.now(UTC), None, "why"))
+    report = query_status(partitions={0: held, 1: Owned(1, 1, "owned", "5", "initial")}).report()
+    assert (report["owned"], report["paused"]) == (2, 1)
+    samples = samples_of({**report, "queue": "q", "instance": "i"})
+    assert samples['counterpoise_source_paused_partitions{queue="q",instance="i"}'] == 1
+    assert samples['counterpoise_source_partitions{queue="q",instance="i",state="owned"}'] == 2
 
 
 def test_rows_that_the_watermark_drops_count_from_the_first_handoff_on() -> None:
