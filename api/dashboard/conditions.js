@@ -18,17 +18,23 @@ export const conditionsOf = async (path) => (await get(path + "/conditions?limit
 const counted = (counts) =>
   Object.entries(counts ?? {}).sort(([one], [other]) => place(one) - place(other)).map(([kind, count]) => `${number(count)} ${word(kind)}`);
 
-/** What is wrong with a queue, in words, the worst first; empty if nothing is. `history`: its looks, if it is
- *  measured. `unowned`: how many partitions are without an owner, if that is known. */
-export function wrong(queue, history, unowned = 0) {
-  const said = [], look = history?.looks.at(-1);
-  if (queue.active_flow_count === 0) {
-    // Before the first look it is not known whether messages wait.
-    if (look && look.lag !== 0) said.push("nobody consumes");
-  } else if (unowned && queue.rebalance_status === "Ready") said.push(`${plural(unowned, "partition")} without an owner`);
-  said.push(...counted(queue.conditions));
-  if (queue.active_flow_count && history?.grows()) said.push("lag grows");
-  return said.join(", ");
+/** What is said of a queue first: `told`, in words, the worst first and in the order of the alerts, empty if nothing
+ *  is amiss; and `alarming`, whether a person should look. `history`: its looks, if it is measured. `away`: whether
+ *  the service has stopped answering, so that all else is old. */
+export function headline(queue, history, away = false) {
+  const alarms = [], look = history?.looks.at(-1), nobody = queue.active_flow_count === 0;
+  if (away) alarms.push("service away");
+  // What is paused is nobody's work. Without a consumer no partition has an owner: that is said once.
+  if (nobody && look && (look.lag === null || look.lag > look.held)) alarms.push("nobody consumes");
+  if (!nobody && look?.unowned && queue.rebalance_status === "Ready") alarms.push(`${plural(look.unowned, "partition")} without an owner`);
+  alarms.push(...counted(queue.conditions));
+  if (!nobody && history?.grows()) alarms.push("lag grows");
+  const quiet = [];
+  // Before the first look it is not known whether messages wait.
+  if (nobody && !look) quiet.push("no consumer");
+  if (queue.paused) quiet.push("paused");
+  else if (queue.paused_partition_count) quiet.push(`${plural(queue.paused_partition_count, "partition")} paused`);
+  return { told: [...alarms, ...quiet].join(", "), alarming: alarms.length > 0 };
 }
 
 /** A function that says what is wrong with a partition, in words: of its own, or of its owner. */
@@ -63,8 +69,8 @@ export class Conditions {
   }
 }
 
-/** The badge of a queue: what is wrong with it, then its status. */
-export function badge(element, status, told) {
-  set(element, "class", `status ${status}${told ? " troubled" : ""}`);
+/** The badge of a queue: its headline, then its status. */
+export function badge(element, status, { told, alarming }) {
+  set(element, "class", `status ${status}${alarming ? " troubled" : told ? " quiet" : ""}`);
   set(element, "text", told ? `${told} (${status})` : status);
 }

@@ -61,12 +61,20 @@ function refresh() {
   return asking;
 }
 
+/** Tells a page whether the service has stopped answering: what it shows is old then. */
+function tell(shown, away) {
+  if (!shown || (shown.away ?? false) === away) return;
+  shown.away = away;
+  shown.draw();
+}
+
 async function look() {
   let looked = page;
   try {
     if (session === null) await enter();
     looked = page;
     await looked.refresh();
+    tell(looked, false);
     $("notice").textContent = "";
     // The queue was gone, and there is one of this name again.
     if (!page.element.isConnected) { show(); refresh(); }
@@ -82,6 +90,7 @@ async function look() {
       events?.close();
     } else {
       if (!error.code && !(error instanceof TypeError)) throw error;
+      tell(looked, !error.code || error.code === "unavailable");
       $("notice").textContent = error.code ? error.message : "The service does not answer; trying again.";
     }
   }

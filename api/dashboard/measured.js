@@ -41,6 +41,7 @@ export class History {
     const at = Date.now();
     const look = {
       at, lag: lagOf(partitions), held: lagOf(partitions.filter((each) => each.paused)) ?? 0, age: ageOf(partitions), done: sum(partitions, "position"), end: sum(partitions, "end"),
+      unowned: partitions.filter((each) => each.state === "unassigned").length,
       why: unknown(partitions),
     };
     for (const { partition, position } of partitions) {

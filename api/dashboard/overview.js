@@ -2,7 +2,7 @@
 
 import { all, get, pathOf } from "./calls.js";
 import { Sparkline } from "./chart.js";
-import { badge, wrong } from "./conditions.js";
+import { badge, headline } from "./conditions.js";
 import { cells, keyed, make } from "./dom.js";
 import { History, MEASURING } from "./measured.js";
 import { create } from "./shaping.js";
@@ -27,6 +27,8 @@ const lagIn = (queue, lag) =>
   lag !== null && queue.operational_partition_count > PAGE ? `at least ${number(lag)}` : number(lag);
 
 export class Overview {
+  /** Whether the service has stopped answering: set by `main.js`. */
+  away = false;
   #measured = new Map();
 
   /** `session` is who looks. */
@@ -74,14 +76,14 @@ export class Overview {
     }
   }
 
-  #wrong(queue) {
-    return wrong(queue, this.#measured.get(queue.name)?.history);
+  #headline(queue) {
+    return headline(queue, this.#measured.get(queue.name)?.history, this.away);
   }
 
   #shown() {
     const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
     return this.queues.filter((queue) => words.every((word) =>
-      `${queue.name} ${queue.rebalance_status} ${this.#wrong(queue)}`.toLowerCase().includes(word)));
+      `${queue.name} ${queue.rebalance_status} ${this.#headline(queue).told}`.toLowerCase().includes(word)));
   }
 
   draw() {
@@ -104,7 +106,7 @@ export class Overview {
       row.status ??= make("span");
       row.spark ??= new Sparkline();
       row.spark.show(history?.points() ?? []);
-      badge(row.status, queue.rebalance_status, this.#wrong(queue));
+      badge(row.status, queue.rebalance_status, this.#headline(queue));
       const idle = queue.flow_count - queue.active_flow_count;
       cells(row, NAMES, [row.link, row.status, look?.lag === null ? "not known" : lagIn(queue, look?.lag ?? null), look?.lag === 0 ? "none" : duration(look?.age), row.spark.element,
         number(queue.active_flow_count) + (idle ? ` + ${number(idle)} standby` : ""),

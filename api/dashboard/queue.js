@@ -4,7 +4,7 @@ import * as actions from "./actions.js";
 import { all, get, pathOf, secondsUntil } from "./calls.js";
 import { Cells } from "./cells.js";
 import { Chart } from "./chart.js";
-import { badge as showBadge, Conditions, conditionsOf, troubles, wrong } from "./conditions.js";
+import { badge, Conditions, conditionsOf, headline, troubles } from "./conditions.js";
 import { Consumers } from "./consumers.js";
 import { fact, make, narrow, set } from "./dom.js";
 import { ageOf, History, lagOf } from "./measured.js";
@@ -23,6 +23,8 @@ const HISTORY_ENTRIES = 20;
 const MAY_READ = ["consumer", "admin"];
 
 export class QueuePage {
+  /** Whether the service has stopped answering: set by `main.js`. */
+  away = false;
   #measured = new History();
   #names = new Map();
   #told = "";
@@ -156,12 +158,12 @@ export class QueuePage {
     const why = status.trigger ? `because ${trigger(status.trigger)}` : "";
     const until = left === null ? "" : `; ${status.status === "Holddown" ? "the rebalance begins" : "all others follow"} in ${duration(left)}`;
     if (this.status.children.length < 2) this.status.replaceChildren(make("span"), make("span", { class: "soft" }));
-    const [badge, text] = this.status.children;
-    const amiss = wrong(queue, this.#measured, status.unassigned.length);
-    showBadge(badge, status.status, amiss);
+    const [shown, text] = this.status.children;
+    const first = headline(queue, this.#measured, this.away);
+    badge(shown, status.status, first);
     const held = queue.paused ? `paused ${pausing.paused(queue.paused)}` : "";
     set(text, "text", [why + until, progress, held].filter(Boolean).join("; "));
-    const told = `${status.status} ${why}. ${plural(status.handoffs.length, "handoff")} under way. ${amiss}`;
+    const told = `${status.status} ${why}. ${plural(status.handoffs.length, "handoff")} under way. ${first.told}`;
     // A screen reader is told of changes, not of each second.
     if (told !== this.#told) set(this.said, "text", this.#told = told);
   }

@@ -172,10 +172,16 @@ def owners_line(seen: Observation) -> str:
 
 
 def headline(seen: Observation) -> str:
-    """The state of the queue: its status, unless a partition without an owner is what matters."""
+    """The state of the queue, the worst first, as in the dashboard: nobody consumes what waits,
+    partitions are without an owner; then its status.
+    """
+    if not seen.flows and any(seen.backlog.values()):
+        return f"nobody consumes ({seen.status})"
     ownerless = sum(seen.owners[number] is None for number in seen.owners.keys() - seen.waits_for)
     if seen.status == "Ready" and ownerless:
-        return f"{ownerless} partitions without an owner" if seen.flows else "no consumer yet"
+        if not seen.flows:
+            return "no consumer (Ready)"
+        return f"{ownerless} partition{'s' * (ownerless > 1)} without an owner (Ready)"
     return seen.status + (f" ({seen.trigger})" if seen.trigger else "")
 
 
@@ -249,7 +255,9 @@ class LiveDisplay:
                 self._headline = line
                 self.news(line)
             self._picture = [
-                Text("queue flights: ").append(line, style=STATUS_COLOURS.get(line.split()[0])),
+                Text("queue flights: ").append(
+                    line, style=STATUS_COLOURS.get(line.split()[0], "red")
+                ),
                 Text(),
                 _partitions(seen),
                 Text(),

@@ -202,7 +202,7 @@ class Page:
 
 def click(page: Page, words: str) -> None:
     """Click the button with these words (of an open dialog, if there is one)."""
-    buttons = "[...(document.querySelector('dialog') ?? document).querySelectorAll('button')]"
+    buttons = "[...(document.querySelector('dialog[open]') ?? document).querySelectorAll('button')]"
     named = f"(one) => (one.ariaLabel ?? one.innerText) === {words!r}"
     page.act(f"{buttons}.find({named})", "it.click()")
 
@@ -216,4 +216,4 @@ def fill(page: Page, selector: str, value: str) -> None:
 
 def submit(page: Page) -> None:
     """Send the form of the open dialog."""
-    page.act("document.querySelector('dialog form')", "it.requestSubmit()")
+    page.act("document.querySelector('dialog[open] form')", "it.requestSubmit()")

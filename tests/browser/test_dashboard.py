@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -325,6 +326,45 @@ def test_the_list_has_lag_and_rates_and_finds_queues_by_name(
     eventually(lambda: [row.split("\t")[0] for row in rows(page)] == ["queue", "flights"])
 
 
+def test_the_headline_says_the_worst_first_in_the_order_of_the_alerts(page: Page) -> None:
+    worst = {
+        "rebalance_status": "Ready",
+        "active_flow_count": 1,
+        "conditions": {"log_away": 1, "quarantined": 2},
+        "paused": None,
+        "paused_partition_count": 1,
+    }
+    well = {**worst, "conditions": None, "paused_partition_count": 0}
+    alone = {**well, "active_flow_count": 0}
+    held = {**alone, "paused": {"until": None, "reason": None}}
+    waits = {"lag": 30000, "held": 0, "unowned": 1000}
+    unowned, reported = "1,000 partitions without an owner", "2 quarantined, 1 log away"
+    grows = "lag grows"
+    behind = f"{unowned}, {reported}, {grows}, 1 partition paused"
+
+    def said(queue: object, look: object, away: bool = False) -> tuple[str, bool]:
+        module = "import('/dashboard/conditions.js')"
+        history = "{ looks: look ? [look] : [], grows: () => look !== null }"
+        given = f"const look = {json.dumps(look)}; const history = {history};"
+        call = f"headline({json.dumps(queue)}, history, {json.dumps(away)})"
+        told = page.run(f"{module}.then(({{ headline }}) => {{ {given} return {call}; }})")
+        return told["told"], told["alarming"]
+
+    for queue, look, away, text, alarming in (
+        (worst, waits, True, f"service away, {behind}", 1),
+        (worst, waits, False, behind, 1),
+        ({**well, "rebalance_status": "Holddown"}, waits, False, grows, 1),
+        (alone, waits, False, "nobody consumes", 1),
+        (alone, {**waits, "lag": None}, False, "nobody consumes", 1),
+        (alone, {**waits, "lag": 0}, False, "", 0),
+        (alone, None, False, "no consumer", 0),
+        (held, {**waits, "held": 30000}, False, "paused", 0),
+        (held, {**waits, "held": 29999}, False, "nobody consumes, paused", 1),
+        (well, None, False, "", 0),
+    ):
+        assert said(queue, look, away) == (text, bool(alarming)), (queue, look, away)
+
+
 def test_a_queue_that_is_ready_shows_what_its_consumers_report(
     page: Page, client: Client, service: Service
 ) -> None:
@@ -582,6 +622,8 @@ def test_an_administrator_pauses_and_resumes_a_queue_and_a_partition(
     submit(page)
     eventually(lambda: client.queue("flights").paused is not None)
     eventually(lambda: "paused until it is resumed" in page.text(".headline"))
+    assert page.text(".headline .status") == "paused (Ready)"
+    assert page.run("document.querySelector('.status').matches('.quiet')")
     click(page, "Resume it")
     eventually(lambda: "stays paused with it" in page.text(".preview"))
     click(page, "Cancel")
@@ -708,6 +750,7 @@ def test_it_says_that_the_service_is_away_and_goes_on_when_it_is_back(
     offline = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
     page.ask("Network.emulateNetworkConditions", {"offline": True, **offline})
     eventually(lambda: "does not answer" in page.text("#notice"))
+    eventually(lambda: "service away (" in page.text("#main"))
     page.ask("Network.emulateNetworkConditions", {"offline": False, **offline})
     eventually(lambda: not page.text("#notice"))
 

@@ -55,9 +55,12 @@ def test_partitions_of_a_dynamic_queue_are_named_with_what_they_wait_for() -> No
 
 def test_a_queue_is_not_ready_while_partitions_have_no_owner() -> None:
     ready = seen("Ready", None)
-    assert headline(ready) == "1 partitions without an owner"
+    assert headline(ready) == "1 partition without an owner (Ready)"
     assert headline(replace(ready, waits_for={2: (0,)})) == "Ready"
-    assert headline(replace(ready, owners=dict.fromkeys(range(4)), flows={})) == "no consumer yet"
+    alone = replace(ready, owners=dict.fromkeys(range(4)), flows={})
+    assert headline(alone) == "nobody consumes (Ready)"
+    assert headline(replace(alone, status="Rebalancing")) == "nobody consumes (Rebalancing)"
+    assert headline(replace(alone, backlog=dict.fromkeys(range(4), 0))) == "no consumer (Ready)"
     assert headline(seen("Holddown", "bind")) == "Holddown (bind)"
 
 
