@@ -74,6 +74,12 @@ def list_letters(queue: str, most: int, url: str | None, as_json: bool) -> None:
                 more = True
                 break
             found.append(message)
+    if found and not any(map(_said, found)):
+        raise CommandRefused(
+            "no_dead_letters",
+            f"{queue} is no queue of dead letters: its messages do not say why they could not be "
+            f"handled. 'counterpoise peek {queue}' shows them",
+        )
     if as_json:
         print_json([_document(one, 1000) for one in found])
         return
@@ -85,8 +91,6 @@ def list_letters(queue: str, most: int, url: str | None, as_json: bool) -> None:
         texts = (place, said.get("attempts", "-"), said.get("error", "-"))
         shown.add_row(str(one["partition"]), one["position"], *map(_short, texts))
     console.print(shown)
-    if found and not any(claims):
-        say(f"none of them says where it comes from: {queue} seems to be no queue of dead letters")
     if more:
         say(f"there are more than {counted(most, 'letter')}; -n shows more")
 
