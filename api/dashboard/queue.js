@@ -53,6 +53,7 @@ export class QueuePage {
     this.mirror.hidden = true;
     this.pause = act("Pause", pausing.pauseQueue);
     this.resume = act("Resume", pausing.resumeQueue);
+    this.resume.hidden = true;
     this.actions = make("div", { class: "actions", hidden: !this.mayChange && "" },
       this.resize, this.pause, this.resume, act("Rebalance now", actions.rebalance), act("Set positions", actions.positions), this.mirror, act("Delete", shaping.remove));
     this.waiting = make("p", { class: "soft" }, "Loading…");

@@ -122,9 +122,9 @@ def test_what_is_not_loaded_yet_is_said_to_be_loading_and_its_buttons_wait(
         assert page.text(".headline") == "Loading…"
         for words in ("None is bound.", "Nothing yet."):
             assert words not in page.text("#main")
-        assert page.run(buttons) == [True] * 4
+        assert page.run(buttons) == [True] * 5
     eventually(lambda: "Ready" in page.text(".headline"))
-    assert page.run(buttons) == [False] * 4
+    assert page.run(buttons) == [False] * 5
     assert "Loading" not in page.text("#main")
     page.act("document.querySelector('.back')", "it.click()")
     # Only the next document says that it is loading.
