@@ -40,7 +40,8 @@ class Stage:
         self.client.create_queue("flights", partitions, **settings)
 
     def publish(self, count: int) -> None:
-        with Publisher("flights", url=self.url) as publisher:
+        """In one batch: a query that is held amid the first messages has the others as well."""
+        with Publisher("flights", url=self.url, linger_seconds=60) as publisher:
             for number in range(self.published, self.published + count):
                 publisher.publish(str(number).encode(), key=f"k{number % KEYS}")
         self.published += count
