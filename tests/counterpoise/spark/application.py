@@ -172,6 +172,12 @@ class Application:
         assert "Traceback" not in self.said()
         assert self.stop() == 0
 
+    def unbound_from_outside(self) -> None:
+        """Wait until its query has failed because an administrator unbound it."""
+        until(self.over, f"{self.name} ends by itself")
+        assert "an administrator has unbound this consumer" in self.said()
+        assert self.stop() == 1
+
     def terminate(self) -> None:
         """SIGTERM, to the Python process alone."""
         assert self._driver is not None

@@ -134,6 +134,8 @@ def test_superseded_amid_its_appends_and_awake_again(stage: ChainStage) -> None:
     victim.go_on()
     until(lambda: not victim.held(), "the task of the superseded one goes on")
     victim.let_its_sources_go_on()
+    victim.unbound_from_outside()
+    victim.start()
     until(lambda: stage.shared(2), "both share again")
     stage.publish(200)
     stage.check()
