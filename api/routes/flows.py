@@ -31,7 +31,7 @@ from api.streams import DeferredCall, EventStream, OpenCalls, StreamHolder, even
 from broker.calls.bound_flows import BoundFlow
 from broker.core import commands as c
 from broker.core.access import Right
-from broker.core.errors import Invalid, TooManyFlows
+from broker.core.errors import TooManyFlows
 from broker.service import Broker
 from counterpoise import wire
 from counterpoise.wire import EXAMPLE_FLOW, MOST_INT64
@@ -322,15 +322,6 @@ async def children(
     again, also by another parent, is harmless. It waits until all its parents are finished.
     Renews the lease.
     """
-    names = 0
-    for nth, item in enumerate(body.partitions):
-        names += len(item.children) + sum(len(child.parents) for child in item.children)
-        if names > flow_schemas.MOST_NAMES:
-            raise Invalid(
-                f"A call names at most {flow_schemas.MOST_NAMES} children and parents; report "
-                "fewer partitions at once.",
-                [(f"partitions.{nth}.children", "is too much for one call")],
-            )
     items = [
         c.ChildrenItem(
             item.partition,

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from api.schemas.common import (
     TEXT_PATTERN,
@@ -12,6 +12,7 @@ from api.schemas.common import (
     Position,
     RequestModel,
 )
+from broker.core.errors import Invalid
 from broker.core.model import MOST_PARTITIONS
 from counterpoise.wire import MOST_INT64
 
@@ -187,6 +188,28 @@ class ChildrenRequest(RequestModel):
 
     seq: Sequence = None
     partitions: list[ChildrenItem] = _ITEMS
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_names(cls, body: Any) -> Any:
+        """Counted before an object is made of each child. Raises `Invalid`."""
+        names = 0
+        for nth, item in enumerate(_listed(body, "partitions")):
+            for child in _listed(item, "children"):
+                names += 1 + len(_listed(child, "parents"))
+            if names > MOST_NAMES:
+                raise Invalid(
+                    f"A call names at most {MOST_NAMES} children and parents; report fewer "
+                    "partitions at once.",
+                    [(f"partitions.{nth}.children", "is too much for one call")],
+                )
+        return body
+
+
+def _listed(value: Any, name: str) -> list[Any]:
+    """The list in this field; none where the value is no such object, which is said later."""
+    found = value.get(name) if isinstance(value, dict) else None
+    return found if isinstance(found, list) else []
 
 
 class ReadyItem(RequestModel):
