@@ -9,6 +9,9 @@ exactly that number, because a step never gives to a flow above its share or tak
 it. An exclusive queue has a share of everything for the earliest-bound flow and of nothing for the
 others.
 
+Where flows have weights or maxima, *levels* take the place of these counts (`shares`). One
+partition more is a *stride* of levels. Without weights a level is a count, and the stride is 1.
+
 Aligned partitions move as a group (the contract, *Aligned logs*). The first of a group stands for
 it: here a partition is a group, and those who carry out what is planned do so to all of it.
 
@@ -60,10 +63,9 @@ class HandoffPlanner:
     def pairs(self, most: int) -> list[tuple[int, Flow, Flow]]:
         """The handoffs of pairs (`pairs`), so many at most, as of `plan`. A pair begins whole."""
         queue, planned = self._queue, list[tuple[int, Flow, Flow]]()
-        while queue.has_pair:
-            giver = queue.by_bind_number[queue.leaving.most()]
-            taker = queue.by_bind_number[queue.ranking.fewest()]
-            if len(planned) + queue.leaving.high > most:
+        while (pair := queue.next_pair()) is not None:
+            giver, taker = pair
+            if len(planned) + queue.leaving.counts[giver.bind_number] > most:
                 break
             while (number := self._from(giver)) is not None:
                 planned.append(self._count(number, taker))
@@ -93,12 +95,13 @@ class HandoffPlanner:
             return None
         if self._rest is None:
             leaving = queue.is_drained_from
-            if not leaving and (queue.exclusive or queue.ranking.spread <= 1):
+            if not leaving and (queue.exclusive or queue.ranking.is_even):
                 self._rest = self._to_the_first() if queue.exclusive else iter(())
+            elif (to := queue.least_loaded(queue.ranking)) is None:
+                self._rest = iter(())
             else:
                 giver = queue.by_bind_number[(queue.leaving if leaving else queue.ranking).most()]
-                to, number = queue.least_loaded(queue.ranking), self._from(giver)
-                assert to is not None
+                number = self._from(giver)
                 if number is not None:
                     return number, to
                 assert not leaving
@@ -107,41 +110,43 @@ class HandoffPlanner:
 
     def _partly_on_paper(self) -> Iterator[tuple[int, Flow]]:
         """What there is to hand off in a balance of which some steps are taken on paper."""
-        queue = self._queue
-        counts = dict(queue.ranking.counts)
-        floor = sum(counts.values()) // len(counts)
-        able = self._able(counts, floor)
+        ranking, stride = self._queue.ranking, self._queue.ranking.stride
+        levels = ranking.levels()
+        lowest, highest = ranking.even_levels()
+        able = self._able(levels, lowest)
         if not able:
             return
-        above = sum(count - floor - 1 for count in counts.values() if count > floor + 1)
-        below = sum(floor - count for count in counts.values() if count < floor)
-        takers = _Receivers(counts)
-        for step, number in self._given(counts, able):
+        above = sum(-((highest - level) // stride) for level in levels.values() if level > highest)
+        below = sum(-((level - lowest) // stride) for level in levels.values() if level < lowest)
+        takers = _Receivers(levels, stride)
+        for step, number in self._given(levels, able, stride):
             if step >= max(above, below):
                 return
-            yield number, queue.by_bind_number[takers.at(step)]
+            yield number, self._queue.by_bind_number[takers.at(step)]
 
     def _to_the_first(self) -> Iterator[tuple[int, Flow]]:
         """What there is to hand off in an exclusive queue."""
         first = self._queue.first_taker()
         counts = dict(self._queue.ranking.counts)
         del counts[first.bind_number]
-        for _, number in self._given(counts, self._able(counts, 0)):
+        for _, number in self._given(counts, self._able(counts, 0), 1):
             yield number, first
 
-    def _able(self, counts: dict[int, int], share: int) -> set[int]:
-        """The bind numbers that have more than the share and something to give."""
+    def _able(self, levels: dict[int, int], lowest: int) -> set[int]:
+        """The bind numbers above this level that have something to give."""
         by_bind_number = self._queue.by_bind_number
         return {
             bind_number
-            for bind_number, count in counts.items()
-            if count > share and self._from(by_bind_number[bind_number]) is not None
+            for bind_number, level in levels.items()
+            if level > lowest and self._from(by_bind_number[bind_number]) is not None
         }
 
-    def _given(self, counts: dict[int, int], able: set[int]) -> Iterator[tuple[int, int]]:
+    def _given(
+        self, levels: dict[int, int], able: set[int], stride: int
+    ) -> Iterator[tuple[int, int]]:
         """(step, partition) of the steps in which there is something to give."""
         by_bind_number = self._queue.by_bind_number
-        for step, bind_number in _steps(counts, able):
+        for step, bind_number in _steps(levels, able, stride):
             number = self._from(by_bind_number[bind_number])
             if number is None:
                 able.discard(bind_number)
@@ -152,66 +157,82 @@ class HandoffPlanner:
         return self._queue.highest_giveable(flow, self._planned)
 
 
-def _steps(counts: dict[int, int], of: set[int]) -> Iterator[tuple[int, int]]:
+def _steps(levels: dict[int, int], of: set[int], stride: int) -> Iterator[tuple[int, int]]:
     """(step, bind number) of the steps in which the flows `of` these bind numbers give.
 
-    In every step the flow with the most gives one away (ties: the earliest bound) until no flow has
-    any.
+    In every step the flow at the highest level goes down by the stride (ties: the earliest bound)
+    until no flow is above 0.
 
-    `counts` is by bind number; no flow receives. Bind numbers may be taken out of `of` on the way.
+    `levels` is by bind number; no flow receives. Bind numbers may be taken out of `of` on the way.
     """
-    order = sorted(counts, key=lambda bind_number: (-counts[bind_number], bind_number))
-    members: list[int] = []
+    order = sorted(levels, key=lambda bind_number: (-levels[bind_number], bind_number))
+    # A flow comes to every level below its own that is a number of strides away.
+    members: list[list[int]] = [[] for _ in range(stride)]
     step = place = 0
     while place < len(order) and of:
-        level = counts[order[place]]
-        while place < len(order) and counts[order[place]] == level:
-            insort(members, order[place])
+        top = levels[order[place]]
+        while place < len(order) and levels[order[place]] == top:
+            insort(members[top % stride], order[place])
             place += 1
-        # From this level down to the next all these give in order, one of each at every level.
-        lower = counts[order[place]] if place < len(order) else 0
-        places = [
-            (bisect_left(members, bind_number), bind_number)
-            for bind_number in sorted(of)
-            if counts[bind_number] >= level
-        ]
-        for down in range(level - lower) if places else ():
+        # From this level down to the next all these give in order, again and again.
+        bottom = max(0, levels[order[place]] if place < len(order) else 0)
+        places: list[tuple[int, int]] = []
+        around = steps = 0
+        for below in range(stride):
+            alike = members[(top - below) % stride]
+            places += (
+                (around + bisect_left(alike, bind_number), bind_number)
+                for bind_number in sorted(of)
+                if (level := levels[bind_number]) >= top and (level - top + below) % stride == 0
+            )
+            around += len(alike)
+            steps += len(alike) * -((bottom - top + below) // stride)
+        for first in range(0, steps, around) if places else ():
             for nth, bind_number in places:
-                if bind_number in of:
-                    yield step + down * len(members) + nth, bind_number
+                if bind_number in of and first + nth < steps:
+                    yield step + first + nth, bind_number
             if not of:
                 return
-        step += (level - lower) * len(members)
+        step += steps
 
 
 class _Receivers:
-    """Who receives in which step, if in every step the flow with the fewest gets one (ties: the
-    earliest bound) and nobody gives.
+    """Who receives in which step, if in every step the flow at the lowest level goes up by the
+    stride (ties: the earliest bound) and nobody gives.
     """
 
-    def __init__(self, counts: dict[int, int]) -> None:
-        self._counts = counts
-        self._order = sorted(counts, key=lambda bind_number: (counts[bind_number], bind_number))
-        self._members: list[int] = []
+    def __init__(self, levels: dict[int, int], stride: int) -> None:
+        self._levels = levels
+        self._order = sorted(levels, key=lambda bind_number: (levels[bind_number], bind_number))
+        self._members: list[list[int]] = [[] for _ in range(stride)]
+        self._around: list[int] = []
         self._place = 0
         self._step = 0
         self._next = 0
 
     def at(self, step: int) -> int:
         """The bind number of the flow that receives in this step; steps come in order."""
-        while not self._members or (self._place < len(self._order) and step >= self._next):
-            self._step = self._next
-            level = self._counts[self._order[self._place]]
-            while self._place < len(self._order) and self._level == level:
-                insort(self._members, self._order[self._place])
-                self._place += 1
-            if self._place < len(self._order):
-                self._next = self._step + (self._level - level) * len(self._members)
-        return self._members[(step - self._step) % len(self._members)]
+        while not self._around or (self._place < len(self._order) and step >= self._next):
+            self._rise()
+        return self._around[(step - self._step) % len(self._around)]
+
+    def _rise(self) -> None:
+        """To the next level at which there is a flow; from there up to the one after it, all these
+        receive in order, again and again."""
+        self._step, stride = self._next, len(self._members)
+        level = self._level
+        while self._place < len(self._order) and self._level == level:
+            insort(self._members[level % stride], self._order[self._place])
+            self._place += 1
+        alike = [self._members[(level + above) % stride] for above in range(stride)]
+        self._around = [bind_number for members in alike for bind_number in members]
+        if self._place < len(self._order):
+            for above, members in enumerate(alike):
+                self._next += len(members) * -((level + above - self._level) // stride)
 
     @property
     def _level(self) -> int:
-        return self._counts[self._order[self._place]]
+        return self._levels[self._order[self._place]]
 
 
 @dataclass(slots=True)
@@ -280,7 +301,9 @@ def revise(queue: Queue, ranking: Ranking) -> Revision:
             misplaced.append(number)
     for number in misplaced:
         flow = queue.least_loaded(ranking)
-        assert flow is not None
+        if flow is None:
+            revision.called_off.append(number)
+            continue
         if number not in queue.retiring:
             ranking.add(flow.bind_number, 1)
         revision.redirected.append((number, flow))
@@ -288,19 +311,20 @@ def revise(queue: Queue, ranking: Ranking) -> Revision:
 
 
 class _Shares:
-    """What each non-draining flow is to hold in the end: the floor or the ceiling of P/F.
+    """What each non-draining flow is to hold in the end: the floor or the ceiling of its share.
 
-    There are as many ceilings as P leaves over. They belong to flows that hold more than the floor;
-    if there are too few of those, to others as well (`_spare`), and if too many, some of those have
-    to go down to the floor (`_extra`). Which ones does not matter to the number of handoffs, so
-    whoever has a warm-up under way comes first. `ranking` is expected to follow what is answered.
+    There are as many ceilings as the floors leave over. They belong to flows that hold more than
+    their floor; if there are too few of those, to others as well (`_spare`), and if too many, some
+    of those have to go down to the floor (`_extra`). Which ones does not matter to the number of
+    handoffs, so whoever has a warm-up under way comes first. `ranking` is expected to follow what
+    is answered.
     """
 
     def __init__(self, queue: Queue, ranking: Ranking) -> None:
-        self._ranking = ranking
+        self._counts = ranking.counts
         self._first: int | None = ranking.earliest() if queue.exclusive else None
-        self._floor, ceilings = divmod(queue.group_count, len(ranking.counts))
-        above = sum(count > self._floor for count in ranking.counts.values())
+        self._floors, self._with_ceiling, ceilings = ranking.targets(queue.group_count)
+        above = sum(self._counts[at] > self._floors[at] for at in self._with_ceiling)
         self._extra = max(0, above - ceilings)
         self._spare = max(0, ceilings - above)
 
@@ -308,18 +332,19 @@ class _Shares:
         """Whether the flow holds more than its share, of which it then gives one."""
         if self._first is not None:
             return bind_number != self._first
-        above = self._ranking.counts[bind_number] - self._floor
-        if above == 1 and self._extra:
+        above = self._counts[bind_number] - self._floors[bind_number]
+        has_ceiling = bind_number in self._with_ceiling
+        if above == 1 and has_ceiling and self._extra:
             self._extra -= 1
             return True
-        return above > 1
+        return above > has_ceiling
 
     def has_room(self, bind_number: int) -> bool:
         """Whether one more is within the flow's share, which it then gets."""
         if self._first is not None:
             return bind_number == self._first
-        below = self._floor - self._ranking.counts[bind_number]
-        if below == 0 and self._spare:
+        below = self._floors[bind_number] - self._counts[bind_number]
+        if below == 0 and bind_number in self._with_ceiling and self._spare:
             self._spare -= 1
             return True
         return below > 0

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from broker.core.model import DEFAULT_WEIGHT
+
 
 class Quota(NamedTuple):
     """How much one key may do in one queue.
@@ -134,8 +136,8 @@ class Bind:
     An instance belongs to the key that bound it (None: bound without one). `quota` limits what
     belongs to the key; None, and without a key: nothing does. `at_once`: without a holddown if no
     other flow is bound. `keeps_state`: what it has made of the messages is outside of the queue and
-    is not handed over.
-    Answer: None. Raises Overtaken, StateKept, TooManyFlows.
+    is not handed over. `weight` and `max_partitions`: its share of the partitions (`shares`).
+    Answer: None. Raises Invalid, Overtaken, StateKept, TooManyFlows.
     """
 
     flow_id: str
@@ -149,6 +151,13 @@ class Bind:
     quota: Quota | None = None
     at_once: bool = False
     keeps_state: bool = False
+    weight: int = DEFAULT_WEIGHT
+    max_partitions: int | None = None
+
+    @property
+    def is_weighted(self) -> bool:
+        """As of `Flow`."""
+        return self.weight != DEFAULT_WEIGHT or self.max_partitions is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +242,8 @@ class Change:
     `checked` is the partition count that the queue had, and the resize of which it knew the cuts,
     when the other readers of its log were found settled; None if that does not matter.
 
-    Raises StateKept for shared access while a flow that keeps state is bound, ResizeUnsettled for
+    Raises Invalid for exclusive access while a flow with a maximum is bound, StateKept for shared
+    access while a flow that keeps state is bound, ResizeUnsettled for
     another resize of a queue with ordered resizes before the last one is
     settled, and CutsOutdated if the queue was resized since it was `checked`.
     """

@@ -40,6 +40,7 @@ from broker.core.model import AccessType, Flow
 from broker.core.pairs import wait_for_pairs
 from broker.core.queue import Queue
 from broker.core.resizing import resize
+from broker.core.shares import Demand, share_out
 from broker.core.transitions import State, Status
 
 # Reasons to leave that are triggers of their own: the consumer failed.
@@ -47,7 +48,7 @@ FAILURES = ("lease_expired", "driver_lost")
 
 
 def bind(command: c.Bind, draft: Draft) -> None:
-    """A consumer joins (rules 1, 2 and 12). Raises Overtaken, StateKept, TooManyFlows."""
+    """A consumer joins (rules 1, 2 and 12). Raises Invalid, Overtaken, StateKept, TooManyFlows."""
     queue = draft.queue
     before = queue.takers
     instance = (command.key_id, command.instance_id)
@@ -55,6 +56,7 @@ def bind(command: c.Bind, draft: Draft) -> None:
     if predecessor is not None and _is_overtaken(command, predecessor):
         raise Overtaken(command.instance_id)
     _refuse_divided_state(command, queue)
+    _refuse_share(command, queue)
     if predecessor is None:
         _refuse_beyond_quota(command, queue)
     absent = queue.absent.get(instance)
@@ -99,8 +101,9 @@ def bind_together(command: c.BindTogether, draft: Draft) -> tuple[BrokerError | 
     for one in command.binds:
         try:
             _refuse_divided_state(one, queue)
+            _refuse_share(one, queue)
             _refuse_beyond_quota(one, queue)
-        except (StateKept, TooManyFlows) as error:
+        except (Invalid, StateKept, TooManyFlows) as error:
             answers.append(error)
         else:
             moved, held = _budget(one, draft)
@@ -132,6 +135,8 @@ def _enter(
             held,
             moved,
             command.keeps_state,
+            command.weight,
+            command.max_partitions,
         )
     )
     return draft.queue.flows[command.flow_id]
@@ -158,9 +163,19 @@ def _budget(command: c.Bind, draft: Draft) -> tuple[float | None, float | None]:
         return None, None
     most = max(1, quota.least_moves, quota.moves * queue.settings.partition_count)
     moved = moves.leaked(most, now)
-    share = -(-queue.share_count // (queue.takers + 1)) * queue.settings.aligned
+    share = _share(command, queue) * queue.settings.aligned
     waiting = sum(flow.key_id == command.key_id for flow in queue.held.values())
     return moved, held_until(moved, most, share, waiting, now)
+
+
+def _share(command: c.Bind, queue: Queue) -> int:
+    """How many groups a new flow would take, with this weight and maximum."""
+    if queue.exclusive or not (queue.weighted or command.is_weighted):
+        return -(-queue.share_count // (queue.takers + 1))
+    demands = {number: queue.demand(number) for number in queue.ranking.counts}
+    new = queue.next_bind_number
+    demands[new] = Demand(command.weight, queue.most_groups(command.max_partitions))
+    return share_out(queue.group_count, demands).ceiling(new)
 
 
 def admit(draft: Draft, flows: Iterable[Flow]) -> None:
@@ -209,6 +224,32 @@ def _refuse_divided_state(command: c.Bind, queue: Queue) -> None:
             )
 
 
+def _refuse_share(command: c.Bind, queue: Queue) -> None:
+    """Raises Invalid for a weight or a maximum that the queue does not allow."""
+    most, weight = queue.settings.max_weight, command.weight
+    if weight > most:
+        raise Invalid(
+            f"The queue {queue.name!r} allows no weight above {most}; bind with a lower one, or "
+            "let its administrator raise the queue's max_weight.",
+            [("weight", f"is at most {most}")],
+        )
+    maximum = command.max_partitions
+    if maximum is None:
+        return
+    if queue.exclusive:
+        raise Invalid(
+            f"One consumer owns every partition of the queue {queue.name!r}, whose access_type is "
+            "exclusive; bind without max_partitions.",
+            [("max_partitions", "has no place in an exclusive queue")],
+        )
+    if maximum < queue.settings.aligned:
+        raise Invalid(
+            f"The partitions of the queue {queue.name!r} have owners in groups of "
+            f"{queue.settings.aligned}, one for each of its logs; no group fits into the maximum.",
+            [("max_partitions", f"is at least {queue.settings.aligned}")],
+        )
+
+
 def unbind(command: c.Unbind, draft: Draft) -> None:
     """A flow leaves (rules 3 to 5)."""
     queue = draft.queue
@@ -227,7 +268,8 @@ def unbind(command: c.Unbind, draft: Draft) -> None:
         grant_outside(draft, trigger, [*filter(queue.leads, left)])
     if queue.status is not Status.READY:
         take_up(draft)
-    elif missed:
+    elif missed or not queue.is_settled:
+        # By weight, also the end of a flow that owned nothing may leave others with other shares.
         hold_down(draft, trigger, before)
 
 
@@ -270,6 +312,18 @@ def _refuse_to_share_state(queue: Queue) -> None:
             )
 
 
+def _refuse_maxima(queue: Queue) -> None:
+    """Raises Invalid while a flow is bound that may not own every partition."""
+    for flow in queue.weighted.values():
+        if flow.max_partitions is not None:
+            raise Invalid(
+                f"The consumer {flow.client_name!r} (flow {flow.id}) takes at most "
+                f"{flow.max_partitions} partitions, and one consumer owns all of an exclusive "
+                "queue; stop the consumers with max_partitions first.",
+                [("access_type", "cannot be exclusive while a flow has max_partitions")],
+            )
+
+
 def change(command: c.Change, draft: Draft) -> None:
     """Settings change; the partition count is the resize (rule 9). Raises CutsOutdated, Invalid,
     ResizeUnsettled, StateKept.
@@ -289,6 +343,8 @@ def change(command: c.Change, draft: Draft) -> None:
     }
     if changes.get("access_type") == AccessType.NON_EXCLUSIVE:
         _refuse_to_share_state(queue)
+    elif "access_type" in changes:
+        _refuse_maxima(queue)
     awaits, count = cuts.begins(changes, queue), queue.settings.partition_count
     if changes:
         draft.emit(r.SettingsChanged(changes))

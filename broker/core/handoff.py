@@ -70,11 +70,28 @@ def revoke(draft: Draft, numbers: Iterable[int], *, ready: bool) -> None:
 
 def force(draft: Draft, handoffs: Iterable[Handoff]) -> None:
     """The deadlines have come: the successors get the groups whatever the owners do, or the owners
-    get them anew. Each handoff stands for its group."""
+    get them anew if they have room. Each handoff stands for its group."""
     grants: list[r.Grant] = []
     for handoff in handoffs:
         group = [draft.queue.partitions[number] for number in draft.queue.group(handoff.number)]
         flow = handoff.successor or group[0].owner
         assert flow is not None
+        if handoff.successor is None and _has_maximum(draft.queue, flow):
+            _take(draft, flow, handoff)
+            continue
         grants += (draft.drawn_up(one, flow, HandedOver.FORCED, by_handoff=True) for one in group)
     draft.grant_all(grants)
+
+
+def _has_maximum(queue: Queue, flow: Flow) -> bool:
+    """Whether the flow may have no more (`shares`)."""
+    most = queue.most_groups(flow.max_partitions)
+    return most is not None and flow.load >= most
+
+
+def _take(draft: Draft, owner: Flow, handoff: Handoff) -> None:
+    """The group has no owner, and it is not known what its owner has processed of it."""
+    numbers = tuple(draft.queue.group(handoff.number))
+    for number in numbers:
+        draft.emit(r.Released(number, owner.id, draft.now))
+    draft.emit(r.EpochsRaised(numbers, draft.now))

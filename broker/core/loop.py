@@ -52,6 +52,8 @@ def take_up(draft: Draft, *, changed: bool = True) -> None:
         loop(draft, changed=changed)
         return
     _end_waits(draft)
+    if queue.status is Status.READY and queue.weighted:
+        _fill(draft)
     if queue.status is Status.HOLDDOWN and queue.takers == queue.flows_before:
         assert queue.trigger is not None
         if queue.unassigned:
@@ -61,6 +63,16 @@ def take_up(draft: Draft, *, changed: bool = True) -> None:
             return
     if queue.status is Status.HOLDDOWN:
         hand_over_pairs(draft)
+
+
+def _fill(draft: Draft) -> None:
+    """A flow that had its maximum may have room again, as a partition of a dynamic queue has ended:
+    it gets what no flow could take."""
+    queue = draft.queue
+    if queue.unassigned and queue.takers:
+        grant_outside(draft, LINEAGE, queue.unassigned_leads())
+    if not queue.is_settled:
+        hold_down(draft, "drain", queue.takers)
 
 
 def rebalance_if_replaced(draft: Draft, *, joined: bool, at_once: bool) -> None:
@@ -78,7 +90,7 @@ def rebalance_if_replaced(draft: Draft, *, joined: bool, at_once: bool) -> None:
 def grant_outside(draft: Draft, trigger: str, numbers: Iterable[int]) -> None:
     """Grants of rules 3 and 7: at once, without a rebalance, in the history under an entry of their
     own."""
-    if draft.queue.takers:
+    if draft.queue.least_loaded(draft.queue.ranking) is not None:
         draft.outside(trigger)
         _grant(draft, numbers, draft.queue.ranking)
     draft.granted()
@@ -161,13 +173,14 @@ def _name_successor(draft: Draft, number: int, ranking: Ranking) -> None:
 
 def _grant(draft: Draft, numbers: Iterable[int], ranking: Ranking) -> None:
     """Grants unassigned partitions, given lowest number first, each to the flow with the fewest
-    partitions."""
+    partitions, until no flow may have one more."""
     queue = draft.queue
     grants = list[r.Grant]()
     planned = TentativeCounts(ranking)
     for number in numbers:
         flow = queue.least_loaded(ranking)
-        assert flow is not None
+        if flow is None:
+            break
         for each in queue.group(number):
             partition = queue.partitions[each]
             grants.append(draft.drawn_up(partition, flow, partition.next_handed_over))

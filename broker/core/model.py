@@ -19,6 +19,9 @@ from broker.core.transitions import Life, State
 # A queue has no more partitions, so that no decision on all of them takes longer than a caller of
 # another queue may wait. More work takes more queues.
 MOST_PARTITIONS = 4096
+# The largest weight that a flow may have, and the weight of one that names none (`shares`).
+MOST_WEIGHT = 1000
+DEFAULT_WEIGHT = 1
 # The key of a flow (None: bound without one), and its `instance_id`: of two keys, the same name is
 # that of two instances.
 Instance: TypeAlias = tuple[str | None, str]
@@ -63,6 +66,7 @@ class Settings:
     mirror_group: str | None = None
     retention_seconds: float | None = None
     retention_bytes: int | None = None
+    max_weight: int = MOST_WEIGHT
 
 
 class Partition:
@@ -117,7 +121,8 @@ class Flow:
     heap of what it can give, as negative numbers (`Queue.highest_giveable`).
 
     `held_until`: until then the flow is held back (`budget`), and takes no part in the balance.
-    `keeps_state`: it has state that no handoff takes along.
+    `keeps_state`: it has state that no handoff takes along. `weight`: its share of the partitions,
+    compared with those of the others; `max_partitions`: it gets no more than so many (`shares`).
     """
 
     __slots__ = (
@@ -137,11 +142,13 @@ class Flow:
         "key_id",
         "lease_seconds",
         "load",
+        "max_partitions",
         "offers",
         "outgoing",
         "owned",
         "view_revision",
         "warmup",
+        "weight",
     )
 
     def __init__(
@@ -158,6 +165,8 @@ class Flow:
         key_id: str | None = None,
         held_until: float | None = None,
         keeps_state: bool = False,
+        weight: int = DEFAULT_WEIGHT,
+        max_partitions: int | None = None,
     ) -> None:
         self.id = id
         self.instance_id = instance_id
@@ -174,6 +183,8 @@ class Flow:
         self.drain_deadline: float | None = None
         self.held_until = held_until
         self.keeps_state = keeps_state
+        self.weight = weight
+        self.max_partitions = max_partitions
         self.view_revision = 0
         self.owned: set[int] = set()
         self.incoming: set[int] = set()
@@ -185,6 +196,11 @@ class Flow:
     def takes(self) -> bool:
         """Takes part in the balance, while it is bound."""
         return not self.draining and self.held_until is None
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether its share may differ from that of a flow that asks for nothing."""
+        return self.weight != DEFAULT_WEIGHT or self.max_partitions is not None
 
     @property
     def active(self) -> bool:

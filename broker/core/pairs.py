@@ -23,6 +23,9 @@ partitions that flows hold are what they were before. Nobody has to say that the
 others wait may come to hold more than its share of all of them; so the minimum counts anew from the
 end of a wait.
 
+*By weight* (`shares`), a replacement has the weight and the maximum of the flow that it replaces.
+So only flows that are alike in both are a pair.
+
 *Not for a pair* are standbys (more flows than partitions), an exclusive queue, and partitions that
 do not fit into `max_concurrent_handoffs` whole. They are balanced as without pairs. In a holddown
 with partitions that nobody owns no pair begins, so that an instance that comes back finds its own.
@@ -52,7 +55,7 @@ def hand_over_pairs(draft: Draft) -> None:
     in_holddown = queue.status is Status.HOLDDOWN
     if in_holddown and queue.unassigned:
         return
-    planned = HandoffPlanner(queue).pairs(room(queue)) if queue.has_pair else []
+    planned = HandoffPlanner(queue).pairs(room(queue)) if queue.is_drained_from else []
     if planned:
         if in_holddown:
             assert queue.trigger is not None

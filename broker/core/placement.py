@@ -5,6 +5,7 @@
 - `Queue.ranking` orders the bound, non-draining flows by what counts for them; `Queue.leaving`
   orders the draining ones by what can still be taken from them, retiring partitions included.
 - A flow that is held back has nothing, and is in neither.
+- While a flow with a weight or a maximum is bound, `Queue.ranking` is one by weight (`shares`).
 
 Partitions change hands in `_move`, `_name` and `_retire` alone. Each is undone by the same change
 back, so what follows from it (counts, heaps, deadlines, the sets of flows) is never remembered, but
@@ -19,6 +20,8 @@ from typing import Any
 
 from broker.core.model import Flow, Handoff, Partition
 from broker.core.queue import Queue
+from broker.core.shares import WeightedRanking
+from broker.core.structures import Ranking
 from broker.core.transitions import (
     LIFE_TRANSITIONS,
     PARTITION_TRANSITIONS,
@@ -180,6 +183,9 @@ def enter(queue: Queue, flow: Flow) -> None:
     _count_of_key(queue, flow, 1)
     if flow.held_until is not None:
         journal.put(queue.held, flow.id, flow)
+    if flow.is_weighted:
+        journal.put(queue.weighted, flow.id, flow)
+        _choose_ranking(queue)
     _rank(queue, flow)
 
 
@@ -194,6 +200,20 @@ def leave(queue: Queue, flow: Flow) -> None:
     _unrank(queue, flow)
     if queue.by_bind_number.get(flow.bind_number) is flow:
         journal.drop(queue.by_bind_number, flow.bind_number)
+    if flow.is_weighted:
+        journal.drop(queue.weighted, flow.id)
+        _choose_ranking(queue)
+
+
+def _choose_ranking(queue: Queue) -> None:
+    """Ranks by weight while a flow has a weight or a maximum, else by count."""
+    by_weight = bool(queue.weighted)
+    if by_weight is isinstance(queue.ranking, WeightedRanking):
+        return
+    ranking = WeightedRanking(queue.groups_to_share, queue.demand) if by_weight else Ranking()
+    for bind_number, count in queue.ranking.counts.items():
+        ranking.put(bind_number, count)
+    queue.journal.set(queue, ranking=ranking)
 
 
 def _count_of_key(queue: Queue, flow: Flow, difference: int) -> None:

@@ -23,6 +23,7 @@ from broker.core.model import (
     Settings,
 )
 from broker.core.pauses import QueuePauses
+from broker.core.shares import Demand
 from broker.core.structures import Heap, Journal, Ranking
 from broker.core.transitions import State, Status
 
@@ -40,7 +41,8 @@ class Queue:
     Beside the partitions stand the few of which something is to be done: `unassigned` (since when,
     None: never owned), `handoffs`, of those the `warming` ones and those that are revoking
     `without_successor`. `ranking` and `leaving` are the counts of the
-    balance (`placement`), `flows_of_key` counts the bound flows of each key. `held` are the flows
+    balance (`placement`), `weighted` are the bound flows with a weight or a maximum (`shares`),
+    `flows_of_key` counts the bound flows of each key. `held` are the flows
     that are held back, `moved` is what keys have taken from others (`budget`). `warmed` names the
     flow that said ready in the latest handoff, and for which epoch. `touched` collects the flows
     whose views changed. `lineage` is the graph of a dynamic queue. `pauses` has what is paused.
@@ -72,6 +74,7 @@ class Queue:
         self.by_bind_number: dict[int, Flow] = {}
         self.flows_of_key: dict[str, int] = {}
         self.held: dict[str, Flow] = {}
+        self.weighted: dict[str, Flow] = {}
         self.moved: dict[str, Moves] = {}
         self.pauses = QueuePauses()
         self.partitions: dict[int, Partition] = {}
@@ -102,6 +105,19 @@ class Queue:
     def group_count(self) -> int:
         """How many groups take part in the balance; without aligned partitions each is its own."""
         return self.settings.partition_count // self.settings.aligned
+
+    def groups_to_share(self) -> int:
+        """As `group_count`."""
+        return self.group_count
+
+    def demand(self, bind_number: int) -> Demand:
+        """What this flow asks for of the balance."""
+        flow = self.by_bind_number[bind_number]
+        return Demand(flow.weight, self.most_groups(flow.max_partitions))
+
+    def most_groups(self, max_partitions: int | None) -> int | None:
+        """How many groups so many partitions have room for; None: any number."""
+        return None if max_partitions is None else max_partitions // self.settings.aligned
 
     def group(self, number: int) -> range:
         """The aligned partitions, this one among them: they change hands together."""
@@ -171,7 +187,10 @@ class Queue:
         """Whether nothing is under way, and every partition is with a flow that may keep it."""
         if self.handoffs:
             return False
-        return not self.takers or not (self.unassigned or self.is_drained_from)
+        if not self.takers or not (self.unassigned or self.is_drained_from):
+            return True
+        # What no flow may take stays where it is.
+        return self.ranking.is_full
 
     @property
     def _is_even(self) -> bool:
@@ -179,7 +198,7 @@ class Queue:
             return True
         if self.exclusive:
             return self.first_taker().load == self.group_count
-        return self.ranking.spread <= 1
+        return self.ranking.is_even or self.ranking.is_full
 
     @property
     def is_drained_from(self) -> bool:
@@ -188,16 +207,37 @@ class Queue:
 
     # Deploys (`pairs`)
 
-    @property
-    def has_pair(self) -> bool:
-        """Whether a flow drains and another has nothing, neither of them a standby."""
-        return (
+    def next_pair(self) -> tuple[Flow, Flow] | None:
+        """A flow that drains and one that has nothing, neither of them a standby; None if there is
+        no such pair. Where flows have weights, both have the same weight and maximum."""
+        if not (
             self.is_drained_from
-            and bool(self.ranking.counts)
-            and self.ranking.low == 0
+            and self.ranking.counts
             and self.flows_before <= self.share_count
             and not self.exclusive
-        )
+        ):
+            return None
+        if self.weighted:
+            return self._pair_alike()
+        if self.ranking.low > 0:
+            return None
+        leaving, taking = self.leaving.most(), self.ranking.fewest()
+        return self.by_bind_number[leaving], self.by_bind_number[taking]
+
+    def _pair_alike(self) -> tuple[Flow, Flow] | None:
+        """Of the flows that drain the one with the most that has its like, the earliest bound of
+        several; and of those the earliest bound."""
+        idle = dict[Demand, int]()
+        for bind_number, count in self.ranking.counts.items():
+            if not count:
+                alike = self.demand(bind_number)
+                idle[alike] = min(bind_number, idle.get(alike, bind_number))
+        leaving = [(-count, at) for at, count in self.leaving.counts.items() if count]
+        for _, bind_number in sorted(leaving):
+            taking = idle.get(self.demand(bind_number))
+            if taking is not None:
+                return self.by_bind_number[bind_number], self.by_bind_number[taking]
+        return None
 
     @property
     def awaits_pair(self) -> bool:
@@ -222,7 +262,7 @@ class Queue:
         """Whether there is something to take, and nobody who takes it but flows held back."""
         return bool(
             self.held
-            and not self.takers
+            and (not self.takers or self.ranking.is_full)
             and (self.unassigned or self.without_successor or self.is_drained_from)
         )
 
@@ -231,11 +271,11 @@ class Queue:
         return self.by_bind_number[self.ranking.earliest()]
 
     def least_loaded(self, ranking: Ranking) -> Flow | None:
-        """The flow that gets the next partition; None if there is no non-draining flow.
+        """The flow that gets the next partition; None if no non-draining flow may have one more.
 
         `ranking` has the counts: those of the queue, or those that are planned.
         """
-        if not ranking.counts:
+        if not ranking.counts or ranking.is_full:
             return None
         return self.first_taker() if self.exclusive else self.by_bind_number[ranking.fewest()]
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from broker.core.model import HandedOver
+from broker.core.model import DEFAULT_WEIGHT, HandedOver
 
 
 class Grant(NamedTuple):
@@ -81,7 +81,7 @@ class FlowBound:
 
     `bind_number` is its place in the order of binding; a replacement has that of its predecessor.
     `held_until`: until then it is held back. `moved`: what counts of the moves of its key, None: as
-    much as before (`budget`). `keeps_state`: as of `Bind`.
+    much as before (`budget`). `keeps_state`, `weight` and `max_partitions`: as of `Bind`.
     """
 
     flow_id: str
@@ -97,6 +97,8 @@ class FlowBound:
     held_until: float | None = None
     moved: float | None = None
     keeps_state: bool = False
+    weight: int = DEFAULT_WEIGHT
+    max_partitions: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

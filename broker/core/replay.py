@@ -117,6 +117,8 @@ def _flow_bound(queue: Queue, record: r.FlowBound) -> None:
         record.key_id,
         record.held_until,
         record.keeps_state,
+        record.weight,
+        record.max_partitions,
     )
     enter(queue, flow)
     queue.journal.drop(queue.absent, flow.instance)

@@ -17,7 +17,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -155,6 +156,11 @@ class Ranking:
 
     __slots__ = ("_bind_numbers", "_buckets", "_high", "_low", "_sizes", "counts")
 
+    # What one partition more changes where a flow stands (its *level*, here its count).
+    stride = 1
+    # Whether no flow may have one more (`shares`).
+    is_full = False
+
     def __init__(self) -> None:
         self.counts: dict[int, int] = {}
         self._buckets: dict[int, list[int]] = {}
@@ -222,6 +228,27 @@ class Ranking:
     def spread(self) -> int:
         """The largest minus the smallest count, 0 without flows."""
         return self.high - self.low if self.counts else 0
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every flow is within its share: the counts differ by at most one."""
+        return self.spread <= 1
+
+    def levels(self) -> dict[int, int]:
+        """Where each flow stands."""
+        return dict(self.counts)
+
+    def even_levels(self) -> tuple[int, int]:
+        """The lowest and the highest level after a balance without a partition more or less; the
+        ranking must not be empty."""
+        floor = sum(self.counts.values()) // len(self.counts)
+        return floor, floor + 1
+
+    def targets(self, total: int) -> tuple[Mapping[int, int], AbstractSet[int], int]:
+        """What so many partitions are shared out to: the floor of each flow's share, the flows that
+        may have one more, and how many of these are to have it."""
+        floor, ceilings = divmod(total, len(self.counts))
+        return dict.fromkeys(self.counts, floor), self.counts.keys(), ceilings
 
     def fewest(self) -> int:
         """The bind number of the flow with the fewest partitions, the earliest bound of several."""

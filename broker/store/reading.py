@@ -135,6 +135,8 @@ def _restore_flow(queue: Queue, values: FlowValues) -> None:
         values.key_id,
         values.held_until,
         values.keeps_state,
+        values.weight,
+        values.max_partitions,
     )
     flow.view_revision = values.view_revision
     enter(queue, flow)

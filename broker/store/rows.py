@@ -58,6 +58,8 @@ class FlowValues(NamedTuple):
     active: bool
     key_id: str | None
     keeps_state: bool
+    weight: int
+    max_partitions: int | None
 
 
 class PartitionValues(NamedTuple):
@@ -137,6 +139,8 @@ def flow_values(flow: Flow) -> FlowValues:
         flow.active,
         flow.key_id,
         flow.keeps_state,
+        flow.weight,
+        flow.max_partitions,
     )
 
 

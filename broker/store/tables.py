@@ -56,6 +56,7 @@ queues = Table(
     Column("mirror_group", Text),
     Column("retention_seconds", Double),
     Column("retention_bytes", BigInteger),
+    Column("max_weight", Integer, nullable=False),
     Column("revision", BigInteger, nullable=False),
     Column("status", Text, nullable=False),
     Column("trigger", Text),
@@ -109,6 +110,8 @@ flows = Table(
     Column("left_at", Double),
     Column("key_id", Text),
     Column("keeps_state", Boolean, nullable=False),
+    Column("weight", Integer, nullable=False),
+    Column("max_partitions", Integer),
 )
 bound = flows.c.reason.is_(None)
 Index(

@@ -58,7 +58,7 @@ locked_flows AS (
             ELSE locked.lease_expires_at END AS lease_expires_at,
         given.reason,
         CASE WHEN given.reason IS NOT NULL THEN (SELECT now FROM clock) END AS left_at,
-        locked.key_id, locked.keeps_state,
+        locked.key_id, locked.keeps_state, locked.weight, locked.max_partitions,
         given.id AS given_id,
         given.expired,
         (
@@ -194,7 +194,7 @@ written_queue AS (
     SET (
         partition_count, access_type, rebalance_delay, max_handoff_time, max_warmup_time,
         max_concurrent_handoffs, log, start, partitioning, ordered_resize, aligned,
-        retention_seconds, retention_bytes, mirror_group, revision, status, trigger, since,
+        retention_seconds, retention_bytes, max_weight, mirror_group, revision, status, trigger, since,
         holddown_until, flows_before, absent, moved, pauses, rebalance, last_rebalance,
         growing, retiring_count, waiting_count, finished_count, outage_seen,
         resize_seen, barriers, cuts_due, cuts_attempt, next_bind_number, next_deadline
@@ -202,7 +202,7 @@ written_queue AS (
         SELECT
             partition_count, access_type, rebalance_delay, max_handoff_time, max_warmup_time,
             max_concurrent_handoffs, log, start, partitioning, ordered_resize, aligned,
-            retention_seconds, retention_bytes, mirror_group, revision, status, trigger, since,
+            retention_seconds, retention_bytes, max_weight, mirror_group, revision, status, trigger, since,
             holddown_until, flows_before, absent, moved, pauses, rebalance, last_rebalance,
             growing, retiring_count, waiting_count, finished_count, outage_seen,
             resize_seen, barriers, cuts_due, cuts_attempt, next_bind_number, next_deadline
@@ -224,12 +224,12 @@ written_flows AS (
     INSERT INTO counterpoise.flows (
         id, queue_id, instance_id, client_name, bind_number, lease_seconds, warmup, bound_at,
         binder, attempt, draining, drain_deadline, held_until, view_revision, active, token_hash,
-        lease_expires_at, reason, left_at, key_id, keeps_state
+        lease_expires_at, reason, left_at, key_id, keeps_state, weight, max_partitions
     )
     SELECT
         id, queue_id, instance_id, client_name, bind_number, lease_seconds, warmup, bound_at,
         binder, attempt, draining, drain_deadline, held_until, view_revision, active, token_hash,
-        lease_expires_at, reason, left_at, key_id, keeps_state
+        lease_expires_at, reason, left_at, key_id, keeps_state, weight, max_partitions
     FROM locked_flows
     WHERE fits AND (SELECT may FROM verdict)
     ON CONFLICT (id) DO UPDATE SET
@@ -247,14 +247,14 @@ new_flows AS (
     INSERT INTO counterpoise.flows (
         id, queue_id, instance_id, client_name, bind_number, lease_seconds, warmup, bound_at,
         binder, attempt, draining, drain_deadline, held_until, view_revision, active, token_hash,
-        lease_expires_at, reason, left_at, key_id, keeps_state
+        lease_expires_at, reason, left_at, key_id, keeps_state, weight, max_partitions
     )
     SELECT
         id, :queue, instance_id, client_name, bind_number, lease_seconds, warmup, bound_at,
         binder, attempt, draining, drain_deadline, held_until, view_revision, active, token_hash,
         (SELECT now FROM clock) + lease_seconds,
         reason, CASE WHEN reason IS NOT NULL THEN (SELECT now FROM clock) END, key_id,
-        keeps_state
+        keeps_state, weight, max_partitions
     FROM json_populate_recordset(
         json_populate_record(NULL::counterpoise.flows, :every_new_flow), :new_flows
     )

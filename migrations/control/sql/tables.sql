@@ -24,6 +24,8 @@ CREATE TABLE counterpoise.queues (
     -- Null for queues without a built-in log of their own.
     retention_seconds double precision,
     retention_bytes bigint,
+    -- The largest weight that a flow may bind with (`broker.core.shares`).
+    max_weight integer NOT NULL DEFAULT 1000 CHECK (max_weight BETWEEN 1 AND 1000),
     mirror_group text,
     -- Where it stands. A commit succeeds only on the revision that was seen.
     revision bigint NOT NULL,
@@ -79,6 +81,9 @@ CREATE TABLE counterpoise.flows (
     key_id text,
     -- It has state that no handoff takes along.
     keeps_state boolean NOT NULL DEFAULT false,
+    -- Its share of the partitions, and how many it takes at most.
+    weight integer NOT NULL DEFAULT 1 CHECK (weight BETWEEN 1 AND 1000),
+    max_partitions integer CHECK (max_partitions > 0),
     draining boolean NOT NULL,
     drain_deadline double precision,
     held_until double precision,

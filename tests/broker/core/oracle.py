@@ -81,6 +81,7 @@ def _plain(value: Any) -> Any:
         case Partition():
             return f"partition {value.number}"
         case Ranking():
+            # Levels are made anew when they are asked for.
             ends = (value.fewest(), value.most(), value.low, value.high) if value.counts else None
             return dict(value.counts), ends
         case dict():
@@ -118,7 +119,7 @@ def is_balanced(queue: Queue, *, any_spread: bool = False) -> bool:
     if not takers:
         return True
     existing = [p for p in queue.partitions.values() if p.state not in _BESIDE]
-    if any(p.owner is None or p.owner.draining for p in existing):
+    if any(p.owner is None or p.owner.draining for p in existing) and not is_full(queue):
         return False
     if any_spread:
         return True
@@ -126,7 +127,55 @@ def is_balanced(queue: Queue, *, any_spread: bool = False) -> bool:
     held = Counter(p.owner.id for p in counted if p.owner is not None)
     exclusive = queue.settings.access_type == "exclusive"
     only = min(takers, key=lambda flow: flow.bind_number).id if exclusive else None
-    return balance.is_balanced({flow.id: held[flow.id] for flow in takers}, only=only)
+    return balance.is_balanced(
+        {flow.id: held[flow.id] for flow in takers},
+        only=only,
+        asks=asks_of(queue),
+        partition_count=_groups(queue),
+    )
+
+
+def _groups(queue: Queue) -> int:
+    return queue.settings.partition_count // queue.settings.aligned
+
+
+def asks_of(queue: Queue) -> balance.Asks | None:
+    """What flows that take part ask for, in groups; None if nobody asks for anything."""
+    asks = {
+        flow.id: balance.Ask(
+            flow.weight,
+            None if flow.max_partitions is None else flow.max_partitions // queue.settings.aligned,
+        )
+        for flow in queue.flows.values()
+        if _takes(flow)
+    }
+    return None if all(ask == balance.Ask() for ask in asks.values()) else asks
+
+
+def is_full(queue: Queue) -> bool:
+    """Whether there are more groups than flows take together, and each has all that it takes."""
+    asks, exclusive = asks_of(queue), queue.settings.access_type == "exclusive"
+    if asks is None or exclusive or not balance.is_short(_groups(queue), asks):
+        return False
+    return all(queue.flows[id].load >= (ask.most or 0) for id, ask in asks.items())
+
+
+def _check_maxima(before: dict[str, Any], queue: Queue, command: c.Command) -> None:
+    """No flow gets more than its maximum; only a resize may give it back what was retiring."""
+    for flow in queue.flows.values():
+        if flow.max_partitions is None or flow.draining:
+            continue
+        most = flow.max_partitions // queue.settings.aligned
+        was = before["flows"].get(flow.id, {"load": 0})["load"]
+        resized = isinstance(command, c.Change | c.FollowLog)
+        assert flow.load <= max(most, was) or resized, "a flow got more than its maximum"
+        if was <= most and not resized:
+            working = sum(
+                queue.partitions[number].state != "revoking"
+                for number in flow.owned - queue.retiring
+                if _leads(queue, number)
+            )
+            assert working <= most, "a flow works on more than its maximum"
 
 
 # Pauses
@@ -261,7 +310,7 @@ def _check_sets(queue: Queue, now: float) -> None:
             assert queue.flows.get(handoff.successor.id) is handoff.successor
             assert not handoff.successor.draining, "a draining flow is to be given a partition"
             assert _takes(handoff.successor), "a flow that is held back is to be given a partition"
-        elif states[number] == "revoking" and not _is_pending(queue, now):
+        elif states[number] == "revoking" and not _is_pending(queue, now) and not is_full(queue):
             assert not any(map(_takes, queue.flows.values())), "no successor was named"
         if states[number] == "warming" and not _is_pending(queue, now):
             assert handoff.successor is not None
@@ -329,13 +378,28 @@ def _check_counts(queue: Queue) -> None:
             leaving[flow.bind_number] = idle // queue.settings.aligned
         else:
             ranked[flow.bind_number] = load[flow.id]
-    for ranking, counts in ((queue.ranking, ranked), (queue.leaving, leaving)):
-        assert ranking.counts == counts
+    assert queue.ranking.counts == ranked
+    for ranking, counts in ((queue.ranking, _levels(queue, ranked)), (queue.leaving, leaving)):
+        assert ranking.counts == counts or ranking is queue.ranking
         if counts:
             low, high = min(counts.values()), max(counts.values())
             assert (ranking.low, ranking.high) == (low, high)
             assert ranking.fewest() == min(s for s, count in counts.items() if count == low)
             assert ranking.most() == min(s for s, count in counts.items() if count == high)
+
+
+def _levels(queue: Queue, counts: dict[int, int]) -> dict[int, int]:
+    """By which the balance compares flows, by bind number: without weights the counts."""
+    asked = {flow.id: flow for flow in queue.flows.values()}
+    if all((flow.weight, flow.max_partitions) == (1, None) for flow in asked.values()):
+        return counts
+    takers = {flow.id: flow for flow in asked.values() if _takes(flow)}
+    asks = asks_of(queue) or dict.fromkeys(takers, balance.Ask())
+    levels = {}
+    for id, share in balance.shares(_groups(queue), asks).items():
+        above = counts[takers[id].bind_number] - share.numerator // share.denominator
+        levels[takers[id].bind_number] = 2 * above + (share.denominator == 1)
+    return levels
 
 
 def _check_status(queue: Queue, now: float) -> None:
@@ -360,21 +424,31 @@ def _check_status(queue: Queue, now: float) -> None:
         return
     if queue.holddown_until is not None:
         # What waits for a pair ends with this deadline; what nobody owns never waits.
-        assert not queue.unassigned or not any(map(_takes, queue.flows.values()))
+        assert not queue.unassigned or not _may_take(queue)
         _check_no_pair_waits(queue)
         return
     assert queue.handoffs, "Rebalancing, and nothing under way"
     most = queue.settings.max_concurrent_handoffs
     if most is None or len(queue.handoffs) < most * queue.settings.aligned:
         _check_nothing_more_can_begin(queue)
-    assert not queue.unassigned or not any(map(_takes, queue.flows.values()))
+    assert not queue.unassigned or not _may_take(queue)
+
+
+def _may_take(queue: Queue) -> bool:
+    """Whether a flow may get a partition."""
+    return any(map(_takes, queue.flows.values())) and not is_full(queue)
 
 
 def _check_no_pair_waits(queue: Queue) -> None:
     """No flow has nothing while another drains and hands nothing over."""
     takers = [f for f in queue.flows.values() if _takes(f)]
     idle = [f for f in takers if not f.load]
-    drained = [f.owned - queue.handoffs.keys() for f in queue.flows.values() if f.draining]
+    alike = {(f.weight, f.max_partitions) for f in idle}
+    drained = [
+        f.owned - queue.handoffs.keys()
+        for f in queue.flows.values()
+        if f.draining and (f.weight, f.max_partitions) in alike
+    ]
     beyond = queue.flows_before > queue.settings.partition_count // queue.settings.aligned
     if idle and not beyond and queue.settings.max_concurrent_handoffs is None:
         assert not any(drained), "a pair waits"
@@ -382,7 +456,7 @@ def _check_no_pair_waits(queue: Queue) -> None:
 
 def _check_nothing_more_can_begin(queue: Queue) -> None:
     takers = {f.id: f.load for f in queue.flows.values() if _takes(f)}
-    if not takers:
+    if not takers or is_full(queue):
         return
     idle = {
         f.id: [
@@ -397,6 +471,13 @@ def _check_nothing_more_can_begin(queue: Queue) -> None:
     if queue.settings.access_type == "exclusive":
         first = min((f for f in queue.flows.values() if _takes(f)), key=lambda f: f.bind_number)
         assert not any(numbers for flow_id, numbers in idle.items() if flow_id != first.id)
+    elif (asks := asks_of(queue)) is not None:
+        share = balance.shares(_groups(queue), asks)
+        above = {id: load - share[id] for id, load in takers.items()}
+        most = max(above.values())
+        if most >= 1:
+            givers = [id for id, more in above.items() if more >= 1]
+            assert any(not idle[id] for id in givers), "a flow above its share gives nothing"
     elif max(takers.values()) - min(takers.values()) > 1:
         # The flow with the most partitions has no more to give before others arrive.
         ceiling = -(-queue.settings.partition_count // queue.settings.aligned // len(takers))
@@ -436,6 +517,7 @@ class Oracle:
             assert not decision.notices
             return
         check_pauses(before, after, command, decision, now)
+        _check_maxima(before, queue, command)
         json.dumps([to_json(record) for record in decision.records])
         self._check_epochs(before, after, decision)
         self._check_moves(before, after, command, decision)
@@ -641,7 +723,10 @@ class Oracle:
         assert self.fewest is not None
         assert made <= self.fewest, f"{made} handoffs where {self.fewest} would do"
         if queue.status == "Ready":
-            assert made == self.fewest, f"{made} handoffs where {self.fewest} are needed"
+            # What drains stays where it is if no flow may take it.
+            assert made == self.fewest or is_full(queue), (
+                f"{made} handoffs where {self.fewest} are needed"
+            )
             self.fewest = None
 
     def _revoked(self, numbers: Iterable[int]) -> None:
@@ -711,8 +796,8 @@ class Oracle:
         only = None
         if queue.settings.access_type == "exclusive":
             only = min((queue.flows[f] for f in takers), key=lambda flow: flow.bind_number).id
-        groups = queue.settings.partition_count // queue.settings.aligned
-        return leaving + balance.fewest_handoffs(takers, groups, only=only)
+        asks = asks_of(queue)
+        return leaving + balance.fewest_handoffs(takers, _groups(queue), only=only, asks=asks)
 
 
 def _admits(decision: Decision) -> bool:

@@ -7,6 +7,7 @@ child is processed before its parents, none is lost or doubled, and nothing else
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import currently_in_test_context, given, note
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 
 from broker.core import commands as c
 from broker.core import records as r
-from tests.broker.core.test_sequences import PROFILE, WHICH
+from tests.broker.core.test_sequences import ASKS, PROFILE, WHICH
 from tests.broker.core.world import World
+from tests.judge.balance import Ask
 
 SETTINGS = st.fixed_dictionaries(
     {
@@ -54,8 +56,10 @@ STEPS = st.one_of(
 class Player:
     """Plays steps; numbers choose among the flows, and among the partitions that have an owner."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, asks: Sequence[Ask] = (Ask(),)) -> None:
+        """`asks`: what flows bind with, one after the other."""
         self.world = world
+        self.asks = asks
         self.flows = self.keys = 0
         self.merges: list[c.NewChild] = []
         self.said: list[c.Children] = []
@@ -96,12 +100,17 @@ class Player:
 
     def _bind(self, warmup: bool) -> None:
         self.flows += 1
-        self.world.bind(f"f{self.flows}", warmup=warmup)
+        self.world.bind(f"f{self.flows}", warmup=warmup, **self._ask())
+
+    def _ask(self) -> dict[str, Any]:
+        weight, most = self.asks[self.flows % len(self.asks)]
+        return {"weight": weight, "max_partitions": None if self.world.queue.exclusive else most}
 
     def _bind_again(self, which: int) -> None:
         if flow := self._flow(which):
             self.flows += 1
-            self.world.bind(f"f{self.flows}", self.world.queue.flows[flow].instance_id)
+            instance = self.world.queue.flows[flow].instance_id
+            self.world.bind(f"f{self.flows}", instance, **self._ask())
 
     def _leave(self, which: int, reason: str) -> None:
         if flow := self._flow(which):
@@ -175,6 +184,8 @@ class Player:
             self.world.raise_epochs(numbers[which % len(numbers)])
 
     def _exclusive(self, on: bool) -> None:
+        if any(flow.max_partitions is not None for flow in self.world.queue.flows.values()):
+            return
         self.world.change(access_type="exclusive" if on else "non_exclusive")
 
     def _pause(self, which: int, seconds: float | None) -> None:
@@ -192,9 +203,9 @@ class Player:
         self.world.advance(seconds)
 
 
-def play(world: World, steps: list[tuple[Any, ...]]) -> Player:
+def play(world: World, steps: list[tuple[Any, ...]], asks: Sequence[Ask] = (Ask(),)) -> Player:
     """Plays these steps."""
-    player = Player(world)
+    player = Player(world, asks)
     for step in steps:
         player.play(step)
     return player
@@ -220,4 +231,14 @@ def finish_all(world: World, player: Player) -> None:
 def test_random_graphs(roots: int, settings: dict[str, Any], steps: list[tuple[Any, ...]]) -> None:
     world = World.dynamic(*(f"r{n}" for n in range(roots)), **settings)
     player = play(world, [("bind", False), ("advance", 5.0), *steps])
+    finish_all(world, player)
+
+
+@PROFILE
+@given(st.integers(1, 5), SETTINGS, ASKS, st.lists(STEPS, min_size=10, max_size=60))
+def test_random_graphs_of_flows_with_weights_and_maxima(
+    roots: int, settings: dict[str, Any], asks: list[Ask], steps: list[tuple[Any, ...]]
+) -> None:
+    world = World.dynamic(*(f"r{n}" for n in range(roots)), **settings)
+    player = play(world, [("bind", False), ("advance", 5.0), *steps], asks)
     finish_all(world, player)

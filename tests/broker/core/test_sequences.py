@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from broker.core import commands as c
 from tests.broker.core.world import World
 from tests.budgets import budget
+from tests.judge.balance import Ask
 
 _EXAMPLES = os.environ.get("COUNTERPOISE_TEST_EXAMPLES")
 
@@ -97,9 +98,13 @@ STEPS = st.one_of(
 class Player:
     """Plays steps on a world; numbers choose among the present flows and partitions."""
 
-    def __init__(self, world: World, quota: c.Quota | None = None) -> None:
+    def __init__(
+        self, world: World, quota: c.Quota | None = None, asks: Sequence[Ask] = (Ask(),)
+    ) -> None:
+        """`asks`: what flows bind with, one after the other."""
         self.world = world
         self.quota = quota
+        self.asks = asks
         self.bound = 0
         self.instances: list[str] = []
         self.said: list[c.Release | c.Ready] = []
@@ -122,8 +127,12 @@ class Player:
         if instance not in self.instances:
             self.instances.append(instance)
         key = None if self.quota is None else KEYS[int(instance[1:]) % len(KEYS)]
-        binds = {"key_id": key, "quota": self.quota, "at_once": self.bound % 3 == 0}
+        binds = {"key_id": key, "quota": self.quota, "at_once": self.bound % 3 == 0, **self._ask()}
         self.world.bind(f"f{self.bound}", instance, warmup=warmup, **binds)
+
+    def _ask(self) -> dict[str, Any]:
+        weight, most = self.asks[self.bound % len(self.asks)]
+        return {"weight": weight, "max_partitions": None if self.world.queue.exclusive else most}
 
     def _bind_together(self, count: int) -> None:
         binds = []
@@ -133,7 +142,8 @@ class Player:
             key = None if self.quota is None else KEYS[self.bound % len(KEYS)]
             bind = c.Bind(f"f{self.bound}", f"i{self.bound}", "test", 10.0, bool(count % 2))
             at_once = self.bound % 3 == 0
-            binds.append(replace(bind, key_id=key, quota=self.quota, at_once=at_once))
+            ask = self._ask()
+            binds.append(replace(bind, key_id=key, quota=self.quota, at_once=at_once, **ask))
         assert self.world.do(c.BindTogether(tuple(binds))).answer == (None,) * count
 
     def _bind_again(self, which: int, warmup: bool) -> None:
@@ -215,6 +225,9 @@ class Player:
         self.world.resize(count, discard=discard)
 
     def _change(self, changes: dict[str, Any]) -> None:
+        flows = self.world.queue.flows.values()
+        if not self.world.queue.exclusive and any(f.max_partitions is not None for f in flows):
+            changes = {name: at for name, at in changes.items() if at != "exclusive"}
         self.world.change(**changes)
 
     def _pause(self, which: int, whole: bool, seconds: float | None) -> None:
@@ -292,14 +305,40 @@ def test_so_it_does_where_keys_have_a_small_budget(
     _plays(World(partitions, **chosen), [True, False], paused, quota)
 
 
+ASKS = st.lists(
+    st.builds(Ask, st.sampled_from([1, 1, 2, 3, 7, 1000]), st.sampled_from([None, None, 1, 2, 4])),
+    min_size=1,
+    max_size=5,
+)
+
+
+@PROFILE
+@given(
+    st.integers(1, 9),
+    SETTINGS,
+    ASKS,
+    st.sampled_from([None, c.Quota(1000, 0, 3)]),
+    st.lists(STEPS, min_size=15, max_size=50),
+)
+def test_so_it_does_with_weights_and_maxima(
+    partitions: int,
+    chosen: dict[str, Any],
+    asks: list[Ask],
+    quota: c.Quota | None,
+    steps: list[tuple[Any, ...]],
+) -> None:
+    _plays(World(partitions, **chosen), [True, True, False], steps, quota, asks)
+
+
 def _plays(
     world: World,
     bound: Sequence[bool],
     steps: Sequence[tuple[Any, ...]],
     quota: c.Quota | None = None,
+    asks: Sequence[Ask] = (Ask(),),
 ) -> None:
     """Binds flows, plays the steps, and checks that it ends."""
-    player = Player(world, quota)
+    player = Player(world, quota, asks)
     for warmup in bound:
         player.play(("bind", warmup))
     world.settle()
@@ -308,6 +347,8 @@ def _plays(
     queue, began = world.queue, world.now
     held = len(queue.held)
     waits = [flow.held_until - began for flow in queue.held.values() if flow.held_until is not None]
+    # No clock that goes back moves the end of a pause.
+    waits += [one.until - began for one in queue.pauses.of.values() if one.until is not None]
     existing = queue.operational_partition_count
     # Each partition may be on its way already, to a flow that must pass it on.
     times = world.settle()

@@ -7,15 +7,15 @@ from broker.core.assignment import _Receivers, _steps
 from tests.broker.core.test_sequences import PROFILE
 
 
-def taken(counts: dict[int, int]) -> list[tuple[int, int]]:
+def taken(levels: dict[int, int], stride: int) -> list[tuple[int, int]]:
     """(giver, taker) of each step, one by one."""
-    counts, steps = dict(counts), []
-    while max(counts.values()) - min(counts.values()) > 1:
-        giver = min(counts, key=lambda bind_number: (-counts[bind_number], bind_number))
-        taker = min(counts, key=lambda bind_number: (counts[bind_number], bind_number))
+    levels, steps = dict(levels), []
+    while max(levels.values()) - min(levels.values()) > stride:
+        giver = min(levels, key=lambda bind_number: (-levels[bind_number], bind_number))
+        taker = min(levels, key=lambda bind_number: (levels[bind_number], bind_number))
         steps.append((giver, taker))
-        counts[giver] -= 1
-        counts[taker] += 1
+        levels[giver] -= stride
+        levels[taker] += stride
     return steps
 
 
@@ -23,13 +23,14 @@ def taken(counts: dict[int, int]) -> list[tuple[int, int]]:
 @given(
     st.dictionaries(st.integers(0, 30), st.integers(0, 12), min_size=1, max_size=8),
     st.sets(st.integers(0, 30)),
+    st.integers(1, 3),
 )
-def test_steps_counted_are_steps_taken(counts: dict[int, int], able: set[int]) -> None:
-    expected = taken(counts)
-    takers = _Receivers(counts)
+def test_steps_counted_are_steps_taken(levels: dict[int, int], able: set[int], stride: int) -> None:
+    expected = taken(levels, stride)
+    takers = _Receivers(levels, stride)
     counted = [
         (step, bind_number, takers.at(step))
-        for step, bind_number in _steps(counts, able & counts.keys())
+        for step, bind_number in _steps(levels, able & levels.keys(), stride)
         if step < len(expected)
     ]
     assert counted == [

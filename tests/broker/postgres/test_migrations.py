@@ -139,7 +139,7 @@ def dumped(url: str) -> list[str]:
 # Replicas lock queues before flows.
 OTHER_ORDER = """
     for table in ("flows", "queues"):
-        op.execute(f"ALTER TABLE counterpoise.{table} ADD COLUMN weight text")
+        op.execute(f"ALTER TABLE counterpoise.{table} ADD COLUMN shade text")
 """
 WAITS = "SELECT FROM pg_locks WHERE NOT granted AND relation = 'counterpoise.queues'::regclass"
 
