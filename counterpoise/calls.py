@@ -379,13 +379,17 @@ def bind(
     attempt: int = 0,
     at_once: bool = False,
     keeps_state: bool = False,
+    weight: int = 1,
+    max_partitions: int | None = None,
 ) -> Call[wire.Bound]:
     """Bind a flow. The same `instance_id` bound again takes the place of the earlier flow.
 
     None: a random id, which is part of the call, so sending the call again leaves no second flow.
     A late bind with a lower `attempt` of the same `binder` is refused (`Overtaken`). `at_once`: no
     holddown if no other flow is bound. `keeps_state`: the consumer has state that no handoff takes
-    along; refused (`StateKept`) on a shared queue, and beside another such consumer.
+    along; refused (`StateKept`) on a shared queue, and beside another such consumer. `weight`: its
+    share of the partitions, compared with the weights of the others. `max_partitions`: it gets no
+    more than so many. Both are refused (`Invalid`) where the queue does not allow them.
     """
     body: dict[str, Any] = {
         "client_name": client_name,
@@ -400,6 +404,10 @@ def bind(
         body["at_once"] = True
     if keeps_state:
         body["keeps_state"] = True
+    if weight != 1:
+        body["weight"] = weight
+    if max_partitions is not None:
+        body["max_partitions"] = max_partitions
     return Call("POST", queue_path(queue, "/flows"), reader(wire.Bound), body=body)
 
 

@@ -179,6 +179,7 @@ class Queue(Document, frozen=True):
       `log_away`; empty: none.
     * `align_with`: Another queue, whose built-in log is read beside `log` (several: joined by `+`):
       one flow owns equal partition numbers of both, and gets and hands over both together.
+    * `max_weight`: The largest weight that a flow may bind with. 1: all flows are equal.
     """
 
     id: str
@@ -210,6 +211,7 @@ class Queue(Document, frozen=True):
     ]
     conditions: Annotated[Mapping[str, int] | None, said({"quarantined": 1})] = None
     align_with: Annotated[str, said("payments", pattern=ALIGNED_PATTERN)] | None = None
+    max_weight: Annotated[int, said(minimum=1, maximum=1000)] = 1000
 
 
 class Page(Message, Generic[T], frozen=True):
@@ -295,6 +297,8 @@ class FlowSummary(Document, frozen=True):
     * `partitions`: The number of partitions that it owns.
     * `key_id`: The public id of the key that bound it; null: bound without one.
     * `keeps_state`: It has state that no handoff takes along, so the queue stays exclusive.
+    * `weight`: Its share of the partitions, compared with the weights of the others.
+    * `max_partitions`: It gets no more partitions than this; null: any number.
     """
 
     flow_id: str
@@ -308,6 +312,8 @@ class FlowSummary(Document, frozen=True):
     lease_expires_at: Time
     held_until: HeldUntil = None
     keeps_state: bool = False
+    weight: int = 1
+    max_partitions: int | None = None
 
     @property
     def state(self) -> str:

@@ -223,6 +223,8 @@ async def bind(
             caller_of(request).key_id,
             body.at_once,
             body.keeps_state,
+            body.weight,
+            body.max_partitions,
         )
     except TooManyFlows as refused:
         rates.refused.labels("key_flows").inc()

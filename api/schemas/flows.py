@@ -13,7 +13,7 @@ from api.schemas.common import (
     RequestModel,
 )
 from broker.core.errors import Invalid
-from broker.core.model import MOST_PARTITIONS
+from broker.core.model import DEFAULT_WEIGHT, MOST_PARTITIONS, MOST_WEIGHT
 from counterpoise.wire import MOST_INT64
 
 Name = Annotated[
@@ -75,6 +75,21 @@ class BindRequest(RequestModel):
         description="Whether the consumer keeps state of the messages that no handoff takes along. "
         "The queue must be exclusive, stays it while the flow is bound, and has one such consumer "
         "(409 `state_kept`).",
+    )
+    weight: int = Field(
+        default=DEFAULT_WEIGHT,
+        ge=1,
+        le=MOST_WEIGHT,
+        description="The flow's share of the partitions, compared with the weights of the others; "
+        "at most the queue's `max_weight` (422).",
+    )
+    max_partitions: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_PARTITIONS,
+        description="The flow gets no more partitions than this; null: any number. What no flow "
+        "may take has no owner (the condition `over_capacity`). Not in an exclusive queue (422).",
+        examples=[64],
     )
 
 

@@ -15,7 +15,7 @@ from api.schemas.common import (
     left_out,
     like,
 )
-from broker.core.model import MOST_PARTITIONS
+from broker.core.model import MOST_PARTITIONS, MOST_WEIGHT
 from counterpoise.logs.address import refuse_credentials
 from counterpoise.wire import ALIGNED_PATTERN
 
@@ -39,6 +39,7 @@ AlignWith = Annotated[str, like("align_with")]
 MirrorGroup = Annotated[
     Annotated[str, like("mirror_group", "limits")] | None, like("mirror_group", "words")
 ]
+MaxWeight = Annotated[int, like("max_weight")]
 RetentionSeconds = Annotated[float, like("retention_seconds")]
 RetentionBytes = Annotated[int, like("retention_bytes")]
 Partitioning = Annotated[Literal["fixed", "dynamic"], like("partitioning")]
@@ -109,6 +110,7 @@ class QueueCreate(RequestModel):
     partitioning: Partitioning = "fixed"
     align_with: AlignWith = left_out()
     mirror_group: MirrorGroup = None
+    max_weight: MaxWeight = MOST_WEIGHT
     partitions: list[Root] = left_out(
         min_length=1,
         max_length=MOST_ROOTS,
@@ -138,5 +140,6 @@ class QueueChange(RequestModel):
     start: Start = left_out()
     ordered_resize: OrderedResize = left_out()
     mirror_group: MirrorGroup = left_out()
+    max_weight: MaxWeight = left_out()
     retention_seconds: RetentionSeconds = left_out()
     retention_bytes: RetentionBytes = left_out()

@@ -1,6 +1,6 @@
 """The calls about conditions: what consumers report of their work, and what of it holds (the
-contract, *Conditions*). The service itself reports mirrors that fail, and resizes that wait for
-what is paused."""
+contract, *Conditions*). The service itself reports mirrors that fail, resizes that wait for what is
+paused, and partitions that no flow may take."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import structs
 
 from broker.calls.access import QueueAccess
 from broker.calls.bound_flows import BoundFlow, BoundFlows
-from broker.calls.rendering import RESIZE_PAUSED, resize_is_paused, row_of
+from broker.calls.rendering import OVER_CAPACITY, RESIZE_PAUSED, resize_is_paused, row_of
 from broker.calls.times import time_of
 from broker.core.queue import Queue
 from broker.replica.store_calls import store_available
@@ -72,7 +72,7 @@ class ConditionCalls:
 
         `limit`: the most of them.
         """
-        queue_id, own = await self._queues.read(name, lambda queue: (queue.id, _paused(queue)))
+        queue_id, own = await self._queues.read(name, lambda queue: (queue.id, _own(queue)))
         with store_available():
             reported = await self._queues.store.conditions.of_queue(queue_id, limit)
             failures = await self._queues.store.mirrors.failures([queue_id])
@@ -119,6 +119,24 @@ class ConditionCalls:
             return {**counts.get(queue.id, {}), **own, **(queue.conditions or {})}
 
         return tuple(structs.replace(queue, conditions=conditions(queue)) for queue in found)
+
+
+def _own(queue: Queue) -> list[wire.HeldCondition]:
+    """What the service itself says of the queue."""
+    return [*_paused(queue), *_over_capacity(queue)]
+
+
+def _over_capacity(queue: Queue) -> list[wire.HeldCondition]:
+    """That partitions are more than all flows may take, if they are."""
+    if not queue.over_capacity:
+        return []
+    # Of the flow that was bound last: without it there may have been room.
+    since = max(flow.bound_at for flow in queue.flows.values() if flow.takes)
+    text = (
+        f"{queue.over_capacity} partitions have no owner, or keep one that drains: all consumers "
+        "have their max_partitions; start another consumer, or raise max_partitions"
+    )
+    return [wire.HeldCondition(OVER_CAPACITY, text, None, None, time_of(since), None, SERVICE)]
 
 
 def _paused(queue: Queue) -> list[wire.HeldCondition]:

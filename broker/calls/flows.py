@@ -65,10 +65,12 @@ class FlowCalls:
         key_id: str | None = None,
         at_once: bool = False,
         keeps_state: bool = False,
+        weight: int = 1,
+        max_partitions: int | None = None,
     ) -> wire.Bound:
         """Binds a flow, with the key of this id.
 
-        Raises QueueNotFound, Unavailable, Overtaken, StateKept, TooManyFlows, and FlowGone if the
+        Raises Invalid, QueueNotFound, Unavailable, Overtaken, StateKept, TooManyFlows, and FlowGone if the
         same instance was bound again at the same time.
         """
         command = c.Bind(
@@ -83,6 +85,8 @@ class FlowCalls:
             self._quota,
             at_once,
             keeps_state,
+            weight,
+            max_partitions,
         )
         coordinator = await self._queues.replica.coordinator(name)
         try:

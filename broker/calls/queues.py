@@ -521,6 +521,7 @@ _AS_GIVEN = (
     "ordered_resize",
     "partitioning",
     "mirror_group",
+    "max_weight",
 )
 _RETENTION = frozenset({"retention_seconds", "retention_bytes"})
 

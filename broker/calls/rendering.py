@@ -20,6 +20,7 @@ from broker.store.ports import KeySummary, Positions, QueueRow
 from counterpoise import wire
 
 RESIZE_PAUSED = "resize_paused"
+OVER_CAPACITY = "over_capacity"
 # As JSON an item is a little longer than it is measured here: a page has 1 MiB at most.
 PAGE_BYTES = 900_000
 # Of an item without names, and of a name beside its text.
@@ -58,8 +59,17 @@ def queue_row_view(row: QueueRow) -> wire.Queue:
         partitioning=settings.partitioning,
         mirror_group=settings.mirror_group,
         align_with=settings.log.partition("+")[2] if settings.aligned > 1 else None,
-        conditions={RESIZE_PAUSED: 1} if resize_is_paused(row) else None,
+        conditions=_own_conditions(row) or None,
+        max_weight=settings.max_weight,
     )
+
+
+def _own_conditions(row: QueueRow) -> dict[str, int]:
+    """What the service itself says of the queue, by kind."""
+    found = {RESIZE_PAUSED: 1} if resize_is_paused(row) else {}
+    if row.over_capacity:
+        found[OVER_CAPACITY] = row.over_capacity
+    return found
 
 
 def queue_view(queue: Queue) -> wire.Queue:
@@ -71,7 +81,12 @@ def row_of(queue: Queue) -> QueueRow:
     """A queue in memory, as it would be listed."""
     active = sum(flow.active for flow in queue.flows.values())
     return QueueRow(
-        queue, queue.operational_partition_count, queue.scale_status, len(queue.flows), active
+        queue,
+        queue.operational_partition_count,
+        queue.scale_status,
+        len(queue.flows),
+        active,
+        queue.over_capacity,
     )
 
 
@@ -213,6 +228,8 @@ def flow_view(flow: Flow, lease_expires_at: float) -> wire.FlowSummary:
         lease_expires_at=time_of(lease_expires_at),
         held_until=time_of(flow.held_until),
         keeps_state=flow.keeps_state,
+        weight=flow.weight,
+        max_partitions=flow.max_partitions,
     )
 
 

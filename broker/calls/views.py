@@ -7,6 +7,8 @@ of a new queue, and what only the service sees. Times are Unix seconds by the da
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from broker.core.model import MOST_WEIGHT
+
 
 @dataclass(frozen=True, slots=True)
 class QueueSpec:
@@ -36,6 +38,7 @@ class QueueSpec:
     retention_bytes: int | None = None
     positions: Mapping[int, str | None] = field(default_factory=dict)
     mirror_group: str | None = None
+    max_weight: int = MOST_WEIGHT
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from broker.core.model import (
     Settings,
 )
 from broker.core.pauses import QueuePauses
-from broker.core.shares import Demand
+from broker.core.shares import Demand, WeightedRanking
 from broker.core.structures import Heap, Journal, Ranking
 from broker.core.transitions import State, Status
 
@@ -114,6 +114,15 @@ class Queue:
         """What this flow asks for of the balance."""
         flow = self.by_bind_number[bind_number]
         return Demand(flow.weight, self.most_groups(flow.max_partitions))
+
+    @property
+    def over_capacity(self) -> int:
+        """How many partitions are more than the maxima of all flows have room for; 0 without flows
+        that take part."""
+        if not isinstance(self.ranking, WeightedRanking) or not self.takers:
+            return 0
+        shares = self.ranking.shares
+        return (shares.total - shares.taken) * self.settings.aligned
 
     def most_groups(self, max_partitions: int | None) -> int | None:
         """How many groups so many partitions have room for; None: any number."""

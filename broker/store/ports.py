@@ -226,13 +226,17 @@ class FlowRow:
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """A queue for listings: the queue without its partitions, and its counts."""
+    """A queue for listings: the queue without its partitions, and its counts.
+
+    `over_capacity`: as of `Queue`.
+    """
 
     queue: Queue
     operational_partition_count: int
     scale_status: str
     flow_count: int
     active_flow_count: int
+    over_capacity: int
 
 
 @dataclass(frozen=True, slots=True)

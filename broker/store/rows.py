@@ -116,6 +116,7 @@ def queue_values(queue: Queue, next_deadline: float | None) -> dict[str, Any]:
         "retiring_count": len(queue.retiring),
         "waiting_count": len(queue.lineage.waiting) if queue.lineage else 0,
         "finished_count": len(queue.lineage.finished) if queue.lineage else 0,
+        "over_capacity": queue.over_capacity,
         "next_deadline": next_deadline,
     }
 
@@ -296,4 +297,6 @@ def queue_row(
     scale_status = "ScalingDown" if retiring > 0 else queue.scale_status
     more = retiring + row["waiting_count"] + row["finished_count"]
     operational = queue.settings.partition_count + more
-    return QueueRow(queue, operational, scale_status, flow_count, active_flow_count)
+    return QueueRow(
+        queue, operational, scale_status, flow_count, active_flow_count, row["over_capacity"]
+    )

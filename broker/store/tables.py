@@ -72,6 +72,7 @@ queues = Table(
     Column("retiring_count", Integer, nullable=False),
     Column("waiting_count", Integer, nullable=False),
     Column("finished_count", Integer, nullable=False),
+    Column("over_capacity", Integer, nullable=False),
     Column("outage_seen", BigInteger, nullable=False),
     Column("resize_seen", BigInteger, nullable=False),
     Column("barriers", JSONB(none_as_null=True)),

@@ -66,6 +66,8 @@ ADVICE = {
     "state_lost": "what a query kept of these messages is not in its result: count in the sink "
     "(FencedAggregate), or start it again with a new checkpoint and the positions at earliest",
     "resize_paused": "when the pause is no longer needed: counterpoise queues resume {}",
+    "over_capacity": "start another consumer, or raise max_partitions of those that run: "
+    "counterpoise flows list {}",
     "log_away": "see whether the log runs, and whether the consumer's machine reaches it",
 }
 _REFUSED = re.compile(r'^counterpoise_http_refused_total\{limit="([^"]*)"\} (\S+)', re.MULTILINE)

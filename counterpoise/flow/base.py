@@ -55,7 +55,7 @@ from counterpoise.flow.view import (
     WarmingStarted,
 )
 from counterpoise.lease_time import lease_time
-from counterpoise.options import check_seconds, suggesting
+from counterpoise.options import check_counts, check_seconds, suggesting
 from counterpoise.wire import Update
 
 OnOwned: TypeAlias = Callable[[Owned], Any] | None
@@ -217,6 +217,8 @@ class BaseFlow:
         warmup: bool = False,
         at_once: bool = False,
         keeps_state: bool = False,
+        weight: int = 1,
+        max_partitions: int | None = None,
         rebind: bool = True,
         timeout_seconds: float = 10.0,
         renew_while: Callable[[], bool] | None = None,
@@ -231,6 +233,9 @@ class BaseFlow:
         # Refuses what no client could use.
         self._root = Settings(url, token, timeout_seconds).url
         check_seconds(1, 3600, lease_seconds=lease_seconds)
+        check_counts(weight=weight)
+        if max_partitions is not None:
+            check_counts(max_partitions=max_partitions)
         settings = FlowSettings(
             queue=queue,
             client_name=client_name or f"{socket.gethostname()}:{os.getpid()}",
@@ -239,6 +244,8 @@ class BaseFlow:
             warmup=warmup,
             at_once=at_once,
             keeps_state=keeps_state,
+            weight=weight,
+            max_partitions=max_partitions,
             rebind=rebind,
             binder=str(uuid.uuid4()),
             timeout_seconds=timeout_seconds,

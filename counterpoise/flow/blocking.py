@@ -67,7 +67,8 @@ class Flow(BaseFlow):
     it stays the same, a restarted consumer takes its old partitions back at once; random by
     default. `lease_seconds`: 1..3600. `warmup`: get a notice before a partition comes. `at_once`:
     no holddown if no other flow is bound. `keeps_state`: it has state that no handoff takes along,
-    so the queue must be exclusive and stays it (`StateKept`). `rebind=False`: stay gone after an
+    so the queue must be exclusive and stays it (`StateKept`). `weight`: 1..1000, its share of the
+    partitions, compared with those of the others. `max_partitions`: it gets no more. `rebind=False`: stay gone after an
     expired lease. `timeout_seconds`: how long a method tries. `renew_while`: called before every
     poll. While it returns False, the background thread does not renew, so that the lease of a
     program that hangs expires. Callbacks: see `Callbacks`.

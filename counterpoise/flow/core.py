@@ -233,7 +233,7 @@ class Notices:
 class FlowSettings:
     """The settings of a bind. `lease_seconds`: 1..3600. `at_once`: no holddown if no other flow is
     bound. `keeps_state`: it has state that no handoff takes along. `rebind`: the exception in rule
-    4. `binder`: a random name of this flow object, by which the service recognizes its binds.
+    4. `weight`, `max_partitions`: its share of the partitions. `binder`: a random name of this flow object, by which the service recognizes its binds.
     `timeout_seconds`: how long a method tries.
     """
 
@@ -244,6 +244,8 @@ class FlowSettings:
     warmup: bool = False
     at_once: bool = False
     keeps_state: bool = False
+    weight: int = 1
+    max_partitions: int | None = None
     rebind: bool = True
     binder: str | None = None
     timeout_seconds: float = 10.0
@@ -308,6 +310,8 @@ class FlowCore:
             self._binds,
             settings.at_once,
             settings.keeps_state,
+            settings.weight,
+            settings.max_partitions,
         )
 
     def bind_answered(self, bound: Bound, sent_at: float, now: float) -> Call[None] | None:

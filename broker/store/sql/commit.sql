@@ -196,7 +196,7 @@ written_queue AS (
         max_concurrent_handoffs, log, start, partitioning, ordered_resize, aligned,
         retention_seconds, retention_bytes, max_weight, mirror_group, revision, status, trigger, since,
         holddown_until, flows_before, absent, moved, pauses, rebalance, last_rebalance,
-        growing, retiring_count, waiting_count, finished_count, outage_seen,
+        growing, retiring_count, waiting_count, finished_count, over_capacity, outage_seen,
         resize_seen, barriers, cuts_due, cuts_attempt, next_bind_number, next_deadline
     ) = (
         SELECT
@@ -204,7 +204,7 @@ written_queue AS (
             max_concurrent_handoffs, log, start, partitioning, ordered_resize, aligned,
             retention_seconds, retention_bytes, max_weight, mirror_group, revision, status, trigger, since,
             holddown_until, flows_before, absent, moved, pauses, rebalance, last_rebalance,
-            growing, retiring_count, waiting_count, finished_count, outage_seen,
+            growing, retiring_count, waiting_count, finished_count, over_capacity, outage_seen,
             resize_seen, barriers, cuts_due, cuts_attempt, next_bind_number, next_deadline
         FROM json_populate_record(NULL::counterpoise.queues, :queue_row)
     )

@@ -46,6 +46,8 @@ CREATE TABLE counterpoise.queues (
     retiring_count integer NOT NULL,
     waiting_count integer NOT NULL DEFAULT 0,
     finished_count integer NOT NULL DEFAULT 0,
+    -- Partitions for which the maxima of all flows together have no room.
+    over_capacity integer NOT NULL DEFAULT 0,
     outage_seen bigint NOT NULL,
     -- The barriers of an ordered resize: of which resize, and when to ask for its cuts again.
     resize_seen bigint NOT NULL DEFAULT 0,
