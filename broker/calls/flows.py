@@ -70,8 +70,8 @@ class FlowCalls:
     ) -> wire.Bound:
         """Binds a flow, with the key of this id.
 
-        Raises Invalid, QueueNotFound, Unavailable, Overtaken, StateKept, TooManyFlows, and FlowGone if the
-        same instance was bound again at the same time.
+        Raises Invalid, QueueNotFound, Unavailable, Overtaken, StateKept, TooManyFlows, and FlowGone
+        if the same instance was bound again at the same time.
         """
         command = c.Bind(
             str(uuid4()),

@@ -68,10 +68,10 @@ class Flow(BaseFlow):
     default. `lease_seconds`: 1..3600. `warmup`: get a notice before a partition comes. `at_once`:
     no holddown if no other flow is bound. `keeps_state`: it has state that no handoff takes along,
     so the queue must be exclusive and stays it (`StateKept`). `weight`: 1..1000, its share of the
-    partitions, compared with those of the others. `max_partitions`: it gets no more. `rebind=False`: stay gone after an
-    expired lease. `timeout_seconds`: how long a method tries. `renew_while`: called before every
-    poll. While it returns False, the background thread does not renew, so that the lease of a
-    program that hangs expires. Callbacks: see `Callbacks`.
+    partitions, compared with those of the others. `max_partitions`: it gets no more.
+    `rebind=False`: stay gone after an expired lease. `timeout_seconds`: how long a method tries.
+    `renew_while`: called before every poll. While it returns False, the background thread does not
+    renew, so that the lease of a program that hangs expires. Callbacks: see `Callbacks`.
 
     Nothing happens before `open`. Methods raise once the flow is gone for good: `FlowGone` with
     the reason `replaced`, `unbound` or `queue_recreated`, `QueueNotFound`, ...; before that they

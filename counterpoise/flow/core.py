@@ -233,8 +233,8 @@ class Notices:
 class FlowSettings:
     """The settings of a bind. `lease_seconds`: 1..3600. `at_once`: no holddown if no other flow is
     bound. `keeps_state`: it has state that no handoff takes along. `rebind`: the exception in rule
-    4. `weight`, `max_partitions`: its share of the partitions. `binder`: a random name of this flow object, by which the service recognizes its binds.
-    `timeout_seconds`: how long a method tries.
+    4. `weight`, `max_partitions`: its share of the partitions. `binder`: a random name of this flow
+    object, by which the service recognizes its binds. `timeout_seconds`: how long a method tries.
     """
 
     queue: str

@@ -2,7 +2,8 @@
 
 import httpx
 
-from tests.api.scripts import bind, create_queue, problem
+from tests.api.consumer import bind, create_queue
+from tests.api.test_problems import problem
 
 
 def test_lists_show_what_a_flow_is_bound_with(api: httpx.Client) -> None:
@@ -10,7 +11,10 @@ def test_lists_show_what_a_flow_is_bound_with(api: httpx.Client) -> None:
     bind(api, "q", "a", weight=2).until("owned", 0, 1, 2, 3, 4, 5)
     bind(api, "q", "b", max_partitions=3)
     shown = api.get("/queues/q/flows").json()["items"]
-    assert [(one.get("weight"), one.get("max_partitions")) for one in shown] == [(2, None), (None, 3)]
+    assert [(one.get("weight"), one.get("max_partitions")) for one in shown] == [
+        (2, None),
+        (None, 3),
+    ]
 
 
 def test_what_no_flow_may_take_is_a_condition(api: httpx.Client) -> None:
