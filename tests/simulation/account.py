@@ -126,7 +126,12 @@ class Account:
             if row.owner not in takers:
                 return False
             takers[row.owner] += not row.retiring and self.leads(row.number)
-        return balance.is_balanced(takers, only=self.only(takers))
+        return balance.is_balanced(takers, only=self.only(takers), asks=self.asks(takers))
+
+    def asks(self, takers: Collection[str]) -> balance.Asks | None:
+        """What these flows were bound with; None if with nothing."""
+        asks = {id: balance.Ask(self.flows[id].weight) for id in takers}
+        return None if all(ask == balance.Ask() for ask in asks.values()) else asks
 
     def only(self, takers: Collection[str]) -> str | None:
         """The flow that must own all partitions, if access is exclusive."""
@@ -156,7 +161,10 @@ class Account:
             holder = row.successor if on_its_way else owner
             if not after.retiring and holder in takers:
                 takers[holder] += 1
-        return leaving + balance.fewest_handoffs(takers, total, only=self.only(takers))
+        least = balance.fewest_handoffs(
+            takers, total, only=self.only(takers), asks=self.asks(takers)
+        )
+        return leaving + least
 
 
 def takes(row: Any) -> bool:

@@ -84,7 +84,10 @@ class Consumer(FlowShell):
         trace: Callable[[str], None] | None,
     ) -> None:
         drift = config.drift
-        super().__init__(name, instance, lease, warmup, rng, loop, network, checker, queue, drift)
+        weight = config.weights[int(instance[1:]) % len(config.weights)]
+        super().__init__(
+            *(name, instance, lease, warmup, weight, rng, loop, network, checker, queue, drift)
+        )
         self.log, self.config, self.trace = log, config, trace
         # How much longer than usual its next messages take, and its next warm-ups.
         self.stubborn = self.cold = 0.0

@@ -93,12 +93,15 @@ def _check_none_is_left(known: Account) -> None:
     limited = queue["max_concurrent_handoffs"] is not None
     if limited or queue["access_type"] == "exclusive" or queue["flows_before"] > count:
         return
+    idle = [id for id, row in known.flows.items() if takes(row) and not _load(known, id, ())]
+    alike = {known.flows[id].weight for id in idle}
     drained = [
         row.number
         for row in known.partitions.values()
-        if row.state == "owned" and known.flows[row.owner].draining
+        if row.state == "owned"
+        and known.flows[row.owner].draining
+        and known.flows[row.owner].weight in alike
     ]
-    idle = [id for id, row in known.flows.items() if takes(row) and not _load(known, id, ())]
     if drained and idle:
         raise Violation(9, f"{idle} have nothing, and {drained} are of flows that drain")
 

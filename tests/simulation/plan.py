@@ -35,7 +35,7 @@ class Config:
     may meet another. `several`: so many flows that
     bind together are a crowd. `moves`: how much each key may take from others in `HOUR_SECONDS`;
     None: as much as they like. `followed`: a second queue reads the log. `aligned`: so many
-    partitions in a row have one owner.
+    partitions in a row have one owner. `weights`: those of consumers, in turn.
     """
 
     replicas: int = 2
@@ -48,6 +48,7 @@ class Config:
     moves: int | None = None
     followed: bool = False
     aligned: int = 1
+    weights: tuple[int, ...] = (1,)
 
     @property
     def reshapes(self) -> bool:
@@ -98,6 +99,9 @@ BUILTIN, TOPIC = "builtin:orders", "kafka://broker:9092/orders"
 LEASES = (2.0, 3.0, 4.0, 6.0)
 # By less than the size of an outage, which goes unnoticed, or by far more.
 CLOCK_STEPS = (-3600.0, -3600.0, -60.0, -1.5, 1.5, 60.0, 3600.0)
+
+# Of 16 seeds one, in which consumers have weights.
+WEIGHTED = 9
 
 # What may go wrong, with weights; each run draws some of them.
 FAULTS: dict[str, tuple[str, ...]] = {
@@ -182,6 +186,10 @@ def draw(seed: int) -> Plan:
         pauses = random.Random(f"pauses of {seed}")
         count = pauses.choice((1, 2, 4))
         events += [_event(pauses, pauses.random() * length, "pause") for _ in range(count)]
+    if seed % 16 == WEIGHTED:
+        weights = random.Random(f"weights of {seed}")
+        drawn = tuple(weights.choice((1, 1, 2, 3, 10)) for _ in range(5))
+        config = replace(config, weights=drawn)
     if reshaping == "ordered":
         # As above.
         config, events = _followed(random.Random(f"followers of {seed}"), config, events)

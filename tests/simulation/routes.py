@@ -81,6 +81,7 @@ async def serve(calls: Calls, call: Call[Any], checker: Checker) -> Any:
             body["binder"],
             body["attempt"],
             KEYS[int(body["instance_id"][1:]) % len(KEYS)],
+            weight=body.get("weight", 1),
         )
         checker.bound(bound.flow_id)
         checker.showed(bound.update, began)

@@ -55,6 +55,7 @@ class FlowShell(Client):
         instance: str,
         lease: float,
         warmup: bool,
+        weight: int,
         rng: random.Random,
         loop: VirtualLoop,
         network: Network,
@@ -66,7 +67,12 @@ class FlowShell(Client):
         self.instance, self.lease, self.warmup = instance, lease, warmup
         self.network, self.checker, self.queue = network, checker, queue
         self.core = FlowCore(
-            FlowSettings(queue, name, instance, lease, warmup, binder=name, timeout_seconds=5.0)
+            FlowSettings(
+                *(queue, name, instance, lease, warmup),
+                weight=weight,
+                binder=name,
+                timeout_seconds=5.0,
+            )
         )
         self.leaving = self.ended = False
         self._version = 0

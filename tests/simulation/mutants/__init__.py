@@ -14,7 +14,15 @@ from broker.core.transitions import (
     State,
     Status,
 )
-from tests.simulation.mutants import fencing, granting, pausing, reshaping, timing, working
+from tests.simulation.mutants import (
+    fencing,
+    granting,
+    pausing,
+    reshaping,
+    timing,
+    weighing,
+    working,
+)
 from tests.simulation.mutants.mutant import Mutant
 
 _CALLED_OFF = ((State.REVOKING, PartitionEvent.CALLED_OFF), State.OWNED)
@@ -86,6 +94,8 @@ MUTANTS = {
         Mutant("a pause is lost at a handoff", pausing.lost_at_a_handoff),
         Mutant("a pause never ends by itself", pausing.never_ends),
         Mutant("owners are not told of a pause", pausing.owners_are_not_told),
+        Mutant("a weight is forgotten at the bind", weighing.forgotten_when_bound),
+        Mutant("by weight, a rebalance ends one step early", weighing.ends_one_step_early),
         Mutant("a cut is taken before the lock", reshaping.cut_before_the_lock),
         Mutant("a publisher with the old count is accepted", reshaping.old_count_accepted),
         Mutant("gcd mistaken for min", reshaping.gcd_is_min),
