@@ -64,11 +64,15 @@ def list_flows(queue: str, url: str | None, as_json: bool) -> None:
     if as_json:
         print_json([flow.raw for flow in flows])
         return
+    weighted = any(flow.weight != 1 or flow.max_partitions is not None for flow in flows)
+    asked = ("WEIGHT", "AT MOST") if weighted else ()
     shown = table(
-        "FLOW", "CONSUMER", "STATE", "PARTITIONS", "BOUND", "LEASE LEFT",
-        right=("PARTITIONS", "BOUND", "LEASE LEFT"),
+        "FLOW", "CONSUMER", "STATE", "PARTITIONS", *asked, "BOUND", "LEASE LEFT",
+        right=("PARTITIONS", *asked, "BOUND", "LEASE LEFT"),
     )  # fmt: skip
     for flow in flows:
+        most = "" if flow.max_partitions is None else count_text(flow.max_partitions)
+        asks = (count_text(flow.weight), most) if weighted else ()
         bound = seconds_until(flow.bound_at)
         lease = seconds_until(flow.lease_expires_at)
         shown.add_row(
@@ -76,6 +80,7 @@ def list_flows(queue: str, url: str | None, as_json: bool) -> None:
             Text(flow.client_name),
             flow.state,
             count_text(flow.partitions),
+            *asks,
             "" if bound is None else f"{duration(-bound)} ago",
             "" if lease is None else duration(lease),
         )

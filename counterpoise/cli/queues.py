@@ -76,6 +76,11 @@ _SETTINGS = (
         "--max-concurrent-handoffs", type=int, help="Handoffs at the same time (default: all)."
     ),
     click.option(
+        "--max-weight",
+        type=int,
+        help="The largest weight of a consumer; 1: all are equal (default 1000).",
+    ),
+    click.option(
         "--retention-seconds",
         type=float,
         callback=finite,

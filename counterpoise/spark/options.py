@@ -192,6 +192,9 @@ def _times(log: Log, partition: int, begin: int, end: int) -> list[tuple[int, da
 DEFAULT_MESSAGES_PER_TRIGGER = 2_000
 DEFAULT_BYTES_PER_TRIGGER = 64 * 1024 * 1024
 MOST_FLOWS = 64
+# The largest weight of a consumer, and the most partitions of a queue.
+MOST_WEIGHT = 1000
+MOST_PARTITIONS = 4096
 
 # name -> description, for the message that lists the options
 NAMES: Mapping[str, str] = {
@@ -201,6 +204,8 @@ NAMES: Mapping[str, str] = {
     "clientName": "the name that people see",
     "leaseSeconds": "how long the partitions outlive a dead application, 1..3600",
     "flows": "a larger share: how many flows the query binds, 1..64",
+    "weight": "a larger share: 1..1000, compared with the weights of other consumers",
+    "maxPartitions": "the query gets no more partitions than this",
     "maxMessagesPerTrigger": "the most a micro-batch reads, or 'unlimited'; default: for a second",
     "maxBytesPerTrigger": "about the most bytes of values it reads (64m), or 'unlimited'",
     "maxBatchSeconds": "a query stuck for longer loses its lease",
@@ -223,6 +228,8 @@ _STREAM_ONLY = frozenset(
         "clientName",
         "leaseSeconds",
         "flows",
+        "weight",
+        "maxPartitions",
         "maxMessagesPerTrigger",
         "maxBytesPerTrigger",
         "maxBatchSeconds",
@@ -243,6 +250,8 @@ class SourceOptions:
     client_name: str | None = None
     lease_seconds: float = 10.0
     flows: int = 1
+    weight: int = 1
+    max_partitions: int | None = None
     max_messages_per_trigger: int | None = DEFAULT_MESSAGES_PER_TRIGGER
     max_bytes_per_trigger: int | None = DEFAULT_BYTES_PER_TRIGGER
     max_batch_seconds: float = 600.0
@@ -304,6 +313,11 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
         raise InvalidOption("the option 'queue' is missing: name the queue to read")
     if "warmupFrom" in options and options.get("warmup", "").lower() != "true":
         raise InvalidOption("the option 'warmupFrom' does nothing without 'warmup': set it to true")
+    if "maxPartitions" in options and options.get("flows", "1") != "1":
+        raise InvalidOption(
+            "the option 'maxPartitions' is for a query with one flow: take 'weight' for a larger "
+            "share, in place of 'flows'"
+        )
     return SourceOptions(
         queue=queue,
         url=service_url(options),
@@ -311,6 +325,8 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
         client_name=options.get("clientName") or None,
         lease_seconds=seconds_of(options, "leaseSeconds", defaults.lease_seconds, 1, 3600),
         flows=_count(options, "flows", MOST_FLOWS) or 1,
+        weight=_count(options, "weight", MOST_WEIGHT) or 1,
+        max_partitions=_count(options, "maxPartitions", MOST_PARTITIONS),
         max_messages_per_trigger=_messages(options),
         max_bytes_per_trigger=_bytes(options),
         max_batch_seconds=seconds_of(options, "maxBatchSeconds", defaults.max_batch_seconds, 0.1),

@@ -375,6 +375,8 @@ def bind(
             warmup=warmup,
             at_once=at_once,
             keeps_state=keeps_state,
+            weight=options.weight,
+            max_partitions=options.max_partitions,
             renew_while=renew_while,
             on_granted=granted,
             on_revoking=changed,

@@ -74,7 +74,17 @@ def test_bytes_may_be_unlimited() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["instanceId", "clientName", "leaseSeconds", "maxBytesPerTrigger", "warmup", "flows"]
+    "name",
+    [
+        "instanceId",
+        "clientName",
+        "leaseSeconds",
+        "maxBytesPerTrigger",
+        "warmup",
+        "flows",
+        "weight",
+        "maxPartitions",
+    ],
 )
 def test_a_batch_read_refuses_options_of_streams(name: str) -> None:
     options = read_options({"queue": "q", name: {"warmup": "true"}.get(name, "5")})
@@ -113,6 +123,9 @@ def test_a_stream_refuses_options_of_batch_reads(name: str) -> None:
         ({"queue": "q", "maxBytesPerTriger": "64m"}, "did you mean 'maxBytesPerTrigger'"),
         ({"queue": "q", "flows": "65"}, r"'flows' is a number in 1..64, not '65'"),
         ({"queue": "q", "flows": "0"}, "in 1..64"),
+        ({"queue": "q", "weight": "1001"}, r"'weight' is a number in 1..1000, not '1001'"),
+        ({"queue": "q", "maxPartitions": "0"}, "in 1..4096"),
+        ({"queue": "q", "maxPartitions": "8", "flows": "2"}, "take 'weight' for a larger share"),
         ({"queue": "q", "failOnDataLoss": "false"}, "did you mean 'onTrimmed'"),
         ({"queue": "q", "startingOffsets": "earliest"}, "queues create QUEUE --start earliest"),
         ({"queue": "q", "startingOffsets": "earliest"}, "positions set QUEUE"),
