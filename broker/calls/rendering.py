@@ -184,7 +184,7 @@ def partition_view(queue: Queue, partition: Partition, positions: Positions) -> 
         owner=owner.id if owner else None,
         successor=handoff.successor.id if handoff and handoff.successor else None,
         state=state,
-        position=positions.get(partition.number, (0, None))[1],
+        position=positions[partition.number].position if partition.number in positions else None,
         deadline=time_of(handoff.deadline) if handoff else None,
         end=None,
         lag=None,

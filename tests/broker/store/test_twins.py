@@ -216,10 +216,11 @@ class Mischief:
         """A commit, often by the owner, otherwise by any flow."""
         rng = self.rng
         seq, position = rng.choice((None, rng.randint(1, 40))), str(rng.randint(0, 99))
+        above = rng.choice((None, "200+1"))
         owned = self.twins.owned()
         if owned and rng.random() < 0.6:
             queue_id, flow_id, number, epoch = rng.choice(owned)
-            return PositionCommit(queue_id, flow_id, seq, number, epoch, position)
+            return PositionCommit(queue_id, flow_id, seq, number, epoch, position, above)
         return PositionCommit(
             rng.choice(self.queue_ids),
             rng.choice(self.flow_ids),
@@ -227,11 +228,14 @@ class Mischief:
             rng.randrange(self.partitions),
             rng.randint(1, 5),
             position,
+            above,
         )
 
     def _write(self, number: int) -> PositionWrite:
         item = self._item()
-        return PositionWrite(number, item.epoch, item.flow_id, item.position, item.seq)
+        return PositionWrite(
+            number, item.epoch, item.flow_id, item.position, item.seq, item.done_above
+        )
 
 
 async def refused(asked: Awaitable[Any]) -> None:
