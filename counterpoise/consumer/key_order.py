@@ -87,7 +87,8 @@ class KeyWindow:
         if not given:
             self.above.add(begin, last)
         for (message, size_bytes), end in zip(given, ends, strict=False):
-            if self.above.covers(int(message.position)):
+            at = int(message.position)
+            if at < self.position or self.above.covers(at):
                 self.above.add(begin, end)
             else:
                 added.append(one := Keyed(message, begin, end, size_bytes))

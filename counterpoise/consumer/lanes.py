@@ -492,8 +492,11 @@ class Lanes:
             for one in window.add(start, messages, read_to):
                 lane.waiting_messages += 1
                 lane.waiting_bytes += one.size_bytes
+            assert window.position is not None
             lane.grant.done = str(window.position)
-            lane.read_to, lane.more, lane.is_new = read_to, more, False
+            # What is done above may reach further than what was read.
+            lane.read_to = str(max(int(read_to), window.position))
+            lane.more, lane.is_new = more, False
             self._stand(lane)
 
     def came_to_end(
@@ -548,13 +551,14 @@ class Lanes:
             and lane.partition not in self._ledger.in_flight
         )
 
-    def _stand(self, lane: Lane) -> None:
-        """Put the lane into the queue if there is something to do."""
+    def _stand(self, lane: Lane, *, wake: bool = True) -> None:
+        """Put the lane into the queue if there is something to do. `wake`: a worker for it."""
         if not lane.queued and self._can_work(lane):
             lane.queued = True
             self._line.append(lane)
-            self._work.notify()
-            self._wake_workers()
+            if wake:
+                self._work.notify()
+                self._wake_workers()
 
     def _most_ranges(self) -> int:
         """How many ranges may be done above the position of a lane; those of all fit into a call
@@ -573,9 +577,10 @@ class Lanes:
         return KeyedPiece(lane, one, lane.drops)
 
     def _begin_work(self, lane: Lane, in_hand: int) -> None:
+        if not lane.in_hand:
+            self._ledger.begin([lane.partition])
         lane.in_hand = in_hand
         self._taken += 1
-        self._ledger.begin([lane.partition])
 
     def _due(self, lane: Lane) -> Due:
         lane.due = False
@@ -657,7 +662,8 @@ class Lanes:
         self._hold_back(lane)
         current = self._lanes.get(lane.partition)
         if current is not None:
-            self._stand(current)
+            # In key order that is the next of the same key: its worker comes for it.
+            self._stand(current, wake=lane.window is None)
             if current.loading and self._wake_keeper is not None:
                 self._wake_keeper()
         reached = self._limit is not None and self.handled >= self._limit
