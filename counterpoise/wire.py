@@ -272,6 +272,7 @@ class Partition(Message, frozen=True):
     cut: Cut = None
     reached_cut: ReachedCut = None
     waits_for: WaitsFor = None
+    done_above: DoneAboveText = None
 
 
 class PausedPartition(Message, frozen=True):
