@@ -23,7 +23,8 @@ class Steps:
 
         def taking(most, wait_seconds):
             piece = take(most, wait_seconds)
-            self.taken.append(len(piece.chunk.rows))
+            if piece is not None:
+                self.taken.append(len(piece.chunk.rows))
             return piece
 
         monkeypatch.setattr(self.lanes, "take", taking)
