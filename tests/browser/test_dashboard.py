@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -218,17 +219,18 @@ def test_few_partitions_show_their_numbers_and_a_click_shows_how_one_came_to_its
 
 
 def test_messages_of_the_chosen_partition_are_shown_as_they_are(
-    page: Page, client: Client, service: Service
+    page: Page, client: Client, service: Service, tmp_path: Path
 ) -> None:
     client.create_queue("flights", 1)
     markup = "<img src=x onerror=\"document.title='run'\">"
     precise = b'{"id": 12345678901234567890}'
+    large = json.dumps({"items": [f"screw {number}" for number in range(800)]}).encode()
     with Publisher("flights", url=service.url) as publisher:
         publisher.publish(b'{"total":3}', "customer-1", {"trace": "t-1"})
         publisher.publish(precise, "customer-2")
         publisher.publish(b"\xff\x00", None)
         publisher.publish(markup.encode(), "k")
-        publisher.publish(b"x" * 5000, "k")
+        publisher.publish(large, "k")
         for number in range(30):
             publisher.publish(f"order {number}".encode(), "k")
     go(page, "flights")
@@ -236,9 +238,32 @@ def test_messages_of_the_chosen_partition_are_shown_as_they_are(
     click(page, "Oldest")
     eventually(lambda: "The log holds positions 0 up to 35." in page.text(".detail"))
     # What JavaScript would change is left as it is.
-    for words in ('"total": 3', "trace t-1", precise.decode(), "/wA=", markup, "cut after 2,000"):
+    cut = f"The first 10,000 of {len(large):,} bytes."
+    for words in ('"total": 3', "trace t-1", precise.decode(), "ff 00", markup, cut):
         assert words in page.text(".messages")
     assert page.run("document.title") == "flights · Counterpoise"
+    # All of a long one, as text, in hex, in the clipboard and in a file.
+    fifth = "document.querySelectorAll('.messages li')[4]"
+    press_of = f"[...{fifth}.querySelectorAll('button')].find((one) => one.innerText === "
+
+    def value() -> str:
+        return str(page.run(f"{fifth}.querySelector('pre').textContent"))
+
+    page.act(f"{press_of}'Whole')", "it.click()")
+    eventually(lambda: value() == json.dumps(json.loads(large), indent=2))
+    page.act(f"{press_of}'Hex')", "it.click()")
+    assert value().startswith(
+        '000000  7b 22 69 74 65 6d 73 22 3a 20 5b 22 73 63 72 65  {"items": ['
+    )
+    page.act(f"{press_of}'Text')", "it.click()")
+    page.run("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    page.act(f"{press_of}'Copy')", "it.click()")
+    eventually(lambda: "Copied." in page.run(f"{fifth}.innerText"))
+    assert page.run("copied") == large.decode()
+    page.ask("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    page.act(f"{press_of}'Save')", "it.click()")
+    saved = tmp_path / "flights-0-4.json"
+    eventually(lambda: saved.exists() and saved.read_bytes() == large)
     shown = "document.querySelectorAll('.messages li').length"
     assert page.run(shown) == 20
     click(page, "Later")
@@ -247,12 +272,87 @@ def test_messages_of_the_chosen_partition_are_shown_as_they_are(
     fill(page, "#look-at", "34")
     page.act("document.querySelector('.detail form')", "it.requestSubmit()")
     eventually(lambda: page.run(shown) == 1)
+    # Those that are published at the end of the list or later are none yet.
+    fill(page, "#look-since", "2099-01-01T00:00:00")
+    page.act("document.querySelector('.detail form')", "it.requestSubmit()")
+    eventually(lambda: "No message from there on." in page.text(".detail"))
+    fill(page, "#look-for", "key:k ORDER")
+    click(page, "Oldest")
+    eventually(lambda: "30 of 35 messages match." in page.text(".detail"))
+    assert "total" not in page.text(".messages")
+    fill(page, "#look-for", "key:k newest")
+    click(page, "Follow")
+    eventually(lambda: "Follows" in page.text(".detail"))
     with Publisher("flights", url=service.url) as publisher:
+        publisher.publish(b"the newest", "other")
         publisher.publish(b"the newest", "k")
+    eventually(lambda: "1 message so far" in page.text(".detail"))
+    assert page.run(shown) == 1
     click(page, "Newest")
-    eventually(lambda: "the newest" in page.text(".messages"))
+    eventually(lambda: "1 of 37 messages matches." in page.text(".detail"))
+    assert page.run("document.querySelector('[aria-pressed]').ariaPressed") == "false"
     assert client.flows("flights") == []
     assert client.partitions("flights")[0].position is None
+
+
+def test_a_filter_and_a_time_find_messages_and_values_read_as_what_they_are(page: Page) -> None:
+    def call(module: str, expression: str) -> Any:
+        return page.run(f"import('/dashboard/{module}.js').then(async (it) => {expression})")
+
+    messages = [
+        {"key": "c-1", "headers": {"trace": "t-1"}, "value": "an Order"},
+        {"key": "c-11", "headers": {}, "value": "order c-1"},
+        {"key": None, "headers": None, "value_base64": "/wA="},
+    ]
+    for words, matching in (
+        ("", None),
+        ("order", [0, 1]),
+        ("key:c-1", [0]),
+        ("c-1", [0, 1]),
+        ("header:trace", [0]),
+        ("header:trace=t-1 ORDER", [0]),
+        ("header:trace=t", []),
+        ("header:toString", []),
+        ('"an order"', [0]),
+        ('header:"trace=t-1"', [0]),
+        ("order key:c-2", []),
+    ):
+        found = call(
+            "finding",
+            f"{{ const matches = it.filterOf({json.dumps(words)}); return matches && "
+            f"{json.dumps(messages)}.flatMap((one, place) => matches(one) ? [place] : []); }}",
+        )
+        assert found == matching, words
+    # Of a log with holes; the last message has no time.
+    log = [[3, 10], [4, 20], [9, 20], [12, 30], [13, None]]
+    for time, position in ((0, "3"), (10, "3"), (11, "4"), (20, "4"), (21, "10"), (31, "13")):
+        found = call(
+            "finding",
+            f"{{ const log = {json.dumps(log)}; return it.firstSince({time}, async (from) => {{"
+            " const [at, when] = log.find(([at]) => at >= Number(from)) ?? [];"
+            " const message = at === undefined ? null : { position: String(at),"
+            " published_at: when === null ? null : new Date(when).toISOString() };"
+            " return { start: '3', end: '14', message }; }); }",
+        )
+        assert found == position, time
+    for value, kind, text in (
+        ('{"a":[1]}', "JSON", '{\n  "a": [\n    1\n  ]\n}'),
+        ('{"a": 1, "a": 2}', "JSON", '{"a": 1, "a": 2}'),
+        ("{not", "text", "{not"),
+        ("3", "text", "3"),
+    ):
+        shown = json.dumps({"value": value, "size_bytes": len(value)})
+        assert call("values", f"it.readable({shown})") == {"text": text, "kind": kind}, value
+    cut = json.dumps({"value": "[1]", "size_bytes": 4})
+    assert call("values", f"it.readable({cut}).kind") == "text"
+    binary = json.dumps({"value_base64": "/wA=", "size_bytes": 2, "position": "7"})
+    assert call("values", f"it.readable({binary})") == {
+        "text": "000000  ff 00  ··",
+        "kind": "binary",
+    }
+    assert call("values", f"it.fileName('flights', 0, {binary})") == "flights-0-7.bin"
+    lines = [call("values", f"it.isLong('x\\n'.repeat({n}) + 'x')") for n in (11, 12)]
+    assert lines == [False, True]
 
 
 def test_a_narrow_window_shows_the_consumers_before_the_partitions(
