@@ -13,6 +13,7 @@ import { Moving } from "./moving.js";
 import { waits } from "./partition.js";
 import * as pausing from "./pausing.js";
 import { handoffs, held as heldBy } from "./plan.js";
+import { change } from "./settings.js";
 import * as shaping from "./shaping.js";
 import { Timeline, withMoves } from "./timeline.js";
 import { clock, doing, duration, letters, number, plural, rate, short, trigger } from "./words.js";
@@ -55,7 +56,7 @@ export class QueuePage {
     this.resume = act("Resume", pausing.resumeQueue);
     this.resume.hidden = true;
     this.actions = make("div", { class: "actions", hidden: !this.mayChange && "" },
-      this.resize, this.pause, this.resume, act("Rebalance now", actions.rebalance), act("Set positions", actions.positions), this.mirror, act("Delete", shaping.remove));
+      this.resize, this.pause, this.resume, act("Rebalance now", actions.rebalance), act("Set positions", actions.positions), act("Settings", change), this.mirror, act("Delete", shaping.remove));
     this.waiting = make("p", { class: "soft" }, "Loading…");
     this.element = make("div", { class: "queue", "aria-busy": "true" },
       make("a", { class: "back", href: "#" }, "← All queues"),

@@ -123,9 +123,9 @@ def test_what_is_not_loaded_yet_is_said_to_be_loading_and_its_buttons_wait(
         assert page.text(".headline") == "Loading…"
         for words in ("None is bound.", "Nothing yet."):
             assert words not in page.text("#main")
-        assert page.run(buttons) == [True] * 5
+        assert page.run(buttons) == [True] * 6
     eventually(lambda: "Ready" in page.text(".headline"))
-    assert page.run(buttons) == [False] * 5
+    assert page.run(buttons) == [False] * 6
     assert "Loading" not in page.text("#main")
     page.act("document.querySelector('.back')", "it.click()")
     # Only the next document says that it is loading.
@@ -630,10 +630,29 @@ def test_an_administrator_creates_and_deletes_a_queue_and_finds_both_in_the_audi
     fill(page, "#act-name", "flights")
     fill(page, "#act-count", "3")
     eventually(lambda: "3 partitions on the built-in log" in page.text(".preview"))
+    fill(page, "#act-consumers", "spark")
+    fill(page, "#act-hours", "0.5")
+    eventually(lambda: "stay for 30 min, and at most 1 GiB" in page.text(".preview"))
     submit(page)
     eventually(lambda: [one.name for one in client.queues()] == ["flights"])
+    created = client.queue("flights")
+    assert (created.max_handoff_time, created.raw["retention_seconds"]) == (30, 1800)
+    assert created.ordered_resize
     go(page, "flights")
     eventually(lambda: len(labels(page)) == 3)
+    page.act("document.querySelector('.cell')", "it.click()")
+    eventually(lambda: "last commit\nnone yet" in page.text(".detail dl"))
+    click(page, "Settings")
+    eventually(lambda: page.text(".preview") == "Nothing changes.")
+    assert is_off(page)
+    fill(page, "#act-max_handoff_time", "12.5")
+    fill(page, "#act-retention_seconds", "2")
+    eventually(lambda: "(hours): 30 min → 2 h." in page.text(".preview"))
+    submit(page)
+    eventually(lambda: client.queue("flights").max_handoff_time == 12.5)
+    changed = client.queue("flights").raw
+    keeps = {"max_handoff_time": 12.5, "retention_seconds": 7200, "revision": changed["revision"]}
+    assert changed == {**created.raw, **keeps}
     click(page, "Delete")
     eventually(lambda: "All messages are processed" in page.text(".preview"))
     assert page.run(off)
@@ -643,8 +662,61 @@ def test_an_administrator_creates_and_deletes_a_queue_and_finds_both_in_the_audi
     # The answer leads to the list.
     eventually(lambda: "There is none yet" in page.text("#main"))
     page.act("document.querySelector('#audit')", "it.click()")
-    eventually(lambda: audited(page) == ["delete queue", "create queue"])
+    eventually(lambda: audited(page) == ["delete queue", "change queue", "create queue"])
     assert violations(page) == []
+
+
+def test_settings_are_read_as_people_give_them_and_only_changes_are_sent(page: Page) -> None:
+    def call(expression: str) -> Any:
+        return page.run(f"import('/dashboard/settings.js').then((it) => {expression})")
+
+    new = {
+        "name": "flights",
+        "count": 8,
+        "consumers": "python",
+        "log": " ",
+        "ordered": True,
+        "hours": 24,
+        "gib": 1,
+    }
+    served = {"partition_count": 8, "max_handoff_time": 3}
+    own = {"retention_seconds": 86400, "retention_bytes": 2**30}
+    kafka = "kafka://host:9092/flights"
+    for given, content in (
+        ({}, {**served, **own, "ordered_resize": True}),
+        ({"ordered": False}, {**served, **own, "ordered_resize": False}),
+        ({"gib": 0.1}, {**served, **own, "retention_bytes": 107374182, "ordered_resize": True}),
+        ({"log": kafka}, {**served, "log": kafka}),
+        ({"log": kafka, "count": "none"}, {"max_handoff_time": 3, "log": kafka}),
+        ({"log": kafka, "ordered": False}, {**served, "log": kafka, "ordered_resize": False}),
+        ({"name": ""}, None),
+        ({"count": "none"}, None),
+        ({"count": 1.5}, None),
+        ({"hours": -1}, None),
+    ):
+        values = json.dumps({**new, **given}).replace('"none"', "NaN")
+        created = call(f"it.creationOf({values}).content ?? null")
+        assert created == (content and {"name": "flights", **content}), given
+    queue = {
+        "max_concurrent_handoffs": None,
+        "retention_seconds": 100,
+        "retention_bytes": 1001,
+        "ordered_resize": True,
+        "rebalance_delay": 5,
+    }
+    for fields, changed in (
+        # As the fields show them.
+        ({"retention_seconds": 100 / 3600, "retention_bytes": 1001 / 2**30}, {}),
+        ({"max_concurrent_handoffs": "none", "ordered_resize": True, "rebalance_delay": 5}, {}),
+        ({"max_concurrent_handoffs": 2}, {"max_concurrent_handoffs": 2}),
+        ({"ordered_resize": False}, {"ordered_resize": False}),
+        ({"rebalance_delay": 0}, {"rebalance_delay": 0}),
+        ({"rebalance_delay": "none"}, None),
+        ({"max_concurrent_handoffs": 1.5}, None),
+    ):
+        values = json.dumps(fields).replace('"none"', "NaN")
+        found = call(f"it.changesOf({json.dumps(queue)}, {values})")
+        assert (None if "wrong" in found else found["content"]) == changed, fields
 
 
 def test_the_end_of_a_queue_that_was_left_leaves_the_next_page_alone(
