@@ -4,7 +4,7 @@
 import { ask, labelled, NOTHING, readAgain } from "./actions.js";
 import { call, pathOf } from "./calls.js";
 import { lagOf } from "./measured.js";
-import { number, plural } from "./words.js";
+import { plural } from "./words.js";
 
 /** Mirrors the positions of a queue on Kafka into a consumer group, or no longer. */
 export function mirror({ queue }, needsKey) {
@@ -70,6 +70,14 @@ export function merge({ queue, partitions }, each, needsKey) {
   });
 }
 
+/** What this position of one partition would change, in lines of a preview. */
+export async function foreseen(queue, partition, at, key) {
+  const content = { positions: { [partition]: at } };
+  const { partitions: [would] } = await call("POST", pathOf(queue.name) + "/positions?dry_run=true", { content, key });
+  return ["Its owner continues under a new epoch.", readAgain(would.read_again),
+    ...(would.skipped ? [`!At most ${plural(would.skipped, "message")} would never be read.`] : [])];
+}
+
 /** Sets the position of one partition. */
 export function position({ queue }, each, needsKey) {
   const path = pathOf(queue.name) + "/positions";
@@ -81,10 +89,7 @@ export function position({ queue }, each, needsKey) {
       const now = `The position is ${each.position ?? "not set"}, the end of the log ${each.end ?? "not known"}.`;
       if (!values.at.trim() || values.at.trim() === each.position) return NOTHING(now);
       if (needsKey && !key) return NOTHING(now, "Give the key to see what would be read again or skipped.");
-      const { partitions: [would] } = await call("POST", path + "?dry_run=true", { content: content(values), key });
-      return [now, "Its owner continues under a new epoch.",
-        readAgain(would.read_again),
-        ...(would.skipped ? [`!At most ${number(would.skipped)} messages would never be read.`] : [])];
+      return [now, ...await foreseen(queue, each.partition, values.at.trim(), key)];
     },
     act: (values, key) => call("POST", path, { content: content(values), key }),
   });

@@ -469,8 +469,12 @@ def test_a_queue_that_is_ready_shows_what_its_consumers_report(
     page: Page, client: Client, service: Service
 ) -> None:
     client.create_queue("flights", 2, rebalance_delay=0)
+    with Publisher("flights", url=service.url) as publisher:
+        for number in range(10):
+            publisher.publish(f"order {number}".encode(), "k")
     with Flow("flights", url=service.url, client_name="first", lease_seconds=60) as flow:
         eventually(lambda: len(flow.partitions) == 2)
+        flow.commit({1: "7"})
         poison = Condition("quarantined", "at 7: <b>ValueError</b>", 1, flow.partitions[1].epoch)
         flow.report([poison])
         eventually(lambda: any("1 quarantined (Ready)" in one for one in rows(page)))
@@ -481,6 +485,24 @@ def test_a_queue_that_is_ready_shows_what_its_consumers_report(
         first, second = labels(page)
         assert "quarantined" not in first
         assert second.endswith("quarantined: at 7: <b>ValueError</b>")
+        click(page, "Show")
+        eventually(lambda: "order 7" in page.text(".messages"))
+        assert page.text(".detail h3") == "Partition 1"
+        for button, said, position in (
+            ("Try again", "No message would be read again.", "7"),
+            ("Skip", "At most 1 message would never be read.", "8"),
+        ):
+            before = client.partitions("flights")[1].epoch
+            flow.report([Condition("quarantined", poison.text, 1, before)])
+            eventually(lambda: "at 7" in page.text(".conditions"))
+            click(page, button)
+            eventually(lambda said=said: said in page.text(".preview"))
+            assert "It has the key k and 7 bytes." in page.text(".preview")
+            submit(page)
+            eventually(lambda before=before: client.partitions("flights")[1].epoch == before + 1)
+            assert client.partitions("flights")[1].position == position
+            # The consumer hears of the new epoch.
+            eventually(lambda before=before: flow.partitions[1].epoch == before + 1)
         flow.report([])
         eventually(lambda: page.text(".headline .status") == "Ready")
         # The page asks for the status and for the conditions each by itself.
