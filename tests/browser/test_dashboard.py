@@ -141,6 +141,16 @@ def test_a_rate_that_is_not_known_has_its_reason(page: Page, client: Client) -> 
     client.create_queue("flights", 2, log="pulsar://127.0.0.1/flights")
     reason = "the log does not say"
     eventually(lambda: any(row.count(reason) == 2 for row in rows(page)))
+    # In a narrow window its word stays whole.
+    page.width(400)
+    parts = page.run(
+        "(() => { const cell = [...document.querySelectorAll('.queues td')].at(-1);"
+        " cell.textContent = 'measuring'; const words = document.createRange();"
+        " words.selectNodeContents(cell); const parts = words.getClientRects().length;"
+        " return cell.scrollWidth > cell.clientWidth ? 0 : parts; })()"
+    )
+    assert parts == 1
+    page.width(1200)
     go(page, "flights")
     eventually(lambda: page.text(".figures").count(reason) == 2)
     assert "lag\nnot known" in page.text(".figures")
