@@ -213,9 +213,7 @@ class Worker:
 
     def _take(self, wait_seconds: float) -> Piece | KeyedPiece | Due | None:
         piece = self._lanes.take(None if self._handle is not None else self._most, wait_seconds)
-        if piece is not None and not self._watchdog.may_work():
-            # The view may be out of date. The look-out goes on when it is current again.
-            self._lanes.pause(True)
+        if piece is not None and not self._may_go_on(piece.lane):
             if isinstance(piece, Due):
                 self._lanes.give_back(piece)
             elif isinstance(piece, KeyedPiece):
@@ -248,7 +246,11 @@ class Worker:
         if not lane.grant.open or lanes.paused or lanes.closed:
             return False
         if not self._watchdog.may_work():
+            # The view may be out of date. The look-out goes on when it is current again.
             lanes.pause(True)
+            return False
+        if lane.owned.lost:
+            lanes.follow()  # the look-out is on its way here
             return False
         return True
 
@@ -535,7 +537,7 @@ class Worker:
         try:
             while (now := lease_time()) < until and self._may_go_on(lane):
                 one = table.due(now)
-                if one is None or lane.quarantined or lane.owned.lost:
+                if one is None or lane.quarantined:
                     break
                 self._begin(lane, one.place.position)
                 yield from self._redeliver(lane, table, one)
