@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import threading
 import warnings
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
@@ -140,6 +141,10 @@ def served_by(handler: Handler) -> Callable[[Endpoint], Endpoint]:
     return mark
 
 
+# Services in threads of one process share the routes.
+_COMPLETING = threading.Lock()
+
+
 class Route(APIRoute):
     """Checks the path, then the caller's role, then the query's names; then it awaits the body, and
     serves.
@@ -157,10 +162,12 @@ class Route(APIRoute):
         self._rest: Callable[[], None] | None = partial(self._describe, endpoint, options)
 
     def complete(self) -> None:
-        """Make FastAPI's part of the route, once. Not while calls are served in another thread."""
+        """Make FastAPI's part of the route, once."""
         if self._rest is not None:
-            self._rest()
-            self._rest = None
+            with _COMPLETING:
+                if self._rest is not None:
+                    self._rest()
+                    self._rest = None
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request that is for this route."""
