@@ -41,8 +41,6 @@ from broker.store.measurements import MeasurementStore
 from broker.store.mirrors import MirrorStore
 from broker.store.trims import End, Fence, TrimStore
 
-# Of partitions: the epoch, and the last committed position.
-
 
 class Stored(NamedTuple):
     """The epoch of a partition, its position, and what is done above that; None: nothing (the
@@ -54,6 +52,7 @@ class Stored(NamedTuple):
     done_above: str | None = None
 
 
+# By the number of the partition.
 Positions = Mapping[int, Stored]
 
 

@@ -162,8 +162,8 @@ def test_deleting(api: httpx.Client) -> None:
 def test_every_call_on_an_unknown_queue_is_refused(
     refusing: httpx.Client, method: str, path: str, body: dict[str, Any] | None
 ) -> None:
-    sent = {} if body is None else {"json": body}
-    response = refusing.request(method, f"/queues/none{path}", **sent)
+    content: Any = {} if body is None else {"json": body}
+    response = refusing.request(method, f"/queues/none{path}", **content)
     problem(response, 404, "queue_not_found")
 
 

@@ -284,7 +284,8 @@ written_partitions AS (
         deadline = excluded.deadline, handoff_since = excluded.handoff_since,
         warm = excluded.warm, warmed_by = excluded.warmed_by,
         warmed_epoch = excluded.warmed_epoch, position = excluded.position,
-        done_above = excluded.done_above, seq = excluded.seq, cut = excluded.cut, cut_reached = excluded.cut_reached
+        done_above = excluded.done_above, seq = excluded.seq,
+        cut = excluded.cut, cut_reached = excluded.cut_reached
     RETURNING number, epoch, position, done_above
 ),
 
