@@ -19,10 +19,10 @@ junit = $(if $(REPORTS),--junit-xml=$(REPORTS)/$(1).xml)
 # The tests start many processes, and each would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Short tests wait most of their time, so four run at once even on two cores; of the long ones, which
-# start several processes each, three. A choice of tests (by -k, a
-# path, --lf) starts sooner in one process. WORKERS=... overrides both; 0 is one process.
-WORKERS ?= $(if $(filter -k% --lf tests/% ./%,$(ARGS)),0,$(if $(filter test-long,$@),3,4))
+# The tests wait much of their time, so three run at once even on two cores; a fourth worker would only
+# collect all tests once more. A choice of tests (by -k, a path, --lf) starts sooner in one process.
+# WORKERS=... overrides both; 0 is one process.
+WORKERS ?= $(if $(filter -k% --lf tests/% ./%,$(ARGS)),0,3)
 # pytest-xdist 3.8 waits for ever for a worker that replaces a crashed one (its issue 1323).
 pytest = $(BIN)/pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 0
 

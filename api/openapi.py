@@ -63,6 +63,8 @@ def all_routes() -> list[BaseRoute]:
 def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
     """The OpenAPI document of these routes, as a JSON-ready mapping."""
     described = [route for route in routes if isinstance(route, Route) and route.include_in_schema]
+    for route in described:
+        route.complete()
     # In the order of the tags; the routes themselves are in the order of use.
     order = [tag["name"] for tag in TAGS]
     described.sort(key=lambda route: order.index(str(route.tags[0])))

@@ -25,6 +25,7 @@ YARDSTICKS = {
     "Y10": "the fenced sink, with a `write` that copies in text, row by row",
     "Y11": "the append of the lake's format itself (`write_deltalake`, `Table.append`)",
     "Y12": "the durable append of the same messages: `publish` and `flush`, in the same run",
+    "Y13": "the CPU of an empty Python (`python -c pass`)",
     "Spark's source": "Spark's own Kafka source: same topic, session, sink and run",
     "noop": "the same micro-batches into Spark's `noop`",
     "P": "a Python loop of 10⁶ additions",

@@ -146,12 +146,19 @@ def _import_less() -> None:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]
     # pydantic would search all installed packages for plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    from importlib import metadata
+
     from pydantic import BaseModel
 
     # FastAPI's models are for the OpenAPI document: they are built when it is asked for.
     BaseModel.model_config["defer_build"] = True
     import_module("fastapi.openapi.models")
     del BaseModel.model_config["defer_build"]
+    # So would APScheduler, for triggers and stores. It gets those of the service (`alarms`).
+    search = metadata.entry_points
+    metadata.entry_points = lambda **_: metadata.EntryPoints()  # type: ignore[assignment]
+    import_module("apscheduler.schedulers.base")
+    metadata.entry_points = search
 
 
 @click.command("migrate")

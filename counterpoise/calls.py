@@ -457,6 +457,8 @@ def _item(item: ReleaseItem | ChildrenItem, *flags: str) -> dict[str, Any]:
     one: dict[str, Any] = {"partition": item.partition, "epoch": item.epoch}
     if item.position is not None:
         one["position"] = item.position
+    if isinstance(item, ReleaseItem) and item.done_above is not None:
+        one["done_above"] = item.done_above
     return one | {name: True for name in flags if getattr(item, name)}
 
 
@@ -488,6 +490,7 @@ def commit(
     body = [
         {"partition": item.partition, "epoch": item.epoch, "position": item.position}
         | ({"reached_cut": True} if item.reached_cut else {})
+        | ({"done_above": item.done_above} if item.done_above is not None else {})
         for item in items
     ]
     return results_call(queue, flow_id, flow_token, "commit", body, seq)

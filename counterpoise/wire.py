@@ -42,6 +42,9 @@ def said(*examples: Any, description: str = "", always: bool = False, **schema: 
 
 # The most partitions that the service names of those for which another one waits.
 MOST_WAITED_FOR = 10
+# Characters of what is done above a position.
+MOST_DONE_ABOVE = 4000
+DONE_ABOVE_PATTERN = r"^[0-9]{1,19}\+[0-9]{1,19}(,[0-9]{1,19}\+[0-9]{1,19})*$"
 # Characters of the reason of a pause.
 MOST_REASON = 200
 MOST_INT32 = 2**31 - 1
@@ -104,6 +107,19 @@ Cut = Annotated[
 ]
 ReachedCut = Annotated[
     bool | None, said(description="With `cut`: everything before it is processed.")
+]
+DoneAboveText = Annotated[
+    str | None,
+    said(
+        "1045+17,3+40",
+        description=(
+            "What is processed above the position: pairs of numbers, of which the first begins at "
+            "its first number and each later one so far behind the end of the one before, and the "
+            "second is how long it is. Left out: nothing."
+        ),
+        maxLength=MOST_DONE_ABOVE,
+        pattern=DONE_ABOVE_PATTERN,
+    ),
 ]
 WaitsFor = Annotated[
     tuple[PartitionNumber, ...] | None,
@@ -258,6 +274,7 @@ class Partition(Message, frozen=True):
     cut: Cut = None
     reached_cut: ReachedCut = None
     waits_for: WaitsFor = None
+    done_above: DoneAboveText = None
 
 
 class PausedPartition(Message, frozen=True):
@@ -652,6 +669,7 @@ class UpdatePartition(Message, frozen=True):
     reached_cut: ReachedCut = None
     waits_for: WaitsFor = None
     paused: Pause | None = None
+    done_above: DoneAboveText = None
 
 
 class Update(Message, frozen=True):
@@ -781,7 +799,9 @@ def _check_place(partition: object, epoch: object, position: object) -> None:
         raise TypeError(f"the position must be a str, not {position!r}")
 
 
-Position: TypeAlias = tuple[int, int, str] | tuple[int, int, str, bool]
+Position: TypeAlias = (
+    tuple[int, int, str] | tuple[int, int, str, bool] | tuple[int, int, str, bool, str | None]
+)
 """The fields of a `CommitItem`."""
 
 
@@ -789,12 +809,14 @@ class CommitItem(Struct, frozen=True):
     """Processed up to `position` (the next to read) under `epoch`.
 
     `reached_cut`: that is at the partition's cut or past it, which the view does not say yet.
+    `done_above`: what is processed above it, None: nothing.
     """
 
     partition: int
     epoch: int
     position: str
     reached_cut: bool = False
+    done_above: str | None = None
 
     def __post_init__(self) -> None:
         _check_place(self.partition, self.epoch, self.position)
@@ -805,13 +827,15 @@ class CommitItem(Struct, frozen=True):
     def fields(self) -> Position:
         """What a flow's `commit` takes."""
         place = self.partition, self.epoch, self.position
+        if self.done_above is not None:
+            return (*place, self.reached_cut, self.done_above)
         return (*place, True) if self.reached_cut else place
 
 
 class ReleaseItem(Struct, frozen=True):
     """Release a partition, and commit `position` with it if there is one.
 
-    `finished`: a retiring partition was drained to its end.
+    `finished`: a retiring partition was drained to its end. `done_above` goes with the position.
     """
 
     partition: int
@@ -819,6 +843,7 @@ class ReleaseItem(Struct, frozen=True):
     position: str | None = None
     finished: bool = False
     reached_cut: bool = False
+    done_above: str | None = None
 
     def __post_init__(self) -> None:
         _check_place(self.partition, self.epoch, self.position)

@@ -114,6 +114,14 @@ export class Cells {
       ...(each.paused ? [`paused ${paused(each.paused)}`] : []), ...(marks ? [`waits ${marks}`] : []), ...(trouble ? [trouble] : [])].join(", ");
   }
 
+  /** Chooses a partition and shows the message at this position. */
+  open(partition, position) {
+    this.#choose(partition);
+    if (this.chosen === null || this.detail.hidden) return;
+    this.messages.element.scrollIntoView({ block: "nearest" });
+    this.messages.at(position);
+  }
+
   #choose(partition) {
     this.chosen = partition;
     const each = this.#partition();

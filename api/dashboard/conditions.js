@@ -2,7 +2,8 @@
  *  work, and what the numbers show. */
 
 import { get } from "./calls.js";
-import { make, set } from "./dom.js";
+import { keyed, make, set } from "./dom.js";
+import { poisonOf } from "./quarantine.js";
 import { clock, number, plural } from "./words.js";
 
 const MOST_SHOWN = 8;
@@ -50,22 +51,33 @@ export function troubles(conditions) {
 
 /** The list of a queue's conditions; hidden without any. */
 export class Conditions {
-  constructor() {
+  /** `tools`: what may be done about a message in quarantine, by the title of its button. */
+  constructor(tools) {
+    this.tools = tools;
     this.list = make("ul");
+    this.more = make("p", { class: "soft" });
     this.element = make("section", { class: "conditions", "aria-label": "Conditions", hidden: "" },
-      make("h3", {}, "What consumers report"), this.list);
+      make("h3", {}, "What consumers report"), this.list, this.more);
   }
 
   show({ conditions, queue }) {
     this.element.hidden = conditions.length === 0;
-    const lines = conditions.slice(0, MOST_SHOWN).map((each) => {
+    const shown = conditions.slice(0, MOST_SHOWN);
+    const create = (each) => {
+      const line = make("li", {}, make("b", {}, word(each.kind)), make("span"));
+      line.append(make("span", { class: "tools" }, poisonOf(each) === null ? [] : this.tools.map(({ title, act }) =>
+        make("button", { class: "small", onclick: () => act(line.condition) }, title))));
+      return line;
+    };
+    // A report of another message is another line: a button acts on what stands beside it.
+    keyed(this.list, shown, (each) => `${each.kind} ${each.flow_id} ${each.partition} ${poisonOf(each)}`, create, (line, each) => {
+      line.condition = each;
       const where = each.partition === null ? each.client_name : `partition ${each.partition} at ${each.client_name}`;
-      return make("li", {}, make("b", {}, word(each.kind)), ` ${where}, since ${clock(each.since)}: ${each.text}`);
+      set(line.children[1], "text", ` ${where}, since ${clock(each.since)}: ${each.text} `);
     });
     const all = Object.values(queue.conditions ?? {}).reduce((sum, count) => sum + count, 0);
-    const more = Math.max(all, conditions.length) - lines.length;
-    if (more > 0) lines.push(make("li", { class: "soft" }, `and ${number(more)} more`));
-    this.list.replaceChildren(...lines);
+    const more = Math.max(all, conditions.length) - shown.length;
+    set(this.more, "text", more > 0 ? `and ${number(more)} more` : "");
   }
 }
 

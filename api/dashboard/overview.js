@@ -5,7 +5,7 @@ import { Sparkline } from "./chart.js";
 import { badge, headline } from "./conditions.js";
 import { cells, keyed, make } from "./dom.js";
 import { History, MEASURING } from "./measured.js";
-import { create } from "./shaping.js";
+import { create } from "./settings.js";
 import { Sorting } from "./sorting.js";
 import { duration, number, rate } from "./words.js";
 

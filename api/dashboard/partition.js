@@ -17,6 +17,7 @@ export function waits(each) {
 /** The elements that show one partition of a picture of its queue (`queue.js`). */
 export function inFull(each, { nameOf, measured, troubleOf, history }) {
   const commit = measured.lastCommit(each.partition);
+  const committed = each.position === null ? "none yet" : commit === null ? "before this page was opened" : `${duration((Date.now() - commit) / 1000)} ago`;
   const marks = waits(each), trouble = troubleOf(each);
   return [make("h3", {}, `Partition ${each.partition}`), make("dl", {},
     ...(each.key ? [fact("key", each.key)] : []),
@@ -26,7 +27,7 @@ export function inFull(each, { nameOf, measured, troubleOf, history }) {
     fact("epoch", number(each.epoch)), fact("position", each.position ?? "none yet"),
     fact("end", each.end ?? "not known"), fact("lag", number(each.lag)),
     ...(Number.isFinite(each.lag_seconds) ? [fact("next message", `${duration(each.lag_seconds)} old`)] : []),
-    fact("last commit", commit === null ? "before this page was opened" : `${duration((Date.now() - commit) / 1000)} ago`),
+    fact("last commit", committed),
     ...(each.paused ? [fact("paused", paused(each.paused))] : []),
     ...(marks ? [fact("waits", marks)] : []), ...(trouble ? [fact("reported", trouble)] : [])),
   ...past(each.partition, history)];

@@ -13,6 +13,8 @@ import { Moving } from "./moving.js";
 import { waits } from "./partition.js";
 import * as pausing from "./pausing.js";
 import { handoffs, held as heldBy } from "./plan.js";
+import { poisonOf, skip, tryAgain } from "./quarantine.js";
+import { change } from "./settings.js";
 import * as shaping from "./shaping.js";
 import { Timeline, withMoves } from "./timeline.js";
 import { clock, doing, duration, letters, number, plural, rate, short, trigger } from "./words.js";
@@ -38,7 +40,7 @@ export class QueuePage {
     this.figures = make("dl", { class: "figures" });
     this.facts = make("dl");
     this.cells = new Cells(this.#tools(), new Messages(MAY_READ.includes(session.role)));
-    this.conditions = new Conditions();
+    this.conditions = new Conditions(this.#remedies(MAY_READ.includes(session.role)));
     this.moving = new Moving();
     this.lag = new Chart("Lag", { lag: "lag" });
     this.rates = new Chart("Rates", { published: "published", processed: "processed" }, { rates: true });
@@ -55,7 +57,7 @@ export class QueuePage {
     this.resume = act("Resume", pausing.resumeQueue);
     this.resume.hidden = true;
     this.actions = make("div", { class: "actions", hidden: !this.mayChange && "" },
-      this.resize, this.pause, this.resume, act("Rebalance now", actions.rebalance), act("Set positions", actions.positions), this.mirror, act("Delete", shaping.remove));
+      this.resize, this.pause, this.resume, act("Rebalance now", actions.rebalance), act("Set positions", actions.positions), act("Settings", change), this.mirror, act("Delete", shaping.remove));
     this.waiting = make("p", { class: "soft" }, "Loading…");
     this.element = make("div", { class: "queue", "aria-busy": "true" },
       make("a", { class: "back", href: "#" }, "← All queues"),
@@ -82,6 +84,13 @@ export class QueuePage {
     return [tool("Set its position", shaping.position, () => true),
       tool("Pause it", pausing.pausePartition, (each) => each.state !== "finished"),
       tool("Resume it", pausing.resumePartition, (each) => each.paused !== null), tool("Split", shaping.split, ranged), tool("Merge", shaping.merge, ranged)];
+  }
+
+  /** What may be done about a message in quarantine (`conditions.js`). */
+  #remedies(mayRead) {
+    const remedy = (title, does) => ({ title, act: (condition) => does(this.picture, condition, this.needsKey) });
+    return [...(mayRead ? [{ title: "Show", act: (condition) => this.cells.open(condition.partition, poisonOf(condition)) }] : []),
+      ...(this.mayChange ? [remedy("Try again", tryAgain), remedy("Skip", skip)] : [])];
   }
 
   /** The first picture is there: what waited for it can be used. */

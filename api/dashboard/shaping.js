@@ -1,32 +1,10 @@
-/** What administrators do to queues as such and to single partitions: create, mirror, delete, split,
- *  merge, and one partition's position. */
+/** What administrators do to queues as such and to single partitions: mirror, delete, split, merge,
+ *  and one partition's position. */
 
 import { ask, labelled, NOTHING, readAgain } from "./actions.js";
 import { call, pathOf } from "./calls.js";
 import { lagOf } from "./measured.js";
-import { number, plural } from "./words.js";
-
-const NAME = /^[A-Za-z0-9._-]{1,200}$/;
-
-/** Creates a queue on the built-in log, with the default settings. */
-export function create(needsKey) {
-  ask({
-    title: "Create a queue", button: "Create", needsKey,
-    fields: {
-      name: labelled("Name", { required: "", autocomplete: "off", spellcheck: "false" }),
-      count: labelled("Partitions", { type: "number", min: 1, max: 4096, value: 8, required: "" }),
-      ordered: labelled("Keep the order of each key across resizes", { type: "checkbox", checked: "" }),
-    },
-    preview: ({ name, count }) => {
-      if (!NAME.test(name)) return NOTHING("A name has 1 to 200 letters, digits, dots, hyphens and underscores.");
-      if (!Number.isInteger(count) || count < 1) return NOTHING("!Give a whole number of partitions from 1 on.");
-      return [`${plural(count, "partition")} on the built-in log, without an owner until a consumer binds.`,
-        "Other logs, times and dynamic partitions: counterpoise queues create --help"];
-    },
-    act: ({ name, count, ordered }, key) =>
-      call("POST", "/queues", { content: { name, partition_count: count, ordered_resize: ordered }, key }),
-  });
-}
+import { plural } from "./words.js";
 
 /** Mirrors the positions of a queue on Kafka into a consumer group, or no longer. */
 export function mirror({ queue }, needsKey) {
@@ -92,6 +70,14 @@ export function merge({ queue, partitions }, each, needsKey) {
   });
 }
 
+/** What this position of one partition would change, in lines of a preview. */
+export async function foreseen(queue, partition, at, key) {
+  const content = { positions: { [partition]: at } };
+  const { partitions: [would] } = await call("POST", pathOf(queue.name) + "/positions?dry_run=true", { content, key });
+  return ["Its owner continues under a new epoch.", readAgain(would.read_again),
+    ...(would.skipped ? [`!At most ${plural(would.skipped, "message")} would never be read.`] : [])];
+}
+
 /** Sets the position of one partition. */
 export function position({ queue }, each, needsKey) {
   const path = pathOf(queue.name) + "/positions";
@@ -103,10 +89,7 @@ export function position({ queue }, each, needsKey) {
       const now = `The position is ${each.position ?? "not set"}, the end of the log ${each.end ?? "not known"}.`;
       if (!values.at.trim() || values.at.trim() === each.position) return NOTHING(now);
       if (needsKey && !key) return NOTHING(now, "Give the key to see what would be read again or skipped.");
-      const { partitions: [would] } = await call("POST", path + "?dry_run=true", { content: content(values), key });
-      return [now, "Its owner continues under a new epoch.",
-        readAgain(would.read_again),
-        ...(would.skipped ? [`!At most ${number(would.skipped)} messages would never be read.`] : [])];
+      return [now, ...await foreseen(queue, each.partition, values.at.trim(), key)];
     },
     act: (values, key) => call("POST", path, { content: content(values), key }),
   });

@@ -276,7 +276,7 @@ async def commit(
     Each item is fenced by its epoch: a stale one changes nothing and does not affect the others.
     """
     items = [
-        c.CommitItem(item.partition, item.epoch, item.position, item.reached_cut)
+        c.CommitItem(item.partition, item.epoch, item.position, item.reached_cut, item.done_above)
         for item in body.partitions
     ]
     done = await broker_of(request).commits.commit(flow_of(request), body.seq, items)
@@ -300,7 +300,14 @@ async def release(
     partition of a draining flow.
     """
     items = [
-        c.ReleaseItem(item.partition, item.epoch, item.position, item.finished, item.reached_cut)
+        c.ReleaseItem(
+            item.partition,
+            item.epoch,
+            item.position,
+            item.finished,
+            item.reached_cut,
+            item.done_above,
+        )
         for item in body.partitions
     ]
     done = await broker_of(request).flows.release(flow_of(request), body.seq, items)

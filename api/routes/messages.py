@@ -13,13 +13,12 @@ from api.routes.queues import ON_A_QUEUE
 from api.routing import Name, Route, broker_of, whole
 from api.schemas import common
 from api.security import allow
+from broker.calls.messages import LOOK_BYTES
 from broker.core.access import Right
 from counterpoise import wire
 
 ROUTER = APIRouter(prefix="/v1/queues", route_class=Route, tags=["Queues"])
-# A look is for a person: 1 MB of values at most.
 MOST_MESSAGES = 100
-MOST_BYTES = 10_000
 
 
 @ROUTER.get(
@@ -47,9 +46,9 @@ async def messages(
     max_bytes: Annotated[
         int,
         Ge(0),
-        Le(MOST_BYTES),
+        Le(LOOK_BYTES),
         BeforeValidator(whole),
-        Query(description="The most bytes of each value."),
+        Query(description="The most bytes of each value; above 10,000 there are fewer messages."),
     ] = 1000,
 ) -> wire.ShownMessages:
     """Messages that are in the log of the queue, of one partition. Nothing is bound or committed.

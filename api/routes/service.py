@@ -112,6 +112,10 @@ def share_answers(app: FastAPI) -> None:
     state.readiness = Cached(readiness, READY_SECONDS)
 
     async def description() -> bytes:
+        for route in app.routes:
+            if isinstance(route, Route):
+                route.complete()
+                await asyncio.sleep(0)
         # In a thread: it takes longer than other calls should wait.
         return await asyncio.to_thread(lambda: orjson.dumps(app.openapi()))
 

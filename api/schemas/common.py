@@ -77,6 +77,8 @@ _LIMITS = {
     "maxLength": "max_length",
     "pattern": "pattern",
 }
+_HINTS = get_type_hints(Queue, include_extras=True)
+_WORDS = described(Queue)[1]
 
 
 def like(setting: str, part: Literal["words", "limits"] | None = None) -> Any:
@@ -86,12 +88,12 @@ def like(setting: str, part: Literal["words", "limits"] | None = None) -> Any:
     on null, is left out.
     """
     metas, may_be_null = [], False
-    found = [get_type_hints(Queue, include_extras=True)[setting]]
+    found = [_HINTS[setting]]
     for one in found:
         metas += [meta for meta in getattr(one, "__metadata__", ()) if isinstance(meta, Meta)]
         may_be_null |= one is type(None)
         found += [inner for inner in get_args(one) if not isinstance(inner, Meta)]
-    words = described(Queue)[1][setting]
+    words = _WORDS[setting]
     if part is None and may_be_null:
         words = words.partition(" Null")[0]
     known = {
@@ -117,4 +119,6 @@ def left_out(**options: Any) -> Any:
 
 
 class RequestModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    """Built with the route that takes it (`api.routing`), not at the import."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)

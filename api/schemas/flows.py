@@ -14,7 +14,7 @@ from api.schemas.common import (
 )
 from broker.core.errors import Invalid
 from broker.core.model import DEFAULT_WEIGHT, MOST_PARTITIONS, MOST_WEIGHT
-from counterpoise.wire import MOST_INT64
+from counterpoise.wire import DONE_ABOVE_PATTERN, MOST_DONE_ABOVE, MOST_INT64
 
 Name = Annotated[
     str, StringConstraints(min_length=1, max_length=200, pattern=TEXT_PATTERN), Field()
@@ -28,6 +28,15 @@ Sequence = Annotated[
     ),
 ]
 
+DoneAbove = Annotated[
+    Annotated[str, StringConstraints(max_length=MOST_DONE_ABOVE, pattern=DONE_ABOVE_PATTERN)]
+    | None,
+    Field(
+        description="What is processed above the position; goes with it. Null: nothing, also "
+        "nothing of what was committed before.",
+        examples=["1045+17,3+40"],
+    ),
+]
 SAYS_REACHED = (
     "The position is at the partition's cut or past it, and the view does not say so yet."
 )
@@ -103,6 +112,7 @@ class CommitItem(RequestModel):
     epoch: Epoch
     position: Position
     reached_cut: bool = Field(default=False, description=SAYS_REACHED)
+    done_above: DoneAbove = None
 
 
 class CommitRequest(RequestModel):
@@ -129,6 +139,7 @@ class ReleaseItem(RequestModel):
         description="A retiring partition, or one of a dynamic queue, was processed to its end.",
     )
     reached_cut: bool = Field(default=False, description=SAYS_REACHED)
+    done_above: DoneAbove = None
 
 
 class ReleaseRequest(RequestModel):

@@ -70,7 +70,13 @@ class CommitCalls:
             shown = await coordinator.read(partial(shown_positions, flow_id))
             commits = [
                 PositionCommit(
-                    coordinator.queue_id, flow_id, seq, one.partition, one.epoch, one.position
+                    coordinator.queue_id,
+                    flow_id,
+                    seq,
+                    one.partition,
+                    one.epoch,
+                    one.position,
+                    one.done_above,
                 )
                 for one in items
             ]

@@ -26,7 +26,7 @@ from broker.logs.ports import Bounds, Logs, Positions
 from broker.replica.coordinator import Coordinator
 from broker.replica.store_calls import store_available
 from broker.replica.transaction import Submission
-from broker.store.ports import Act
+from broker.store.ports import Act, Stored
 from counterpoise.logs.numbered import TOO_LARGE, position_number
 
 _log = structlog.get_logger()
@@ -188,9 +188,9 @@ class CutCalls:
         with store_available():
             stored = await self._store.positions(coordinator.queue_id, numbers)
         committed = [
-            c.CommitItem(number, epoch, at)
-            for number, (epoch, at) in stored.items()
-            if at is not None
+            c.CommitItem(number, one.epoch, one.position)
+            for number, one in stored.items()
+            if one.position is not None
         ]
         await self.reached(coordinator, committed)
 
@@ -264,14 +264,12 @@ def _reached(
     )
 
 
-def _cut(
-    bounds: Bounds, number: int, stored: tuple[int, str | None] | None, given: Positions
-) -> c.LogCut:
+def _cut(bounds: Bounds, number: int, stored: Stored | None, given: Positions) -> c.LogCut:
     """The cut of a partition. Nothing before it is left if the log begins at it or past it."""
     start, cut = bounds.starts[number], bounds.cuts[number]
     if int(start) >= int(cut):
         return c.LogCut(number, cut, True)
-    epoch, position = stored or (None, None)
+    epoch, position, _ = stored or (None, None, None)
     is_reached = _number(given.get(number, position)) >= int(cut)
     return c.LogCut(number, cut, is_reached, None if number in given else epoch)
 

@@ -128,7 +128,7 @@ class _Ends:
         start = int(self._bounds.starts.get(number, FIRST))
         position = item.position
         if position is None:
-            _, position = self._stored.get(number, (0, None))
+            position = self._stored[number].position if number in self._stored else None
         at = start if position is None else number_of(self._log, position)
         return at is not None and max(at, start) >= int(self._bounds.ends.get(number, FIRST))
 

@@ -53,7 +53,7 @@ def partitions_in_view(
         is_owner = partition.owner is flow
         if partition.is_let_go if is_owner else (handoff is None or not handoff.warm):
             continue
-        epoch, position = positions.get(number, (None, None))
+        epoch, position, above = positions.get(number, (None, None, None))
         if epoch != partition.epoch:
             return None
         node = nodes.get(number)
@@ -77,6 +77,8 @@ def partitions_in_view(
         )
         if queue.pauses:
             view = replace(view, paused=pause_view(queue.pauses.holding(number)))
+        if above is not None:
+            view = replace(view, done_above=above)
         seen.append(view)
     return seen
 

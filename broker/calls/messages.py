@@ -1,7 +1,8 @@
 """Messages of a partition for people: what is in the log, without owning anything.
 
 The right to consume the queue must have been checked: messages are what consumers may read, and
-a viewer sees queues and not messages.
+a viewer sees queues and not messages. A look is for a person: its values have at most LOOK_BYTES,
+so one that asks for more of each value has fewer messages, and one message is seen whole.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from broker.logs.ports import Logs
 from broker.logs.positions import refuse_invalid
 from counterpoise import wire
 
+LOOK_BYTES = 1_000_000
+
 
 class MessageCalls:
     """Looks at the logs of queues."""
@@ -31,6 +34,8 @@ class MessageCalls:
     ) -> wire.ShownMessages:
         """At most `limit` messages of a partition from a position on, or from its first message.
 
+        Of each at most `max_bytes` of the value; with more than `LOOK_BYTES` in all, there are
+        fewer messages.
         Raises QueueNotFound, Invalid for a partition that the queue does not have or a log that
         the service cannot read, and Unavailable.
         """
@@ -46,7 +51,8 @@ class MessageCalls:
         log = await self._queues.read(name, log_of)
         if position is not None:
             refuse_invalid(log, {"position": position})
-        found = await self._logs.peek(log, partition, position, limit, max_bytes)
+        most = min(limit, max(1, LOOK_BYTES // max(1, max_bytes)))
+        found = await self._logs.peek(log, partition, position, most, max_bytes)
         return wire.ShownMessages(
             partition, found.start, found.end, tuple(map(_shown, found.messages)), found.following
         )

@@ -182,7 +182,7 @@ async def stored_positions(
     ones, whose messages are kept no longer than the others'.
     """
     rows = await store.positions(queue_id, numbers)
-    return {number: position for number, (_, position) in rows.items()}
+    return {number: row.position for number, row in rows.items()}
 
 
 def shown_positions(positions: Mapping[int, str | None]) -> Mapping[str, Any]:

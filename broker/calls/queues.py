@@ -185,7 +185,7 @@ class QueueCalls:
         if given := {number: at for number, at in spec.positions.items() if at is not None}:
             with store_available():
                 stored = await self._store.positions(view.id, [*given])
-            if given != {number: position for number, (_, position) in stored.items()}:
+            if given != {number: one.position for number, one in stored.items()}:
                 raise QueueExists(spec.name)
         return view
 

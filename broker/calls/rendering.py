@@ -192,6 +192,7 @@ def partition_view(queue: Queue, partition: Partition, positions: Positions) -> 
     owner, state = partition.owner, partition.state.value
     if partition.retiring and partition.state is State.OWNED:
         state = "retiring"
+    stored = positions.get(partition.number)
     cut, reached_cut, others = barrier_of(queue, partition.number) or (None, None, None)
     return wire.Partition(
         partition=partition.number,
@@ -199,7 +200,7 @@ def partition_view(queue: Queue, partition: Partition, positions: Positions) -> 
         owner=owner.id if owner else None,
         successor=handoff.successor.id if handoff and handoff.successor else None,
         state=state,
-        position=positions.get(partition.number, (0, None))[1],
+        position=stored.position if stored else None,
         deadline=time_of(handoff.deadline) if handoff else None,
         end=None,
         lag=None,
@@ -211,6 +212,7 @@ def partition_view(queue: Queue, partition: Partition, positions: Positions) -> 
         parents=node.parents if node else None,
         children=children_of(queue, node) if node else None,
         paused=pause_view(queue.pauses.holding(partition.number)),
+        done_above=stored.done_above if stored else None,
     )
 
 

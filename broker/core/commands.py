@@ -52,13 +52,15 @@ class CommitItem(NamedTuple):
     """The position up to which the owner has processed one partition in this epoch.
 
     It changes no assignment, so it becomes no command and goes to the store alone. `reached_cut`:
-    the owner says that the position is at the partition's cut or past it.
+    the owner says that the position is at the partition's cut or past it. `done_above` is stored
+    with the position.
     """
 
     partition: int
     epoch: int
     position: str
     reached_cut: bool = False
+    done_above: str | None = None
 
 
 class ReadyItem(NamedTuple):
@@ -96,10 +98,10 @@ class NewChild(NamedTuple):
 class ReleaseItem(NamedTuple):
     """One partition to let go: the owner has finished what was outstanding of it in this epoch.
 
-    `position` is stored with it; None leaves the last committed one. `reached_cut`: as of a
-    `CommitItem`; `reaches` is the resize whose cut the position does reach. `children` are what the
-    log says comes after a finished partition. `against`: what the log says against the item; it is
-    the outcome, unless another comes first.
+    `position` is stored with it; None leaves the last committed one. `reached_cut`, `done_above`:
+    see `CommitItem`; `reaches` is the resize whose cut the position does reach. `children` are what
+    the log says comes after a finished partition. `against`: what the log says against the item; it
+    is the outcome, unless another comes first.
     """
 
     partition: int
@@ -107,6 +109,7 @@ class ReleaseItem(NamedTuple):
     position: str | None = None
     finished: bool = False
     reached_cut: bool = False
+    done_above: str | None = None
     reaches: int | None = None
     children: tuple[NewChild, ...] = ()
     against: Outcome | None = None

@@ -31,7 +31,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
@@ -341,11 +341,14 @@ def asked(url: str, question: Callable[[Connection], T]) -> T:
 
 @contextmanager
 def _connected(url: str) -> Iterator[Connection]:
-    engine = create_engine(
-        "postgresql+psycopg://", creator=lambda: connect(url), poolclass=NullPool
-    )
-    with engine.connect() as connection:
+    with _engine(url).connect() as connection:
         yield connection
+
+
+@cache
+def _engine(url: str) -> Engine:
+    """Keeps no connection, only what SQLAlchemy has found out about the server."""
+    return create_engine("postgresql+psycopg://", creator=lambda: connect(url), poolclass=NullPool)
 
 
 def _first_line(error: DBAPIError) -> str:

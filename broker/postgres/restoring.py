@@ -176,7 +176,7 @@ SET epoch = greatest(epoch + 1, %(floor)s),
     unowned_since = CASE WHEN state NOT IN ('removed', 'waiting', 'finished') THEN %(now)s END,
     owner = NULL, successor = NULL, deadline = NULL, handoff_since = NULL, warm = NULL,
     next_handed_over = 'orphaned', released_by = NULL, warmed_by = NULL, warmed_epoch = NULL,
-    seq = NULL
+    seq = NULL, done_above = NULL
 """
 _SETTLE_QUEUES = """
 UPDATE counterpoise.queues

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 from apscheduler.job import Job
 from apscheduler.jobstores.base import BaseJobStore, ConflictingIdError, JobLookupError
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from apscheduler.triggers.date import DateTrigger
 
 # When the alarms stop, a call under way may take so long to end, and as long again to clean up.
 END_SECONDS = 1.0
@@ -130,7 +131,8 @@ class SchedulerAlarms:
 
         def again(delay_seconds: float) -> None:
             when = datetime.now(UTC) + timedelta(seconds=delay_seconds)
-            self._scheduler.add_job(ring, "date", run_date=when, id=key, replace_existing=True)
+            trigger = DateTrigger(when, UTC)
+            self._scheduler.add_job(ring, trigger, id=key, replace_existing=True)
 
         again(seconds)
 

@@ -333,7 +333,8 @@ class Transaction:
                 return
             position = known.position if write.position is None else write.position
             seq = known.seq if write.seq is None else write.seq
-            write = replace(write, position=position, seq=seq)
+            above = known.done_above if write.position is None else write.done_above
+            write = replace(write, position=position, seq=seq, done_above=above)
         self._writes[key] = write
 
     def _owns(self, flow_id: str, item: c.ReleaseItem | c.ChildrenItem) -> bool:
@@ -429,4 +430,5 @@ class Transaction:
 
 def _write_of(item: c.ReleaseItem | c.ChildrenItem, flow_id: str, seq: int | None) -> PositionWrite:
     """The position that an item of a release brings."""
-    return PositionWrite(item.partition, item.epoch, flow_id, item.position, seq)
+    above = item.done_above if isinstance(item, c.ReleaseItem) else None
+    return PositionWrite(item.partition, item.epoch, flow_id, item.position, seq, above)

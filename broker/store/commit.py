@@ -44,6 +44,7 @@ from broker.store.ports import (
     Positions,
     PositionSuperseded,
     QueueGone,
+    Stored,
 )
 from broker.store.rows import (
     FlowValues,
@@ -72,6 +73,7 @@ STORED_COMMIT = PreparedStatement(
         .label("stored"),
     ).where(queues.c.id == bindparam("queue"))
 )
+COLUMNS = ("numbers", "epochs", "positions", "done_above")
 _NEW_FLOW_COLUMNS = (*FlowValues._fields, "token_hash", "reason")
 
 
@@ -90,8 +92,8 @@ class PostgresCommits:
             if not row["held"] and (found := await self._stored(commit)) and found["stored"]:
                 return {}
         if row["may"]:
-            columns = (row[name] or () for name in ("numbers", "epochs", "positions"))
-            return {number: (epoch, at) for number, epoch, at in zip(*columns, strict=True)}
+            columns = (row[name] or () for name in COLUMNS)
+            return {number: Stored(*stored) for number, *stored in zip(*columns, strict=True)}
         if not row["held"]:
             found = await self._stored(commit)
             if found is None:
@@ -173,6 +175,7 @@ def _position_changes(commit: Commit, numbers: Sequence[int]) -> Sequence[Mappin
             "release_epoch": write.epoch,
             "release_seq": write.seq,
             "release_position": write.position,
+            "release_done_above": write.done_above,
         }
     for number, position in commit.positions.items():
         changes[number] |= {"is_set": True, "set_position": position}

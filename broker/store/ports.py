@@ -41,8 +41,19 @@ from broker.store.measurements import MeasurementStore
 from broker.store.mirrors import MirrorStore
 from broker.store.trims import End, Fence, TrimStore
 
-# Of partitions: the epoch, and the last committed position.
-Positions = Mapping[int, tuple[int, str | None]]
+
+class Stored(NamedTuple):
+    """The epoch of a partition, its position, and what is done above that; None: nothing (the
+    contract, *Work above the position*).
+    """
+
+    epoch: int
+    position: str | None
+    done_above: str | None = None
+
+
+# By the number of the partition.
+Positions = Mapping[int, Stored]
 
 
 class StoreError(Exception):
@@ -121,7 +132,8 @@ class PositionWrite:
     """A position in a release: written only while `flow_id` owns the partition in this epoch.
 
     `seq` None: written unconditionally; otherwise only if it is higher than the last one in this
-    epoch. `position` None: the position stays, and only the fence applies.
+    epoch. `position` None: the position stays, and only the fence applies. `done_above` goes with
+    the position.
     """
 
     partition: int
@@ -129,6 +141,7 @@ class PositionWrite:
     flow_id: str
     position: str | None
     seq: int | None
+    done_above: str | None = None
 
 
 @dataclass(slots=True)
@@ -249,13 +262,14 @@ class PositionCommit:
     partition: int
     epoch: int
     position: str
+    done_above: str | None = None
 
 
 class PositionOutcomes(NamedTuple):
     """One result for each item; and the epochs and positions of partitions by queue and number."""
 
     results: Sequence[Result | None]
-    positions: Mapping[tuple[str, int], tuple[int, str | None]]
+    positions: Mapping[tuple[str, int], Stored]
 
 
 class NamedFlow(NamedTuple):

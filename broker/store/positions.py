@@ -19,7 +19,7 @@ from broker.core.transitions import State
 from broker.store.bulk import PreparedStatement, any_of
 from broker.store.connections import Connections
 from broker.store.leases import BOUND
-from broker.store.ports import PositionCommit, PositionOutcomes, Positions
+from broker.store.ports import PositionCommit, PositionOutcomes, Positions, Stored
 from broker.store.tables import partitions
 
 COMMIT_POSITIONS = PreparedStatement.read("positions")
@@ -37,9 +37,9 @@ _by_key = select(partitions.c.number).where(
 THERE = PreparedStatement(
     select(*_key.c).join_from(_key, _by_key.limit(literal_column("1")).lateral("found"), true())
 )
-_of_queue = select(partitions.c.number, partitions.c.epoch, partitions.c.position).where(
-    partitions.c.queue_id == bindparam("queue", type_=Text)
-)
+_of_queue = select(
+    partitions.c.number, partitions.c.epoch, partitions.c.position, partitions.c.done_above
+).where(partitions.c.queue_id == bindparam("queue", type_=Text))
 POSITIONS = PreparedStatement(_of_queue.where(any_of(partitions.c.number, "numbers")))
 ALL_POSITIONS = PreparedStatement(_of_queue)
 
@@ -53,7 +53,7 @@ class PostgresPositions:
         self, items: Sequence[PositionCommit], shown: Collection[tuple[str, int]] = ()
     ) -> PositionOutcomes:
         results: list[Result | None] = [None] * len(items)
-        positions: dict[tuple[str, int], tuple[int, str | None]] = {}
+        positions: dict[tuple[str, int], Stored] = {}
         wanted = frozenset(shown)
         in_rounds = rounds(items)
         for places in in_rounds:
@@ -68,7 +68,7 @@ class PostgresPositions:
                 if row["place"] is not None:
                     rows[row["place"] - 1] = row
                 elif (key := (row["queue_id"], row["number"])) in wanted:
-                    positions[key] = (row["epoch"], row["position"])
+                    positions[key] = Stored(row["epoch"], row["position"], row["done_above"])
             locked = await self._locked(some, rows)
             for place, item in enumerate(some):
                 if place not in locked:
@@ -114,7 +114,7 @@ class PostgresPositions:
         else:
             given = {"queue": queue_id, "numbers": partitions}
             found = await self._connections.fetch(POSITIONS, given)
-        return {number: (epoch, position) for number, epoch, position in found}
+        return {number: Stored(*stored) for number, *stored in found}
 
 
 def rounds(items: Sequence[PositionCommit]) -> list[list[int]]:
@@ -145,6 +145,7 @@ def _parameters(
         "epochs": [item.epoch for item in items],
         "seqs": [item.seq for item in items],
         "positions": [item.position for item in items],
+        "done_above": [item.done_above for item in items],
         "shown_queue_ids": [queue_id for queue_id, _ in shown],
         "shown_numbers": [number for _, number in shown],
     }

@@ -159,6 +159,7 @@ partitions = Table(
     Column("warmed_by", Text),
     Column("warmed_epoch", BigInteger),
     Column("position", Text),
+    Column("done_above", Text),
     Column("seq", BigInteger),
     Column("cut", Text),
     Column("cut_reached", Boolean),

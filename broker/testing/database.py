@@ -51,6 +51,7 @@ from broker.store.ports import (
     QueueGone,
     QueueRow,
     SessionRow,
+    Stored,
     WentBack,
 )
 from broker.store.reading import QueueRows, restore
@@ -93,6 +94,7 @@ class StoredQueue:
     row: dict[str, Any]
     partitions: dict[int, PartitionValues] = field(default_factory=dict)
     positions: dict[int, tuple[str | None, int | None]] = field(default_factory=dict)
+    done_above: dict[int, str | None] = field(default_factory=dict)
     lineage: dict[str, LineageValues] = field(default_factory=dict)
     entries: list[tuple[Entry, bytes]] = field(default_factory=list)
 
@@ -383,6 +385,8 @@ class MemoryDatabase:
                 position if write.position is None else write.position,
                 seq if write.seq is None else write.seq,
             )
+            if write.position is not None:
+                stored.done_above[write.partition] = write.done_above
         for partition in commit.partitions:
             values = partition_values(commit.queue, partition)
             before = stored.partitions.get(values.number)
@@ -396,11 +400,13 @@ class MemoryDatabase:
             stored.positions[number] = (first if position is None else position, seq)
         for number, position in commit.positions.items():
             stored.positions[number] = (position, stored.positions[number][1])
+            stored.done_above[number] = None
         for number, key, parents in commit.children:
             stored.lineage[key] = LineageValues(number, key, [*parents])
         for number, key in commit.removed.items():
             stored.partitions.pop(number, None)
             stored.positions.pop(number, None)
+            stored.done_above.pop(number, None)
             stored.lineage[key] = LineageValues(number, key, None)
         self.key_tables.record(commit.acts, self.clock())
         for entry in commit.entries:
@@ -482,6 +488,7 @@ class MemoryDatabase:
                 item.position,
                 seq if item.seq is None else item.seq,
             )
+            stored.done_above[item.partition] = item.done_above
         return Result(item.partition, Outcome.OK)
 
     def positions(self, queue_id: str, partitions: Sequence[int] | None) -> Positions:
@@ -489,7 +496,11 @@ class MemoryDatabase:
         if stored is None:
             return {}
         return {
-            number: (stored.partitions[number].epoch, stored.positions[number][0])
+            number: Stored(
+                stored.partitions[number].epoch,
+                stored.positions[number][0],
+                stored.done_above.get(number),
+            )
             for number in (stored.partitions if partitions is None else partitions)
             if number in stored.partitions
         }

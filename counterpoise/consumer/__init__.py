@@ -55,8 +55,7 @@ above but the threads of the workers, which are tasks (`counterpoise.consumer.as
 from typing import TYPE_CHECKING
 
 from counterpoise.consumer.consumer import Consumer, stop_on_signals
-from counterpoise.consumer.lanes import Failure
-from counterpoise.consumer.message import Message, Ownership
+from counterpoise.consumer.message import Failure, Message, Ownership
 from counterpoise.consumer.poison import DeadLetter, Retry, SameQueue
 from counterpoise.consumer.retry_queue import NotARecord
 from counterpoise.consumer.status import LaneStatus, Status

@@ -10,11 +10,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from counterpoise.client import Client
-from counterpoise.consumer.lanes import Failure, Lanes
+from counterpoise.consumer.lanes import Lanes
 from counterpoise.consumer.letters import Origin
+from counterpoise.consumer.message import Failure
 from counterpoise.consumer.poison import DeadLetter, Policy, Retry, checked
 from counterpoise.consumer.reading import LOG_APPEARS_SECONDS, Reader
 from counterpoise.consumer.retry_queue import Keeper, RetryQueue
@@ -56,6 +57,7 @@ class BaseConsumer:
         url: str | None = None,
         token: str | None = None,
         log_url: str | None = None,
+        order: Literal["partition", "key"] = "partition",
         concurrency: int = 1,
         max_messages: int = 1000,
         max_bytes: int = 64 * 1024 * 1024,
@@ -92,10 +94,12 @@ class BaseConsumer:
         """Nothing is connected before it runs.
 
         `handle(owned, batch)` takes batches of Arrow (without pyarrow it raises LogError),
-        `each(message)` single messages; with neither, iterate. `concurrency`: how many partitions
-        are handled at once. `max_messages`: the limit of messages read ahead of one partition, and
-        of a batch; `max_bytes`: the limit of all partitions together. `limit`: end after so many
-        messages. `ends`: read each of these partitions up to its position, and of others nothing.
+        `each(message)` single messages; with neither, iterate. `order`: of each partition one
+        message at a time, or with "key" different keys at once (docs/consumer.md, *Keys in
+        parallel*). `concurrency`: how many partitions, or messages, are handled at once.
+        `max_messages`: the limit of messages read ahead of one partition, and of a batch;
+        `max_bytes`: the limit of all partitions together. `limit`: end after so many messages.
+        `ends`: read each of these partitions up to its position, and of others nothing.
         `idle_seconds`: how often a log without new messages is asked that cannot wake the consumer.
 
         Positions are committed every `commit_seconds`, or after `commit_messages`. After `stop`,
@@ -107,6 +111,7 @@ class BaseConsumer:
         """
         self._set_up()
         self._check(handle, each)
+        self._check_order(order, each, on_poison)
         check_counts(
             concurrency=concurrency,
             max_messages=max_messages,
@@ -165,6 +170,7 @@ class BaseConsumer:
             max_bytes=max_bytes,
             limit=limit,
             commit_messages=commit_messages,
+            by_key=order == "key",
             wake_reader=self._wake_reader.wake,
             wake_settler=self._wake_settler.wake,
             wake_keeper=None if self._retries is None else self._wake_keeper.wake,
@@ -212,6 +218,25 @@ class BaseConsumer:
         """Raise if these are no functions for it."""
         if handle is not None and each is not None:
             raise ValueError("give either a handler of batches or each=, not both")
+
+    @staticmethod
+    def _check_order(order: str, each: Each | None, on_poison: Policy) -> None:
+        """Raise if there is no such order, or it does not go with the others."""
+        if order not in ("partition", "key"):
+            raise ValueError(f'order must be "partition" or "key", not {order!r}')
+        if order == "partition":
+            return
+        if each is None:
+            raise ValueError(
+                'order="key" needs a handler of single messages (each=function): a batch or a loop '
+                "has the messages of a partition in their order"
+            )
+        if isinstance(on_poison, Retry):
+            raise ValueError(
+                'order="key" goes with "halt", "quarantine" and DeadLetter, not with Retry: a '
+                "message that failed keeps nothing but its key waiting, so give attempts= and "
+                "backoff_seconds="
+            )
 
     def _callback(self, function: F | None) -> F | None:
         """A callback of the program, as the flow's thread calls it."""

@@ -15,8 +15,7 @@ from types import FrameType
 from typing import Protocol, Self
 
 from counterpoise.consumer.base import WAIT_SECONDS, BaseConsumer, OnQuarantined
-from counterpoise.consumer.lanes import Failure
-from counterpoise.consumer.message import Message
+from counterpoise.consumer.message import Failure, Message
 from counterpoise.consumer.work import Each, Handle, OfRows, Worker
 from counterpoise.options import has_run
 

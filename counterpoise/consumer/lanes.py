@@ -25,6 +25,11 @@ places in a partition are always in this order:
    `loaded` says what the owners before have set aside, and that is read only while no message of
    the partition is in flight (`counterpoise.consumer.redelivery`). A message that is due is a piece
    of its own.
+6. **In key order a lane is no queue but a window** (`counterpoise.consumer.key_order`). Then
+   several workers have messages of one lane in hand, each of another key. `done` is the position of
+   the lowest message that is not done. The other rules hold as they are: while a message is in
+   hand, nothing of another grant begins, and what was dropped is not read again.
+7. **What an earlier owner has done above the position is left out**, in either order.
 
 Memory is bounded: a lane is read when less than half of `max_messages` waits, up to `max_messages`,
 or up to the lane's share of `max_bytes` if that is less (one message is always allowed). The piece
@@ -41,13 +46,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from counterpoise.consumer.message import Ownership
+from counterpoise.consumer.key_order import Keyed, KeyWindow
+from counterpoise.consumer.message import Failure, Ownership, messages_of
 from counterpoise.consumer.redelivery import Redelivery
+from counterpoise.flow.done_above import DoneAbove
 from counterpoise.flow.ledger import Grant, Item, Ledger
 from counterpoise.flow.view import Key, Owned
 from counterpoise.logs import Successor
 from counterpoise.logs.rows import Rows
 from counterpoise.wire import ChildrenItem, CommitItem, ReleaseItem
+
+# Ranges above the position of a partition, and of all partitions (`key_order`, rule 4).
+MOST_RANGES = 256
+MOST_RANGES_IN_ALL = 16_000
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,22 @@ class Chunk:
         rest = Chunk(self.rows.slice(count), self.end)
         return Chunk(self.rows.slice(0, count), rest.start), rest
 
+    def not_in(self, above: DoneAbove) -> list[Chunk]:
+        """The messages that are not done yet; each part ends where the next one begins."""
+        places = [int(self.rows.position(place)) for place in range(len(self.rows))]
+        left = [place for place, at in enumerate(places) if not above.covers(at)]
+        if len(left) == len(places):
+            return [self]
+        parts: list[Chunk] = []
+        while left:
+            begin, count = left[0], 1
+            while count < len(left) and left[count] == begin + count:
+                count += 1
+            left = left[count:]
+            end = str(places[left[0]]) if left else self.end
+            parts.append(Chunk(self.rows.slice(begin, begin + count), end))
+        return parts
+
     def one_by_one(self) -> list[Chunk]:
         """Chunks of one message each."""
         chunks, rest = [], self
@@ -74,20 +101,6 @@ class Chunk:
             first, rest = rest.split(1)
             chunks.append(first)
         return [*chunks, rest]
-
-
-@dataclass
-class Failure:
-    """The message at `position` has failed `attempts` times; `error` is the last error."""
-
-    position: str
-    attempts: int
-    error: Exception
-
-    @property
-    def tried(self) -> str:
-        """`1 attempt`, `3 attempts`."""
-        return f"{self.attempts} attempt{'' if self.attempts == 1 else 's'}"
 
 
 @dataclass(eq=False)
@@ -105,6 +118,8 @@ class Lane:
     key: Key = field(init=False)
     read_to: str | None = None
     waiting: deque[Chunk] = field(default_factory=deque)
+    # In key order: the messages that wait or are in hand. `waiting` is empty then.
+    window: KeyWindow | None = None
     waiting_messages: int = 0
     waiting_bytes: int = 0
     in_hand: int = 0
@@ -140,7 +155,19 @@ class Lane:
     @property
     def supplied(self) -> bool:
         """Whether a worker has messages of it, or finds some."""
-        return bool(self.waiting) or self.in_hand > 0
+        return self.waiting_messages > 0 or self.in_hand > 0
+
+    @property
+    def quarantine(self) -> Failure | None:
+        """The failure for which the lane, or a key of it, is in quarantine; None: it is not."""
+        if self.window is not None and self.window.quarantined:
+            return self.window.quarantined[0].failure
+        return self.failure if self.quarantined else None
+
+    @property
+    def is_quarantined(self) -> bool:
+        """Whether the lane, or a key of it, is in quarantine."""
+        return self.quarantined or (self.window is not None and bool(self.window.quarantined))
 
     @property
     def position(self) -> str | None:
@@ -166,6 +193,8 @@ class Lane:
     def drop_waiting(self) -> None:
         """Drop the messages read ahead; they can be read again."""
         self.waiting.clear()
+        if self.window is not None:
+            self.window.clear()
         self.waiting_messages = self.waiting_bytes = 0
         self.drops += 1
         self.more = False
@@ -178,6 +207,15 @@ class Piece:
 
     lane: Lane
     chunk: Chunk
+    drops: int
+
+
+@dataclass(frozen=True)
+class KeyedPiece:
+    """A message of a lane in key order, taken when the lane had so many `drops`."""
+
+    lane: Lane
+    one: Keyed
     drops: int
 
 
@@ -199,19 +237,21 @@ class Lanes:
         max_bytes: int,
         limit: int | None = None,
         commit_messages: int = 1000,
+        by_key: bool = False,
         wake_reader: Callable[[], None] = lambda: None,
         wake_settler: Callable[[], None] = lambda: None,
         wake_keeper: Callable[[], None] | None = None,
         wake_workers: Callable[[], None] = lambda: None,
     ) -> None:
-        """`wake_keeper`: with delayed redelivery, wakes the one that calls `loading`.
-        `wake_workers`: wakes workers that do not wait in `take`.
+        """`by_key`: in key order. `wake_keeper`: with delayed redelivery, wakes the one that calls
+        `loading`. `wake_workers`: wakes workers that do not wait in `take`.
         """
         self._look = look
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._limit = limit
         self._commit_messages = commit_messages
+        self._by_key = by_key
         self._wake_reader = wake_reader
         self._wake_settler = wake_settler
         self._wake_keeper = wake_keeper
@@ -227,6 +267,8 @@ class Lanes:
         self._quarantined: set[int] = set()
         self._line: deque[Lane] = deque()
         self._uncommitted = 0
+        # Pieces that workers have.
+        self._taken = 0
         self.handled = 0
         # Whether lanes have come since the reader last asked what to read.
         self.has_new = False
@@ -256,6 +298,9 @@ class Lanes:
             for grant in changes.new:
                 owned = Ownership(grant.owned, self._look)
                 lane = self._lanes[grant.partition] = Lane(grant, owned, read_to=grant.done)
+                grant.above = DoneAbove.of_text(grant.owned.done_above)
+                if self._by_key:
+                    lane.window = KeyWindow(grant.above)
                 if self._wake_keeper is not None:
                     grant.holds_back = True
                     lane.load()
@@ -403,9 +448,16 @@ class Lanes:
         If the lane has dropped its waiting messages since, there is a hole before `start`: then
         nothing is added, and the lane is read again from its present position.
         """
+        if lane.window is not None:
+            self._add_keyed(lane, lane.window, start, chunks, read_to, more=more)
+            return
+        above = lane.grant.above
         with self._changed:
             if not lane.grant.open or lane.quarantined or lane.read_to != start:
                 return
+            if above:
+                above.forget(start if lane.grant.done is None else lane.grant.done)
+                chunks = [part for chunk in chunks for part in chunk.not_in(above)]
             for chunk in chunks:
                 lane.waiting.append(chunk)
                 self._count(lane, chunk, 1)
@@ -417,6 +469,34 @@ class Lanes:
             else:
                 lane.grant.done = read_to
             lane.read_to, lane.more, lane.is_new = read_to, more, False
+            self._stand(lane)
+
+    def _add_keyed(
+        self,
+        lane: Lane,
+        window: KeyWindow,
+        start: str,
+        chunks: Iterable[Chunk],
+        read_to: str,
+        *,
+        more: bool,
+    ) -> None:
+        messages = [
+            (message, chunk.rows.nbytes // len(chunk.rows))
+            for chunk in chunks
+            for message in messages_of(chunk.rows, lane.owned)
+        ]
+        with self._changed:
+            if not lane.grant.open or lane.quarantined or lane.read_to != start:
+                return
+            for one in window.add(start, messages, read_to):
+                lane.waiting_messages += 1
+                lane.waiting_bytes += one.size_bytes
+            assert window.position is not None
+            lane.grant.done = str(window.position)
+            # What is done above may reach further than what was read.
+            lane.read_to = str(max(int(read_to), window.position))
+            lane.more, lane.is_new = more, False
             self._stand(lane)
 
     def came_to_end(
@@ -438,9 +518,9 @@ class Lanes:
 
     # -------------------------------------------------------------- working
 
-    def take(self, most: int | None, wait_seconds: float) -> Piece | Due | None:
-        """A piece of the next lane in the queue, at most `most` messages, or what is due of it;
-        None if there is none.
+    def take(self, most: int | None, wait_seconds: float) -> Piece | KeyedPiece | Due | None:
+        """A piece of the next lane in the queue, at most `most` messages, or what is due of it; in
+        key order one message. None if there is none.
         """
         with self._changed:
             self._work.wait_for(
@@ -450,10 +530,20 @@ class Lanes:
                 lane = self._line.popleft()
                 lane.queued = False
                 if self._can_work(lane):
+                    if lane.window is not None:
+                        return self._keyed(lane, lane.window)
                     return self._due(lane) if lane.due else self._piece(lane, most)
             return None
 
     def _can_work(self, lane: Lane) -> bool:
+        if lane.window is not None:
+            return (
+                lane.window.may_begin(self._most_ranges())
+                and lane.grant.open
+                and not lane.quarantined
+                # Perhaps of an earlier grant.
+                and (lane.in_hand > 0 or lane.partition not in self._ledger.in_flight)
+            )
         return (
             (lane.due or (bool(lane.waiting) and not lane.not_before))
             and lane.grant.open
@@ -461,17 +551,40 @@ class Lanes:
             and lane.partition not in self._ledger.in_flight
         )
 
-    def _stand(self, lane: Lane) -> None:
-        """Put the lane into the queue if there is something to do."""
+    def _stand(self, lane: Lane, *, wake: bool = True) -> None:
+        """Put the lane into the queue if there is something to do. `wake`: a worker for it."""
         if not lane.queued and self._can_work(lane):
             lane.queued = True
             self._line.append(lane)
-            self._work.notify()
-            self._wake_workers()
+            if wake:
+                self._work.notify()
+                self._wake_workers()
+
+    def _most_ranges(self) -> int:
+        """How many ranges may be done above the position of a lane; those of all fit into a call
+        of the service.
+        """
+        return min(MOST_RANGES, MOST_RANGES_IN_ALL // max(1, len(self._lanes)))
+
+    def _keyed(self, lane: Lane, window: KeyWindow) -> KeyedPiece:
+        one = window.take()
+        lane.waiting_messages -= 1
+        lane.waiting_bytes -= one.size_bytes
+        self._begin_work(lane, lane.in_hand + 1)
+        self._stand(lane)
+        if lane.more and self._wants(lane):
+            self._wake_reader()
+        return KeyedPiece(lane, one, lane.drops)
+
+    def _begin_work(self, lane: Lane, in_hand: int) -> None:
+        if not lane.in_hand:
+            self._ledger.begin([lane.partition])
+        lane.in_hand = in_hand
+        self._taken += 1
 
     def _due(self, lane: Lane) -> Due:
-        lane.due, lane.in_hand = False, 1
-        self._ledger.begin([lane.partition])
+        lane.due = False
+        self._begin_work(lane, 1)
         return Due(lane)
 
     def _piece(self, lane: Lane, most: int | None) -> Piece:
@@ -480,8 +593,7 @@ class Lanes:
             chunk, rest = chunk.split(most)
             lane.waiting.appendleft(rest)
         self._count(lane, chunk, -1)
-        lane.in_hand = len(chunk.rows)
-        self._ledger.begin([lane.partition])
+        self._begin_work(lane, len(chunk.rows))
         if lane.more and self._wants(lane):
             self._wake_reader()
         return Piece(lane, chunk, lane.drops)
@@ -512,10 +624,35 @@ class Lanes:
                     self._count(lane, chunk, 1)
             self._end_work(lane)
 
+    def finish(self, piece: KeyedPiece, *, handled: bool, not_before: float = 0.0) -> None:
+        """The worker is done with a message in key order. One that is not handled is ready again at
+        `not_before` (`lease_time`).
+        """
+        lane, one, window = piece.lane, piece.one, piece.lane.window
+        assert window is not None
+        with self._changed:
+            lane.in_hand -= 1
+            is_there = piece.drops == lane.drops  # otherwise it is read again
+            if handled:
+                self.handled += 1
+                self._uncommitted += 1
+                lane.grant.done = str(window.done(one.begin, one.end))
+                if is_there:
+                    window.finish(one)
+            elif is_there:
+                window.give_back(one, not_before)
+                lane.waiting_messages += 1
+                lane.waiting_bytes += one.size_bytes
+            if not lane.grant.open or lane.unplaced:
+                lane.drop_waiting()
+            self._end_work(lane)
+
     def _end_work(self, lane: Lane) -> None:
         # First, whatever fails below.
-        self._ledger.end([lane.partition])
-        if lane.unplaced:
+        self._taken -= 1
+        if lane.window is None or not lane.in_hand:
+            self._ledger.end([lane.partition])
+        if lane.unplaced and not lane.in_hand:
             lane.unplaced = False
             self._wake_reader()
         table = lane.redelivery
@@ -525,7 +662,8 @@ class Lanes:
         self._hold_back(lane)
         current = self._lanes.get(lane.partition)
         if current is not None:
-            self._stand(current)
+            # In key order that is the next of the same key: its worker comes for it.
+            self._stand(current, wake=lane.window is None)
             if current.loading and self._wake_keeper is not None:
                 self._wake_keeper()
         reached = self._limit is not None and self.handled >= self._limit
@@ -534,32 +672,41 @@ class Lanes:
             self._wake_settler()
         self._changed.notify_all()
 
-    def quarantine(self, lane: Lane) -> None:
-        """Begin no more messages of the lane, but keep it. Called by the worker that handles it."""
+    def quarantine(self, lane: Lane, one: Keyed | None = None) -> None:
+        """Begin no more messages of the lane, or of the key of this message, but keep it. Called by
+        the worker that handles it.
+        """
         with self._changed:
-            lane.quarantined = True
             self._quarantined.add(lane.partition)
-            lane.drop_waiting()
+            if one is not None:
+                assert lane.window is not None
+                lane.window.quarantine(one)
+            else:
+                lane.quarantined = True
+                lane.drop_waiting()
+                lane.unplaced = lane.window is not None and lane.in_hand > 0
             self._wake_settler()
 
     def quarantined(self) -> list[Lane]:
         """The lanes in quarantine, in the order of partitions."""
         with self._changed:
             lanes = (self._lanes.get(number) for number in sorted(self._quarantined))
-            found = [lane for lane in lanes if lane is not None and lane.quarantined]
+            found = [lane for lane in lanes if lane is not None and lane.is_quarantined]
             self._quarantined = {lane.partition for lane in found}
             return found
 
     def resume_lane(self, partition: int) -> bool:
-        """Work on a quarantined partition again, from its position; False if it is not in
-        quarantine.
+        """Work on a quarantined partition again, from its position, or on its quarantined keys;
+        False if it is not in quarantine.
 
         The worker that quarantined it may still handle it, and the reader may be reading it.
         """
         with self._changed:
             lane = self._lanes.get(partition)
-            if lane is None or not lane.quarantined:
+            if lane is None or not lane.is_quarantined:
                 return False
+            if lane.window is not None and lane.window.resume():
+                self._stand(lane)
             lane.quarantined, lane.failure, lane.not_before = False, None, 0.0
             self._wake_reader()
             self._wake_settler()
@@ -579,6 +726,10 @@ class Lanes:
                     pausing.append(next_due)
                 elif next_due is not None:
                     lane.due = True
+                    self._stand(lane)
+                if lane.window is not None:
+                    if (next_ready := lane.window.call_due(now)) is not None:
+                        pausing.append(next_ready)
                     self._stand(lane)
                 if lane.not_before > now:
                     pausing.append(lane.not_before)
@@ -610,8 +761,8 @@ class Lanes:
             self._changed.notify_all()
 
     def in_work(self) -> int:
-        """The number of lanes that a worker handles."""
-        return len(self._ledger.in_flight)
+        """How many workers have something in hand."""
+        return self._taken
 
     def wait_idle(self, timeout_seconds: float) -> bool:
         """Wait until no worker handles a lane; False if one does, or never ends."""

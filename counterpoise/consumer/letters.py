@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 from counterpoise.calls import check_queue
 from counterpoise.conditions import text_of
-from counterpoise.consumer.lanes import Failure
-from counterpoise.consumer.message import Message
+from counterpoise.consumer.message import Failure, Message
 from counterpoise.errors import Invalid
 from counterpoise.logs.numbered import position_number
 from counterpoise.logs.port import ASIDE_HEADERS

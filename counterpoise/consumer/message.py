@@ -1,8 +1,9 @@
-"""What a handler gets: messages, and the grant under which it handles them."""
+"""What a handler gets: messages, and the grant under which it handles them; and how it failed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
@@ -99,6 +100,20 @@ class Message(NamedTuple):
     def time_left(self) -> float | None:
         """See `Ownership.time_left`."""
         return self.owned.time_left()
+
+
+@dataclass
+class Failure:
+    """The message at `position` has failed `attempts` times; `error` is the last error."""
+
+    position: str
+    attempts: int
+    error: Exception
+
+    @property
+    def tried(self) -> str:
+        """`1 attempt`, `3 attempts`."""
+        return f"{self.attempts} attempt{'' if self.attempts == 1 else 's'}"
 
 
 def messages_of(rows: Rows, owned: Ownership) -> list[Message]:

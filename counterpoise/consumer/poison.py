@@ -34,9 +34,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from counterpoise.calls import base_url, check_queue
 from counterpoise.client import Client
-from counterpoise.consumer.lanes import Failure
 from counterpoise.consumer.letters import Origin, headers, letter_id
-from counterpoise.consumer.message import Message
+from counterpoise.consumer.message import Failure, Message
 from counterpoise.errors import CounterpoiseError, reached_before
 from counterpoise.logs.address import parse_log
 from counterpoise.options import check_seconds

@@ -317,6 +317,8 @@ class Reader:
                 ahead = log.compare(start, end)
                 if ahead > 0:
                     raise PositionAhead(lane.partition, start, end)
+                if (above := lane.grant.above) and above.end > int(bounds.ends[lane.partition]):
+                    raise PositionAhead(lane.partition, str(above.end), end)
             except LogError as error:
                 self._refused(lane, start, error)
                 continue
@@ -410,8 +412,8 @@ class Reader:
         done = lane.grant.done
         if done is None or lane.grant.over:
             return not lane.grant.over
-        item = CommitItem(lane.partition, lane.epoch, done)
-        outcomes = self._flow.commit([(*lane.key, done)], timeout_seconds=CONFIRM_SECONDS)
+        item = CommitItem(*lane.key, done, done_above=lane.grant.done_above(done))
+        outcomes = self._flow.commit([item.fields], timeout_seconds=CONFIRM_SECONDS)
         self._lanes.answered(item, outcomes[lane.partition])
         return outcomes[lane.partition] == "ok"
 

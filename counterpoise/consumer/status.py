@@ -22,11 +22,11 @@ from counterpoise.wire import barrier_text
 class LaneStatus:
     """One owned partition: how far it is handled, and its waiting messages.
 
-    `attempts`: how often the message at `position` has failed. `quarantined`: the last error, if
-    the partition is in quarantine. `set_aside`: how many messages before `position` wait to be
-    tried again, or behind such a one of their key. `waits`: `at 1002 for 0, 2`, if an ordered
-    resize lets the partition go no further than position 1002 until partitions 0 and 2 have reached
-    their cuts.
+    `attempts`: how often the message at `position` has failed (0 in key order). `quarantined`: the
+    last error, if the partition, or a key of it, is in quarantine. `set_aside`: how many messages
+    before `position` wait to be tried again, or behind such a one of their key. `waits`: `at 1002
+    for 0, 2`, if an ordered resize lets the partition go no further than position 1002 until
+    partitions 0 and 2 have reached their cuts.
     """
 
     epoch: int
@@ -52,7 +52,7 @@ class LaneStatus:
             lane.waiting_bytes,
             lane.in_hand,
             failure.attempts if failure is not None else 0,
-            described(failure.error) if lane.quarantined and failure is not None else None,
+            described(stopped.error) if (stopped := lane.quarantine) is not None else None,
             barrier_text(lane.grant.owned.cut, lane.grant.owned.waits_for),
             lane.set_aside,
         )
@@ -88,7 +88,7 @@ def conditions_of(lanes: Lanes, reader: Reader) -> Iterator[Condition]:
 
 
 def _of_lane(lane: Lane) -> Condition:
-    failure = lane.failure
+    failure = lane.quarantine
     if failure is None:
         return invalid_position(lane.partition, lane.epoch, lane.position)
     text = f"at {failure.position}, after {failure.tried}: {text_of(failure.error)}"

@@ -10,6 +10,9 @@ later. An exception of the handler becomes a `Failure` of the lane, and after th
 policy decides (`counterpoise.consumer.poison`). If a batch fails, the failed message is unknown, so
 the handler gets its messages again one by one, in batches of one.
 
+In key order a turn is one message (`counterpoise.consumer.key_order`): several workers have
+messages of one lane, each of another key, and what has failed is the message and not the lane.
+
 With delayed redelivery a message may be set aside instead of being handled, and a turn may try
 again what is set aside and due (`counterpoise.consumer.redelivery`).
 
@@ -30,9 +33,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from counterpoise.backoff import Backoff
-from counterpoise.consumer.lanes import Chunk, Due, Failure, Lane, Lanes, Piece
+from counterpoise.consumer.key_order import Keyed
+from counterpoise.consumer.lanes import Chunk, Due, KeyedPiece, Lane, Lanes, Piece
 from counterpoise.consumer.letters import Origin, error_text
-from counterpoise.consumer.message import Message, Ownership, messages_of
+from counterpoise.consumer.message import Failure, Message, Ownership, messages_of
 from counterpoise.consumer.poison import DeadLetter, LastPolicy, Policy, Retry
 from counterpoise.consumer.redelivery import MessagePlace, Redelivery, SetAside
 from counterpoise.consumer.retry_queue import AWAY, RetryQueue
@@ -49,6 +53,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 Handle: TypeAlias = "Callable[[Ownership, pa.RecordBatch], Any]"
+# What has the failure of a message: in key order the message, else its lane.
+Tried: TypeAlias = Lane | Keyed
 HandleRows: TypeAlias = Callable[[Ownership, Rows], Any]
 Each: TypeAlias = Callable[[Message], Any]
 
@@ -177,6 +183,9 @@ class Worker:
             return None
         if isinstance(piece, Due):
             return self._try_again(piece)
+        if isinstance(piece, KeyedPiece):
+            assert self._each is not None
+            return self._keyed(piece, self._each)
         if self._handle is not None:
             return self._batch(piece, self._handle)
         assert self._each is not None
@@ -202,13 +211,13 @@ class Worker:
 
     # -------------------------------------------------------------- handling
 
-    def _take(self, wait_seconds: float) -> Piece | Due | None:
+    def _take(self, wait_seconds: float) -> Piece | KeyedPiece | Due | None:
         piece = self._lanes.take(None if self._handle is not None else self._most, wait_seconds)
-        if piece is not None and not self._watchdog.may_work():
-            # The view may be out of date. The look-out goes on when it is current again.
-            self._lanes.pause(True)
+        if piece is not None and not self._may_go_on(piece.lane):
             if isinstance(piece, Due):
                 self._lanes.give_back(piece)
+            elif isinstance(piece, KeyedPiece):
+                self._lanes.finish(piece, handled=False)
             else:
                 self._lanes.put_back(piece, 0)
             return None
@@ -237,7 +246,11 @@ class Worker:
         if not lane.grant.open or lanes.paused or lanes.closed:
             return False
         if not self._watchdog.may_work():
+            # The view may be out of date. The look-out goes on when it is current again.
             lanes.pause(True)
+            return False
+        if lane.owned.lost:
+            lanes.follow()  # the look-out is on its way here
             return False
         return True
 
@@ -246,7 +259,7 @@ class Worker:
         try:
             for message, following in self._of(piece):
                 self._begin(lane, message.position)
-                pause = yield from self._single(lane, message, each)
+                pause = yield from self._single(lane, message, each, lane)
                 if pause is not None:
                     not_before = pause
                     break
@@ -260,19 +273,39 @@ class Worker:
             self._end()
             self._lanes.put_back(piece, done, not_before=not_before)
 
-    def _single(self, lane: Lane, message: Message, each: Each) -> Steps[float | None]:
+    def _keyed(self, piece: KeyedPiece, each: Each) -> Steps[None]:
+        """Handle one message in key order."""
+        lane, one = piece.lane, piece.one
+        handled, not_before = False, 0.0
+        self._begin(lane, one.message.position)
+        try:
+            pause = yield from self._single(lane, one.message, each, one)
+            if pause is None:
+                handled = True
+            else:
+                not_before = pause
+        except BaseException as error:
+            self._rules.halt(error)
+            raise
+        finally:
+            self._end()
+            self._lanes.finish(piece, handled=handled, not_before=not_before)
+
+    def _single(
+        self, lane: Lane, message: Message, each: Each, tried: Tried
+    ) -> Steps[float | None]:
         """Handle the message. None: pass it; a time: its lane pauses until then."""
         if self._must_wait(lane, message.key, message.position):
             return (yield from self._set_aside(lane, message))
-        failure = lane.failure
+        failure = tried.failure
         if failure is None or failure.attempts < self._rules.attempts:
             try:
                 yield Invoke(each, (message,))
             except Exception as error:
-                failure = self._failed(lane, message.position, error)
+                failure = self._failed(tried, message.position, error)
             else:
                 return None
-        return (yield from self._pause_for(lane, failure, message))
+        return (yield from self._pause_for(lane, failure, message, tried))
 
     def _batch(self, piece: Piece, handle: HandleRows) -> Steps[None]:
         lane, done, split, not_before = piece.lane, 0, False, 0.0
@@ -305,7 +338,7 @@ class Worker:
                 else:
                     failure = None
             if failure is not None:
-                pause = yield from self._pause_for(lane, failure, _first_of(chunk, lane))
+                pause = yield from self._pause_for(lane, failure, _first_of(chunk, lane), lane)
                 if pause is not None:
                     not_before = pause
                     return
@@ -336,13 +369,17 @@ class Worker:
 
     # -------------------------------------------------------------- failing
 
-    def _failed(self, lane: Lane, position: str, error: Exception) -> Failure:
-        before = lane.failure.attempts if lane.failure is not None else 0
-        lane.failure = Failure(position, before + 1, error)
-        return lane.failure
+    def _failed(self, tried: Tried, position: str, error: Exception) -> Failure:
+        before = tried.failure.attempts if tried.failure is not None else 0
+        tried.failure = Failure(position, before + 1, error)
+        return tried.failure
 
-    def _pause_for(self, lane: Lane, failure: Failure, message: Message) -> Steps[float | None]:
-        """What to do with the message. None: pass it; a time: its lane pauses until then."""
+    def _pause_for(
+        self, lane: Lane, failure: Failure, message: Message, tried: Tried
+    ) -> Steps[float | None]:
+        """What to do with the message. None: pass it; a time: its lane pauses until then, in key
+        order its key.
+        """
         rules, place = self._rules, self._place(lane, failure.position)
         if lane.owned.lost:
             return lease_time()  # Not owned any more: no attempt, no verdict.
@@ -354,10 +391,16 @@ class Worker:
         if isinstance(rules.policy, Retry):
             return (yield from self._set_aside(lane, message, failure))
         on_halt = "neither it nor what follows it in this partition is committed"
-        return (yield from self._decide(rules.policy, lane, failure, message, on_halt))
+        return (yield from self._decide(rules.policy, lane, failure, message, on_halt, tried))
 
     def _decide(
-        self, policy: LastPolicy, lane: Lane, failure: Failure, message: Message, on_halt: str
+        self,
+        policy: LastPolicy,
+        lane: Lane,
+        failure: Failure,
+        message: Message,
+        on_halt: str,
+        tried: Tried,
     ) -> Steps[float | None]:
         """Apply the policy; returns as `_pause_for`. `on_halt`: where the message is then."""
         rules, place = self._rules, self._place(lane, failure.position)
@@ -386,15 +429,17 @@ class Worker:
             )
             return None
         if policy == "quarantine":
-            lane.failure = failure
+            tried.failure = failure
+            one = tried if isinstance(tried, Keyed) else None
             logger.error(
-                "%s: quarantined after %s, nothing more of this partition is handled here: %s",
+                "%s: quarantined after %s, nothing more of %s is handled here: %s",
                 place,
                 failure.tried,
+                "this partition" if one is None else f"key {message.key!r}",
                 described(failure.error),
                 exc_info=failure.error,
             )
-            self._lanes.quarantine(lane)
+            self._lanes.quarantine(lane, one)
             if rules.on_quarantined is not None:
                 try:
                     yield Invoke(rules.on_quarantined, (lane.partition, failure))
@@ -492,7 +537,7 @@ class Worker:
         try:
             while (now := lease_time()) < until and self._may_go_on(lane):
                 one = table.due(now)
-                if one is None or lane.quarantined or lane.owned.lost:
+                if one is None or lane.quarantined:
                     break
                 self._begin(lane, one.place.position)
                 yield from self._redeliver(lane, table, one)
@@ -542,6 +587,7 @@ class Worker:
                 failure,
                 one.message(lane.owned),
                 "it stays set aside, and what follows it of its key behind it",
+                lane,
             )
             if pause is not None:
                 one.due = pause

@@ -54,6 +54,11 @@ Rules
    passed then (`counterpoise.consumer.redelivery`). While it `holds_back` some, the grant is not at
    its end: a retiring or sealed partition is not finished.
 
+8. **What is done above goes with the position.** An owner may finish messages out of their order
+   (`counterpoise.consumer.key_order`). `done` is then before the lowest that is not done, and each
+   commit and release says what is done above it (`counterpoise.flow.done_above`). A grant begins
+   with what the service names.
+
 What to tell the service is computed again each time (level-triggered). A call that failed, or whose
 answer was lost, is made again with the values of that moment.
 
@@ -68,12 +73,15 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from counterpoise.flow.barriers import is_at
+from counterpoise.flow.done_above import DoneAbove
 from counterpoise.flow.view import Key, Owned
 from counterpoise.logs.port import Bounds, Successor
-from counterpoise.wire import Child, ChildrenItem, CommitItem, ReleaseItem
+from counterpoise.wire import MOST_DONE_ABOVE, Child, ChildrenItem, CommitItem, ReleaseItem
 
 # A call of the service names at most 10,000 children and parents; an end usually has two of each.
 MOST_ENDS = 1000
+# Characters of what is done above all positions of a call, of whose body the service takes 1 MiB.
+MOST_IN_A_CALL = 400_000
 REFUSALS: Mapping[str, str] = {
     "not_ended": "the service's log says that it goes on",
     "conflicting_child": "the queue knows another partition with the key or number of a child",
@@ -101,8 +109,12 @@ class Grant:
     partition: int = field(init=False)
     epoch: int = field(init=False)
     key: Key = field(init=False)
-    # The last commit that the service has confirmed.
+    # What is done above `done`, for an owner that knows: what the owner before has left, and what
+    # it adds. None: an owner that does not know, whose commits take the record back.
+    above: DoneAbove | None = None
+    # The last commit that the service has confirmed, with what was done above it.
     confirmed: str | None = None
+    confirmed_above: str | None = None
     # Where the partition starts and ends in the log, once no message can be appended any more.
     final: tuple[str, str] | None = None
     # What comes after it, if the log has sealed it.
@@ -120,6 +132,11 @@ class Grant:
 
     def __post_init__(self) -> None:
         self.partition, self.epoch = self.key = self.owned.partition, self.owned.epoch
+        self.confirmed_above = self.owned.done_above
+
+    def done_above(self, done: str | None, most: int = MOST_DONE_ABOVE) -> str | None:
+        """What is done above `done`, as it is committed with it, in at most `most` characters."""
+        return self.above.text(done, most) if self.above else None
 
     @property
     def committed(self) -> str | None:
@@ -357,8 +374,16 @@ class Ledger:
 
     def releases(self, *, parting: bool = False) -> tuple[ReleaseItem, ...]:
         """The releases that are due, in the order of partitions. Pass them to `decide`."""
+        most = self._most_done_above
         due = [
-            ReleaseItem(one.partition, one.epoch, one.done, one.finished, one.reached_cut)
+            ReleaseItem(
+                one.partition,
+                one.epoch,
+                one.done,
+                one.finished,
+                one.reached_cut,
+                one.done_above(one.done, most),
+            )
             for one in self._grants.values()
             if not one.over
             and one.partition not in self.in_flight
@@ -368,15 +393,26 @@ class Ledger:
 
     def commits(self, *, everything: bool = False) -> tuple[CommitItem, ...]:
         """The commits that are due. `everything`: confirmed ones too, to check the ownership."""
+        most = self._most_done_above
         due = [
-            CommitItem(one.partition, one.epoch, done, one.reached_cut)
+            CommitItem(one.partition, one.epoch, done, one.reached_cut, above)
             for one in self._grants.values()
             # Read once: the thread that has the partition in flight may change it.
             if (done := one.done) is not None
             and not (one.over or one.releasing)
-            and (everything or done != one.committed or one.reached_cut)
+            and (
+                (above := one.done_above(done, most)) != one.confirmed_above
+                or everything
+                or done != one.committed
+                or one.reached_cut
+            )
         ]
         return tuple(sorted(due, key=_partition))
+
+    @property
+    def _most_done_above(self) -> int:
+        """Characters for each grant, so that all fit into one call."""
+        return min(MOST_DONE_ABOVE, MOST_IN_A_CALL // max(1, len(self._grants)))
 
     def decide(self, releases: Iterable[ReleaseItem]) -> None:
         """These releases are decided, and due until each is answered (rule 3)."""
@@ -402,7 +438,7 @@ class Ledger:
         elif outcome != "ok" or not isinstance(item, CommitItem):
             grant.over = True
         else:
-            grant.confirmed = item.position
+            grant.confirmed, grant.confirmed_above = item.position, item.done_above
             grant.said = grant.said or item.reached_cut
         grant.settle()
         return grant

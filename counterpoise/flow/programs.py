@@ -174,7 +174,7 @@ def commit(
                 items.append(CommitItem(partition, epoch, position))
     else:
         wanted = "{partition: position} or [(partition, epoch, position)]"
-        items.extend(CommitItem(*_fields(item, wanted, 3, 4)) for item in positions)
+        items.extend(CommitItem(*_fields(item, wanted, 3, 4, 5)) for item in positions)
     request = core.commit(items) if items else None
     return outcomes | (yield from _submit(core, request, items, timeout_seconds))
 

@@ -39,6 +39,8 @@ class Owned:
     `paused`: an administrator holds it still. Begin no message of it and keep it; commits and
     releases are as ever. A later view has it without the pause.
 
+    `done_above` is what is done above the position (the contract, *Work above the position*).
+
     `revision` is that of the service's update that said so; a position that the service accepts
     from this flow leaves it as it is.
 
@@ -62,6 +64,7 @@ class Owned:
     parents: tuple[str, ...] = ()
     revision: int = 0
     paused: Pause | None = None
+    done_above: str | None = None
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,7 @@ def view_of(update: Update, now: float, known: Mapping[Key, str]) -> View:
                 item.parents or (),
                 update.revision,
                 item.paused,
+                item.done_above,
             )
     return View(
         update.revision,

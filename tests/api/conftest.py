@@ -5,10 +5,13 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from broker.service import Broker
 from broker.settings import load
 from tests.api.conformance import conforms
+from tests.api.consumer import create_queue
 from tests.api.scripted import TOKEN, ScriptedBroker
-from tests.service import Service, running
+from tests.databases import Databases
+from tests.service import Service, running, settings_for
 
 AS_FLOW = {"Authorization": f"Bearer {TOKEN}"}
 
@@ -45,3 +48,14 @@ def api(service: Service) -> Iterator[httpx.Client]:
     with service.http as client:
         client.event_hooks["response"] = [conforms]
         yield client
+
+
+@pytest.fixture(scope="session")
+def refusing(databases: Databases) -> Iterator[httpx.Client]:
+    """As `api`, of a service that refusals share: its queue `q` has a partition, and stays so."""
+    with databases.lend() as url:
+        settings = settings_for(url)
+        with running(Broker(settings), settings) as service, service.http as client:
+            create_queue(client, "q", 1)
+            client.event_hooks["response"] = [conforms]
+            yield client

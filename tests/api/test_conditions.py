@@ -104,9 +104,14 @@ def test_a_report_renews_the_lease(api: httpx.Client) -> None:
         {"kind": "quarantined", "text": "t", "partition": -1, "epoch": 1},
     ],
 )
-def test_nothing_unbounded_or_unreadable_is_taken(api: httpx.Client, wrong: dict[str, Any]) -> None:
+def test_nothing_unbounded_or_unreadable_is_taken(
+    refusing: httpx.Client, wrong: dict[str, Any]
+) -> None:
+    problem(report(bind(refusing, "q"), 1, wrong), 422, "invalid")
+
+
+def test_so_many_are_taken_and_no_more(api: httpx.Client) -> None:
     create_queue(api, "q", 1)
-    consumer = bind(api, "q", lease_seconds=60)
-    problem(report(consumer, 1, wrong), 422, "invalid")
+    consumer = bind(api, "q")
     problem(report(consumer, 1, *[AWAY] * 1001), 422, "invalid")
     assert report(consumer, 1, *[AWAY | {"text": "x" * 300}] * 1000).status_code == 204

@@ -87,6 +87,28 @@ def test_work_is_committed(api: httpx.Client) -> None:
     assert consumer.outcomes("commit") == []
 
 
+def test_what_is_done_above_a_position_is_for_its_owner_and_the_next(api: httpx.Client) -> None:
+    create_queue(api, "q", 1, max_handoff_time=600)
+    first = bind(api, "q")
+    first.until("owned", 0)
+    for wrong in ("", "5", "5+", "5+1,", "a+1", "5 +1", "1+1," * 1000 + "1+1"):
+        item = first.item(0, position="3", done_above=wrong)
+        problem(first.call("commit", {"partitions": [item]}), 422, "invalid")
+    assert first.outcomes("commit", first.item(0, position="3", done_above="5+4,1+2")) == ["ok"]
+    (shown,) = api.get("/queues/q/partitions").json()["items"]
+    assert (shown["position"], shown["done_above"]) == ("3", "5+4,1+2")
+    first.call("drain", {})
+    second = bind(api, "q")
+    first.until("revoking", 0)
+    assert first.outcomes("release", first.item(0, position="4", done_above="5+4")) == ["ok"]
+    second.until("owned", 0)
+    (owned,) = second.view["partitions"]
+    assert (owned["position"], owned["done_above"]) == ("4", "5+4")
+    assert second.outcomes("commit", second.item(0, position="5")) == ["ok"]
+    (shown,) = api.get("/queues/q/partitions").json()["items"]
+    assert "done_above" not in shown
+
+
 def test_a_partition_is_named_once(api: httpx.Client) -> None:
     create_queue(api, "q", 1)
     consumer = bind(api, "q")

@@ -77,6 +77,20 @@ def test_a_look_begins_at_a_position_and_goes_on_where_it_ended(
     assert positions(position=99) == ([], "5")
 
 
+def test_a_message_is_seen_whole_and_more_of_each_means_fewer_messages(
+    api: httpx.Client, published: str, service: Service
+) -> None:
+    long = b'{"n": [' + b"1, " * 4000 + b"1]}"
+    with Publisher("q", url=service.url) as publisher:
+        for _ in range(3):
+            publisher.publish(long)
+    [first] = look(api, published, position=5, limit=1, max_bytes=1_000_000)["messages"]
+    assert first["value"].encode() == long
+    for most, count in ((333_333, 3), (333_334, 2), (500_001, 1), (1_000_000, 1)):
+        answer = look(api, published, position=5, limit=100, max_bytes=most)
+        assert (len(answer["messages"]), answer["following"]) == (count, str(5 + count)), most
+
+
 def test_what_other_programs_wrote_is_shown_too(
     api: httpx.Client, published: str, migrated_url: str
 ) -> None:
@@ -92,7 +106,7 @@ def test_what_cannot_be_looked_at_is_refused_with_its_reason(
     assert "has no partition 7" in none["detail"]
     problem(api.get(published, params={"position": "first"}), 422, "invalid")
     problem(api.get(published, params={"limit": "101"}), 422, "invalid")
-    problem(api.get(published, params={"max_bytes": "10001"}), 422, "invalid")
+    problem(api.get(published, params={"max_bytes": "1000001"}), 422, "invalid")
     problem(api.get("/queues/none/partitions/0/messages"), 404, "queue_not_found")
     create_queue(api, "unknown", 1, log="pulsar://127.0.0.1/flights")
     said = problem(api.get("/queues/unknown/partitions/0/messages"), 422, "invalid")

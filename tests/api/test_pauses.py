@@ -102,13 +102,13 @@ def test_a_resize_says_that_it_waits_for_what_is_paused(api: httpx.Client) -> No
         ({"partitions": [1]}, "partitions"),
     ],
 )
-def test_what_is_refused(api: httpx.Client, body: dict[str, Any], said: str) -> None:
-    create_queue(api, "flights", 1)
+def test_what_is_refused(refusing: httpx.Client, body: dict[str, Any], said: str) -> None:
     for path in ("pause", "partitions/0/pause"):
-        answer = api.post(f"/queues/flights/{path}", json=body)
+        answer = refusing.post(f"/queues/q/{path}", json=body)
         problem(answer, 422, "invalid")
         assert said in answer.text
-    assert partition(api, 0)["paused"] is None
+    (found,) = refusing.get("/queues/q/partitions").json()["items"]
+    assert found["paused"] is None
 
 
 def test_partitions_that_nobody_reads_are_refused(api: httpx.Client) -> None:

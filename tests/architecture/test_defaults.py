@@ -6,7 +6,7 @@ to the same call either send nothing then, or send the same.
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -14,13 +14,17 @@ import pytest
 import yaml
 
 from broker.calls.views import QueueSpec
+from broker.logs.retention import DEFAULT_BYTES, DEFAULT_SECONDS
 from counterpoise import AsyncClient, AsyncFlow, Client, Consumer, Flow, calls
 from counterpoise.cli.app import app
+from counterpoise.cli.queues import FITTING
 from counterpoise.spark.options import SourceOptions
 from tests.architecture.test_repository import ROOT
 
 DOCUMENT = yaml.load((ROOT / "openapi.yaml").read_text("utf-8"), yaml.CSafeLoader)
-SHAPING = (ROOT / "api/dashboard/shaping.js").read_text("utf-8")
+SHAPING, SETTINGS = (
+    (ROOT / f"api/dashboard/{name}.js").read_text("utf-8") for name in ("shaping", "settings")
+)
 
 
 def _of_calls() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -150,10 +154,23 @@ def test_of_the_service_itself() -> None:
 
 
 def test_of_the_dashboard() -> None:
-    create, split = (SHAPING.split(f"export function {name}(")[1] for name in ("create", "split"))
-    # True wherever the log can, and the dashboard creates queues on the built-in log only.
+    create = SETTINGS.split("export function create(")[1]
+    split = SHAPING.split("export function split(")[1]
+    # True wherever the log can; of another log than the built-in one only false is sent.
     assert "ordered_resize" not in SERVED["create_queue"]
     assert re.search(r'ordered: labelled\([^)]*type: "checkbox", checked: ""', create)
+    served = {"max_handoff_time": SERVED["create_queue"]["max_handoff_time"]}
+    fitting = {name: {**served, **given}["max_handoff_time"] for name, given in FITTING.items()}
+    assert f"HANDOFF_SECONDS = {{ {_js(fitting)} }}" in SETTINGS
+    assert DEFAULT_SECONDS == 24 * 3600
+    assert DEFAULT_BYTES == 2**30
+    assert 'field("retention_seconds", 24 * HOUR)' in create
+    assert 'field("retention_bytes", GIB)' in create
     first = re.search(r'at: labelled\("Where", \{ options: \[\["(\w+)"', split)
     assert first
     assert first[1] == SERVED["split_partition"]["at"]
+
+
+def _js(numbers: Mapping[str, float]) -> str:
+    """The inside of an object in JavaScript."""
+    return ", ".join(f"{name}: {value:g}" for name, value in numbers.items())

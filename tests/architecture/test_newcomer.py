@@ -107,6 +107,7 @@ def orders_read(said: str) -> int:
     return sum(int(count) for count in re.findall(r"^\w+\.log:(\d+)$", said, re.M))
 
 
+@pytest.mark.matrix(of="newcomers")
 def test_the_tour_works_as_typed_and_leaves_nothing_to_guess(
     second: Terminal, directory: Path
 ) -> None:
@@ -144,6 +145,7 @@ def test_the_tour_works_as_typed_and_leaves_nothing_to_guess(
     assert {one.name for one in directory.iterdir()} == {".venv", "service.log"}
 
 
+@pytest.mark.matrix(of="newcomers")
 def test_programs_without_spark_and_questions_of_an_operator(
     second: Terminal, directory: Path
 ) -> None:

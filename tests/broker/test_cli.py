@@ -60,11 +60,15 @@ def test_a_port_in_use() -> None:
     assert "give another --host or --port" in line
 
 
+@pytest.mark.long
+@pytest.mark.matrix(of="starts")
 def test_an_address_that_is_not_here() -> None:
     for host in ("192.0.2.1", "127..0.1", "a" * 64):
         refusal(["serve", "--host", host, "--database-url", UNREACHABLE], Exit.ADDRESS)
 
 
+@pytest.mark.long
+@pytest.mark.matrix(of="starts")
 def test_postgres_is_unreachable() -> None:
     for command in (["serve", "--port", "0"], ["serve", "--port", "0", "--no-migrate"]):
         line = refusal([*command, "--database-url", UNREACHABLE], Exit.DATABASE)
@@ -108,6 +112,8 @@ def test_tables_that_are_not_current(database_url: str) -> None:
     assert "counterpoise migrate" in refusal(arguments, Exit.MIGRATION)
 
 
+@pytest.mark.long
+@pytest.mark.matrix(of="starts")
 def test_tables_that_a_restore_left_incomplete(migrated_url: str) -> None:
     """As pg_restore leaves them if a service writes meanwhile, or if it is killed."""
     after_restore = ["migrate", "--after-restore", "--database-url", migrated_url]
@@ -140,6 +146,8 @@ def test_migrate_says_what_it_did(database_url: str) -> None:
     assert told["restored"] == []
 
 
+@pytest.mark.long
+@pytest.mark.matrix(of="starts")
 def test_migrations_at_the_same_moment_take_turns(database_url: str) -> None:
     arguments = ["migrate", "--database-url", database_url]
     both = [Forked("counterpoise.cli", arguments, stdout=PIPE, stderr=PIPE) for _ in range(2)]

@@ -170,6 +170,8 @@ def test_a_file_that_is_no_backup_changes_nothing(
     assert not data.exists()
 
 
+@pytest.mark.long
+@pytest.mark.matrix("options")
 @pytest.mark.parametrize("options", [["-Fc"], ["-Ft"], ["-Fd"], ["-Fc", "--compress=none"]])
 def test_a_backup_is_loaded_from_each_format(
     url: str, database_url: str, tmp_path: Path, options: list[str]
@@ -178,6 +180,7 @@ def test_a_backup_is_loaded_from_each_format(
     schema.check(database_url)
 
 
+@pytest.mark.long
 def test_a_backup_that_ends_too_early_loads_nothing(
     backup: Path, postgres_url: str, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,9 +123,9 @@ def test_what_is_not_loaded_yet_is_said_to_be_loading_and_its_buttons_wait(
         assert page.text(".headline") == "Loading…"
         for words in ("None is bound.", "Nothing yet."):
             assert words not in page.text("#main")
-        assert page.run(buttons) == [True] * 5
+        assert page.run(buttons) == [True] * 6
     eventually(lambda: "Ready" in page.text(".headline"))
-    assert page.run(buttons) == [False] * 5
+    assert page.run(buttons) == [False] * 6
     assert "Loading" not in page.text("#main")
     page.act("document.querySelector('.back')", "it.click()")
     # Only the next document says that it is loading.
@@ -140,6 +141,16 @@ def test_a_rate_that_is_not_known_has_its_reason(page: Page, client: Client) -> 
     client.create_queue("flights", 2, log="pulsar://127.0.0.1/flights")
     reason = "the log does not say"
     eventually(lambda: any(row.count(reason) == 2 for row in rows(page)))
+    # In a narrow window its word stays whole.
+    page.width(400)
+    parts = page.run(
+        "(() => { const cell = [...document.querySelectorAll('.queues td')].at(-1);"
+        " cell.textContent = 'measuring'; const words = document.createRange();"
+        " words.selectNodeContents(cell); const parts = words.getClientRects().length;"
+        " return cell.scrollWidth > cell.clientWidth ? 0 : parts; })()"
+    )
+    assert parts == 1
+    page.width(1200)
     go(page, "flights")
     eventually(lambda: page.text(".figures").count(reason) == 2)
     assert "lag\nnot known" in page.text(".figures")
@@ -218,17 +229,18 @@ def test_few_partitions_show_their_numbers_and_a_click_shows_how_one_came_to_its
 
 
 def test_messages_of_the_chosen_partition_are_shown_as_they_are(
-    page: Page, client: Client, service: Service
+    page: Page, client: Client, service: Service, tmp_path: Path
 ) -> None:
     client.create_queue("flights", 1)
     markup = "<img src=x onerror=\"document.title='run'\">"
     precise = b'{"id": 12345678901234567890}'
+    large = json.dumps({"items": [f"screw {number}" for number in range(800)]}).encode()
     with Publisher("flights", url=service.url) as publisher:
         publisher.publish(b'{"total":3}', "customer-1", {"trace": "t-1"})
         publisher.publish(precise, "customer-2")
         publisher.publish(b"\xff\x00", None)
         publisher.publish(markup.encode(), "k")
-        publisher.publish(b"x" * 5000, "k")
+        publisher.publish(large, "k")
         for number in range(30):
             publisher.publish(f"order {number}".encode(), "k")
     go(page, "flights")
@@ -236,9 +248,32 @@ def test_messages_of_the_chosen_partition_are_shown_as_they_are(
     click(page, "Oldest")
     eventually(lambda: "The log holds positions 0 up to 35." in page.text(".detail"))
     # What JavaScript would change is left as it is.
-    for words in ('"total": 3', "trace t-1", precise.decode(), "/wA=", markup, "cut after 2,000"):
+    cut = f"The first 10,000 of {len(large):,} bytes."
+    for words in ('"total": 3', "trace t-1", precise.decode(), "ff 00", markup, cut):
         assert words in page.text(".messages")
     assert page.run("document.title") == "flights · Counterpoise"
+    # All of a long one, as text, in hex, in the clipboard and in a file.
+    fifth = "document.querySelectorAll('.messages li')[4]"
+    press_of = f"[...{fifth}.querySelectorAll('button')].find((one) => one.innerText === "
+
+    def value() -> str:
+        return str(page.run(f"{fifth}.querySelector('pre').textContent"))
+
+    page.act(f"{press_of}'Whole')", "it.click()")
+    eventually(lambda: value() == json.dumps(json.loads(large), indent=2))
+    page.act(f"{press_of}'Hex')", "it.click()")
+    assert value().startswith(
+        '000000  7b 22 69 74 65 6d 73 22 3a 20 5b 22 73 63 72 65  {"items": ['
+    )
+    page.act(f"{press_of}'Text')", "it.click()")
+    page.run("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    page.act(f"{press_of}'Copy')", "it.click()")
+    eventually(lambda: "Copied." in page.run(f"{fifth}.innerText"))
+    assert page.run("copied") == large.decode()
+    page.ask("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    page.act(f"{press_of}'Save')", "it.click()")
+    saved = tmp_path / "flights-0-4.json"
+    eventually(lambda: saved.exists() and saved.read_bytes() == large)
     shown = "document.querySelectorAll('.messages li').length"
     assert page.run(shown) == 20
     click(page, "Later")
@@ -247,12 +282,87 @@ def test_messages_of_the_chosen_partition_are_shown_as_they_are(
     fill(page, "#look-at", "34")
     page.act("document.querySelector('.detail form')", "it.requestSubmit()")
     eventually(lambda: page.run(shown) == 1)
+    # Those that are published at the end of the list or later are none yet.
+    fill(page, "#look-since", "2099-01-01T00:00:00")
+    page.act("document.querySelector('.detail form')", "it.requestSubmit()")
+    eventually(lambda: "No message from there on." in page.text(".detail"))
+    fill(page, "#look-for", "key:k ORDER")
+    click(page, "Oldest")
+    eventually(lambda: "30 of 35 messages match." in page.text(".detail"))
+    assert "total" not in page.text(".messages")
+    fill(page, "#look-for", "key:k newest")
+    click(page, "Follow")
+    eventually(lambda: "Follows" in page.text(".detail"))
     with Publisher("flights", url=service.url) as publisher:
+        publisher.publish(b"the newest", "other")
         publisher.publish(b"the newest", "k")
+    eventually(lambda: "1 message so far" in page.text(".detail"))
+    assert page.run(shown) == 1
     click(page, "Newest")
-    eventually(lambda: "the newest" in page.text(".messages"))
+    eventually(lambda: "1 of 37 messages matches." in page.text(".detail"))
+    assert page.run("document.querySelector('[aria-pressed]').ariaPressed") == "false"
     assert client.flows("flights") == []
     assert client.partitions("flights")[0].position is None
+
+
+def test_a_filter_and_a_time_find_messages_and_values_read_as_what_they_are(page: Page) -> None:
+    def call(module: str, expression: str) -> Any:
+        return page.run(f"import('/dashboard/{module}.js').then(async (it) => {expression})")
+
+    messages = [
+        {"key": "c-1", "headers": {"trace": "t-1"}, "value": "an Order"},
+        {"key": "c-11", "headers": {}, "value": "order c-1"},
+        {"key": None, "headers": None, "value_base64": "/wA="},
+    ]
+    for words, matching in (
+        ("", None),
+        ("order", [0, 1]),
+        ("key:c-1", [0]),
+        ("c-1", [0, 1]),
+        ("header:trace", [0]),
+        ("header:trace=t-1 ORDER", [0]),
+        ("header:trace=t", []),
+        ("header:toString", []),
+        ('"an order"', [0]),
+        ('header:"trace=t-1"', [0]),
+        ("order key:c-2", []),
+    ):
+        found = call(
+            "finding",
+            f"{{ const matches = it.filterOf({json.dumps(words)}); return matches && "
+            f"{json.dumps(messages)}.flatMap((one, place) => matches(one) ? [place] : []); }}",
+        )
+        assert found == matching, words
+    # Of a log with holes; the last message has no time.
+    log = [[3, 10], [4, 20], [9, 20], [12, 30], [13, None]]
+    for time, position in ((0, "3"), (10, "3"), (11, "4"), (20, "4"), (21, "10"), (31, "13")):
+        found = call(
+            "finding",
+            f"{{ const log = {json.dumps(log)}; return it.firstSince({time}, async (from) => {{"
+            " const [at, when] = log.find(([at]) => at >= Number(from)) ?? [];"
+            " const message = at === undefined ? null : { position: String(at),"
+            " published_at: when === null ? null : new Date(when).toISOString() };"
+            " return { start: '3', end: '14', message }; }); }",
+        )
+        assert found == position, time
+    for value, kind, text in (
+        ('{"a":[1]}', "JSON", '{\n  "a": [\n    1\n  ]\n}'),
+        ('{"a": 1, "a": 2}', "JSON", '{"a": 1, "a": 2}'),
+        ("{not", "text", "{not"),
+        ("3", "text", "3"),
+    ):
+        shown = json.dumps({"value": value, "size_bytes": len(value)})
+        assert call("values", f"it.readable({shown})") == {"text": text, "kind": kind}, value
+    cut = json.dumps({"value": "[1]", "size_bytes": 4})
+    assert call("values", f"it.readable({cut}).kind") == "text"
+    binary = json.dumps({"value_base64": "/wA=", "size_bytes": 2, "position": "7"})
+    assert call("values", f"it.readable({binary})") == {
+        "text": "000000  ff 00  ··",
+        "kind": "binary",
+    }
+    assert call("values", f"it.fileName('flights', 0, {binary})") == "flights-0-7.bin"
+    lines = [call("values", f"it.isLong('x\\n'.repeat({n}) + 'x')") for n in (11, 12)]
+    assert lines == [False, True]
 
 
 def test_a_narrow_window_shows_the_consumers_before_the_partitions(
@@ -369,8 +479,12 @@ def test_a_queue_that_is_ready_shows_what_its_consumers_report(
     page: Page, client: Client, service: Service
 ) -> None:
     client.create_queue("flights", 2, rebalance_delay=0)
+    with Publisher("flights", url=service.url) as publisher:
+        for number in range(10):
+            publisher.publish(f"order {number}".encode(), "k")
     with Flow("flights", url=service.url, client_name="first", lease_seconds=60) as flow:
         eventually(lambda: len(flow.partitions) == 2)
+        flow.commit({1: "7"})
         poison = Condition("quarantined", "at 7: <b>ValueError</b>", 1, flow.partitions[1].epoch)
         flow.report([poison])
         eventually(lambda: any("1 quarantined (Ready)" in one for one in rows(page)))
@@ -381,10 +495,29 @@ def test_a_queue_that_is_ready_shows_what_its_consumers_report(
         first, second = labels(page)
         assert "quarantined" not in first
         assert second.endswith("quarantined: at 7: <b>ValueError</b>")
+        click(page, "Show")
+        eventually(lambda: "order 7" in page.text(".messages"))
+        assert page.text(".detail h3") == "Partition 1"
+        pass_poison(page, flow, "Try again", "No message would be read again.")
+        assert client.partitions("flights")[1].position == "7"
+        pass_poison(page, flow, "Skip", "At most 1 message would never be read.")
+        assert client.partitions("flights")[1].position == "8"
         flow.report([])
         eventually(lambda: page.text(".headline .status") == "Ready")
         # The page asks for the status and for the conditions each by itself.
         eventually(lambda: page.run("document.querySelector('.conditions').hidden"))
+
+
+def pass_poison(page: Page, flow: Flow, button: str, said: str) -> None:
+    """Use this button beside the message at 7 of partition 1, until the flow has its new epoch."""
+    before = flow.partitions[1].epoch
+    flow.report([Condition("quarantined", "at 7: ValueError", 1, before)])
+    eventually(lambda: "at 7: ValueError" in page.text(".conditions"))
+    click(page, button)
+    eventually(lambda: said in page.text(".preview"))
+    assert "It has the key k and 7 bytes." in page.text(".preview")
+    submit(page)
+    eventually(lambda: flow.partitions[1].epoch == before + 1)
 
 
 def test_it_follows_partitions_as_flows_come_and_go(
@@ -530,10 +663,29 @@ def test_an_administrator_creates_and_deletes_a_queue_and_finds_both_in_the_audi
     fill(page, "#act-name", "flights")
     fill(page, "#act-count", "3")
     eventually(lambda: "3 partitions on the built-in log" in page.text(".preview"))
+    fill(page, "#act-consumers", "spark")
+    fill(page, "#act-hours", "0.5")
+    eventually(lambda: "stay for 30 min, and at most 1 GiB" in page.text(".preview"))
     submit(page)
     eventually(lambda: [one.name for one in client.queues()] == ["flights"])
+    created = client.queue("flights")
+    assert (created.max_handoff_time, created.raw["retention_seconds"]) == (30, 1800)
+    assert created.ordered_resize
     go(page, "flights")
     eventually(lambda: len(labels(page)) == 3)
+    page.act("document.querySelector('.cell')", "it.click()")
+    eventually(lambda: "last commit\nnone yet" in page.text(".detail dl"))
+    click(page, "Settings")
+    eventually(lambda: page.text(".preview") == "Nothing changes.")
+    assert is_off(page)
+    fill(page, "#act-max_handoff_time", "12.5")
+    fill(page, "#act-retention_seconds", "2")
+    eventually(lambda: "(hours): 30 min → 2 h." in page.text(".preview"))
+    submit(page)
+    eventually(lambda: client.queue("flights").max_handoff_time == 12.5)
+    changed = client.queue("flights").raw
+    keeps = {"max_handoff_time": 12.5, "retention_seconds": 7200, "revision": changed["revision"]}
+    assert changed == {**created.raw, **keeps}
     click(page, "Delete")
     eventually(lambda: "All messages are processed" in page.text(".preview"))
     assert page.run(off)
@@ -543,8 +695,61 @@ def test_an_administrator_creates_and_deletes_a_queue_and_finds_both_in_the_audi
     # The answer leads to the list.
     eventually(lambda: "There is none yet" in page.text("#main"))
     page.act("document.querySelector('#audit')", "it.click()")
-    eventually(lambda: audited(page) == ["delete queue", "create queue"])
+    eventually(lambda: audited(page) == ["delete queue", "change queue", "create queue"])
     assert violations(page) == []
+
+
+def test_settings_are_read_as_people_give_them_and_only_changes_are_sent(page: Page) -> None:
+    def call(expression: str) -> Any:
+        return page.run(f"import('/dashboard/settings.js').then((it) => {expression})")
+
+    new = {
+        "name": "flights",
+        "count": 8,
+        "consumers": "python",
+        "log": " ",
+        "ordered": True,
+        "hours": 24,
+        "gib": 1,
+    }
+    served = {"partition_count": 8, "max_handoff_time": 3}
+    own = {"retention_seconds": 86400, "retention_bytes": 2**30}
+    kafka = "kafka://host:9092/flights"
+    for given, content in (
+        ({}, {**served, **own, "ordered_resize": True}),
+        ({"ordered": False}, {**served, **own, "ordered_resize": False}),
+        ({"gib": 0.1}, {**served, **own, "retention_bytes": 107374182, "ordered_resize": True}),
+        ({"log": kafka}, {**served, "log": kafka}),
+        ({"log": kafka, "count": "none"}, {"max_handoff_time": 3, "log": kafka}),
+        ({"log": kafka, "ordered": False}, {**served, "log": kafka, "ordered_resize": False}),
+        ({"name": ""}, None),
+        ({"count": "none"}, None),
+        ({"count": 1.5}, None),
+        ({"hours": -1}, None),
+    ):
+        values = json.dumps({**new, **given}).replace('"none"', "NaN")
+        created = call(f"it.creationOf({values}).content ?? null")
+        assert created == (content and {"name": "flights", **content}), given
+    queue = {
+        "max_concurrent_handoffs": None,
+        "retention_seconds": 100,
+        "retention_bytes": 1001,
+        "ordered_resize": True,
+        "rebalance_delay": 5,
+    }
+    for fields, changed in (
+        # As the fields show them.
+        ({"retention_seconds": 100 / 3600, "retention_bytes": 1001 / 2**30}, {}),
+        ({"max_concurrent_handoffs": "none", "ordered_resize": True, "rebalance_delay": 5}, {}),
+        ({"max_concurrent_handoffs": 2}, {"max_concurrent_handoffs": 2}),
+        ({"ordered_resize": False}, {"ordered_resize": False}),
+        ({"rebalance_delay": 0}, {"rebalance_delay": 0}),
+        ({"rebalance_delay": "none"}, None),
+        ({"max_concurrent_handoffs": 1.5}, None),
+    ):
+        values = json.dumps(fields).replace('"none"', "NaN")
+        found = call(f"it.changesOf({json.dumps(queue)}, {values})")
+        assert (None if "wrong" in found else found["content"]) == changed, fields
 
 
 def test_the_end_of_a_queue_that_was_left_leaves_the_next_page_alone(

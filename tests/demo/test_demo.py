@@ -87,6 +87,7 @@ def test_the_demo_ends_with_a_good_verdict(demos: list[Demo]) -> None:
     assert "BROKEN" not in output
 
 
+@pytest.mark.matrix(of="demos")
 @pytest.mark.long
 @pytest.mark.xdist_group("spark 3")
 def test_a_sabotaged_demo_ends_with_a_bad_verdict(demos: list[Demo]) -> None:
@@ -96,6 +97,7 @@ def test_a_sabotaged_demo_ends_with_a_bad_verdict(demos: list[Demo]) -> None:
     assert re.search(f"BROKEN +({UNFENCED})", output)
 
 
+@pytest.mark.matrix(of="demos")
 @pytest.mark.long
 @pytest.mark.xdist_group("spark 3")
 def test_the_demo_of_splits_ends_with_a_good_verdict(demos: list[Demo]) -> None:
@@ -120,6 +122,7 @@ def test_the_evidence_of_a_sabotaged_demo_gets_a_bad_verdict(sabotage: str) -> N
     assert not judged(evidence).kept, "the judge of all runs agrees"
 
 
+@pytest.mark.matrix("how")
 @pytest.mark.long
 @pytest.mark.xdist_group("spark 3")
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])

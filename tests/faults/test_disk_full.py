@@ -70,6 +70,7 @@ def _commit(flow: Flow, position: str) -> dict[int, str]:
     return dict(flow.commit(items, timeout_seconds=150))
 
 
+@pytest.mark.matrix(of="campaigns of faults")
 def test_all_promises_hold_while_the_disk_is_full_under_load(tmp_path: Path) -> None:
     """The second act of `make faults`."""
     verdict = disk.run(tmp_path, 11, print)

@@ -136,6 +136,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         yield stage
 
 
+@pytest.mark.matrix(of="handoffs on Kafka")
 def test_all_promises_hold_on_a_topic_that_grows_and_has_holes(
     stage: Stage, apache_kafka: ApacheKafka
 ) -> None:

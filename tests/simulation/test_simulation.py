@@ -26,7 +26,7 @@ from tests.simulation.world import run
 pytestmark = pytest.mark.xdist_group("computing")
 
 # Those of `make test`, and those of `make test-all`; `make sim SEEDS=10000` plays more.
-SHORT_SEEDS = 100
+SHORT_SEEDS = 50
 ALL_SEEDS = 1_000
 # The limit is in callbacks of the event loop, which do not depend on the machine, not in CPU or
 # wall time.

@@ -172,6 +172,7 @@ def test_a_refused_call_is_an_error(spans):
     assert call.attributes["error.type"] == "404"
 
 
+@pytest.mark.long
 def test_a_consumer_shows_what_it_reads_and_its_commits(spans):
     with MemoryService() as service:
         service.create_queue("orders", 1)
@@ -202,6 +203,7 @@ def test_a_client_without_a_provider_loads_nothing():
     subprocess.run([sys.executable, "-c", PLAIN], check=True, timeout=60)
 
 
+@pytest.mark.long
 def test_nothing_is_traced_without_a_provider(monkeypatch):
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
     EXPORTER.clear()

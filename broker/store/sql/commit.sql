@@ -90,8 +90,8 @@ locked_flows AS (
 locked_partitions AS (
     -- The partitions as they are to be written; a new one is not stored yet.
     -- `position` is the first of these: what an administrator sets (perhaps null), what a release
-    -- brings, what is stored, where a partition without a position begins. `seq` is null in a new
-    -- epoch.
+    -- brings, what is stored, where a partition without a position begins. `done_above` goes with
+    -- the position: a set one has none. `seq` is null in a new epoch.
     -- `fits` is the fence of a release: its flow still owns the partition in its epoch, and no
     -- later call of that flow, with a higher `seq`, was committed first.
     SELECT
@@ -102,6 +102,9 @@ locked_partitions AS (
         CASE WHEN given.is_set THEN given.set_position
             ELSE coalesce(given.release_position, locked.position, given.first_position)
             END AS position,
+        CASE WHEN given.is_set THEN NULL
+            WHEN given.release_position IS NOT NULL THEN given.release_done_above
+            ELSE locked.done_above END AS done_above,
         CASE WHEN given.epoch = locked.epoch THEN coalesce(given.release_seq, locked.seq) END
             AS seq,
         given.cut, given.cut_reached,
@@ -125,13 +128,13 @@ locked_partitions AS (
             -- Row by row the same partitions; empty if no position changes.
             json_to_recordset(:positions) AS (
                 release_flow text, release_epoch bigint, release_seq bigint, release_position text,
-                is_set boolean, set_position text, first_position text
+                release_done_above text, is_set boolean, set_position text, first_position text
             )
         ) AS partition
         ORDER BY number
     ) AS given
     LEFT JOIN LATERAL (
-        SELECT owner, epoch, seq, position
+        SELECT owner, epoch, seq, position, done_above
         FROM counterpoise.partitions
         WHERE queue_id = :queue AND number = given.number
         LIMIT 1
@@ -265,12 +268,12 @@ written_partitions AS (
     INSERT INTO counterpoise.partitions (
         queue_id, number, state, epoch, owner, retiring, handed_over, next_handed_over, released_by,
         unowned_since, successor, deadline, handoff_since, warm, warmed_by, warmed_epoch,
-        position, seq, cut, cut_reached
+        position, done_above, seq, cut, cut_reached
     )
     SELECT
         :queue, number, state, epoch, owner, retiring, handed_over, next_handed_over, released_by,
         unowned_since, successor, deadline, handoff_since, warm, warmed_by, warmed_epoch,
-        position, seq, cut, cut_reached
+        position, done_above, seq, cut, cut_reached
     FROM locked_partitions
     WHERE (SELECT may FROM verdict)
     ON CONFLICT (queue_id, number) DO UPDATE SET
@@ -281,8 +284,9 @@ written_partitions AS (
         deadline = excluded.deadline, handoff_since = excluded.handoff_since,
         warm = excluded.warm, warmed_by = excluded.warmed_by,
         warmed_epoch = excluded.warmed_epoch, position = excluded.position,
-        seq = excluded.seq, cut = excluded.cut, cut_reached = excluded.cut_reached
-    RETURNING number, epoch, position
+        done_above = excluded.done_above, seq = excluded.seq,
+        cut = excluded.cut, cut_reached = excluded.cut_reached
+    RETURNING number, epoch, position, done_above
 ),
 
 removed_partitions AS (
@@ -322,14 +326,15 @@ answer AS (
     SELECT
         array_agg(number ORDER BY number) AS numbers,
         array_agg(epoch ORDER BY number) AS epochs,
-        array_agg(position ORDER BY number) AS positions
+        array_agg(position ORDER BY number) AS positions,
+        array_agg(done_above ORDER BY number) AS done_above
     FROM (
-        SELECT number, epoch, position FROM written_partitions
+        SELECT number, epoch, position, done_above FROM written_partitions
         UNION ALL
-        SELECT shown.number, found.epoch, found.position
+        SELECT shown.number, found.epoch, found.position, found.done_above
         FROM unnest(CAST(:shown AS integer[])) AS shown (number)
         CROSS JOIN LATERAL (
-            SELECT epoch, position
+            SELECT epoch, position, done_above
             FROM counterpoise.partitions
             WHERE queue_id = :queue AND number = shown.number
             LIMIT 1
@@ -341,5 +346,6 @@ SELECT
     *,
     (SELECT numbers FROM answer),
     (SELECT epochs FROM answer),
-    (SELECT positions FROM answer)
+    (SELECT positions FROM answer),
+    (SELECT done_above FROM answer)
 FROM verdict

@@ -31,6 +31,7 @@ locked AS (
         item.place,
         found.*,
         item.position AS new_position,
+        item.done_above AS new_done_above,
         coalesce(item.seq, found.seq) AS new_seq,
         found.owner = item.flow_id AS owned,
         item.flow_id IN (SELECT id FROM renewed) AS renewed,
@@ -40,8 +41,10 @@ locked AS (
         SELECT *
         FROM unnest(
             CAST(:queue_ids AS text[]), CAST(:numbers AS integer[]), CAST(:flow_ids AS text[]),
-            CAST(:epochs AS bigint[]), CAST(:seqs AS bigint[]), CAST(:positions AS text[])
-        ) WITH ORDINALITY AS item (queue_id, number, flow_id, epoch, seq, position, place)
+            CAST(:epochs AS bigint[]), CAST(:seqs AS bigint[]), CAST(:positions AS text[]),
+            CAST(:done_above AS text[])
+        ) WITH ORDINALITY AS item (
+            queue_id, number, flow_id, epoch, seq, position, done_above, place)
         ORDER BY queue_id, number
     ) AS item
     -- LIMIT leaves the planner one way: a look-up by the key, once for each item.
@@ -57,39 +60,41 @@ locked AS (
 ),
 
 written AS (
-    -- Inserted over their rows, by the unique index of the key (see `commit.sql`). Only two columns
-    -- change.
+    -- Inserted over their rows, by the unique index of the key (see `commit.sql`). Only three
+    -- columns change.
     INSERT INTO counterpoise.partitions (
         queue_id, number, state, epoch, owner, retiring, handed_over, next_handed_over, released_by,
         unowned_since, successor, deadline, handoff_since, warm, warmed_by, warmed_epoch,
-        position, seq, cut, cut_reached
+        position, done_above, seq, cut, cut_reached
     )
     SELECT
         queue_id, number, state, epoch, owner, retiring, handed_over, next_handed_over, released_by,
         unowned_since, successor, deadline, handoff_since, warm, warmed_by, warmed_epoch,
-        new_position, new_seq, cut, cut_reached
+        new_position, new_done_above, new_seq, cut, cut_reached
     FROM locked
     WHERE owned AND renewed AND fits
     ON CONFLICT (queue_id, number) DO UPDATE
-        SET position = excluded.position, seq = excluded.seq
-    RETURNING queue_id, number, epoch, position
+        SET position = excluded.position, done_above = excluded.done_above, seq = excluded.seq
+    RETURNING queue_id, number, epoch, position, done_above
 )
 
 -- The items as they were found, by their place. Then positions, without a place: first those that
 -- an answer will show, as they were when the statement arrived, then those that were written.
 SELECT
-    place, NULL AS queue_id, NULL AS number, epoch, NULL AS position, owned, state, renewed
+    place, NULL AS queue_id, NULL AS number, epoch, NULL AS position, NULL AS done_above,
+    owned, state, renewed
 FROM locked
 UNION ALL
-SELECT NULL, shown.queue_id, shown.number, found.epoch, found.position, NULL, NULL, NULL
+SELECT NULL, shown.queue_id, shown.number, found.epoch, found.position, found.done_above,
+    NULL, NULL, NULL
 FROM unnest(CAST(:shown_queue_ids AS text[]), CAST(:shown_numbers AS integer[]))
     AS shown (queue_id, number)
 CROSS JOIN LATERAL (
-    SELECT epoch, position
+    SELECT epoch, position, done_above
     FROM counterpoise.partitions
     WHERE queue_id = shown.queue_id AND number = shown.number
     LIMIT 1
 ) AS found
 UNION ALL
-SELECT NULL, queue_id, number, epoch, position, NULL, NULL, NULL
+SELECT NULL, queue_id, number, epoch, position, done_above, NULL, NULL, NULL
 FROM written

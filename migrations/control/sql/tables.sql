@@ -135,6 +135,8 @@ CREATE TABLE counterpoise.partitions (
     warmed_epoch bigint,
     -- Where the log has been processed up to, and the highest seq in this epoch.
     position text,
+    -- What is done above the position, as its owner writes it.
+    done_above text,
     seq bigint,
     -- Where an ordered resize has cut it, and whether it has been processed up to there.
     cut text,

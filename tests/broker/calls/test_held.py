@@ -6,6 +6,7 @@ import pytest
 
 from broker.core.commands import CommitItem, ReleaseItem
 from broker.core.errors import FlowGone, Unavailable
+from broker.store.ports import Stored
 from broker.testing.loop import settle, virtual
 from counterpoise import wire
 from tests.broker.shell import Service, World, spec
@@ -62,11 +63,11 @@ async def test_a_commit_is_made_when_its_rows_are_free() -> None:
     committing = asyncio.ensure_future(one.commit("held", held, 1, items))
     await asyncio.sleep(3)
     assert not committing.done()
-    assert await one.database.positions(queue_id) == {0: (1, "5"), 1: (1, None)}
+    assert await one.database.positions(queue_id) == {0: Stored(1, "5"), 1: Stored(1, None)}
     world.database.held_partitions = set()
     done = await committing
     assert [result.outcome for result in done.results] == ["ok", "ok", "no_such_partition"]
-    assert await one.database.positions(queue_id) == {0: (1, "5"), 1: (1, "6")}
+    assert await one.database.positions(queue_id) == {0: Stored(1, "5"), 1: Stored(1, "6")}
 
 
 @virtual

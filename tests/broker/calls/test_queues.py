@@ -21,6 +21,7 @@ from broker.core.errors import (
     QueueNotFound,
     Unavailable,
 )
+from broker.store.ports import Stored
 from broker.testing.loop import settle, virtual
 from broker.testing.store import Fault
 from counterpoise import wire
@@ -759,7 +760,10 @@ class TestPositions:
         done = await setting
         assert [(p.partition, p.epoch) for p in done.partitions] == [(0, 2)]
         queue_id, _ = world.stored("orders")
-        assert world.database.positions(queue_id, [0, 3]) == {0: (2, "10"), 3: (1, "50")}
+        assert world.database.positions(queue_id, [0, 3]) == {
+            0: Stored(2, "10"),
+            3: Stored(1, "50"),
+        }
 
     @pytest.mark.parametrize("position", ["", "nonsense", "-1", "1.5", "1" * 30, "١"])
     @virtual

@@ -4,13 +4,14 @@ from broker.calls.flow_views import needed_positions, partitions_in_view
 from broker.calls.rendering import partition_view, status_view
 from broker.calls.times import time_of
 from broker.core.queue import Queue
+from broker.store.ports import Stored
 from tests.broker.core.world import World
 
 
 def told(queue: Queue, flow_id: str) -> dict[int, str]:
     """The state of each partition in the flow's view."""
     flow = queue.flows[flow_id]
-    positions = {number: (one.epoch, None) for number, one in queue.partitions.items()}
+    positions = {number: Stored(one.epoch, None) for number, one in queue.partitions.items()}
     found = partitions_in_view(queue, flow, needed_positions(flow), positions)
     assert found is not None
     return {seen.partition: seen.state for seen in found}

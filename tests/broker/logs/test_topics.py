@@ -58,6 +58,7 @@ def test_a_queue_takes_its_partition_count_from_the_topic(client, log):
         client.create_queue("other", 4, log=log)
 
 
+@pytest.mark.long
 def test_its_count_is_changed_at_the_topic_and_nothing_is_discarded(client, log):
     client.create_queue("orders", log=log)
     for change in ({"partition_count": 4}, {"partition_count": 2, "discard": True}):
@@ -117,6 +118,7 @@ def owned(client, flow):
     return [one.partition for one in client.partitions("orders") if one.owner == flow]
 
 
+@pytest.mark.long
 def test_a_topic_with_fewer_partitions_takes_none_away(client, kafka, topic, log):
     client.create_queue("orders", log=log)
     kafka.grow_topic(topic, 2)
@@ -135,6 +137,7 @@ def test_topics_of_one_cluster_and_one_access_are_asked_together():
     logs.close()
 
 
+@pytest.mark.long
 def test_positions_are_found_in_the_topic(client, kafka, topic, log):
     client.create_queue("orders", log=log)
     publish(log, 1, 3, b"a", b"b", b"c")

@@ -125,6 +125,7 @@ def test_it_serves_a_database_of_ours(data_dir: Path) -> None:
     assert settings["unix_socket_directories"] == ""
 
 
+@pytest.mark.long
 def test_a_restart_keeps_the_data_the_password_and_the_port(made: Path) -> None:
     postgres = EmbeddedPostgres(made)
     first = postgres.start()

@@ -65,6 +65,7 @@ def is_bounded(url: str) -> None:
         assert strangers.ended() == [True] * SURPLUS + [False] * MOST_LOGINS
 
 
+@pytest.mark.long
 def test_those_that_began_first_are_ended(kept: Kept) -> None:
     with structlog.testing.capture_logs() as logs:
         is_bounded(kept.url)
@@ -72,6 +73,7 @@ def test_those_that_began_first_are_ended(kept: Kept) -> None:
         eventually(lambda: [line["logins"] for line in logs if line["event"] == said])
 
 
+@pytest.mark.long
 def test_sessions_do_not_count(kept: Kept) -> None:
     """However many there are, and whether they are older or younger."""
     with ExitStack() as stack:
@@ -111,6 +113,7 @@ def lets_in(url: str) -> bool:
     return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ends", [end_program, end_server])
 def test_it_goes_on_after(kept: Kept, ends: Callable[[EmbeddedPostgres], None]) -> None:
     eventually(lambda: programs(kept.postgres))
@@ -128,6 +131,7 @@ def test_the_program_ends_with_its_keeper(kept: Kept) -> None:
     assert len(programs(kept.postgres)) == 1
 
 
+@pytest.mark.long
 def test_clients_cannot_take_the_connections_of_the_service(tmp_path: Path) -> None:
     pool_size = 3
     reserved = pool_size + BESIDE_POOL

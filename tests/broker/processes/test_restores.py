@@ -186,6 +186,8 @@ def stamped_long_ago(url: str) -> None:
         connection.execute("UPDATE counterpoise.service SET stamped_at = stamped_at - 60")
 
 
+@pytest.mark.long
+@pytest.mark.matrix(of="restores")
 def test_a_child_waits_for_its_parents_after_a_restore_too(migrated_url: str) -> None:
     child = {"key": "child", "parents": ["left", "right"]}
     with serving(migrated_url) as (service, _), service.http as http:
@@ -225,6 +227,8 @@ def test_epochs_are_above_the_given_one(migrated_url: str) -> None:
         assert set(epochs(client).values()) == {highest + 2}
 
 
+@pytest.mark.long
+@pytest.mark.matrix(of="restores")
 def test_positions_in_aligned_logs_are_compared_with_each_log(migrated_url: str) -> None:
     """They were all said to be ahead of a log that there is not."""
     with serving(migrated_url) as (_, client):
@@ -243,6 +247,8 @@ def test_positions_in_aligned_logs_are_compared_with_each_log(migrated_url: str)
     assert restoring.fence(migrated_url).ahead == (("both", 1),)
 
 
+@pytest.mark.long
+@pytest.mark.matrix(of="restores")
 def test_pauses_of_the_backup_hold_and_end_in_time(migrated_url: str, tmp_path: Path) -> None:
     database = Database(migrated_url, tmp_path / "backup")
     with serving(database.url) as (_, client):

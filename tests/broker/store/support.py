@@ -291,11 +291,12 @@ class Replica:
         *,
         epoch: int | None = None,
         seq: int | None = None,
+        done_above: str | None = None,
     ) -> PositionCommit:
         """A commit of one position, by default in the partition's present epoch."""
         if epoch is None:
             epoch = self.queue.partitions[partition].epoch
-        return PositionCommit(self.id, flow_id, seq, partition, epoch, position)
+        return PositionCommit(self.id, flow_id, seq, partition, epoch, position, done_above)
 
     def owned(self, flow_id: str) -> list[int]:
         return sorted(self.queue.flows[flow_id].owned)

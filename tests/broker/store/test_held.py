@@ -15,7 +15,7 @@ from sqlalchemy import text
 from broker.core.commands import Outcome
 from broker.store import commit
 from broker.store.connections import Connections
-from broker.store.ports import Conflict, StoreUnavailable
+from broker.store.ports import Conflict, Stored, StoreUnavailable
 from tests.broker.core.oracle import snapshot
 from tests.broker.store.support import Ground, PostgresGround, Replica
 
@@ -40,10 +40,10 @@ async def test_a_commit_of_positions_waits_for_no_lock(ground: Ground, orders: R
         held, *free = (await store.commit_positions(items)).results
         assert held is None
         assert [result and result.outcome for result in free] == [Outcome.OK] * 2
-    assert await store.positions(orders.id, [0, 1]) == {0: (1, None), 1: (1, "1")}
-    assert await store.positions(other.id) == {0: (1, "9")}
+    assert await store.positions(orders.id, [0, 1]) == {0: Stored(1, None), 1: Stored(1, "1")}
+    assert await store.positions(other.id) == {0: Stored(1, "9")}
     assert None not in (await store.commit_positions(items)).results
-    assert await store.positions(orders.id, [0]) == {0: (1, "0")}
+    assert await store.positions(orders.id, [0]) == {0: Stored(1, "0")}
 
 
 async def test_without_its_renewal_nothing_of_a_flow_is_committed(
@@ -57,7 +57,7 @@ async def test_without_its_renewal_nothing_of_a_flow_is_committed(
         assert held is None
         assert missing is not None
         assert missing.outcome is Outcome.NO_SUCH_PARTITION
-    assert await orders.store.positions(orders.id, [0]) == {0: (1, None)}
+    assert await orders.store.positions(orders.id, [0]) == {0: Stored(1, None)}
 
 
 async def test_the_locks_of_a_frozen_transaction_end_soon(

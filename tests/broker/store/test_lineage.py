@@ -8,7 +8,7 @@ import pytest
 
 from broker.core import commands as c
 from broker.core.queue import Queue
-from broker.store.ports import Act, Overdue, Store
+from broker.store.ports import Act, Overdue, Store, Stored
 from tests.broker.store.support import Replica
 from tests.world.store import picture
 
@@ -58,7 +58,11 @@ async def test_a_child_begins_where_it_was_reported_to(store: Store) -> None:
     await orders.bind("f")
     split = (c.NewChild("b", ("a",), 3, "5"), c.NewChild("c", ("a",)))
     await orders.do(c.Children("f", (c.ChildrenItem(0, 1, split),)))
-    assert await store.positions(orders.id) == {0: (1, None), 3: (0, "5"), 4: (0, None)}
+    assert await store.positions(orders.id) == {
+        0: Stored(1, None),
+        3: Stored(0, "5"),
+        4: Stored(0, None),
+    }
 
 
 async def test_a_refused_commit_leaves_the_keys(store: Store) -> None:

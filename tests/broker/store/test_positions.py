@@ -12,7 +12,7 @@ import pytest
 
 from broker.core import commands as c
 from broker.core.commands import Outcome, Result
-from broker.store.ports import PositionSuperseded, PositionWrite, Store
+from broker.store.ports import PositionSuperseded, PositionWrite, Store, Stored
 from tests.broker.store.support import Ground, Replica, serve
 
 
@@ -28,16 +28,16 @@ async def outcomes(replica: Replica, *items: object) -> list[str]:
 
 async def test_an_owner_commits(store: Store, orders: Replica) -> None:
     await orders.bind("A")
-    assert await store.positions(orders.id, [0, 1, 77]) == {0: (1, None), 1: (1, None)}
+    assert await store.positions(orders.id, [0, 1, 77]) == {0: Stored(1, None), 1: Stored(1, None)}
     items = [orders.position("A", 1, "17"), orders.position("A", 0, "3")]
     shown = [(orders.id, number) for number in (1, 2, 77)]
     done = await store.commit_positions(items, shown)
-    assert done.positions == {(orders.id, 1): (1, "17"), (orders.id, 2): (1, None)}
+    assert done.positions == {(orders.id, 1): Stored(1, "17"), (orders.id, 2): Stored(1, None)}
     assert done.results == [
         Result(1, Outcome.OK),
         Result(0, Outcome.OK),
     ]
-    assert await store.positions(orders.id, [0, 1]) == {0: (1, "3"), 1: (1, "17")}
+    assert await store.positions(orders.id, [0, 1]) == {0: Stored(1, "3"), 1: Stored(1, "17")}
     assert await store.commit_positions([]) == ([], {})
 
 
@@ -144,7 +144,7 @@ async def test_a_partition_may_come_twice_in_one_call(store: Store, orders: Repl
         orders.position("A", 1, "y"),
     ]
     assert await outcomes(orders, *items) == ["ok"] * 5
-    assert await store.positions(orders.id, [0, 1]) == {0: (1, "c"), 1: (1, "y")}
+    assert await store.positions(orders.id, [0, 1]) == {0: Stored(1, "c"), 1: Stored(1, "y")}
 
 
 async def test_one_call_serves_several_queues(store: Store) -> None:
@@ -179,7 +179,7 @@ async def test_a_release_carries_its_position(
     number = await revoked(orders)
     await store.commit_positions([orders.position("A", number, "early", seq=stored)])
     await orders.do(release(orders, number), writes=[PositionWrite(number, 1, "A", "late", seq)])
-    assert await store.positions(orders.id, [number]) == {number: (2, "late")}
+    assert await store.positions(orders.id, [number]) == {number: Stored(2, "late")}
     # The new epoch counts anew.
     await store.commit_positions([orders.position("B", number, "new", seq=1)])
     assert await position(orders, number) == "new"
@@ -189,7 +189,7 @@ async def test_a_release_without_a_position_leaves_it(store: Store, orders: Repl
     number = await revoked(orders)
     await store.commit_positions([orders.position("A", number, "early", seq=1)])
     await orders.do(release(orders, number), writes=[PositionWrite(number, 1, "A", None, 2)])
-    assert await store.positions(orders.id, [number]) == {number: (2, "early")}
+    assert await store.positions(orders.id, [number]) == {number: Stored(2, "early")}
 
 
 @pytest.mark.parametrize("seq", [2, 3])
@@ -233,11 +233,45 @@ async def test_an_administrator_sets_positions_as_they_come(store: Store, orders
     await store.commit_positions([orders.position("A", n, "old", seq=9) for n in (0, 1, 2)])
     await orders.do(c.RaiseEpochs((0, 1)), positions={0: "new", 1: None})
     assert await store.positions(orders.id, [0, 1, 2]) == {
-        0: (2, "new"),
-        1: (2, None),
-        2: (1, "old"),
+        0: Stored(2, "new"),
+        1: Stored(2, None),
+        2: Stored(1, "old"),
     }
     assert await outcomes(orders, orders.position("A", 0, "x", epoch=1)) == ["stale_epoch"]
+
+
+async def test_what_is_done_above_goes_with_the_position(store: Store, orders: Replica) -> None:
+    number = await revoked(orders)
+
+    async def stored() -> Stored:
+        return (await store.positions(orders.id, [number]))[number]
+
+    shown = [(orders.id, number)]
+    item = orders.position("A", number, "3", seq=2, done_above="5+4,1+2")
+    answer = await store.commit_positions([item], shown)
+    assert answer.positions[orders.id, number] == Stored(1, "3", "5+4,1+2") == await stored()
+    late = orders.position("A", number, "2", seq=1, done_above="9+1")
+    stale = orders.position("A", number, "8", epoch=0, done_above="9+1")
+    assert await outcomes(orders, late, stale) == ["ok", "stale_epoch"]
+    assert await stored() == Stored(1, "3", "5+4,1+2")
+    await orders.do(release(orders, number), writes=[PositionWrite(number, 1, "A", None, 3)])
+    assert await stored() == Stored(2, "3", "5+4,1+2"), "the next owner gets it"
+    await store.commit_positions([orders.position("B", number, "4", seq=1)])
+    assert await stored() == Stored(2, "4"), "a commit without it takes it back"
+
+
+async def test_a_release_brings_what_is_done_above(store: Store, orders: Replica) -> None:
+    number = await revoked(orders)
+    write = PositionWrite(number, 1, "A", "3", 1, "5+1")
+    await orders.do(release(orders, number), writes=[write])
+    assert (await store.positions(orders.id, [number]))[number] == Stored(2, "3", "5+1")
+
+
+async def test_above_a_set_position_nothing_is_done(store: Store, orders: Replica) -> None:
+    await orders.bind("A")
+    await store.commit_positions([orders.position("A", 0, "3", done_above="5+1")])
+    await orders.do(c.RaiseEpochs((0,)), positions={0: "3"})
+    assert await store.positions(orders.id, [0]) == {0: Stored(2, "3")}
 
 
 async def test_a_number_used_again_goes_on_where_it_was(store: Store, orders: Replica) -> None:
@@ -245,7 +279,7 @@ async def test_a_number_used_again_goes_on_where_it_was(store: Store, orders: Re
     await store.commit_positions([orders.position("A", 3, "30")])
     await orders.do(c.Change({"partition_count": 2}, discard=True))
     await orders.do(c.Change({"partition_count": 6}))
-    assert await store.positions(orders.id, [3, 4]) == {3: (2, "30"), 4: (1, None)}
+    assert await store.positions(orders.id, [3, 4]) == {3: Stored(2, "30"), 4: Stored(1, None)}
 
 
 async def test_removed_partitions_are_among_all(store: Store, orders: Replica) -> None:
@@ -253,7 +287,7 @@ async def test_removed_partitions_are_among_all(store: Store, orders: Replica) -
     await store.commit_positions([orders.position("A", n, f"{n}0") for n in (1, 3)])
     await orders.do(c.Change({"partition_count": 2}, discard=True))
     found = await store.positions(orders.id)
-    assert {number: position for number, (_, position) in found.items() if position} == {
+    assert {number: one.position for number, one in found.items() if one.position} == {
         1: "10",
         3: "30",
     }
@@ -315,8 +349,8 @@ async def test_a_position_can_come_with_a_new_partition(store: Store, orders: Re
     count = orders.queue.settings.partition_count
     await orders.do(c.Change({"partition_count": count + 2}), positions={count: "0"})
     assert await store.positions(orders.id, [count, count + 1]) == {
-        count: (0, "0"),
-        count + 1: (0, None),
+        count: Stored(0, "0"),
+        count + 1: Stored(0, None),
     }
 
 

@@ -12,7 +12,8 @@ from counterpoise.consumer import Consumer
 from counterpoise.publisher import Publisher
 
 _BROKER = pytest.param("kafka", marks=[pytest.mark.long, pytest.mark.xdist_group("kafka")])
-on_each_log = pytest.mark.parametrize("log_of", ["builtin", "redis", _BROKER], indirect=True)
+_REDIS = pytest.param("redis", marks=pytest.mark.long)
+on_each_log = pytest.mark.parametrize("log_of", ["builtin", _REDIS, _BROKER], indirect=True)
 """The queues of the test are in logs of each kind, one after another; Kafka is the real broker."""
 
 

@@ -32,6 +32,7 @@ def client(service, kafka, topic):
         yield client
 
 
+@pytest.mark.long
 def test_two_consumers_share_a_topic_and_hand_over_without_a_trace(client, running, publish):
     publish(range(300))
     with running(concurrency=2, commit_seconds=0.1) as one:

@@ -86,6 +86,7 @@ class Publishing:
         assert not self._thread.is_alive()
 
 
+@pytest.mark.matrix(of="handoffs on Kafka")
 def test_each_broker_is_killed_amid_a_handoff_and_each_message_comes_once(
     cluster, client, topic, service, running
 ):

@@ -167,6 +167,7 @@ def play(stage, service, troupe, blows):
     eventually(lambda: stage.finished == set(range(stage.count)))
 
 
+@pytest.mark.matrix("log_of")
 @on_each_log
 def test_handoffs_repeat_nothing_and_no_key_is_overtaken(service, client, retries, troupe):
     stage = Stage(1)
@@ -178,6 +179,7 @@ def test_handoffs_repeat_nothing_and_no_key_is_overtaken(service, client, retrie
     assert outcomes == {"initial", "graceful"}
 
 
+@pytest.mark.matrix("log_of", "seed")
 @on_each_log
 @pytest.mark.parametrize(("seed", "rounds"), [(2, 1), (3, 3)])
 def test_kills_and_lost_leases_lose_nothing_and_no_key_is_overtaken(

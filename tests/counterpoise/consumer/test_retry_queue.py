@@ -6,9 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from counterpoise.consumer.lanes import Failure
 from counterpoise.consumer.letters import HEADER, RETRY_HEADER, Origin, headers
-from counterpoise.consumer.message import Ownership, messages_of
+from counterpoise.consumer.message import Failure, Ownership, messages_of
 from counterpoise.consumer.redelivery import MessagePlace, Redelivery, SetAside
 from counterpoise.consumer.retry_queue import NotARecord, Records, record
 from counterpoise.flow.view import Owned

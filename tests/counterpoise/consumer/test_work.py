@@ -16,13 +16,15 @@ class Steps:
     def __init__(self, monkeypatch):
         self.now = self.seconds = 0.0
         monkeypatch.setattr(work, "lease_time", lambda: self.now)
-        self.lanes = make(View(0), max_messages=1000)
+        self.view = View(0)
+        self.lanes = make(self.view, max_messages=1000)
         self.taken: list[int] = []
         take = self.lanes.take
 
         def taking(most, wait_seconds):
             piece = take(most, wait_seconds)
-            self.taken.append(len(piece.chunk.rows))
+            if piece is not None:
+                self.taken.append(len(piece.chunk.rows))
             return piece
 
         monkeypatch.setattr(self.lanes, "take", taking)
@@ -60,6 +62,26 @@ def test_a_worker_whose_messages_are_fast_again_takes_more_each_time(steps):
     taken = [steps.take(0.0) for _ in range(8)]
     assert taken[:4] == [1, 2, 4, 8]
     assert taken[-1] == TURN_MESSAGES
+
+
+def test_a_worker_whose_partition_is_lost_begins_no_other_message(steps):
+    """Also before the look-out has told the lanes."""
+
+    def lose(_message):
+        steps.view.lose(0)
+
+    steps.worker._each = lose
+    fill(steps.lanes)
+    assert steps.worker.turn(0)
+    assert steps.lanes.handled == 1
+    assert not steps.worker.turn(0)
+
+
+def test_a_piece_of_a_lost_partition_is_not_begun(steps):
+    fill(steps.lanes)
+    steps.view.lose(0)
+    assert not steps.worker.turn(0)
+    assert steps.lanes.handled == 0
 
 
 async def coroutine(*_):

@@ -63,6 +63,7 @@ def application(url: str, tmp_path: Path) -> Iterator[Callable[[str], subprocess
         process.wait()
 
 
+@pytest.mark.matrix(of="handoffs on Kafka")
 def test_two_applications_go_on_from_given_offsets_and_one_leaves(
     url: str,
     apache_kafka: ApacheKafka,

@@ -124,6 +124,7 @@ def test_a_trigger_interval_in_which_the_lease_ends_is_refused(
     started(writer.trigger(processingTime="59 seconds")).stop()
 
 
+@pytest.mark.long
 def test_asynchronous_tracking_of_progress_is_refused(client: Client, start: Start) -> None:
     with pytest.raises(Unsupported, match="Leave the option asyncProgressTrackingEnabled out"):
         start("noop", "asynchronous", asyncProgressTrackingEnabled="true")
