@@ -169,7 +169,6 @@ def _check_maxima(before: dict[str, Any], queue: Queue, command: c.Command) -> N
         most = flow.max_partitions // queue.settings.aligned
         was = before["flows"].get(flow.id, {"load": 0})["load"]
         resized = isinstance(command, c.Change | c.FollowLog)
-        assert flow.load <= max(most, was) or resized, "a flow got more than its maximum"
         working = sum(
             queue.partitions[number].state != "revoking"
             for number in flow.owned - queue.retiring
@@ -184,7 +183,8 @@ def _check_maxima(before: dict[str, Any], queue: Queue, command: c.Command) -> N
             for one in before["partitions"]
             if not one["retiring"] and _leads(queue, one["number"])
         )
-        assert working <= max(most, worked) or resized, "a flow works on more than its maximum"
+        assert resized or flow.load <= max(most, was, worked), "a flow got more than its maximum"
+        assert resized or working <= max(most, worked), "a flow works on more than its maximum"
 
 
 # Pauses
