@@ -36,7 +36,7 @@ from broker.core.loop import (
     rebalance_if_replaced,
     take_up,
 )
-from broker.core.model import AccessType, Flow
+from broker.core.model import Absent, AccessType, Flow
 from broker.core.pairs import wait_for_pairs
 from broker.core.queue import Queue
 from broker.core.resizing import resize
@@ -63,13 +63,16 @@ def bind(command: c.Bind, draft: Draft) -> None:
     left = [] if absent is None else queue.still_left(absent)
     moved, held = _budget(command, draft)
     takes_its_place = predecessor
-    if predecessor is not None and not (predecessor.draining and queue.takers):
-        held = predecessor.held_until
-    elif absent is not None:
-        held = None
+    # Who began to drain joins anew, as who has left, and so does who claims more than it had. Else
+    # these would be ways in.
+    comes_back = absent if predecessor is None else predecessor
+    if predecessor is not None and predecessor.draining and queue.takers:
+        comes_back = None
+    if comes_back is not None and (held is None or not _claims_more(command, comes_back)):
+        held = None if predecessor is None else predecessor.held_until
     elif held is not None:
-        # Who began to drain joins anew, as who has left. Else it would be a way in.
-        takes_its_place = None
+        takes_its_place = absent = None
+        left = []
     bind_number = (
         takes_its_place.bind_number
         if takes_its_place
@@ -86,7 +89,10 @@ def bind(command: c.Bind, draft: Draft) -> None:
         give_back(draft, left, flow)
     at_once = command.at_once and len(queue.flows) == 1
     if predecessor is not None and takes_its_place is None:
-        take_up(draft)
+        if queue.status is Status.READY and not queue.is_settled:
+            hold_down(draft, "unbind", before)
+        else:
+            take_up(draft)
     elif predecessor is not None and held is None and queue.status is Status.READY:
         rebalance_if_replaced(draft, joined=predecessor.draining, at_once=at_once)
     elif held is None:
@@ -183,6 +189,13 @@ def admit(draft: Draft, flows: Iterable[Flow]) -> None:
     before = draft.queue.takers
     draft.emit(r.FlowsAdmitted(tuple(sorted(flow.id for flow in flows)), draft.now))
     _join(draft, before)
+
+
+def _claims_more(command: c.Bind, before: Flow | Absent) -> bool:
+    """Whether the share may be greater than that which the instance had before."""
+    most, had = command.max_partitions, before.max_partitions
+    more_room = had is not None and (most is None or most > had)
+    return command.weight > before.weight or more_room
 
 
 def _is_overtaken(command: c.Bind, bound: Flow) -> bool:

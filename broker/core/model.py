@@ -239,15 +239,24 @@ class Absent:
     still unassigned.
 
     `left` are the partitions that it had; `Queue.still_left` says which of them nobody has had
-    since.
+    since. `weight` and `max_partitions`: as of the flow.
     """
 
-    __slots__ = ("bind_number", "flow_id", "left")
+    __slots__ = ("bind_number", "flow_id", "left", "max_partitions", "weight")
 
-    def __init__(self, bind_number: int, flow_id: str, left: Sequence[int]) -> None:
+    def __init__(
+        self,
+        bind_number: int,
+        flow_id: str,
+        left: Sequence[int],
+        weight: int,
+        max_partitions: int | None,
+    ) -> None:
         self.bind_number = bind_number
         self.flow_id = flow_id
         self.left = left
+        self.weight = weight
+        self.max_partitions = max_partitions
 
 
 @dataclass(frozen=True, slots=True)

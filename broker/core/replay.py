@@ -141,7 +141,7 @@ def _flow_left(queue: Queue, record: r.FlowLeft) -> None:
     flow = queue.flows[record.flow_id]
     owned = sorted(flow.owned)
     if record.remember:
-        absent = Absent(flow.bind_number, flow.id, owned)
+        absent = Absent(flow.bind_number, flow.id, owned, flow.weight, flow.max_partitions)
         queue.journal.put(queue.absent, flow.instance, absent)
     elif queue.by_instance.get(flow.instance) is flow:
         queue.journal.drop(queue.absent, flow.instance)

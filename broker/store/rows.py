@@ -183,8 +183,8 @@ def restore_head(queue_id: str, row: Mapping[str, Any]) -> Queue:
         setattr(queue, name, row[name])
     queue.next_bind_number = row["next_bind_number"]
     queue.absent = {
-        instance_of(name): Absent(bind_number, flow_id, [])
-        for name, (bind_number, flow_id) in row["absent"].items()
+        instance_of(name): Absent(bind_number, flow_id, [], weight, most)
+        for name, (bind_number, flow_id, weight, most) in row["absent"].items()
     }
     queue.moved = {key: Moves(*values) for key, values in row["moved"].items()}
     queue.pauses.of = {
@@ -228,6 +228,8 @@ def _absent_values(queue: Queue) -> dict[str, Any]:
         instance if key_id is None else f"{key_id}\n{instance}": [
             absent.bind_number,
             absent.flow_id,
+            absent.weight,
+            absent.max_partitions,
         ]
         for (key_id, instance), absent in queue.absent.items()
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 
@@ -27,8 +28,8 @@ def strict(databases: Databases) -> Iterator[Guarded]:
         yield strict
 
 
-def bind(strict: Guarded, queue: str, key: str, instance: str) -> httpx.Response:
-    body = {"client_name": "etl", "lease_seconds": 60, "instance_id": instance}
+def bind(strict: Guarded, queue: str, key: str, instance: str, **given: object) -> httpx.Response:
+    body = {"client_name": "etl", "lease_seconds": 60, "instance_id": instance, **given}
     with strict.http as http:
         return http.post(f"/v1/queues/{queue}/flows", json=body, headers=bearer(key))
 
@@ -122,6 +123,38 @@ def test_who_has_moved_too_much_binds_and_waits(strict: Guarded) -> None:
     assert waits in shown
     assert reason in shown
     assert "held back" in said("flows", "list", queue)
+
+
+def test_a_key_that_claims_great_weights_again_and_again_has_moved_too_much(
+    strict: Guarded,
+) -> None:
+    """It takes nearly everything, gives it back, and takes it again, all by binds."""
+    queue = "team-a.weighing"
+    strict.create(queue, partition_count=200, max_handoff_time=0)
+    honest, greedy = (strict.key("consumer", "team-a.*") for _ in range(2))
+    bind(strict, queue, honest, "honest")
+    weights = itertools.cycle([1000, 1])
+    for _ in range(6):
+        update = bind(strict, queue, greedy, "greedy", weight=next(weights)).json()["update"]
+        if "held_until" in update:
+            break
+    assert "held_until" in update
+
+
+def test_a_consumer_claims_no_weight_above_that_of_the_queue_and_does_not_raise_it(
+    strict: Guarded,
+) -> None:
+    queue = "team-a.equal"
+    strict.create(queue, partition_count=4, max_weight=1)
+    honest, greedy = (strict.key("consumer", "team-a.*") for _ in range(2))
+    bind(strict, queue, honest, "honest")
+    for weight in (2, 1000):
+        assert bind(strict, queue, greedy, "greedy", weight=weight).status_code == 422
+    with strict.http as http:
+        path, greater = f"/v1/queues/{queue}", {"max_weight": 1000}
+        assert http.patch(path, json=greater, headers=bearer(greedy)).status_code == 403
+        queue_now = http.get(path, headers=bearer(strict.root)).json()
+    assert (queue_now["max_weight"], queue_now["flow_count"]) == (1, 1)
 
 
 def test_doctor_names_flows_that_wait_and_refusals(strict: Guarded) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -172,6 +173,35 @@ class TestCapacity:
         assert not orders.queue.held
         orders.settle()
         assert counts(orders) == {"A2": 1, "C": 3}
+
+    @pytest.mark.parametrize("comes_back", [False, True])
+    @pytest.mark.parametrize(
+        ("before", "after"),
+        [
+            ({"weight": 1}, {"weight": 1000}),
+            ({"max_partitions": 1}, {}),
+            ({"max_partitions": 1}, {"max_partitions": 3}),
+        ],
+    )
+    def test_an_instance_that_claims_more_each_time_is_held_back(
+        self, before: dict[str, int], after: dict[str, int], comes_back: bool
+    ) -> None:
+        """Else a key could take partitions by binds alone, as often as it likes."""
+        quota = c.Quota(1000, 1, 1)
+        orders = World.owning({"A": [0, 1, 2, 3]}, rebalance_delay=10 if comes_back else 0)
+        bound, turns = "A", 0
+        while not orders.queue.held:
+            turns += 1
+            assert turns < 9
+            if comes_back and turns > 1:
+                orders.unbind(bound)
+            bound = f"B{turns}"
+            claim: dict[str, Any] = after if turns % 2 == 0 else before
+            orders.bind(bound, "i-B", key_id="k", quota=quota, **claim)
+            if not orders.queue.held:
+                orders.settle()
+        assert turns % 2 == 0, "it is not held back when it claims less"
+        assert not orders.owned(bound)
 
 
 class TestTriggers:
