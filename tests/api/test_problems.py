@@ -93,7 +93,7 @@ def test_unknown_field_within_an_item(http: httpx.Client) -> None:
     assert problem(response, 422, "invalid")["errors"] == [
         {
             "field": "partitions.0.finished",
-            "message": "unknown; valid are epoch, partition, position, reached_cut",
+            "message": "unknown; valid are done_above, epoch, partition, position, reached_cut",
         }
     ]
 

@@ -76,7 +76,7 @@ def test_an_option_that_is_a_number_is_refused_without_sense(
 
 
 def test_the_options_that_are_numbers_are_found() -> None:
-    assert len(OPTIONS) == 25
+    assert len(OPTIONS) == 31
 
 
 @pytest.mark.parametrize(
