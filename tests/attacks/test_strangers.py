@@ -122,6 +122,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
         yield ground
 
 
+@pytest.mark.matrix("kind")
 @pytest.mark.parametrize("kind", FIRST)
 def test_logins_that_do_not_end_keep_nobody_out(own: Ground, kind: str) -> None:
     with Strangers(own.url, FIRST[kind]) as strangers:
@@ -146,6 +147,7 @@ def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
         assert process.end() == 0
 
 
+@pytest.mark.matrix("kind")
 @pytest.mark.parametrize("kind", ["nothing", "a login without its proof", "a storm"])
 def test_strangers_that_come_again_and_again_keep_nobody_out(besieged: Ground, kind: str) -> None:
     """700 of them, while clients come one after the other."""
@@ -195,6 +197,7 @@ def all_slots_taken(ground: Ground, kind: str) -> Iterator[None]:
     eventually(lambda: is_served(ground.url))
 
 
+@pytest.mark.matrix("kind")
 @pytest.mark.parametrize("kind", [*FIRST, "sessions"])
 def test_without_a_free_slot_the_service_goes_on(
     theirs: Ground, kind: str, monkeypatch: pytest.MonkeyPatch

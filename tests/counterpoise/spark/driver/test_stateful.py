@@ -114,6 +114,7 @@ def messages(spark: SparkSession, service: Service, client: Client) -> Callable[
     return load
 
 
+@pytest.mark.matrix("name")
 @pytest.mark.long
 @pytest.mark.parametrize("name", LOSES)
 def test_it_is_refused_before_anything_is_bound_and_allowed_by_name(
@@ -155,6 +156,7 @@ def test_a_join_of_aligned_queues_is_refused_also_with_their_history(
 
 
 @pytest.mark.long
+@pytest.mark.matrix("name")
 @pytest.mark.parametrize(
     "name",
     [
