@@ -112,6 +112,7 @@ def with_bodies() -> Iterator[tuple[str, str]]:
     """Method and path of every call that has a body."""
     for route in all_routes():
         assert isinstance(route, Route)
+        route.complete()
         if route.body_field is not None:
             yield next(iter(route.methods or ())), route.path
 
