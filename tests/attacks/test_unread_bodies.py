@@ -30,6 +30,7 @@ def with_bodies() -> Iterator[str]:
     """Every call that has a body and is not for anyone, as method and path."""
     for route in all_routes():
         assert isinstance(route, Route)
+        route.complete()
         if route.body_field is not None and route.requirement.also is not Also.ANYONE:
             yield f"{next(iter(route.methods or ()))} {route.path}"
 

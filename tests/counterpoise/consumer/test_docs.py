@@ -40,9 +40,14 @@ def test_orders_meet_their_payments(service):
 
 @pytest.mark.long
 def test_a_message_is_tried_again_later_and_its_key_waits(service):
-    assert _prints("consumer.md", service.url, 2) == "N1 was tried 3 times: [1, 4, 7, 10]\n"
+    assert _prints("consumer.md", service.url, 3) == "N1 was tried 3 times: [1, 4, 7, 10]\n"
 
 
 @pytest.mark.long
 def test_an_event_loop_handles_each_message_once(service):
-    assert _prints("consumer.md", service.url, 1) == "40 gates, each once: True\n"
+    assert _prints("consumer.md", service.url, 2) == "40 gates, each once: True\n"
+
+
+@pytest.mark.long
+def test_keys_of_a_partition_go_on_side_by_side(service):
+    assert _prints("consumer.md", service.url, 1) == "12 keys, each in order: True\n"
