@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg.abc import Buffer, PQGen
 from psycopg.adapt import Dumper, Loader
-from psycopg.pq import Format
+from psycopg.pq import Format, TransactionStatus
 from psycopg.types.numeric import Int8BinaryLoader
 
 from counterpoise.logs import postgres
@@ -183,7 +183,9 @@ class LogConnection:
                 cursor.execute(statement.encode(), parameters)
                 return cursor.fetchall() if cursor.description else []
         except psycopg.Error as error:
-            connection_lost = self._connection is None or self._connection.broken
+            # A server that is ended amid a statement may leave a connection that is neither broken
+            # nor free for the next one.
+            connection_lost = self._connection is None or not _is_idle(self._connection)
             # After a failover the URL may lead to the new primary, and this connection never does.
             connection_lost = connection_lost or error.sqlstate == _READ_ONLY
             timed_out = time.monotonic() >= deadline
@@ -239,6 +241,11 @@ class LogConnection:
         connection, self._connection, self._listening = self._connection, None, None
         if connection is not None and self._process == os.getpid():
             connection.close()
+
+
+def _is_idle(connection: psycopg.Connection[Row]) -> bool:
+    """Whether a statement can be sent. Each is its own transaction, so one that failed is over."""
+    return connection.info.transaction_status == TransactionStatus.IDLE
 
 
 def _in_our_words(error: psycopg.Error) -> LogError:

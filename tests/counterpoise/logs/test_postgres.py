@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.pq import Conninfo
 
-from counterpoise.logs import LogError, postgres
+from counterpoise.logs import LogError, LogUnavailable, postgres
 from counterpoise.logs.builtin.connection import LogConnection
 
 NAMES = sorted(one.keyword.decode() for one in Conninfo.get_defaults())
@@ -128,3 +128,23 @@ def test_a_pooler_that_refuses_settings_is_named(monkeypatch: pytest.MonkeyPatch
     connection = LogConnection("postgresql://u:p@127.0.0.1/d", 10.0)
     with pytest.raises(LogError, match="give that of Postgres itself"):
         connection.query("SELECT 1", [], retry=False)
+
+
+def test_a_connection_that_is_not_free_is_made_anew(postgres_url: str) -> None:
+    """As one is whose server was ended amid a statement: it is not broken, and takes no other."""
+    connection = LogConnection(postgres_url, 60)
+
+    def leave_a_statement_under_way() -> None:
+        connection.query("SELECT 1", [], retry=True)
+        assert connection._connection is not None
+        connection._connection.pgconn.send_query(b"SELECT pg_sleep(60)")
+
+    try:
+        leave_a_statement_under_way()
+        assert connection.query("SELECT 2", [], retry=True) == [(2,)]
+        leave_a_statement_under_way()
+        with pytest.raises(LogUnavailable, match="already in progress"):
+            connection.query("SELECT 3", [], retry=False)
+        assert connection.query("SELECT 4", [], retry=False) == [(4,)]
+    finally:
+        connection.close()
