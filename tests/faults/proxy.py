@@ -129,10 +129,14 @@ class Proxy:
             self._loop.run_forever()
         finally:
             server.close()
-            tasks = asyncio.all_tasks(self._loop)
-            for task in tasks:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            # A connection that has just been accepted is cancelled once it has begun: before, it
+            # would leave its socket open.
+            self._loop.run_until_complete(asyncio.sleep(0))
+            while tasks := asyncio.all_tasks(self._loop):
+                for task in tasks:
+                    task.cancel()
+                self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.run_until_complete(asyncio.sleep(0))  # what was closed is gone
             self._loop.close()
 
     def _do(self, action: Callable[[], object]) -> None:

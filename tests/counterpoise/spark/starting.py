@@ -6,7 +6,8 @@ if the process has not connected to the JVM within ten seconds. The limit is fix
 bound, no offset is planned. So starting the query again is safe, and `started` does it.
 
 Other workers have no such limit. Those that read micro-batches and those that plan a query are
-forked from Spark's daemon, and a `foreachBatch` function runs in the driver.
+forked from Spark's daemon, and a `foreachBatch` function runs in the driver (over Spark Connect in
+a process with that limit).
 """
 
 from __future__ import annotations
