@@ -32,6 +32,10 @@ from heapq import heappop, heappush
 from counterpoise.consumer.message import Failure, Message
 from counterpoise.flow.done_above import DoneAbove
 from counterpoise.logs import LogError
+from counterpoise.logs.numbered import position_number
+
+# Beyond the positions of every log.
+TOO_LARGE = 2**63
 
 
 @dataclass(eq=False, slots=True)
@@ -49,12 +53,13 @@ class Keyed:
 
 def whole_number(position: str) -> int:
     """The position as a number. Raises LogError for one of a log that has others."""
-    if not position.isdecimal():
+    number = position_number(position, TOO_LARGE)
+    if number is None:
         raise LogError(
             f'order="key" needs positions that are whole numbers, and this log has {position!r}: '
             'consume it with order="partition"'
         )
-    return int(position)
+    return number
 
 
 class KeyWindow:

@@ -650,7 +650,7 @@ class Lanes:
     def _end_work(self, lane: Lane) -> None:
         # First, whatever fails below.
         self._taken -= 1
-        if lane.window is None or not lane.in_hand:
+        if not lane.in_hand:
             self._ledger.end([lane.partition])
         if lane.unplaced and not lane.in_hand:
             lane.unplaced = False

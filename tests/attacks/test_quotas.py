@@ -125,14 +125,19 @@ def test_who_has_moved_too_much_binds_and_waits(strict: Guarded) -> None:
     assert "held back" in said("flows", "list", queue)
 
 
+def greedy_beside_honest(strict: Guarded, queue: str, **settings: object) -> str:
+    """A key for a new queue on which another key has a flow."""
+    strict.create(queue, **settings)
+    bind(strict, queue, strict.key("consumer", "team-a.*"), "honest")
+    return strict.key("consumer", "team-a.*")
+
+
 def test_a_key_that_claims_great_weights_again_and_again_has_moved_too_much(
     strict: Guarded,
 ) -> None:
     """It takes nearly everything, gives it back, and takes it again, all by binds."""
     queue = "team-a.weighing"
-    strict.create(queue, partition_count=200, max_handoff_time=0)
-    honest, greedy = (strict.key("consumer", "team-a.*") for _ in range(2))
-    bind(strict, queue, honest, "honest")
+    greedy = greedy_beside_honest(strict, queue, partition_count=200, max_handoff_time=0)
     weights = itertools.cycle([1000, 1])
     for _ in range(6):
         update = bind(strict, queue, greedy, "greedy", weight=next(weights)).json()["update"]
@@ -145,9 +150,7 @@ def test_a_consumer_claims_no_weight_above_that_of_the_queue_and_does_not_raise_
     strict: Guarded,
 ) -> None:
     queue = "team-a.equal"
-    strict.create(queue, partition_count=4, max_weight=1)
-    honest, greedy = (strict.key("consumer", "team-a.*") for _ in range(2))
-    bind(strict, queue, honest, "honest")
+    greedy = greedy_beside_honest(strict, queue, partition_count=4, max_weight=1)
     for weight in (2, 1000):
         assert bind(strict, queue, greedy, "greedy", weight=weight).status_code == 422
     with strict.http as http:

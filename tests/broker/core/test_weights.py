@@ -21,6 +21,15 @@ def counts(world: World) -> dict[str, int]:
     return {name: len(numbers) for name, numbers in world.owners().items()}
 
 
+def one_and_eight() -> World:
+    """Nine partitions: A has one of them, and B, of weight 8, the others."""
+    orders = World(9)
+    orders.bind("A", weight=1)
+    orders.bind("B", weight=8)
+    orders.advance(5)
+    return orders
+
+
 class TestShares:
     """Each flow has the floor or the ceiling of its share."""
 
@@ -227,20 +236,14 @@ class TestTriggers:
         assert counts(orders)["B"] == 3
 
     def test_a_pair_has_the_same_weight(self) -> None:
-        orders = World(9)
-        orders.bind("A", weight=1)
-        orders.bind("B", weight=8)
-        orders.advance(5)
+        orders = one_and_eight()
         orders.bind("C", weight=8)
         orders.drain("B")
         assert {to for _, to in orders.on_their_way().values()} == {"C"}
         assert len(orders.on_their_way()) == 8
 
     def test_others_are_balanced_without_pairs(self) -> None:
-        orders = World(9)
-        orders.bind("A", weight=1)
-        orders.bind("B", weight=8)
-        orders.advance(5)
+        orders = one_and_eight()
         orders.bind("C", weight=2)
         orders.drain("B")
         assert orders.status == "Holddown"
