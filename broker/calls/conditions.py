@@ -132,9 +132,11 @@ def _over_capacity(queue: Queue) -> list[wire.HeldCondition]:
         return []
     # Of the flow that was bound last: without it there may have been room.
     since = max(flow.bound_at for flow in queue.flows.values() if flow.takes)
+    count = queue.over_capacity
     text = (
-        f"{queue.over_capacity} partitions have no owner, or keep one that drains: all consumers "
-        "have their max_partitions; start another consumer, or raise max_partitions"
+        f"{'1 partition has' if count == 1 else f'{count} partitions have'} no owner, or one that "
+        "drains: all consumers have their max_partitions; start another consumer, or raise "
+        "max_partitions"
     )
     return [wire.HeldCondition(OVER_CAPACITY, text, None, None, time_of(since), None, SERVICE)]
 
