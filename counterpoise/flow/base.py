@@ -295,11 +295,6 @@ class BaseFlow:
         return bound.flow_id if bound else None
 
     @property
-    def flow_ids(self) -> tuple[str, ...]:
-        """`flow_id` as a sequence of one; empty while not bound."""
-        return () if self.flow_id is None else (self.flow_id,)
-
-    @property
     def queue_id(self) -> str | None:
         """Identifies the queue among queues of the same name; None before the first bind."""
         return self._core.queue_id

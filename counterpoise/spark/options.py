@@ -191,7 +191,6 @@ def _times(log: Log, partition: int, begin: int, end: int) -> list[tuple[int, da
 # and however slow the sink is.
 DEFAULT_MESSAGES_PER_TRIGGER = 2_000
 DEFAULT_BYTES_PER_TRIGGER = 64 * 1024 * 1024
-MOST_FLOWS = 64
 # The largest weight of a consumer, and the most partitions of a queue.
 MOST_WEIGHT = 1000
 MOST_PARTITIONS = 4096
@@ -203,7 +202,6 @@ NAMES: Mapping[str, str] = {
     "instanceId": "the same over restarts: a restarted query gets its partitions back at once",
     "clientName": "the name that people see",
     "leaseSeconds": "how long the partitions outlive a dead application, 1..3600",
-    "flows": "a larger share: how many flows the query binds, 1..64",
     "weight": "a larger share: 1..1000, compared with the weights of other consumers",
     "maxPartitions": "the query gets no more partitions than this",
     "maxMessagesPerTrigger": "the most a micro-batch reads, or 'unlimited'; default: for a second",
@@ -227,7 +225,6 @@ _STREAM_ONLY = frozenset(
         "instanceId",
         "clientName",
         "leaseSeconds",
-        "flows",
         "weight",
         "maxPartitions",
         "maxMessagesPerTrigger",
@@ -249,7 +246,6 @@ class SourceOptions:
     instance_id: str | None = None
     client_name: str | None = None
     lease_seconds: float = 10.0
-    flows: int = 1
     weight: int = 1
     max_partitions: int | None = None
     max_messages_per_trigger: int | None = DEFAULT_MESSAGES_PER_TRIGGER
@@ -313,18 +309,12 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
         raise InvalidOption("the option 'queue' is missing: name the queue to read")
     if "warmupFrom" in options and options.get("warmup", "").lower() != "true":
         raise InvalidOption("the option 'warmupFrom' does nothing without 'warmup': set it to true")
-    if "maxPartitions" in options and options.get("flows", "1") != "1":
-        raise InvalidOption(
-            "the option 'maxPartitions' is for a query with one flow: take 'weight' for a larger "
-            "share, in place of 'flows'"
-        )
     return SourceOptions(
         queue=queue,
         url=service_url(options),
         instance_id=options.get("instanceId") or None,
         client_name=options.get("clientName") or None,
         lease_seconds=seconds_of(options, "leaseSeconds", defaults.lease_seconds, 1, 3600),
-        flows=_count(options, "flows", MOST_FLOWS) or 1,
         weight=_count(options, "weight", MOST_WEIGHT) or 1,
         max_partitions=_count(options, "maxPartitions", MOST_PARTITIONS),
         max_messages_per_trigger=_messages(options),
@@ -361,8 +351,13 @@ def known_options(given: Mapping[str, str], names: Mapping[str, str]) -> dict[st
     return options
 
 
+# What people may call an option whose name has other letters.
+_ALSO_CALLED = {"flows": "weight"}
+
+
 def _unknown(key: str, by_lower: Mapping[str, str]) -> str:
-    near = difflib.get_close_matches(key.lower(), by_lower, n=1, cutoff=0.6)
+    called = _ALSO_CALLED.get(key.lower(), key.lower())
+    near = difflib.get_close_matches(called, by_lower, n=1, cutoff=0.6)
     if near:
         return f"unknown option {key!r}: did you mean {by_lower[near[0]]!r}?"
     if key.lower() == "path":

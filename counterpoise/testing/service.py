@@ -321,7 +321,7 @@ class MemoryService:
         if who in self._killed:
             return self._killed[who]
         flow: Any = getattr(who, "flow", who)
-        return list(flow.flow_ids)
+        return [] if flow.flow_id is None else [flow.flow_id]
 
 
 def _run(consumer: Consumer | AsyncConsumer, until: Callable[[], bool] = lambda: False) -> None:

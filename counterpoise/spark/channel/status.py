@@ -147,7 +147,6 @@ class QueryStatus:
     queue: str
     url: str
     instance: str
-    flow_ids: tuple[str, ...]
     status: str
     draining: bool
     partitions: Mapping[int, Owned]
@@ -224,12 +223,11 @@ class QueryStatus:
         return behind
 
     def view(self) -> Json:
-        """The partitions of the flows, for the channel."""
+        """The partitions of the flow, for the channel."""
         return {
             "queue": self.queue,
             "url": self.url,
             "instance": self.instance,
-            "flow_ids": list(self.flow_ids),
             "status": self.status,
             "draining": self.draining,
             "partitions": {

@@ -140,11 +140,6 @@ def refuse_lost_state(frame: DataFrame) -> None:
             continue
         if not is_exclusive(options):
             raise state_lost(use, "make the queue exclusive")
-        if options.flows > 1:
-            raise Unsupported(
-                f"flows={options.flows} does not go with {use.operator.written} on the exclusive "
-                f"queue {options.queue!r}: one flow has all its partitions. Leave the option out"
-            )
         if not _is_registered(frame.sparkSession):
             raise Unsupported(
                 f"the query keeps state in Spark ({use.operator.written}), and its session was not "

@@ -18,9 +18,10 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from counterpoise.errors import CounterpoiseError
+from counterpoise.flow import Flow
 from counterpoise.spark.errors import Unfinished
 from counterpoise.spark.options import SourceOptions
-from counterpoise.spark.source.bound_flow import BoundFlow, raise_if_over
+from counterpoise.spark.source.flow import raise_if_over
 from counterpoise.spark.source.planning import Answer
 
 logger = logging.getLogger("counterpoise.spark")
@@ -42,7 +43,7 @@ class AvailableNow:
     def __init__(
         self,
         options: SourceOptions,
-        flow: BoundFlow,
+        flow: Flow,
         log_error: Callable[[], CounterpoiseError | None],
         settled: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -53,7 +54,7 @@ class AvailableNow:
         self._wait_settled = settled
         self._clock = clock
         # A flow that is bound again has another id, and gets its partitions some time later.
-        self._settled_for: tuple[str, ...] | None = None
+        self._settled_for: str | None = None
         self._corrected: frozenset[int] = frozenset()
         self._give_up_at = 0.0
         self._ends: Callable[[list[int]], Mapping[int, str]] = lambda _: {}
@@ -92,16 +93,16 @@ class AvailableNow:
 
     def is_settled(self) -> bool:
         """Whether the flow has all its partitions; makes no call."""
-        return self._is_bound() and tuple(self._flow.flow_ids) == self._settled_for
+        return self._is_bound() and self._flow.flow_id == self._settled_for
 
     def settle(self) -> bool:
         """The same, but waits for the queue if the flow was bound again. Raises FlowEnded."""
         flow = self._flow
         raise_if_over(flow, self._options.queue)
-        flow_ids = tuple(flow.flow_ids)
-        if self._is_bound() and flow_ids != self._settled_for:
+        flow_id = flow.flow_id
+        if self._is_bound() and flow_id != self._settled_for:
             self._wait_settled()
-            self._settled_for = flow_ids
+            self._settled_for = flow_id
             self._heard()
         return self.is_settled()
 

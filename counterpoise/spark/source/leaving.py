@@ -27,8 +27,8 @@ from typing import Protocol
 
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
+from counterpoise.flow import Flow
 from counterpoise.spark.options import SourceOptions
-from counterpoise.spark.source.bound_flow import BoundFlow
 
 logger = logging.getLogger("counterpoise.spark")
 
@@ -55,7 +55,7 @@ class Leaving:
     def __init__(
         self,
         leaver: Leaver,
-        flow: BoundFlow,
+        flow: Flow,
         nobody_else: Callable[[], bool],
         timeout_seconds: float | None,
         clock: Callable[[], float] = time.monotonic,

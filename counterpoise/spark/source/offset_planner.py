@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from counterpoise.errors import CounterpoiseError
+from counterpoise.flow import Flow
 from counterpoise.flow.refusals import error_of
 from counterpoise.flow.view import Warming
 from counterpoise.spark.offsets import Json, Offset
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.source.available_now import AvailableNow
-from counterpoise.spark.source.bound_flow import BoundFlow
 from counterpoise.spark.source.cycles import BatchLimit, Cycles, ReadBudget
 from counterpoise.spark.source.planning import Answer, Question, View
 from counterpoise.spark.source.probe import LogProbe
@@ -40,7 +40,7 @@ class OffsetPlanner:
     def __init__(
         self,
         options: SourceOptions,
-        flow: BoundFlow,
+        flow: Flow,
         shared: SharedProgress,
         probe: LogProbe,
         warmup: WarmupTracker | None,

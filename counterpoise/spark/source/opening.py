@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from counterpoise.client import Client
 from counterpoise.errors import ServiceUnavailable
+from counterpoise.flow import Flow
 from counterpoise.logs import Bounds
 from counterpoise.spark.channel.channel import Channel, source_end
 from counterpoise.spark.channel.query_state import keeps_state
@@ -31,8 +32,7 @@ from counterpoise.spark.errors import CannotStart, Unfinished
 from counterpoise.spark.offsets import Json, Offset, Place
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.queue_log import PAUSE_SECONDS, QueueLog, ReadAccess, retry_until
-from counterpoise.spark.source.bound_flow import BoundFlow
-from counterpoise.spark.source.flows import bind
+from counterpoise.spark.source.flow import bind
 from counterpoise.spark.source.leaving import nobody_else
 from counterpoise.spark.source.probe import ask_bounds
 from counterpoise.spark.source.query import Consumption, QueueState
@@ -147,8 +147,7 @@ def open_consumption(
             options,
             instance_id,
             warmup=options.warmup and not available_now,
-            # It ends before others come. Of several flows, the second finds the first one bound.
-            at_once=available_now and options.flows == 1,
+            at_once=available_now,  # it ends before others come
             keeps_state=kept and options.state_on_handoff != "lose",
             renew_while=renew_while,
             wake=wake,
@@ -205,7 +204,7 @@ def _warn_of_state(queue: Queue, options: SourceOptions) -> None:
         )
 
 
-def until_settled(options: SourceOptions, flow: BoundFlow) -> None:
+def until_settled(options: SourceOptions, flow: Flow) -> None:
     """Wait until the queue has finished the rebalance of this bind, and the flow knows the result.
 
     The service is Ready before its update has arrived; then the flow may seem to own nothing.
@@ -221,9 +220,8 @@ def until_settled(options: SourceOptions, flow: BoundFlow) -> None:
                 waits_for = f"it is still in {status}"
                 if status == "Ready":
                     waits_for = "the flow was not told yet"
-                    ours = frozenset(flow.flow_ids)
                     bound = client.flows(options.queue)
-                    granted = sum(one.partitions for one in bound if one.flow_id in ours)
+                    granted = sum(one.partitions for one in bound if one.flow_id == flow.flow_id)
                     if granted == len(flow.partitions):
                         return
             except ServiceUnavailable as error:

@@ -27,12 +27,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from counterpoise.flow import Flow
 from counterpoise.flow.ledger import Grant, Item, Ledger, Todo
 from counterpoise.flow.view import Key, Owned, Warming
 from counterpoise.logs import Bounds
 from counterpoise.spark.channel.status import Handoffs
 from counterpoise.spark.offsets import Json, Offset, Place, Range, Replay, Slice, slices
-from counterpoise.spark.source.bound_flow import BoundFlow
 from counterpoise.spark.source.history import Portions, Restore, restore_of
 from counterpoise.spark.source.planning import Answer, View, plan
 
@@ -126,11 +126,11 @@ class Progress:
         counted = self._count([grant.partition for grant in new])
         for grant in new:
             known = self.here.get(grant.partition)
-            # It came back, or moved between flows of this query, and nobody has read since.
+            # It came back, and nobody has read since.
             if (
                 known is not None
                 and grant.partition not in counted
-                and grant.epoch - known.epoch in (0, 1)
+                and grant.epoch == known.epoch + 1
                 and known.position == grant.owned.position
             ):
                 self.here[grant.partition] = replace(known, epoch=grant.epoch)
@@ -221,8 +221,8 @@ class Progress:
     def restores(self, view: View, warming: Mapping[int, Warming]) -> tuple[Restore, ...]:
         """The partitions whose state is restored from history: warming ones and new grants.
 
-        No history is needed for a partition that continues after its own ranges, that moved between
-        flows of this query, or that was never processed before.
+        No history is needed for a partition that continues after its own ranges, or that was never
+        processed before.
         """
         assert self.start is not None
         found: list[Restore | None] = []
@@ -232,9 +232,6 @@ class Progress:
                 chain = self.start.replays.get(grant.partition)
                 found.append(restore_of(grant.owned, chain, {}))
         for number, coming in sorted(warming.items()):
-            known = self.here.get(number)
-            if number in view or (known is not None and known.epoch == coming.epoch):
-                continue  # on its way between two flows of this query
             if coming.position is None:
                 self.near.add((number, coming.epoch))
             found.append(restore_of(coming, self.start.replays.get(number), self.aims))
@@ -320,7 +317,7 @@ class Progress:
             still = (
                 self.ledger.held_open(number, asked[number].epoch) is not None
                 if one.granted
-                else number not in view and coming is not None and coming.epoch == one.epoch
+                else coming is not None and coming.epoch == one.epoch
             )
             if portion is not None and still:
                 replays[number] = portion
@@ -373,7 +370,7 @@ class SharedProgress:
 
     def __init__(
         self,
-        flow: BoundFlow,
+        flow: Flow,
         place: Place,
         wake: threading.Event,
         handoffs: Handoffs,

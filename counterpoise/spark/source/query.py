@@ -29,6 +29,7 @@ from counterpoise.conditions import (
     rows_dropped,
 )
 from counterpoise.errors import CounterpoiseError
+from counterpoise.flow import Flow
 from counterpoise.spark.channel.channel import Channel
 from counterpoise.spark.channel.running_batch import PlanWriter
 from counterpoise.spark.channel.running_driver import Driver
@@ -38,8 +39,8 @@ from counterpoise.spark.errors import DRAINED_FROM_OUTSIDE, FlowEnded
 from counterpoise.spark.offsets import Json, Place, replay_slices, slices
 from counterpoise.spark.options import DEFAULT_MESSAGES_PER_TRIGGER, SourceOptions
 from counterpoise.spark.queue_log import QueueLog
-from counterpoise.spark.source.bound_flow import BoundFlow, raise_if_over
 from counterpoise.spark.source.cycles import BatchLimit, Cycles
+from counterpoise.spark.source.flow import raise_if_over
 from counterpoise.spark.source.leaving import Leaving
 from counterpoise.spark.source.offset_planner import OffsetPlanner
 from counterpoise.spark.source.planning import View, pack, sort_out
@@ -85,7 +86,7 @@ class Consumption:
     def __init__(
         self,
         options: SourceOptions,
-        flow: BoundFlow,
+        flow: Flow,
         connection: QueueLog,
         place: Place,
         *,
@@ -328,7 +329,6 @@ class Consumption:
                 queue=self._options.queue,
                 url=self._options.url or "",
                 instance=flow.instance_id,
-                flow_ids=tuple(flow.flow_ids),
                 status="left" if self._left else flow.status,
                 draining=flow.draining,
                 partitions=view,
@@ -355,7 +355,7 @@ class Batches:
     def __init__(
         self,
         options: SourceOptions,
-        flow: BoundFlow,
+        flow: Flow,
         shared: SharedProgress,
         connection: QueueLog,
         cores: int,
@@ -413,7 +413,7 @@ class Batches:
         return self._flow.partitions if self._flow.status == "bound" else None
 
 
-def conditions_of(flow: BoundFlow, probe: LogProbe) -> Iterator[Condition]:
+def conditions_of(flow: Flow, probe: LogProbe) -> Iterator[Condition]:
     """The conditions of the query: its log first, then its partitions by number."""
     yield from log_away(probe.away_for)
     owned = flow.partitions

@@ -23,9 +23,9 @@ import logging
 from collections.abc import Iterator
 
 from counterpoise.conditions import Condition, state_lost
+from counterpoise.flow import Flow
 from counterpoise.spark.errors import StateLost
 from counterpoise.spark.options import SourceOptions
-from counterpoise.spark.source.bound_flow import BoundFlow
 from counterpoise.spark.source.progress import Lacking, SharedProgress
 
 logger = logging.getLogger("counterpoise.spark")
@@ -39,7 +39,7 @@ _INSTEAD = (
 class KeptState:
     """The watch over one query's state. `accepts_loss`: only report."""
 
-    def __init__(self, options: SourceOptions, flow: BoundFlow, shared: SharedProgress) -> None:
+    def __init__(self, options: SourceOptions, flow: Flow, shared: SharedProgress) -> None:
         self._queue = options.queue
         self._accepts_loss = options.state_on_handoff == "lose"
         self._flow = flow

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from counterpoise.backoff import Backoff, Pauses
 from counterpoise.errors import CounterpoiseError
+from counterpoise.flow import Flow
 from counterpoise.flow.core import FLOW_GONE
 from counterpoise.flow.ledger import REFUSALS, Item, Todo
 from counterpoise.flow.refusals import Refusals
 from counterpoise.spark.errors import Unforeseen
-from counterpoise.spark.source.bound_flow import BoundFlow
 from counterpoise.spark.source.progress import SharedProgress
 from counterpoise.wire import ReleaseItem
 
@@ -39,7 +39,7 @@ class QuerySettler:
     """
 
     def __init__(
-        self, flow: BoundFlow, shared: SharedProgress, also: Callable[[], None] = lambda: None
+        self, flow: Flow, shared: SharedProgress, also: Callable[[], None] = lambda: None
     ) -> None:
         self._flow = flow
         self._shared = shared
@@ -81,7 +81,7 @@ class QuerySettler:
             self._shared.wake.wait(_POLL_SECONDS)
             self._shared.wake.clear()
             try:
-                if self._closed.is_set() or not self._may_tell():
+                if self._closed.is_set() or self._flow.status != "bound":
                     continue
                 self._settle(self._hand_over_all, _CALL_SECONDS)
                 self._also()
@@ -96,14 +96,6 @@ class QuerySettler:
                 self.last_error = Unforeseen(f"telling the service failed: {error!r}")
             self._closed.wait(pauses.failed())
             self._shared.wake.set()
-
-    def _may_tell(self) -> bool:
-        """Whether any flow is bound.
-
-        Of several flows, the bound ones need not wait for the others: only their partitions are
-        held, and their successors may have deadlines."""
-        status = self._flow.status
-        return status == "bound" or (status != "gone" and bool(self._flow.partitions))
 
     def _settle(self, parting: bool, timeout_seconds: float) -> None:
         with self._shared.locked() as progress:

@@ -5,11 +5,10 @@ restores the state, and names the restored partitions in the document `ready` of
 
     {"partitions": {"3": {"epoch": 2}}}
 
-by the epoch of the present owner, which the driver was told. A partition from another flow of the
-same query is ready at once, because state belongs to the query and is here already. In all cases
-the settler's thread tells the service. It also asks for the owners' positions, because no update
-contains them. That call renews the lease. So it is made only if Spark has asked for an offset
-since, because a query that hangs must lose its lease.
+by the epoch of the present owner, which the driver was told. In both cases the settler's thread
+tells the service. It also asks for the owners' positions, because no update contains them. That
+call renews the lease. So it is made only if Spark has asked for an offset since, because a query
+that hangs must lose its lease.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from counterpoise.flow import Flow
 from counterpoise.flow.core import FLOW_GONE
 from counterpoise.flow.view import Key
 from counterpoise.spark.options import SourceOptions
-from counterpoise.spark.source.bound_flow import BoundFlow
 from counterpoise.spark.source.history import Restore
 from counterpoise.spark.source.planning import View
 from counterpoise.spark.source.progress import Progress, SharedProgress
@@ -38,7 +37,7 @@ class WarmupTracker:
     def __init__(
         self,
         options: SourceOptions,
-        flow: BoundFlow,
+        flow: Flow,
         shared: SharedProgress,
         clock: Callable[[], float],
     ) -> None:
@@ -111,17 +110,7 @@ class WarmupTracker:
             self._flow.refresh(timeout_seconds=_CALL_SECONDS)
 
     def _near(self) -> frozenset[Key]:
-        restored = self._restored
-        if self._replays:
-            with self._shared.locked() as progress:
-                restored = frozenset(progress.near)
-        return restored | self._ours()
-
-    def _ours(self) -> set[Key]:
-        """Warming partitions that another flow of this query owns."""
-        owned = self._flow.partitions
-        return {
-            (number, one.epoch)
-            for number, one in self._flow.warming.items()
-            if number in owned and owned[number].epoch == one.epoch
-        }
+        if not self._replays:
+            return self._restored
+        with self._shared.locked() as progress:
+            return frozenset(progress.near)

@@ -230,8 +230,6 @@ class StateKeeper(Generic[S]):
         cell = self._states.cell(number)
         if cell.epoch is not None and cell.epoch > epoch:
             return False  # granted meanwhile
-        if cell.epoch == epoch:
-            return True  # this query is the owner: the partition moves between its flows
         if cell.epoch is not None:
             # Processed here before, and by another owner since.
             self._let_go(cell)

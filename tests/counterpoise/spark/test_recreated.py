@@ -17,13 +17,12 @@ from tests.log_support import until
 from tests.service import Service
 
 
-@pytest.fixture(params=["1", "2"])
-def reader(request: pytest.FixtureRequest, service: Service) -> Iterator[StreamReaderWithLimits]:
+@pytest.fixture
+def reader(service: Service) -> Iterator[StreamReaderWithLimits]:
     options = read_options(
         {
             "queue": "flights",
             "url": service.url,
-            "flows": request.param,
             "leaseSeconds": "1",
             "maxBatchSeconds": "1",
         }

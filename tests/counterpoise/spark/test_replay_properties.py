@@ -1,10 +1,10 @@
 """After any events, a row is processed with the state of all rows before it.
 
 The world of `test_progress_properties`, with another owner that keeps partitions for a while,
-warm-ups that begin and are called off, handoffs between two flows of the query, and a state store
-like Spark's: a version for each micro-batch, so an unfinished micro-batch is undone. The state of a
-partition is the list of its processed positions, with its tenure. As docs, *Warm-up*, demand of a
-processor, rows of another tenure find it empty.
+warm-ups that begin and are called off, and a state store like Spark's: a version for each
+micro-batch, so an unfinished micro-batch is undone. The state of a partition is the list of its
+processed positions, with its tenure. As docs, *Warm-up*, demand of a processor, rows of another
+tenure find it empty.
 """
 
 from __future__ import annotations
@@ -70,23 +70,6 @@ class LearningWorld(World):
             one.leave("graceful")
             one.grant("me")
 
-    def warm_within(self, number: int) -> None:
-        """Another flow of the query gets a partition of the first."""
-        one = self.queue.partitions[number]
-        if one.owner == "me" and self.bound:
-            one.learner = "second"
-
-    def move_within(self, number: int) -> None:
-        """The partition was released, or its flow is gone: the query's other flow is granted it."""
-        one = self.queue.partitions[number]
-        if one.owner is None and one.learner == "second" and self.bound:
-            one.grant("me")
-
-    def force_within(self, number: int) -> None:
-        one = self.queue.partitions[number]
-        if one.owner == "me" and one.learner == "second" and self.bound:
-            one.grant("me", "forced")
-
     def reset(self, number: int) -> None:
         """An administrator sets the position back; the owner continues there under a new epoch.
 
@@ -101,12 +84,7 @@ class LearningWorld(World):
 
     @property
     def coming(self) -> dict[int, Warming]:
-        """Also a partition that the first flow has released, before the second is told of it."""
-        if not self.bound:
-            return {}
-        within = [one for one in self.queue.partitions.values() if one.learner == "second"]
-        ours = {one.number: Warming(one.number, one.epoch, one.position) for one in within}
-        return dict(self.queue.warming("me")) | ours
+        return dict(self.queue.warming("me")) if self.bound else {}
 
     def ask(self, _: int = 0, *, released_meanwhile: bool = False, journaled: bool = True) -> None:
         if self.in_flight:
@@ -200,13 +178,10 @@ LEARNING: dict[Event, int] = {
     LearningWorld.warm: 4,
     LearningWorld.hand_to_us: 3,
     LearningWorld.call_off: 1,
-    LearningWorld.warm_within: 3,
-    LearningWorld.move_within: 3,
 }
 DISTURBED: dict[Event, int] = {
     LearningWorld.other_restarts: 1,
     LearningWorld.reset: 1,
-    LearningWorld.force_within: 1,
 }
 
 
@@ -254,17 +229,15 @@ def owning(messages_done: int) -> LearningWorld:
     return world
 
 
-def test_a_state_goes_on_when_its_partition_goes_to_another_flow_of_ours() -> None:
+def test_a_state_goes_on_when_its_partition_was_released_and_comes_back() -> None:
     world = owning(3)
     for _ in range(2):
-        world.warm_within(0)
         world.revoke(0)
         world.ask()
         world.settle()
         assert world.view == {}
-        assert set(world.coming) == {0}, "the second flow has not been told yet"
         world.ask()
-        world.move_within(0)
+        world.grant(0)
         world.ask()
     assert not world.in_flight, "nothing is to be restored"
     world.publish(0)
@@ -279,8 +252,8 @@ def test_a_state_is_ahead_when_its_partition_was_taken_while_it_was_in_flight() 
     world.publish(0)
     world.ask()
     world.plan_slices()
-    world.warm_within(0)
-    world.force_within(0)
+    world.revoke(0)
+    world.deadline_without_successor(0)
     world.finish_batch()
     world.run_to_the_end()
     assert world.store[0] == (2, list(range(6)))
@@ -293,8 +266,8 @@ def test_a_state_is_ahead_when_its_partition_was_taken_before_the_service_knew()
     world.ask()
     world.finish_batch()
     world.ask()
-    world.warm_within(0)
-    world.force_within(0)
+    world.revoke(0)
+    world.deadline_without_successor(0)
     world.run_to_the_end()
     assert world.store[0] == (2, list(range(6)))
     assert world.replayed == 1

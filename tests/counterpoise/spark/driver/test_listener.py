@@ -24,7 +24,6 @@ def query_status(**changed: Any) -> QueryStatus:
         "queue": "flights",
         "url": "",
         "instance": "me",
-        "flow_ids": ("f1",),
         "status": "bound",
         "draining": False,
         "partitions": {

@@ -313,8 +313,6 @@ def test_where_the_queue_would_not_stay_exclusive_a_query_with_state_is_refused(
     messages: Callable[..., DataFrame], spark: SparkSession, service: Service, client: Client
 ) -> None:
     client.change_queue("flights", access_type="exclusive")
-    with pytest.raises(Unsupported, match=r"flows=2.*one flow has all"):
-        refuse_lost_state(messages(flows="2").groupBy("key").count())
     # Of the same JVM; only the other session was registered.
     other = spark.newSession()
     other.dataSource.register(CounterpoiseDataSource)

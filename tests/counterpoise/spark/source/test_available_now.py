@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from counterpoise.client import Client
 from counterpoise.errors import ServiceUnavailable
+from counterpoise.flow import Flow
 from counterpoise.flow.view import Owned
 from counterpoise.logs import Bounds, Log, LogUnavailable
 from counterpoise.logs.errors import AHEAD_SECONDS
@@ -53,7 +54,7 @@ class World:
 
         self.consumption = Consumption(
             SourceOptions("flights", max_bytes_per_trigger=None),
-            self.flow,
+            cast(Flow, self.flow),
             QueueLog(self.flow, None, opener),
             Place("flights", "log-1"),
             wake=self.flow.wake,
@@ -133,8 +134,8 @@ class TimedFlow(FlowDouble):
         }
 
     @property
-    def flow_ids(self) -> tuple[str, ...]:
-        return (f"flow-{self.number}",) if self.status == "bound" else ()
+    def flow_id(self) -> str | None:
+        return f"flow-{self.number}" if self.status == "bound" else None
 
     def wait(self, timeout_seconds: float | None = None, after: int | None = None) -> bool:
         # The threads of the query, which know no virtual time, get on meanwhile.

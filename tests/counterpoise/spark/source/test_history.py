@@ -297,16 +297,6 @@ def test_a_state_is_here_since_the_view_that_showed_it(log: NumberLog) -> None:
     assert progress.restores(held("20", epoch=5), {}) == ()
 
 
-def test_a_state_of_an_earlier_epoch_does_not_make_another_warm_up_needless(
-    log: NumberLog,
-) -> None:
-    start = Offset("q", {0: Range(3, "0", "20")}, "me", "log-1")
-    progress = progress_at(start, held("20"))
-    assert progress.restores(NOBODY, coming("20", epoch=3)) == ()
-    [restore] = progress.restores(NOBODY, coming("30", epoch=4))
-    assert restore.target == "30"
-
-
 def test_what_warms_up_no_more_is_forgotten(log: NumberLog) -> None:
     progress = progress_at(Offset("q"), NOBODY)
     _, planned = ask(progress, log, NOBODY, coming("8"))
@@ -326,15 +316,6 @@ def test_history_of_a_grant_that_changed_during_the_question_is_left_out(log: Nu
     answer = answer_to(question, log, log.bounds([0]))
     for now in (held("50", epoch=4), held("50", state="revoking")):
         assert progress.plan(answer, before, now, "me", {}) is None
-
-
-def test_a_partition_that_was_granted_to_one_flow_while_another_warms_up(log: NumberLog) -> None:
-    """The other does not know yet."""
-    progress = progress_at(Offset("q"), NOBODY)
-    restores = progress.restores(NOBODY, coming("50"))
-    question = Question({}, max_messages=10, restores=restores)
-    answer = answer_to(question, log, log.bounds([0]))
-    assert progress.plan(answer, NOBODY, held("50"), "me", coming("50")) is None
 
 
 def test_without_a_limit_history_still_comes_in_portions(log: NumberLog) -> None:

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from counterpoise.client import Client
+from counterpoise.flow import Flow
 from counterpoise.spark.errors import CannotStart, Unfinished
 from counterpoise.spark.options import read_options
-from counterpoise.spark.source.bound_flow import BoundFlow
-from counterpoise.spark.source.flows import bind
+from counterpoise.spark.source.flow import bind
 from counterpoise.spark.source.opening import open_consumption, until_settled
 from tests.service import Service
 
@@ -23,7 +23,7 @@ class LateFlow:
     status = "bound"
 
     def __init__(self, flow_id: str) -> None:
-        self.flow_ids = (flow_id,)
+        self.flow_id = flow_id
         self.looks = 0
 
     @property
@@ -41,7 +41,7 @@ def test_a_queue_whose_holddown_is_not_over_in_time_has_given_nothing_yet(
         flow = LateFlow(client.bind("flights", "late").flow_id)
         options = {"queue": "flights", "url": service.url, "startTimeoutSeconds": "0.1"}
         with pytest.raises(Unfinished, match="Holddown"):
-            until_settled(read_options(options), cast(BoundFlow, flow))
+            until_settled(read_options(options), cast(Flow, flow))
 
 
 def test_a_queue_made_again_between_the_first_look_and_the_bind_is_not_taken_for_the_old_one(
@@ -49,7 +49,7 @@ def test_a_queue_made_again_between_the_first_look_and_the_bind_is_not_taken_for
 ) -> None:
     """Its id goes into the checkpoint and the sink's rows, but the epochs are the other queue's."""
 
-    def lose_and_bind(*arguments: Any, **named: Any) -> BoundFlow:
+    def lose_and_bind(*arguments: Any, **named: Any) -> Flow:
         client.delete_queue("flights", force=True)
         client.create_queue("flights", 4)
         return bind(*arguments, **named)
@@ -97,5 +97,5 @@ def test_available_now_uses_an_up_to_date_view(service: Service) -> None:
         client.create_queue("flights", 4, rebalance_delay=0.0)
         flow = LateFlow(client.bind("flights", "late").flow_id)
         options = read_options({"queue": "flights", "url": service.url})
-        until_settled(options, cast(BoundFlow, flow))
+        until_settled(options, cast(Flow, flow))
     assert flow.looks == 3

@@ -8,11 +8,11 @@ from typing import cast
 
 import pytest
 
+from counterpoise.flow import Flow
 from counterpoise.flow.view import Owned, Warming
 from counterpoise.logs.port import Successor
 from counterpoise.spark.channel.status import Handoffs
 from counterpoise.spark.offsets import Offset, Place, Range, Slice
-from counterpoise.spark.source.bound_flow import BoundFlow
 from counterpoise.spark.source.planning import Question, answer_to
 from counterpoise.spark.source.progress import Progress, SharedProgress
 from counterpoise.wire import ChildrenItem, CommitItem, ReleaseItem
@@ -303,7 +303,7 @@ class Shared:
     def __post_init__(self) -> None:
         self.progress = Progress()
         place = Place("q", "log-1", "queue-7")
-        flow = cast(BoundFlow, self.flow)
+        flow = cast(Flow, self.flow)
         self.shared = SharedProgress(flow, place, self.wake, self.lost, self.progress)
         self.start, self.planned = Offset("q", {}, "me", "log-1"), offset("0", "9")
         self.progress.finished(self.start, self.flow.partitions)

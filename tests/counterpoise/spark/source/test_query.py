@@ -10,13 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
 
 from counterpoise.conditions import Condition
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
+from counterpoise.flow import Flow
 from counterpoise.flow.view import Owned, Warming
 from counterpoise.logs import Log, LogUnavailable
 from counterpoise.logs.builtin.log import PostgresLog
@@ -64,8 +65,8 @@ class FlowDouble:
         self._warms: Mapping[int, Warming] = {}
 
     @property
-    def flow_ids(self) -> tuple[str, ...]:
-        return ("flow-1",) if self.status == "bound" else ()
+    def flow_id(self) -> str | None:
+        return "flow-1" if self.status == "bound" else None
 
     @property
     def warming(self) -> Mapping[int, Warming]:
@@ -191,7 +192,7 @@ def running(
 
     consumption = Consumption(
         options,
-        flow,
+        cast(Flow, flow),
         QueueLog(flow, None, opener),
         Place("flights", log.bounds([]).incarnation),
         wake=flow.wake,
@@ -714,7 +715,7 @@ def test_the_service_is_told_no_longer_time_than_it_takes() -> None:
             self.gone.set()
 
     flow, leaver = FlowDouble(Queue.of(1), threading.Event(), ""), Leaver()
-    Leaving(leaver, flow, lambda: True, math.inf).start()
+    Leaving(leaver, cast(Flow, flow), lambda: True, math.inf).start()
     until(leaver.gone.is_set)
     assert flow.drained_within == 86_400
 

@@ -13,13 +13,13 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from counterpoise.client import Client
 from counterpoise.errors import StateKept
+from counterpoise.flow import Flow
 from counterpoise.flow.view import Owned
 from counterpoise.spark.channel.query_state import drop_state, keeps_state, put_state
 from counterpoise.spark.channel.status import Handoffs
 from counterpoise.spark.errors import StateLost
 from counterpoise.spark.offsets import Offset, Place, Range
 from counterpoise.spark.options import SourceOptions, read_options
-from counterpoise.spark.source.bound_flow import BoundFlow
 from counterpoise.spark.source.progress import Lacking, Progress, SharedProgress
 from counterpoise.spark.source.query_state import KeptState
 from counterpoise.spark.source.with_limits import StreamReaderWithLimits
@@ -214,7 +214,7 @@ def test_what_is_in_the_state_is_not_read_again_after_an_expired_lease() -> None
 
 
 def watched(view: Mapping[int, Owned], *, draining: bool = False, **options: str) -> KeptState:
-    flow = cast(BoundFlow, SimpleNamespace(partitions=view, draining=draining, status="bound"))
+    flow = cast(Flow, SimpleNamespace(partitions=view, draining=draining, status="bound"))
     place = Place("q", "log-1", "id")
     shared = SharedProgress(flow, place, threading.Event(), Handoffs(), begun(READ, view))
     return KeptState(read_options({"queue": "q", **options}), flow, shared)

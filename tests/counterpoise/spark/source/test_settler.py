@@ -10,12 +10,11 @@ from typing import Any, cast
 import pytest
 
 from counterpoise.backoff import Pauses
+from counterpoise.flow import Flow
 from counterpoise.flow.core import FLOW_GONE
 from counterpoise.logs.port import Successor
 from counterpoise.spark.channel.status import Handoffs
 from counterpoise.spark.offsets import Offset, Place, Range
-from counterpoise.spark.source.bound_flow import BoundFlow
-from counterpoise.spark.source.flows import FlowGroup
 from counterpoise.spark.source.progress import Progress, SharedProgress
 from counterpoise.spark.source.settler import QuerySettler
 from tests.counterpoise.spark.doubles import Queue
@@ -69,12 +68,12 @@ class Bell(threading.Event):
 
 
 def settler_of(
-    flow: BoundFlow,
+    double: FlowDouble,
     progress: Progress,
     also: Callable[[], None] = lambda: None,
     handoffs: Handoffs | None = None,
 ) -> QuerySettler:
-    wake = Bell()
+    flow, wake = cast(Flow, double), Bell()
     wake.set()
     place = Place("flights", "log-1")
     shared = SharedProgress(flow, place, wake, handoffs or NothingLost(), progress)
@@ -117,47 +116,27 @@ def test_closing_survives_an_unforeseen_error(
     assert "will be read again" in caplog.text
 
 
-def test_a_flow_that_is_being_bound_holds_up_none_of_the_others(flow: FlowDouble) -> None:
-    """Their successors wait with a deadline."""
-    other = FlowDouble(Queue.of(1), threading.Event(), "")
-    other.grant(0)
-    other.status = "binding"
-    flows = FlowGroup([cast(BoundFlow, other), cast(BoundFlow, flow)])
-    flow.revoke(0)
-    progress = done_to("7")
-    settler = settler_of(flows, progress, lambda: None)
-    settler.start()
-    until(lambda: flow.released)
-    assert flow.queue.partitions[0].position == "7"
-    assert flow.queue.partitions[0].owner is None
-    assert not other.released
-    settler.close(5.0)
-
-
 @pytest.mark.parametrize("status", ["binding", "gone"])
-def test_nothing_is_told_by_a_flow_that_is_not_bound(flow: FlowDouble, status: str) -> None:
+def test_nothing_is_told_by_a_flow_that_is_not_bound(status: str) -> None:
     """Its calls would wait or fail in vain."""
-    other = FlowDouble(Queue.of(1), threading.Event(), "")
-    other.status, other.gone_reason = status, "replaced"
-    flow.revoke(0)
-    progress = done_to("7")
     looked = threading.Semaphore(0)
 
-    class Watched(FlowGroup):
+    class Watched(FlowDouble):
         @property
         def status(self) -> str:
             looked.release()
-            return super().status
+            return status
 
-    members = [other] if status == "binding" else [other, flow]
-    flows = Watched([cast(BoundFlow, one) for one in members])
-    settler = settler_of(flows, progress, Defect())
+        @status.setter
+        def status(self, _: str) -> None: ...
+
+    flow = Watched(Queue.of(1), threading.Event(), "")
+    settler = settler_of(flow, done_to("7"), Defect())
     settler.start()
     # The second check shows that the first one was complete.
     assert looked.acquire(timeout=240)
     settler._shared.wake.set()
     assert looked.acquire(timeout=240)
-    assert not flow.released
     assert settler.last_error is None
     settler._closed.set()
 

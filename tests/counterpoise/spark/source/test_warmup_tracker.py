@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from counterpoise.flow import Flow
 from counterpoise.flow.core import FLOW_GONE
 from counterpoise.flow.view import Owned, Warming
 from counterpoise.logs.builtin.log import PostgresLog
@@ -18,7 +19,6 @@ from counterpoise.spark.channel.status import Handoffs
 from counterpoise.spark.offsets import Offset, Place
 from counterpoise.spark.options import Floor, SourceOptions
 from counterpoise.spark.queue_log import QueueLog
-from counterpoise.spark.source.bound_flow import BoundFlow
 from counterpoise.spark.source.progress import Progress, SharedProgress
 from counterpoise.spark.source.query import Consumption
 from counterpoise.spark.source.warmup_tracker import WarmupTracker
@@ -55,7 +55,7 @@ class Tracked:
     def __init__(self, **options: Any) -> None:
         self.flow, self.now = Warm(), 100.0
         self.progress = Progress(start=Offset("flights"))
-        flow = cast(BoundFlow, self.flow)
+        flow = cast(Flow, self.flow)
         place = Place("flights", "log-1")
         shared = SharedProgress(flow, place, threading.Event(), Handoffs(), self.progress)
         chosen = SourceOptions("flights", **options)
@@ -134,7 +134,7 @@ def running(
 ) -> Consumption:
     return Consumption(
         SourceOptions("flights", **options),
-        flow,
+        cast(Flow, flow),
         QueueLog(flow, None, lambda name, access: log),
         Place("flights", log.bounds([]).incarnation),
         wake=flow.wake,
@@ -269,57 +269,5 @@ def test_with_snapshots_the_driver_reports_ready_partitions(
         flow.grant(0)
         # The driver is responsible for its state.
         assert ends(next_offset(consumption, EMPTY)) == {"0": ("4", "6")}
-    finally:
-        consumption.stop()
-
-
-class TwoFlows(FlowDouble):
-    """Two flows of the query, seen as one: the second warms up, and the first may not know yet that
-    it has lost the partition (`stale`)."""
-
-    stale: Mapping[int, Owned] | None = None
-
-    @property
-    def partitions(self) -> Mapping[int, Owned]:
-        return super().partitions if self.stale is None else self.stale
-
-    @property
-    def warming(self) -> Mapping[int, Warming]:
-        partitions = self.queue.partitions.values()
-        return {
-            one.number: Warming(one.number, one.epoch, one.position)
-            for one in partitions
-            if one.learner == "second"
-        }
-
-
-@pytest.mark.parametrize("snapshot", [False, True])
-def test_a_partition_from_another_flow_of_the_query_is_ready_at_once(
-    log_url: str, log: PostgresLog, snapshot: bool
-) -> None:
-    flow = TwoFlows(Queue.of(2), threading.Event(), log_url)
-    append(log, "a", "b", "c")
-    flow.grant(0)
-    floor = Floor(snapshot=snapshot)
-    consumption = running(flow, log, warmup=True, warmup_from=floor)
-    consumption.start()
-    try:
-        offset = next_offset(consumption, EMPTY)
-        assert (ends(offset), replays(offset)) == ({"0": ("0", "3")}, {})
-        assert consumption.next_offset(offset, None) is offset
-        until(lambda: flow.queue.partitions[0].position == "3")
-        flow.queue.partitions[0].learner = "second"
-        flow.wake.set()
-        until(lambda: flow.ready_told == [(0, 1)])
-        # A partition that this query processes is not replayed.
-        assert consumption.next_offset(offset, None) is offset
-        # A partition that another consumer has had since is, and the epoch shows it.
-        flow.stale = dict(flow.partitions)
-        flow.queue.partitions[0].grant("other")
-        flow.queue.partitions[0].learner = "second"
-        for _ in range(2):
-            flow.wake.set()
-            until(lambda: not flow.wake.is_set())
-        assert flow.ready_told == [(0, 1)]
     finally:
         consumption.stop()
