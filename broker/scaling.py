@@ -17,6 +17,12 @@ an autoscaler that follows the lag alone would answer its own changes for ever. 
    is not processed waits longer, but only when the queue has been Ready and left alone for as long.
    So what waited because of a change does not count: it was there before, or the consumers that
    there are now had the whole time for it. And none is taken away until the age is below half.
+6. **Enough for the maxima.** If all consumers have a maximum (`max_partitions`), too few of them
+   leave partitions without an owner. So there are at least as many as it takes with the mean of
+   their maxima, also without lag: a moment without lag is no reason to serve a part of the queue.
+
+The answer counts consumers, whatever their weights: `lag_per_consumer` is what one of mean weight
+is there for.
 
 A step is one consumer, and one more for each ten that are present: Kubernetes ignores a change of a
 tenth or less (the tolerance of its HorizontalPodAutoscaler). A step up is at least as large, but
@@ -43,7 +49,8 @@ class Load:
     `lag`: messages that are not processed yet, None if unknown, and `lag_seconds` the age of the
     oldest, 0 if there is none. `consumers`: bound flows that do
     not drain; `consumers_before`: as many as before the trigger of a holddown or rebalance that
-    is under way. `quiet_for`: seconds since it was last changed, 0 unless Ready.
+    is under way. `quiet_for`: seconds since it was last changed, 0 unless Ready. `needed`: so many
+    consumers like them may take all partitions; 0 if any number may.
     """
 
     partitions: int
@@ -53,6 +60,7 @@ class Load:
     is_ready: bool
     quiet_for: float
     lag_seconds: float | None = None
+    needed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,9 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """So many consumers, and why: `lag`, `age`, `holding`, `quiet`, `shrinking`, `unknown`."""
+    """So many consumers, and why: `lag`, `maxima`, `age`, `holding`, `quiet`, `shrinking`,
+    `unknown`.
+    """
 
     consumers: int
     why: str
@@ -87,10 +97,11 @@ def _unbounded(load: Load, rule: Rule, most: int) -> Advice:
     present = load.consumers if load.is_ready else max(load.consumers, load.consumers_before)
     if load.lag is None:
         return Advice(present, "unknown")
-    demanded = min(math.ceil(load.lag / rule.lag_per_consumer), most)
+    by_lag = math.ceil(load.lag / rule.lag_per_consumer)
+    demanded = min(max(by_lag, load.needed), most)
     step = present // 10 + 1
     if demanded > present:
-        return Advice(max(demanded, present + step), "lag")
+        return Advice(max(demanded, present + step), "lag" if by_lag >= demanded else "maxima")
     if not load.is_ready:
         return Advice(present, "holding")
     age, limit = load.lag_seconds, rule.max_lag_seconds
@@ -102,9 +113,10 @@ def _unbounded(load: Load, rule: Rule, most: int) -> Advice:
         return Advice(present, "unknown")
     if limit is not None and age is not None and age * 2 > limit:
         return Advice(present, "age")
-    if load.lag * 2 < rule.lag_per_consumer * (present - step) or load.lag == 0:
-        return Advice(present - step, "shrinking")
-    return Advice(present, "lag")
+    fewer = max(0, present - step)
+    if load.lag and load.lag * 2 >= rule.lag_per_consumer * fewer:
+        return Advice(present, "lag")
+    return Advice(fewer, "shrinking") if fewer >= load.needed else Advice(present, "maxima")
 
 
 def load_of(queue: Queue, lag: int | None, now: float, *, lag_seconds: float | None = None) -> Load:
@@ -118,4 +130,15 @@ def load_of(queue: Queue, lag: int | None, now: float, *, lag_seconds: float | N
         is_ready=is_ready,
         quiet_for=max(0.0, now - queue.since) if is_ready else 0.0,
         lag_seconds=lag_seconds,
+        needed=_needed(queue),
     )
+
+
+def _needed(queue: Queue) -> int:
+    room = 0
+    for bind_number in queue.ranking.counts:
+        most = queue.demand(bind_number).most
+        if most is None:
+            return 0
+        room += most
+    return math.ceil(queue.share_count * queue.takers / room) if room else 0

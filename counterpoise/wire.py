@@ -981,9 +981,10 @@ class Scaling(Message, frozen=True):
     """How many consumers a queue should have.
 
     * `consumers`: So many; never more than partitions.
-    * `why`: `lag` (it demands them), `age` (a message is too old for fewer), `holding` (the queue
-      is not Ready), `quiet` (it was changed not long ago), `shrinking` (fewer are enough),
-      `unknown` (the log does not say the lag); later versions may add others.
+    * `why`: `lag` (it demands them), `maxima` (fewer may not take all partitions), `age` (a
+      message is too old for fewer), `holding` (the queue is not Ready), `quiet` (it was changed
+      not long ago), `shrinking` (fewer are enough), `unknown` (the log does not say the lag);
+      later versions may add others.
     * `present`: Bound flows that do not drain.
     * `lag`: Messages that are not processed yet, at most; some seconds old.
     * `lag_seconds`: The age of the oldest of them, 0 without any; some seconds old. Null if the log

@@ -108,7 +108,7 @@ async def scaling(
         Ge(1),
         Le(MOST_INT32),
         BeforeValidator(whole),
-        Query(description="One consumer for so many messages."),
+        Query(description="One consumer, of mean weight, for so many messages."),
     ] = 1000,
     quiet_seconds: Annotated[
         int,
@@ -145,7 +145,8 @@ async def scaling(
 
     Up as the lag demands, or the age of the oldest message, to one for each partition; down by one
     at a time, only when the queue is Ready and was not changed for a while. So an autoscaler does
-    not answer its own changes.
+    not answer its own changes. Where all consumers have a maximum (`max_partitions`), there are
+    enough of them for all partitions.
     """
     lags: Lags = request.app.state.lags
     known = (await lags.of([queue])).get(queue)

@@ -45,7 +45,6 @@ TWICE = {
     ),
     **dict.fromkeys(REQUESTS.split(), "what a call takes, and its schema in the API"),
     "Results": "of aggregates, and what a call of a flow answers",
-    "BoundFlow": "a flow that is bound: of a Spark query, and as the service has found it",
     "Flow": "the consumer's binding, and the row that the core has of it",
     "Grant": "a grant in the ledger of a consumer, and in the records of the core",
     "Granted": "the notice to a program, and the record of the core",

@@ -95,12 +95,42 @@ def test_the_age_alone_changes_nothing() -> None:
     assert advise(OLD, RULE) == advise(replace(OLD, lag_seconds=None), RULE)
 
 
+FULL = replace(LOAD, needed=4)
+
+
+@pytest.mark.parametrize(
+    ("load", "consumers", "why"),
+    [
+        (replace(FULL, consumers=1), 4, "maxima"),
+        (replace(FULL, consumers=1, consumers_before=1, is_ready=False), 4, "maxima"),
+        (replace(FULL, lag=1), 4, "maxima"),
+        (replace(FULL, lag=1, consumers=5), 4, "shrinking"),
+        (replace(FULL, lag=1, partitions=3), 3, "maxima"),
+        (replace(FULL, lag=3500), 4, "lag"),
+        (replace(FULL, lag=3500, consumers=3), 4, "lag"),
+        (replace(FULL, lag=5500), 6, "lag"),
+        # The step, too, leaves enough.
+        (replace(LOAD, partitions=40, lag=1, consumers=20, needed=17), 17, "shrinking"),
+        (replace(LOAD, partitions=40, lag=1, consumers=20, needed=18), 20, "maxima"),
+        (replace(LOAD, partitions=40, lag=1, consumers=20, needed=21), 23, "maxima"),
+        (replace(FULL, consumers=5), 4, "shrinking"),
+        (FULL, 4, "maxima"),
+        (replace(FULL, quiet_for=299.9), 4, "quiet"),
+    ],
+)
+def test_the_rules_with_maxima(load: Load, consumers: int, why: str) -> None:
+    advice = advise(load, RULE)
+    assert (advice.consumers, advice.why) == (consumers, why)
+
+
 def test_the_bounds_hold_whatever_the_load() -> None:
     bounded = replace(RULE, minimum=2, maximum=6)
     assert advise(replace(LOAD, consumers=0), bounded).consumers == 2
     assert advise(replace(LOAD, lag=10**9), bounded).consumers == 6
     few = replace(LOAD, partitions=1, consumers=0)
     assert advise(few, bounded).consumers == 1
+    maxima = replace(LOAD, needed=8)
+    assert advise(maxima, bounded).consumers == 6
 
 
 Follow = Callable[[Load], int]
@@ -123,7 +153,14 @@ class Cluster:
     TOLERANCE = 0.1
     RATE = 100.0  # messages a second and consumer
 
-    def __init__(self, follow: Follow, arrivals: Callable[[int], float], partitions: int = 8):
+    def __init__(
+        self,
+        follow: Follow,
+        arrivals: Callable[[int], float],
+        partitions: int = 8,
+        maximum: int | None = None,
+    ):
+        self.maximum = maximum
         settings = Settings(partition_count=partitions, rebalance_delay=5.0, max_handoff_time=30.0)
         self.queue = Queue("q", "q", settings, 0.0)
         replay_all(self.queue, (r.PartitionsAdded(0, partitions, 0.0),), 1)
@@ -151,7 +188,7 @@ class Cluster:
             for at, name in [one for one in self.starting if one[0] <= self.now]:
                 self.starting.remove((at, name))
                 self.alive.append(name)
-                self.do(c.Bind(name, name, name, 10.0, False))
+                self.do(c.Bind(name, name, name, 10.0, max_partitions=self.maximum))
 
     def do(self, command: c.Command) -> None:
         decide(self.queue, command, float(self.now))
@@ -300,3 +337,41 @@ def test_an_idle_queue_goes_to_nothing_and_comes_back() -> None:
     cluster.arrivals = lambda now: 10.0
     cluster.run(60)
     assert cluster.replicas == 1
+
+
+def test_consumers_with_maxima_stay_enough_for_all_partitions() -> None:
+    cluster = Cluster(ours, lambda now: 450.0 if 1800 <= now < 5400 else 10.0, maximum=2)
+    cluster.run(1800)
+    assert (cluster.replicas, cluster.reversals) == (4, 0)
+    assert not cluster.queue.unassigned
+    cluster.run(3600)
+    assert cluster.replicas > 4
+    cluster.run(5400)
+    assert cluster.replicas == 4
+    assert not cluster.queue.unassigned
+
+
+@pytest.mark.parametrize(
+    ("maxima", "aligned", "needed"),
+    [
+        ((), 1, 0),
+        ((None, None), 1, 0),
+        ((2, None), 1, 0),
+        ((2,), 1, 6),
+        ((2, 2), 1, 6),
+        ((5, 2), 1, 4),
+        ((12, 12), 1, 1),
+        ((4,), 2, 3),
+        ((5,), 2, 3),
+    ],
+)
+def test_so_many_consumers_like_those_present_may_take_all_partitions(
+    maxima: tuple[int | None, ...], aligned: int, needed: int
+) -> None:
+    queue = Queue("q", "q", Settings(partition_count=12, aligned=aligned), 0.0)
+    replay_all(queue, (r.PartitionsAdded(0, 12, 0.0),), 1)
+    for number, maximum in enumerate(maxima):
+        name = f"f{number}"
+        decide(queue, c.Bind(name, name, name, 10.0, weight=2, max_partitions=maximum), 1.0)
+        queue.journal.forget()
+    assert load_of(queue, 0, 1.0).needed == needed
