@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = pytest.mark.xdist_group("spark 1")
+pytestmark = pytest.mark.xdist_group("spark")
 
 KEYS = [f"k{n}" for n in range(8)]
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

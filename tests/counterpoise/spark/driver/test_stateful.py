@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = pytest.mark.xdist_group("spark 1")
+pytestmark = pytest.mark.xdist_group("spark")
 
 Shape = Callable[[DataFrame], DataFrame]
 
