@@ -17,15 +17,17 @@ const HANDOFF_SECONDS = { python: 3, spark: 30 };
 const seconds = (label, most) => ({ label, attributes: { type: "number", min: 0, max: most, step: "any", required: "" }, said: duration });
 const kept = (label, unit, most, said) => ({ label, unit, attributes: { type: "number", min: 0, max: most / unit, step: "any", required: "" }, said });
 
-/** By the names of the API. `unit`: what one of the field is there. `empty`: an empty field means null. */
+/** By the names of the API. `unit`: what one of the field is there. `empty`: an empty field means null. `whole`: it has
+ *  no fraction. */
 const SETTINGS = {
   access_type: { label: "Partitions belong to", attributes: { options: [["non_exclusive", "all consumers, shared"], ["exclusive", "one consumer"]] },
     said: (value) => value === "exclusive" ? "one consumer owns all" : "shared" },
   rebalance_delay: seconds("Holddown before a rebalance (s)", 3600),
   max_handoff_time: seconds("An owner may take to finish (s)", 3600),
   max_warmup_time: seconds("A successor may warm up (s)", 86400),
-  max_concurrent_handoffs: { label: "Handoffs at the same time (empty: all)", empty: true, attributes: { type: "number", min: 1, max: 4096 },
+  max_concurrent_handoffs: { label: "Handoffs at the same time (empty: all)", empty: true, whole: true, attributes: { type: "number", min: 1, max: 4096 },
     said: (value) => value === null ? "all" : number(value) },
+  max_weight: { label: "Largest weight of a consumer (1: all are equal)", whole: true, attributes: { type: "number", min: 1, max: 1000, required: "" }, said: number },
   start: { label: "Partitions without a position begin", attributes: { options: [["earliest", "at the first message"], ["latest", "at the end"]] }, said: String },
   ordered_resize: { label: "Keep the order of each key across resizes", attributes: { type: "checkbox" }, said: (value) => value ? "kept" : "not kept" },
   retention_seconds: kept("Keep processed messages (hours)", HOUR, 315360000, duration),
@@ -47,11 +49,11 @@ function field(name, value) {
 
 /** A field's value (`ask`) as the API takes it; undefined for one that is no such setting. */
 export function given(name, value) {
-  const { attributes, unit, empty } = SETTINGS[name];
+  const { attributes, unit, empty, whole } = SETTINGS[name];
   if (attributes.type !== "number") return value;
   if (Number.isNaN(value)) return empty ? null : undefined;
   const { min, max } = attributes;
-  if (value < min || value > max || (empty && !Number.isInteger(value))) return undefined;
+  if (value < min || value > max || (whole && !Number.isInteger(value))) return undefined;
   return unit === GIB ? Math.round(value * unit) : value * (unit ?? 1);
 }
 

@@ -680,12 +680,14 @@ def test_an_administrator_creates_and_deletes_a_queue_and_finds_both_in_the_audi
     assert is_off(page)
     fill(page, "#act-max_handoff_time", "12.5")
     fill(page, "#act-retention_seconds", "2")
-    eventually(lambda: "(hours): 30 min → 2 h." in page.text(".preview"))
+    fill(page, "#act-max_weight", "4")
+    eventually(lambda: "(1: all are equal): 1,000 → 4." in page.text(".preview"))
+    assert "(hours): 30 min → 2 h." in page.text(".preview")
     submit(page)
     eventually(lambda: client.queue("flights").max_handoff_time == 12.5)
     changed = client.queue("flights").raw
-    keeps = {"max_handoff_time": 12.5, "retention_seconds": 7200, "revision": changed["revision"]}
-    assert changed == {**created.raw, **keeps}
+    chosen = {"max_handoff_time": 12.5, "retention_seconds": 7200, "max_weight": 4}
+    assert changed == {**created.raw, **chosen, "revision": changed["revision"]}
     click(page, "Delete")
     eventually(lambda: "All messages are processed" in page.text(".preview"))
     assert page.run(off)
@@ -736,6 +738,7 @@ def test_settings_are_read_as_people_give_them_and_only_changes_are_sent(page: P
         "retention_bytes": 1001,
         "ordered_resize": True,
         "rebalance_delay": 5,
+        "max_weight": 1000,
     }
     for fields, changed in (
         # As the fields show them.
@@ -746,6 +749,11 @@ def test_settings_are_read_as_people_give_them_and_only_changes_are_sent(page: P
         ({"rebalance_delay": 0}, {"rebalance_delay": 0}),
         ({"rebalance_delay": "none"}, None),
         ({"max_concurrent_handoffs": 1.5}, None),
+        ({"max_weight": 1000}, {}),
+        ({"max_weight": 1}, {"max_weight": 1}),
+        ({"max_weight": "none"}, None),
+        ({"max_weight": 1.5}, None),
+        ({"max_weight": 1001}, None),
     ):
         values = json.dumps(fields).replace('"none"', "NaN")
         found = call(f"it.changesOf({json.dumps(queue)}, {values})")
