@@ -206,6 +206,7 @@ def test_its_database_is_shown_nowhere() -> None:
     assert repr(one) == "FencedAggregate(name='n')"
 
 
+@pytest.mark.long
 def test_results_without_windows_need_no_service(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
