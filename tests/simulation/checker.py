@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tests.judge.violation import Violation
-from tests.simulation import budgets, groups, hands, lineage, order, pairs, pauses, queues
+from tests.simulation import budgets, groups, hands, lineage, maxima, order, pairs, pauses, queues
 from tests.simulation.account import Transaction, back
 from tests.simulation.ending import Ending
 from tests.simulation.progress import Progress
@@ -234,6 +234,7 @@ class Checker(Ending):
         queues.check_owners(self, tx)
         queues.check_status(self, tx, queue, old_partitions)
         pairs.check(self, tx, queue, old_partitions)
+        maxima.check(self, tx, queue, old_partitions)
         queues.check_handoffs(self, tx, queue, old_flows, old_partitions)
         queues.check_views(self)
         pauses.check_changed(self, tx, queue, old_partitions)

@@ -84,9 +84,12 @@ class Consumer(FlowShell):
         trace: Callable[[str], None] | None,
     ) -> None:
         drift = config.drift
-        weight = config.weights[int(instance[1:]) % len(config.weights)]
+        place = int(instance[1:])
+        weight = config.weights[place % len(config.weights)]
+        most = config.maxima[place % len(config.maxima)]
         super().__init__(
-            *(name, instance, lease, warmup, weight, rng, loop, network, checker, queue, drift)
+            *(name, instance, lease, warmup, weight, most),
+            *(rng, loop, network, checker, queue, drift),
         )
         self.log, self.config, self.trace = log, config, trace
         # How much longer than usual its next messages take, and its next warm-ups.

@@ -82,6 +82,7 @@ async def serve(calls: Calls, call: Call[Any], checker: Checker) -> Any:
             body["attempt"],
             KEYS[int(body["instance_id"][1:]) % len(KEYS)],
             weight=body.get("weight", 1),
+            max_partitions=body.get("max_partitions"),
         )
         checker.bound(bound.flow_id)
         checker.showed(bound.update, began)

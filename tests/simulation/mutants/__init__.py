@@ -96,6 +96,8 @@ MUTANTS = {
         Mutant("owners are not told of a pause", pausing.owners_are_not_told),
         Mutant("a weight is forgotten at the bind", weighing.forgotten_when_bound),
         Mutant("by weight, a rebalance ends one step early", weighing.ends_one_step_early),
+        Mutant("a maximum is passed", weighing.maximum_is_passed_when_nobody_has_room),
+        Mutant("beyond a maximum nothing is shared", weighing.what_is_over_is_not_shared),
         Mutant("a cut is taken before the lock", reshaping.cut_before_the_lock),
         Mutant("a publisher with the old count is accepted", reshaping.old_count_accepted),
         Mutant("gcd mistaken for min", reshaping.gcd_is_min),
