@@ -25,7 +25,8 @@ MOVING = ("warming", "revoking")
 @dataclass(slots=True)
 class Transaction:
     """The changes of one transaction. `positions` of these partitions, after it; `reset`: the
-    partitions among them whose position an administrator has set. `children`: new partitions of a
+    partitions among them whose position an administrator has set; `above`: what is processed above
+    the positions. `children`: new partitions of a
     dynamic queue with their keys and the keys of their parents; `removed`: those that are gone.
     """
 
@@ -40,6 +41,7 @@ class Transaction:
     reset: Collection[int]
     children: Mapping[int, tuple[str, Sequence[str]]] = field(default_factory=dict)
     removed: Collection[int] = ()
+    above: Mapping[int, str | None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

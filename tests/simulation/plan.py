@@ -36,6 +36,7 @@ class Config:
     bind together are a crowd. `moves`: how much each key may take from others in `HOUR_SECONDS`;
     None: as much as they like. `followed`: a second queue reads the log. `aligned`: so many
     partitions in a row have one owner. `weights`, `maxima`: those of consumers, in turn.
+    `by_key`: consumers work on different keys of a partition at once.
     """
 
     replicas: int = 2
@@ -50,6 +51,7 @@ class Config:
     aligned: int = 1
     weights: tuple[int, ...] = (1,)
     maxima: tuple[int | None, ...] = (None,)
+    by_key: bool = False
 
     @property
     def reshapes(self) -> bool:
@@ -101,9 +103,11 @@ LEASES = (2.0, 3.0, 4.0, 6.0)
 # By less than the size of an outage, which goes unnoticed, or by far more.
 CLOCK_STEPS = (-3600.0, -3600.0, -60.0, -1.5, 1.5, 60.0, 3600.0)
 
-# Of 16 seeds one, in which consumers have weights, and one, in which they have maxima, too.
+# Of 16 seeds one, in which consumers have weights, one, in which they have maxima, too, and one, in
+# which they work by key.
 WEIGHTED = 9
 LIMITED = 3
+BY_KEY = 14
 
 # What may go wrong, with weights; each run draws some of them.
 FAULTS: dict[str, tuple[str, ...]] = {
@@ -192,6 +196,8 @@ def draw(seed: int) -> Plan:
         weights = random.Random(f"weights of {seed}")
         drawn = tuple(weights.choice((1, 1, 2, 3, 10)) for _ in range(5))
         config = replace(config, weights=drawn)
+    if seed % 16 == BY_KEY:
+        config = replace(config, by_key=True)
     if seed % 16 == LIMITED:
         config, events = _limited(random.Random(f"maxima of {seed}"), config, events)
     if reshaping == "ordered":
