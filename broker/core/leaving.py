@@ -84,7 +84,7 @@ def _beyond(queue: Queue, numbers: list[int], heir: Flow) -> frozenset[int]:
 
 def _are_alike(flow: Flow, heir: Flow) -> bool:
     """Whether both ask the same of the balance."""
-    return (flow.weight, flow.max_partitions) == (heir.weight, heir.max_partitions)
+    return flow.asks == heir.asks
 
 
 def _name(draft: Draft, number: int, heir: Flow, *, alike: bool) -> None:
