@@ -72,8 +72,7 @@ class HandoffPlanner:
             giver, taker = pair
             if len(planned) + queue.leaving.counts[giver.bind_number] > most:
                 break
-            for number in self._misplaced(giver):
-                planned.append(self._count(number, queue.homes[number]))
+            planned += [self._count(one, queue.homes[one]) for one in self._misplaced(giver)]
             while (number := self._from(giver)) is not None:
                 planned.append(self._count(number, taker))
         self._take_back()

@@ -35,7 +35,7 @@ def test_a_partition_moves_to_the_consumer_that_it_is_pinned_to(api: httpx.Clien
     flow.until("revoking", 0)
     assert flow.outcomes("release", flow.item(0)) == ["ok"]
     other.until("owned", 0)
-    assert pins(api) == [{**one["pin"], "flow_id": other.id}, None]
+    assert pins(api) == [{**one["pin"], "flow_id": other.flow_id}, None]
     assert api.get("/queues/flights/conditions").json()["items"] == []
     assert api.post("/queues/flights/partitions/0/unpin").json()["partitions"] == []
     assert pins(api) == [None, None]

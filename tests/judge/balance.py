@@ -43,19 +43,18 @@ def shares(partition_count: int, asks: Asks) -> dict[str, Fraction]:
         free = {flow: ask for flow, ask in asks.items() if flow not in fixed}
         weights = sum(ask.weight for ask in free.values())
         by_weight = {flow: rest * Fraction(ask.weight, weights) for flow, ask in free.items()}
-        kept = {
-            flow: max(
-                Fraction(ask.least),
-                by_weight[flow] if ask.most is None else min(by_weight[flow], ask.most),
-            )
-            for flow, ask in free.items()
-        }
+        kept = {flow: _within(by_weight[flow], ask) for flow, ask in free.items()}
         beyond = sum(kept.values()) - rest
         # Those that are raised stay if more is asked for than there is, else those that are cut.
         raised = {f: share for f, share in kept.items() if share > by_weight[f]}
         cut = {f: share for f, share in kept.items() if share < by_weight[f]}
         fixed.update(raised if beyond > 0 else cut if beyond < 0 else kept)
     return fixed
+
+
+def _within(share: Fraction, ask: Ask) -> Fraction:
+    most = share if ask.most is None else Fraction(ask.most)
+    return max(Fraction(ask.least), min(share, most))
 
 
 def is_balanced(

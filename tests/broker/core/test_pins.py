@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from broker.core import commands as c
 from broker.core.errors import Invalid
+from broker.core.model import Pin
 from broker.core.pins import unmet
 from broker.core.shares import Demand, WeightedRanking, share_out
 from tests.broker.core.test_sequences import PROFILE
@@ -79,9 +80,9 @@ class TestBalance:
         assert not orders.pin(0, "c-A", "why").entries
         orders.advance(1)
         orders.pin(0, "c-A", "because")
-        assert orders.queue.pins[0] == ("c-A", 0.0, "because")
+        assert orders.queue.pins[0] == Pin("c-A", 0.0, "because")
         orders.pin(0, "c-B")
-        assert orders.queue.pins[0] == ("c-B", 1.0, None)
+        assert orders.queue.pins[0] == Pin("c-B", 1.0)
         assert not orders.unpin(5).entries
 
     def test_without_a_pin_in_force_no_share_is_computed(self) -> None:
@@ -239,6 +240,14 @@ class TestWhichRuleWins:
         assert 3 not in orders.on_their_way()
         orders.settle()
         assert 3 in orders.owned("A")
+
+    def test_an_heir_of_another_name_is_no_reason_to_hand_over(self) -> None:
+        """The home comes back as another consumer, so nothing has to move."""
+        orders = World.owning({"A": [0], "B": []}, warmup=True, rebalance_delay=0)
+        orders.pin(0, "c-B")
+        assert orders.on_their_way() == {0: ("warming", "B")}
+        orders.bind("B2", "i-B", client_name="other")
+        assert orders.on_their_way() == {}
 
     def test_a_revoke_ends_at_its_successor_before_the_partition_goes_home(self) -> None:
         orders = World.owning({"A": [0, 1], "B": []}, rebalance_delay=0)
