@@ -26,7 +26,7 @@ partitions_option = click.option(
 
 @click.command("pin")
 @queue_argument
-@click.argument("client_name")
+@click.argument("client_name", help="With which the consumer binds.")
 @partitions_option
 @click.option("--reason", help="Shown to those who see the pin; at most 200 characters.")
 @service_options

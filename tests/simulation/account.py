@@ -5,12 +5,13 @@ The rules of one partition (`hands.py`) and of the queue (`queues.py`) read it.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.judge import balance, rules
+from tests.simulation import pins
 from tests.simulation.asked import Asked
 from tests.simulation.deadlines import Deadlines
 from tests.simulation.order import Order
@@ -113,13 +114,15 @@ class Account:
         """Whether each partition that takes part has an owner that takes."""
         takers = [id for id, row in self.flows.items() if takes(row)]
         rows = (row for row in self.partitions.values() if row.state not in APART)
-        return not takers or all(row.owner in takers for row in rows)
+        return not takers or (pins.are_met(self) and all(row.owner in takers for row in rows))
 
     def balanced(self) -> bool:
         """*Balance*, counted from the rows."""
         takers = {id: 0 for id, row in self.flows.items() if takes(row)}
         if not takers:
             return True
+        if not pins.are_met(self):
+            return False
         for row in self.partitions.values():
             if row.state in APART:
                 continue
@@ -130,7 +133,8 @@ class Account:
 
     def asks(self, takers: Collection[str]) -> balance.Asks | None:
         """What these flows were bound with; None if with nothing."""
-        asks = {id: balance.Ask(self.flows[id].weight) for id in takers}
+        pinned = Counter(pins.homes(self).values())
+        asks = {id: balance.Ask(self.flows[id].weight, None, pinned[id]) for id in takers}
         return None if all(ask == balance.Ask() for ask in asks.values()) else asks
 
     def only(self, takers: Collection[str]) -> str | None:
@@ -149,6 +153,7 @@ class Account:
             return 0
         undone = {row.number: row for row in begun}
         total = leaving = 0
+        homes = pins.homes(self)
         for number, after in self.partitions.items():
             row = undone.get(number, after)
             if after.state in APART or not self.leads(number):
@@ -156,6 +161,13 @@ class Account:
             owner = row.owner if row.owner in self.flows else None
             total += not after.retiring
             on_its_way = row.state == "revoking"
+            home = homes.get(number)
+            if home is not None:
+                # It goes home once, from where it is or where a revoke takes it.
+                takers[home] += 1
+                gets = row.successor or home if on_its_way else owner
+                leaving += gets not in (None, home)
+                continue
             if owner is not None and owner not in takers and not on_its_way:
                 leaving += 1
             holder = row.successor if on_its_way else owner

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tests.judge.violation import Violation
-from tests.simulation import budgets, groups, hands, lineage, order, pairs, pauses, queues
+from tests.simulation import budgets, groups, hands, lineage, order, pairs, pauses, pins, queues
 from tests.simulation.account import Transaction, back
 from tests.simulation.ending import Ending
 from tests.simulation.progress import Progress
@@ -237,6 +237,7 @@ class Checker(Ending):
         queues.check_handoffs(self, tx, queue, old_flows, old_partitions)
         queues.check_views(self)
         pauses.check_changed(self, tx, queue, old_partitions)
+        pins.check_changed(self, tx, queue)
         budgets.check_counted(self, tx, old_partitions)
         budgets.check_joined(self, tx, old_flows, self._moves)
 
