@@ -103,7 +103,7 @@ CLOCK_STEPS = (-3600.0, -3600.0, -60.0, -1.5, 1.5, 60.0, 3600.0)
 # Of 16 seeds one, in which consumers have weights.
 WEIGHTED = 9
 # Of 16 seeds those in which partitions are pinned: fixed queues and dynamic ones.
-PINNED = (6, 11)
+PINNED = (8, 13)
 
 # What may go wrong, with weights; each run draws some of them.
 FAULTS: dict[str, tuple[str, ...]] = {
