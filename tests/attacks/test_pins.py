@@ -57,5 +57,5 @@ def test_a_name_with_a_terminal_sequence_is_refused(secured: Guarded) -> None:
     secured.create("team-a.names")
     admin = secured.key("admin", "team-a.*")
     with secured.http as http:
-        for name in ("\x1b[2J", "a\nb", "\u202eetl", "x" * 100_000):
+        for name in ("\x1b[2J", "a\nb", "\u202eetl", "x" * 201):
             assert send(http, "team-a.names", "pin", admin, client_name=name) == 422
