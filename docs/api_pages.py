@@ -109,7 +109,7 @@ def public(package: str, chosen: str = "") -> list[tuple[str, Any]]:
 def page(title: str, introduction: str, packages: Mapping[str, str]) -> str:
     """The text of a page."""
     parts = [f"# {title}", MARK, introduction]
-    described: set[str] = set()
+    described: dict[str, str] = {}
     for package, chosen in packages.items():
         parts += [f"## {package}", "" if chosen else prose(importlib.import_module(package))]
         for name, value in public(package, chosen):
@@ -117,8 +117,12 @@ def page(title: str, introduction: str, packages: Mapping[str, str]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def entry(name: str, value: Any, described: set[str]) -> Iterator[str]:
-    """The paragraphs on a name. `described`: the members that the page has already."""
+def entry(name: str, value: Any, described: dict[str, str]) -> Iterator[str]:
+    """The paragraphs on a name.
+
+    `described`: the members and the arguments that the page has already, each with the name under
+    which it has them.
+    """
     if inspect.isfunction(value):
         yield from (fenced(name, value), prose(value))
         return
@@ -129,7 +133,9 @@ def entry(name: str, value: Any, described: set[str]) -> Iterator[str]:
         code = f" Code: `{value.code}`." if "code" in vars(value) else ""
         yield f"Error. Base: `{value.__base__.__name__}`.{code}"
     elif not getattr(value, "_is_protocol", False):
-        yield fenced(name, value)
+        arguments = signature(name, value).removeprefix(name)
+        first = described.setdefault(arguments, name) if "\n" in arguments else name
+        yield fenced(name, value) if first == name else f"Arguments: those of `{first}`."
     yield prose(value)
     if (made := vars(value).get("__init__")) and made.__doc__:
         yield prose(made)
@@ -139,7 +145,7 @@ def entry(name: str, value: Any, described: set[str]) -> Iterator[str]:
         if (said := f"{member}\n{called}\n{prose(found)}") in described:
             repeated.append(f"`{member}`")
             continue
-        described.add(said)
+        described[said] = name
         yield f"#### {name}.{member}"
         yield from ([fenced(member, found)] if called else [])
         yield prose(found)
@@ -237,7 +243,7 @@ def prose(value: Any) -> str:
 
 
 def index() -> str:
-    """The page that leads to the others, with every name and the first sentence on it."""
+    """The page that leads to the others, with every name."""
     parts = [
         "# Python API",
         MARK,
@@ -247,19 +253,9 @@ def index() -> str:
     ]
     for file, (_, _, packages) in PAGES.items():
         for package, chosen in packages.items():
-            rows = ["| name | |", "|---|---|"]
-            for name, value in public(package, chosen):
-                rows.append(f"| [`{name}`]({file}.md#{name.lower()}) | {first(value)} |")
-            parts += [f"## {package}", "\n".join(rows)]
+            names = [f"[`{name}`]({file}.md#{name.lower()})" for name, _ in public(package, chosen)]
+            parts += [f"## {package}", ", ".join(names) + "."]
     return "\n\n".join(parts) + "\n"
-
-
-def first(value: Any) -> str:
-    """The first sentence of its docstring, for a cell of a table."""
-    if not (inspect.isclass(value) or inspect.isfunction(value)):
-        return ""
-    said = " ".join(prose(value).split("\n\n")[0].split())
-    return re.split(r"(?<=[.:]) (?=[A-Z`])", said)[0].rstrip(":").replace("|", r"\|")
 
 
 def pages() -> dict[str, str]:

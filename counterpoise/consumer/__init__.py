@@ -7,22 +7,8 @@
 
     Consumer("flights", handle_batch).run()     # handle_batch(owned, batch): pyarrow.RecordBatch
 
-What it promises
-----------------
-**Order and at least once.** The messages of a partition are handled one after another, in their
-order, by one thread at a time. Commits cover a prefix of the handled messages. If a process dies or
-a partition is taken by force, the next owner repeats the handled messages without a commit. A
-graceful handoff repeats nothing.
-
-**Partitions do not wait for each other**, only for workers. Reading ahead is bounded for each.
-
-**A revoked partition is released as soon as its present message (or batch) is done.** A slow
-handler asks `message.time_left()`; a message finished after the deadline does not count.
-
-**A message that cannot be handled** stops the consumer, stops its partition, or is stored elsewhere
-(`counterpoise.consumer.poison`). It is never skipped silently.
-
-**A stuck consumer loses its lease** (`counterpoise.consumer.watchdog`).
+docs/consumer.md says what it promises: order, at least once, bounded memory, and what becomes of a
+message that cannot be handled (`poison`) and of a consumer that hangs (`watchdog`).
 
 How it works
 ------------
@@ -36,20 +22,11 @@ releases, and a *lookout* watches over the flow and the workers. They share noth
 So a service, a log or a handler that hangs stops only what needs it: without the service the
 consumer continues with its partitions, without the log it waits.
 
-Iterating
----------
-A message counts as handled when the loop asks for the next one. So an exception in the body, or
-`break`, leaves the present message unhandled: it comes again. To end after the present message,
-call `consumer.stop(now=True)` in the body and let the loop end by itself. After `consumer.stop()`
-it ends once all partitions have been handed over, and works on them until then. The loop's body
-runs in the caller's thread. Every way of leaving the loop commits the handled messages and unbinds.
-In a `with Consumer(...) as consumer:` block this happens at the end of the block at the latest,
-even if a traceback keeps the loop alive.
+The loop's body runs in the caller's thread. Every way of leaving the loop commits the handled
+messages and unbinds. In a `with Consumer(...) as consumer:` block this happens at the end of the
+block at the latest, even if a traceback keeps the loop alive.
 
-With an event loop
-------------------
-`AsyncConsumer` makes the same promises to async handlers and in `async for`. It shares all of the
-above but the threads of the workers, which are tasks (`counterpoise.consumer.asyncio`).
+`AsyncConsumer` shares all of this but the threads of the workers, which are tasks (`asyncio`).
 """
 
 from typing import TYPE_CHECKING

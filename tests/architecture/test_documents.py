@@ -193,6 +193,14 @@ SEARCHES = {
     "how many partitions": "docs/operations.md",
     "scale": "docs/autoscaling.md",
     "Postgres goes down": "docs/what-if.md",
+    "exactly once": "docs/guides/exactly-once.md",
+    "dead letter": "docs/consumer.md",
+    "lag": "docs/monitoring.md",
+    "rolling deploy": "docs/guides/stopping.md",
+    "backpressure": "docs/consumer.md",
+    "ordering": "docs/publishing.md",
+    "TLS": "docs/operations.md",
+    "Kubernetes": "deploy/README.md",
 }
 
 

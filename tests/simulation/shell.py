@@ -56,6 +56,7 @@ class FlowShell(Client):
         lease: float,
         warmup: bool,
         weight: int,
+        most: int | None,
         rng: random.Random,
         loop: VirtualLoop,
         network: Network,
@@ -71,6 +72,7 @@ class FlowShell(Client):
                 # A name that some share.
                 *(queue, f"client {instance[-1]}", instance, lease, warmup),
                 weight=weight,
+                max_partitions=most,
                 binder=name,
                 timeout_seconds=5.0,
             )
