@@ -271,7 +271,7 @@ def _families(queues: Sequence[wire.Queue], lags: Mapping[str, LagView]) -> Iter
         "queue_conditions",
         "What consumers report, by kind: quarantined, invalid_position or end_refused "
         "(partitions), log_away, rows_dropped or state_lost (consumers); of the service: "
-        "mirror_failed, resize_paused or over_capacity (partitions).",
+        "mirror_failed, resize_paused, over_capacity or pin_unmet (partitions).",
         "kind",
     )
     lag = gauge("queue_lag_messages", "Messages that are not processed yet, at most; their sum.")

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute
 from api import problems
 from api.answers import MEDIA_TYPE
 from api.documents import schemas_of
-from api.routes import access, flows, lineage, messages, monitoring, pauses, queues, service
+from api.routes import access, flows, lineage, messages, monitoring, pauses, pins, queues, service
 from api.routing import Route
 from api.schemas.common import RequestModel
 from api.security import Also
@@ -56,7 +56,7 @@ TAGS = [
 
 def all_routes() -> list[BaseRoute]:
     """Every route, the most called first, because they are tried in order."""
-    parts = (flows, queues, lineage, pauses, messages, monitoring, service, access)
+    parts = (flows, queues, lineage, pauses, pins, messages, monitoring, service, access)
     return [route for part in parts for route in part.ROUTER.routes]
 
 

@@ -35,6 +35,7 @@ from broker.calls.mirrors import ROUND_SECONDS as MIRROR_SECONDS
 from broker.calls.mirrors import Mirrors
 from broker.calls.monitoring import MonitoringCalls
 from broker.calls.pauses import PauseCalls
+from broker.calls.pins import PinCalls
 from broker.calls.positions import PositionCalls
 from broker.calls.queues import QueueCalls
 from broker.calls.readers import LogReaders, Trims
@@ -89,6 +90,7 @@ class Calls:
         self.key_administration = KeyAdministration(access)
         self.queues = QueueCalls(access, logs, readers, cuts, trims)
         self.pauses = PauseCalls(access)
+        self.pins = PinCalls(access)
         self.positions = PositionCalls(access, logs, cuts, trims)
         self.logs = LogCalls(access, logs, readers)
         self.log_upkeep = Upkeep(access, logs, readers, cuts, trims)

@@ -266,6 +266,24 @@ def resume_partition(name: str, partition: int) -> Call[wire.PausedQueue]:
     return Call("POST", path, reader(wire.PausedQueue))
 
 
+def pin_partition(
+    name: str, partition: int, client_name: str, reason: str | None = None
+) -> Call[wire.PinnedQueue]:
+    """Pin a partition to the consumer of this name; it moves there while that is bound.
+
+    Raises `Invalid`.
+    """
+    path = queue_path(name, f"/partitions/{partition}/pin")
+    body = {"client_name": client_name, **({} if reason is None else {"reason": reason})}
+    return Call("POST", path, reader(wire.PinnedQueue), body=body)
+
+
+def unpin_partition(name: str, partition: int) -> Call[wire.PinnedQueue]:
+    """End the pin of a partition: it is balanced like others."""
+    path = queue_path(name, f"/partitions/{partition}/unpin")
+    return Call("POST", path, reader(wire.PinnedQueue))
+
+
 def _pause(
     path: str, until: datetime | None, seconds: float | None, reason: str | None
 ) -> Call[wire.PausedQueue]:

@@ -45,7 +45,7 @@ MOST_WAITED_FOR = 10
 # Characters of what is done above a position.
 MOST_DONE_ABOVE = 4000
 DONE_ABOVE_PATTERN = r"^[0-9]{1,19}\+[0-9]{1,19}(,[0-9]{1,19}\+[0-9]{1,19})*$"
-# Characters of the reason of a pause.
+# Characters of the reason of a pause or a pin.
 MOST_REASON = 200
 MOST_INT32 = 2**31 - 1
 MOST_INT64 = 2**63 - 1
@@ -83,7 +83,7 @@ Trigger = Annotated[
         "bind",
         description=(
             "`bind`, `unbind`, `lease_expired`, `driver_lost`, `resize`, `access_type`, `drain`, "
-            "`admin`, `replaced` or `lineage`; later versions may add others."
+            "`admin`, `replaced`, `pin`, `unpin` or `lineage`; later versions may add others."
         ),
     ),
 ]
@@ -159,6 +159,27 @@ Paused = Annotated[
 ]
 
 
+class Pin(Message, frozen=True):
+    """An administrator wants a partition at the consumer of this name.
+
+    * `since`: When it was pinned.
+    * `reason`: The administrator's words; null without any.
+    * `flow_id`: The flow that the partition belongs to by the pin, though it may still be on its
+      way; null: the pin has no effect, because no flow of this name takes part or may take it.
+    """
+
+    client_name: Annotated[str, said("etl", maxLength=200)]
+    since: Time
+    reason: Annotated[str, said("its state is there", maxLength=MOST_REASON)] | None
+    flow_id: Annotated[str, said(EXAMPLE_FLOW)] | None
+
+
+Pinned = Annotated[
+    Pin | None,
+    said(description="To which consumer an administrator has pinned it; null: to none."),
+]
+
+
 class Queue(Document, frozen=True):
     """A queue: its settings and its state.
 
@@ -186,6 +207,7 @@ class Queue(Document, frozen=True):
     * `active_flow_count`: Flows that own at least one partition.
     * `paused`: The pause of the whole queue; null: it has none.
     * `paused_partition_count`: Partitions that are paused, by themselves or with the queue.
+    * `pinned_partition_count`: Partitions that are pinned to a consumer.
     * `revision`: +1 at every committed change of settings, status, flows or assignment.
     * `partitioning`: `fixed`: a number of partitions that `partition_count` sets. `dynamic`: the
       source begins and ends partitions, and their owners report it.
@@ -218,6 +240,7 @@ class Queue(Document, frozen=True):
     active_flow_count: int
     paused: Pause | None
     paused_partition_count: int
+    pinned_partition_count: int
     revision: int
     created_at: Time
     partitioning: Annotated[str, said(enum=["fixed", "dynamic"])]
@@ -271,6 +294,7 @@ class Partition(Message, frozen=True):
     parents: tuple[str, ...] | None
     children: tuple[str, ...] | None
     paused: Paused
+    pinned: Pinned
     cut: Cut = None
     reached_cut: ReachedCut = None
     waits_for: WaitsFor = None
@@ -296,6 +320,24 @@ class PausedQueue(Message, frozen=True):
     revision: int
     paused: Pause | None
     partitions: tuple[PausedPartition, ...]
+
+
+class PinnedPartition(Message, frozen=True):
+    """A partition that is pinned."""
+
+    partition: PartitionNumber
+    pin: Pin
+
+
+class PinnedQueue(Message, frozen=True):
+    """What is pinned of a queue.
+
+    * `partitions`: The partitions that are pinned, by number; of aligned ones the whole group.
+    """
+
+    queue: QueueName
+    revision: int
+    partitions: tuple[PinnedPartition, ...]
 
 
 def barrier_text(cut: str | None, waits_for: Sequence[int] | None) -> str:
@@ -585,6 +627,8 @@ class AuditItem(Document, frozen=True):
                 "resume_queue",
                 "pause_partition",
                 "resume_partition",
+                "pin_partition",
+                "unpin_partition",
                 "add_children",
                 "split_partition",
                 "merge_partitions",

@@ -10,6 +10,7 @@ import { lagScale, plain, shaded, shadeOf } from "./colours.js";
 import { keyed, make, set } from "./dom.js";
 import { inFull, waits } from "./partition.js";
 import { paused } from "./pausing.js";
+import { pinned } from "./pinning.js";
 import { number, short, state } from "./words.js";
 
 /** Up to so many partitions, cells have room for names and lags; */
@@ -111,7 +112,7 @@ export class Cells {
       ...(each.state === "owned" || each.state === "unassigned" ? [] : [state(each.state)]),
       ...(each.successor ? [`next owner ${nameOf(each.successor)}`] : []),
       ...(each.lag === null ? [] : [`lag ${number(each.lag)}`]),
-      ...(each.paused ? [`paused ${paused(each.paused)}`] : []), ...(marks ? [`waits ${marks}`] : []), ...(trouble ? [trouble] : [])].join(", ");
+      ...(each.paused ? [`paused ${paused(each.paused)}`] : []), ...(each.pinned ? [`pinned ${pinned(each.pinned)}`] : []), ...(marks ? [`waits ${marks}`] : []), ...(trouble ? [trouble] : [])].join(", ");
   }
 
   /** Chooses a partition and shows the message at this position. */

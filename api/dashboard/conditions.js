@@ -8,7 +8,7 @@ import { clock, number, plural } from "./words.js";
 
 const MOST_SHOWN = 8;
 // As the alerts are ordered (deploy/prometheus).
-const KINDS = ["quarantined", "invalid_position", "rows_dropped", "state_lost", "end_refused", "log_away", "mirror_failed", "resize_paused", "over_capacity"];
+const KINDS = ["quarantined", "invalid_position", "rows_dropped", "state_lost", "end_refused", "log_away", "mirror_failed", "resize_paused", "over_capacity", "pin_unmet"];
 const place = (kind) => KINDS.includes(kind) ? KINDS.indexOf(kind) : KINDS.length;
 const word = (kind) => kind.replaceAll("_", " ");
 

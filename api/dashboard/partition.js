@@ -3,6 +3,7 @@
 import { secondsUntil } from "./calls.js";
 import { fact, make } from "./dom.js";
 import { paused } from "./pausing.js";
+import { pinned } from "./pinning.js";
 import { outcome } from "./timeline.js";
 import { clock, duration, number, state } from "./words.js";
 
@@ -29,6 +30,7 @@ export function inFull(each, { nameOf, measured, troubleOf, history }) {
     ...(Number.isFinite(each.lag_seconds) ? [fact("next message", `${duration(each.lag_seconds)} old`)] : []),
     fact("last commit", committed),
     ...(each.paused ? [fact("paused", paused(each.paused))] : []),
+    ...(each.pinned ? [fact("pinned", pinned(each.pinned))] : []),
     ...(marks ? [fact("waits", marks)] : []), ...(trouble ? [fact("reported", trouble)] : [])),
   ...past(each.partition, history)];
 }

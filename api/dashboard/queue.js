@@ -12,6 +12,7 @@ import { Messages } from "./messages.js";
 import { Moving } from "./moving.js";
 import { waits } from "./partition.js";
 import * as pausing from "./pausing.js";
+import * as pinning from "./pinning.js";
 import { handoffs, held as heldBy } from "./plan.js";
 import { poisonOf, skip, tryAgain } from "./quarantine.js";
 import { change } from "./settings.js";
@@ -83,7 +84,9 @@ export class QueuePage {
     const ranged = (each) => each.key !== null && this.picture.queue.log.startsWith("builtin:") && !each.children?.length;
     return [tool("Set its position", shaping.position, () => true),
       tool("Pause it", pausing.pausePartition, (each) => each.state !== "finished"),
-      tool("Resume it", pausing.resumePartition, (each) => each.paused !== null), tool("Split", shaping.split, ranged), tool("Merge", shaping.merge, ranged)];
+      tool("Resume it", pausing.resumePartition, (each) => each.paused !== null),
+      tool("Pin it", pinning.pinPartition, (each) => each.state !== "finished"),
+      tool("Unpin it", pinning.unpinPartition, (each) => each.pinned !== null), tool("Split", shaping.split, ranged), tool("Merge", shaping.merge, ranged)];
   }
 
   /** What may be done about a message in quarantine (`conditions.js`). */
@@ -189,7 +192,8 @@ export class QueuePage {
     this.figures.replaceChildren(
       figure("lag", lag, number(lag), "not known"), figure("oldest message", lag === 0 ? 0 : age, lag === 0 ? "none" : duration(age), "not known"),
       figure("published", rates.in, rate(rates.in), rates.why), figure("processed", rates.out, rate(rates.out), rates.why),
-      alone, ...(queue.paused_partition_count ? [fact("paused", number(queue.paused_partition_count))] : []), ...(stopped ? [fact("waiting", number(stopped))] : []),
+      alone, ...(queue.paused_partition_count ? [fact("paused", number(queue.paused_partition_count))] : []),
+      ...(queue.pinned_partition_count ? [fact("pinned", number(queue.pinned_partition_count))] : []), ...(stopped ? [fact("waiting", number(stopped))] : []),
       fact("consumers", make("span", {}, number(queue.active_flow_count), idle ? make("small", {}, ` + ${number(idle)} standby`) : null)));
   }
 
@@ -246,7 +250,7 @@ function matcher(text, picture) {
     return haystack.some((each) => each.toLowerCase() === word || (word.length > 2 && each.toLowerCase().includes(word)));
   });
   return {
-    partition: (each) => every([String(each.partition), each.state, each.paused ? "paused" : "", each.key ?? "",
+    partition: (each) => every([String(each.partition), each.state, each.paused ? "paused" : "", each.pinned ? "pinned" : "", each.key ?? "",
       each.owner ? letterOf(each.owner) : "nobody", nameOf(each.owner), picture.troubleOf(each)], each.lag),
     flow: (flow) => words.length === 0 || words.some((word) => /^(lag|\d)/.test(word)) ||
       every([letterOf(flow.flow_id), flow.client_name, doing(flow)], null),

@@ -61,6 +61,8 @@ const TRIGGERS = {
   admin: "an administrator asked for it",
   replaced: "a consumer restarted",
   driver_lost: "the driver of a consumer was killed",
+  pin: "a partition was pinned",
+  unpin: "a partition was unpinned",
   lineage: "a partition's parents are finished",
 };
 

@@ -1,6 +1,6 @@
 """The calls about conditions: what consumers report of their work, and what of it holds (the
 contract, *Conditions*). The service itself reports mirrors that fail, resizes that wait for what is
-paused, and partitions that no flow may take."""
+paused, partitions that no flow may take, and pins without effect."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ from msgspec import structs
 
 from broker.calls.access import QueueAccess
 from broker.calls.bound_flows import BoundFlow, BoundFlows
-from broker.calls.rendering import OVER_CAPACITY, RESIZE_PAUSED, resize_is_paused, row_of
+from broker.calls.rendering import (
+    OVER_CAPACITY,
+    PIN_UNMET,
+    RESIZE_PAUSED,
+    resize_is_paused,
+    row_of,
+)
 from broker.calls.times import time_of
+from broker.core.pins import unmet
 from broker.core.queue import Queue
 from broker.replica.store_calls import store_available
 from broker.store.conditions import Condition
@@ -123,7 +130,7 @@ class ConditionCalls:
 
 def _own(queue: Queue) -> list[wire.HeldCondition]:
     """What the service itself says of the queue."""
-    return [*_paused(queue), *_over_capacity(queue)]
+    return [*_paused(queue), *_over_capacity(queue), *_unmet_pins(queue)]
 
 
 def _over_capacity(queue: Queue) -> list[wire.HeldCondition]:
@@ -146,7 +153,8 @@ def _paused(queue: Queue) -> list[wire.HeldCondition]:
     if not resize_is_paused(row_of(queue)):
         return []
     since = max(one.since for one in queue.pauses.of.values())
-    which = "the queue is" if queue.pauses.whole else f"partitions {_few(queue)} are"
+    numbers = _few(queue.pauses.numbers)
+    which = "the queue is" if queue.pauses.whole else f"partitions {numbers} are"
     text = (
         f"{which} paused, and a resize does not end before that is over: resume, or discard the "
         "messages of retiring partitions with the resize"
@@ -154,8 +162,29 @@ def _paused(queue: Queue) -> list[wire.HeldCondition]:
     return [wire.HeldCondition(RESIZE_PAUSED, text, None, None, time_of(since), None, SERVICE)]
 
 
-def _few(queue: Queue) -> str:
-    numbers = queue.pauses.numbers
+def _unmet_pins(queue: Queue) -> list[wire.HeldCondition]:
+    """That pins have no effect, for each consumer that they name."""
+    numbers = dict[str, list[int]]()
+    for number in unmet(queue):
+        numbers.setdefault(queue.pins[number].client_name, []).extend(queue.group(number))
+    takers = {flow.client_name for flow in queue.flows.values() if flow.takes}
+    found = []
+    for name, pinned in numbers.items():
+        why = (
+            "the consumer, or all of them, have their max_partitions"
+            if name in takers
+            else "no consumer of this name takes part"
+        )
+        text = (
+            f"{'partition' if len(pinned) == 1 else 'partitions'} {_few(pinned)} pinned to "
+            f"{name!r}: {why}, so the pin has no effect; start the consumer, or unpin"
+        )
+        since = min(queue.pins[queue.group(number)[0]].since for number in pinned)
+        found.append(wire.HeldCondition(PIN_UNMET, text, None, None, time_of(since), None, SERVICE))
+    return found
+
+
+def _few(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:MOST_NAMED])) + (", …" if numbers[MOST_NAMED:] else "")
 
 

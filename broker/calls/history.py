@@ -56,6 +56,8 @@ _TRIGGER_WORDS = {
     "admin": "an administrator asked for a rebalance",
     "replaced": "a consumer came back",
     "lineage": "partitions were split, merged or finished",
+    "pin": "a partition was pinned",
+    "unpin": "a partition was unpinned",
 }
 # The causes of one entry that are shown; the rest is counted.
 MOST_CAUSES = 100

@@ -17,10 +17,12 @@ from broker.core.transitions import State
 from broker.logs.ports import LogAccess
 from broker.replica.coordinator import Coordinator
 from broker.store.ports import KeySummary, Positions, QueueRow
+from broker.store.rows import unmet_pins
 from counterpoise import wire
 
 RESIZE_PAUSED = "resize_paused"
 OVER_CAPACITY = "over_capacity"
+PIN_UNMET = "pin_unmet"
 # As JSON an item is a little longer than it is measured here: a page has 1 MiB at most.
 PAGE_BYTES = 900_000
 # Of an item without names, and of a name beside its text.
@@ -54,6 +56,7 @@ def queue_row_view(row: QueueRow) -> wire.Queue:
         paused_partition_count=row.operational_partition_count
         if queue.pauses.whole is not None
         else len(queue.pauses.of),
+        pinned_partition_count=len(queue.pins) * settings.aligned,
         revision=queue.revision,
         created_at=time_of(queue.created_at),
         partitioning=settings.partitioning,
@@ -69,6 +72,8 @@ def _own_conditions(row: QueueRow) -> dict[str, int]:
     found = {RESIZE_PAUSED: 1} if resize_is_paused(row) else {}
     if row.over_capacity:
         found[OVER_CAPACITY] = row.over_capacity
+    if row.unmet_pins:
+        found[PIN_UNMET] = row.unmet_pins
     return found
 
 
@@ -87,6 +92,7 @@ def row_of(queue: Queue) -> QueueRow:
         len(queue.flows),
         active,
         queue.over_capacity,
+        unmet_pins(queue),
     )
 
 
@@ -106,6 +112,23 @@ def pauses_view(queue: Queue) -> wire.PausedQueue:
         partitions.append(wire.PausedPartition(number, pause))
     whole = pause_view(queue.pauses.whole)
     return wire.PausedQueue(queue.name, queue.revision, whole, tuple(partitions))
+
+
+def pin_view(queue: Queue, number: int) -> wire.Pin | None:
+    """The pin of a partition, and the flow that it belongs to by it."""
+    lead = queue.group(number)[0]
+    pin, home = queue.pins.get(lead), queue.homes.get(lead)
+    if pin is None:
+        return None
+    return wire.Pin(pin.client_name, time_of(pin.since), pin.reason, home.id if home else None)
+
+
+def pins_view(queue: Queue) -> wire.PinnedQueue:
+    """What is pinned of the queue."""
+    numbers = [each for number in sorted(queue.pins) for each in queue.group(number)]
+    pins = ((number, pin_view(queue, number)) for number in numbers)
+    partitions = tuple(wire.PinnedPartition(number, pin) for number, pin in pins if pin is not None)
+    return wire.PinnedQueue(queue.name, queue.revision, partitions)
 
 
 def resize_is_paused(row: QueueRow) -> bool:
@@ -212,6 +235,7 @@ def partition_view(queue: Queue, partition: Partition, positions: Positions) -> 
         parents=node.parents if node else None,
         children=children_of(queue, node) if node else None,
         paused=pause_view(queue.pauses.holding(partition.number)),
+        pinned=pin_view(queue, partition.number),
         done_above=stored.done_above if stored else None,
     )
 

@@ -12,6 +12,9 @@ others.
 Where flows have weights or maxima, *levels* take the place of these counts (`shares`). One
 partition more is a *stride* of levels. Without weights a level is a count, and the stride is 1.
 
+Pinned partitions go home first (`pins`); they count for their home from the beginning, so the rest
+is balanced as if they were there.
+
 Aligned partitions move as a group (the contract, *Aligned logs*). The first of a group stands for
 it: here a partition is a group, and those who carry out what is planned do so to all of it.
 
@@ -53,7 +56,9 @@ class HandoffPlanner:
 
     def plan(self, most: int) -> list[tuple[int, Flow, Flow]]:
         """The next handoffs, so many at most: the partition, its owner and its successor."""
-        planned: list[tuple[int, Flow, Flow]] = []
+        planned = [
+            self._count(number, self._queue.homes[number]) for number in self._misplaced()[:most]
+        ]
         while len(planned) < most and (chosen := self._next()) is not None:
             number, successor = chosen
             planned.append(self._count(number, successor))
@@ -67,10 +72,23 @@ class HandoffPlanner:
             giver, taker = pair
             if len(planned) + queue.leaving.counts[giver.bind_number] > most:
                 break
+            planned += [self._count(one, queue.homes[one]) for one in self._misplaced(giver)]
             while (number := self._from(giver)) is not None:
                 planned.append(self._count(number, taker))
         self._take_back()
         return planned
+
+    def _misplaced(self, owner: Flow | None = None) -> list[int]:
+        """The pinned partitions that are to go home (`pins`), of this owner or of all."""
+        queue = self._queue
+        return [
+            number
+            for number in sorted(queue.misplaced)
+            if number not in queue.handoffs
+            and number not in self._planned
+            and (holder := queue.partitions[number].owner) is not None
+            and owner in (None, holder)
+        ]
 
     def _count(self, number: int, successor: Flow) -> tuple[int, Flow, Flow]:
         """Counts this handoff for what is chosen next."""
@@ -78,8 +96,12 @@ class HandoffPlanner:
         owner = partition.owner
         assert owner is not None
         self._planned.add(number)
-        (self._leaving if owner.draining else self._counts).add(owner.bind_number, -1)
-        if not partition.retiring:
+        is_pinned = number in self._queue.homes
+        if owner.draining:
+            self._leaving.add(owner.bind_number, -1)
+        elif not is_pinned:
+            self._counts.add(owner.bind_number, -1)
+        if not partition.retiring and not is_pinned:
             self._counts.add(successor.bind_number, 1)
         return number, owner, successor
 
@@ -249,7 +271,7 @@ def ranking_without_warmups(queue: Queue) -> Ranking:
     """The ranking as if no warm-up had begun: warming partitions count for their owners again."""
     ranking = queue.ranking.copy()
     for handoff in warming(queue):
-        if handoff.number in queue.retiring:
+        if handoff.number in queue.retiring or handoff.number in queue.homes:
             continue
         owner, successor = queue.partitions[handoff.number].owner, handoff.successor
         assert owner is not None
@@ -286,6 +308,12 @@ def revise(queue: Queue, ranking: Ranking) -> Revision:
         number, successor = handoff.number, handoff.successor
         owner, retiring = queue.partitions[number].owner, handoff.number in queue.retiring
         assert owner is not None
+        if (home := queue.homes.get(number)) is not None:
+            if home is owner:
+                revision.called_off.append(number)
+            elif home is not successor:
+                revision.redirected.append((number, home))
+            continue
         if not owner.draining:
             if retiring or not shares.has_to_give(owner.bind_number):
                 revision.called_off.append(number)

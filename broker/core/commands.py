@@ -295,6 +295,29 @@ class ResumePartitions:
 
 
 @dataclass(frozen=True, slots=True)
+class PinPartition:
+    """An administrator pins the partition, and its group, to the consumer of this name (`pins`).
+
+    `reason`: for people. Harmless when repeated. Raises Invalid for a partition that nobody reads,
+    now or later.
+    """
+
+    partition: int
+    client_name: str
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnpinPartition:
+    """An administrator ends the pin of the partition, and of its group.
+
+    Harmless when repeated. Raises Invalid for a partition that nobody reads, now or later.
+    """
+
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
 class RebalanceNow:
     """An administrator wants the rebalance at once, without the rest of the holddown."""
 
@@ -371,6 +394,8 @@ Command = (
     | RebalanceNow
     | PausePartitions
     | ResumePartitions
+    | PinPartition
+    | UnpinPartition
     | RaiseEpochs
     | Advance
     | MoveDeadlines

@@ -1,8 +1,8 @@
 """What each command decides that changes flows or settings, or lets time pass.
 
 - *Flows come and go*: bind, unbind and drain (the contract, *What triggers what*).
-- *Administrators and the clock*: change settings, rebalance now, pause and resume, set positions,
-  add children, advance, move deadlines.
+- *Administrators and the clock*: change settings, rebalance now, pause and resume, pin and unpin,
+  set positions, add children, advance, move deadlines.
 
 What flows report on their partitions is in `reports`, the cuts of a log in `cuts`. Each function
 takes a command and the draft of a decision, and emits records.
@@ -38,6 +38,7 @@ from broker.core.loop import (
 )
 from broker.core.model import Absent, AccessType, Flow
 from broker.core.pairs import wait_for_pairs
+from broker.core.pins import claimed
 from broker.core.queue import Queue
 from broker.core.resizing import resize
 from broker.core.shares import Demand, share_out
@@ -68,7 +69,7 @@ def bind(command: c.Bind, draft: Draft) -> None:
     comes_back = absent if predecessor is None else predecessor
     if predecessor is not None and predecessor.draining and queue.takers:
         comes_back = None
-    if comes_back is not None and (held is None or not _claims_more(command, comes_back)):
+    if comes_back is not None and (held is None or not _claims_more(command, comes_back, queue)):
         held = None if predecessor is None else predecessor.held_until
     elif held is not None:
         takes_its_place = absent = None
@@ -176,11 +177,13 @@ def _budget(command: c.Bind, draft: Draft) -> tuple[float | None, float | None]:
 
 def _share(command: c.Bind, queue: Queue) -> int:
     """How many groups a new flow would take, with this weight and maximum."""
-    if queue.exclusive or not (queue.weighted or command.is_weighted):
+    if queue.exclusive or not (queue.weighted or queue.pins or command.is_weighted):
         return -(-queue.share_count // (queue.takers + 1))
     demands = {number: queue.demand(number) for number in queue.ranking.counts}
     new = queue.next_bind_number
-    demands[new] = Demand(command.weight, queue.most_groups(command.max_partitions))
+    most = queue.most_groups(command.max_partitions)
+    least = claimed(queue, command.client_name, most)
+    demands[new] = Demand(command.weight, most, least)
     return share_out(queue.group_count, demands).ceiling(new)
 
 
@@ -191,8 +194,11 @@ def admit(draft: Draft, flows: Iterable[Flow]) -> None:
     _join(draft, before)
 
 
-def _claims_more(command: c.Bind, before: Flow | Absent) -> bool:
+def _claims_more(command: c.Bind, before: Flow | Absent, queue: Queue) -> bool:
     """Whether the share may be greater than that which the instance had before."""
+    name = command.client_name
+    if name != before.client_name and claimed(queue, name, None):
+        return True
     most, had = command.max_partitions, before.max_partitions
     more_room = had is not None and (most is None or most > had)
     return command.weight > before.weight or more_room
@@ -422,6 +428,40 @@ def resume(command: c.ResumePartitions, draft: Draft) -> None:
         draft.emit(r.Resumed(over, "resumed", draft.now))
     elif not numbers and queue.pauses.whole is not None:
         draft.emit(r.Resumed((), "resumed", draft.now))
+
+
+def pin(command: c.PinPartition, draft: Draft) -> None:
+    """A partition is to be at a consumer (`pins`). Raises Invalid."""
+    queue, name = draft.queue, command.client_name
+    number = _group_of(queue, command.partition)
+    known = queue.pins.get(number)
+    since = known.since if known is not None and known.client_name == name else draft.now
+    if known != (name, since, command.reason):
+        draft.emit(r.Pinned((number,), name, command.reason, since))
+        _follow_pins(draft, "pin")
+
+
+def unpin(command: c.UnpinPartition, draft: Draft) -> None:
+    """A partition may be anywhere again. Raises Invalid."""
+    number = _group_of(draft.queue, command.partition)
+    if number in draft.queue.pins:
+        draft.emit(r.Unpinned((number,), draft.now))
+        _follow_pins(draft, "unpin")
+
+
+def _group_of(queue: Queue, partition: int) -> int:
+    """The first partition of the group. Raises Invalid for one that nobody reads, now or later."""
+    _to_hold(queue, (partition,))
+    return queue.group(partition)[0]
+
+
+def _follow_pins(draft: Draft, trigger: str) -> None:
+    """The balance follows after a holddown, so that several pins are followed together."""
+    queue = draft.queue
+    if queue.status is not Status.READY:
+        take_up(draft)
+    elif not queue.is_settled:
+        hold_down(draft, trigger, queue.takers)
 
 
 def _to_hold(queue: Queue, partitions: tuple[int, ...]) -> tuple[int, ...]:

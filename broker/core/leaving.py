@@ -37,7 +37,7 @@ def leave(
     if heir is not None:
         beyond = _beyond(draft.queue, _counted(draft.queue, flow), heir)
         for number in sorted(flow.incoming - beyond):
-            _name(draft, number, heir, alike=_are_alike(flow, heir))
+            _name(draft, number, heir, alike=_are_alike(draft.queue, flow, heir))
         if flow.owned:
             draft.outside("replaced")
     grants = [
@@ -82,9 +82,10 @@ def _beyond(queue: Queue, numbers: list[int], heir: Flow) -> frozenset[int]:
     return frozenset(each for number in counted[most:] for each in queue.group(number))
 
 
-def _are_alike(flow: Flow, heir: Flow) -> bool:
-    """Whether both ask the same of the balance."""
-    return (flow.weight, flow.max_partitions) == (heir.weight, heir.max_partitions)
+def _are_alike(queue: Queue, flow: Flow, heir: Flow) -> bool:
+    """Whether the balance is the same for both."""
+    is_named_alike = not queue.pins or flow.client_name == heir.client_name
+    return is_named_alike and flow.asks == heir.asks
 
 
 def _name(draft: Draft, number: int, heir: Flow, *, alike: bool) -> None:

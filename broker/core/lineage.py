@@ -114,6 +114,7 @@ def finish(draft: Draft, partition: Partition, flow_id: str) -> None:
     """The owner has processed the partition to its end; what nothing unfinished follows goes."""
     lineage = lineage_of(draft.queue)
     _bequeath_pause(draft, partition.number)
+    _bequeath_pin(draft, partition.number)
     draft.emit(r.PartitionFinished(partition.number, flow_id, draft.now))
     removable = lineage.removable(partition.number)
     if removable:
@@ -132,6 +133,26 @@ def _bequeath_pause(draft: Draft, number: int) -> None:
     heirs = tuple(sorted(n for n in children if last((pauses.get(n), own)) is own))
     if heirs:
         draft.emit(r.Paused(heirs, own.until, own.reason, draft.now))
+
+
+def _bequeath_pin(draft: Draft, number: int) -> None:
+    """The children of a partition that is pinned are pinned in its place (`pins`)."""
+    queue = draft.queue
+    own = queue.pins.get(number)
+    if own is None:
+        return
+    lineage = lineage_of(queue)
+    children = (lineage.numbers[key] for key in lineage.nodes[number].children)
+    # Of two parents that are pinned, and of a child's own pin, the latest goes on.
+    heirs = tuple(
+        sorted(
+            child
+            for child in children
+            if child not in queue.pins or queue.pins[child].since < own.since
+        )
+    )
+    if heirs:
+        draft.emit(r.Pinned(heirs, own.client_name, own.reason, own.since))
 
 
 def end_waits(draft: Draft) -> tuple[int, ...]:

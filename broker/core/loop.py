@@ -72,7 +72,7 @@ def _fill(draft: Draft) -> None:
     if queue.unassigned and queue.takers:
         grant_outside(draft, LINEAGE, queue.unassigned_leads())
     if not queue.is_settled:
-        hold_down(draft, "drain", queue.takers)
+        hold_down(draft, "pin" if queue.misplaced else "drain", queue.takers)
 
 
 def rebalance_if_replaced(draft: Draft, *, joined: bool, at_once: bool) -> None:
@@ -90,9 +90,11 @@ def rebalance_if_replaced(draft: Draft, *, joined: bool, at_once: bool) -> None:
 def grant_outside(draft: Draft, trigger: str, numbers: Iterable[int]) -> None:
     """Grants of rules 3 and 7: at once, without a rebalance, in the history under an entry of their
     own."""
-    if draft.queue.least_loaded(draft.queue.ranking) is not None:
+    queue, waiting = draft.queue, [*numbers]
+    goes_home = any(number in queue.homes for number in waiting)
+    if goes_home or queue.least_loaded(queue.ranking) is not None:
         draft.outside(trigger)
-        _grant(draft, numbers, draft.queue.ranking)
+        _grant(draft, waiting, queue.ranking)
     draft.granted()
 
 
@@ -160,31 +162,34 @@ def _grant_all(draft: Draft, ranking: Ranking) -> None:
 
 
 def _name_successor(draft: Draft, number: int, ranking: Ranking) -> None:
-    """Gives a partition in `revoking` to the flow with the fewest partitions, if there is one."""
+    """Gives a partition in `revoking` to its home, else to the flow with the fewest partitions, if
+    there is one."""
     queue = draft.queue
-    flow = queue.least_loaded(ranking)
+    home = queue.homes.get(number)
+    flow = home or queue.least_loaded(ranking)
     if flow is None:
         return
     redirects = tuple(r.Redirect(each, flow.id) for each in queue.group(number))
     draft.emit(r.HandoffsRedirected(redirects, None, draft.now))
-    if ranking is not queue.ranking and number not in queue.retiring:
+    if ranking is not queue.ranking and number not in queue.retiring and home is None:
         ranking.add(flow.bind_number, 1)
 
 
 def _grant(draft: Draft, numbers: Iterable[int], ranking: Ranking) -> None:
-    """Grants unassigned partitions, given lowest number first, each to the flow with the fewest
-    partitions, until no flow may have one more."""
+    """Grants unassigned partitions, given lowest number first, each to its home, else to the flow
+    with the fewest partitions, while a flow may have one more."""
     queue = draft.queue
     grants = list[r.Grant]()
     planned = TentativeCounts(ranking)
     for number in numbers:
-        flow = queue.least_loaded(ranking)
+        home = queue.homes.get(number)
+        flow = home or queue.least_loaded(ranking)
         if flow is None:
-            break
+            continue
         for each in queue.group(number):
             partition = queue.partitions[each]
             grants.append(draft.drawn_up(partition, flow, partition.next_handed_over))
-        if number not in queue.retiring:
+        if number not in queue.retiring and home is None:
             planned.add(flow.bind_number, 1)
     if ranking is queue.ranking:
         # The record counts them.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from broker.core.structures import Heap
 from broker.core.transitions import Life, State
@@ -123,6 +123,7 @@ class Flow:
     `held_until`: until then the flow is held back (`budget`), and takes no part in the balance.
     `keeps_state`: it has state that no handoff takes along. `weight`: its share of the partitions,
     compared with those of the others; `max_partitions`: it gets no more than so many (`shares`).
+    `pinned`: so many groups have it as their home (`pins`).
     """
 
     __slots__ = (
@@ -146,6 +147,7 @@ class Flow:
         "offers",
         "outgoing",
         "owned",
+        "pinned",
         "view_revision",
         "warmup",
         "weight",
@@ -191,6 +193,7 @@ class Flow:
         self.offers: Heap[int] = Heap()
         self.load = 0
         self.outgoing = 0
+        self.pinned = 0
 
     @property
     def takes(self) -> bool:
@@ -201,6 +204,11 @@ class Flow:
     def is_weighted(self) -> bool:
         """Whether its share may differ from that of a flow that asks for nothing."""
         return self.weight != DEFAULT_WEIGHT or self.max_partitions is not None
+
+    @property
+    def asks(self) -> tuple[int, int | None]:
+        """Weight and maximum: two flows with equal ones have equal shares, but for pins."""
+        return self.weight, self.max_partitions
 
     @property
     def active(self) -> bool:
@@ -239,10 +247,10 @@ class Absent:
     still unassigned.
 
     `left` are the partitions that it had; `Queue.still_left` says which of them nobody has had
-    since. `weight` and `max_partitions`: as of the flow.
+    since. `weight`, `max_partitions` and `client_name`: as of the flow.
     """
 
-    __slots__ = ("bind_number", "flow_id", "left", "max_partitions", "weight")
+    __slots__ = ("bind_number", "client_name", "flow_id", "left", "max_partitions", "weight")
 
     def __init__(
         self,
@@ -251,12 +259,22 @@ class Absent:
         left: Sequence[int],
         weight: int,
         max_partitions: int | None,
+        client_name: str,
     ) -> None:
         self.bind_number = bind_number
+        self.client_name = client_name
         self.flow_id = flow_id
         self.left = left
         self.weight = weight
         self.max_partitions = max_partitions
+
+
+class Pin(NamedTuple):
+    """To which consumer a partition is pinned, since when (Unix seconds), and why (`pins`)."""
+
+    client_name: str
+    since: float
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

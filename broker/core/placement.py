@@ -5,11 +5,13 @@
 - `Queue.ranking` orders the bound, non-draining flows by what counts for them; `Queue.leaving`
   orders the draining ones by what can still be taken from them, retiring partitions included.
 - A flow that is held back has nothing, and is in neither.
-- While a flow with a weight or a maximum is bound, `Queue.ranking` is one by weight (`shares`).
+- While a flow with a weight or a maximum is bound, or a pin is in force, `Queue.ranking` is one by
+  weight (`shares`).
+- A pinned partition counts for its home, whoever owns it (`pins`).
 
-Partitions change hands in `_move`, `_name` and `_retire` alone. Each is undone by the same change
-back, so what follows from it (counts, heaps, deadlines, the sets of flows) is never remembered, but
-derived again.
+Partitions change hands in `_move`, `_name`, `_retire` and `_settle` alone. Each is undone by the
+same change back, so what follows from it (counts, heaps, deadlines, the sets of flows) is never
+remembered, but derived again.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from operator import neg
 from typing import Any
 
 from broker.core.model import Flow, Handoff, Partition
+from broker.core.pins import homes
 from broker.core.queue import Queue
 from broker.core.shares import WeightedRanking
 from broker.core.structures import Ranking
@@ -135,6 +138,8 @@ def _move(
     if state is State.OWNED and owner is not None:
         _offer(queue, owner, number)
     _count(queue, partition, counted)
+    if queue.homes:
+        _find_misplaced(queue, partition)
     if before is not None and before.draining:
         _rank_leaving(queue, before)
 
@@ -155,6 +160,41 @@ def _retire(partition: Partition, queue: Queue, retiring: bool) -> None:
     _count(queue, partition, counted)
     if partition.owner is not None:
         _offer(queue, partition.owner, partition.number)
+
+
+def settle_pins(queue: Queue) -> None:
+    """Flows, partitions or pins have changed, and which pins are in force may have with them."""
+    found = homes(queue)
+    for number in sorted(queue.homes.keys() | found.keys()):
+        before, home = queue.homes.get(number), found.get(number)
+        if home is not before:
+            partition = queue.partitions[number]
+            queue.journal.did(_settle, partition, queue, before)
+            _settle(partition, queue, home)
+    _choose_ranking(queue)
+
+
+def _settle(partition: Partition, queue: Queue, home: Flow | None) -> None:
+    """The partition has this home from now on, or none."""
+    number = partition.number
+    counted = _shift(queue, partition, -1)
+    before = queue.homes.pop(number, None)
+    if before is not None:
+        before.pinned -= 1
+    if home is not None:
+        queue.homes[number] = home
+        home.pinned += 1
+    elif partition.owner is not None:
+        _offer(queue, partition.owner, number)
+    _find_misplaced(queue, partition)
+    if isinstance(queue.ranking, WeightedRanking):
+        queue.ranking.forget_shares()
+    _count(queue, partition, counted)
+
+
+def _find_misplaced(queue: Queue, partition: Partition) -> None:
+    home = queue.homes.get(partition.number)
+    _change(queue.misplaced, partition.number, home not in (None, partition.owner))
 
 
 def _offer(queue: Queue, flow: Flow, number: int) -> None:
@@ -206,8 +246,8 @@ def leave(queue: Queue, flow: Flow) -> None:
 
 
 def _choose_ranking(queue: Queue) -> None:
-    """Ranks by weight while a flow has a weight or a maximum, else by count."""
-    by_weight = bool(queue.weighted)
+    """Ranks by weight while a flow has a weight, a maximum or a pin, else by count."""
+    by_weight = bool(queue.weighted or queue.homes)
     if by_weight is isinstance(queue.ranking, WeightedRanking):
         return
     ranking = WeightedRanking(queue.groups_to_share, queue.demand) if by_weight else Ranking()
@@ -297,6 +337,8 @@ def _shift(queue: Queue, partition: Partition, sign: int) -> Flow | None:
         _rank_leaving(queue, owner)
     if partition.retiring or not queue.leads(number):
         return None
+    if queue.homes and (home := queue.homes.get(number)) is not None:
+        return home
     return owner if handoff is None else handoff.named
 
 

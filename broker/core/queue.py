@@ -19,6 +19,7 @@ from broker.core.model import (
     Handoff,
     Instance,
     Partition,
+    Pin,
     Rebalance,
     Settings,
 )
@@ -46,6 +47,8 @@ class Queue:
     that are held back, `moved` is what keys have taken from others (`budget`). `warmed` names the
     flow that said ready in the latest handoff, and for which epoch. `touched` collects the flows
     whose views changed. `lineage` is the graph of a dynamic queue. `pauses` has what is paused.
+    `pins` are by the first partition of a group. Those in force are `homes` (`pins`), of which the
+    `misplaced` are not at home.
     """
 
     def __init__(self, id: str, name: str, settings: Settings, created_at: float) -> None:
@@ -77,6 +80,9 @@ class Queue:
         self.weighted: dict[str, Flow] = {}
         self.moved: dict[str, Moves] = {}
         self.pauses = QueuePauses()
+        self.pins: dict[int, Pin] = {}
+        self.homes: dict[int, Flow] = {}
+        self.misplaced: set[int] = set()
         self.partitions: dict[int, Partition] = {}
         self.warmed: dict[int, tuple[str, int]] = {}
         self.touched: set[str] = set()
@@ -113,7 +119,7 @@ class Queue:
     def demand(self, bind_number: int) -> Demand:
         """What this flow asks for of the balance."""
         flow = self.by_bind_number[bind_number]
-        return Demand(flow.weight, self.most_groups(flow.max_partitions))
+        return Demand(flow.weight, self.most_groups(flow.max_partitions), flow.pinned)
 
     @property
     def over_capacity(self) -> int:
@@ -194,7 +200,7 @@ class Queue:
     @property
     def _is_placed(self) -> bool:
         """Whether nothing is under way, and every partition is with a flow that may keep it."""
-        if self.handoffs:
+        if self.handoffs or self.misplaced:
             return False
         if not self.takers or not (self.unassigned or self.is_drained_from):
             return True
@@ -226,7 +232,7 @@ class Queue:
             and not self.exclusive
         ):
             return None
-        if self.weighted:
+        if self.weighted or self.homes:
             return self._pair_alike()
         if self.ranking.low > 0:
             return None
@@ -236,14 +242,14 @@ class Queue:
     def _pair_alike(self) -> tuple[Flow, Flow] | None:
         """Of the flows that drain the one with the most that has its like, the earliest bound of
         several; and of those the earliest bound."""
-        idle = dict[Demand, int]()
+        idle = dict[tuple[int, int | None], int]()
         for bind_number, count in self.ranking.counts.items():
             if not count:
-                alike = self.demand(bind_number)
+                alike = self.by_bind_number[bind_number].asks
                 idle[alike] = min(bind_number, idle.get(alike, bind_number))
         leaving = [(-count, at) for at, count in self.leaving.counts.items() if count]
         for _, bind_number in sorted(leaving):
-            taking = idle.get(self.demand(bind_number))
+            taking = idle.get(self.by_bind_number[bind_number].asks)
             if taking is not None:
                 return self.by_bind_number[bind_number], self.by_bind_number[taking]
         return None
@@ -327,7 +333,7 @@ class Queue:
 
     def highest_giveable(self, flow: Flow, but: Container[int] = ()) -> int | None:
         """The highest partition of the flow that is not on its way; a retiring one only if the flow
-        is draining. None if there is none. Of a group it is the first.
+        is draining, and no pinned one. None if there is none. Of a group it is the first.
 
         `but` are partitions of which handoffs begin with the same decision.
         """
@@ -337,6 +343,7 @@ class Queue:
                 -entry in flow.owned
                 and -entry not in self.handoffs
                 and -entry not in but
+                and -entry not in self.homes
                 and (flow.draining or -entry not in self.retiring)
             )
 

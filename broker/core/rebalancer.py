@@ -82,6 +82,8 @@ _DECISIONS: dict[type[c.Command], Callable[[Any, Draft], Any]] = {
     c.RebalanceNow: decisions.rebalance_now,
     c.PausePartitions: decisions.pause,
     c.ResumePartitions: decisions.resume,
+    c.PinPartition: decisions.pin,
+    c.UnpinPartition: decisions.unpin,
     c.RaiseEpochs: decisions.raise_epochs,
     c.Advance: decisions.advance,
     c.MoveDeadlines: decisions.move_deadlines,

@@ -343,6 +343,25 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
+class Pinned:
+    """Partitions, of groups the first, are pinned to the consumer of this name (`pins`); or they
+    were, and the name or the `reason` is another. `since` when they are pinned to it."""
+
+    partitions: tuple[int, ...]
+    client_name: str
+    reason: str | None
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unpinned:
+    """Partitions, of groups the first, are pinned no longer."""
+
+    partitions: tuple[int, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlinesMoved:
     """Nobody served for a while: deadlines of handoffs that were still to come moved by as much."""
 
@@ -476,6 +495,8 @@ Record = (
     | EpochsRaised
     | Paused
     | Resumed
+    | Pinned
+    | Unpinned
     | DeadlinesMoved
     | ClockWentBack
     | CutsAwaited

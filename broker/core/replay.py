@@ -29,7 +29,7 @@ from broker.core import records as r
 from broker.core.barriers import Barriers
 from broker.core.budget import Moves, counted
 from broker.core.graph import Lineage
-from broker.core.model import Absent, Flow, HandedOver, Handoff, Partition, Rebalance
+from broker.core.model import Absent, Flow, HandedOver, Handoff, Partition, Pin, Rebalance
 from broker.core.pauses import Pause
 from broker.core.placement import (
     add_partition,
@@ -42,6 +42,7 @@ from broker.core.placement import (
     redirect,
     set_deadline,
     set_draining,
+    settle_pins,
 )
 from broker.core.queue import Queue
 from broker.core.transitions import QUEUE_TRANSITIONS, LifeEvent, PartitionEvent, QueueEvent, State
@@ -54,6 +55,8 @@ def replay(queue: Queue, record: r.Record) -> None:
     `view_revision`, and their ids are added to `queue.touched`.
     """
     _CHANGES[type(record)](queue, record)
+    if (queue.pins or queue.homes) and type(record) in _OF_PINS:
+        settle_pins(queue)
 
 
 def replay_all(queue: Queue, records: Iterable[r.Record], revision: int) -> None:
@@ -141,7 +144,14 @@ def _flow_left(queue: Queue, record: r.FlowLeft) -> None:
     flow = queue.flows[record.flow_id]
     owned = sorted(flow.owned)
     if record.remember:
-        absent = Absent(flow.bind_number, flow.id, owned, flow.weight, flow.max_partitions)
+        absent = Absent(
+            flow.bind_number,
+            flow.id,
+            owned,
+            flow.weight,
+            flow.max_partitions,
+            flow.client_name,
+        )
         queue.journal.put(queue.absent, flow.instance, absent)
     elif queue.by_instance.get(flow.instance) is flow:
         queue.journal.drop(queue.absent, flow.instance)
@@ -403,6 +413,17 @@ def _resumed(queue: Queue, record: r.Resumed) -> None:
         _touch_paused(queue, key)
 
 
+def _pinned(queue: Queue, record: r.Pinned) -> None:
+    pin = Pin(record.client_name, record.since, record.reason)
+    for number in record.partitions:
+        queue.journal.put(queue.pins, number, pin)
+
+
+def _unpinned(queue: Queue, record: r.Unpinned) -> None:
+    for number in record.partitions:
+        queue.journal.drop(queue.pins, number)
+
+
 def _touch_paused(queue: Queue, key: int | None) -> None:
     """Owners see the pause of what they own."""
     if key is not None:
@@ -504,6 +525,7 @@ def _partitions_removed(queue: Queue, record: r.PartitionsRemoved) -> None:
             partition.owner.id if record.outcome == "finished" and partition.owner else None
         )
         queue.journal.drop(queue.pauses.of, number)
+        queue.journal.drop(queue.pins, number)
         # What a flow had processed and not committed of a discarded partition may come again, if
         # its number is used before the log has deleted what it held.
         next_handed_over = partition.next_handed_over
@@ -618,6 +640,7 @@ def _partition_finished(queue: Queue, record: r.PartitionFinished) -> None:
         released_by=record.flow_id,
     )
     queue.journal.drop(queue.pauses.of, number)
+    queue.journal.drop(queue.pins, number)
     _lineage(queue).finish(number)
     _count(queue, -1)
 
@@ -656,6 +679,8 @@ _CHANGES: dict[type[r.Record], Callable[[Queue, Any], None]] = {
     r.EpochsRaised: _epochs_raised,
     r.Paused: _paused,
     r.Resumed: _resumed,
+    r.Pinned: _pinned,
+    r.Unpinned: _unpinned,
     r.DeadlinesMoved: _deadlines_moved,
     r.ClockWentBack: _clock_went_back,
     r.CutsAwaited: _cuts_awaited,
@@ -666,3 +691,21 @@ _CHANGES: dict[type[r.Record], Callable[[Queue, Any], None]] = {
     r.PartitionFinished: _partition_finished,
     r.FinishedRemoved: _finished_removed,
 }
+
+# After these, other pins may be in force (`pins`).
+_OF_PINS = frozenset(
+    {
+        r.SettingsChanged,
+        r.FlowBound,
+        r.FlowsAdmitted,
+        r.FlowLeft,
+        r.FlowDraining,
+        r.Pinned,
+        r.Unpinned,
+        r.PartitionsAdded,
+        r.PartitionsRetired,
+        r.PartitionsRemoved,
+        r.WaitsEnded,
+        r.PartitionFinished,
+    }
+)

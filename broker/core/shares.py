@@ -3,8 +3,8 @@
 Every flow has a *weight* and perhaps a *maximum*. A flow's share is P·w/W, as long as that is
 within its maximum. What a flow with a maximum cannot take is shared by the others by weight, which
 may bring others to their maximum, and so on (*water filling*). If all have their maximum, the rest
-belongs to no flow. Shares are seldom whole numbers, so a flow has the floor or the ceiling of its
-share.
+belongs to no flow. No share is less than the flow's pins (`pins`): of the others' shares so much is
+missing. Shares are seldom whole numbers, so a flow has the floor or the ceiling of its share.
 
 **One number for each flow.** Without weights the greedy balance (`assignment`) compares counts. By
 weight it compares *levels*: 2·(count - floor of the share), and one more if the share is a whole
@@ -25,9 +25,9 @@ then some flow is at 0 or lower, because else more partitions would be held than
 a flow has to take in any case, and then some flow has its ceiling, of which there are too many. So
 no step gives to a flow above its share or takes from one below it, as without weights.
 
-With equal weights and without maxima, levels are in the order of counts: every decision is the same
-then. Queues whose flows all have weight 1 and no maximum use a plain `Ranking`, which knows nothing
-of this.
+With equal weights, without maxima and pins, levels are in the order of counts: every decision is
+the same then. Queues whose flows all have weight 1, no maximum and no pin in force use a plain
+`Ranking`, which knows nothing of this.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ from broker.core.structures import Ranking
 
 
 class Demand(NamedTuple):
-    """What a flow asks for: `most` groups of partitions at most (None: any number)."""
+    """What a flow asks for: `most` groups of partitions at most (None: any number), and `least`,
+    which are pinned to it."""
 
     weight: int
     most: int | None
+    least: int = 0
 
 
 class Shares(NamedTuple):
@@ -67,27 +69,32 @@ class Shares(NamedTuple):
 
 
 def share_out(total: int, demands: Mapping[int, Demand]) -> Shares:
-    """The shares of so many groups; O(flows · log flows)."""
-    rest, weights = total, sum(demand.weight for demand in demands.values())
-    floors, whole = dict[int, int](), set[int]()
-    limited = [(at, demand.weight, demand.most) for at, demand in demands.items()]
-    # Who reaches the maximum first, as the level of the water rises.
-    for bind_number, weight, most in sorted(limited, key=_filled_at):
-        if most is None or most * weights > rest * weight:
-            floors[bind_number], remainder = divmod(rest * weight, weights)
-            if not remainder:
-                whole.add(bind_number)
+    """The shares of so many groups, of which all together ask for no more than there are;
+    O(flows · log flows)."""
+    # What a flow has that does not rise with the water: its pins until then, its maximum at last.
+    still = {at: demand.least for at, demand in demands.items() if demand.least}
+    rest = total - sum(still.values())
+    weights = sum(demand.weight for at, demand in demands.items() if at not in still)
+    turns = [(least / demands[at].weight, False, at) for at, least in still.items()]
+    turns += [(d.most / d.weight, True, at) for at, d in demands.items() if d.most is not None]
+    for _, is_full, at in sorted(turns):
+        weight, most, least = demands[at]
+        reached = (most or 0) if is_full else least
+        if rest * weight <= weights * reached:
+            break
+        if is_full:
+            still[at] = reached
+            rest, weights = rest - reached, weights - weight
         else:
-            floors[bind_number] = most
-            whole.add(bind_number)
-            rest, weights = rest - most, weights - weight
-    taken = total if weights else total - rest
-    return Shares(total, taken, floors, frozenset(whole))
-
-
-def _filled_at(limited: tuple[int, int, int | None]) -> float:
-    _, weight, most = limited
-    return float("inf") if most is None else most / weight
+            del still[at]
+            rest, weights = rest + reached, weights + weight
+    floors, whole = still, {*still}
+    for at, demand in demands.items():
+        if at not in still:
+            floors[at], remainder = divmod(rest * demand.weight, weights)
+            if not remainder:
+                whole.add(at)
+    return Shares(total, total if weights else total - rest, floors, frozenset(whole))
 
 
 class WeightedRanking(Ranking):
@@ -122,6 +129,10 @@ class WeightedRanking(Ranking):
     def remove(self, bind_number: int) -> None:
         """Takes a flow out of the ranking."""
         del self.counts[bind_number]
+        self._shares = None
+
+    def forget_shares(self) -> None:
+        """What flows ask for has changed."""
         self._shares = None
 
     @property

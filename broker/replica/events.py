@@ -320,6 +320,12 @@ class EventLog:
                 _log.info("paused", **place, **which, until=record.until, reason=record.reason)
             case r.Resumed():
                 _log.info("resumed", **place, **self._held(record.partitions), reason=record.why)
+            case r.Pinned():
+                count = len(record.partitions)
+                pinned = {"client": record.client_name, "reason": record.reason}
+                _log.info("pinned", **place, partitions=count, **pinned)
+            case r.Unpinned():
+                _log.info("unpinned", **place, partitions=len(record.partitions))
             case r.SettingsChanged():
                 _log.info("settings changed", **place, changes=dict(record.changes))
             case _:

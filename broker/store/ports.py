@@ -241,7 +241,7 @@ class FlowRow:
 class QueueRow:
     """A queue for listings: the queue without its partitions, and its counts.
 
-    `over_capacity`: as of `Queue`.
+    `over_capacity`: as of `Queue`. `unmet_pins`: how many partitions are pinned without effect.
     """
 
     queue: Queue
@@ -250,6 +250,7 @@ class QueueRow:
     flow_count: int
     active_flow_count: int
     over_capacity: int
+    unmet_pins: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from broker.core.graph import Lineage
 from broker.core.model import Flow, HandedOver, Handoff, Partition
-from broker.core.placement import change_life, enter, place, set_draining
+from broker.core.placement import change_life, enter, place, set_draining, settle_pins
 from broker.core.queue import Queue
 from broker.core.transitions import LifeEvent, PartitionEvent, State
 from broker.pieces import pieces
@@ -86,6 +86,7 @@ def restore(queue_id: str, rows: QueueRows) -> Queue:
         if queue.lineage is not None:
             _restore_lineage(queue, queue.lineage, rows.lineage)
         _restore_absent(queue)
+        settle_pins(queue)
         # A flow that was bound before others, and left since, may have had the highest number.
         queue.next_bind_number = rows.head["next_bind_number"]
         queue.touched = set()

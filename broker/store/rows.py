@@ -14,8 +14,9 @@ import orjson
 
 from broker.core.barriers import Barriers
 from broker.core.budget import Moves
-from broker.core.model import Absent, Flow, Instance, Partition, Rebalance, Settings
+from broker.core.model import Absent, Flow, Instance, Partition, Pin, Rebalance, Settings
 from broker.core.pauses import Pause
+from broker.core.pins import unmet
 from broker.core.queue import Queue
 from broker.core.records import Record
 from broker.core.stored import Unknown, from_json, shown_from_json, to_json
@@ -110,6 +111,7 @@ def queue_values(queue: Queue, next_deadline: float | None) -> dict[str, Any]:
         "absent": _absent_values(queue),
         "moved": {key: [*moves] for key, moves in queue.moved.items()},
         "pauses": _pauses_values(queue),
+        "pins": {str(number): [*pin] for number, pin in queue.pins.items()},
         "barriers": _barriers_values(queue.barriers),
         "rebalance": queue.rebalance and asdict(queue.rebalance),
         "last_rebalance": queue.last_rebalance and asdict(queue.last_rebalance),
@@ -117,8 +119,14 @@ def queue_values(queue: Queue, next_deadline: float | None) -> dict[str, Any]:
         "waiting_count": len(queue.lineage.waiting) if queue.lineage else 0,
         "finished_count": len(queue.lineage.finished) if queue.lineage else 0,
         "over_capacity": queue.over_capacity,
+        "unmet_pins": unmet_pins(queue),
         "next_deadline": next_deadline,
     }
+
+
+def unmet_pins(queue: Queue) -> int:
+    """How many partitions are pinned, and without effect (`pins.unmet`)."""
+    return len(unmet(queue)) * queue.settings.aligned
 
 
 def flow_values(flow: Flow) -> FlowValues:
@@ -183,13 +191,14 @@ def restore_head(queue_id: str, row: Mapping[str, Any]) -> Queue:
         setattr(queue, name, row[name])
     queue.next_bind_number = row["next_bind_number"]
     queue.absent = {
-        instance_of(name): Absent(bind_number, flow_id, [], weight, most)
-        for name, (bind_number, flow_id, weight, most) in row["absent"].items()
+        instance_of(name): Absent(bind_number, flow_id, [], weight, most, client_name)
+        for name, (bind_number, flow_id, weight, most, client_name) in row["absent"].items()
     }
     queue.moved = {key: Moves(*values) for key, values in row["moved"].items()}
     queue.pauses.of = {
         int(key) if key else None: Pause(*values) for key, values in row["pauses"].items()
     }
+    queue.pins = {int(number): Pin(*values) for number, values in row["pins"].items()}
     queue.rebalance = _rebalance(row["rebalance"])
     queue.last_rebalance = _rebalance(row["last_rebalance"])
     queue.barriers = _restore_barriers(row["barriers"])
@@ -230,6 +239,7 @@ def _absent_values(queue: Queue) -> dict[str, Any]:
             absent.flow_id,
             absent.weight,
             absent.max_partitions,
+            absent.client_name,
         ]
         for (key_id, instance), absent in queue.absent.items()
     }
@@ -300,5 +310,11 @@ def queue_row(
     more = retiring + row["waiting_count"] + row["finished_count"]
     operational = queue.settings.partition_count + more
     return QueueRow(
-        queue, operational, scale_status, flow_count, active_flow_count, row["over_capacity"]
+        queue,
+        operational,
+        scale_status,
+        flow_count,
+        active_flow_count,
+        row["over_capacity"],
+        row["unmet_pins"],
     )

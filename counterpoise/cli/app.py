@@ -49,7 +49,7 @@ COMMANDS: Mapping[str, CommandPlace] = {
     "queues": CommandPlace(
         "counterpoise.cli.queues",
         "app",
-        "Queues: list, create, show, change, resize, pause, resume, delete.",
+        "Queues: list, create, show, change, resize, pause, resume, pin, unpin, delete.",
     ),
     "status": CommandPlace(
         "counterpoise.cli.status",

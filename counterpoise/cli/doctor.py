@@ -68,6 +68,7 @@ ADVICE = {
     "resize_paused": "when the pause is no longer needed: counterpoise queues resume {}",
     "over_capacity": "start another consumer, or raise max_partitions of those that run: "
     "counterpoise flows list {}",
+    "pin_unmet": "start the consumer, or counterpoise queues unpin {} --partition N",
     "log_away": "see whether the log runs, and whether the consumer's machine reaches it",
 }
 _REFUSED = re.compile(r'^counterpoise_http_refused_total\{limit="([^"]*)"\} (\S+)', re.MULTILINE)

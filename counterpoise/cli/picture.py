@@ -24,6 +24,7 @@ from counterpoise.cli.output import (
     wrong,
 )
 from counterpoise.cli.pauses import pause_text
+from counterpoise.cli.pins import alike
 from counterpoise.cli.tables import PlainTable, conditions_text, table
 from counterpoise.client import Client
 from counterpoise.plain import plain_line
@@ -109,6 +110,8 @@ def render(snapshot: QueueSnapshot, away: str | None = None) -> RenderableType:
         parts += [Text(), _barriers(waiting)]
     if paused := [one for one in snapshot.partitions if one.paused is not None]:
         parts += [Text(), _paused(paused)]
+    if pinned := [(n.partition, n.pinned) for n in snapshot.partitions if n.pinned is not None]:
+        parts += [Text(), _told("pinned", "cyan", alike(pinned))]
     if snapshot.status.waiting:
         parts += [Text(), _parents(snapshot.status.waiting)]
     parts += [Text(), _flows(snapshot, numbers)]
@@ -289,8 +292,13 @@ def _paused(partitions: Sequence[Partition]) -> Text:
     for one in partitions:
         assert one.paused is not None
         together.setdefault(pause_text(one.paused), []).append(one.partition)
-    shown = Text("paused", style="bold yellow")
-    for text, numbers in [*together.items()][:MOST_WAITING]:
+    return _told("paused", "yellow", [*together.items()])
+
+
+def _told(heading: str, colour: str, together: Sequence[tuple[str, list[int]]]) -> Text:
+    """Of which partitions the same is said."""
+    shown = Text(heading, style=f"bold {colour}")
+    for text, numbers in together[:MOST_WAITING]:
         shown.append(f"\n{ranges(numbers)}", style="bold").append(text, style="not bold")
     more = len(together) - MOST_WAITING
     if more > 0:

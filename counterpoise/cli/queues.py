@@ -19,6 +19,7 @@ from counterpoise.cli.output import (
     wrong,
 )
 from counterpoise.cli.pauses import pause_queue, pause_text, resume_queue
+from counterpoise.cli.pins import pin_partitions, unpin_partitions
 from counterpoise.client import Client
 from counterpoise.errors import CommandRefused, CounterpoiseError, Invalid, QueueUnreadable
 from counterpoise.wire import Queue
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 @click.group("queues", cls=InOrder)
 def app() -> None:
-    """Queues: list, create, show, change, resize, pause, resume, delete."""
+    """Queues: list, create, show, change, resize, pause, resume, pin, unpin, delete."""
 
 
 # Queues whose logs are asked at the same time: one that is away takes a second and a half.
@@ -412,6 +413,8 @@ def resize_queue(
 
 app.add_command(pause_queue)
 app.add_command(resume_queue)
+app.add_command(pin_partitions)
+app.add_command(unpin_partitions)
 
 
 @app.command("delete")

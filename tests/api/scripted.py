@@ -41,6 +41,7 @@ QUEUE = wire.Queue(
     active_flow_count=1,
     paused=None,
     paused_partition_count=0,
+    pinned_partition_count=0,
     revision=3,
     created_at=time_of(NOW),
     ordered_resize=False,

@@ -41,6 +41,8 @@ SENT: dict[str, Call | Listing] = {
     "resume_queue": calls.resume_queue("q"),
     "pause_partition": calls.pause_partition("q", 3, seconds=60.0),
     "resume_partition": calls.resume_partition("q", 3),
+    "pin_partition": calls.pin_partition("q", 3, "etl", reason="why"),
+    "unpin_partition": calls.unpin_partition("q", 3),
     "partitions": calls.partitions("q"),
     "flows": calls.flows("q"),
     "rebalances": calls.rebalances("q"),

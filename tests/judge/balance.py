@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 
 class Ask(NamedTuple):
-    """What a flow is bound with: its weight, and how many partitions it takes at most."""
+    """What a flow is bound with: its weight, and how many partitions it takes at most. `least`: how
+    many are pinned to it."""
 
     weight: int = 1
     most: int | None = None
+    least: int = 0
 
 
 Asks = Mapping[str, Ask]
@@ -32,27 +34,27 @@ def is_short(partition_count: int, asks: Asks) -> bool:
 
 
 def shares(partition_count: int, asks: Asks) -> dict[str, Fraction]:
-    """The share of each flow: by weight, and where that is above its maximum the maximum. The
-    others share the rest.
+    """The share of each flow: by weight, where that is above its maximum the maximum, and where it
+    is below its pins the pins. The others share the rest.
     """
-    at_most: dict[str, Fraction] = {}
-    while len(at_most) < len(asks):
-        rest = partition_count - sum(at_most.values())
-        weights = sum(ask.weight for flow, ask in asks.items() if flow not in at_most)
-        by_weight = {
-            flow: rest * Fraction(ask.weight, weights)
-            for flow, ask in asks.items()
-            if flow not in at_most
-        }
-        above = {
-            flow: Fraction(most)
-            for flow, share in by_weight.items()
-            if (most := asks[flow].most) is not None and share > most
-        }
-        if not above:
-            return {**at_most, **by_weight}
-        at_most.update(above)
-    return at_most
+    fixed: dict[str, Fraction] = {}
+    while len(fixed) < len(asks):
+        rest = partition_count - sum(fixed.values())
+        free = {flow: ask for flow, ask in asks.items() if flow not in fixed}
+        weights = sum(ask.weight for ask in free.values())
+        by_weight = {flow: rest * Fraction(ask.weight, weights) for flow, ask in free.items()}
+        kept = {flow: _within(by_weight[flow], ask) for flow, ask in free.items()}
+        beyond = sum(kept.values()) - rest
+        # Those that are raised stay if more is asked for than there is, else those that are cut.
+        raised = {f: share for f, share in kept.items() if share > by_weight[f]}
+        cut = {f: share for f, share in kept.items() if share < by_weight[f]}
+        fixed.update(raised if beyond > 0 else cut if beyond < 0 else kept)
+    return fixed
+
+
+def _within(share: Fraction, ask: Ask) -> Fraction:
+    most = share if ask.most is None else Fraction(ask.most)
+    return max(Fraction(ask.least), min(share, most))
 
 
 def is_balanced(

@@ -272,6 +272,10 @@ class _Teller:
                 return [f"{_list(partitions) if partitions else 'all'} paused{end}"]
             case r.Resumed(partitions, why):
                 return [f"{_list(partitions) if partitions else 'all'} resumed ({why})"]
+            case r.Pinned(partitions, client_name):
+                return [f"{_list(partitions)} pinned to {client_name}"]
+            case r.Unpinned(partitions):
+                return [f"{_list(partitions)} unpinned"]
             case r.SettingsChanged():
                 return [f"{name} is now {value}" for name, value in record.changes.items()]
             case r.FlowBound():

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.judge import balance, rules
+from tests.simulation import pins
 from tests.simulation.asked import Asked
 from tests.simulation.deadlines import Deadlines
 from tests.simulation.order import Order
@@ -117,13 +118,17 @@ class Account:
         """Whether each partition that takes part has an owner that takes."""
         takers = [id for id, row in self.flows.items() if takes(row)]
         rows = (row for row in self.partitions.values() if row.state not in APART)
-        return not takers or self.is_full() or all(row.owner in takers for row in rows)
+        if not takers or self.is_full():
+            return True
+        return pins.are_met(self) and all(row.owner in takers for row in rows)
 
     def balanced(self) -> bool:
         """*Balance*, counted from the rows."""
         takers = {id: 0 for id, row in self.flows.items() if takes(row)}
         if not takers or self.is_full():
             return True
+        if not pins.are_met(self):
+            return False
         for row in self.partitions.values():
             if row.state in APART:
                 continue
@@ -134,8 +139,9 @@ class Account:
 
     def asks(self, takers: Collection[str]) -> balance.Asks | None:
         """What these flows were bound with; None if with nothing."""
+        pinned = Counter(pins.homes(self).values())
         rows = ((id, self.flows[id]) for id in takers)
-        asks = {id: balance.Ask(row.weight, self.most(row)) for id, row in rows}
+        asks = {id: balance.Ask(row.weight, self.most(row), pinned[id]) for id, row in rows}
         return None if all(ask == balance.Ask() for ask in asks.values()) else asks
 
     def most(self, row: Any) -> int | None:
@@ -182,6 +188,7 @@ class Account:
             return 0
         undone = {row.number: row for row in begun}
         total = leaving = 0
+        homes = pins.homes(self)
         for number, after in self.partitions.items():
             row = undone.get(number, after)
             if after.state in APART or not self.leads(number):
@@ -189,6 +196,13 @@ class Account:
             owner = row.owner if row.owner in self.flows else None
             total += not after.retiring
             on_its_way = row.state == "revoking"
+            home = homes.get(number)
+            if home is not None:
+                # It goes home once, from where it is or where a revoke takes it.
+                takers[home] += 1
+                gets = row.successor or home if on_its_way else owner
+                leaving += gets not in (None, home)
+                continue
             if owner is not None and owner not in takers and not on_its_way:
                 leaving += 1
             holder = row.successor if on_its_way else owner

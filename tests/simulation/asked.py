@@ -21,7 +21,8 @@ class Asked:
         self, kind: str, detail: Mapping[Any, Any] | None = None, discard: bool = False
     ) -> int:
         """`rebalance`; `change` with the settings; `positions` with those (None: the earliest);
-        `pause` and `resume` with the `name` of the pause."""
+        `pause` and `resume` with the `name` of the pause; `pin` and `unpin` with the `name` of the
+        partition."""
         self._last += 1
         self._under_way[self._last] = kind, detail, discard
         return self._last
@@ -38,11 +39,15 @@ class Asked:
         )
 
     def pause(self, kind: str, name: str) -> bool:
-        """Whether this pause was asked for, or its end."""
+        """Whether this pause or pin was asked for, or its end."""
         return any(
             asked == kind and detail is not None and detail["name"] == name
             for asked, detail, _ in self._under_way.values()
         )
+
+    def pins(self) -> bool:
+        """Whether a pin was asked for, or its end."""
+        return any(kind in ("pin", "unpin") for kind, _, _ in self._under_way.values())
 
     def resize(self) -> bool:
         return any("partition_count" in changes for changes, _ in self._changes())

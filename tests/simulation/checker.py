@@ -25,6 +25,7 @@ from tests.simulation import (
     order,
     pairs,
     pauses,
+    pins,
     queues,
 )
 from tests.simulation.account import Transaction, back
@@ -282,6 +283,7 @@ class Checker(Ending):
         queues.check_handoffs(self, tx, queue, old_flows, old_partitions)
         queues.check_views(self)
         pauses.check_changed(self, tx, queue, old_partitions)
+        pins.check_changed(self, tx, queue)
         budgets.check_counted(self, tx, old_partitions)
         budgets.check_joined(self, tx, old_flows, self._moves)
 

@@ -236,6 +236,25 @@ class Happenings(Reshaping):
             if lasting and not checker.asked.pause("resume", name):
                 self._resume(int(name) if name else None)
 
+    def _on_pin(self, which: int, client_name: str, seconds: float | None) -> None:
+        """A partition is pinned, perhaps for so long."""
+        there = [n for n, row in self.world.checker.partitions.items() if row.state not in OVER]
+        if not there:
+            return
+        number = sorted(there)[which % len(there)]
+        number -= number % self.world.plan.config.aligned
+        self._administer(
+            lambda calls: calls.pins.pin(QUEUE, number, client_name, reason="a test"),
+            *("pin", {"name": str(number)}),
+        )
+        if seconds is not None:
+            self._later(seconds, self._unpin, number)
+
+    def _unpin(self, number: int) -> None:
+        self._administer(
+            lambda calls: calls.pins.unpin(QUEUE, number), *("unpin", {"name": str(number)})
+        )
+
     # Replicas
 
     def _replica(self, which: int) -> Node | None:

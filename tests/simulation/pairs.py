@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.judge.violation import Violation
+from tests.simulation import pins
 from tests.simulation.account import MOVING, Account, Transaction, takes
 from tests.simulation.deadlines import ACCURACY, AHEAD_SECONDS
 
@@ -51,11 +52,15 @@ def check(
 
 def _check_moves(known: Account, moves: list[Any]) -> None:
     """6. Only pairs move, and each whole."""
+    homes = pins.homes(known)
     new = {row.number for row in moves}
     givers = defaultdict[str, set[str]](set)
     for row in moves:
         if not known.flows[row.owner].draining:
             raise Violation(6, f"p{row.number} of {row.owner} moves, while only pairs should")
+        if row.number in homes:
+            # What is pinned elsewhere goes home beside the pair.
+            continue
         if _load(known, row.successor, new):
             raise Violation(6, f"p{row.number} goes to {row.successor}, which has others")
         if not row.retiring:
@@ -110,8 +115,9 @@ def _asks(row: Any) -> tuple[int, int | None]:
 
 def _load(known: Account, flow_id: str, but: Any) -> int:
     """How many partitions, or groups, count for a flow."""
+    homes = pins.homes(known)
     return sum(
-        (row.successor if row.state in MOVING else row.owner) == flow_id
+        homes.get(row.number, row.successor if row.state in MOVING else row.owner) == flow_id
         for row in known.partitions.values()
         if not row.retiring and known.leads(row.number) and row.number not in but
     )

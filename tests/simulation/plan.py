@@ -108,6 +108,8 @@ CLOCK_STEPS = (-3600.0, -3600.0, -60.0, -1.5, 1.5, 60.0, 3600.0)
 WEIGHTED = 9
 LIMITED = 3
 BY_KEY = 14
+# Of 16 seeds those in which partitions are pinned: fixed queues and dynamic ones.
+PINNED = (8, 13)
 
 # What may go wrong, with weights; each run draws some of them.
 FAULTS: dict[str, tuple[str, ...]] = {
@@ -200,6 +202,10 @@ def draw(seed: int) -> Plan:
         config = replace(config, by_key=True)
     if seed % 16 == LIMITED:
         config, events = _limited(random.Random(f"maxima of {seed}"), config, events)
+    if seed % 16 in PINNED:
+        pins = random.Random(f"pins of {seed}")
+        count = pins.choice((2, 4, 6))
+        events += [_event(pins, pins.random() * length, "pin") for _ in range(count)]
     if reshaping == "ordered":
         # As above.
         config, events = _followed(random.Random(f"followers of {seed}"), config, events)
@@ -346,6 +352,12 @@ _ARGS: dict[str, Any] = {
         rng.choice((None, rng.randrange(12), rng.randrange(12))),
         rng.choice((0.5, 1.5, 3.0)),
         rng.random() < 0.5,
+    ),
+    # which partition, to which client; for how long, None: for ever
+    "pin": lambda rng: (
+        rng.randrange(12),
+        f"client {rng.choice((1, 2, 3, 4, 9))}",
+        rng.choice((None, None, 0.5, 3.0)),
     ),
     "crash": _for(0.3, 1.0, 2.5),
     "crash before": _for(0.3, 1.5),

@@ -103,7 +103,7 @@ def check_handoffs(
         released
         or not old
         or _flows_differ(known, old_flows)
-        or any(known.queue[name] != old[name] for name in _SETTINGS)
+        or any(known.queue[name] != old[name] for name in (*_SETTINGS, "pins"))
         or (old["status"] != "Rebalancing" and known.queue["status"] == "Rebalancing")
         # What paired while others waited is balanced with them from now on.
         or (pairs.waits(old) and not pairs.waits(known.queue))
@@ -124,7 +124,8 @@ def check_handoffs(
 
 def _changed_between(known: Account) -> bool:
     """Whether a setting may have had another value within a transaction."""
-    return any(known.asked.values(name) - {known.queue[name]} for name in _SETTINGS)
+    settings = any(known.asked.values(name) - {known.queue[name]} for name in _SETTINGS)
+    return settings or known.asked.pins()
 
 
 def _flows_differ(known: Account, old_flows: Mapping[str, Any]) -> bool:

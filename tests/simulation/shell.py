@@ -69,7 +69,8 @@ class FlowShell(Client):
         self.network, self.checker, self.queue = network, checker, queue
         self.core = FlowCore(
             FlowSettings(
-                *(queue, name, instance, lease, warmup),
+                # A name that some share.
+                *(queue, f"client {instance[-1]}", instance, lease, warmup),
                 weight=weight,
                 max_partitions=most,
                 binder=name,

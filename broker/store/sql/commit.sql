@@ -198,17 +198,17 @@ written_queue AS (
         partition_count, access_type, rebalance_delay, max_handoff_time, max_warmup_time,
         max_concurrent_handoffs, log, start, partitioning, ordered_resize, aligned,
         retention_seconds, retention_bytes, max_weight, mirror_group, revision, status, trigger, since,
-        holddown_until, flows_before, absent, moved, pauses, rebalance, last_rebalance,
-        growing, retiring_count, waiting_count, finished_count, over_capacity, outage_seen,
-        resize_seen, barriers, cuts_due, cuts_attempt, next_bind_number, next_deadline
+        holddown_until, flows_before, absent, moved, pauses, pins, rebalance, last_rebalance,
+        growing, retiring_count, waiting_count, finished_count, over_capacity, unmet_pins,
+        outage_seen, resize_seen, barriers, cuts_due, cuts_attempt, next_bind_number, next_deadline
     ) = (
         SELECT
             partition_count, access_type, rebalance_delay, max_handoff_time, max_warmup_time,
             max_concurrent_handoffs, log, start, partitioning, ordered_resize, aligned,
             retention_seconds, retention_bytes, max_weight, mirror_group, revision, status, trigger, since,
-            holddown_until, flows_before, absent, moved, pauses, rebalance, last_rebalance,
-            growing, retiring_count, waiting_count, finished_count, over_capacity, outage_seen,
-            resize_seen, barriers, cuts_due, cuts_attempt, next_bind_number, next_deadline
+            holddown_until, flows_before, absent, moved, pauses, pins, rebalance, last_rebalance,
+            growing, retiring_count, waiting_count, finished_count, over_capacity, unmet_pins,
+            outage_seen, resize_seen, barriers, cuts_due, cuts_attempt, next_bind_number, next_deadline
         FROM json_populate_record(NULL::counterpoise.queues, :queue_row)
     )
     WHERE id = :queue AND revision = :seen AND (SELECT may FROM verdict)

@@ -40,6 +40,8 @@ CREATE TABLE counterpoise.queues (
     moved jsonb NOT NULL DEFAULT '{}',
     -- What is paused: of each partition, and of the queue under an empty name (`broker.core.pauses`).
     pauses jsonb NOT NULL DEFAULT '{}',
+    -- To which consumer partitions are pinned, by the first of their group (`broker.core.pins`).
+    pins jsonb NOT NULL DEFAULT '{}',
     rebalance jsonb,
     last_rebalance jsonb,
     growing boolean NOT NULL,
@@ -48,6 +50,8 @@ CREATE TABLE counterpoise.queues (
     finished_count integer NOT NULL DEFAULT 0,
     -- Partitions for which the maxima of all flows together have no room.
     over_capacity integer NOT NULL DEFAULT 0,
+    -- Partitions that are pinned without effect.
+    unmet_pins integer NOT NULL DEFAULT 0,
     outage_seen bigint NOT NULL,
     -- The barriers of an ordered resize: of which resize, and when to ask for its cuts again.
     resize_seen bigint NOT NULL DEFAULT 0,

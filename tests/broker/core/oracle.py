@@ -27,7 +27,16 @@ from tests.judge.rules import Owners
 
 IN_HANDOFF = ("warming", "revoking")
 # The commands that change flows or settings.
-CHANGES = c.Bind | c.BindTogether | c.Unbind | c.Drain | c.Change | c.FollowLog
+CHANGES = (
+    c.Bind
+    | c.BindTogether
+    | c.Unbind
+    | c.Drain
+    | c.Change
+    | c.FollowLog
+    | c.PinPartition
+    | c.UnpinPartition
+)
 
 
 # Compared in another form below, or not part of a queue's state.
@@ -119,6 +128,8 @@ def is_balanced(queue: Queue, *, any_spread: bool = False) -> bool:
     if not takers:
         return True
     existing = [p for p in queue.partitions.values() if p.state not in _BESIDE]
+    if any(queue.partitions[number].owner is not home for number, home in homes_of(queue).items()):
+        return False
     if any(p.owner is None or p.owner.draining for p in existing) and not is_full(queue):
         return False
     if any_spread or is_full(queue):
@@ -142,15 +153,36 @@ def _groups(queue: Queue) -> int:
 
 def asks_of(queue: Queue) -> balance.Asks | None:
     """What flows that take part ask for, in groups; None if nobody asks for anything."""
+    pinned = Counter(home.id for home in homes_of(queue).values())
     asks = {
         flow.id: balance.Ask(
             flow.weight,
             None if flow.max_partitions is None else flow.max_partitions // queue.settings.aligned,
+            pinned[flow.id],
         )
         for flow in queue.flows.values()
         if _takes(flow)
     }
     return None if all(ask == balance.Ask() for ask in asks.values()) else asks
+
+
+def homes_of(queue: Queue) -> dict[int, Flow]:
+    """Where partitions must be by pins that are in force, by the first of their group."""
+    takers = sorted(filter(_takes, queue.flows.values()), key=lambda flow: flow.bind_number)
+    mosts = [flow.max_partitions for flow in takers]
+    aligned, found = queue.settings.aligned, dict[int, Flow]()
+    short = None not in mosts and sum((most or 0) // aligned for most in mosts) < _groups(queue)
+    if queue.settings.access_type == "exclusive" or short:
+        return found
+    for number, (client_name, _, _) in sorted(queue.pins.items()):
+        partition = queue.partitions[number]
+        home = next((flow for flow in takers if flow.client_name == client_name), None)
+        if home is None or partition.retiring or partition.state in _BESIDE:
+            continue
+        full = [*found.values()].count(home) == (home.max_partitions or 10**6) // aligned
+        if not full:
+            found[number] = home
+    return found
 
 
 def is_full(queue: Queue) -> bool:
@@ -162,7 +194,10 @@ def is_full(queue: Queue) -> bool:
 
 
 def _check_maxima(before: dict[str, Any], queue: Queue, command: c.Command) -> None:
-    """No flow gets more than its maximum; only a resize may give it back what was retiring."""
+    """No flow gets more than its maximum; only a resize may give it back what was retiring, and a
+    pin what makes it hand off others."""
+    if queue.homes or before["homes"]:
+        return
     for flow in queue.flows.values():
         if flow.max_partitions is None or flow.draining:
             continue
@@ -341,6 +376,11 @@ def _check_sets(queue: Queue, now: float) -> None:
         deadlines.append(queue.cuts_due)
     held = {f.id: f for f in queue.flows.values() if f.held_until is not None}
     assert queue.held == held
+    homes = homes_of(queue)
+    assert queue.homes == homes
+    assert queue.misplaced == {
+        number for number, home in homes.items() if queue.partitions[number].owner is not home
+    }
     deadlines += [f.held_until for f in held.values() if f.held_until is not None]
     deadlines += [p.until for p in queue.pauses.of.values() if p.until is not None]
     assert queue.flows_of_key == Counter(f.key_id for f in queue.flows.values() if f.key_id)
@@ -351,7 +391,7 @@ def _check_sets(queue: Queue, now: float) -> None:
             number
             for number in flow.owned
             if states[number] == "owned" and (flow.draining or number not in queue.retiring)
-            if _leads(queue, number)
+            if _leads(queue, number) and number not in queue.homes
         }
         assert queue.highest_giveable(flow) == max(idle, default=None)
         assert all(-number in flow.offers for number in idle)
@@ -360,7 +400,9 @@ def _check_sets(queue: Queue, now: float) -> None:
 def _check_counts(queue: Queue) -> None:
     owned: dict[str, set[int]] = defaultdict(set)
     incoming: dict[str, set[int]] = defaultdict(set)
-    load: Counter[str] = Counter()
+    homes = homes_of(queue)
+    load = Counter(home.id for home in homes.values())
+    pinned = load.copy()
     for partition in queue.partitions.values():
         if partition.owner is None:
             continue
@@ -370,7 +412,9 @@ def _check_counts(queue: Queue) -> None:
             counted = queue.handoffs[partition.number].named
             if counted is not None:
                 incoming[counted.id].add(partition.number)
-        if counted is not None and not partition.retiring and _leads(queue, partition.number):
+        if partition.retiring or not _leads(queue, partition.number) or partition.number in homes:
+            continue
+        if counted is not None:
             load[counted.id] += 1
     ranked, leaving = {}, {}
     for flow in queue.flows.values():
@@ -378,6 +422,7 @@ def _check_counts(queue: Queue) -> None:
         assert flow.owned == owned[flow.id]
         assert flow.incoming == incoming[flow.id]
         assert flow.load == load[flow.id]
+        assert flow.pinned == pinned[flow.id]
         assert flow.outgoing == outgoing
         if flow.held_until is not None:
             assert not flow.draining
@@ -400,7 +445,8 @@ def _check_counts(queue: Queue) -> None:
 def _levels(queue: Queue, counts: dict[int, int]) -> dict[int, int]:
     """By which the balance compares flows, by bind number: without weights the counts."""
     asked = {flow.id: flow for flow in queue.flows.values()}
-    if all((flow.weight, flow.max_partitions) == (1, None) for flow in asked.values()):
+    plain = all((flow.weight, flow.max_partitions) == (1, None) for flow in asked.values())
+    if plain and not homes_of(queue):
         return counts
     takers = {flow.id: flow for flow in asked.values() if _takes(flow)}
     asks = asks_of(queue) or dict.fromkeys(takers, balance.Ask())
@@ -472,11 +518,12 @@ def _check_nothing_more_can_begin(queue: Queue) -> None:
             n
             for n in f.owned
             if n not in queue.handoffs and (f.draining or n not in queue.retiring)
-            if _leads(queue, n)
+            if _leads(queue, n) and queue.homes.get(n) is not f
         ]
         for f in queue.flows.values()
     }
     assert not any(f.draining and idle[f.id] for f in queue.flows.values())
+    assert queue.misplaced <= queue.handoffs.keys(), "a pinned partition does not go home"
     if queue.settings.access_type == "exclusive":
         first = min((f for f in queue.flows.values() if _takes(f)), key=lambda f: f.bind_number)
         assert not any(numbers for flow_id, numbers in idle.items() if flow_id != first.id)
@@ -777,12 +824,21 @@ class Oracle:
             elif isinstance(record, r.Granted) and isinstance(command, c.Release):
                 for number in _released_early(before, command, record):
                     begun.setdefault(number, command.flow_id)
-        leaving = 0
+        leaving, homes = 0, homes_of(queue)
         for partition in queue.partitions.values():
             number = partition.number
             if not _leads(queue, number):
                 continue
             owner = queue.flows.get(begun[number]) if number in begun else partition.owner
+            if (home := homes.get(number)) is not None:
+                # It goes home once, and from where a revoke takes it if that is elsewhere.
+                takers[home.id] += 1
+                gets = owner
+                handoff = queue.handoffs.get(number)
+                if handoff is not None and number not in begun and partition.state == "revoking":
+                    gets = home if number in named else handoff.successor or home
+                leaving += number not in free and gets not in (None, home)
+                continue
             if number in free:
                 continue
             if owner is None:

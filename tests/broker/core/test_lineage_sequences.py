@@ -103,7 +103,7 @@ class Player:
         self.world.bind(f"f{self.flows}", warmup=warmup, **self._ask())
 
     def _ask(self) -> dict[str, Any]:
-        weight, most = self.asks[self.flows % len(self.asks)]
+        weight, most, _ = self.asks[self.flows % len(self.asks)]
         return {"weight": weight, "max_partitions": None if self.world.queue.exclusive else most}
 
     def _bind_again(self, which: int) -> None:

@@ -47,6 +47,8 @@ EVERY: list[r.Record] = [
     r.Paused((1, 2), 60.0, "the warehouse is restored", 1.0),
     r.Paused((), None, None, 1.0),
     r.Resumed((1,), "ended", 60.0),
+    r.Pinned((3,), "etl", "its cache", 1.0),
+    r.Unpinned((3,), 60.0),
     r.DeadlinesMoved(1, 1.0, 60.0),
     r.ClockWentBack(2, -60.0),
     r.CutsAwaited(3.0, 1),

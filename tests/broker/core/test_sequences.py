@@ -42,6 +42,7 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 KEYS = ("one", "two", None)
+NAMES = ("a", "b", "b", "c")
 # With these few moves are many.
 QUOTAS = st.builds(c.Quota, st.just(1000), st.just(0), st.integers(1, 6))
 WHICH = st.integers(0, 7)
@@ -95,6 +96,15 @@ STEPS = st.one_of(
 )
 
 
+# Some with a name that no flow has.
+PINS = st.one_of(
+    STEPS,
+    st.tuples(st.just("pin"), WHICH, st.sampled_from([*NAMES, "test", "nobody"])),
+    st.tuples(st.just("pin"), WHICH, st.sampled_from([*NAMES, "test", "nobody"])),
+    st.tuples(st.just("unpin"), WHICH),
+)
+
+
 class Player:
     """Plays steps on a world; numbers choose among the present flows and partitions."""
 
@@ -127,11 +137,13 @@ class Player:
         if instance not in self.instances:
             self.instances.append(instance)
         key = None if self.quota is None else KEYS[int(instance[1:]) % len(KEYS)]
+        name = NAMES[self.bound % len(NAMES)]
         binds = {"key_id": key, "quota": self.quota, "at_once": self.bound % 3 == 0, **self._ask()}
+        binds["client_name"] = name
         self.world.bind(f"f{self.bound}", instance, warmup=warmup, **binds)
 
     def _ask(self) -> dict[str, Any]:
-        weight, most = self.asks[self.bound % len(self.asks)]
+        weight, most, _ = self.asks[self.bound % len(self.asks)]
         return {"weight": weight, "max_partitions": None if self.world.queue.exclusive else most}
 
     def _bind_together(self, count: int) -> None:
@@ -238,6 +250,12 @@ class Player:
         number = which % self.world.queue.settings.partition_count
         self.world.resume(*(() if whole else (number,)))
 
+    def _pin(self, which: int, client_name: str) -> None:
+        self.world.pin(which % self.world.queue.settings.partition_count, client_name)
+
+    def _unpin(self, which: int) -> None:
+        self.world.unpin(which % self.world.queue.settings.partition_count)
+
     def _rebalance_now(self) -> None:
         self.world.rebalance_now()
 
@@ -321,6 +339,24 @@ ASKS = st.lists(
     st.lists(STEPS, min_size=15, max_size=50),
 )
 def test_so_it_does_with_weights_and_maxima(
+    partitions: int,
+    chosen: dict[str, Any],
+    asks: list[Ask],
+    quota: c.Quota | None,
+    steps: list[tuple[Any, ...]],
+) -> None:
+    _plays(World(partitions, **chosen), [True, True, False], steps, quota, asks)
+
+
+@PROFILE
+@given(
+    st.integers(1, 9),
+    SETTINGS,
+    st.one_of(st.just([Ask()]), ASKS),
+    st.sampled_from([None, None, c.Quota(1000, 0, 3)]),
+    st.lists(PINS, min_size=15, max_size=50),
+)
+def test_so_it_does_with_pins(
     partitions: int,
     chosen: dict[str, Any],
     asks: list[Ask],

@@ -136,8 +136,13 @@ class World:
     def bind(
         self, name: str, instance: str | None = None, *, warmup: bool = False, **binds: Any
     ) -> Decision:
-        """A consumer binds; by default the instance is named after it."""
-        return self.do(c.Bind(name, instance or f"i-{name}", f"c-{name}", 10.0, warmup, **binds))
+        """A consumer binds; by default the instance and the client are named after it."""
+        values = {"instance_id": f"i-{name}", "client_name": f"c-{name}"}
+        if instance is not None:
+            values["instance_id"] = instance
+        return self.do(
+            c.Bind(flow_id=name, lease_seconds=10.0, warmup=warmup, **{**values, **binds})
+        )
 
     def unbind(self, name: str, reason: str = "unbound") -> Decision:
         return self.do(c.Unbind(name, reason))
@@ -208,6 +213,12 @@ class World:
 
     def resume(self, *numbers: int) -> Decision:
         return self.do(c.ResumePartitions(numbers))
+
+    def pin(self, number: int, client_name: str, reason: str | None = None) -> Decision:
+        return self.do(c.PinPartition(number, client_name, reason))
+
+    def unpin(self, number: int) -> Decision:
+        return self.do(c.UnpinPartition(number))
 
     def rebalance_now(self) -> Decision:
         return self.do(c.RebalanceNow())

@@ -1,0 +1,91 @@
+"""`counterpoise queues pin` and `unpin`, and how other commands show what is pinned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import click
+from msgspec import to_builtins
+
+from counterpoise.cli.options import json_option, queue_argument, service_options
+from counterpoise.cli.output import print_json, ranges, tell
+from counterpoise.client import Client
+from counterpoise.plain import plain_line
+from counterpoise.wire import Pin, PinnedQueue
+
+partitions_option = click.option(
+    "--partition",
+    "-p",
+    "partitions",
+    type=click.IntRange(min=0),
+    multiple=True,
+    required=True,
+    help="This partition; repeat it for more.",
+)
+
+
+@click.command("pin")
+@queue_argument
+@click.argument("client_name", help="With which the consumer binds.")
+@partitions_option
+@click.option("--reason", help="Shown to those who see the pin; at most 200 characters.")
+@service_options
+@json_option
+def pin_partitions(
+    queue: str,
+    client_name: str,
+    partitions: Sequence[int],
+    reason: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Pin partitions to the consumer CLIENT_NAME: they move there when it is bound.
+
+    While no consumer of this name takes part, the partitions are balanced like
+    others, and the condition pin_unmet says so. Pinning again replaces the name
+    and the reason.
+    """
+    with Client(url) as client:
+        for number in partitions:
+            answer = client.pin_partition(queue, number, client_name, reason)
+    _show(answer, as_json)
+
+
+@click.command("unpin")
+@queue_argument
+@partitions_option
+@service_options
+@json_option
+def unpin_partitions(queue: str, partitions: Sequence[int], url: str | None, as_json: bool) -> None:
+    """End the pins of partitions: they are balanced like others."""
+    with Client(url) as client:
+        for number in partitions:
+            answer = client.unpin_partition(queue, number)
+    _show(answer, as_json)
+
+
+def _show(answer: PinnedQueue, as_json: bool) -> None:
+    if as_json:
+        print_json(to_builtins(answer))
+        return
+    for text, numbers in alike((one.partition, one.pin) for one in answer.partitions):
+        noun = "partition" if len(numbers) == 1 else "partitions"
+        verb = "is" if len(numbers) == 1 else "are"
+        tell(f"{answer.queue}: {noun} {ranges(numbers)} {verb} pinned{text}")
+    if not answer.partitions:
+        tell(f"{answer.queue}: nothing is pinned")
+
+
+def alike(pinned: Iterable[tuple[int, Pin]]) -> list[tuple[str, list[int]]]:
+    """The partitions of which the same is said, together, with the text."""
+    found = dict[str, list[int]]()
+    for number, pin in pinned:
+        found.setdefault(pin_text(pin), []).append(number)
+    return [*found.items()]
+
+
+def pin_text(pin: Pin) -> str:
+    """` to etl (its cache has them)`; ` to etl, without effect` while it has none."""
+    effect = "" if pin.flow_id is not None else ", without effect"
+    reason = "" if pin.reason is None else f" ({plain_line(pin.reason)})"
+    return f" to {plain_line(pin.client_name)}{effect}{reason}"
