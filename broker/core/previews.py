@@ -12,8 +12,8 @@ end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from broker.core import commands as c
@@ -52,18 +52,18 @@ class Preview:
     that follows begins.
     """
 
-    moves: tuple[PreviewedMove, ...]
-    added: tuple[int, ...]
-    retiring: tuple[int, ...]
-    removed: tuple[int, ...]
-    unassigned: tuple[int, ...]
-    staying: tuple[int, ...]
-    interrupted: tuple[int, ...]
-    paused: tuple[int, ...]
-    resumed: tuple[int, ...]
-    flows: dict[str, tuple[int, int | None]]
-    settings: dict[str, tuple[Any, Any]]
-    holddown_until: float | None
+    moves: tuple[PreviewedMove, ...] = ()
+    added: tuple[int, ...] = ()
+    retiring: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
+    unassigned: tuple[int, ...] = ()
+    staying: tuple[int, ...] = ()
+    interrupted: tuple[int, ...] = ()
+    paused: tuple[int, ...] = ()
+    resumed: tuple[int, ...] = ()
+    flows: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    settings: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    holddown_until: float | None = None
 
 
 class Thought:
@@ -83,12 +83,12 @@ class Thought:
         queue = self.queue
         # As the call, which does first what is due.
         decide(queue, c.Advance(), self.now)
-        before, flows, mark = _seen(queue), dict(queue.flows), queue.journal.mark()
-        settings = _settings(queue)
+        before, settings, mark = _seen(queue), _settings(queue), queue.journal.mark()
+        flows = sorted(queue.flows.values(), key=lambda flow: flow.bind_number)
+        owned = {flow.id: len(flow.owned) for flow in flows}
         yield from self._rest()
-        anyway = _seen(queue).owners
+        anyway = _owners(queue)
         queue.journal.undo(mark)
-        owned = {flow.id: len(flow.owned) for flow in flows.values()}
         self._interrupted.clear()
         for command in commands:
             self.answer = self._decide(command)
@@ -141,18 +141,18 @@ class Thought:
         now = {flow.id: len(flow.owned) for flow in queue.flows.values()}
         staying = [n for flow in queue.flows.values() if flow.draining for n in flow.owned]
         return Preview(
-            tuple(moves),
-            tuple(sorted(after.owners.keys() - before.owners.keys())),
-            tuple(sorted(after.retiring - before.retiring)),
-            tuple(sorted(before.owners.keys() - after.owners.keys())),
-            tuple(sorted(queue.unassigned)),
-            tuple(sorted(staying)),
-            tuple(sorted(self._interrupted)),
-            tuple(sorted(paused - before.paused)),
-            tuple(sorted((before.paused - paused) & after.owners.keys())),
-            {id: (count, now.get(id)) for id, count in owned.items()},
-            {name: (old, new[name]) for name, old in settings.items() if old != new[name]},
-            self._holddown_until,
+            moves=tuple(moves),
+            added=tuple(sorted(after.owners.keys() - before.owners.keys())),
+            retiring=tuple(sorted(after.retiring - before.retiring)),
+            removed=tuple(sorted(before.owners.keys() - after.owners.keys())),
+            unassigned=tuple(sorted(queue.unassigned)),
+            staying=tuple(sorted(staying)),
+            interrupted=tuple(sorted(self._interrupted)),
+            paused=tuple(sorted(paused - before.paused)),
+            resumed=tuple(sorted((before.paused - paused) & after.owners.keys())),
+            flows={id: (count, now.get(id)) for id, count in owned.items()},
+            settings={name: (old, new[name]) for name, old in settings.items() if old != new[name]},
+            holddown_until=self._holddown_until,
         )
 
 
@@ -163,9 +163,7 @@ def _owners(queue: Queue) -> dict[int, str | None]:
 
 def _seen(queue: Queue) -> Owned:
     owners = _owners(queue)
-    paused = (
-        frozenset(n for n in owners if queue.pauses.holding(n)) if queue.pauses else frozenset()
-    )
+    paused = frozenset(filter(queue.pauses.holding, owners))
     return Owned(owners, frozenset(queue.retiring), paused)
 
 
