@@ -415,10 +415,10 @@ class Preview(Document, frozen=True):
       their ends.
     * `removed`: Partitions that would be removed at once, with what they hold.
     * `unassigned`: Partitions that would have no owner.
-    * `staying`: Partitions that would stay with a draining flow, as no other may take them. It gives
-      them back when it leaves.
-    * `interrupted`: Partitions that an owner would lose without having released them. The next owner
-      reads their messages in progress again.
+    * `staying`: Partitions that would stay with a draining flow, as no other may take them. It
+      gives them back when it leaves.
+    * `interrupted`: Partitions that an owner would lose without having released them. The next
+      owner reads their messages in progress again.
     * `paused`: Partitions that would be held still.
     * `resumed`: Partitions that would not be held still any more.
     * `flows`: The bound flows, in the order of binding.

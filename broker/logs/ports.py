@@ -376,8 +376,8 @@ class RangeLogs(Protocol):
     ) -> Sealing:
         """Seal a partition; two begin, the second with the hash `at`.
 
-        `dry_run`: nothing of it stays. `load`: where the keys of its last messages lie half on either side. Raises PartitionEnded
-        if it was split at another hash before, or merged.
+        `dry_run`: nothing of it stays. `load`: where the keys of its last messages lie half on
+        either side. Raises PartitionEnded if it was split at another hash before, or merged.
         """
         ...
 
