@@ -414,7 +414,7 @@ class Preview(Document, frozen=True):
     * `retiring`: Partitions that would take no more messages, and be removed once they are read to
       their ends.
     * `removed`: Partitions that would be removed at once, with what they hold.
-    * `unassigned`: Partitions that would have no owner.
+    * `unassigned`: Partitions that would have no owner, and have one now or begin.
     * `staying`: Partitions that would stay with a draining flow, as no other may take them. It
       gives them back when it leaves.
     * `interrupted`: Partitions that an owner would lose without having released them. The next

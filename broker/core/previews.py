@@ -28,6 +28,7 @@ class Owned(NamedTuple):
     partitions."""
 
     owners: dict[int, str | None]
+    unassigned: frozenset[int]
     retiring: frozenset[int]
     paused: frozenset[int]
 
@@ -145,7 +146,7 @@ class Thought:
             added=tuple(sorted(after.owners.keys() - before.owners.keys())),
             retiring=tuple(sorted(after.retiring - before.retiring)),
             removed=tuple(sorted(before.owners.keys() - after.owners.keys())),
-            unassigned=tuple(sorted(queue.unassigned)),
+            unassigned=tuple(sorted(queue.unassigned.keys() - before.unassigned)),
             staying=tuple(sorted(staying)),
             interrupted=tuple(sorted(self._interrupted)),
             paused=tuple(sorted(paused - before.paused)),
@@ -164,7 +165,7 @@ def _owners(queue: Queue) -> dict[int, str | None]:
 def _seen(queue: Queue) -> Owned:
     owners = _owners(queue)
     paused = frozenset(filter(queue.pauses.holding, owners))
-    return Owned(owners, frozenset(queue.retiring), paused)
+    return Owned(owners, frozenset(queue.unassigned), frozenset(queue.retiring), paused)
 
 
 def _settings(queue: Queue) -> dict[str, Any]:

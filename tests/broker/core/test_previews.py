@@ -142,9 +142,10 @@ def outcome(world: World, call: c.Command) -> dict[str, Any]:
         "added": sorted(has.keys() - had.keys()),
         "removed": sorted(had.keys() - has.keys()),
         "retiring": sorted(world.queue.retiring - retiring),
-        "unassigned": [n for n, owner in has.items() if owner is None],
+        "unassigned": [n for n, owner in has.items() if owner is None and had.get(n, "new")],
         "flows": {
-            f: (n, len(world.owned(f)) if f in world.queue.flows else None) for f, n in counts.items()
+            f: (n, len(world.owned(f)) if f in world.queue.flows else None)
+            for f, n in counts.items()
         },
         "paused": sorted(now_held - held),
         "resumed": sorted((held - now_held) & has.keys()),
