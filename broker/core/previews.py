@@ -103,7 +103,11 @@ class Thought:
         """What follows until the queue is at rest."""
         queue, now, revision = self.queue, self.now, -1
         while queue.revision != revision:
-            revision = queue.revision
+            revision, due = queue.revision, queue.next_deadline()
+            if due is not None and due <= self.now:
+                # Who has no time to release at all is forced.
+                self._decide(c.Advance())
+                yield
             for command in _said(queue):
                 decide(queue, command, self.now)
                 yield

@@ -60,8 +60,8 @@ def preview_lines(preview: Preview) -> Iterator[str]:
             yield f"{_partitions(numbers)} {told}"
     yield from _moves(preview)
     for one in preview.settings:
-        before, after = setting_text(one.before), setting_text(one.after)
-        yield f"{one.name.replace('_', ' ')}: {before} → {after}"
+        change = f"{setting_text(one.before)} → {setting_text(one.after)}"
+        yield f"{one.name.replace('_', ' ')}: {change}"
     for kind, count in sorted(preview.conditions.items()):
         yield f"condition {kind.replace('_', ' ')}: {count:,}"
     if preview.followers:

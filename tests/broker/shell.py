@@ -15,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from broker.calls import views
 from broker.calls.bound_flows import BoundFlow
+from broker.core.access import Caller
 from broker.core.queue import Queue
 from broker.replica.replica import Replica
 from broker.service import Calls
@@ -107,10 +108,14 @@ class ReplicaCalls:
         self.wait_update = _on(flow, calls.updates.wait)
 
     async def change_queue(
-        self, name: str, changes: Mapping[str, object], discard: bool
+        self,
+        name: str,
+        changes: Mapping[str, object],
+        discard: bool,
+        caller: Caller | None = None,
     ) -> wire.Queue:
         """The queue after the change."""
-        changed = await self.calls.queues.change(name, changes, discard)
+        changed = await self.calls.queues.change(name, changes, discard, caller)
         assert isinstance(changed, wire.Queue)
         return changed
 

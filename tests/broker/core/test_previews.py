@@ -14,8 +14,10 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from broker.core import commands as c
+from broker.core import previews
 from broker.core.errors import BrokerError
 from broker.core.previews import Preview, Thought
+from broker.core.structures import Journal
 from tests.broker.core.oracle import snapshot
 from tests.broker.core.test_sequences import ASKS, QUOTAS, SETTINGS, STEPS, WHICH, Player
 from tests.broker.core.world import World
@@ -100,6 +102,7 @@ def paused(world: World) -> set[int]:
 def obey(world: World) -> None:
     """All flows do what they are told, and the holddown ends, until nothing is left to do."""
     for _ in range(1000):
+        world.advance()
         on_their_way = world.on_their_way()
         for flow in list(world.queue.flows):
             revoked = [
@@ -176,7 +179,6 @@ def foreseen(found: Preview) -> dict[str, Any]:
 
 def foresees(world: World, call: c.Command) -> None:
     """Checks the preview of the call by doing it on a copy of the world."""
-    note(f"{world.now} {world.status}: {call}")
     try:
         said = foreseen(preview(world, call))
     except BrokerError as error:
@@ -208,4 +210,66 @@ def test_each_preview_equals_what_the_call_then_does(
     for step, drawn in steps:
         player.play(step)
         if (call := call_of(drawn, world)) is not None:
+            note(f"{world.now} {world.status}: {call}")
             foresees(world, call)
+
+
+def growing() -> World:
+    """Two flows with all partitions, and a third that is bound: it is about to warm up."""
+    world = World(6, checked=False)
+    world.bind("A")
+    world.bind("B", warmup=True)
+    world.advance(5)
+    obey(world)
+    world.bind("C", warmup=True)
+    return world
+
+
+@pytest.mark.parametrize("call", [c.Drain("A"), c.Change({"partition_count": 7})])
+@pytest.mark.parametrize("bug", ["nobody is ready", "no time passes", "nothing is taken back"])
+def test_a_planted_bug_is_seen(bug: str, call: c.Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    foresees(growing(), call)
+    match bug:
+        case "nobody is ready":
+            said = previews._said
+            deaf = lambda queue: [one for one in said(queue) if isinstance(one, c.Release)]  # noqa: E731
+            monkeypatch.setattr(previews, "_said", deaf)
+        case "no time passes":
+            monkeypatch.setattr(Thought, "_rest", lambda _: iter(()))
+        case "nothing is taken back":
+            monkeypatch.setattr(Journal, "undo", lambda _, __: None)
+    with pytest.raises(AssertionError):
+        foresees(growing(), call)
+
+
+def test_what_happens_anyway_is_told_apart() -> None:
+    world = growing()
+    found = preview(world, c.Drain("A"))
+    assert all(one.flow_id != "A" for one in found.moves)
+    # The third flow gets its share without the drain, too.
+    anyway = {one.partition: one.flow_id for one in found.moves if one.anyway}
+    obey(world)
+    assert anyway.items() <= owners(world).items()
+    assert anyway
+    assert not preview(world, c.RebalanceNow()).moves
+
+
+def test_what_is_lost_without_a_release_is_interrupted() -> None:
+    world = growing()
+    obey(world)
+    owned = world.owned("A")
+    assert preview(world, c.Unbind("A")).interrupted == tuple(owned)
+    assert preview(world, c.Drain("A")).interrupted == ()
+    assert preview(world, c.Change({"partition_count": 4}, True)).interrupted == (4, 5)
+    world.change(max_handoff_time=0.0)
+    assert preview(world, c.Drain("A")).interrupted == tuple(owned)
+
+
+def test_what_nobody_may_take_stays() -> None:
+    world = World(4, checked=False)
+    world.bind("A", at_once=True)
+    assert preview(world, c.Drain("A")).staying == (0, 1, 2, 3)
+    world.bind("B", max_partitions=1)
+    drained = preview(world, c.Drain("A"))
+    assert len(drained.staying) == 3
+    assert drained.flows == {"A": (4, 3), "B": (0, 1)}
