@@ -62,8 +62,8 @@ def preview_lines(preview: Preview) -> Iterator[str]:
     for one in preview.settings:
         change = f"{setting_text(one.before)} → {setting_text(one.after)}"
         yield f"{one.name.replace('_', ' ')}: {change}"
-    for kind, count in sorted(preview.conditions.items()):
-        yield f"condition {kind.replace('_', ' ')}: {count:,}"
+    for kind, number in sorted(preview.conditions.items()):
+        yield f"condition {kind.replace('_', ' ')}: {number:,}"
     if preview.followers:
         yield f"resized as well: {', '.join(preview.followers)}"
     if not preview.changes:
