@@ -20,7 +20,7 @@ from broker.calls.rendering import own_conditions, row_of
 from broker.calls.times import time_of
 from broker.core import commands as c
 from broker.core.errors import QueueNotFound
-from broker.core.previews import Preview, Thought
+from broker.core.previews import Foreseen, Thought
 from broker.core.queue import Queue
 from broker.logs.ports import Logs
 from broker.replica.coordinator import Coordinator
@@ -77,7 +77,7 @@ class PreviewCalls:
             queue = await self._copy(coordinator)
             existing = [*queue.existing()]
             flows = sorted(queue.flows.values(), key=lambda flow: flow.bind_number)
-            found = Preview(
+            found = Foreseen(
                 removed=tuple(one.number for one in existing),
                 interrupted=tuple(one.number for one in existing if one.owner is not None),
                 flows={flow.id: (len(flow.owned), None) for flow in flows},
@@ -113,7 +113,7 @@ class PreviewCalls:
 
 
 def _view(
-    queue: Queue, revision: int, found: Preview, clients: Mapping[str, str], lost: int | None
+    queue: Queue, revision: int, found: Foreseen, clients: Mapping[str, str], lost: int | None
 ) -> wire.Preview:
     """A preview as it is shown."""
     return wire.Preview(

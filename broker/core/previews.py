@@ -23,7 +23,7 @@ from broker.core.rebalancer import decide
 from broker.core.transitions import State
 
 
-class Owned(NamedTuple):
+class _Seen(NamedTuple):
     """What is seen of a queue at one time: owners by partition (None: none), and sets of
     partitions."""
 
@@ -33,7 +33,7 @@ class Owned(NamedTuple):
     paused: frozenset[int]
 
 
-class PreviewedMove(NamedTuple):
+class ForeseenMove(NamedTuple):
     """A partition has another owner at the end. `anyway`: it would have it without the call."""
 
     partition: int
@@ -43,7 +43,7 @@ class PreviewedMove(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Preview:
+class Foreseen:
     """What a call would do.
 
     `added`, `removed` and `retiring` are partitions that begin, end with what they hold, or end
@@ -53,7 +53,7 @@ class Preview:
     that follows begins.
     """
 
-    moves: tuple[PreviewedMove, ...] = ()
+    moves: tuple[ForeseenMove, ...] = ()
     added: tuple[int, ...] = ()
     retiring: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
@@ -130,22 +130,22 @@ class Thought:
 
     def _compared(
         self,
-        before: Owned,
+        before: _Seen,
         anyway: dict[int, str | None],
         paused: frozenset[int],
         owned: dict[str, int],
         settings: dict[str, Any],
-    ) -> Preview:
+    ) -> Foreseen:
         queue, after = self.queue, _seen(self.queue)
         moves = [
-            PreviewedMove(number, had, owner, number in anyway and had != anyway[number] == owner)
+            ForeseenMove(number, had, owner, number in anyway and had != anyway[number] == owner)
             for number, owner in after.owners.items()
             if owner != (had := before.owners.get(number))
         ]
         new = _settings(queue)
         now = {flow.id: len(flow.owned) for flow in queue.flows.values()}
         staying = [n for flow in queue.flows.values() if flow.draining for n in flow.owned]
-        return Preview(
+        return Foreseen(
             moves=tuple(moves),
             added=tuple(sorted(after.owners.keys() - before.owners.keys())),
             retiring=tuple(sorted(after.retiring - before.retiring)),
@@ -166,10 +166,10 @@ def _owners(queue: Queue) -> dict[int, str | None]:
     return {one.number: one.owner.id if one.owner else None for one in queue.existing()}
 
 
-def _seen(queue: Queue) -> Owned:
+def _seen(queue: Queue) -> _Seen:
     owners = _owners(queue)
     paused = frozenset(filter(queue.pauses.holding, owners))
-    return Owned(owners, frozenset(queue.unassigned), frozenset(queue.retiring), paused)
+    return _Seen(owners, frozenset(queue.unassigned), frozenset(queue.retiring), paused)
 
 
 def _settings(queue: Queue) -> dict[str, Any]:

@@ -79,8 +79,8 @@ def test_followers_of_others_are_not_named(secured: Guarded) -> None:
     admin = secured.key("admin", "team-a.*")
     with secured.http as http:
         for name in ("team-a.reader", "team-b.reader"):
-            body = {"name": name, "log": "builtin:team-a.log"}
-            made = http.post("/v1/queues", json=body, headers=bearer(secured.root))
+            new = {"name": name, "log": "builtin:team-a.log"}
+            made = http.post("/v1/queues", json=new, headers=bearer(secured.root))
             assert made.status_code == 201, made.text
         body = {"partition_count": 3}
         path = "/v1/queues/team-a.log?dry_run=true"

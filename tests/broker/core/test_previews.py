@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from broker.core import commands as c
 from broker.core import previews
 from broker.core.errors import BrokerError
-from broker.core.previews import Preview, Thought
+from broker.core.previews import Foreseen, Thought
 from broker.core.structures import Journal
 from tests.broker.core.oracle import snapshot
 from tests.broker.core.test_sequences import ASKS, QUOTAS, SETTINGS, STEPS, WHICH, Player
@@ -35,7 +35,7 @@ PROFILE = settings(
 )
 
 
-def preview(world: World, *commands: c.Command) -> Preview:
+def preview(world: World, *commands: c.Command) -> Foreseen:
     """What the commands would do now; the world stays as it is."""
     before = snapshot(world.queue)
     thought = Thought(deepcopy(world.queue), world.now)
@@ -161,7 +161,7 @@ def outcome(world: World, call: c.Command) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def foreseen(found: Preview) -> dict[str, Any]:
+def foreseen(found: Foreseen) -> dict[str, Any]:
     """The same of a preview."""
     return {
         "moves": {one.partition: (one.previous, one.flow_id) for one in found.moves},
