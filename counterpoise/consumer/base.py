@@ -161,7 +161,7 @@ class BaseConsumer:
         self._wake_reader, self._wake_settler, self._wake_keeper = Waking(), Waking(), Waking()
         self._retries = (
             RetryQueue(self._policy, url=url, token=token)
-            if isinstance(self._policy, Retry)
+            if isinstance(self._policy, Retry) and self._policy.queue is not None
             else None
         )
         self._lanes = Lanes(
@@ -224,18 +224,23 @@ class BaseConsumer:
         """Raise if there is no such order, or it does not go with the others."""
         if order not in ("partition", "key"):
             raise ValueError(f'order must be "partition" or "key", not {order!r}')
+        retry = on_poison if isinstance(on_poison, Retry) else None
         if order == "partition":
+            if retry is not None and retry.queue is None:
+                raise ValueError(
+                    "without a retry queue, Retry would keep all of a partition waiting: name one, "
+                    'Retry("queue", after_seconds=[…]), or give order="key"'
+                )
             return
         if each is None:
             raise ValueError(
                 'order="key" needs a handler of single messages (each=function): a batch or a loop '
                 "has the messages of a partition in their order"
             )
-        if isinstance(on_poison, Retry):
+        if retry is not None and retry.queue is not None:
             raise ValueError(
-                'order="key" goes with "halt", "quarantine" and DeadLetter, not with Retry: a '
-                "message that failed keeps nothing but its key waiting, so give attempts= and "
-                "backoff_seconds="
+                'order="key" needs no retry queue: a message that failed stays in its partition '
+                "and keeps only its key waiting. Give Retry(after_seconds=[…]) without a queue"
             )
 
     def _callback(self, function: F | None) -> F | None:

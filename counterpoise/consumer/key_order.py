@@ -16,7 +16,10 @@ docs/consumer.md, *Keys in parallel*.
 4. **While there are as many ranges as allowed, only the lowest message may begin.** To finish it
    adds no range. It is the first of its key by rule 1, so it can begin, and the bound ends nothing
    for ever.
-5. **What is dropped is read again from the position on**, once nothing is in hand. What is done
+5. **What failed stays.** It waits for its next attempt (after a pause, or a delay of `Retry`), and
+   only its key waits with it. The position stays before it, so nothing is stored elsewhere. The
+   count of its attempts is this owner's: it begins anew with the next one, and after a drop.
+6. **What is dropped is read again from the position on**, once nothing is in hand. What is done
    above is left out then, as it is by the next owner.
 
 Lanes guard it by their lock. Positions are whole numbers.
@@ -114,6 +117,13 @@ class KeyWindow:
 
     def _make_ready(self, one: Keyed) -> None:
         heappush(self._ready, (one.begin, one))
+
+    @property
+    def set_aside(self) -> int:
+        """How many messages wait to be tried again, or behind such a one of their key."""
+        # Any thread may ask.
+        keys = [one.message.key for _, _, one in self._paused]
+        return len(keys) + sum(len(self._behind.get(key, ())) for key in keys if key is not None)
 
     def may_begin(self, most_ranges: int) -> bool:
         """Whether a message may begin while at most so many ranges are wanted (rule 4)."""

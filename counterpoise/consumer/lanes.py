@@ -135,6 +135,8 @@ class Lane:
     failure: Failure | None = None
     not_before: float = 0.0
     quarantined: bool = False
+    # In key order: it is known that a bound is full behind a message that is to be tried again.
+    is_full: bool = False
     # Since when the log has ended before the next position to read.
     ahead_since: float | None = None
     # What is set aside of it; None without delayed redelivery, and before it is loaded.
@@ -176,7 +178,9 @@ class Lane:
 
     @property
     def set_aside(self) -> int:
-        """How many of its messages are set aside, as far as known."""
+        """How many of its messages wait to be tried again, or behind such a one."""
+        if self.window is not None:
+            return self.window.set_aside
         return 0 if self.redelivery is None else self.redelivery.count
 
     def load(self) -> None:
@@ -377,7 +381,8 @@ class Lanes:
             self._wake_settler()
 
     def _hold_back(self, lane: Lane) -> None:
-        lane.grant.holds_back = lane.loading or lane.set_aside > 0
+        table = lane.redelivery
+        lane.grant.holds_back = lane.loading or (table is not None and table.count > 0)
 
     def may_set_aside(self, lane: Lane, size_bytes: int) -> bool:
         """Whether memory has room for one more message of this size that is set aside."""
@@ -737,6 +742,28 @@ class Lanes:
                     lane.not_before = 0.0
                     self._stand(lane)
             return min(pausing, default=None)
+
+    def filled(self) -> list[Lane]:
+        """The lanes in key order that have come to wait for a message that is to be tried again,
+        because a bound is full: nothing else of them may begin, and nothing more is read.
+        """
+        if not self._by_key:
+            return []
+        with self._changed:
+            filled = []
+            for lane in self._lanes.values():
+                window, was_full = lane.window, lane.is_full
+                lane.is_full = (
+                    window is not None
+                    and window.set_aside > 0
+                    and lane.grant.open
+                    and not (lane.in_hand or self.closed)
+                    and not window.may_begin(self._most_ranges())
+                    and (len(window.above) >= self._most_ranges() or not self._wants(lane))
+                )
+                if lane.is_full and not was_full:
+                    filled.append(lane)
+            return filled
 
     def pause(self, paused: bool) -> None:
         """Begin no message at all, or continue."""

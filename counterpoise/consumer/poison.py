@@ -18,7 +18,8 @@ Then:
 
 - **retry**: the message is set aside and tried again after each of some delays, while the other
   keys of its partition continue, and later messages of its key wait behind it. After the last
-  delay one of the policies above decides (`counterpoise.consumer.redelivery`).
+  delay one of the policies above decides (`counterpoise.consumer.redelivery`). In key order it
+  stays in its window instead (`counterpoise.consumer.key_order`), and needs no retry queue.
 
 A message that cannot be stored as a dead letter is not passed. If the error can be temporary (the
 service or the log is unavailable), storing is tried again as long as the partition is owned.
@@ -159,9 +160,10 @@ class Retry:
     """Set a failed message aside in `queue`, try it again after each delay, then decide by `then`.
 
     `queue`: the retry queue, a queue of its own, which all consumers with this policy use and
-    nobody else; it may have any log but theirs, and any number of partitions. `after_seconds`: the
-    delays, each from the failure before; the message is tried once after each. `then`: a policy for
-    a message that fails after the last one, "quarantine" if none is given. `url`: of the retry
+    nobody else; it may have any log but theirs, and any number of partitions. Without one, for
+    consumers with `order="key"`: the message stays uncommitted in its partition. `after_seconds`:
+    the delays, each from the failure before; the message is tried once after each. `then`: a policy
+    for a message that fails after the last one, "quarantine" if none is given. `url`: of the retry
     queue's service, by default the consumer's own. `token`: the key that publishes to it, by
     default the consumer's; binding and reading use the consumer's. `log_url` replaces the access to
     its log that the service gives.
@@ -169,7 +171,7 @@ class Retry:
 
     def __init__(
         self,
-        queue: str,
+        queue: str | None = None,
         *,
         after_seconds: Sequence[float],
         then: LastPolicy = "quarantine",
@@ -188,7 +190,12 @@ class Retry:
             raise ValueError(
                 f'then must be "halt", "quarantine" or DeadLetter("queue"), not {then!r}'
             )
-        check_queue(queue)
+        if queue is not None:
+            check_queue(queue)
+        elif (url, token, log_url) != (None, None, None):
+            raise ValueError(
+                "url, token and log_url are of a retry queue: name it, or none of them"
+            )
         _check_place(url, token)
         self.queue = queue
         self.after_seconds = tuple(map(float, delays))
@@ -199,18 +206,19 @@ class Retry:
         """As `DeadLetter.check`, of the retry queue and of `then`; also that the retry queue has a
         log of its own and may be published to (`Forbidden`).
         """
-        retries = QueueAt(self.queue, self.url or url, token)
-        refuse_same(
-            f"what {queue!r} sets aside would come back to it: name another queue",
-            retries,
-            QueueAt(queue, url, token),
-        )
-        with Client(retries.url, token=self.token or token) as client:
-            client.log_access(self.queue, "publish")
+        retries = self.queue and QueueAt(self.queue, self.url or url, token)
+        if retries:
+            refuse_same(
+                f"what {queue!r} sets aside would come back to it: name another queue",
+                retries,
+                QueueAt(queue, url, token),
+            )
+            with Client(retries.url, token=self.token or token) as client:
+                client.log_access(retries.queue, "publish")
         then = self.then
         if isinstance(then, DeadLetter):
             then = then.check(queue, url, token)
-            if isinstance(then.to, str):
+            if retries and isinstance(then.to, str):
                 refuse_same(
                     f"{self.queue!r} has what is set aside: name another queue for letters",
                     QueueAt(then.to, then._url, then._token),
@@ -221,7 +229,8 @@ class Retry:
         return bound
 
     def __repr__(self) -> str:
-        return f"Retry({self.queue!r}, after_seconds={self.after_seconds}, then={self.then!r})"
+        queue = "" if self.queue is None else f"{self.queue!r}, "
+        return f"Retry({queue}after_seconds={self.after_seconds}, then={self.then!r})"
 
 
 Policy: TypeAlias = LastPolicy | Retry

@@ -291,7 +291,8 @@ class RetryQueue:
 
     def __init__(self, policy: Retry, *, url: str | None, token: str | None) -> None:
         """`url` and `token` are those of the consumer. The policy has been checked."""
-        self.policy = policy
+        assert policy.queue is not None, "of a policy without one the messages wait in their lanes"
+        self.policy, self.queue = policy, policy.queue
         self._url, self._token = policy.url or url, token
         self._delivery = Delivery(
             self._access,
@@ -301,11 +302,11 @@ class RetryQueue:
         )
         self._lock = threading.Lock()
         self._publisher, self._sequence = uuid.uuid4().hex, 0
-        self._reading = QueueReading(policy.queue, policy.log_url, CALL_SECONDS)
+        self._reading = QueueReading(self.queue, policy.log_url, CALL_SECONDS)
 
     def flow(self, **options: Any) -> Flow:
         """A flow of the retry queue, not bound yet."""
-        return Flow(self.policy.queue, url=self._url, token=self._token, **options)
+        return Flow(self.queue, url=self._url, token=self._token, **options)
 
     def write(
         self,
@@ -357,11 +358,9 @@ class RetryQueue:
             self._client(self._token) as client,
             self._reading.opened(client) as log,
         ):
-            positions = {
-                one.partition: one.position for one in client.partitions(self.policy.queue)
-            }
+            positions = {one.partition: one.position for one in client.partitions(self.queue)}
             bounds = log.bounds([*positions])
-            records = Records(self.policy.queue, wanted or (lambda _: False))
+            records = Records(self.queue, wanted or (lambda _: False))
             for some in rows(log, positions, bounds):
                 if stop():
                     return None
@@ -375,7 +374,7 @@ class RetryQueue:
 
     def _access(self, refused: bool) -> LogView:
         with reached_before(), self._client(self.policy.token or self._token) as client:
-            return client.log_access(self.policy.queue, "publish", refused=refused)
+            return client.log_access(self.queue, "publish", refused=refused)
 
     def _client(self, token: str | None) -> Client:
         return Client(self._url, token=token, timeout_seconds=CALL_SECONDS)

@@ -120,6 +120,16 @@ class Settler:
         else:
             self.settle()
         self._report()
+        for lane in self._lanes.filled():
+            logger.error(
+                "queue %s: partition %d epoch %d waits at %s for a message that is tried again: "
+                "%d messages, and those done above it, are as many as memory may have",
+                self._flow.queue,
+                lane.partition,
+                lane.epoch,
+                lane.position,
+                lane.waiting_messages,
+            )
 
     def _wait_seconds(self) -> float:
         now = lease_time()

@@ -139,8 +139,16 @@ class Rules:
     on_quarantined: Callable[[int, Failure], Any] | None
     # Called when an error must end the consumer.
     halt: Callable[[BaseException], None]
-    # With the policy `Retry`.
+    # With the policy `Retry`, but not in key order.
     retries: RetryQueue | None = None
+
+    @property
+    def tries(self) -> int:
+        """How often the handler gets a message before the policy decides."""
+        policy = self.policy
+        if isinstance(policy, Retry) and policy.queue is None:
+            return self.attempts + len(policy.after_seconds)
+        return self.attempts
 
 
 class Worker:
@@ -298,7 +306,7 @@ class Worker:
         if self._must_wait(lane, message.key, message.position):
             return (yield from self._set_aside(lane, message))
         failure = tried.failure
-        if failure is None or failure.attempts < self._rules.attempts:
+        if failure is None or failure.attempts < self._rules.tries:
             try:
                 yield Invoke(each, (message,))
             except Exception as error:
@@ -388,10 +396,23 @@ class Worker:
                 "%s: attempt %d failed: %s", place, failure.attempts, described(failure.error)
             )
             return lease_time() + self._backoff(failure.attempts)
-        if isinstance(rules.policy, Retry):
-            return (yield from self._set_aside(lane, message, failure))
+        policy: Policy = rules.policy
+        if isinstance(policy, Retry):
+            if policy.queue is not None:
+                return (yield from self._set_aside(lane, message, failure))
+            if failure.attempts < rules.tries:
+                delay = policy.after_seconds[failure.attempts - rules.attempts]
+                logger.warning(
+                    "%s: attempt %d failed, tried again in %g s, and its key waits: %s",
+                    place,
+                    failure.attempts,
+                    delay,
+                    described(failure.error),
+                )
+                return lease_time() + delay
+            policy = policy.then
         on_halt = "neither it nor what follows it in this partition is committed"
-        return (yield from self._decide(rules.policy, lane, failure, message, on_halt, tried))
+        return (yield from self._decide(policy, lane, failure, message, on_halt, tried))
 
     def _decide(
         self,

@@ -74,6 +74,11 @@ class Lane:
             else:
                 text = f"{what}, after {last} in epoch {other}, gracefully"
             found.append(Violation(4, text, DUPLICATE if again else ORDER))
+        self.note(epoch, position)
+        return found
+
+    def note(self, epoch: int, position: int) -> None:
+        """The message was handled, in whatever order."""
         self.last[epoch] = position
         self.newest = max(self.newest, epoch)
         self.times += 1
@@ -81,7 +86,6 @@ class Lane:
         while self.prefix in self._beyond:
             self._beyond.remove(self.prefix)
             self.prefix += 1
-        return found
 
     def trimmed(self, first: int) -> None:
         """The log keeps nothing below `first`."""
@@ -123,6 +127,10 @@ class Keys:
     def discard(self, place: Place) -> None:
         """The message need not be handled."""
         self._pass(place)
+
+    def key_of(self, place: Place) -> Hashable | None:
+        """The key of the message; None: it has none."""
+        return self._keys[place][0] if place in self._keys else None
 
     def handled(self, place: Place) -> list[Violation]:
         """The message was handled. Messages that were not published are no matter of this rule."""

@@ -5,7 +5,7 @@ The rules of one partition (`hands.py`) and of the queue (`queues.py`) read it.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,12 +18,15 @@ from tests.simulation.order import Order
 # Partitions that are over, and those that take no part in the balance.
 OVER = ("finished", "removed")
 APART = ("waiting", *OVER)
+# Partitions that are handed off.
+MOVING = ("warming", "revoking")
 
 
 @dataclass(slots=True)
 class Transaction:
     """The changes of one transaction. `positions` of these partitions, after it; `reset`: the
-    partitions among them whose position an administrator has set. `children`: new partitions of a
+    partitions among them whose position an administrator has set; `above`: what is processed above
+    the positions. `children`: new partitions of a
     dynamic queue with their keys and the keys of their parents; `removed`: those that are gone.
     """
 
@@ -38,6 +41,7 @@ class Transaction:
     reset: Collection[int]
     children: Mapping[int, tuple[str, Sequence[str]]] = field(default_factory=dict)
     removed: Collection[int] = ()
+    above: Mapping[int, str | None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -113,12 +117,12 @@ class Account:
         """Whether each partition that takes part has an owner that takes."""
         takers = [id for id, row in self.flows.items() if takes(row)]
         rows = (row for row in self.partitions.values() if row.state not in APART)
-        return not takers or all(row.owner in takers for row in rows)
+        return not takers or self.is_full() or all(row.owner in takers for row in rows)
 
     def balanced(self) -> bool:
         """*Balance*, counted from the rows."""
         takers = {id: 0 for id, row in self.flows.items() if takes(row)}
-        if not takers:
+        if not takers or self.is_full():
             return True
         for row in self.partitions.values():
             if row.state in APART:
@@ -130,8 +134,37 @@ class Account:
 
     def asks(self, takers: Collection[str]) -> balance.Asks | None:
         """What these flows were bound with; None if with nothing."""
-        asks = {id: balance.Ask(self.flows[id].weight) for id in takers}
+        rows = ((id, self.flows[id]) for id in takers)
+        asks = {id: balance.Ask(row.weight, self.most(row)) for id, row in rows}
         return None if all(ask == balance.Ask() for ask in asks.values()) else asks
+
+    def most(self, row: Any) -> int | None:
+        """How many partitions, or groups, a flow takes; None: any number."""
+        most = row.max_partitions
+        return None if most is None else most // self.queue["aligned"]
+
+    def over_capacity(self) -> int:
+        """How many partitions are more than all flows together take."""
+        asks = self.asks([id for id, row in self.flows.items() if takes(row)])
+        room, aligned = None if asks is None else balance.room(asks), self.queue["aligned"]
+        if not asks or room is None:
+            return 0
+        return max(0, self.queue["partition_count"] // aligned - room) * int(aligned)
+
+    def is_full(self) -> bool:
+        """Whether partitions are more than all flows take, and each has all that it takes."""
+        if not self.over_capacity():
+            return False
+        has = self.loads(self.partitions.values())
+        return all(has[id] >= (self.most(row) or 0) for id, row in self.flows.items() if takes(row))
+
+    def loads(self, rows: Iterable[Any]) -> Counter[str]:
+        """How many of these partitions, or groups, count for each flow."""
+        return Counter(
+            row.successor if row.state in MOVING else row.owner
+            for row in rows
+            if row.state not in APART and not row.retiring and self.leads(row.number)
+        )
 
     def only(self, takers: Collection[str]) -> str | None:
         """The flow that must own all partitions, if access is exclusive."""

@@ -15,7 +15,18 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tests.judge.violation import Violation
-from tests.simulation import budgets, groups, hands, lineage, order, pairs, pauses, queues
+from tests.simulation import (
+    above,
+    budgets,
+    groups,
+    hands,
+    lineage,
+    maxima,
+    order,
+    pairs,
+    pauses,
+    queues,
+)
 from tests.simulation.account import Transaction, back
 from tests.simulation.ending import Ending
 from tests.simulation.progress import Progress
@@ -52,17 +63,25 @@ class Began:
     positions: Mapping[int, int]
     epochs: Mapping[int, int]
     transactions: int
+    # How often something was stored of each partition.
+    stored: Mapping[int, int]
 
 
 class Checker(Ending):
     """Watches one queue."""
 
     def __init__(
-        self, slack_seconds: float, pause_seconds: float, moves: int | None = None
+        self,
+        slack_seconds: float,
+        pause_seconds: float,
+        moves: int | None = None,
+        *,
+        by_key: bool = False,
     ) -> None:
         """`slack_seconds`: how late after a deadline an undisturbed service may act;
         `pause_seconds`: how long an undisturbed consumer may do nothing in a partition that has
-        messages; `moves`: the budget of a key, for each partition.
+        messages; `moves`: the budget of a key, for each partition; `by_key`: consumers work on
+        different keys of a partition at once.
         """
         super().__init__()
         self.slack_seconds = slack_seconds
@@ -70,6 +89,7 @@ class Checker(Ending):
         self.on_violation: Callable[[Violation], object] = lambda violation: None
         self._progress = Progress(pause_seconds)
         self._moves = moves
+        self.above = above.Above() if by_key else None
         self._told: set[tuple[str, int, int]] = set()
         # The end of the log when the queue was about to be created.
         self._ended: dict[int, int] = {}
@@ -107,8 +127,14 @@ class Checker(Ending):
 
     def discarded(self, partition: int) -> None:
         """For an administrator, all messages of the partition were discarded."""
-        lane = self.lanes[partition]
-        lane.discarded(lane.end)
+        self._drop(partition, self.lanes[partition].end)
+
+    def _drop(self, partition: int, end: int) -> None:
+        """No message below `end` has to be processed."""
+        self.lanes[partition].discarded(end)
+        if self.above is not None:
+            for position in range(end):
+                self.order.keys.discard((partition, position))
 
     @_told
     def trimmed(self, partition: int, first: int) -> None:
@@ -119,7 +145,8 @@ class Checker(Ending):
 
     def sent(self, *what: Any) -> None:
         """A client sent this: `release`, `finish`, `ready` with the flow, the partition and the
-        epoch, `position` with the position too, `unbind` with the flow.
+        epoch, `position` with the position too, `above` also with what is processed above it,
+        `unbind` with the flow.
         """
         self.said.add(what)
 
@@ -136,6 +163,10 @@ class Checker(Ending):
         what = f"{flow} begins with p{partition} message {position}"
         pauses.check_begun(self, flow, revision, partition, what)
 
+    def failed(self, partition: int) -> None:
+        """A message was tried in vain: its owner does something, and tries it again."""
+        self.lanes[partition].times += 1
+
     @_told
     def wrote(self, flow: str, partition: int, epoch: int, position: int) -> None:
         """A message has reached a sink."""
@@ -146,8 +177,12 @@ class Checker(Ending):
             raise Violation(1, f"{what}, which {owner or 'nobody'} owns")
         if lane.late(epoch) and not lane.excused(epoch, lane.newest):
             raise Violation(4, f"{what}, after epoch {lane.newest} had begun, gracefully")
-        for violation in lane.handled(epoch, position, lane.excused):
-            raise Violation(violation.promise, f"{flow} wrote p{partition} {violation.text}")
+        if self.above is not None:
+            self.above.check_written(self, partition, epoch, position, what)
+            lane.note(epoch, position)
+        else:
+            for violation in lane.handled(epoch, position, lane.excused):
+                raise Violation(violation.promise, f"{flow} wrote p{partition} {violation.text}")
         order.check_written(self, partition, position, what)
 
     # In the database
@@ -184,10 +219,18 @@ class Checker(Ending):
                 self.leases[flow_id] = now + self.flows[flow_id].lease_seconds
 
     @_told
-    def committed_positions(self, positions: Mapping[int, str | None]) -> None:
+    def committed_positions(
+        self, positions: Mapping[int, str | None], above: Mapping[int, str | None]
+    ) -> None:
         """Positions were committed, without a decision."""
         for number, position in positions.items():
-            self._move_to(number, position, self.partitions[number])
+            row = self.partitions[number]
+            self._move_to(number, position, row)
+            self._keep(number, above.get(number), row)
+
+    def _keep(self, number: int, text: str | None, row: Any) -> None:
+        if self.above is not None:
+            self.above.check_stored(self, number, self.positions.get(number, 0), text, row)
 
     @_told
     def committed(self, tx: Transaction) -> None:
@@ -204,9 +247,10 @@ class Checker(Ending):
             if not queue:
                 self._begin(number, position)
             elif number in tx.reset:
-                self._reset(number, position)
+                self._reset(number, position, tx.above.get(number))
             else:
                 self._move_to(number, position, old_partitions.get(number))
+                self._keep(number, tx.above.get(number), old_partitions.get(number))
         unfenced = set(tx.reset) - {row.number for row in tx.partitions}
         if unfenced:
             raise Violation(2, f"the positions of {sorted(unfenced)} were set within an epoch")
@@ -234,6 +278,7 @@ class Checker(Ending):
         queues.check_owners(self, tx)
         queues.check_status(self, tx, queue, old_partitions)
         pairs.check(self, tx, queue, old_partitions)
+        maxima.check(self, tx, queue, old_partitions)
         queues.check_handoffs(self, tx, queue, old_flows, old_partitions)
         queues.check_views(self)
         pauses.check_changed(self, tx, queue, old_partitions)
@@ -279,7 +324,9 @@ class Checker(Ending):
             text = f"p{number} begins at {new}, but its log ended at {self._ended.get(number, 0)}"
             raise Violation(3, f"{text} when the queue was asked for, and at {lane.end} then")
         self.positions[number] = new
-        lane.discarded(new)
+        self._drop(number, new)
+        if self.above is not None:
+            self.above.store(number, new, None)
 
     def _move_to(self, number: int, position: str | None, row: Any) -> None:
         old = self.positions.get(number, 0)
@@ -295,15 +342,19 @@ class Checker(Ending):
         if new > self.lanes[number].prefix:
             raise Violation(3, f"{how}, but {self.lanes[number].prefix} was not processed")
 
-    def _reset(self, number: int, position: str | None) -> None:
+    def _reset(self, number: int, position: str | None, above: str | None) -> None:
         new = 0 if position is None else int(position)
         if not self.asked.position(number, new):
             raise Violation(2, f"the position of p{number} was set to {new}, unasked")
         if new > self.lanes[number].prefix:
             processed = self.lanes[number].prefix
             raise Violation(3, f"p{number} was set to {new}, but {processed} was not processed")
+        if above is not None:
+            raise Violation(3, f"p{number} was set to {new}, and keeps {above} as done above it")
         self.positions[number] = new
         self.reset_by[number] = self.transactions
+        if self.above is not None:
+            self.above.store(number, new, None)
 
     @property
     def last_reset(self) -> int:
@@ -313,13 +364,17 @@ class Checker(Ending):
     def _own(self, row: Any) -> None:
         for violation in self.owners.claim(row.number, row.epoch, row.owner):
             raise violation
+        if self.above is not None:
+            self.above.own(row.number, row.epoch)
 
     # Answers of replicas
 
     def began(self) -> Began:
         """A replica begins to answer a call."""
         epochs = {number: row.epoch for number, row in self.partitions.items()}
-        return Began(dict(self.positions), epochs, self.transactions)
+        stored = {} if self.above is None else self.above.stored
+        count = {number: len(of) for number, of in stored.items()}
+        return Began(dict(self.positions), epochs, self.transactions, count)
 
     def _reset_since(self, number: int, began: Began) -> bool:
         return self.reset_by.get(number, 0) > began.transactions
@@ -343,20 +398,28 @@ class Checker(Ending):
                 least, most = began.positions.get(number, 0), self.positions.get(number, 0)
                 if not least <= position <= most:
                     raise Violation(3, f"{flow} was told p{number} at {position}, not {least}")
+            if self.above is not None and seen.state != "warming":
+                stored = position, seen.done_above
+                self.above.check_told(flow, number, stored, began.stored.get(number, 1))
         if told != view:
             raise Violation(5, f"{flow} was told {told} at revision {revision}, but it is {view}")
 
     @_told
     def answered(
-        self, kind: str, flow: str, item: tuple[int, int, int], result: Any, began: Began
+        self,
+        kind: str,
+        flow: str,
+        item: tuple[int, int, int, str | None],
+        result: Any,
+        began: Began,
     ) -> None:
         """A replica has answered an item of a commit, release, ready, or report of children.
 
-        `item`: partition, epoch, position (0: none).
+        `item`: partition, epoch, position (0: none), what is done above it.
         """
         if result.outcome != "ok":
             return
-        number, epoch, position = item
+        number, epoch, position, text = item
         row = self.partitions.get(number)
         what = f"{flow} was told that its {kind} of p{number} in epoch {epoch}"
         if kind == "commit":
@@ -365,6 +428,8 @@ class Checker(Ending):
             stored = self.positions.get(number, 0)
             if stored < position and not self._reset_since(number, began):
                 raise Violation(7, f"{what} at {position} is fine, but it is not stored")
+            if self.above is not None and not self._reset_since(number, began):
+                self.above.check_acknowledged(what, number, (position, text))
         elif (
             kind in ("release", "children")
             and row is not None

@@ -65,8 +65,8 @@ class Lane:
         return is_at(str(self.position), owned.cut)
 
 
-class Consumer(FlowShell):
-    """One application."""
+class Application(FlowShell):
+    """One application: what it has in common with others that work in another way."""
 
     def __init__(
         self,
@@ -84,18 +84,18 @@ class Consumer(FlowShell):
         trace: Callable[[str], None] | None,
     ) -> None:
         drift = config.drift
-        weight = config.weights[int(instance[1:]) % len(config.weights)]
+        place = int(instance[1:])
+        weight = config.weights[place % len(config.weights)]
+        most = config.maxima[place % len(config.maxima)]
         super().__init__(
-            *(name, instance, lease, warmup, weight, rng, loop, network, checker, queue, drift)
+            *(name, instance, lease, warmup, weight, most),
+            *(rng, loop, network, checker, queue, drift),
         )
         self.log, self.config, self.trace = log, config, trace
         # How much longer than usual its next messages take, and its next warm-ups.
         self.stubborn = self.cold = 0.0
-        self._lanes: dict[int, Lane] = {}
-        self._over: set[tuple[int, int]] = set()
         self._warming: set[tuple[int, int]] = set()
-        self._busy = self._poked = self._looks_again = False
-        self._bounds: Bounds | None = None
+        self._poked = False
         self._patient_until: float | None = None
 
     def changed(self) -> None:
@@ -104,6 +104,49 @@ class Consumer(FlowShell):
 
     def poke(self) -> None:
         """There may be something to do."""
+
+    def is_impatient(self) -> bool:
+        """Whether it has drained for so long that it waits for no successor."""
+        if self._patient_until is None:
+            self._patient_until = self.now() + PATIENCE_SECONDS
+            self.later(PATIENCE_SECONDS + 0.01, self.poke)
+        return self.now() > self._patient_until
+
+    # Warm-up
+
+    def _warm_up(self) -> None:
+        warming = {(number, warm.epoch) for number, warm in self.core.view.warming.items()}
+        for key in sorted(warming - self._warming):
+            took = 0.05 + 0.4 * self.rng.random() + self.cold
+            self.later(took, self._warm, key)
+        if warming - self._warming:
+            self.cold = 0.0
+        self._warming = warming
+
+    def _warm(self, key: tuple[int, int]) -> None:
+        number, epoch = key
+        if key not in self._warming or self.core.bound is None or self.core.error is not None:
+            return
+        self.checker.sent("ready", self.core.bound.flow_id, number, epoch)
+
+        def said(_outcome: Any, error: CounterpoiseError | None) -> None:
+            if error is not None:
+                self.later(0.2, self._warm, key)
+
+        self._run(programs.ready(self.core, number, epoch, timeout_seconds=CALL_SECONDS), said)
+
+
+class Consumer(Application):
+    """One application that works on a few messages of each of its partitions at a time."""
+
+    def __init__(self, *place: Any) -> None:
+        super().__init__(*place)
+        self._lanes: dict[int, Lane] = {}
+        self._over: set[tuple[int, int]] = set()
+        self._busy = self._looks_again = False
+        self._bounds: Bounds | None = None
+
+    def poke(self) -> None:
         if not self._busy and not self._poked:
             self._poked = True
             self.later(0.0, self._turn)
@@ -120,9 +163,7 @@ class Consumer(FlowShell):
             if not view.active:
                 self.leave()
                 return
-            if self._patient_until is None:
-                self._patient_until = self.now() + PATIENCE_SECONDS
-                self.later(PATIENCE_SECONDS + 0.01, self.poke)
+            self.is_impatient()
         items = self._to_release()
         if items:
             self._release(items)
@@ -376,26 +417,3 @@ class Consumer(FlowShell):
 
         fields = [item.fields for item in items]
         self._run(programs.commit(self.core, fields, timeout_seconds=CALL_SECONDS), committed)
-
-    # Warm-up
-
-    def _warm_up(self) -> None:
-        warming = {(number, warm.epoch) for number, warm in self.core.view.warming.items()}
-        for key in sorted(warming - self._warming):
-            took = 0.05 + 0.4 * self.rng.random() + self.cold
-            self.later(took, self._warm, key)
-        if warming - self._warming:
-            self.cold = 0.0
-        self._warming = warming
-
-    def _warm(self, key: tuple[int, int]) -> None:
-        number, epoch = key
-        if key not in self._warming or self.core.bound is None or self.core.error is not None:
-            return
-        self.checker.sent("ready", self.core.bound.flow_id, number, epoch)
-
-        def said(_outcome: Any, error: CounterpoiseError | None) -> None:
-            if error is not None:
-                self.later(0.2, self._warm, key)
-
-        self._run(programs.ready(self.core, number, epoch, timeout_seconds=CALL_SECONDS), said)

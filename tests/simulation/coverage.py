@@ -23,6 +23,7 @@ def expected() -> Iterator[str]:
     for kinds in (*ACTIONS.values(), *FAULTS.values(), *RESHAPING.values()):
         yield from (f"event {kind}" for kind in dict.fromkeys(kinds))
     yield from ("event join follower", "cuts of a follower")
+    yield from ("partitions over capacity", "work above at a grant")
     yield from ("outages", "outages before one commit", "stalled commits")
     yield from ("doubled", "answer flow_gone", "answer unavailable")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation import lineage, order
+from tests.simulation import lineage, maxima, order
 from tests.simulation.account import APART, Account, back
 
 # A pause that lasts longer is resumed.
@@ -46,9 +46,15 @@ class Ending(Account):
             return 9, "the queue is not balanced"
         if self.queue["pauses"]:
             return 10, f"paused are {sorted(self.queue['pauses'])}"
+        idle = maxima.unsettled(self)
+        if idle is not None:
+            return 9, idle
+        if self.over_capacity():
+            # The rest is settled when there is room for all of it.
+            return None
         for number, row in self.partitions.items():
-            if row.state not in APART and (row.retiring or row.owner is None):
-                return 9, f"p{number} is {'retiring' if row.retiring else row.state}"
+            if row.state not in APART and row.retiring:
+                return 9, f"p{number} is retiring"
         for number, lane in self.lanes.items():
             if lane.prefix < lane.end:
                 return 3, f"message {lane.prefix} of p{number} was not processed"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from broker.core.access import anybody
 from broker.service import Calls
 from tests.simulation.account import OVER
-from tests.simulation.consumers import Consumer
+from tests.simulation.consumers import Application
 from tests.simulation.ending import SOON_SECONDS
 from tests.simulation.plan import Event
 from tests.simulation.reshaping import Reshaping
@@ -35,7 +35,7 @@ class Happenings(Reshaping):
 
     # Consumers
 
-    def _one(self, who: int) -> Consumer | None:
+    def _one(self, who: int) -> Application | None:
         there = [one for one in self.world.consumers if not (one.dead or one.leaving or one.ended)]
         return there[who % len(there)] if there else None
 
@@ -128,7 +128,7 @@ class Happenings(Reshaping):
         rng = random.Random(salt)
         for _ in range(count):
             if self.world.log.count:
-                self.world.log.append(rng.randrange(self.world.log.count))
+                self.world.append(rng.randrange(self.world.log.count))
         for one in self.world.consumers:
             if not one.dead:
                 one.later(0.05, one.poke)

@@ -11,10 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.judge.violation import Violation
-from tests.simulation.account import Account, Transaction, takes
+from tests.simulation.account import MOVING, Account, Transaction, takes
 from tests.simulation.deadlines import ACCURACY, AHEAD_SECONDS
-
-MOVING = ("warming", "revoking")
 
 
 def begun(tx: Transaction, old_partitions: Mapping[int, Any]) -> list[Any]:
@@ -94,16 +92,20 @@ def _check_none_is_left(known: Account) -> None:
     if limited or queue["access_type"] == "exclusive" or queue["flows_before"] > count:
         return
     idle = [id for id, row in known.flows.items() if takes(row) and not _load(known, id, ())]
-    alike = {known.flows[id].weight for id in idle}
+    alike = {_asks(known.flows[id]) for id in idle}
     drained = [
         row.number
         for row in known.partitions.values()
         if row.state == "owned"
         and known.flows[row.owner].draining
-        and known.flows[row.owner].weight in alike
+        and _asks(known.flows[row.owner]) in alike
     ]
     if drained and idle:
         raise Violation(9, f"{idle} have nothing, and {drained} are of flows that drain")
+
+
+def _asks(row: Any) -> tuple[int, int | None]:
+    return row.weight, row.max_partitions
 
 
 def _load(known: Account, flow_id: str, but: Any) -> int:

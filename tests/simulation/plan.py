@@ -35,7 +35,8 @@ class Config:
     may meet another. `several`: so many flows that
     bind together are a crowd. `moves`: how much each key may take from others in `HOUR_SECONDS`;
     None: as much as they like. `followed`: a second queue reads the log. `aligned`: so many
-    partitions in a row have one owner. `weights`: those of consumers, in turn.
+    partitions in a row have one owner. `weights`, `maxima`: those of consumers, in turn.
+    `by_key`: consumers work on different keys of a partition at once.
     """
 
     replicas: int = 2
@@ -49,6 +50,8 @@ class Config:
     followed: bool = False
     aligned: int = 1
     weights: tuple[int, ...] = (1,)
+    maxima: tuple[int | None, ...] = (None,)
+    by_key: bool = False
 
     @property
     def reshapes(self) -> bool:
@@ -100,8 +103,11 @@ LEASES = (2.0, 3.0, 4.0, 6.0)
 # By less than the size of an outage, which goes unnoticed, or by far more.
 CLOCK_STEPS = (-3600.0, -3600.0, -60.0, -1.5, 1.5, 60.0, 3600.0)
 
-# Of 16 seeds one, in which consumers have weights.
+# Of 16 seeds one, in which consumers have weights, one, in which they have maxima, too, and one, in
+# which they work by key.
 WEIGHTED = 9
+LIMITED = 3
+BY_KEY = 14
 
 # What may go wrong, with weights; each run draws some of them.
 FAULTS: dict[str, tuple[str, ...]] = {
@@ -186,10 +192,14 @@ def draw(seed: int) -> Plan:
         pauses = random.Random(f"pauses of {seed}")
         count = pauses.choice((1, 2, 4))
         events += [_event(pauses, pauses.random() * length, "pause") for _ in range(count)]
-    if seed % 16 == WEIGHTED:
+    if seed % 16 in (WEIGHTED, LIMITED):
         weights = random.Random(f"weights of {seed}")
         drawn = tuple(weights.choice((1, 1, 2, 3, 10)) for _ in range(5))
         config = replace(config, weights=drawn)
+    if seed % 16 == BY_KEY:
+        config = replace(config, by_key=True)
+    if seed % 16 == LIMITED:
+        config, events = _limited(random.Random(f"maxima of {seed}"), config, events)
     if reshaping == "ordered":
         # As above.
         config, events = _followed(random.Random(f"followers of {seed}"), config, events)
@@ -264,6 +274,16 @@ def _aligned(config: Config, events: list[Event]) -> tuple[Config, list[Event]]:
         for event in events
     ]
     return replace(config, settings=settings, aligned=2), events
+
+
+def _limited(rng: random.Random, config: Config, events: list[Event]) -> tuple[Config, list[Event]]:
+    """The plan with maxima. An exclusive queue has none."""
+    drawn = tuple(rng.choice((1, 1, 2, 3, 5, None)) for _ in range(4))
+    maxima = tuple(most and most * config.aligned for most in drawn)
+    weights = config.weights if rng.random() < 0.3 else (1,)
+    settings = {**config.settings, "access_type": "non_exclusive"}
+    events = [event for event in events if event.kind != "access"]
+    return replace(config, settings=settings, weights=weights, maxima=maxima), events
 
 
 def _event(rng: random.Random, at: float, kind: str) -> Event:

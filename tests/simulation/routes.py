@@ -82,6 +82,7 @@ async def serve(calls: Calls, call: Call[Any], checker: Checker) -> Any:
             body["attempt"],
             KEYS[int(body["instance_id"][1:]) % len(KEYS)],
             weight=body.get("weight", 1),
+            max_partitions=body.get("max_partitions"),
         )
         checker.bound(bound.flow_id)
         checker.showed(bound.update, began)
@@ -110,7 +111,8 @@ async def serve(calls: Calls, call: Call[Any], checker: Checker) -> Any:
     for item, result in zip(items, done.results, strict=True):
         # Children that are reported before the end leave the owner what it is.
         kind = "commit" if verb == "children" and not item.get("finished") else verb
-        said = item["partition"], item["epoch"], int(item.get("position") or 0)
+        place = item["partition"], item["epoch"], int(item.get("position") or 0)
+        said = *place, item.get("done_above")
         checker.answered(kind, flow_id, said, result, began)
     assert done.update is not None
     checker.showed(done.update, began)

@@ -98,6 +98,7 @@ class Observed(Database):
                 commit.positions.keys(),
                 {number: (key, parents) for number, key, parents in commit.children},
                 sorted(commit.removed),
+                {number: stored.done_above.get(number) for number in positions},
             )
         )
         if self.on_handoffs and begins_handoffs(commit):
@@ -127,7 +128,8 @@ class Observed(Database):
             if stored is not None and item.partition in stored.positions:
                 position = stored.positions[item.partition][0]
                 checker = self._watched[item.queue_id]
-                checker.committed_positions({item.partition: position})
+                above = stored.done_above.get(item.partition)
+                checker.committed_positions({item.partition: position}, {item.partition: above})
         return results
 
 

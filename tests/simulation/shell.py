@@ -56,6 +56,7 @@ class FlowShell(Client):
         lease: float,
         warmup: bool,
         weight: int,
+        most: int | None,
         rng: random.Random,
         loop: VirtualLoop,
         network: Network,
@@ -70,6 +71,7 @@ class FlowShell(Client):
             FlowSettings(
                 *(queue, name, instance, lease, warmup),
                 weight=weight,
+                max_partitions=most,
                 binder=name,
                 timeout_seconds=5.0,
             )

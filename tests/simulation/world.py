@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
@@ -28,8 +28,9 @@ from broker.core.model import Settings
 from broker.core.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
 from broker.testing.loop import VirtualLoop
 from tests.judge.violation import Violation
+from tests.simulation.by_key import ByKey
 from tests.simulation.checker import Checker
-from tests.simulation.consumers import AT_ONCE, PATIENCE_SECONDS, Consumer
+from tests.simulation.consumers import AT_ONCE, PATIENCE_SECONDS, Application, Consumer
 from tests.simulation.groups import is_let_go
 from tests.simulation.happenings import RECOVER_SECONDS, Happenings
 from tests.simulation.network import Network
@@ -57,6 +58,9 @@ CALLS_SECONDS = 60.0
 NOTICED_SECONDS = 0.05
 # Messages of a topic that are published before its queue exists and while it is created.
 PUBLISHED_BEFORE = 60
+# Of a partition, where the order of keys is not kept between partitions. Some messages have none.
+KEYS_OF_ONE = (0, 0, 0, 1, 2, 3, None)
+KEYS = len(KEYS_OF_ONE)
 TICK_SECONDS = 0.25
 # An undisturbed consumer does something in each of its partitions at least so often; more rarely
 # where calls are so slow that some are given up.
@@ -88,7 +92,10 @@ class World:
         if latency >= GIVEN_UP_LATENCY:
             pause += GIVEN_UP_SECONDS
         names = (QUEUE, FOLLOWER) if config.followed else (QUEUE,)
-        self.checkers = {name: Checker(0.5 + 25 * latency, pause, config.moves) for name in names}
+        self.checkers = {
+            name: Checker(0.5 + 25 * latency, pause, config.moves, by_key=config.by_key)
+            for name in names
+        }
         for checker in self.checkers.values():
             checker.on_violation = loop.failures.append
         self.checker = self.checkers[QUEUE]
@@ -101,13 +108,17 @@ class World:
         self.ids = 0
         self.counts: Counter[str] = Counter()
         self.nodes: list[Node] = []
-        self.consumers: list[Consumer] = []
+        self.consumers: list[Application] = []
+        # Those of messages of queues that do not keep their order between partitions.
+        self.keys = random.Random(f"keys of messages of {plan.seed}")
         self.joined = self.published = 0
         self._finding = False
         self.publishers = [self.publisher(f"pub{number}") for number in range(2)]
         self.network = Network(self)
         self.happenings = Happenings(self)
         self.calm = False
+        # When a consumer was started last for what nobody else might take.
+        self.helped = 0.0
 
     # Transcript
 
@@ -188,6 +199,7 @@ class World:
             if seen != resets():
                 seen = resets()
                 quiet = min(loop.now, calm + CALLS_SECONDS)
+            quiet = max(quiet, self.helped)
             most = seconds + granted_seconds() - granted
             if loop.now > quiet + most:
                 promise, text = left
@@ -217,7 +229,12 @@ class World:
             await self.nodes[0].calls.queues.create(views.QueueSpec(FOLLOWER, **settings))
 
     def _publish_before(self) -> None:
-        self.log.append(self.rng.randrange(self.log.count))
+        self.append(self.rng.randrange(self.log.count))
+
+    def append(self, partition: int) -> None:
+        """A message is published, with a key of its partition if consumers work by key."""
+        key = self.keys.choice(KEYS_OF_ONE) if self.plan.config.by_key else None
+        self.log.append(partition, None if key is None else KEYS * partition + key)
 
     def _node(self, name: str) -> Node:
         rng = random.Random(hash((self.plan.seed, len(self.nodes), self.ids)))
@@ -276,12 +293,12 @@ class World:
         if self.trace is not None:
             self.trace("-- from here on nothing goes wrong --")
 
-    def _stays(self, consumer: Consumer) -> bool:
+    def _stays(self, consumer: Application) -> bool:
         gone = consumer.dead or consumer.leaving or consumer.core.status == "gone"
         instances = [one.instance for one in self.consumers if one is not consumer]
         return not (gone or consumer.core.view.draining or consumer.instance in instances)
 
-    def _of(self, queue: str) -> list[Consumer]:
+    def _of(self, queue: str) -> list[Application]:
         """The consumers of this queue."""
         return [consumer for consumer in self.consumers if consumer.queue == queue]
 
@@ -297,6 +314,12 @@ class World:
         if queue == QUEUE:
             self.happenings.resume_rest()
         left = checker.unsettled()
+        if left is None and checker.over_capacity():
+            # What an administrator does when all else is settled.
+            self.join(LEASE_SECONDS, False, queue=queue)
+            self.helped = self.loop.now
+            self.counts["partitions over capacity"] += 1
+            left = 9, "nobody takes more partitions"
         if left is not None:
             return left
         known = {}
@@ -322,10 +345,11 @@ class World:
 
     def join(
         self, lease: float, warmup: bool, instance: str | None = None, queue: str = QUEUE
-    ) -> Consumer:
+    ) -> Application:
         self.joined += 1
         name = f"c{self.joined}"
-        consumer = Consumer(
+        kind = ByKey if self.plan.config.by_key else Consumer
+        consumer = kind(
             name,
             instance or f"i{self.joined}",
             lease,
@@ -336,7 +360,8 @@ class World:
             self.log,
             self.checkers[queue],
             queue,
-            self.plan.config,
+            # Those that are started at the end take all that nobody may take.
+            replace(self.plan.config, maxima=(None,)) if self.calm else self.plan.config,
             self.trace,
         )
         self.consumers.append(consumer)
@@ -375,7 +400,7 @@ class World:
             self.nodes[self.nodes.index(node)] = self._node(node.name)
 
 
-def _works(one: Consumer) -> bool:
+def _works(one: Application) -> bool:
     """Whether it will process the remaining messages."""
     over = one.dead or one.leaving or one.core.status == "gone"
     return not over and not one.core.view.draining
@@ -419,6 +444,9 @@ def run(plan: Plan, *, recording: bool = False) -> Outcome:
     counts["transactions"] = world.checker.transactions
     counts["messages"] = sum(lane.end for lane in world.checker.lanes.values())
     counts["outages before one commit"] = world.checker.deadlines.several_outages
+    counts["work above at a grant"] = sum(
+        one.above.granted_with_some() for one in world.checkers.values() if one.above
+    )
     counts["steps"] = world.loop.steps
     counts["outages"] = len(world.database.outages)
     counts["virtual milliseconds"] = int(world.loop.now * 1000)

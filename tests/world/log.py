@@ -55,10 +55,14 @@ class Log:
         self.resized_from = 0
         self.cuts: dict[int, int] = {}
         self.ranges: DynamicRanges | None = None
+        # The hashes of keys, by partition and position.
+        self.keys: dict[tuple[int, int], int] = {}
 
     def append(self, partition: int, key: int | None = None) -> None:
         """Appends one message, routed with the partition count that the log knows."""
         if partition < self.count:
+            if key is not None:
+                self.keys[partition, self.ends.get(partition, 0)] = key
             self.ends[partition] = self.ends.get(partition, 0) + 1
             if self.watch is not None:
                 self.watch.published(partition, key)

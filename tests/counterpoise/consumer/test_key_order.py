@@ -153,6 +153,39 @@ def test_a_failed_message_keeps_only_its_key_waiting() -> None:
     assert [*take_all(lanes)] == [0]
 
 
+@pytest.mark.parametrize("by", ["messages", "ranges"])
+def test_a_lane_that_a_waiting_message_fills_is_told_once(by: str) -> None:
+    """Every other message is of one key, whose first one has failed."""
+    count, most = (4 * MOST_RANGES, 10**4) if by == "ranges" else (8, 4)
+    keys = ["away" if number % 2 == 0 else f"k{number}" for number in range(count)]
+    partition = Partition.of([*keys])
+    lanes = made(partition, max_messages=most)
+    failed = take(lanes)
+    assert failed is not None
+    lanes.finish(failed, handled=False, not_before=10.0)
+    (lane,) = lanes.snapshot()
+    assert lanes.filled() == []
+    while (piece := take(lanes)) is not None:
+        lanes.finish(piece, handled=True)
+        read(lanes, partition)
+    # Of the key all that was read: 0, 2 and 4, or every other one.
+    assert lane.set_aside == (3 if by == "messages" else count // 2)
+    assert lanes.filled() == [lane]
+    assert lanes.filled() == []
+    lanes.call_due(10.0)
+    assert lanes.filled() == []
+    (again,) = take_all(lanes).values()
+    lanes.finish(again, handled=False, not_before=20.0)
+    assert lanes.filled() == [lane]
+    # A key in quarantine is told in its own way.
+    lanes.call_due(20.0)
+    (again,) = take_all(lanes).values()
+    assert lanes.filled() == []
+    lanes.quarantine(lane, again.one)
+    lanes.finish(again, handled=False)
+    assert lanes.filled() == []
+
+
 def test_a_quarantined_key_stops_alone_until_it_is_resumed() -> None:
     lanes = made(Partition.of(["a", "b", "a", "b"]))
     taken = take_all(lanes)

@@ -183,7 +183,7 @@ def test_a_quarantine_stops_one_key(memory: MemoryService) -> None:
         memory.wait_until(lambda: len(handler.numbers) == 90 and told)
         assert one.status().quarantined == {0: "ValueError('poison')"}
         memory.wait_until(lambda: memory.client.queue("flights").conditions == {"quarantined": 1})
-        assert memory.committed("flights") == {0: "3"}
+        memory.wait_until(lambda: memory.committed("flights") == {0: "3"})
         healed.set()
         assert one.resume(0)
         memory.wait_until(lambda: len(handler.numbers) == 100)
@@ -203,6 +203,104 @@ def test_a_dead_letter_lets_its_key_go_on(memory: MemoryService) -> None:
     memory.run(consumer(memory, each, on_poison=policy, limit=100))
     assert letters == [*range(3, 100, 10)]
     assert memory.committed("flights") == {0: "100"}
+
+
+@pytest.mark.parametrize("then", ["halt", "quarantine", "letter"])
+@pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])
+def test_after_the_last_delay_the_policy_decides_for_the_key(
+    memory: MemoryService, kind: type[Consumer | AsyncConsumer], then: Any
+) -> None:
+    handler, tries, letters = Handler(), 0, list[int]()
+
+    def fails(message: Message) -> None:
+        nonlocal tries
+        if message.value == b"3":
+            tries += 1
+            raise ValueError("poison")
+        handler(message)
+
+    async def fails_in_a_task(message: Message) -> None:
+        fails(message)
+
+    def letter(message: Message, _: object) -> None:
+        letters.append(int(message.value))
+
+    async def letter_in_a_task(message: Message, failure: object) -> None:
+        letter(message, failure)
+
+    waits = kind is AsyncConsumer
+    to = letter_in_a_task if waits else letter
+    policy = Retry(after_seconds=[0.01, 0.02], then=DeadLetter(to) if then == "letter" else then)
+    one: Any = kind(
+        "flights",
+        each=fails_in_a_task if waits else fails,
+        url=memory.url,
+        order="key",
+        concurrency=16,
+        attempts=2,
+        backoff_seconds=0.01,
+        on_poison=policy,
+    )
+    if then == "halt":
+        with pytest.raises(ValueError, match="poison"):
+            memory.run(one)
+        assert handler.by_key["k3"] == []
+        assert stored(memory)[0] == "3"
+    else:
+        many, position = (99, "100") if then == "letter" else (90, "3")
+        with memory.running(one):
+            memory.wait_until(lambda: len(handler.numbers) == many)
+            memory.wait_until(lambda: letters == [3] or one.status().quarantined != {})
+            memory.wait_until(lambda: stored(memory)[0] == position)
+        assert handler.in_order
+    assert tries == 4
+
+
+def test_while_a_message_waits_for_its_next_attempt_only_its_key_does(
+    memory: MemoryService,
+) -> None:
+    failed = Handler()
+
+    def away(message: Message) -> None:
+        if message.value == b"3":
+            raise ConnectionError("away")
+        failed(message)
+
+    retry = Retry(after_seconds=[3600])
+    first = consumer(memory, away, on_poison=retry)
+    with memory.running(first):
+        memory.wait_until(lambda: len(failed.numbers) == 90)
+        assert failed.by_key["k3"] == []
+        assert first.set_aside == first.status().partitions[0].set_aside == 10
+        above = ",".join(["4+9", *["1+9"] * 8, "1+6"])
+        memory.wait_until(lambda: stored(memory) == ("3", above))
+        first.stop(now=True)
+    after = Handler()
+    # The next owner tries it at once, and nothing comes again.
+    memory.run(consumer(memory, after, on_poison=retry, limit=10))
+    assert after.numbers == [*range(3, 100, 10)]
+    assert memory.committed("flights") == {0: "100"}
+
+
+def test_a_partition_waits_for_an_attempt_when_its_bound_is_full(
+    memory: MemoryService, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler = Handler()
+
+    def away(message: Message) -> None:
+        if message.key == "k3":
+            raise ConnectionError("away")
+        handler(message)
+
+    one = consumer(memory, away, on_poison=Retry(after_seconds=[3600]), max_messages=4)
+    with memory.running(one):
+        memory.wait_until(lambda: "waits at 3 for a message that is tried again" in caplog.text)
+        # The messages 3, 13 and 23 are more than half of what memory may have.
+        assert handler.numbers == [n for n in range(handler.numbers[-1] + 1) if n % 10 != 3]
+        assert one.set_aside == 3
+        assert [
+            record.levelname for record in caplog.records if "waits at 3" in record.message
+        ] == ["ERROR"]
 
 
 def test_async_handlers_of_different_keys_run_at_once(memory: MemoryService) -> None:
@@ -237,8 +335,9 @@ def test_async_handlers_of_different_keys_run_at_once(memory: MemoryService) -> 
         ({"order": "key", "handle": print}, "single messages"),
         (
             {"order": "key", "each": print, "on_poison": Retry("later", after_seconds=[1])},
-            "not with Retry",
+            "no retry queue",
         ),
+        ({"each": print, "on_poison": Retry(after_seconds=[1])}, "without a retry queue"),
     ],
 )
 def test_what_does_not_go_with_key_order_is_refused(options: dict[str, Any], said: str) -> None:

@@ -15,6 +15,7 @@ from broker.core.transitions import (
     Status,
 )
 from tests.simulation.mutants import (
+    by_key,
     fencing,
     granting,
     pausing,
@@ -96,6 +97,12 @@ MUTANTS = {
         Mutant("owners are not told of a pause", pausing.owners_are_not_told),
         Mutant("a weight is forgotten at the bind", weighing.forgotten_when_bound),
         Mutant("by weight, a rebalance ends one step early", weighing.ends_one_step_early),
+        Mutant("a maximum is passed", weighing.maximum_is_passed_when_nobody_has_room),
+        Mutant("beyond a maximum nothing is shared", weighing.what_is_over_is_not_shared),
+        Mutant("a release forgets what is done above", by_key.release_forgets_what_is_above),
+        Mutant("the next owner does not see what is done above", by_key.next_owner_does_not_see_it),
+        Mutant("what is in work below is passed", by_key.position_of_the_last_done),
+        Mutant("two messages of a key at once", by_key.two_of_a_key_at_once),
         Mutant("a cut is taken before the lock", reshaping.cut_before_the_lock),
         Mutant("a publisher with the old count is accepted", reshaping.old_count_accepted),
         Mutant("gcd mistaken for min", reshaping.gcd_is_min),
