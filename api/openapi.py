@@ -80,7 +80,9 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
     )
     components = api["components"]
     answering = [route for route in described if route.document is not None]
-    references, schemas = schemas_of([wire.Problem, *(route.document for route in answering)])
+    references, schemas = schemas_of(
+        [wire.Problem, wire.Preview, *(route.document for route in answering)]
+    )
     components["schemas"] = dict(sorted((components["schemas"] | schemas).items()))
     components["responses"] = {}
     components["securitySchemes"] = {
@@ -106,11 +108,17 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
         for method in route.methods or ():
             operation = api["paths"][route.path_format][method.lower()]
             _describe(operation, route, components["responses"])
-    for route, reference in zip(answering, references[1:], strict=True):
+    for route, reference in zip(answering, references[2:], strict=True):
         for method in route.methods or ():
             responses = api["paths"][route.path_format][method.lower()]["responses"]
             answered = responses[str(route.status_code or 200)]
             answered["content"][MEDIA_TYPE]["schema"] = reference
+    for route in described:
+        for method in route.methods or () if route.previews else ():
+            responses = api["paths"][route.path_format][method.lower()]["responses"]
+            api["paths"][route.path_format][method.lower()]["responses"] = dict(
+                sorted(_with_preview(responses, references[1]).items())
+            )
     _share_parameters(api)
     _restore_examples(components["schemas"])
     _restore_whole_numbers(api)
@@ -142,6 +150,19 @@ def _describe(operation: dict[str, Any], route: Route, shared: dict[str, Any]) -
     shared["too_many_requests"] = problems.described(["too_many_requests"])
     operation["responses"]["429"] = {"$ref": "#/components/responses/too_many_requests"}
     operation["responses"] = dict(sorted(operation["responses"].items()))
+
+
+def _with_preview(responses: dict[str, Any], preview: dict[str, Any]) -> dict[str, Any]:
+    """The responses with that of a dry run."""
+    said = "With `dry_run=true`: what the call would do."
+    if "200" not in responses:
+        content = {MEDIA_TYPE: {"schema": preview}}
+        return {"200": {"description": said, "content": content}, **responses}
+    done = responses["200"]
+    done["description"] = f"{done['description']} {said}"
+    one = done["content"][MEDIA_TYPE]
+    one["schema"] = {"anyOf": [one["schema"], preview]}
+    return responses
 
 
 def _restore_examples(schemas: dict[str, Any]) -> None:

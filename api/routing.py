@@ -25,8 +25,9 @@ import contextlib
 import re
 import threading
 import warnings
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial, wraps
+from types import UnionType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Le
@@ -52,6 +53,7 @@ from broker.core.errors import Invalid, Unavailable
 from broker.replica.store_calls import Awaiter, answered
 from broker.service import Broker
 from broker.tasks import disregard
+from counterpoise import wire
 from counterpoise.wire import MOST_INT64, QUEUE_NAME_PATTERN
 
 T = TypeVar("T")
@@ -177,8 +179,10 @@ class Route(APIRoute):
     def _describe(self, endpoint: Callable[..., Any], options: dict[str, Any]) -> None:
         self.handler: Handler | None = vars(endpoint).get("handler")
         # FastAPI describes and writes other answers than documents.
-        self.document = _document(endpoint, options.pop("response_model", None))
-        if self.document is not None:
+        answers = _documents(endpoint, options.pop("response_model", None))
+        self.previews = wire.Preview in answers
+        self.document = next((one for one in answers if one is not wire.Preview), None)
+        if answers:
             endpoint = _answering(endpoint, options.get("status_code") or 200)
         found_by = self.path_regex
         super().__init__(self.path, endpoint, response_model=None, **options)
@@ -263,23 +267,26 @@ class Route(APIRoute):
             raise Invalid(f"Query parameter {name}: {message}", [(name, message)])
 
 
-def _document(endpoint: Callable[..., object], given: Any) -> Any:
-    """What the endpoint answers: the `response_model` of the route, or what the endpoint returns;
-    None if that is no document of `counterpoise.wire`.
+def _documents(endpoint: Callable[..., object], given: Any) -> Sequence[Any]:
+    """The documents of `counterpoise.wire` that the endpoint answers: the `response_model` of the
+    route, or what the endpoint returns.
     """
     if given is None or isinstance(given, DefaultPlaceholder):
         given = get_type_hints(endpoint).get("return")
-    found = get_origin(given) or given
-    return given if isinstance(found, type) and issubclass(found, Struct) else None
+    found = get_args(given) if isinstance(given, UnionType) else (given,)
+    kinds = [(get_origin(one) or one, one) for one in found]
+    return [one for kind, one in kinds if isinstance(kind, type) and issubclass(kind, Struct)]
 
 
 def _answering(endpoint: Callable[..., Any], status_code: int) -> Callable[..., Any]:
-    """The endpoint with the document that it returns as an answer."""
+    """The endpoint with the document that it returns as an answer. A preview is always a 200."""
 
     @wraps(endpoint)
-    async def answering(*args: Any, **given: Any) -> Response:
+    async def answering(*args: Any, **given: Any) -> Response | None:
         found = await endpoint(*args, **given)
-        return found if isinstance(found, Response) else answer(found, status_code)
+        if found is None or isinstance(found, Response):
+            return found
+        return answer(found, 200 if isinstance(found, wire.Preview) else status_code)
 
     return answering
 
@@ -335,6 +342,7 @@ def _true_or_false(value: object) -> object:
 
 
 Flag = Annotated[bool, BeforeValidator(_true_or_false)]
+DryRun = Annotated[Flag, Query(description="Change nothing, and say what the call would do.")]
 Limit = Annotated[
     int,
     Ge(1),

@@ -37,6 +37,7 @@ from broker.calls.monitoring import MonitoringCalls
 from broker.calls.pauses import PauseCalls
 from broker.calls.pins import PinCalls
 from broker.calls.positions import PositionCalls
+from broker.calls.previews import PreviewCalls
 from broker.calls.queues import QueueCalls
 from broker.calls.readers import LogReaders, Trims
 from broker.calls.updates import UpdateCalls
@@ -88,9 +89,10 @@ class Calls:
         replica.settle_cuts = cuts.settle
         self.keys = KeyCalls(access)
         self.key_administration = KeyAdministration(access)
-        self.queues = QueueCalls(access, logs, readers, cuts, trims)
-        self.pauses = PauseCalls(access)
-        self.pins = PinCalls(access)
+        previews = PreviewCalls(access, logs)
+        self.queues = QueueCalls(access, logs, readers, cuts, trims, previews)
+        self.pauses = PauseCalls(access, previews)
+        self.pins = PinCalls(access, previews)
         self.positions = PositionCalls(access, logs, cuts, trims)
         self.logs = LogCalls(access, logs, readers)
         self.log_upkeep = Upkeep(access, logs, readers, cuts, trims)
@@ -99,14 +101,14 @@ class Calls:
         self.measurements = MeasurementCalls(access, self.monitoring)
         self.mirrors = Mirrors(access, logs)
         self.growth = TopicGrowth(access, logs)
-        self.lineage = LineageCalls(access, logs, readers)
+        self.lineage = LineageCalls(access, logs, readers, previews)
         ends = LogEnds(access.store, logs)
         self.bound_flows = bound = BoundFlows(access)
         self.flow_views = views = FlowViews(access, bound)
         self.conditions = ConditionCalls(access, bound)
         self.updates = UpdateCalls(access, bound, views)
         self.commits = CommitCalls(access, bound, views, cuts, reach)
-        self.flows = FlowCalls(access, logs, bound, views, cuts, ends, reach, quota)
+        self.flows = FlowCalls(access, logs, bound, views, cuts, ends, reach, quota, previews)
 
 
 class Broker(Calls):

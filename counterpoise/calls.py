@@ -10,11 +10,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, overload
 from urllib.parse import quote, urlsplit
 from uuid import uuid4
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from counterpoise import wire
 from counterpoise.documents import Json, PartlyShown
@@ -139,6 +140,13 @@ def _nothing(_body: Any) -> None:
     return None
 
 
+def _preview_if(dry_run: bool, call: Call[Any]) -> Call[Any]:
+    """The call, or what asks for its preview."""
+    if not dry_run:
+        return call
+    return replace(call, parse=reader(wire.Preview), query={**call.query, "dry_run": "true"})
+
+
 def _segment(text: str) -> str:
     # HTTP clients remove a dot segment from the path.
     return quote(text, safe="").replace(".", "%2E") if set(text) == {"."} else quote(text, safe="")
@@ -206,18 +214,41 @@ def queue(name: str) -> Call[wire.Queue]:
     return Call("GET", queue_path(name), reader(wire.Queue))
 
 
-def change_queue(name: str, discard: bool = False, **settings: Any) -> Call[wire.Queue]:
+@overload
+def change_queue(
+    name: str, discard: bool = False, *, dry_run: Literal[False] = False, **settings: Any
+) -> Call[wire.Queue]: ...
+@overload
+def change_queue(
+    name: str, discard: bool = False, *, dry_run: Literal[True], **settings: Any
+) -> Call[wire.Preview]: ...
+def change_queue(
+    name: str, discard: bool = False, *, dry_run: bool = False, **settings: Any
+) -> Call[Any]:
     """Change settings; `partition_count` is the resize; `discard` removes surplus ones at once.
 
     Raises `Invalid`, `ResizeUnsettled`, `StateKept`.
     """
     query = {"discard": "true"} if discard else {}
-    return Call("PATCH", queue_path(name), reader(wire.Queue), query=query, body=settings)
+    return _preview_if(
+        dry_run, Call("PATCH", queue_path(name), reader(wire.Queue), query=query, body=settings)
+    )
 
 
-def delete_queue(name: str, force: bool = False) -> Call[None]:
+@overload
+def delete_queue(
+    name: str, force: bool = False, *, dry_run: Literal[False] = False
+) -> Call[None]: ...
+@overload
+def delete_queue(
+    name: str, force: bool = False, *, dry_run: Literal[True]
+) -> Call[wire.Preview]: ...
+def delete_queue(name: str, force: bool = False, *, dry_run: bool = False) -> Call[Any]:
     """Delete a queue. Raises `QueueInUse` while flows are bound, unless `force`."""
-    return Call("DELETE", queue_path(name), _nothing, query={"force": "true"} if force else {})
+    return _preview_if(
+        dry_run,
+        Call("DELETE", queue_path(name), _nothing, query={"force": "true"} if force else {}),
+    )
 
 
 def rebalance_status(name: str) -> Call[wire.RebalanceStatus]:
@@ -225,63 +256,154 @@ def rebalance_status(name: str) -> Call[wire.RebalanceStatus]:
     return Call("GET", queue_path(name, "/rebalance"), reader(wire.RebalanceStatus))
 
 
-def rebalance_now(name: str) -> Call[wire.RebalanceStatus]:
+@overload
+def rebalance_now(name: str, *, dry_run: Literal[False] = False) -> Call[wire.RebalanceStatus]: ...
+@overload
+def rebalance_now(name: str, *, dry_run: Literal[True]) -> Call[wire.Preview]: ...
+def rebalance_now(name: str, *, dry_run: bool = False) -> Call[Any]:
     """Rebalance at once, skipping the holddown."""
-    return Call("POST", queue_path(name, "/rebalance"), reader(wire.RebalanceStatus))
+    return _preview_if(
+        dry_run, Call("POST", queue_path(name, "/rebalance"), reader(wire.RebalanceStatus))
+    )
 
 
+@overload
 def pause_queue(
     name: str,
     until: datetime | None = None,
     seconds: float | None = None,
     reason: str | None = None,
-) -> Call[wire.PausedQueue]:
+    *,
+    dry_run: Literal[False] = False,
+) -> Call[wire.PausedQueue]: ...
+@overload
+def pause_queue(
+    name: str,
+    until: datetime | None = None,
+    seconds: float | None = None,
+    reason: str | None = None,
+    *,
+    dry_run: Literal[True],
+) -> Call[wire.Preview]: ...
+def pause_queue(
+    name: str,
+    until: datetime | None = None,
+    seconds: float | None = None,
+    reason: str | None = None,
+    *,
+    dry_run: bool = False,
+) -> Call[Any]:
     """Pause all partitions of a queue, until it is resumed.
 
     `until`, with a time zone, or `seconds` from now: when the pause ends by itself. Raises
     `Invalid`.
     """
-    return _pause(queue_path(name, "/pause"), until, seconds, reason)
+    return _preview_if(dry_run, _pause(queue_path(name, "/pause"), until, seconds, reason))
 
 
-def resume_queue(name: str) -> Call[wire.PausedQueue]:
+@overload
+def resume_queue(name: str, *, dry_run: Literal[False] = False) -> Call[wire.PausedQueue]: ...
+@overload
+def resume_queue(name: str, *, dry_run: Literal[True]) -> Call[wire.Preview]: ...
+def resume_queue(name: str, *, dry_run: bool = False) -> Call[Any]:
     """End the pause of the whole queue; partitions with a pause of their own stay paused."""
-    return Call("POST", queue_path(name, "/resume"), reader(wire.PausedQueue))
+    return _preview_if(dry_run, Call("POST", queue_path(name, "/resume"), reader(wire.PausedQueue)))
 
 
+@overload
 def pause_partition(
     name: str,
     partition: int,
     until: datetime | None = None,
     seconds: float | None = None,
     reason: str | None = None,
-) -> Call[wire.PausedQueue]:
+    *,
+    dry_run: Literal[False] = False,
+) -> Call[wire.PausedQueue]: ...
+@overload
+def pause_partition(
+    name: str,
+    partition: int,
+    until: datetime | None = None,
+    seconds: float | None = None,
+    reason: str | None = None,
+    *,
+    dry_run: Literal[True],
+) -> Call[wire.Preview]: ...
+def pause_partition(
+    name: str,
+    partition: int,
+    until: datetime | None = None,
+    seconds: float | None = None,
+    reason: str | None = None,
+    *,
+    dry_run: bool = False,
+) -> Call[Any]:
     """Pause one partition, whoever owns it; otherwise as `pause_queue`."""
-    return _pause(queue_path(name, f"/partitions/{partition}/pause"), until, seconds, reason)
+    return _preview_if(
+        dry_run, _pause(queue_path(name, f"/partitions/{partition}/pause"), until, seconds, reason)
+    )
 
 
-def resume_partition(name: str, partition: int) -> Call[wire.PausedQueue]:
+@overload
+def resume_partition(
+    name: str, partition: int, *, dry_run: Literal[False] = False
+) -> Call[wire.PausedQueue]: ...
+@overload
+def resume_partition(
+    name: str, partition: int, *, dry_run: Literal[True]
+) -> Call[wire.Preview]: ...
+def resume_partition(name: str, partition: int, *, dry_run: bool = False) -> Call[Any]:
     """End the pause of a partition; while the whole queue is paused it stays paused."""
     path = queue_path(name, f"/partitions/{partition}/resume")
-    return Call("POST", path, reader(wire.PausedQueue))
+    return _preview_if(dry_run, Call("POST", path, reader(wire.PausedQueue)))
 
 
+@overload
 def pin_partition(
-    name: str, partition: int, client_name: str, reason: str | None = None
-) -> Call[wire.PinnedQueue]:
+    name: str,
+    partition: int,
+    client_name: str,
+    reason: str | None = None,
+    *,
+    dry_run: Literal[False] = False,
+) -> Call[wire.PinnedQueue]: ...
+@overload
+def pin_partition(
+    name: str,
+    partition: int,
+    client_name: str,
+    reason: str | None = None,
+    *,
+    dry_run: Literal[True],
+) -> Call[wire.Preview]: ...
+def pin_partition(
+    name: str,
+    partition: int,
+    client_name: str,
+    reason: str | None = None,
+    *,
+    dry_run: bool = False,
+) -> Call[Any]:
     """Pin a partition to the consumer of this name; it moves there while that is bound.
 
     Raises `Invalid`.
     """
     path = queue_path(name, f"/partitions/{partition}/pin")
     body = {"client_name": client_name, **({} if reason is None else {"reason": reason})}
-    return Call("POST", path, reader(wire.PinnedQueue), body=body)
+    return _preview_if(dry_run, Call("POST", path, reader(wire.PinnedQueue), body=body))
 
 
-def unpin_partition(name: str, partition: int) -> Call[wire.PinnedQueue]:
+@overload
+def unpin_partition(
+    name: str, partition: int, *, dry_run: Literal[False] = False
+) -> Call[wire.PinnedQueue]: ...
+@overload
+def unpin_partition(name: str, partition: int, *, dry_run: Literal[True]) -> Call[wire.Preview]: ...
+def unpin_partition(name: str, partition: int, *, dry_run: bool = False) -> Call[Any]:
     """End the pin of a partition: it is balanced like others."""
     path = queue_path(name, f"/partitions/{partition}/unpin")
-    return Call("POST", path, reader(wire.PinnedQueue))
+    return _preview_if(dry_run, Call("POST", path, reader(wire.PinnedQueue)))
 
 
 def _pause(
@@ -433,12 +555,37 @@ def flow_path(queue: str, flow_id: str, rest: str = "") -> str:
     return queue_path(queue, f"/flows/{_segment(flow_id)}{rest}")
 
 
+@overload
 def unbind(
-    queue: str, flow_id: str, flow_token: str | None = None, reason: str | None = None
-) -> Call[None]:
+    queue: str,
+    flow_id: str,
+    flow_token: str | None = None,
+    reason: str | None = None,
+    *,
+    dry_run: Literal[False] = False,
+) -> Call[None]: ...
+@overload
+def unbind(
+    queue: str,
+    flow_id: str,
+    flow_token: str | None = None,
+    reason: str | None = None,
+    *,
+    dry_run: Literal[True],
+) -> Call[wire.Preview]: ...
+def unbind(
+    queue: str,
+    flow_id: str,
+    flow_token: str | None = None,
+    reason: str | None = None,
+    *,
+    dry_run: bool = False,
+) -> Call[Any]:
     """Unbind a flow; may be repeated. An administrator sends no token. `reason`: `driver_lost`."""
     query = {} if reason is None else {"reason": reason}
-    return Call("DELETE", flow_path(queue, flow_id), _nothing, query=query, token=flow_token)
+    return _preview_if(
+        dry_run, Call("DELETE", flow_path(queue, flow_id), _nothing, query=query, token=flow_token)
+    )
 
 
 def poll(
@@ -534,16 +681,42 @@ def ready(
     return results_call(queue, flow_id, flow_token, "ready", body, None)
 
 
+@overload
 def drain(
-    queue: str, flow_id: str, flow_token: str | None = None, timeout_seconds: float | None = None
-) -> Call[wire.Update]:
+    queue: str,
+    flow_id: str,
+    flow_token: str | None = None,
+    timeout_seconds: float | None = None,
+    *,
+    dry_run: Literal[False] = False,
+) -> Call[wire.Update]: ...
+@overload
+def drain(
+    queue: str,
+    flow_id: str,
+    flow_token: str | None = None,
+    timeout_seconds: float | None = None,
+    *,
+    dry_run: Literal[True],
+) -> Call[wire.Preview]: ...
+def drain(
+    queue: str,
+    flow_id: str,
+    flow_token: str | None = None,
+    timeout_seconds: float | None = None,
+    *,
+    dry_run: bool = False,
+) -> Call[Any]:
     """Begin to hand off all partitions of the flow. An administrator sends no token of it."""
-    return Call(
-        "POST",
-        flow_path(queue, flow_id, "/drain"),
-        reader(wire.Update),
-        body={} if timeout_seconds is None else {"timeout_seconds": timeout_seconds},
-        token=flow_token,
+    return _preview_if(
+        dry_run,
+        Call(
+            "POST",
+            flow_path(queue, flow_id, "/drain"),
+            reader(wire.Update),
+            body={} if timeout_seconds is None else {"timeout_seconds": timeout_seconds},
+            token=flow_token,
+        ),
     )
 
 
@@ -586,21 +759,45 @@ def graph(name: str, max_items: int | None = None) -> Listing[wire.LineageNode]:
     return listing(queue_path(name, "/lineage"), wire.LineageNode, max_items, {})
 
 
-def split_partition(queue: str, partition: int, at: str | None = None) -> Call[Json]:
+@overload
+def split_partition(
+    queue: str, partition: int, at: str | None = None, *, dry_run: Literal[False] = False
+) -> Call[Json]: ...
+@overload
+def split_partition(
+    queue: str, partition: int, at: str | None = None, *, dry_run: Literal[True]
+) -> Call[wire.Preview]: ...
+def split_partition(
+    queue: str, partition: int, at: str | None = None, *, dry_run: bool = False
+) -> Call[Any]:
     """Split a partition: `at` is `middle`, `load`, or a hash as eight hexadecimal digits."""
-    return Call(
-        "POST",
-        queue_path(queue, f"/partitions/{partition}/split"),
-        lambda answer: answer,
-        body={} if at is None else {"at": at},
+    return _preview_if(
+        dry_run,
+        Call(
+            "POST",
+            queue_path(queue, f"/partitions/{partition}/split"),
+            lambda answer: answer,
+            body={} if at is None else {"at": at},
+        ),
     )
 
 
-def merge_partitions(queue: str, partition: int, other: int) -> Call[Json]:
+@overload
+def merge_partitions(
+    queue: str, partition: int, other: int, *, dry_run: Literal[False] = False
+) -> Call[Json]: ...
+@overload
+def merge_partitions(
+    queue: str, partition: int, other: int, *, dry_run: Literal[True]
+) -> Call[wire.Preview]: ...
+def merge_partitions(queue: str, partition: int, other: int, *, dry_run: bool = False) -> Call[Any]:
     """Merge two partitions whose ranges lie side by side."""
-    return Call(
-        "POST",
-        queue_path(queue, f"/partitions/{partition}/merge"),
-        lambda answer: answer,
-        body={"with": other},
+    return _preview_if(
+        dry_run,
+        Call(
+            "POST",
+            queue_path(queue, f"/partitions/{partition}/merge"),
+            lambda answer: answer,
+            body={"with": other},
+        ),
     )

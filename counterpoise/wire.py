@@ -411,6 +411,104 @@ class Positions(Message, frozen=True):
     partitions: tuple[PositionSet, ...]
 
 
+class PreviewedMove(Message, frozen=True):
+    """A partition that would have another owner.
+
+    * `anyway`: It would have it without the call, too.
+    """
+
+    partition: PartitionNumber
+    from_flow: str | None = field(name="from")
+    to_flow: str | None = field(name="to")
+    anyway: bool
+
+
+class PreviewedFlow(Message, frozen=True):
+    """What a bound flow would own.
+
+    * `before`: The number of partitions that it owns now.
+    * `after`: The number that it would own. Null: it would be unbound.
+    """
+
+    flow_id: str
+    client_name: str
+    before: int
+    after: int | None
+
+
+class PreviewedSetting(Message, frozen=True):
+    """A setting that would have another value."""
+
+    name: Annotated[str, said("partition_count")]
+    before: int | float | bool | str | None
+    after: int | float | bool | str | None
+
+
+class Preview(Document, frozen=True):
+    """What a call would do, which it answers with `dry_run=true`.
+
+    Partitions are listed by number. What follows from the call is in it, up to the end of the
+    rebalance, if every owner releases at once and nobody binds or leaves meanwhile.
+
+    * `revision`: The revision of the queue that was looked at.
+    * `moves`: The partitions that would have another owner.
+    * `added`: Partitions that would begin.
+    * `retiring`: Partitions that would take no more messages, and be removed once they are read to
+      their ends.
+    * `removed`: Partitions that would be removed at once, with what they hold.
+    * `unassigned`: Partitions that would have no owner, and have one now or begin.
+    * `staying`: Partitions that would stay with a draining flow, as no other may take them. It
+      gives them back when it leaves.
+    * `interrupted`: Partitions that an owner would lose without having released them. The next
+      owner reads their messages in progress again.
+    * `paused`: Partitions that would be held still.
+    * `resumed`: Partitions that would not be held still any more.
+    * `pinned`: Partitions that would be pinned to another consumer than now.
+    * `unpinned`: Partitions that would not be pinned any more.
+    * `flows`: The bound flows, in the order of binding.
+    * `settings`: The settings that would change.
+    * `conditions`: The conditions of the queue that would arise or change, and their numbers.
+    * `holddown_until`: When the rebalance would begin. Null: at once, or not at all.
+    * `lost_messages`: The most messages that are not processed and would never be, because their
+      partitions or their log would be removed. Null: the log does not answer.
+    * `deletes_log`: Whether the queue's log would be deleted.
+    * `followers`: The queues that read the same log and would be resized with it, as far as the
+      caller may see them.
+    """
+
+    queue: QueueName
+    revision: int
+    moves: tuple[PreviewedMove, ...]
+    added: tuple[PartitionNumber, ...]
+    retiring: tuple[PartitionNumber, ...]
+    removed: tuple[PartitionNumber, ...]
+    unassigned: tuple[PartitionNumber, ...]
+    staying: tuple[PartitionNumber, ...]
+    interrupted: tuple[PartitionNumber, ...]
+    paused: tuple[PartitionNumber, ...]
+    resumed: tuple[PartitionNumber, ...]
+    pinned: tuple[PartitionNumber, ...]
+    unpinned: tuple[PartitionNumber, ...]
+    flows: tuple[PreviewedFlow, ...]
+    settings: tuple[PreviewedSetting, ...]
+    conditions: Annotated[Mapping[str, int], said({"over_capacity": 2})]
+    holddown_until: Time | None
+    lost_messages: int | None
+    deletes_log: bool
+    followers: tuple[QueueName, ...]
+
+    @property
+    def changes(self) -> bool:
+        """Whether the call would change anything."""
+        moved = any(not one.anyway for one in self.moves)
+        left = any(one.after is None for one in self.flows)
+        lists = (
+            *(self.added, self.retiring, self.removed, self.paused, self.resumed),
+            *(self.pinned, self.unpinned, self.settings),
+        )
+        return moved or left or self.deletes_log or any(lists)
+
+
 # ------------------------------------------------------------------ rebalances
 
 

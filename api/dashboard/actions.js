@@ -6,7 +6,7 @@
 
 import { call, pathOf } from "./calls.js";
 import { make } from "./dom.js";
-import { granted, handoffs, held } from "./plan.js";
+import { wouldDo } from "./foreseeing.js";
 import { number, plural } from "./words.js";
 
 /** A dialog that asks for values, shows a preview of them, and makes the call.
@@ -83,70 +83,53 @@ export function labelled(label, attributes) {
 }
 
 /** Changes the number of partitions. */
-export function resize(picture, needsKey) {
-  const { queue, flows, partitions } = picture;
-  const complete = partitions.length >= queue.operational_partition_count;
+export function resize({ queue }, needsKey) {
+  const path = pathOf(queue.name);
   ask({
     title: `Resize ${queue.name}`, button: "Resize", needsKey,
     fields: { count: labelled("Partitions", { type: "number", min: 1, max: 4096, value: queue.partition_count, required: "" }) },
-    preview: ({ count }) => {
-      const before = queue.partition_count;
+    preview: ({ count }, key) => {
       if (!Number.isInteger(count) || count < 1) return NOTHING("!Give a whole number from 1 on.");
-      if (count === before) return NOTHING("Nothing changes.");
-      const lines = [];
-      if (count > before) {
-        const { counts, draining } = held(flows, partitions);
-        const moves = handoffs(granted(counts, count - before), draining);
-        lines.push(`${plural(count - before, "new partition")}, granted at once.`);
-        if (complete) lines.push(moves ? `${plural(moves, "handoff")} of other partitions.` : "No partition that is owned moves.");
-      } else {
-        const { counts, draining } = held(flows, partitions, (each) => each.partition >= count);
-        lines.push(`Partitions ${count}–${before - 1} retire: their owners read them to the end, then they are removed. No message is lost.`);
-        const moves = handoffs(counts, draining);
-        if (complete) lines.push(moves ? `${plural(moves, "handoff")} of the partitions that stay.` : "No partition that stays moves.");
-      }
-      lines.push(queue.ordered_resize
+      if (count === queue.partition_count) return NOTHING("Nothing changes.");
+      const said = [queue.ordered_resize
         ? "The order of each key is kept: a partition waits until the older messages of its keys are processed."
-        : "!Keys move to other partitions: newer messages of a key may be processed before its older ones. Stop publishing first where that matters.");
-      return lines;
+        : "!Keys move to other partitions: newer messages of a key may be processed before its older ones. Stop publishing first where that matters."];
+      return wouldDo("PATCH", path, { content: { partition_count: count }, key, needsKey, said });
     },
-    act: ({ count }, key) => call("PATCH", pathOf(queue.name), { content: { partition_count: count }, key }),
+    act: ({ count }, key) => call("PATCH", path, { content: { partition_count: count }, key }),
   });
 }
 
 /** Rebalances without waiting for the end of the holddown, or for pairs. */
-export function rebalance({ queue, status, flows, partitions }, needsKey) {
+export function rebalance({ queue, status }, needsKey) {
+  const path = pathOf(queue.name) + "/rebalance";
   ask({
     title: `Rebalance ${queue.name} now`, button: "Rebalance", needsKey,
-    preview: () => {
-      const { counts, draining } = held(flows, partitions);
-      const moves = handoffs(counts, draining);
-      const free = partitions.filter((each) => each.state === "unassigned").length;
-      if (!counts.length) return NOTHING("No consumer is there to take a partition.");
-      const complete = partitions.length >= queue.operational_partition_count;
+    preview: (_, key) => {
       const inHolddown = status.holddown_until !== null;
-      const lines = [inHolddown ? "The holddown ends at once." : "No holddown is running.",
-        ...(free ? [`${plural(free, "partition")} without an owner ${free === 1 ? "is" : "are"} granted.`] : []),
-        moves ? `${plural(moves, "handoff")}, each within ${number(queue.max_handoff_time)} s.` : "The queue is balanced: no partition moves."];
-      return complete && !inHolddown && !free && !moves ? NOTHING(...lines) : lines;
+      const said = [inHolddown ? "The holddown ends at once." : "No holddown is running.",
+        `Each handoff takes at most ${number(queue.max_handoff_time)} s.`];
+      return wouldDo("POST", path, { key, needsKey, said, always: inHolddown });
     },
-    act: (_, key) => call("POST", pathOf(queue.name) + "/rebalance", { key }),
+    act: (_, key) => call("POST", path, { key }),
   });
 }
 
 /** Takes all partitions from one consumer, in order. */
 export function drain({ queue, flows, held: heldBy }, flow, needsKey) {
+  const path = `${pathOf(queue.name)}/flows/${flow.flow_id}/drain`;
   ask({
     title: `Drain ${flow.client_name}`, button: "Drain", needsKey,
-    preview: () => {
+    preview: (_, key) => {
       const mine = heldBy.get(flow.flow_id).length;
       const others = flows.filter((other) => other !== flow && !other.draining);
-      return [others.length
+      const said = [others.length
         ? `Its ${plural(mine, "partition")} go to ${plural(others.length, "other consumer")} after the holddown of ${number(queue.rebalance_delay)} s, each after its messages in work are committed.`
         : "!No other consumer is bound: it finishes its work and leaves, and its partitions wait for the next one.",
       "It then ends. This cannot be undone."];
+      return wouldDo("POST", path, { content: {}, key, needsKey, said, always: true });
     },
-    act: (_, key) => call("POST", `${pathOf(queue.name)}/flows/${flow.flow_id}/drain`, { content: {}, key }),
+    act: (_, key) => call("POST", path, { content: {}, key }),
   });
 }
 

@@ -1,4 +1,4 @@
-/** What a change would do to the assignment: the previews of administrative calls.
+/** How far an assignment is from balance: what a running rebalance has still to do.
  *
  *  The rules are those of the contract, *Balance*: shares differ by at most one, the larger shares go
  *  to the flows that hold most, and a rebalance makes as many handoffs as there are partitions above
@@ -22,22 +22,15 @@ export function handoffs(counts, draining = []) {
   return above;
 }
 
-/** The numbers of partitions after `more` new ones went one by one to the flow with the fewest. */
-export function granted(counts, more) {
-  const after = [...counts];
-  for (let left = after.length ? more : 0; left > 0; left -= 1) after[after.indexOf(Math.min(...after))] += 1;
-  return after;
-}
-
-/** What the assignment of a queue is, for previews: how many partitions each consumer holds, without
- *  retiring ones and without those of `without`. */
-export function held(flows, partitions, without = () => false) {
+/** What the assignment of a queue is: how many partitions each consumer holds, without retiring
+ *  ones. */
+export function held(flows, partitions) {
   const counts = new Map(flows.filter((flow) => !flow.draining).map((flow) => [flow.flow_id, 0]));
   const draining = new Map(flows.filter((flow) => flow.draining).map((flow) => [flow.flow_id, 0]));
   for (const each of partitions) {
     // A partition that is being handed off counts for its successor.
     const holder = each.successor ?? each.owner;
-    if (each.state === "retiring" || holder === null || without(each)) continue;
+    if (each.state === "retiring" || holder === null) continue;
     const of = counts.has(holder) ? counts : draining;
     if (of.has(holder)) of.set(holder, of.get(holder) + 1);
   }

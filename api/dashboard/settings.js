@@ -7,6 +7,7 @@
 
 import { ask, labelled, NOTHING } from "./actions.js";
 import { call, pathOf } from "./calls.js";
+import { wouldDo } from "./foreseeing.js";
 import { duration, number, plural } from "./words.js";
 
 const NAME = /^[A-Za-z0-9._-]{1,200}$/;
@@ -81,10 +82,12 @@ export function change({ queue }, needsKey) {
   ask({
     title: `Settings of ${queue.name}`, button: "Change", needsKey,
     fields: Object.fromEntries(names.map((name) => [name, field(name, queue[name])])),
-    preview: (values) => {
-      const { lines, wrong } = changesOf(queue, values);
+    preview: (values, key) => {
+      const { content, lines, wrong } = changesOf(queue, values);
       if (wrong) return NOTHING(`!This is out of range: ${wrong}.`);
-      return lines.length ? [...lines, "It applies to what begins after it."] : NOTHING("Nothing changes.");
+      if (!lines.length) return NOTHING("Nothing changes.");
+      const said = [...lines, "It applies to what begins after it."];
+      return wouldDo("PATCH", pathOf(queue.name), { content, key, needsKey, said });
     },
     act: (values, key) => call("PATCH", pathOf(queue.name), { content: changesOf(queue, values).content, key }),
   });

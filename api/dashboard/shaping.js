@@ -3,7 +3,7 @@
 
 import { ask, labelled, NOTHING, readAgain } from "./actions.js";
 import { call, pathOf } from "./calls.js";
-import { lagOf } from "./measured.js";
+import { wouldDo } from "./foreseeing.js";
 import { plural } from "./words.js";
 
 /** Mirrors the positions of a queue on Kafka into a consumer group, or no longer. */
@@ -25,15 +25,13 @@ export function mirror({ queue }, needsKey) {
 }
 
 /** Deletes a queue, once its name is typed. */
-export function remove({ queue, flows, partitions }, needsKey) {
+export function remove({ queue, flows }, needsKey) {
   ask({
     title: `Delete ${queue.name}`, button: "Delete", needsKey, name: queue.name,
-    preview: () => {
+    preview: (_, key) => {
       if (flows.length) return NOTHING(`!${plural(flows.length, "consumer")} bound: stop or drain first.`);
-      const lag = lagOf(partitions);
-      return [lag === null ? "!The log does not say how many messages are not processed."
-        : lag ? `!At most ${plural(lag, "message")} are not processed.` : "All messages are processed.",
-      "Its positions and its history are deleted, and the log that it owns. This cannot be undone."];
+      const said = ["Its positions and its history are deleted, and the log that it owns. This cannot be undone."];
+      return wouldDo("DELETE", pathOf(queue.name), { key, needsKey, said, always: true });
     },
     act: async (_, key) => {
       await call("DELETE", pathOf(queue.name), { key });
@@ -49,8 +47,9 @@ export function split({ queue }, each, needsKey) {
   ask({
     title: `Split partition ${each.partition}`, button: "Split", needsKey,
     fields: { at: labelled("Where", { options: [["middle", "in the middle of its range"], ["load", "between the keys of the last messages"]] }) },
-    preview: () => ["It takes no more messages. Two new partitions share its keys, and are read once it is read to its end.",
-      "The order of each key is kept. A merge of the two brings its range back."],
+    preview: (content, key) => wouldDo("POST", `${pathOfPartition(queue, each)}/split`, { content, key, needsKey, said: [
+      "It takes no more messages. Two new partitions share its keys, and are read once it is read to its end.",
+      "The order of each key is kept. A merge of the two brings its range back."] }),
     act: ({ at }, key) => call("POST", `${pathOfPartition(queue, each)}/split`, { content: { at }, key }),
   });
 }
@@ -60,11 +59,12 @@ export function merge({ queue, partitions }, each, needsKey) {
   ask({
     title: `Merge partition ${each.partition}`, button: "Merge", needsKey,
     fields: { other: labelled("With partition", { type: "number", min: 0, required: "" }) },
-    preview: ({ other }) => {
+    preview: ({ other }, key) => {
       const found = partitions.find((one) => one.partition === other);
       if (!found || found === each) return NOTHING("Give the number of the partition whose range lies beside.");
-      return [`Partitions ${each.partition} (${each.key}) and ${other} (${found.key}) take no more messages.`,
+      const said = [`Partitions ${each.partition} (${each.key}) and ${other} (${found.key}) take no more messages.`,
         "One new partition has the keys of both, and is read once both are read to their ends."];
+      return wouldDo("POST", `${pathOfPartition(queue, each)}/merge`, { content: { with: other }, key, needsKey, said });
     },
     act: ({ other }, key) => call("POST", `${pathOfPartition(queue, each)}/merge`, { content: { with: other }, key }),
   });

@@ -15,6 +15,7 @@ from api.answers import answer, encode
 from api.rates import Rates
 from api.routing import (
     LONGEST_WAIT_SECONDS,
+    DryRun,
     Name,
     Route,
     broker_of,
@@ -252,13 +253,21 @@ def _held_back(rates: Rates, refused: TooManyFlows) -> DeferredCall:
     responses=problems.document(*CREDENTIALS, "flow_not_found"),
 )
 @allow(Right.ADMINISTER, Also.FLOW, gone_may=True)
-async def unbind(request: Request, queue: Name, flow: FlowId, reason: LeavesBecause = None) -> None:
+async def unbind(
+    request: Request,
+    queue: Name,
+    flow: FlowId,
+    reason: LeavesBecause = None,
+    dry_run: DryRun = False,
+) -> wire.Preview | None:
     """Unbind a flow; its partitions have no owner until they are granted again.
 
     The call may be repeated, also for a flow that left in another way. To leave in order, drain
     first.
     """
-    await broker_of(request).flows.unbind(queue, flow, caller_of(request), reason)
+    return await broker_of(request).flows.unbind(
+        queue, flow, caller_of(request), reason, dry_run=dry_run
+    )
 
 
 @ROUTER.post(
@@ -375,8 +384,12 @@ async def ready(
 )
 @allow(Right.ADMINISTER, Also.FLOW)
 async def drain(
-    request: Request, queue: Name, flow: FlowId, body: flow_schemas.DrainRequest | None = None
-) -> wire.Update:
+    request: Request,
+    queue: Name,
+    flow: FlowId,
+    body: flow_schemas.DrainRequest | None = None,
+    dry_run: DryRun = False,
+) -> wire.Update | wire.Preview:
     """Hand off all partitions of the flow; it keeps working until each one is handed off.
 
     Renews the lease if the flow itself asks, not if an administrator does. The flow is
@@ -386,4 +399,4 @@ async def drain(
     broker, caller = broker_of(request), caller_of(request)
     by_flow = caller.flow_id is not None
     drained = flow_of(request) if by_flow else await broker.bound_flows.of(queue, flow)
-    return await broker.flows.drain(drained, timeout_seconds, caller)
+    return await broker.flows.drain(drained, timeout_seconds, caller, dry_run=dry_run)

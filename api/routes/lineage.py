@@ -10,7 +10,7 @@ from starlette.requests import Request
 from api import problems
 from api.answers import answer
 from api.routes.queues import ON_A_QUEUE
-from api.routing import Cursor, Limit, Name, Route, broker_of, whole
+from api.routing import Cursor, DryRun, Limit, Name, Route, broker_of, whole
 from api.schemas import lineage as lineage_schemas
 from api.security import Also, allow, caller_of
 from broker.core.access import Right
@@ -74,15 +74,21 @@ Partition = Annotated[
 )
 @allow(Right.ADMINISTER)
 async def split_partition(
-    request: Request, queue: Name, partition: Partition, body: lineage_schemas.SplitRequest
-) -> wire.Sealed:
+    request: Request,
+    queue: Name,
+    partition: Partition,
+    body: lineage_schemas.SplitRequest,
+    dry_run: DryRun = False,
+) -> wire.Sealed | wire.Preview:
     """Split a partition of a dynamic queue with the built-in log, while it is in use.
 
     In one transaction the partition is sealed at its end, and two begin that share its range of the
     hash. No message is lost and every key stays in order. Repeating the call is harmless.
     """
     at: Any = body.at if body.at in ("middle", "load") else int(body.at, 16)
-    return await broker_of(request).lineage.split(queue, partition, at, caller_of(request))
+    return await broker_of(request).lineage.split(
+        queue, partition, at, caller_of(request), dry_run=dry_run
+    )
 
 
 @ROUTER.post(
@@ -93,10 +99,16 @@ async def split_partition(
 )
 @allow(Right.ADMINISTER)
 async def merge_partitions(
-    request: Request, queue: Name, partition: Partition, body: lineage_schemas.MergeRequest
-) -> wire.Sealed:
+    request: Request,
+    queue: Name,
+    partition: Partition,
+    body: lineage_schemas.MergeRequest,
+    dry_run: DryRun = False,
+) -> wire.Sealed | wire.Preview:
     """Merge a partition of a dynamic queue with the one whose range lies beside.
 
     What comes of it waits until both are processed to their ends. Repeating the call is harmless.
     """
-    return await broker_of(request).lineage.merge(queue, partition, body.other, caller_of(request))
+    return await broker_of(request).lineage.merge(
+        queue, partition, body.other, caller_of(request), dry_run=dry_run
+    )

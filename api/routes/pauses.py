@@ -6,7 +6,7 @@ from starlette.requests import Request
 from api import problems
 from api.routes.lineage import Partition
 from api.routes.queues import ON_A_QUEUE
-from api.routing import Name, Route, broker_of
+from api.routing import DryRun, Name, Route, broker_of
 from api.schemas import pauses as pause_schemas
 from api.security import allow, caller_of
 from broker.core.access import Right
@@ -24,14 +24,14 @@ SHOWN = "What is paused of the queue after the call."
 )
 @allow(Right.ADMINISTER)
 async def pause_queue(
-    request: Request, queue: Name, body: pause_schemas.PauseRequest
-) -> wire.PausedQueue:
+    request: Request, queue: Name, body: pause_schemas.PauseRequest, dry_run: DryRun = False
+) -> wire.PausedQueue | wire.Preview:
     """Pause all partitions of a queue, those that come later among them.
 
     Owners keep their partitions, finish what is outstanding, commit, and read nothing more. Pausing
     again replaces the end and the reason.
     """
-    return await _pause(request, queue, None, body)
+    return await _pause(request, queue, None, body, dry_run)
 
 
 @ROUTER.post(
@@ -41,12 +41,14 @@ async def pause_queue(
     responses=problems.document(*ON_A_QUEUE),
 )
 @allow(Right.ADMINISTER)
-async def resume_queue(request: Request, queue: Name) -> wire.PausedQueue:
+async def resume_queue(
+    request: Request, queue: Name, dry_run: DryRun = False
+) -> wire.PausedQueue | wire.Preview:
     """End the pause of the whole queue. Partitions with a pause of their own stay paused.
 
     Repeating the call is harmless.
     """
-    return await broker_of(request).pauses.resume(queue, None, caller_of(request))
+    return await broker_of(request).pauses.resume(queue, None, caller_of(request), dry_run=dry_run)
 
 
 @ROUTER.post(
@@ -57,10 +59,14 @@ async def resume_queue(request: Request, queue: Name) -> wire.PausedQueue:
 )
 @allow(Right.ADMINISTER)
 async def pause_partition(
-    request: Request, queue: Name, partition: Partition, body: pause_schemas.PauseRequest
-) -> wire.PausedQueue:
+    request: Request,
+    queue: Name,
+    partition: Partition,
+    body: pause_schemas.PauseRequest,
+    dry_run: DryRun = False,
+) -> wire.PausedQueue | wire.Preview:
     """Pause one partition, whoever owns it now or later; otherwise as the whole queue."""
-    return await _pause(request, queue, partition, body)
+    return await _pause(request, queue, partition, body, dry_run)
 
 
 @ROUTER.post(
@@ -70,17 +76,25 @@ async def pause_partition(
     responses=problems.document(*ON_A_QUEUE),
 )
 @allow(Right.ADMINISTER)
-async def resume_partition(request: Request, queue: Name, partition: Partition) -> wire.PausedQueue:
+async def resume_partition(
+    request: Request, queue: Name, partition: Partition, dry_run: DryRun = False
+) -> wire.PausedQueue | wire.Preview:
     """End the pause of a partition. While the whole queue is paused it stays paused with it.
 
     Repeating the call is harmless.
     """
-    return await broker_of(request).pauses.resume(queue, partition, caller_of(request))
+    return await broker_of(request).pauses.resume(
+        queue, partition, caller_of(request), dry_run=dry_run
+    )
 
 
 async def _pause(
-    request: Request, queue: str, partition: int | None, body: pause_schemas.PauseRequest
-) -> wire.PausedQueue:
+    request: Request,
+    queue: str,
+    partition: int | None,
+    body: pause_schemas.PauseRequest,
+    dry_run: bool,
+) -> wire.PausedQueue | wire.Preview:
     until = body.until.timestamp() if "until" in body.model_fields_set else None
     return await broker_of(request).pauses.pause(
         queue,
@@ -89,4 +103,5 @@ async def _pause(
         seconds=body.seconds,
         reason=body.reason,
         caller=caller_of(request),
+        dry_run=dry_run,
     )

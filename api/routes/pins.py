@@ -6,7 +6,7 @@ from starlette.requests import Request
 from api import problems
 from api.routes.lineage import Partition
 from api.routes.queues import ON_A_QUEUE
-from api.routing import Name, Route, broker_of
+from api.routing import DryRun, Name, Route, broker_of
 from api.schemas.pins import PinRequest
 from api.security import allow, caller_of
 from broker.core.access import Right
@@ -24,15 +24,24 @@ SHOWN = "What is pinned of the queue after the call."
 )
 @allow(Right.ADMINISTER)
 async def pin_partition(
-    request: Request, queue: Name, partition: Partition, body: PinRequest
-) -> wire.PinnedQueue:
+    request: Request,
+    queue: Name,
+    partition: Partition,
+    body: PinRequest,
+    dry_run: DryRun = False,
+) -> wire.PinnedQueue | wire.Preview:
     """Pin a partition to a consumer by its name: it belongs there while such a flow takes part.
 
     A holddown begins if the partition is elsewhere. Without such a flow the partition is balanced
     like others. Pinning again replaces the name and the reason.
     """
     return await broker_of(request).pins.pin(
-        queue, partition, body.client_name, reason=body.reason, caller=caller_of(request)
+        queue,
+        partition,
+        body.client_name,
+        reason=body.reason,
+        caller=caller_of(request),
+        dry_run=dry_run,
     )
 
 
@@ -43,6 +52,10 @@ async def pin_partition(
     responses=problems.document(*ON_A_QUEUE),
 )
 @allow(Right.ADMINISTER)
-async def unpin_partition(request: Request, queue: Name, partition: Partition) -> wire.PinnedQueue:
+async def unpin_partition(
+    request: Request, queue: Name, partition: Partition, dry_run: DryRun = False
+) -> wire.PinnedQueue | wire.Preview:
     """End the pin of a partition: it is balanced like others. Repeating the call is harmless."""
-    return await broker_of(request).pins.unpin(queue, partition, caller_of(request))
+    return await broker_of(request).pins.unpin(
+        queue, partition, caller_of(request), dry_run=dry_run
+    )

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Response
 from starlette.requests import Request
 
 from api import problems
-from api.routing import Cursor, Flag, Limit, Name, Route, broker_of
+from api.routing import Cursor, DryRun, Flag, Limit, Name, Route, broker_of
 from api.schemas import logs as log_schemas
 from api.schemas import queues as queue_schemas
 from api.security import Also, allow, caller_of
@@ -94,14 +94,19 @@ async def change_queue(
         Flag,
         Query(description="Remove surplus partitions at once, with the messages they still hold."),
     ] = False,
-) -> wire.Queue:
+    dry_run: DryRun = False,
+) -> wire.Queue | wire.Preview:
     """Change any setting but those that only a creation gives; omitted settings stay.
 
     `partition_count` is the resize. Growing takes effect at once. Shrinking lets the owners of
     surplus partitions drain them first, so that nothing is lost, unless `discard` is given.
     """
     broker, changes = broker_of(request), body.model_dump(exclude_unset=True)
-    changed = await broker.queues.change(queue, changes, discard, caller_of(request))
+    changed = await broker.queues.change(
+        queue, changes, discard, caller_of(request), dry_run=dry_run
+    )
+    if isinstance(changed, wire.Preview):
+        return changed
     [shown] = await broker.conditions.with_counts([changed])
     return shown
 
@@ -120,12 +125,13 @@ async def delete_queue(
     request: Request,
     queue: Name,
     force: Annotated[Flag, Query(description="Delete it even while flows are bound.")] = False,
-) -> None:
+    dry_run: DryRun = False,
+) -> wire.Preview | None:
     """Delete a queue, and the log that it owns with its messages, in Postgres or Redis.
 
     Refused while another queue reads that log.
     """
-    await broker_of(request).queues.delete(queue, force, caller_of(request))
+    return await broker_of(request).queues.delete(queue, force, caller_of(request), dry_run=dry_run)
 
 
 @ROUTER.get(
@@ -150,9 +156,11 @@ async def rebalance_status(request: Request, queue: Name) -> wire.RebalanceStatu
     responses=problems.document(*ON_A_QUEUE),
 )
 @allow(Right.ADMINISTER)
-async def rebalance_now(request: Request, queue: Name) -> wire.RebalanceStatus:
+async def rebalance_now(
+    request: Request, queue: Name, dry_run: DryRun = False
+) -> wire.RebalanceStatus | wire.Preview:
     """Rebalance at once, skipping the holddown. In a balanced queue no partition moves."""
-    return await broker_of(request).queues.rebalance(queue, caller_of(request))
+    return await broker_of(request).queues.rebalance(queue, caller_of(request), dry_run=dry_run)
 
 
 @ROUTER.get(

@@ -16,6 +16,7 @@ from broker.calls.cuts import CutCalls
 from broker.calls.ends import LogEnds
 from broker.calls.flow_views import FlowViews
 from broker.calls.items import refuse_begins, refuse_items, refuse_repetitions
+from broker.calls.previews import PreviewCalls
 from broker.calls.rendering import log_access, results_view
 from broker.calls.times import time_of
 from broker.core import commands as c
@@ -42,6 +43,7 @@ class FlowCalls:
         ends: LogEnds,
         reach: Reach,
         quota: c.Quota | None,
+        previews: PreviewCalls,
     ) -> None:
         """`quota` is what each key may do in a queue; None: whatever it likes."""
         self._queues = queues
@@ -52,6 +54,7 @@ class FlowCalls:
         self._ends = ends
         self._reach = reach
         self._quota = quota
+        self._previews = previews
 
     async def bind(
         self,
@@ -117,22 +120,34 @@ class FlowCalls:
         )
 
     async def unbind(
-        self, name: str, flow_id: str, caller: Caller | None = None, reason: str | None = None
-    ) -> None:
+        self,
+        name: str,
+        flow_id: str,
+        caller: Caller | None = None,
+        reason: str | None = None,
+        *,
+        dry_run: bool = False,
+    ) -> wire.Preview | None:
         """Unbinds the flow unless it has left already. Raises QueueNotFound, FlowNotFound.
 
-        `caller` None: the flow itself. `reason`: what is recorded instead of `unbound`.
+        `caller` None: the flow itself. `reason`: what is recorded instead of `unbound`. `dry_run`:
+        changes nothing, and says what would come of it.
         """
         act = act_on_flow(caller, "unbind", name, flow_id)
         shown = partial(shown_flow, flow_id)
         command = c.Unbind(flow_id, reason or "unbound")
         try:
+            if dry_run:
+                return await self._previews.of(name, command)
             await self._queues.submit(name, lambda: Submission(command, act=act, shown=shown))
         except FlowNotFound:
             error = await self._bound.missing(name, flow_id)
             if not isinstance(error, FlowGone):
                 raise error from None
+            if dry_run:
+                return await self._previews.of(name, None)
         self._bound.forget(flow_id)
+        return None
 
     async def heartbeat(self, flow: BoundFlow) -> wire.Heartbeat:
         """Renews the lease. Raises FlowGone, FlowNotFound, QueueNotFound, Unavailable."""
@@ -187,18 +202,29 @@ class FlowCalls:
         )
 
     async def drain(
-        self, flow: BoundFlow, timeout_seconds: float | None, caller: Caller | None = None
-    ) -> wire.Update:
+        self,
+        flow: BoundFlow,
+        timeout_seconds: float | None,
+        caller: Caller | None = None,
+        *,
+        dry_run: bool = False,
+    ) -> wire.Update | wire.Preview:
         """Begins to hand over all partitions of the flow. Raises FlowGone, FlowNotFound,
         QueueNotFound, Unavailable.
 
         `caller` None: the flow itself. An administrator's call is no sign of life of the flow, so
-        it does not renew the lease (the contract, *Flow*).
+        it does not renew the lease (the contract, *Flow*). Nor does a `dry_run`, which changes
+        nothing, and says what would move.
         """
         coordinator, flow_id = flow
+        command = c.Drain(flow_id, timeout_seconds)
+        if dry_run:
+            try:
+                return await self._previews.of(coordinator.name, command)
+            except FlowNotFound:
+                raise await self._bound.missing(coordinator.name, flow_id) from None
         act = act_on_flow(caller, "drain", coordinator.name, flow_id)
-
-        command, renews = c.Drain(flow_id, timeout_seconds), flow_id if act is None else None
+        renews = flow_id if act is None else None
         shown = partial(shown_flow, flow_id)
         submission = Submission(command, renews=renews, act=act, shown=shown)
         _, view = await self._done(flow, submission)

@@ -12,11 +12,12 @@ from functools import partial
 from typing import Literal, TypeAlias
 
 import structlog
-from msgspec import to_builtins
+from msgspec import structs, to_builtins
 
 from broker.calls.access import QueueAccess, act_of
 from broker.calls.ends import child_of
 from broker.calls.monitoring import number_of
+from broker.calls.previews import PreviewCalls
 from broker.calls.readers import LogReaders, log_owner
 from broker.calls.rendering import (
     children_of,
@@ -143,10 +144,13 @@ def _first_partitions(spec: QueueSpec, log: str) -> tuple[r.Child, ...]:
 class LineageCalls:
     """The graphs of dynamic queues."""
 
-    def __init__(self, queues: QueueAccess, logs: Logs, readers: LogReaders) -> None:
+    def __init__(
+        self, queues: QueueAccess, logs: Logs, readers: LogReaders, previews: PreviewCalls
+    ) -> None:
         self._queues = queues
         self._logs = logs
         self._readers = readers
+        self._previews = previews
 
     async def graph(self, name: str, limit: int, cursor: str | None) -> wire.Lineage:
         """The partitions that exist, by number, at most PAGE_BYTES of them; the cursor is the last
@@ -175,24 +179,58 @@ class LineageCalls:
         return outcome
 
     async def split(
-        self, name: str, partition: int, at: int | At, caller: Caller | None = None
-    ) -> wire.Sealed:
+        self,
+        name: str,
+        partition: int,
+        at: int | At,
+        caller: Caller | None = None,
+        *,
+        dry_run: bool = False,
+    ) -> wire.Sealed | wire.Preview:
         """Splits a partition of a dynamic queue in its built-in log.
 
-        Repeating it is harmless. Raises QueueNotFound, Invalid, PartitionEnded, Unavailable, and
-        ChildrenRefused, before or after the log was changed: its detail says which.
+        Repeating it is harmless. `dry_run`: the log makes the split and takes it back, and the
+        queue says what would come of it. Raises QueueNotFound, Invalid, PartitionEnded,
+        Unavailable, and ChildrenRefused, before or after the log was changed: its detail says
+        which.
         """
         log, owner = await self._own_log(name, begins=2)
-        sealing = await self._logs.ranges.split(log, partition, at, owner)
+        sealing = await self._logs.ranges.split(log, partition, at, owner, dry_run=dry_run)
+        if dry_run:
+            return await self._preview(name, sealing)
         return await self._sealed(name, log, sealing, act_of(caller, "split_partition", name))
 
     async def merge(
-        self, name: str, partition: int, other: int, caller: Caller | None = None
-    ) -> wire.Sealed:
+        self,
+        name: str,
+        partition: int,
+        other: int,
+        caller: Caller | None = None,
+        *,
+        dry_run: bool = False,
+    ) -> wire.Sealed | wire.Preview:
         """Merges two partitions with adjacent ranges; otherwise as `split`."""
         log, owner = await self._own_log(name, begins=1)
-        sealing = await self._logs.ranges.merge(log, partition, other, owner)
+        sealing = await self._logs.ranges.merge(log, partition, other, owner, dry_run=dry_run)
+        if dry_run:
+            return await self._preview(name, sealing)
         return await self._sealed(name, log, sealing, act_of(caller, "merge_partitions", name))
+
+    async def _preview(self, name: str, sealing: Sealing) -> wire.Preview:
+        """What the queue would do with what the log would seal and begin."""
+        children = tuple(map(child_of, sealing.successors))
+        preview, outcome = await self._previews.with_answer(name, c.AddChildren(children))
+        if outcome is not c.Outcome.OK:
+            raise ChildrenRefused(
+                f"Nothing was changed: the queue {name!r} does not record what the log would "
+                f"begin: {outcome}. After an earlier split or merge that was cut short, the call "
+                "itself mends that."
+            )
+        return (
+            structs.replace(preview, retiring=tuple(sorted(sealing.ends)))
+            if preview.added
+            else preview
+        )
 
     async def _own_log(self, name: str, begins: int) -> tuple[str, LogOwner]:
         """The log that this dynamic queue owns, and the queue as its owner, if it has room for so

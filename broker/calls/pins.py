@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import to_builtins
 
 from broker.calls.access import QueueAccess, act_of
+from broker.calls.previews import PreviewCalls
 from broker.calls.rendering import pins_view
 from broker.core import commands as c
 from broker.core.access import Caller
@@ -16,8 +17,9 @@ from counterpoise import wire
 class PinCalls:
     """At which consumers administrators want partitions."""
 
-    def __init__(self, queues: QueueAccess) -> None:
+    def __init__(self, queues: QueueAccess, previews: PreviewCalls) -> None:
         self._queues = queues
+        self._previews = previews
 
     async def pin(
         self,
@@ -27,16 +29,26 @@ class PinCalls:
         *,
         reason: str | None = None,
         caller: Caller | None = None,
-    ) -> wire.PinnedQueue:
-        """Pins a partition. Raises QueueNotFound; Invalid for a partition that nobody reads."""
+        dry_run: bool = False,
+    ) -> wire.PinnedQueue | wire.Preview:
+        """Pins a partition. Raises QueueNotFound; Invalid for a partition that nobody reads.
+
+        `dry_run`: changes nothing, and says what would move.
+        """
         command = c.PinPartition(partition, client_name, reason)
-        return await self._submit(name, command, "pin_partition", caller)
+        return await self._submit(name, command, "pin_partition", caller, dry_run)
 
     async def unpin(
-        self, name: str, partition: int, caller: Caller | None = None
-    ) -> wire.PinnedQueue:
+        self,
+        name: str,
+        partition: int,
+        caller: Caller | None = None,
+        *,
+        dry_run: bool = False,
+    ) -> wire.PinnedQueue | wire.Preview:
         """Ends the pin of a partition. Raises as `pin`."""
-        return await self._submit(name, c.UnpinPartition(partition), "unpin_partition", caller)
+        command = c.UnpinPartition(partition)
+        return await self._submit(name, command, "unpin_partition", caller, dry_run)
 
     async def _submit(
         self,
@@ -44,7 +56,10 @@ class PinCalls:
         command: c.PinPartition | c.UnpinPartition,
         call: str,
         caller: Caller | None,
-    ) -> wire.PinnedQueue:
+        dry_run: bool,
+    ) -> wire.PinnedQueue | wire.Preview:
+        if dry_run:
+            return await self._previews.of(name, command)
         act = act_of(caller, call, name)
 
         def shown(queue: Queue) -> dict[str, object]:

@@ -13,6 +13,7 @@ from broker.calls.access import QueueAccess, act_of
 from broker.calls.cuts import CutCalls
 from broker.calls.lineage import roots_of
 from broker.calls.positions import refuse_unreachable, shown_positions
+from broker.calls.previews import PreviewCalls
 from broker.calls.readers import LogReaders, Trims, log_owner
 from broker.calls.rendering import queue_row_view, queue_view, status_of
 from broker.core import commands as c
@@ -47,6 +48,7 @@ from counterpoise.logs.address import kind_of
 
 T = TypeVar("T")
 
+FLOWS_BOUND = "Flows are bound to this queue; stop them first, or delete with ?force=true."
 # Of the names of consumer groups that are named after their queues.
 GROUP_PREFIX = "counterpoise."
 # Positions of one log have no meaning in another.
@@ -61,7 +63,13 @@ class QueueCalls:
     """The calls of administrators on queues."""
 
     def __init__(
-        self, queues: QueueAccess, logs: Logs, readers: LogReaders, cuts: CutCalls, trims: Trims
+        self,
+        queues: QueueAccess,
+        logs: Logs,
+        readers: LogReaders,
+        cuts: CutCalls,
+        trims: Trims,
+        previews: PreviewCalls,
     ) -> None:
         self._queues = queues
         self._store = queues.store
@@ -70,6 +78,7 @@ class QueueCalls:
         self._readers = readers
         self._cuts = cuts
         self._trims = trims
+        self._previews = previews
 
     async def create(self, spec: views.QueueSpec, caller: Caller | None = None) -> wire.Queue:
         """Creates a queue; answers the one that is there if an equal call has made it.
@@ -324,8 +333,10 @@ class QueueCalls:
         changes: Mapping[str, object],
         discard: bool,
         caller: Caller | None = None,
-    ) -> wire.Queue:
-        """Changes settings.
+        *,
+        dry_run: bool = False,
+    ) -> wire.Queue | wire.Preview:
+        """Changes settings. `dry_run`: changes nothing, and says what would come of it.
 
         Raises QueueNotFound, Invalid, Forbidden, ResizeUnsettled, StateKept, Unavailable.
         """
@@ -360,11 +371,21 @@ class QueueCalls:
         if changes.get("start", before.start) != before.start and changes["start"] == "latest":
             begins = await self._ends(before.log, before)
         command = c.Change(changes, discard, checked)
+        if dry_run:
+            shown = await self._followers(before, caller) if resizes or discard else ()
+            return await self._previews.of(name, command, followers=shown)
         await self._change(name, command, begins, caller)
         ordered = changes.get("ordered_resize", before.ordered_resize)
         if ordered and ("partition_count" in changes or "ordered_resize" in changes):
             await self._cuts.settle(name)
         return await self.get(name)
+
+    async def _followers(self, queue: wire.Queue, caller: Caller | None) -> Sequence[str]:
+        """The queues that read the log of this one, as far as the caller may see them."""
+        if not await self._readers.owns(queue.name, queue.log):
+            return ()
+        names = [one.name for one in await self._readers.followers(queue.name, queue.log)]
+        return [name for name in names if caller is None or caller.sees(name)]
 
     async def _refuse_disorder(
         self, queue: wire.Queue, changes: Mapping[str, object], discard: bool
@@ -423,11 +444,19 @@ class QueueCalls:
         )
         await self._cuts.lead(name, log, count, discard=discard, caller=caller)
 
-    async def delete(self, name: str, force: bool, caller: Caller | None = None) -> None:
-        """Deletes a queue, and the log it owns. Raises QueueNotFound, QueueInUse."""
-        await self._trims.apart(lambda: self._delete(name, force, caller))
+    async def delete(
+        self, name: str, force: bool, caller: Caller | None = None, *, dry_run: bool = False
+    ) -> wire.Preview | None:
+        """Deletes a queue, and the log it owns. Raises QueueNotFound, QueueInUse.
 
-    async def _delete(self, name: str, force: bool, caller: Caller | None) -> None:
+        `dry_run`: changes nothing, and says what would be lost. Of a queue that cannot be loaded
+        nobody can say it: raises QueueUnreadable.
+        """
+        return await self._trims.apart(lambda: self._delete(name, force, caller, dry_run))
+
+    async def _delete(
+        self, name: str, force: bool, caller: Caller | None, dry_run: bool
+    ) -> wire.Preview | None:
         # By its row alone: a queue that cannot be loaded can be deleted.
         with store_available():
             rows = await self._store.list(1, None, [name])
@@ -443,6 +472,11 @@ class QueueCalls:
             shown = [each.name for each in followers if caller is None or caller.sees(each.name)]
             which = f"The queue {shown[0]!r}" if shown else "Another queue"
             raise QueueInUse(f"{which} reads the log of {name!r}; delete that queue first.")
+        if dry_run:
+            preview, bound = await self._previews.of_deletion(name, deletes_log=end is not None)
+            if bound and not force:
+                raise QueueInUse(FLOWS_BOUND)
+            return preview
         coordinator = self._replica.coordinator_of(before.id, name)
         act = act_of(caller, "delete_queue", name)
         if act is not None:
@@ -453,9 +487,7 @@ class QueueCalls:
         except LogTrimmed:
             raise LogMoved from None
         except FlowsBound:
-            raise QueueInUse(
-                "Flows are bound to this queue; stop them first, or delete with ?force=true."
-            ) from None
+            raise QueueInUse(FLOWS_BOUND) from None
         except QueueGone:
             raise QueueNotFound(name) from None
         finally:
@@ -464,9 +496,17 @@ class QueueCalls:
         self._replica.notify(coordinator.queue_id)
         if end is not None:
             await self._trims.drop(end)
+        return None
 
-    async def rebalance(self, name: str, caller: Caller | None = None) -> wire.RebalanceStatus:
-        """Rebalances at once, ending any holddown. Raises QueueNotFound."""
+    async def rebalance(
+        self, name: str, caller: Caller | None = None, *, dry_run: bool = False
+    ) -> wire.RebalanceStatus | wire.Preview:
+        """Rebalances at once, ending any holddown. Raises QueueNotFound.
+
+        `dry_run`: changes nothing, and says what would move.
+        """
+        if dry_run:
+            return await self._previews.of(name, c.RebalanceNow())
         act = act_of(caller, "rebalance_now", name)
 
         def shown(queue: Queue) -> Mapping[str, Any]:

@@ -62,12 +62,12 @@ def queue_row_view(row: QueueRow) -> wire.Queue:
         partitioning=settings.partitioning,
         mirror_group=settings.mirror_group,
         align_with=settings.log.partition("+")[2] if settings.aligned > 1 else None,
-        conditions=_own_conditions(row) or None,
+        conditions=own_conditions(row) or None,
         max_weight=settings.max_weight,
     )
 
 
-def _own_conditions(row: QueueRow) -> dict[str, int]:
+def own_conditions(row: QueueRow) -> dict[str, int]:
     """What the service itself says of the queue, by kind."""
     found = {RESIZE_PAUSED: 1} if resize_is_paused(row) else {}
     if row.over_capacity:

@@ -60,10 +60,19 @@ class RangeKind(Protocol):
     async def roots(self, log: str, *, latest: bool) -> Sequence[Root]: ...
 
     async def split(
-        self, log: str, partition: int, at: int | None, owner: LogOwner, *, anywhere: bool = False
+        self,
+        log: str,
+        partition: int,
+        at: int | None,
+        owner: LogOwner,
+        *,
+        anywhere: bool = False,
+        dry_run: bool = False,
     ) -> Sealing: ...
 
-    async def merge(self, log: str, partition: int, other: int, owner: LogOwner) -> Sealing: ...
+    async def merge(
+        self, log: str, partition: int, other: int, owner: LogOwner, *, dry_run: bool = False
+    ) -> Sealing: ...
 
     async def sample(
         self, log: str, partition: int, owner: LogOwner
@@ -82,21 +91,31 @@ class DynamicLogs:
             return await self._ranges.roots(log, latest=latest)
 
     async def split(
-        self, log: str, partition: int, at: int | Literal["middle", "load"], owner: LogOwner
+        self,
+        log: str,
+        partition: int,
+        at: int | Literal["middle", "load"],
+        owner: LogOwner,
+        *,
+        dry_run: bool = False,
     ) -> Sealing:
         """See `RangeLogs`. A load that cannot be halved is split in the middle of the range."""
         with _answered():
             if isinstance(at, int):
-                return await self._ranges.split(log, partition, at, owner)
+                return await self._ranges.split(log, partition, at, owner, dry_run=dry_run)
             middle = None
             if at == "load":
                 middle = halves(*await self._ranges.sample(log, partition, owner))
-            return await self._ranges.split(log, partition, middle, owner, anywhere=True)
+            return await self._ranges.split(
+                log, partition, middle, owner, anywhere=True, dry_run=dry_run
+            )
 
-    async def merge(self, log: str, partition: int, other: int, owner: LogOwner) -> Sealing:
+    async def merge(
+        self, log: str, partition: int, other: int, owner: LogOwner, *, dry_run: bool = False
+    ) -> Sealing:
         """See `RangeLogs`."""
         with _answered():
-            return await self._ranges.merge(log, partition, other, owner)
+            return await self._ranges.merge(log, partition, other, owner, dry_run=dry_run)
 
 
 @contextmanager

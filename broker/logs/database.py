@@ -121,11 +121,14 @@ class LogDatabase:
         self._engine = engine
 
     @asynccontextmanager
-    async def transaction(self, seconds: float | None = None) -> AsyncIterator[AsyncConnection]:
-        """A transaction that ends after CALL_SECONDS, or the given seconds."""
+    async def transaction(
+        self, seconds: float | None = None, *, kept: bool = True
+    ) -> AsyncIterator[AsyncConnection]:
+        """A transaction that ends after CALL_SECONDS, or the given seconds. Not `kept`: it is taken
+        back at its end."""
         async with (
             within(CALL_SECONDS if seconds is None else seconds),
-            self._engine.begin() as connection,
+            self._engine.begin() if kept else self._engine.connect() as connection,
         ):
             yield connection
 

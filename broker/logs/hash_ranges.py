@@ -97,13 +97,16 @@ class HashRanges:
         owner: LogOwner | None = None,
         *,
         anywhere: bool = False,
+        dry_run: bool = False,
     ) -> Sealing:
         """Seal a partition; two begin, the second with the hash `at`, None: in the middle.
+
+        `dry_run`: nothing of it stays.
 
         A partition that was split before, at this hash or `anywhere`, is answered the same.
         Raises NotSplittable, PartitionSealed, NoSuchRange, LogNotFound, LogDatabaseUnavailable.
         """
-        async with self._database.transaction() as connection:
+        async with self._database.transaction(kept=not dry_run) as connection:
             log_id = await self._lock(connection, log, owner)
             (parent,) = await self._parents(connection, log_id, [partition])
             whole = parent.range
@@ -123,14 +126,20 @@ class HashRanges:
             )
 
     async def merge(
-        self, log: str, partition: int, other: int, owner: LogOwner | None = None
+        self,
+        log: str,
+        partition: int,
+        other: int,
+        owner: LogOwner | None = None,
+        *,
+        dry_run: bool = False,
     ) -> Sealing:
-        """Seal two partitions with adjacent ranges; one begins with both.
+        """Seal two partitions with adjacent ranges; one begins with both. `dry_run`: as of `split`.
 
         Two that were merged with each other before are answered the same. Raises NotAdjacent,
         PartitionSealed, NoSuchRange, LogNotFound, LogDatabaseUnavailable.
         """
-        async with self._database.transaction() as connection:
+        async with self._database.transaction(kept=not dry_run) as connection:
             log_id = await self._lock(connection, log, owner)
             parents = await self._parents(connection, log_id, sorted({partition, other}))
             low, high = min(p.range for p in parents), max(p.range for p in parents)

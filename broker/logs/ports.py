@@ -366,17 +366,28 @@ class RangeLogs(Protocol):
         ...
 
     async def split(
-        self, log: str, partition: int, at: int | Literal["middle", "load"], owner: LogOwner
+        self,
+        log: str,
+        partition: int,
+        at: int | Literal["middle", "load"],
+        owner: LogOwner,
+        *,
+        dry_run: bool = False,
     ) -> Sealing:
         """Seal a partition; two begin, the second with the hash `at`.
 
-        `load`: where the keys of its last messages lie half on either side. Raises PartitionEnded
-        if it was split at another hash before, or merged.
+        `dry_run`: nothing of it stays. `load`: where the keys of its last messages lie half on
+        either side. Raises PartitionEnded if it was split at another hash before, or merged.
         """
         ...
 
-    async def merge(self, log: str, partition: int, other: int, owner: LogOwner) -> Sealing:
-        """Seal two partitions with adjacent ranges; one begins with both. Raises PartitionEnded."""
+    async def merge(
+        self, log: str, partition: int, other: int, owner: LogOwner, *, dry_run: bool = False
+    ) -> Sealing:
+        """Seal two partitions with adjacent ranges; one begins with both. Raises PartitionEnded.
+
+        `dry_run`: nothing of it stays.
+        """
         ...
 
 

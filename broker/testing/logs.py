@@ -26,11 +26,20 @@ class NoRanges:
         raise LogError(NO_RANGES)
 
     async def split(
-        self, log: str, partition: int, at: int | None, owner: LogOwner, *, anywhere: bool = False
+        self,
+        log: str,
+        partition: int,
+        at: int | None,
+        owner: LogOwner,
+        *,
+        anywhere: bool = False,
+        dry_run: bool = False,
     ) -> Sealing:
         raise LogError(NO_RANGES)
 
-    async def merge(self, log: str, partition: int, other: int, owner: LogOwner) -> Sealing:
+    async def merge(
+        self, log: str, partition: int, other: int, owner: LogOwner, *, dry_run: bool = False
+    ) -> Sealing:
         raise LogError(NO_RANGES)
 
     async def sample(

@@ -31,6 +31,7 @@ from counterpoise.cli.options import (
     service_options,
 )
 from counterpoise.cli.output import count_text, counted, duration, print_json, say, seconds_until
+from counterpoise.cli.previews import dry_run_option, show_previews
 from counterpoise.cli.tables import PlainConsole, console, table
 from counterpoise.client import Client
 from counterpoise.plain import plain_line
@@ -102,6 +103,7 @@ def list_flows(queue: str, url: str | None, as_json: bool) -> None:
     "--wait/--no-wait", default=True, help="Wait until it owns no partition, or has left."
 )
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
+@dry_run_option
 @service_options
 @json_option
 def drain(
@@ -110,6 +112,7 @@ def drain(
     timeout: float | None,
     wait: bool,
     quiet: bool,
+    dry_run: bool,
     url: str | None,
     as_json: bool,
 ) -> None:
@@ -120,6 +123,11 @@ def drain(
     """
     with Client(url) as client:
         chosen = _find(client, queue, flow)
+        if dry_run:
+            flow_id = chosen.flow_id
+            foreseen = client.drain(queue, flow_id, timeout_seconds=timeout, dry_run=True)
+            show_previews([foreseen], as_json)
+            return
         client.drain(queue, chosen.flow_id, timeout_seconds=timeout)
         drain = DrainProgress(client, queue, chosen)
         if wait:
@@ -136,12 +144,16 @@ def drain(
 @app.command("unbind")
 @queue_argument
 @flow_argument
+@dry_run_option
 @service_options
 @json_option
-def unbind(queue: str, flow: str, url: str | None, as_json: bool) -> None:
+def unbind(queue: str, flow: str, dry_run: bool, url: str | None, as_json: bool) -> None:
     """End a consumer at once. Messages in progress may be processed twice; `drain` avoids that."""
     with Client(url) as client:
         chosen = _find(client, queue, flow)
+        if dry_run:
+            show_previews([client.unbind(queue, chosen.flow_id, dry_run=True)], as_json)
+            return
         client.unbind(queue, chosen.flow_id)
     if as_json:
         print_json({"queue": queue, "flow_id": chosen.flow_id, "client_name": chosen.client_name})

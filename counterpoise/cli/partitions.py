@@ -21,6 +21,7 @@ from rich.text import Text
 
 from counterpoise.cli.options import InOrder, finite, json_option, queue_argument, service_options
 from counterpoise.cli.output import counted, print_json
+from counterpoise.cli.previews import dry_run_option, show_previews
 from counterpoise.cli.tables import conditions_text, console
 from counterpoise.client import Client
 from counterpoise.documents import Json
@@ -176,6 +177,7 @@ def _named(numbers: Iterable[int]) -> str:
     callback=finite,
     help="How long --hottest measures the rates.",
 )
+@dry_run_option
 @service_options
 @json_option
 def split_partition(
@@ -184,6 +186,7 @@ def split_partition(
     at: str | None,
     hottest: bool,
     seconds: float,
+    dry_run: bool,
     url: str | None,
     as_json: bool,
 ) -> None:
@@ -196,6 +199,9 @@ def split_partition(
         if partition is None:
             partition = _hottest(client, queue, seconds)
             at = at or "load"
+        if dry_run:
+            show_previews([client.split_partition(queue, partition, at, dry_run=True)], as_json)
+            return
         answer = client.split_partition(queue, partition, at)
     _show(answer, as_json)
 
@@ -204,13 +210,17 @@ def split_partition(
 @queue_argument
 @click.argument("partition", type=click.IntRange(min=0), help="Its number.")
 @click.argument("other", type=click.IntRange(min=0), help="The one whose range lies beside.")
+@dry_run_option
 @service_options
 @json_option
 def merge_partitions(
-    queue: str, partition: int, other: int, url: str | None, as_json: bool
+    queue: str, partition: int, other: int, dry_run: bool, url: str | None, as_json: bool
 ) -> None:
     """Merge two partitions whose ranges lie side by side."""
     with Client(url, timeout_seconds=TIMEOUT_SECONDS) as client:
+        if dry_run:
+            show_previews([client.merge_partitions(queue, partition, other, dry_run=True)], as_json)
+            return
         answer = client.merge_partitions(queue, partition, other)
     _show(answer, as_json)
 

@@ -12,6 +12,7 @@ from msgspec import to_builtins
 
 from counterpoise.cli.options import json_option, queue_argument, service_options
 from counterpoise.cli.output import print_json, ranges, tell
+from counterpoise.cli.previews import dry_run_option, show_previews
 from counterpoise.client import Client
 from counterpoise.plain import plain_line
 from counterpoise.wire import Pause, PausedQueue
@@ -64,6 +65,7 @@ def _moment(_: click.Context, __: click.Parameter, text: str | None) -> datetime
 )
 @click.option("--until", metavar="TIME", callback=_moment, help="When it ends by itself, instead.")
 @click.option("--reason", help="Shown to those who see the pause; at most 200 characters.")
+@dry_run_option
 @service_options
 @json_option
 def pause_queue(
@@ -72,6 +74,7 @@ def pause_queue(
     seconds: float | None,
     until: datetime | None,
     reason: str | None,
+    dry_run: bool,
     url: str | None,
     as_json: bool,
 ) -> None:
@@ -85,6 +88,13 @@ def pause_queue(
         raise click.BadParameter("give either --for or --until")
     given: dict[str, Any] = {"until": until, "seconds": seconds, "reason": reason}
     with Client(url) as client:
+        if dry_run:
+            foreseen = [
+                client.pause_partition(queue, number, dry_run=True, **given)
+                for number in partitions
+            ]
+            show_previews(foreseen or [client.pause_queue(queue, dry_run=True, **given)], as_json)
+            return
         if not partitions:
             answer = client.pause_queue(queue, **given)
         for number in partitions:
@@ -95,15 +105,22 @@ def pause_queue(
 @click.command("resume")
 @queue_argument
 @partitions_option
+@dry_run_option
 @service_options
 @json_option
-def resume_queue(queue: str, partitions: Sequence[int], url: str | None, as_json: bool) -> None:
+def resume_queue(
+    queue: str, partitions: Sequence[int], dry_run: bool, url: str | None, as_json: bool
+) -> None:
     """End the pause of a queue, or of some partitions.
 
     A partition that was paused by itself stays paused when the queue is
     resumed, and the other way round.
     """
     with Client(url) as client:
+        if dry_run:
+            foreseen = [client.resume_partition(queue, n, dry_run=True) for n in partitions]
+            show_previews(foreseen or [client.resume_queue(queue, dry_run=True)], as_json)
+            return
         if not partitions:
             answer = client.resume_queue(queue)
         for number in partitions:

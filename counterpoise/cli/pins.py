@@ -9,6 +9,7 @@ from msgspec import to_builtins
 
 from counterpoise.cli.options import json_option, queue_argument, service_options
 from counterpoise.cli.output import print_json, ranges, tell
+from counterpoise.cli.previews import dry_run_option, show_previews
 from counterpoise.client import Client
 from counterpoise.plain import plain_line
 from counterpoise.wire import Pin, PinnedQueue
@@ -29,6 +30,7 @@ partitions_option = click.option(
 @click.argument("client_name", help="With which the consumer binds.")
 @partitions_option
 @click.option("--reason", help="Shown to those who see the pin; at most 200 characters.")
+@dry_run_option
 @service_options
 @json_option
 def pin_partitions(
@@ -36,6 +38,7 @@ def pin_partitions(
     client_name: str,
     partitions: Sequence[int],
     reason: str | None,
+    dry_run: bool,
     url: str | None,
     as_json: bool,
 ) -> None:
@@ -46,6 +49,12 @@ def pin_partitions(
     and the reason.
     """
     with Client(url) as client:
+        if dry_run:
+            show_previews(
+                [client.pin_partition(queue, n, client_name, dry_run=True) for n in partitions],
+                as_json,
+            )
+            return
         for number in partitions:
             answer = client.pin_partition(queue, number, client_name, reason)
     _show(answer, as_json)
@@ -54,11 +63,19 @@ def pin_partitions(
 @click.command("unpin")
 @queue_argument
 @partitions_option
+@dry_run_option
 @service_options
 @json_option
-def unpin_partitions(queue: str, partitions: Sequence[int], url: str | None, as_json: bool) -> None:
+def unpin_partitions(
+    queue: str, partitions: Sequence[int], dry_run: bool, url: str | None, as_json: bool
+) -> None:
     """End the pins of partitions: they are balanced like others."""
     with Client(url) as client:
+        if dry_run:
+            show_previews(
+                [client.unpin_partition(queue, n, dry_run=True) for n in partitions], as_json
+            )
+            return
         for number in partitions:
             answer = client.unpin_partition(queue, number)
     _show(answer, as_json)

@@ -20,6 +20,7 @@ from counterpoise.cli.output import (
 )
 from counterpoise.cli.pauses import pause_queue, pause_text, resume_queue
 from counterpoise.cli.pins import pin_partitions, unpin_partitions
+from counterpoise.cli.previews import dry_run_option, show_previews
 from counterpoise.client import Client
 from counterpoise.errors import CommandRefused, CounterpoiseError, Invalid, QueueUnreadable
 from counterpoise.wire import Queue
@@ -359,12 +360,14 @@ def show_queue(queue: str, url: str | None, as_json: bool) -> None:
     "(logs in Kafka only).",
 )
 @mirror_group_option
+@dry_run_option
 @service_options
 @json_option
 def change_queue(
     queue: str,
     mirror: bool | None,
     mirror_group: str | None,
+    dry_run: bool,
     url: str | None,
     as_json: bool,
     **options: Any,
@@ -374,6 +377,9 @@ def change_queue(
     if not settings:
         raise click.BadParameter("give at least one setting to change")
     with Client(url) as client:
+        if dry_run:
+            show_previews([client.change_queue(queue, dry_run=True, **settings)], as_json)
+            return
         _show(client.change_queue(queue, **settings), as_json)
 
 
@@ -383,10 +389,11 @@ def change_queue(
 @click.option(
     "--discard", is_flag=True, help="Remove surplus partitions at once, with their messages."
 )
+@dry_run_option
 @service_options
 @json_option
 def resize_queue(
-    queue: str, partitions: int, discard: bool, url: str | None, as_json: bool
+    queue: str, partitions: int, discard: bool, dry_run: bool, url: str | None, as_json: bool
 ) -> None:
     """Change the number of partitions; surplus ones are drained to their end first.
 
@@ -402,6 +409,10 @@ def resize_queue(
     'counterpoise lag' shows 0, resize, and publish again.
     """
     with Client(url) as client:
+        if dry_run:
+            foreseen = client.change_queue(queue, discard, dry_run=True, partition_count=partitions)
+            show_previews([foreseen], as_json)
+            return
         changed = client.change_queue(queue, discard, partition_count=partitions)
     if as_json:
         print_json(changed.raw)
@@ -424,9 +435,10 @@ app.add_command(unpin_partitions)
     is_flag=True,
     help="Delete it even with messages that are not processed, and with bound consumers.",
 )
+@dry_run_option
 @service_options
 @json_option
-def delete_queue(queue: str, force: bool, url: str | None, as_json: bool) -> None:
+def delete_queue(queue: str, force: bool, dry_run: bool, url: str | None, as_json: bool) -> None:
     """Delete a queue, and the messages of a built-in log that no other queue reads.
 
     A queue with messages that are not processed is deleted after a question,
@@ -434,6 +446,9 @@ def delete_queue(queue: str, force: bool, url: str | None, as_json: bool) -> Non
     line.
     """
     with Client(url) as client:
+        if dry_run:
+            show_previews([client.delete_queue(queue, force, dry_run=True)], as_json)
+            return
         try:
             consumers = client.queue(queue).flow_count
             loss = "" if force else _loss(client, queue)

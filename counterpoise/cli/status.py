@@ -11,6 +11,7 @@ from msgspec import structs
 
 from counterpoise.cli.options import json_option, queue_argument, queue_names, service_options
 from counterpoise.cli.output import counted, print_json, tell, total_lag
+from counterpoise.cli.previews import dry_run_option, show_previews
 from counterpoise.cli.queues import list_queues
 from counterpoise.client import Client
 from counterpoise.errors import ServiceUnavailable
@@ -90,11 +91,15 @@ def _watch(client: Client, queue: str) -> None:
 
 @click.command("rebalance")
 @queue_argument
+@dry_run_option
 @service_options
 @json_option
-def rebalance(queue: str, url: str | None, as_json: bool) -> None:
+def rebalance(queue: str, dry_run: bool, url: str | None, as_json: bool) -> None:
     """Rebalance now, without waiting for the holddown."""
     with Client(url) as client:
+        if dry_run:
+            show_previews([client.rebalance_now(queue, dry_run=True)], as_json)
+            return
         status = client.rebalance_now(queue)
     if as_json:
         print_json(status.raw)

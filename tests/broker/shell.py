@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from broker.calls import views
 from broker.calls.bound_flows import BoundFlow
+from broker.core.access import Caller
 from broker.core.queue import Queue
 from broker.replica.replica import Replica
 from broker.service import Calls
@@ -81,7 +82,6 @@ class ReplicaCalls:
         self.create_queue = calls.queues.create
         self.queue = calls.queues.get
         self.list_queues = calls.queues.list
-        self.change_queue = calls.queues.change
         self.delete_queue = calls.queues.delete
         self.rebalance_now = calls.queues.rebalance
         self.rebalance_status = calls.monitoring.rebalance_status
@@ -106,6 +106,18 @@ class ReplicaCalls:
         self.children = _on(flow, calls.flows.children)
         self.drain = _on(flow, calls.flows.drain)
         self.wait_update = _on(flow, calls.updates.wait)
+
+    async def change_queue(
+        self,
+        name: str,
+        changes: Mapping[str, object],
+        discard: bool,
+        caller: Caller | None = None,
+    ) -> wire.Queue:
+        """The queue after the change."""
+        changed = await self.calls.queues.change(name, changes, discard, caller)
+        assert isinstance(changed, wire.Queue)
+        return changed
 
     async def update(self, name: str, flow_id: str) -> wire.Update:
         """The flow's view, with everything that any replica has committed."""

@@ -591,6 +591,8 @@ def test_an_administrator_sees_what_would_happen_and_does_it(
         fill(page, "#act-count", "6")
         eventually(lambda: "2 new partitions" in page.text(".preview"))
         assert "newer messages of a key" in page.text(".preview")
+        # The service has said it: it knows what the page does not.
+        assert "first: 4 → 6" in page.text(".preview")
         assert client.queue("flights").partition_count == 4
         submit(page)
         eventually(lambda: client.queue("flights").partition_count == 6)

@@ -7,6 +7,7 @@ is away, and the replica may die just before it or just after it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from broker.core.errors import Unavailable
@@ -59,14 +60,22 @@ class FarRanges(WorldRanges):
         return await self._road.along(lambda: super(FarRanges, self).roots(log, latest=latest))
 
     async def split(
-        self, log: str, partition: int, at: int | Literal["middle", "load"], owner: LogOwner
+        self,
+        log: str,
+        partition: int,
+        at: int | Literal["middle", "load"],
+        owner: LogOwner,
+        *,
+        dry_run: bool = False,
     ) -> Sealing:
-        real = super().split
-        return await self._road.along(lambda: real(log, partition, at, owner), changes=True)
+        real = partial(super().split, log, partition, at, owner, dry_run=dry_run)
+        return await self._road.along(real, changes=not dry_run)
 
-    async def merge(self, log: str, partition: int, other: int, owner: LogOwner) -> Sealing:
-        real = super().merge
-        return await self._road.along(lambda: real(log, partition, other, owner), changes=True)
+    async def merge(
+        self, log: str, partition: int, other: int, owner: LogOwner, *, dry_run: bool = False
+    ) -> Sealing:
+        real = partial(super().merge, log, partition, other, owner, dry_run=dry_run)
+        return await self._road.along(real, changes=not dry_run)
 
 
 class FarLogs(Logs):

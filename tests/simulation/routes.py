@@ -102,9 +102,10 @@ async def serve(calls: Calls, call: Call[Any], checker: Checker) -> Any:
         checker.showed(view, began)
         return to_builtins(view)
     if verb == "drain":
-        view = await calls.flows.drain(flow, body.get("timeout_seconds"))
-        checker.showed(view, began)
-        return to_builtins(view)
+        drained = await calls.flows.drain(flow, body.get("timeout_seconds"))
+        assert isinstance(drained, wire.Update)
+        checker.showed(drained, began)
+        return to_builtins(drained)
     items = body["partitions"]
     done = await _work(calls, verb, flow, body)
     for item, result in zip(items, done.results, strict=True):

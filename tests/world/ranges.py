@@ -90,9 +90,19 @@ class WorldRanges:
         raise Invalid("No queue of this world reads another's ranges.")
 
     async def split(
-        self, log: str, partition: int, at: int | Literal["middle", "load"], owner: LogOwner
+        self,
+        log: str,
+        partition: int,
+        at: int | Literal["middle", "load"],
+        owner: LogOwner,
+        *,
+        dry_run: bool = False,
     ) -> Sealing:
+        assert not dry_run, "nobody in this world asks for previews of its logs"
         return self._logs[log].seal([partition], None if isinstance(at, str) else at)
 
-    async def merge(self, log: str, partition: int, other: int, owner: LogOwner) -> Sealing:
+    async def merge(
+        self, log: str, partition: int, other: int, owner: LogOwner, *, dry_run: bool = False
+    ) -> Sealing:
+        assert not dry_run, "nobody in this world asks for previews of its logs"
         return self._logs[log].seal([partition, other])
