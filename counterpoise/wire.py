@@ -550,6 +550,8 @@ class Session(Message, frozen=True):
     * `name`: The name of the key; null without one.
     * `queues`: The patterns of the queues that the key is for.
     * `expires_at`: The end of the session, or of the key; null if it has none.
+    * `unlocked_until`: Until when the session may change something; null if it only reads, and for
+      a caller without a session.
     """
 
     key_id: KeyId | None
@@ -557,6 +559,7 @@ class Session(Message, frozen=True):
     role: Annotated[str, said(enum=["viewer", "publisher", "consumer", "admin"])]
     queues: tuple[str, ...]
     expires_at: Time | None
+    unlocked_until: Time | None
 
 
 class AuditItem(Document, frozen=True):

@@ -84,7 +84,7 @@ export function change({ queue }, needsKey) {
       if (wrong) return NOTHING(`!This is out of range: ${wrong}.`);
       return lines.length ? [...lines, "It applies to what begins after it."] : NOTHING("Nothing changes.");
     },
-    act: (values, key) => call("PATCH", pathOf(queue.name), { content: changesOf(queue, values).content, key }),
+    act: (values) => call("PATCH", pathOf(queue.name), { content: changesOf(queue, values).content }),
   });
 }
 
@@ -134,6 +134,6 @@ export function create(needsKey) {
       const { lines, nothing } = creationOf(values);
       return nothing ? NOTHING(...lines) : lines;
     },
-    act: (values, key) => call("POST", "/queues", { content: creationOf(values).content, key }),
+    act: (values) => call("POST", "/queues", { content: creationOf(values).content }),
   });
 }

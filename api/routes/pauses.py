@@ -22,7 +22,7 @@ SHOWN = "What is paused of the queue after the call."
     response_description=SHOWN,
     responses=problems.document(*ON_A_QUEUE, *problems.OF_A_BODY),
 )
-@allow(Right.ADMINISTER)
+@allow(Right.ADMINISTER, unlocked_may=True)
 async def pause_queue(
     request: Request, queue: Name, body: pause_schemas.PauseRequest
 ) -> wire.PausedQueue:
@@ -40,7 +40,7 @@ async def pause_queue(
     response_description=SHOWN,
     responses=problems.document(*ON_A_QUEUE),
 )
-@allow(Right.ADMINISTER)
+@allow(Right.ADMINISTER, unlocked_may=True)
 async def resume_queue(request: Request, queue: Name) -> wire.PausedQueue:
     """End the pause of the whole queue. Partitions with a pause of their own stay paused.
 
@@ -55,7 +55,7 @@ async def resume_queue(request: Request, queue: Name) -> wire.PausedQueue:
     response_description=SHOWN,
     responses=problems.document(*ON_A_QUEUE, *problems.OF_A_BODY),
 )
-@allow(Right.ADMINISTER)
+@allow(Right.ADMINISTER, unlocked_may=True)
 async def pause_partition(
     request: Request, queue: Name, partition: Partition, body: pause_schemas.PauseRequest
 ) -> wire.PausedQueue:
@@ -69,7 +69,7 @@ async def pause_partition(
     response_description=SHOWN,
     responses=problems.document(*ON_A_QUEUE),
 )
-@allow(Right.ADMINISTER)
+@allow(Right.ADMINISTER, unlocked_may=True)
 async def resume_partition(request: Request, queue: Name, partition: Partition) -> wire.PausedQueue:
     """End the pause of a partition. While the whole queue is paused it stays paused with it.
 

@@ -83,6 +83,8 @@ def send(
 ) -> tuple[int, Any]:
     """The status and body of the answer; of a stream only the status."""
     method, path = call.split()
+    # Of a caller before, who has logged in.
+    http.cookies.clear()
     body = BODIES.get(call) if body is None else body
     request = http.build_request(
         method,

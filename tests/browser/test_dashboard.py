@@ -989,3 +989,47 @@ def test_it_asks_for_a_key_and_shows_the_queues_of_that_key_alone(
         page.act("document.querySelector('#leave')", "it.click()")
         eventually(lambda: page.run("!document.querySelector('#login').hidden"))
         assert "team-a" not in page.text("body")
+
+        # An administrator gives the key once more, for the changes of the next minutes.
+        key = secured.keys["admin"]
+        fill(page, "#key", key)
+        page.act("document.querySelector('#login button')", "it.click()")
+        eventually(lambda: "team-a.orders" in page.text("#main"))
+        go(page, "team-a.orders")
+        change(page, "Pause", key)
+        eventually(lambda: re.search(r"unlocked for (10:00|9:\d\d)", page.text("#unlocked")))
+        assert violations(page) == []
+        change(page, "Resume", None)
+        click(page, "Lock")
+        eventually(lambda: page.run("document.querySelector('#unlocked').hidden"))
+        # What this page does not know: another one has locked the session meanwhile.
+        change(page, "Pause", key)
+        eventually(lambda: page.text("#unlocked"))
+        page.run("fetch('/v1/session/lock', { method: 'POST' }).then((answer) => answer.status)")
+        click(page, "Pause")
+        eventually(lambda: not is_off(page))
+        click(page, "Pause")
+        eventually(lambda: "only reads" in page.text("dialog .problem"))
+        eventually(lambda: page.run("!document.querySelector('#act-key').parentElement.hidden"))
+        fill(page, "#act-key", key)
+        click(page, "Pause")
+        eventually(lambda: page.run("document.querySelector('dialog') === null"))
+        assert key not in str(page.run("document.cookie + document.documentElement.outerHTML"))
+        page.act("document.querySelector('#leave')", "it.click()")
+        eventually(lambda: page.run("document.querySelector('#unlocked').hidden"))
+        page.close()
+
+
+def change(page: Page, button: str, key: str | None) -> None:
+    """Confirm what this button asks, with a key where it asks for one."""
+    seen = f"(one) => one.innerText === {button!r} && one.checkVisibility()"
+    eventually(lambda: page.run(f"[...document.querySelectorAll('button')].some({seen})"))
+    click(page, button)
+    eventually(lambda: page.run("document.querySelector('dialog[open]') !== null"))
+    asks = "!document.querySelector('#act-key').parentElement.hidden"
+    assert page.run(asks) == (key is not None)
+    if key is not None:
+        fill(page, "#act-key", key)
+    eventually(lambda: not is_off(page))
+    click(page, button)
+    eventually(lambda: page.run("document.querySelector('dialog') === null"))
