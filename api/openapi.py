@@ -98,7 +98,7 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
             "type": "apiKey",
             "in": "cookie",
             "name": "counterpoise_session",
-            "description": "Set by `POST /v1/session`; for `GET`, and unlocked for some more calls. "
+            "description": "Set by `POST /v1/session`; for `GET`, unlocked for some more calls. "
             "With TLS the cookie is called `__Host-counterpoise`.",
         },
     }

@@ -596,6 +596,8 @@ class AuditItem(Document, frozen=True):
                 "drain",
                 "create_key",
                 "revoke_key",
+                "unlock_session",
+                "publish_message",
             ]
         ),
     ]
@@ -1052,6 +1054,16 @@ class ShownMessages(Message, frozen=True):
     end: ShownPosition
     messages: tuple[ShownMessage, ...]
     following: ShownPosition
+
+
+class PublishedMessage(Message, frozen=True):
+    """A message that is in the log.
+
+    * `before`: Whether an earlier call with the same `id` has published it.
+    """
+
+    partition: int
+    before: bool
 
 
 # ------------------------------------------------------------------ the service itself

@@ -20,8 +20,8 @@ import { number, plural } from "./words.js";
 export function ask({ title, button, fields = {}, name = null, preview, act, needsKey }) {
   const foreseen = make("ul", { class: "preview" });
   const problem = make("p", { class: "problem", role: "alert" });
-  const key = make("input", { type: "password", autocomplete: "current-password", id: "act-key" });
-  const unlocking = make("p", { class: "field" }, make("label", { for: "act-key" }, "Your key"), key,
+  const key = make("input", { type: "password", autocomplete: "current-password", id: "unlock-key" });
+  const unlocking = make("p", { class: "field" }, make("label", { for: "unlock-key" }, "Your key"), key,
     make("span", { class: "soft" }, "It unlocks this session for 10 minutes."));
   const typed = make("input", { id: "act-name", autocomplete: "off", oninput: () => permit() });
   const go = make("button", { class: "danger", disabled: "" }, button);

@@ -164,6 +164,7 @@ def test_a_page_of_another_site_gets_nothing_of_it(secured: Guarded, queue: str,
     """Its browser sends the cookie in spite of all: that it reads no answer is no help."""
     with unlocked(secured, secured.root) as browser:
         host = httpx.URL(secured.service.url)
+        assert host.port is not None
         for said in (
             {"Origin": "https://example.com", "Sec-Fetch-Site": "cross-site"},
             {"Origin": "null", "Sec-Fetch-Site": "cross-site"},
@@ -216,6 +217,7 @@ def test_the_calls_of_an_unlocked_session_are_those_that_are_listed_here() -> No
         f"DELETE {on_queue}",
         f"POST {on_queue}/rebalance",
         f"POST {on_queue}/positions",
+        f"POST {on_queue}/messages",
         *(
             f"POST {place}/{what}"
             for place in (on_queue, of_partition)

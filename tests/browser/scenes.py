@@ -400,6 +400,7 @@ STATES: Mapping[str, Callable[[Stage], Page]] = {
     "away": _away,
     "create": _dialog("", "Create a queue", "on the built-in log", name="flights"),
     "settings": _dialog("unread", "Settings", "→", access_type="exclusive"),
+    "publish": _dialog("unread", "Publish", "12 bytes", headers="trace: t-1", value='{"total": 3}'),
     "resize": _dialog("open", "Resize", "retire", count="7"),
     "rebalance": _dialog("holddown", "Rebalance now", "ends at once"),
     "positions": _dialog("unread", "Set positions", "never be read", where="latest"),

@@ -305,6 +305,37 @@ def test_messages_of_the_chosen_partition_are_shown_as_they_are(
     assert client.partitions("flights")[0].position is None
 
 
+def test_a_person_publishes_one_message_and_sees_it(page: Page, client: Client) -> None:
+    client.create_queue("flights", 4, rebalance_delay=0)
+    go(page, "flights")
+    click(page, "Publish")
+    eventually(lambda: "The service chooses the partition." in page.text(".preview"))
+    fill(page, "#act-partition", "4")
+    eventually(lambda: "from 0 to 3" in page.text(".preview"))
+    assert is_off(page)
+    fill(page, "#act-partition", "2")
+    eventually(lambda: "It goes to partition 2." in page.text(".preview"))
+    fill(page, "#act-headers", "trace")
+    eventually(lambda: "a colon" in page.text(".preview"))
+    fill(page, "#act-headers", "trace: t-1\nby: me")
+    fill(page, "#act-value", "ä" * 40_000)
+    eventually(lambda: "Use a publisher" in page.text(".preview"))
+    fill(page, "#act-value", '{"total": 3}')
+    eventually(lambda: "12 bytes" in page.text(".preview"))
+    assert violations(page) == []
+    submit(page)
+    eventually(lambda: '"total": 3' in page.text(".messages pre"))
+    assert "t-1" in page.text(".messages .headers")
+    assert client.partitions("flights")[2].lag == 1
+    # With a key nobody chooses the partition.
+    click(page, "Publish")
+    fill(page, "#act-key", "c1")
+    eventually(lambda: "Its key decides" in page.text(".preview"))
+    assert page.run("document.querySelector('#act-partition').disabled")
+    submit(page)
+    eventually(lambda: page.text(".messages b") == "0" and "c1" in page.text(".messages"))
+
+
 def test_a_filter_and_a_time_find_messages_and_values_read_as_what_they_are(page: Page) -> None:
     def call(module: str, expression: str) -> Any:
         return page.run(f"import('/dashboard/{module}.js').then(async (it) => {expression})")
@@ -1010,8 +1041,8 @@ def test_it_asks_for_a_key_and_shows_the_queues_of_that_key_alone(
         eventually(lambda: not is_off(page))
         click(page, "Pause")
         eventually(lambda: "only reads" in page.text("dialog .problem"))
-        eventually(lambda: page.run("!document.querySelector('#act-key').parentElement.hidden"))
-        fill(page, "#act-key", key)
+        eventually(lambda: page.run("!document.querySelector('#unlock-key').parentElement.hidden"))
+        fill(page, "#unlock-key", key)
         click(page, "Pause")
         eventually(lambda: page.run("document.querySelector('dialog') === null"))
         assert key not in str(page.run("document.cookie + document.documentElement.outerHTML"))
@@ -1026,10 +1057,10 @@ def change(page: Page, button: str, key: str | None) -> None:
     eventually(lambda: page.run(f"[...document.querySelectorAll('button')].some({seen})"))
     click(page, button)
     eventually(lambda: page.run("document.querySelector('dialog[open]') !== null"))
-    asks = "!document.querySelector('#act-key').parentElement.hidden"
+    asks = "!document.querySelector('#unlock-key').parentElement.hidden"
     assert page.run(asks) == (key is not None)
     if key is not None:
-        fill(page, "#act-key", key)
+        fill(page, "#unlock-key", key)
     eventually(lambda: not is_off(page))
     click(page, button)
     eventually(lambda: page.run("document.querySelector('dialog') === null"))
