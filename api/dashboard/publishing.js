@@ -30,7 +30,7 @@ export function publish({ queue }, needsKey, published) {
   ask({
     title: `Publish to ${queue.name}`, button: "Publish", needsKey,
     fields: { key: labelled("Key", { autocomplete: "off", placeholder: "none" }), ...(dynamic ? {} : { partition }),
-      headers: area("Headers, a line each: name: text", 2), value: area("Value", 6) },
+      headers: area("Headers (name: text), one a line", 2), value: area("Value", 6) },
     preview: (values) => {
       partition.disabled = values.key !== "";
       const content = contentOf(values), bytes = new TextEncoder().encode(values.value).length;
