@@ -93,7 +93,10 @@ def _signals_as_before() -> Iterator[None]:
 
 # The groups of long tests that take longest, the longest first: the last test ends soonest so.
 # pytest-xdist alone would begin with the groups of most tests, however short these are.
-LONGEST_GROUPS = ("spark 2", "spark 1", "spark 3", "processes", "wheels", "spin", "computing")
+LONGEST_GROUPS = (
+    *("spark", "drivers 1", "programs 1", "processes", "drivers 2"),
+    *("programs 2", "kafka", "browser", "wheels", "spin", "computing"),
+)
 
 
 # A test may take so long. The limit ends what never ends, on slow machines too; that of short tests

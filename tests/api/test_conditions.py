@@ -110,6 +110,7 @@ def test_nothing_unbounded_or_unreadable_is_taken(
     problem(report(bind(refusing, "q"), 1, wrong), 422, "invalid")
 
 
+@pytest.mark.long
 def test_so_many_are_taken_and_no_more(api: httpx.Client) -> None:
     create_queue(api, "q", 1)
     consumer = bind(api, "q")

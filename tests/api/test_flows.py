@@ -328,6 +328,7 @@ def test_two_services_are_one(services: Callable[[int], Sequence[Service]]) -> N
         assert states[0] == states[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stop_first", [True, False])
 def test_a_service_that_stops_costs_no_partition(
     services: Callable[[int], Sequence[Service]], stop_first: bool

@@ -124,18 +124,21 @@ def _call(
     case.validate_response(response, checks=CHECKS, excluded_checks=list(excluded))
 
 
+@pytest.mark.matrix(of="fuzzing")
 @everything.parametrize()
 @drawn
 def test_any_drawn_request_gets_a_documented_answer(case: Case, fuzzed: Service) -> None:
     _call(case, fuzzed)
 
 
+@pytest.mark.matrix(of="fuzzing")
 @elsewhere.parametrize()
 @covered
 def test_without_a_queue(case: Case, fuzzed: Service) -> None:
     _call(case, fuzzed)
 
 
+@pytest.mark.matrix(of="fuzzing")
 @on_flows.parametrize()
 @covered
 def test_on_a_queue_and_a_flow_that_exist(case: Case, fuzzed: Service, consumer: Consumer) -> None:

@@ -132,6 +132,7 @@ def test_a_call_names_so_many_children_and_parents_at_the_most(api: httpx.Client
     assert flow.outcomes("children", fewer) == ["unknown_parent"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "value", "field"),
     [

@@ -118,6 +118,7 @@ def test_what_cannot_be_looked_at_is_refused_with_its_reason(
     assert "does not know this kind of log" in said["detail"]
 
 
+@pytest.mark.long
 def test_a_session_of_a_consumer_may_look_and_one_of_a_viewer_may_not(migrated_url: str) -> None:
     with guarded(migrated_url) as secured, secured.http as http:
         secured.create("team-a.orders")

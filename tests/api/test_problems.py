@@ -301,6 +301,7 @@ def test_without_a_database(http: httpx.Client, broker: ScriptedBroker) -> None:
     assert response.headers["retry-after"] == "2"
 
 
+@pytest.mark.long
 def test_a_defect_shows_no_internals(
     http: httpx.Client, broker: ScriptedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -283,6 +283,7 @@ async def test_a_flow_that_leaves_ends_its_stream_with_the_problem() -> None:
     assert wire.ended
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ended", [False, True])
 async def test_what_no_reader_is_there_to_hear_is_no_defect(ended: bool) -> None:
     """The source fails as the reader hangs up, or while it is ended because of that."""

@@ -179,6 +179,7 @@ async def test_a_flow_that_waits_keeps_few_objects() -> None:
     assert sum(kept.values()) <= MOST_OBJECTS * len(polls)
 
 
+@pytest.mark.long
 @virtual
 async def test_a_flow_that_renews_its_lease_keeps_no_request(
     monkeypatch: pytest.MonkeyPatch,

@@ -74,6 +74,7 @@ def test_a_wheel_carries_its_licenses_and_a_page(wheels: Path, pattern: str) -> 
     assert b"\nDescription-Content-Type: text/markdown\n" in texts["METADATA"]
 
 
+@pytest.mark.matrix(of="newcomers")
 def test_a_consumer_gets_no_service_and_the_service_brings_both(
     wheels: Path, versions: Path, tmp_path: Path
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_consumer_gets_no_service_and_the_service_brings_both(
     assert "--database-url" in run(binaries / "counterpoise", "serve", "--help", cwd=tmp_path)
 
 
+@pytest.mark.matrix(of="newcomers")
 def test_users_test_their_consumers_with_one_install(wheels: Path, tmp_path: Path) -> None:
     """docs/testing.md: the plugin's fixture is found by its entry point."""
     binaries = environment_like_ours(wheels, ["counterpoise[testing]"], tmp_path / "venv")

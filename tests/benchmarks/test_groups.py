@@ -46,6 +46,7 @@ def stage(soon: None, service: Service, apache_kafka: ApacheKafka) -> Iterator[S
         yield Stage(apache_kafka, service.url, client)
 
 
+@pytest.mark.matrix("variant")
 @pytest.mark.parametrize("variant", SHORT)
 def test_consumers_come_and_go_and_the_topic_grows(stage: Stage, variant: Variant) -> None:
     """Nothing is lost, all is owned evenly at the end (otherwise it does not end), and a plan that

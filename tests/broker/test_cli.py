@@ -52,6 +52,7 @@ def test_a_wrong_setting() -> None:
     assert "--port" in line
 
 
+@pytest.mark.long
 def test_a_port_in_use() -> None:
     with listen() as taken:
         port = taken.getsockname()[1]
@@ -133,6 +134,7 @@ def test_tables_that_a_restore_left_incomplete(migrated_url: str) -> None:
             assert "not their revision" in refusal(command, Exit.MIGRATION)
 
 
+@pytest.mark.long
 def test_migrate_says_what_it_did(database_url: str) -> None:
     first = run(["migrate", "--database-url", database_url])
     assert first.returncode == 0, first.stderr

@@ -67,6 +67,7 @@ def dump(url: str, file: Path, *options: str) -> Path:
     return file
 
 
+@pytest.mark.long
 def test_a_backup_is_a_new_file_that_only_its_user_can_read(
     backup: Path, url: str, tmp_path: Path
 ) -> None:
@@ -145,6 +146,7 @@ def test_no_service_starts_on_half_a_restore(tmp_path: Path) -> None:
     assert not (tmp_path / "postgres").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "said"),
     [

@@ -236,6 +236,7 @@ def daily(now: int) -> float:
     return 350.0 + 100.0 * math.sin(now / 300) + burst
 
 
+@pytest.mark.long
 def test_it_does_not_flap_where_the_lag_alone_would() -> None:
     told, naive = Cluster(ours, daily), Cluster(by_lag_alone, daily)
     told.run(4 * 3600)
@@ -260,6 +261,7 @@ def in_proportion_to_the_age(load: Load) -> int:
     return min(max(1, math.ceil(load.consumers * (load.lag_seconds or 0.0) / 60)), load.partitions)
 
 
+@pytest.mark.long
 def test_by_age_no_change_is_the_answer_to_the_one_before() -> None:
     told, naive = Cluster(by_age, daily), Cluster(in_proportion_to_the_age, daily)
     told.run(4 * 3600)

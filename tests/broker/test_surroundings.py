@@ -88,6 +88,7 @@ def full_disk() -> int:
     return os.open("/dev/full", os.O_WRONLY)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stdout", [unread_pipe, full_disk])
 def test_nobody_need_read_what_it_prints(migrated_url: str, stdout: Callable[[], int]) -> None:
     command = ["serve", "--port", "0", "--database-url", migrated_url]

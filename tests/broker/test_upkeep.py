@@ -60,6 +60,7 @@ def grown(before: dict[str, int], after: dict[str, int]) -> set[str]:
     return {table for table, count in after.items() if count > before[table]}
 
 
+@pytest.mark.long
 async def test_a_deleted_queue_leaves_only_rows_that_have_an_end(migrated_url: str) -> None:
     """Its measurements are kept for an hour, its credentials until they have expired."""
     broker = Broker(settings_for(migrated_url))
@@ -113,6 +114,7 @@ async def test_a_deleted_queue_leaves_only_rows_that_have_an_end(migrated_url: s
     assert left <= ENDING, left
 
 
+@pytest.mark.long
 async def test_a_stream_that_is_away_when_its_queue_is_deleted_goes_later(
     migrated_url: str, tmp_path: Path
 ) -> None:

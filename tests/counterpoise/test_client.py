@@ -42,6 +42,7 @@ def test_queues_are_created_listed_changed_and_deleted(client):
         client.queue("b")
 
 
+@pytest.mark.long
 def test_each_refusal_has_its_own_exception(client):
     client.create_queue("a", 1)
     with pytest.raises(QueueExists):
@@ -97,6 +98,7 @@ def test_a_flow_by_hand(client):
     assert {move.partition for move in history[-1].moves} == {0, 1}
 
 
+@pytest.mark.long
 def test_positions_are_set_to_an_end_a_time_or_each(client):
     client.create_queue("a", 2)
     client.set_positions("a", {0: "0", 1: None})
@@ -146,6 +148,7 @@ def changing_the_queue(client):
         changing.join()
 
 
+@pytest.mark.long
 def test_events_are_told_as_they_are_committed(client):
     client.create_queue("a", 1, rebalance_delay=0)
     events = client.events("a")

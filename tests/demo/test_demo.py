@@ -75,7 +75,7 @@ def played(demos: list[Demo], *arguments: str, plain: bool = False) -> tuple[int
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("spark 3")
+@pytest.mark.xdist_group("programs 2")
 def test_the_demo_ends_with_a_good_verdict(demos: list[Demo]) -> None:
     """Into a lake as well. (The demo of splits is played without.)"""
     code, output = played(demos, "--sink", "delta")
@@ -89,7 +89,7 @@ def test_the_demo_ends_with_a_good_verdict(demos: list[Demo]) -> None:
 
 @pytest.mark.matrix(of="demos")
 @pytest.mark.long
-@pytest.mark.xdist_group("spark 3")
+@pytest.mark.xdist_group("programs 2")
 def test_a_sabotaged_demo_ends_with_a_bad_verdict(demos: list[Demo]) -> None:
     code, output = played(demos, "--sabotage", "unfenced", plain=True)
     assert "Verdict: BAD" in output
@@ -99,7 +99,7 @@ def test_a_sabotaged_demo_ends_with_a_bad_verdict(demos: list[Demo]) -> None:
 
 @pytest.mark.matrix(of="demos")
 @pytest.mark.long
-@pytest.mark.xdist_group("spark 3")
+@pytest.mark.xdist_group("programs 2")
 def test_the_demo_of_splits_ends_with_a_good_verdict(demos: list[Demo]) -> None:
     code, output = played(demos, "--split")
     assert "Verdict: GOOD" in output
@@ -124,7 +124,7 @@ def test_the_evidence_of_a_sabotaged_demo_gets_a_bad_verdict(sabotage: str) -> N
 
 @pytest.mark.matrix("how")
 @pytest.mark.long
-@pytest.mark.xdist_group("spark 3")
+@pytest.mark.xdist_group("programs 2")
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_every_end_of_the_demo_ends_its_processes(
     demos: list[Demo], how: signal.Signals, code: int

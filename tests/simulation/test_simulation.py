@@ -113,6 +113,7 @@ def test_a_planted_bug_can_be_called_as_the_product(bug: str) -> None:
             inspect.signature(planted).bind(*places, **named)
 
 
+@pytest.mark.long
 @may_be_out_of_date
 def test_everything_that_must_occur_does() -> None:
     """The seeds of the file meet all of it."""
@@ -182,6 +183,7 @@ def test_the_checker_knows_nothing_of_the_product() -> None:
     assert not {"world", "service", "consumers"} & {name.split(".")[-1] for name in seen}
 
 
+@pytest.mark.long
 def test_recording_changes_nothing() -> None:
     for seed in range(10):
         assert run(draw(seed)).counts == run(draw(seed), recording=True).counts

@@ -136,6 +136,7 @@ def test_repeated_calls_are_answered_the_same(log, log_url):
     assert len(current(log)) == 1
 
 
+@pytest.mark.long
 def test_what_cannot_be_split_or_merged_is_refused_and_changes_nothing(log, log_url):
     split(log_url, 0, 1)
     split(log_url, 2)
@@ -406,6 +407,7 @@ def test_every_hash_has_one_partition_and_every_key_its_order(log_url, count, pl
 # ------------------------------------------------------------------ roots
 
 
+@pytest.mark.long
 def test_a_new_queue_begins_where_messages_begin_or_where_they_end(log, log_url):
     def roots(latest):
         found = with_logs(log_url, lambda logs: logs.ranges.roots("builtin:flights", latest=latest))

@@ -50,6 +50,7 @@ def publish(log, partition, partition_count, *values):
         opened.close()
 
 
+@pytest.mark.long
 def test_a_queue_takes_its_partition_count_from_the_topic(client, log):
     queue = client.create_queue("orders", log=log)
     assert (queue.partition_count, queue.log) == (3, log)

@@ -199,6 +199,7 @@ def test_data_survives_when_postgres_itself_is_killed(made: Path) -> None:
         assert query(url, "SELECT answer FROM kept") == [(42,)]
 
 
+@pytest.mark.long
 def test_a_second_service_on_the_directory_is_refused(made: Path) -> None:
     with service(made) as (process, url):
         with pytest.raises(DataDirectoryInUse) as refusal:

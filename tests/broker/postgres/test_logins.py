@@ -124,6 +124,7 @@ def test_it_goes_on_after(kept: Kept, ends: Callable[[EmbeddedPostgres], None]) 
     is_bounded(kept.url)
 
 
+@pytest.mark.long
 def test_the_program_ends_with_its_keeper(kept: Kept) -> None:
     eventually(lambda: len(programs(kept.postgres)) == 1)
     with PostgresKeeper(kept.postgres, kept.url):

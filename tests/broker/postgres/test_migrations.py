@@ -37,6 +37,7 @@ def test_repeating_it_does_nothing(database_url: str) -> None:
     assert [step.after for step in again] == [step.after for step in first]
 
 
+@pytest.mark.long
 def test_current_tables_are_found_without_alembic(database_url: str) -> None:
     """To import it takes a tenth of a start."""
     migrations.upgrade(database_url)

@@ -62,6 +62,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return opened
 
 
+@pytest.mark.long
 async def test_so_are_those_of_statements_under_way(migrated_url: str, opened: list[Any]) -> None:
     """Of the store and of the logs; whether or not their callers still wait."""
     engine, connections = log_engine(migrated_url), Connections(migrated_url, 2)

@@ -37,6 +37,7 @@ def test_the_lists_have_what_the_migrations_make(connection: Connection, tree: T
     assert schema.list_file(tree).read_text("utf-8").splitlines() == made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "found"),
     [

@@ -11,7 +11,7 @@ from tests.broker.processes.conftest import CrowdOf
 from tests.broker.processes.test_two_services import peace
 from tests.service import ServeProcess
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.matrix(of="crowds")]
 
 
 @pytest.mark.long

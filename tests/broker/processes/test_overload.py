@@ -15,7 +15,7 @@ from benchmarks.overload import QUEUE, Flows, big_commits, flood
 from benchmarks.wire import Caller
 from tests.service import ServeProcess
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.matrix(of="crowds")]
 
 FLOWS = 500
 LEASE_SECONDS = 8.0

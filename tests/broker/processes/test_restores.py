@@ -208,6 +208,7 @@ def test_a_child_waits_for_its_parents_after_a_restore_too(migrated_url: str) ->
         assert [each.partition for each in client.partitions("tokens")] == [2]
 
 
+@pytest.mark.long
 def test_epochs_are_above_the_given_one(migrated_url: str) -> None:
     with serving(migrated_url) as (_, client):
         client.create_queue("orders", 2)

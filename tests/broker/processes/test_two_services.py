@@ -101,6 +101,7 @@ async def test_services_that_are_killed_one_after_the_other(pair: Pair, crowd_of
         await crowd.go_home()
 
 
+@pytest.mark.matrix(of="crowds")
 @pytest.mark.long
 async def test_frozen_services_expire_no_flow(pair: Pair, crowd_of: CrowdOf) -> None:
     """The leases are shorter than the freeze; the database's clock runs on."""

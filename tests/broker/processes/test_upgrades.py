@@ -15,7 +15,7 @@ from counterpoise.flow import Flow, Owned
 from tests.next_release import NextRelease
 from tests.service import ServeProcess, eventually
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.matrix(of="crowds")]
 
 REPLICAS = 2
 # Longer than the replacement of a replica takes, even on a busy machine.

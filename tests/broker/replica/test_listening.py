@@ -93,6 +93,7 @@ def pair_of(migrated_url: str) -> Iterator[Callable[[float], Pair]]:
         yield lambda heartbeat_seconds: Pair(migrated_url, heartbeat_seconds, stack)
 
 
+@pytest.mark.long
 def test_decisions_during_a_lost_connection_arrive_after_it(
     pair_of: Callable[[float], Pair],
 ) -> None:
@@ -120,6 +121,7 @@ def test_decisions_while_listeners_are_ended_arrive(
         pair.heard()
 
 
+@pytest.mark.long
 def test_a_connection_that_is_silent_is_noticed_by_the_heartbeat(
     pair_of: Callable[[float], Pair],
 ) -> None:

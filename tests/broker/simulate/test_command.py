@@ -60,6 +60,7 @@ def test_a_picture_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert "the picture cannot be written" in result.output
 
 
+@pytest.mark.long
 def test_a_running_queue_gives_its_own_numbers(service: Service) -> None:
     with Client(service.url) as client:
         client.create_queue("flights", 6, rebalance_delay=0, max_handoff_time=30)
@@ -94,6 +95,7 @@ def test_an_address_with_a_secret_is_not_shown(url: str) -> None:
     assert "hunter2" not in said
 
 
+@pytest.mark.long
 def test_a_history_that_is_too_large_is_read_in_part(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,7 @@ async def connection(
         yield connection
 
 
+@pytest.mark.long
 async def test_rows_are_found_by_their_keys(connection: psycopg.Connection[Any]) -> None:
     plans = {name: plan_of(connection, statement) for name, statement in STATEMENTS.items()}
     bad = {name: (found, plan) for name, plan in plans.items() if (found := quadratic(plan))}

@@ -309,6 +309,7 @@ async def test_a_commit_and_the_end_of_an_epoch_agree(ground: Ground, orders: Re
         assert ok is (await position(orders, 0) == f"at {n}")
 
 
+@pytest.mark.long
 async def test_calls_of_all_kinds_at_once_do_not_lock_each_other_out(
     ground: Ground, store: Store
 ) -> None:

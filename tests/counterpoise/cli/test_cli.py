@@ -144,6 +144,7 @@ def test_status_and_flows_show_the_owners(run, service):
         assert "a: Ready" in run("rebalance", "a").output
 
 
+@pytest.mark.long
 def test_a_pipe_gets_no_line_that_is_filled_with_spaces(run):
     run("queues", "create", "a", "-p", "2")
     run("queues", "create", "a-queue-with-a-longer-name", "-p", "2")
@@ -287,6 +288,7 @@ def test_a_publish_shows_its_progress_on_a_terminal(run, start, tmp_path):
         assert publishing.wait(240) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["publish", "consume"])
 def test_a_service_that_is_away_is_said_at_once(start, command):
     process = start(command, "a", "--url", "http://127.0.0.1:9")
@@ -365,6 +367,7 @@ def interrupted(lines, end=KeyboardInterrupt):
     raise end
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("end", "code"), [(KeyboardInterrupt, 130), (SystemExit(143), 143)], ids=["Ctrl-C", "SIGTERM"]
 )
@@ -462,6 +465,7 @@ def test_a_wrong_address_is_said(url, says):
     assert said.count("\n") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", [["queues", "list"], ["doctor"]])
 def test_nobody_is_told_to_start_a_service_that_answers_without_tls(service, command):
     result = run_at(service.url.replace("http:", "https:"), *command, code=1)

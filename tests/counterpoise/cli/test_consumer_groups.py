@@ -35,6 +35,7 @@ def test_only_logs_in_kafka_have_consumer_groups(run):
     assert "only logs in Kafka" in " ".join(said.split())
 
 
+@pytest.mark.long
 def test_a_mirror_is_switched_on_and_off(run, kafka, name):
     kafka.create_topic(name, 2)
     log = kafka.log(name)

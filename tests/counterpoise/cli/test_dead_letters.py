@@ -308,6 +308,7 @@ def test_what_only_looks_like_a_letter_is_listed_and_shown(run, service, letters
         assert f"position {found['position']} of partition 0 of dead is no dead letter" in said
 
 
+@pytest.mark.long
 def test_the_messages_of_another_queue_are_not_listed_as_letters(run, service, letters):
     run("queues", "create", "plain", "-p", "1")
     run("publish", "plain", stdin="x\n")
@@ -317,6 +318,7 @@ def test_the_messages_of_another_queue_are_not_listed_as_letters(run, service, l
         assert "counterpoise peek plain" in refused.output
 
 
+@pytest.mark.long
 def test_a_message_that_is_no_letter_is_refused_before_anything_is_sent(run, service, letters):
     with Publisher("dead", url=service.url) as publisher:
         publisher.publish(b"stray")

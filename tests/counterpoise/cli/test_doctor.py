@@ -47,6 +47,7 @@ def test_where_everything_is_fine_it_says_so(run, service):
     assert "builtin:a can be read" in run("doctor").output
 
 
+@pytest.mark.long
 def test_an_idle_queue_needs_no_consumer(run, service):
     run("queues", "create", "a", "-p", "2", "--rebalance-delay", "0")
     [(state, said)] = [
@@ -56,6 +57,7 @@ def test_an_idle_queue_needs_no_consumer(run, service):
     assert "no consumer is bound and none is needed" in said
 
 
+@pytest.mark.long
 def test_it_says_what_an_administrator_holds_still(run, service):
     run("queues", "create", "a", "-p", "3", "--rebalance-delay", "0")
     assert "a: paused" not in examined(service.url)
@@ -66,6 +68,7 @@ def test_it_says_what_an_administrator_holds_still(run, service):
     assert "the queue is paused (wrong prices)" in examined(service.url)["a: paused"][1]
 
 
+@pytest.mark.long
 def test_it_says_where_no_wake_up_arrives(run, service, monkeypatch):
     """As through a pooler, which has numbers of its own for the server's processes."""
     run("queues", "create", "a", "-p", "2", "--rebalance-delay", "0")
@@ -88,6 +91,7 @@ def test_it_names_a_log_that_this_machine_does_not_reach(run, service):
     assert "check that this machine reaches builtin:a" in log["found"]
 
 
+@pytest.mark.long
 def test_it_asks_no_cluster_whose_log_it_could_not_look_at(run, service, monkeypatch):
     """A viewer's key does not open it, and Kafka's client may not be installed here."""
 
@@ -119,6 +123,7 @@ def test_it_names_positions_that_retention_has_passed(run, service, kafka):
     assert examined(service.url)[f"log of {name}"][0] == "warning"
 
 
+@pytest.mark.long
 def test_lag_and_doctor_show_what_consumers_report(run, service):
     run("queues", "create", "a", "-p", "2", "--rebalance-delay", "0")
     with Client(service.url) as client:

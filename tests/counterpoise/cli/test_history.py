@@ -43,6 +43,7 @@ def test_it_names_who_led_to_it_and_what_moved_also_of_flows_that_are_gone(run, 
     assert json.loads(run("history", "a", "--json", "--limit", "1").output) == rows[:1]
 
 
+@pytest.mark.long
 def test_a_pause_names_both_of_its_parts_silence_and_what_followed(run, client):
     run("queues", "create", "a", "-p", "2", "--rebalance-delay", "0", "--max-handoff-time", "0")
     client.bind("a", "etl-1", lease_seconds=1.0)

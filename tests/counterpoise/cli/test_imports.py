@@ -89,6 +89,7 @@ def test_a_service_that_would_be_everybodys_is_refused_before_it_is_imported(
     assert not directory.exists()
 
 
+@pytest.mark.long
 def test_a_service_imports_only_what_it_uses() -> None:
     # It imports all that it needs before it calls its database, and this one is away.
     nobody = "postgresql://nobody@127.0.0.1:1/none"

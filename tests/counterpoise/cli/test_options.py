@@ -106,6 +106,7 @@ def completed(url, words, shell):
     return [one.partition(",")[2].partition("\t")[0] for one in lines]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_names_of_queues_and_consumers_are_completed(run, service, shell, monkeypatch):
     monkeypatch.setattr("click.shell_completion.BashComplete._check_version", lambda: None)

@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
+
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
 
 
+@pytest.mark.long
 def test_the_status_says_which_partition_waits_for_which_and_up_to_where(run, service):
     run("queues", "create", "a", "-p", "2", "--rebalance-delay", "0", "--ordered-resize")
     with Publisher("a", url=service.url) as publisher:

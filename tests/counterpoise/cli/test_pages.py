@@ -194,6 +194,7 @@ def of_kafka(page: str) -> bool:
 KAFKA = [pytest.mark.long, pytest.mark.xdist_group("kafka")]
 
 
+@pytest.mark.matrix("page")
 @pytest.mark.long
 @pytest.mark.parametrize(
     "page",

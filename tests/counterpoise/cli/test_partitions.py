@@ -41,6 +41,7 @@ def test_what_makes_no_sense_is_refused(client, words):
     assert run(client, "split", *words).exit_code == 2
 
 
+@pytest.mark.long
 def test_the_hottest_partition_is_split_where_its_load_lies(service, client):
     stop = threading.Event()
 

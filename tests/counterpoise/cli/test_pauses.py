@@ -56,6 +56,7 @@ def test_other_commands_show_it(client: Client, run: Any) -> None:
     assert "yes (all)" in run("queues", "show", "flights").output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -51,6 +51,7 @@ def test_messages_are_shown_and_nothing_is_changed(run, published):
     assert values[1]["value_base64"] == "/wA="
 
 
+@pytest.mark.long
 def test_no_message_has_lines_or_a_size_of_its_own(run, service):
     """It is two lines, whatever it holds, and of all its parts no more is shown than asked for."""
     run("queues", "create", "a", "-p", "1", "--rebalance-delay", "0")

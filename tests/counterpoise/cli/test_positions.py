@@ -104,6 +104,7 @@ def test_times_are_read_as_people_write_them():
     assert moment("2026-11-20 10:00") == local
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "content"),
     [
@@ -134,6 +135,7 @@ def test_wrongmoments_are_refused_before_anything_is_asked(run, tmp_path, argume
     assert ("out of range" in said) == (arguments in (["999999d"], ["0001-01-01"]))
 
 
+@pytest.mark.long
 def test_positions_that_the_log_cannot_have_are_refused_by_name(run, consumed, tmp_path):
     file = tmp_path / "positions.json"
     file.write_text('{"0": "77"}')
@@ -143,6 +145,7 @@ def test_positions_that_the_log_cannot_have_are_refused_by_name(run, consumed, t
     assert shown(run) == before
 
 
+@pytest.mark.long
 def test_what_was_set_is_shown_and_not_what_the_dry_run_expected(
     run, consumed, service, monkeypatch
 ):

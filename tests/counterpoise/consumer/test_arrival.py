@@ -58,9 +58,8 @@ def test_messages_arrive_after_each_change_of_the_assignment(waiting, client, pu
     assert sorted(first.numbers + second.numbers) == [*range(35)]
 
 
-@pytest.mark.parametrize(
-    "log_of", ["builtin", pytest.param("redis", marks=pytest.mark.long)], indirect=True
-)
+@pytest.mark.long
+@pytest.mark.parametrize("log_of", ["builtin", "redis"], indirect=True)
 def test_messages_arrive_after_the_logs_server_has_dropped_those_who_wait(
     waiting, publish, postgres_of, request
 ):

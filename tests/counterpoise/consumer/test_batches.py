@@ -57,6 +57,7 @@ def test_all_is_handled_once_in_order_and_committed(service, client, publish):
     assert numbers(again) == list(range(600, 610))
 
 
+@pytest.mark.long
 def test_consumers_come_and_go_without_a_message_twice(service, client, publish):
     publish(range(300))
     with Running(service.url, slow_seconds=0.02, max_messages=20) as first:
@@ -87,6 +88,7 @@ def test_retiring_partitions_are_worked_to_their_end(service, client, publish):
     assert numbers(one) == list(range(400))
 
 
+@pytest.mark.long
 def test_a_queue_that_starts_at_the_latest_skips_what_was_before(service, client, publish):
     publish(range(20))
     client.change_queue("flights", start="latest")

@@ -84,6 +84,7 @@ def test_what_is_set_aside_in_a_topic_is_handed_over_in_order(client, kafka, run
     assert outcomes == {"initial", "graceful"}
 
 
+@pytest.mark.long
 def test_a_broker_that_is_lost_before_it_answers_is_asked_again(client, kafka, running, publish):
     publish(range(100))
     with running() as one:

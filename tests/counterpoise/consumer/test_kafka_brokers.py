@@ -136,6 +136,7 @@ def committed(client):
     return sum(int(position or 0) for position in positions(client).values())
 
 
+@pytest.mark.matrix(of="handoffs on Kafka")
 def test_with_one_replica_away_an_append_is_acknowledged_if_enough_are_left(
     cluster, served, monkeypatch
 ):

@@ -1,5 +1,7 @@
 """A Redis that cuts large answers: reads shrink until it answers them."""
 
+import pytest
+
 from counterpoise.client import Client
 from counterpoise.consumer import Consumer
 from counterpoise.publisher import Publisher
@@ -9,6 +11,7 @@ MESSAGES = 2000
 SIZE = 1000
 
 
+@pytest.mark.long
 def test_a_consumer_handles_all_messages(service, tmp_path):
     handled: list[int] = []
     with RedisServer(tmp_path, client_output_buffer_limit="normal 200kb 0 0") as server:

@@ -57,6 +57,7 @@ def test_a_paused_partition_stops_after_the_message_in_hand_and_goes_on_there(
     assert sorted(one.numbers) == [*range(200)]
 
 
+@pytest.mark.long
 def test_the_successor_of_a_paused_partition_waits_too(
     client: Client, running: Any, publish: Any
 ) -> None:

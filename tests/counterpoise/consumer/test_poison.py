@@ -135,6 +135,7 @@ def test_quarantine_stops_one_partition_until_a_retry_is_requested(
     assert in_order(one)
 
 
+@pytest.mark.long
 def test_a_quarantine_can_be_ended_by_its_own_alarm(running, publish):
     publish(range(60))
     told = []
@@ -386,6 +387,7 @@ def test_a_proxy_in_the_service_s_place_ends_no_consumer(memory, monkeypatch):
     assert len(memory.messages("dead")) == 1
 
 
+@pytest.mark.long
 def test_of_a_batch_that_fails_only_the_poison_is_put_aside(service, client, publish, dead):
     publish(range(60))
     passed: Counter[int] = Counter()
@@ -445,6 +447,7 @@ def test_a_kill_between_dead_letter_and_commit_loses_and_doubles_nothing(
     assert {letter.value for letter in dead(4, service)} == {b"last"}
 
 
+@pytest.mark.long
 def test_a_failing_message_is_let_go_when_its_partition_is_revoked(client, running, publish):
     publish(range(60))
     failed = threading.Event()

@@ -63,6 +63,7 @@ def test_the_other_keys_go_on_and_the_key_waits(client, running, publish, retrie
     assert in_order(one)
 
 
+@pytest.mark.long
 @on_each_log
 def test_a_message_that_succeeds_later_is_followed_by_its_key(client, running, publish, retries):
     publish(range(60))

@@ -93,6 +93,7 @@ def drain_from_outside(client):
     client.drain("flights", client.flows("flights")[0].flow_id)
 
 
+@pytest.mark.long
 def test_a_consumer_that_is_drained_from_outside_hands_over_and_ends(
     client, running, publish, caplog
 ):

@@ -124,6 +124,7 @@ def test_a_partition_is_split_and_merged_while_consumers_run(client, publish, ru
         assert sorted(one.numbers + two.numbers) == list(range(600))
 
 
+@pytest.mark.long
 def test_a_child_is_processed_after_all_its_parents(client, publish, running):
     """The merge of two partitions, one of which nobody has finished yet."""
     client.split_partition("flights", 0)

@@ -83,6 +83,7 @@ def test_a_handler_that_ends_in_time_continues_normally(client, one_partition, r
     assert "continuing with the partitions owned now" in caplog.text
 
 
+@pytest.mark.long
 def test_a_machine_that_has_slept_begins_no_message_of_lost_partitions(
     client, one_partition, running, migrated_url, monkeypatch
 ):

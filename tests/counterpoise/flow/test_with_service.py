@@ -47,6 +47,7 @@ def owns(flow, count):
     eventually(lambda: len(flow.partitions) == count)
 
 
+@pytest.mark.long
 def test_a_flow_that_joins_gets_its_share_in_order(flow):
     told = []
 

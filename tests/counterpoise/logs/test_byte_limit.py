@@ -51,6 +51,7 @@ def test_about_as_many_bytes_come_as_asked_for_shared_between_the_partitions(log
     assert all(4 <= len(one) <= 21 for one in found.values())
 
 
+@pytest.mark.long
 def test_both_limits_hold(log: Log) -> None:
     starts = fill(log, [10] * 20, [10] * 20)
     assert sum(map(len, sizes(log, starts, max_messages=7, max_bytes=KB).values())) == 7

@@ -124,6 +124,7 @@ def test_a_batch_over_many_partitions_is_appended_in_order_within_each(any_log):
         assert texts(any_log, partition) == [str(n) for n in range(partition, 40, 4)]
 
 
+@pytest.mark.long
 def test_a_reader_that_follows_the_end_misses_nothing_while_many_append(any_log, kit):
     """Every visible end can be read completely at once, while four publishers append."""
     done = threading.Event()

@@ -3,6 +3,7 @@
 import select
 
 import pyarrow as pa
+import pytest
 
 from counterpoise.logs.record_batch import record_batch
 from tests.log_support import append
@@ -71,6 +72,7 @@ def test_it_may_wait_for_other_partitions_next(any_log, kit):
     assert is_woken(any_log, ends)
 
 
+@pytest.mark.long
 def test_several_readers_of_a_partition_are_all_woken(any_log, kit):
     """Those of several queues on one log."""
     readers = [any_log, *(kit.open() for _ in range(9))]

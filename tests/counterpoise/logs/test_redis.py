@@ -334,6 +334,7 @@ def test_reads_shrink_until_the_server_answers_them(narrow):
     log.close()
 
 
+@pytest.mark.long
 def test_so_do_questions_about_many_partitions(narrow):
     log = made(narrow.log("q"), count=20_000)
     log.append(AppendBatch("p", 0, 20_000, [*range(20_000)], [Message(b"v")] * 20_000))

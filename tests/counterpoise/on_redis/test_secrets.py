@@ -23,7 +23,7 @@ from tests.counterpoise.on_redis.watched import WatchedApplication
 from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.service import listen
 
-pytestmark = pytest.mark.xdist_group("spark 1")
+pytestmark = pytest.mark.xdist_group("drivers 2")
 
 SINK_SECRET = "sesame-open-yourself"
 GIVEN = re.compile(r'"flow_token":"([^"]+)"|postgresql://[^:"]+:([^@"]+)@')
@@ -106,6 +106,7 @@ def texts_under(directory: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.matrix(of="queries on Redis")
 @pytest.mark.long
 def test_nothing_that_spark_shows_or_writes_has_a_secret_in_it(
     told: set[str], world: World, drivers: Drivers, tmp_path: Path, database_url: str

@@ -152,6 +152,7 @@ def shows_lag(world, lag):
     return world.lag("flights") == lag
 
 
+@pytest.mark.long
 def test_positions_trimming_and_lag(world):
     world.client.create_queue("flights", 2, log=world.log, rebalance_delay=0)
     publish(world, "flights", [f"v{n}" for n in range(20)])
@@ -198,6 +199,7 @@ def test_a_second_queue_on_the_log_follows_the_first(world):
     log.close()
 
 
+@pytest.mark.long
 def test_a_log_that_redis_has_lost_is_made_anew_and_messages_are_not_mistaken(world):
     world.client.create_queue("flights", 1, log=world.log, rebalance_delay=0)
     publish(world, "flights", ["a", "b", "c"])

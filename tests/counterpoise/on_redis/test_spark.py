@@ -22,7 +22,7 @@ from tests.counterpoise.spark.waiting import until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.xdist_group("spark 1")
+pytestmark = pytest.mark.xdist_group("spark")
 
 
 def publish(world: World, first: int, count: int) -> None:
@@ -31,6 +31,7 @@ def publish(world: World, first: int, count: int) -> None:
             publisher.publish(f"v{number}".encode(), key=f"k{number % 17}")
 
 
+@pytest.mark.matrix(of="queries on Redis")
 @pytest.mark.long
 def test_a_query_reads_everything_once_across_a_restart_and_shows_no_secret(
     spark: SparkSession, world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -76,6 +77,7 @@ def test_a_query_reads_everything_once_across_a_restart_and_shows_no_secret(
         assert SECRET not in text
 
 
+@pytest.mark.matrix(of="queries on Redis")
 @pytest.mark.long
 def test_a_chain_writes_each_message_once_and_shows_no_secret(
     spark: SparkSession, world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]

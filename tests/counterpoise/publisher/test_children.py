@@ -51,13 +51,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        method if method == "fork" else pytest.param(method, marks=pytest.mark.long)
-        for method in multiprocessing.get_all_start_methods()
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_a_child_that_ends_delivers_its_messages(service, log, tmp_path, method):
     program = tmp_path / "children.py"
     program.write_text(CHILDREN)

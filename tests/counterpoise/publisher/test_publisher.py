@@ -190,6 +190,7 @@ def test_settings_that_make_no_sense_are_refused(wrong):
 # ------------------------------------------------------------------ resize
 
 
+@pytest.mark.long
 def test_a_resize_is_followed_without_loss_or_repetition(publisher, service, log, log_url):
     sent = []
     for count in (4, 8, 2, 6):
@@ -297,6 +298,7 @@ def test_a_queue_that_does_not_exist_is_said_to_be_missing(service, log):
     publisher.close()
 
 
+@pytest.mark.long
 def test_connections_that_are_killed_lose_and_repeat_nothing(service, log, log_url):
     """Repeatedly during appends, so that some commit without an answer."""
     stop = threading.Event()

@@ -19,7 +19,11 @@ from tests.counterpoise.spark.stage import Stage, staged
 from tests.counterpoise.spark.waiting import until
 from tests.service import ServeProcess
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 1")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.xdist_group("drivers 2"),
+    pytest.mark.matrix(of="applications"),
+]
 
 
 def duplicates(rows: list[Row]) -> dict[int, int]:

@@ -19,7 +19,7 @@ from tests.service import Service
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.xdist_group("spark 1")
+pytestmark = pytest.mark.xdist_group("spark")
 
 
 def test_messages_arrive_once_with_all_columns_and_are_committed(

@@ -13,7 +13,7 @@ from tests.counterpoise.spark.small import with_small_java
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 
 # About half a minute each on an idle machine; most of it is Spark's start.
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 3")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("programs 2")]
 
 
 def play(example: str, directory: Path) -> str:

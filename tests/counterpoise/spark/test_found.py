@@ -15,7 +15,11 @@ from tests.counterpoise.spark.queries import committed, publish
 from tests.counterpoise.spark.small import with_small_java
 from tests.service import Service
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 3")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.xdist_group("programs 1"),
+    pytest.mark.matrix(of="programs that end"),
+]
 
 ROOT = Path(__file__).resolve().parents[3]
 MODULE = ROOT / "deploy" / "pyspark_counterpoise.py"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["kafka"]
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 1")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark")]
 
 MESSAGES = 2000
 

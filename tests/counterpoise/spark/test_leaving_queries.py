@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 1")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.xdist_group("spark"),
+    pytest.mark.matrix(of="queries that leave"),
+]
 
 HOUR = "1 hour"
 CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"

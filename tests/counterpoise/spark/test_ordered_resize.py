@@ -15,7 +15,11 @@ from tests.counterpoise.spark.application import Application
 from tests.counterpoise.spark.stage import Stage
 from tests.counterpoise.spark.waiting import until
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 1")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.xdist_group("drivers 2"),
+    pytest.mark.matrix(of="applications"),
+]
 
 # A backlog of 60 messages takes three of these.
 BATCH = 20

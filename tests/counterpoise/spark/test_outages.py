@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = pytest.mark.xdist_group("spark 1")
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.matrix(of="applications")]
 
 
 class Sink:

@@ -83,12 +83,14 @@ def test_the_process_that_checks_the_options_loads_no_arrow() -> None:
     assert not loaded(process, act, REGISTERED) & {*ELSEWHERE, *SERVERS, *ARROW}
 
 
+@pytest.mark.long
 def test_the_process_that_plans_a_stream_does_not_load_the_flow() -> None:
     process = "pyspark.sql.worker.plan_data_source_read"
     act = "objects[0].streamReader(objects[1])"
     assert not loaded(process, act, SOURCE, SCHEMA) & {*ELSEWHERE, *SERVERS}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reader", [SOURCE.streamReader(SCHEMA), SOURCE.reader(SCHEMA)])
 def test_a_task_does_not_load_the_services_client(reader: Any) -> None:
     """Spark makes a process for each task of a micro-batch, each without these modules at first."""

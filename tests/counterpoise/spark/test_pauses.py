@@ -8,7 +8,11 @@ from tests.counterpoise.spark.stage import Stage
 from tests.counterpoise.spark.test_ordered_resize import BATCH, overtaken
 from tests.counterpoise.spark.waiting import until
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 1")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.xdist_group("drivers 2"),
+    pytest.mark.matrix(of="applications"),
+]
 
 
 def test_a_paused_partition_is_left_out_of_micro_batches_until_it_is_resumed(stage: Stage) -> None:

@@ -16,7 +16,7 @@ from tests.service import Service
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 1")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark")]
 
 
 def test_a_query_that_joins_runs_a_micro_batch_before_it_has_partitions(

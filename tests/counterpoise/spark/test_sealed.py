@@ -21,7 +21,11 @@ from tests.counterpoise.spark.stage import Stage
 from tests.counterpoise.spark.test_ordered_resize import BATCH, overtaken
 from tests.counterpoise.spark.waiting import until
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 1")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.xdist_group("drivers 2"),
+    pytest.mark.matrix(of="applications"),
+]
 
 MIDDLE = HASHES // 2
 WHOLE, LOWER, UPPER = "00000000-ffffffff.0", "00000000-7fffffff.1", "80000000-ffffffff.2"

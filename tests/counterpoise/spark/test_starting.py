@@ -9,7 +9,11 @@ import pytest
 
 from tests.counterpoise.spark.jobs.drivers import Drivers, Setup
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 1")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.xdist_group("drivers 2"),
+    pytest.mark.matrix(of="programs that end"),
+]
 
 SLOW_ONCE = """\
 #!/bin/sh

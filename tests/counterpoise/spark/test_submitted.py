@@ -17,7 +17,11 @@ from tests.counterpoise.spark.waiting import until
 from tests.processes import find
 from tests.service import Service
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 3")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.xdist_group("programs 2"),
+    pytest.mark.matrix(of="programs that end"),
+]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 
 from tests.architecture.structure import ROOT
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 1")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("programs 1")]
 
 PLAYED = [
     "tests/counterpoise/spark/test_applications.py::test_a_second_application_joins_and_the_first_leaves_without_a_trace",

@@ -107,6 +107,7 @@ def test_a_log_that_is_closed_amid_an_append_looks_what_has_arrived(kafka, opene
     assert all_texts(opened()) == expected(16)
 
 
+@pytest.mark.long
 def test_a_living_publisher_reaches_the_new_partitions_of_a_topic(kafka, topic, opened):
     log = opened(timeout_seconds=60)
     log.append(spread(0, 4))

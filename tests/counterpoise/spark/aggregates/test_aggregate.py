@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = pytest.mark.xdist_group("spark 1")
+pytestmark = pytest.mark.xdist_group("spark")
 
 KEYS = [f"k{n}" for n in range(8)]
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -206,6 +206,7 @@ def test_its_database_is_shown_nowhere() -> None:
     assert repr(one) == "FencedAggregate(name='n')"
 
 
+@pytest.mark.long
 def test_results_without_windows_need_no_service(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = pytest.mark.xdist_group("spark 1")
+pytestmark = pytest.mark.xdist_group("spark")
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 Rows = list[tuple[str | None, int]]
@@ -202,6 +202,7 @@ def insert(connection: Any, rows: Any, scope: Any) -> None:
     )
 
 
+@pytest.mark.matrix(of="aggregates in handoffs")
 @pytest.mark.long
 def test_ids_that_come_again_after_a_drain_a_crash_and_a_resize(
     spark: SparkSession, service: Service, client: Client, database_url: str, tmp_path: Path

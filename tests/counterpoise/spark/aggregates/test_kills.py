@@ -19,7 +19,7 @@ from tests.counterpoise.spark.stage import Stage, staged
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 2")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("drivers 1")]
 
 PARTITIONS = 6
 KEYS = 19

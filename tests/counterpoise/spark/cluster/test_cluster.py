@@ -23,7 +23,7 @@ from tests.counterpoise.spark.test_warmup_applications import (
 )
 from tests.service import Service
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 2")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("drivers 1")]
 
 
 @pytest.fixture

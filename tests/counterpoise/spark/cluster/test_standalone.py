@@ -22,7 +22,7 @@ from tests.counterpoise.spark.submitted import Submitted
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 2")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("drivers 1")]
 
 WORKERS = 2
 STARVED = "has not accepted any resources"

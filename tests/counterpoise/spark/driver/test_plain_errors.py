@@ -16,7 +16,7 @@ from tests.counterpoise.spark.waiting import until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.xdist_group("spark 1")
+pytestmark = pytest.mark.xdist_group("spark")
 
 OF_A_QUERY = """\
 [STREAM_FAILED] Query [id = 9b742226, runId = 938f854b] terminated with exception: \

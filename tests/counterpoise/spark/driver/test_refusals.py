@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = pytest.mark.xdist_group("spark 1")
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.matrix(of="queries that are refused")]
 
 Start = Callable[..., "StreamingQuery"]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = pytest.mark.xdist_group("spark 1")
+pytestmark = pytest.mark.xdist_group("spark")
 
 Shape = Callable[[DataFrame], DataFrame]
 
@@ -257,6 +257,7 @@ def test_the_watermark_of_one_partition_drops_the_rows_of_another_only_in_event_
         spark.conf.unset(STATE_STORE)
 
 
+@pytest.mark.long
 def test_one_owner_of_all_partitions_keeps_its_state(
     messages: Callable[..., DataFrame], client: Client
 ) -> None:

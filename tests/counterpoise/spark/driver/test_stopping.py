@@ -16,7 +16,11 @@ from counterpoise.client import Client
 from tests.counterpoise.spark.small import with_small_java
 from tests.service import Service
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 3")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.xdist_group("programs 1"),
+    pytest.mark.matrix(of="programs that end"),
+]
 
 ROOT = Path(__file__).resolve().parents[4]
 PROGRAM = """\

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.counterpoise.spark.jobs.program import Control
 
-pytestmark = pytest.mark.xdist_group("spark 1")
+pytestmark = [pytest.mark.xdist_group("drivers 2"), pytest.mark.matrix(of="drivers")]
 
 STUB = "tests.counterpoise.spark.jobs.stub"
 PARTITIONS = "spark.sql.shuffle.partitions"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 1")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark")]
 
 ALIGNED = Path(__file__).parents[4] / "docs" / "aligned.md"
 KEYS = [f"k{n}" for n in range(6)]

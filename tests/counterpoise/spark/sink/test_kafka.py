@@ -21,7 +21,7 @@ from tests.kafka_server import ApacheKafka
 from tests.service import Service
 
 # The drivers of this group are warm; a broker starts sooner than they.
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 3")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("drivers 2")]
 
 PARTITIONS = 6
 

@@ -30,7 +30,7 @@ from tests.counterpoise.spark.stage import KEYS, Stage, staged
 from tests.counterpoise.spark.waiting import until
 from tests.service import ServeProcess, Service
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 2")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("drivers 1")]
 
 STEPS = ("before", "inside", "amid", "after", "log")
 LAKE_STEPS = ("before", "commit", "after", "log")

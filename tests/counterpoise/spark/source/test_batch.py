@@ -20,7 +20,7 @@ from tests.service import Service
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 1")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark")]
 
 
 SOON = {"startTimeoutSeconds": "0.2"}

@@ -251,7 +251,7 @@ def test_calls_to_a_flow_that_is_left_out_have_no_effect() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("spark 1")
+@pytest.mark.xdist_group("spark")
 def test_an_application_with_two_flows_works_for_two_also_after_a_restart(
     spark: SparkSession, service: Service, client: Client, tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def test_a_queue_made_again_between_the_first_look_and_the_bind_is_not_taken_for
         assert not client.flows("flights")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("log_url", "says"),
     [

@@ -93,6 +93,7 @@ def test_the_service_is_told_and_keeps_the_queue_and_its_owner(
         sources.asked(options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("accepts", [True, False])
 def test_it_is_not_told_of_what_is_not_kept_or_may_be_lost(
     accepts: bool, sources: Sources, client: Client

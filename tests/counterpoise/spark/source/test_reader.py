@@ -143,6 +143,7 @@ def test_a_query_that_ends_by_itself_takes_no_holddown_if_nobody_else_is_bound(
         assert client.rebalance_status("flights").status == "Ready"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{"instanceId": "app"}, {"warmup": "true"}])
 def test_a_query_whose_partitions_may_wait_for_it_binds_at_once(
     service: Service, options: dict[str, str]

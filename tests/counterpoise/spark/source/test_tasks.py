@@ -96,7 +96,7 @@ def positions(table: pa.Table) -> list[str]:
     return list(table.column("position").to_pylist())
 
 
-@pytest.mark.xdist_group("spark 1")
+@pytest.mark.xdist_group("spark")
 def test_the_arrow_schema_is_what_spark_expects(spark: object) -> None:
     declared = _parse_datatype_string(SCHEMA)
     assert isinstance(declared, StructType)

@@ -94,6 +94,7 @@ def query(service: Service, client: Client) -> Iterator[Query]:
         yield Query(service, stack)
 
 
+@pytest.mark.long
 def test_a_new_query_is_ready_before_it_binds(
     query: Query, client: Client, service: Service
 ) -> None:
@@ -121,6 +122,7 @@ def test_each_message_is_read_once_over_clean_restarts(
         assert committed(client) == 40 * life
 
 
+@pytest.mark.long
 def test_what_the_service_was_not_told_is_not_read_again(
     query: Query, client: Client, service: Service
 ) -> None:
@@ -135,6 +137,7 @@ def test_what_the_service_was_not_told_is_not_read_again(
     assert len(client.flows("flights")) == 1, "the checkpoint names its instance"
 
 
+@pytest.mark.long
 def test_a_planned_micro_batch_is_planned_again_as_it_was(
     query: Query, client: Client, service: Service
 ) -> None:

@@ -36,7 +36,7 @@ def test_options_are_checked_at_once(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.xdist_group("spark 1")
+@pytest.mark.xdist_group("spark")
 def test_it_is_called_by_foreach_batch_alone(spark: SparkSession, tmp_path: Path) -> None:
     handler = StatefulForeachBatch(
         {"queue": "q"}, Letters(), lambda *_: None, snapshots=Snapshots(tmp_path)
@@ -47,7 +47,7 @@ def test_it_is_called_by_foreach_batch_alone(spark: SparkSession, tmp_path: Path
     handler.close()
 
 
-@pytest.mark.xdist_group("spark 1")
+@pytest.mark.xdist_group("spark")
 def test_the_rows_are_those_of_the_source(spark: SparkSession) -> None:
     rows = spark.createDataFrame([(0, "5", 2, "k", b"v", {"h": "1"}, None, 2, False)], SCHEMA)
     table = rows_of(rows)

@@ -17,7 +17,7 @@ from tests.counterpoise.spark.waiting import until
 from tests.counterpoise.spark.writer.application import ChainApplication, made_of
 from tests.service import Service
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark 2")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("drivers 1")]
 
 MESSAGES, KILLS = 2000, 2
 

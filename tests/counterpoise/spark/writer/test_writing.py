@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-pytestmark = pytest.mark.xdist_group("spark 1")
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.matrix(of="queries that write")]
 
 KEYS = 17
 
