@@ -16,7 +16,6 @@ import structlog
 
 from broker.core.errors import BrokerError, Invalid, PartitionEnded, Unavailable
 from broker.logs.aligned import AlignedLogs
-from broker.logs.appending import Appended, append_one
 from broker.logs.external import ExternalLogs
 from broker.logs.peeking import Peek
 from broker.logs.ports import (
@@ -35,6 +34,7 @@ from broker.logs.ports import (
     messages_after,
 )
 from broker.logs.positions import number_of, trim_floor, with_passed
+from broker.logs.publisher import Appended, append_one
 from broker.logs.retention import Retention, Young, beyond, kept_bytes
 from broker.pieces import pieces
 from counterpoise.logs import (

@@ -13,8 +13,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from broker.logs.appending import Appended
 from broker.logs.peeking import Peek
+from broker.logs.publisher import Appended
 from broker.logs.retention import Retention
 from counterpoise.logs import (
     AppendBatch,
@@ -331,7 +331,7 @@ class Logs(Protocol):
         partition_count: int,
         partition: int | None = None,
     ) -> Appended:
-        """Append one message (`broker.logs.appending`). Raises Invalid, Unavailable."""
+        """Append one message (`broker.logs.publisher`). Raises Invalid, Unavailable."""
         ...
 
     async def maintain(

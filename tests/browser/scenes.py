@@ -406,7 +406,6 @@ def _unlocked(stage: Stage) -> Page:
     return page
 
 
-
 # In this order: some need the queues of others, and the last one closes the service.
 STATES: Mapping[str, Callable[[Stage], Page]] = {
     "nothing": _nothing,

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from broker.core.errors import BrokerError, Invalid
-from broker.logs.appending import Appended
 from broker.logs.peeking import Peek
 from broker.logs.ports import Bounds, Holder, LogOwner, Positions, Purpose, Sealing
 from broker.logs.positions import trim_floor
+from broker.logs.publisher import Appended
 from broker.logs.retention import Retention
 from counterpoise.logs import Message
 from counterpoise.logs.address import kind_of

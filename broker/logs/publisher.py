@@ -1,8 +1,8 @@
-"""One message that the service appends to a log, for a person.
+"""The service as publisher: one message that it appends to a log, for a person.
 
-The service is no publisher: consumers and publishers write their logs themselves. A person at the
-dashboard cannot, so there the service appends for them, one message at a time, with its own access
-to the log. Whether the person may publish is checked before (`broker.calls.messages`).
+Programs publish to the log themselves. A person at the dashboard cannot, so there the service
+appends for them, one message at a time, with its own access to the log. Whether the person may
+publish is checked before (`broker.calls.messages`).
 
 The message has an id, under which a log takes it once: it is sequence 0 of a publisher of this
 name. So a call whose outcome is not known is repeated with the same id. The key decides the
