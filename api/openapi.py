@@ -100,8 +100,8 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
             "type": "apiKey",
             "in": "cookie",
             "name": "counterpoise_session",
-            "description": "Set by `POST /v1/session`; for `GET` only. With TLS the cookie is "
-            "called `__Host-counterpoise`.",
+            "description": "Set by `POST /v1/session`; for `GET`, unlocked for some more calls. "
+            "With TLS the cookie is called `__Host-counterpoise`.",
         },
     }
     for route in described:

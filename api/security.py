@@ -6,7 +6,8 @@ credentials. The contract, *Who may call what*, has the table; callers, roles an
 
 - a key (`Authorization: Bearer cp_…`);
 - the token of a flow (`Authorization: Bearer <flow_token>`);
-- the cookie of a session, with which a browser may only read;
+- the cookie of a session, with which a browser may only read, or for some minutes more
+  (*Unlocked sessions*);
 - nothing, on a service without keys: its origin must permit it.
 
 **Origin.** Nothing but its origin makes a caller without a key an administrator. Three things can
@@ -20,6 +21,11 @@ lie about it:
   in a header (`Forwarded`, `X-Forwarded-For` and its kin, `Via`).
 - **The network.** On an address beyond this machine nobody is an administrator without a key,
   unless the setting `insecure` says that everybody is.
+
+**Unlocked sessions.** A session that has shown its key once more may for some minutes make those
+changing calls that say `unlocked_may`: no call that gives out a credential, or makes or ends one.
+The request has to name this service's own page as its origin; browsers name one with each such
+call. So a request that lies about it by saying nothing is refused, too.
 """
 
 import asyncio
@@ -138,13 +144,17 @@ class Also(StrEnum):
 class Requirement(NamedTuple):
     """Who may call: callers with one of `rights`, and `also`.
 
-    `gone_may`: the token of a flow that has left is still accepted (a repeated unbind).
+    `unlocked_may`: also an unlocked session may make this call, though it changes something.
+    `locked_may`: also any session. `gone_may`: the token of a flow that has left is still accepted
+    (a repeated unbind).
     `stale_may`: without the database, what this replica knew last of keys counts (a call that then
     shows nothing of queues).
     """
 
     rights: frozenset[Right]
     also: Also | None = None
+    unlocked_may: bool = False
+    locked_may: bool = False
     gone_may: bool = False
     stale_may: bool = False
 
@@ -156,12 +166,16 @@ class Requirement(NamedTuple):
 
 
 def allow(
-    *callers: Right | Also, gone_may: bool = False, stale_may: bool = False
+    *callers: Right | Also,
+    unlocked_may: bool = False,
+    locked_may: bool = False,
+    gone_may: bool = False,
+    stale_may: bool = False,
 ) -> Callable[[Endpoint], Endpoint]:
     """Name who may call a route's endpoint."""
     rights = frozenset(caller for caller in callers if isinstance(caller, Right))
     also = next((caller for caller in callers if isinstance(caller, Also)), None)
-    requirement = Requirement(rights, also, gone_may, stale_may)
+    requirement = Requirement(rights, also, unlocked_may, locked_may, gone_may, stale_may)
     assert requirement.callers
 
     def mark(endpoint: Endpoint) -> Endpoint:
@@ -218,10 +232,25 @@ def _check(caller: Caller, request: Request, queue: str | None, requirement: Req
             "that bind answered."
         )
         raise Unauthorized(message) if caller.key_id is None else Forbidden(message)
-    elif caller.session is not None and request.method != "GET":
-        raise Forbidden("A session only reads; send the key itself as bearer token.")
     else:
+        if caller.session is not None and request.method != "GET":
+            _check_session(caller, request.scope[HEAD], requirement)
         caller.require(*requirement.rights, queue=queue)
+
+
+def _check_session(caller: Caller, head: Head, requirement: Requirement) -> None:
+    """Raise Forbidden unless this session may make a call that changes something."""
+    if b"origin" not in head.fields:  # `check_site` has compared it
+        raise Forbidden("A session changes something only from this service's own page.")
+    if requirement.locked_may:
+        return
+    if not requirement.unlocked_may:
+        raise Forbidden("No session makes this call; send the key itself as bearer token.")
+    if caller.unlocked_until is None:
+        raise Forbidden(
+            "This session only reads. Unlock it with its key (POST /v1/session/unlock), or send "
+            "the key itself as bearer token."
+        )
 
 
 def caller_of(request: Request) -> Caller:

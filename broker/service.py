@@ -97,7 +97,7 @@ class Calls:
         self.logs = LogCalls(access, logs, readers)
         self.log_upkeep = Upkeep(access, logs, readers, cuts, trims)
         self.monitoring = MonitoringCalls(access, logs)
-        self.messages = MessageCalls(access, logs)
+        self.messages = MessageCalls(access, logs, self.logs)
         self.measurements = MeasurementCalls(access, self.monitoring)
         self.mirrors = Mirrors(access, logs)
         self.growth = TopicGrowth(access, logs)

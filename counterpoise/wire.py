@@ -690,6 +690,8 @@ class Session(Message, frozen=True):
     * `name`: The name of the key; null without one.
     * `queues`: The patterns of the queues that the key is for.
     * `expires_at`: The end of the session, or of the key; null if it has none.
+    * `unlocked_until`: Until when the session may change something; null if it only reads, and for
+      a caller without a session.
     """
 
     key_id: KeyId | None
@@ -697,6 +699,7 @@ class Session(Message, frozen=True):
     role: Annotated[str, said(enum=["viewer", "publisher", "consumer", "admin"])]
     queues: tuple[str, ...]
     expires_at: Time | None
+    unlocked_until: Time | None
 
 
 class AuditItem(Document, frozen=True):
@@ -735,6 +738,8 @@ class AuditItem(Document, frozen=True):
                 "drain",
                 "create_key",
                 "revoke_key",
+                "unlock_session",
+                "publish_message",
             ]
         ),
     ]
@@ -1192,6 +1197,16 @@ class ShownMessages(Message, frozen=True):
     end: ShownPosition
     messages: tuple[ShownMessage, ...]
     following: ShownPosition
+
+
+class PublishedMessage(Message, frozen=True):
+    """A message that is in the log.
+
+    * `before`: Whether an earlier call with the same `id` has published it.
+    """
+
+    partition: int
+    before: bool
 
 
 # ------------------------------------------------------------------ the service itself

@@ -1,28 +1,33 @@
 /** What administrators do: each with a preview of what will happen, and a confirmation.
  *
- *  A session only reads. So with keys, the dialog asks for the key of an administrator; it is sent
- *  with this one call and kept nowhere.
+ *  A session only reads until it is unlocked (`unlocking.js`). So a dialog of a session that is not
+ *  asks for its key.
  */
 
 import { call, pathOf } from "./calls.js";
 import { make } from "./dom.js";
 import { wouldDo } from "./foreseeing.js";
+import { learn, unlock, unlockedFor } from "./unlocking.js";
 import { number, plural } from "./words.js";
 
 /** A dialog that asks for values, shows a preview of them, and makes the call.
  *
- *  `fields`: inputs, by name. `preview(values)` answers lines of text, at once or later; a line that
- *  begins with "!" is a warning. What has nothing to do answers `NOTHING(…)`. `act(values, key)`
- *  makes the call; the button is on after a preview of something to do, and, with `name`, once this
- *  name is typed. */
+ *  `fields`: inputs, by name. `preview(values, mayAsk)` answers lines of text, at once or later; a line
+ *  that begins with "!" is a warning; `mayAsk`: whether the session may make the call by now. What has
+ *  nothing to do answers `NOTHING(…)`. `act(values)` makes the call; the button is on after a preview of
+ *  something to do, and, with `name`, once this name is typed. `needsKey`: whether who looks has a
+ *  session, which has to be unlocked. */
 export function ask({ title, button, fields = {}, name = null, preview, act, needsKey }) {
   const foreseen = make("ul", { class: "preview" });
   const problem = make("p", { class: "problem", role: "alert" });
-  const key = make("input", { type: "password", autocomplete: "current-password", id: "act-key", required: "" });
+  const key = make("input", { type: "password", autocomplete: "current-password", id: "unlock-key" });
+  const unlocking = make("p", { class: "field" }, make("label", { for: "unlock-key" }, "Your key"), key,
+    make("span", { class: "soft" }, "It unlocks this session for 10 minutes."));
   const typed = make("input", { id: "act-name", autocomplete: "off", oninput: () => permit() });
   const go = make("button", { class: "danger", disabled: "" }, button);
   let foreseeable = false;
-  const permit = () => { go.disabled = !foreseeable || (name !== null && typed.value !== name); };
+  const mayAsk = () => !needsKey || unlockedFor() > 0;
+  const permit = () => { unlocking.hidden = mayAsk(); key.required = !mayAsk(); go.disabled = !foreseeable || (name !== null && typed.value !== name); };
   const values = () => Object.fromEntries(Object.entries(fields).map(([name, input]) => [name,
     input.type === "number" ? input.valueAsNumber : input.type === "checkbox" ? input.checked : input.value]));
   let asked = 0;
@@ -31,15 +36,32 @@ export function ask({ title, button, fields = {}, name = null, preview, act, nee
     foreseeable = false;
     permit();
     try {
-      const lines = await preview(values(), key.value);
+      const lines = await preview(values(), mayAsk());
       if (mine !== asked) return;
       foreseeable = !lines.nothing;
       permit();
       foreseen.replaceChildren(...lines.map((line) => line.startsWith("!")
         ? make("li", { class: "warning" }, line.slice(1)) : make("li", {}, line)));
     } catch (error) {
-      if (mine === asked) foreseen.replaceChildren(make("li", { class: "warning" }, error.message));
+      if (mine !== asked) return;
+      foreseen.replaceChildren(make("li", { class: "warning" }, error.message));
+      await relearn(error);
     }
+  };
+  // Another page of this browser may have locked the session.
+  const relearn = async (error) => {
+    if (error.code === "forbidden" && needsKey) await learn().catch(() => {});
+    permit();
+  };
+  const fail = (error) => {
+    problem.textContent = error.code ? error.message : "The service does not answer; nothing is known of what it did.";
+    return relearn(error);
+  };
+  // Sent once, however often it is asked for meanwhile.
+  let opening = null;
+  const open = () => {
+    if (mayAsk() || !key.value) return null;
+    return opening ??= unlock(key.value).then(() => { key.value = problem.textContent = ""; }).finally(() => { opening = null; });
   };
   const form = make("form", { method: "dialog", onsubmit: async (submitted) => {
     submitted.preventDefault();
@@ -47,10 +69,11 @@ export function ask({ title, button, fields = {}, name = null, preview, act, nee
     problem.textContent = "";
     go.disabled = true;
     try {
-      await act(values(), key.value);
+      await open();
+      await act(values());
       dialog.close();
     } catch (error) {
-      problem.textContent = error.code ? error.message : "The service does not answer; nothing is known of what it did.";
+      await fail(error);
     }
     permit();
   } },
@@ -62,10 +85,16 @@ export function ask({ title, button, fields = {}, name = null, preview, act, nee
   }),
   make("div", { role: "status" }, foreseen),
   name === null ? null : make("p", { class: "field" }, make("label", { for: "act-name" }, `Type the name ${name} to confirm`), typed),
-  needsKey ? make("p", { class: "field" }, make("label", { for: "act-key" }, "Key of an administrator"), key) : null,
-  problem,
+  unlocking, problem,
   make("p", { class: "buttons" }, make("button", { type: "button", onclick: () => dialog.close() }, "Cancel"), go));
-  key.onchange = foresee;
+  key.onchange = async () => {
+    try {
+      await open();
+      foresee();
+    } catch (error) {
+      await fail(error);
+    }
+  };
   const dialog = make("dialog", { "aria-labelledby": "act-title", onclose: () => dialog.remove() }, form);
   document.body.append(dialog);
   dialog.showModal();
@@ -88,15 +117,15 @@ export function resize({ queue }, needsKey) {
   ask({
     title: `Resize ${queue.name}`, button: "Resize", needsKey,
     fields: { count: labelled("Partitions", { type: "number", min: 1, max: 4096, value: queue.partition_count, required: "" }) },
-    preview: ({ count }, key) => {
+    preview: ({ count }, mayAsk) => {
       if (!Number.isInteger(count) || count < 1) return NOTHING("!Give a whole number from 1 on.");
       if (count === queue.partition_count) return NOTHING("Nothing changes.");
       const said = [queue.ordered_resize
         ? "The order of each key is kept: a partition waits until the older messages of its keys are processed."
         : "!Keys move to other partitions: newer messages of a key may be processed before its older ones. Stop publishing first where that matters."];
-      return wouldDo("PATCH", path, { content: { partition_count: count }, key, needsKey, said });
+      return wouldDo("PATCH", path, { content: { partition_count: count }, mayAsk, said });
     },
-    act: ({ count }, key) => call("PATCH", path, { content: { partition_count: count }, key }),
+    act: ({ count }) => call("PATCH", path, { content: { partition_count: count } }),
   });
 }
 
@@ -105,13 +134,13 @@ export function rebalance({ queue, status }, needsKey) {
   const path = pathOf(queue.name) + "/rebalance";
   ask({
     title: `Rebalance ${queue.name} now`, button: "Rebalance", needsKey,
-    preview: (_, key) => {
+    preview: (_, mayAsk) => {
       const inHolddown = status.holddown_until !== null;
       const said = [inHolddown ? "The holddown ends at once." : "No holddown is running.",
         `Each handoff takes at most ${number(queue.max_handoff_time)} s.`];
-      return wouldDo("POST", path, { key, needsKey, said, always: inHolddown });
+      return wouldDo("POST", path, { mayAsk, said, always: inHolddown });
     },
-    act: (_, key) => call("POST", path, { key }),
+    act: () => call("POST", path),
   });
 }
 
@@ -120,16 +149,16 @@ export function drain({ queue, flows, held: heldBy }, flow, needsKey) {
   const path = `${pathOf(queue.name)}/flows/${flow.flow_id}/drain`;
   ask({
     title: `Drain ${flow.client_name}`, button: "Drain", needsKey,
-    preview: (_, key) => {
+    preview: (_, mayAsk) => {
       const mine = heldBy.get(flow.flow_id).length;
       const others = flows.filter((other) => other !== flow && !other.draining);
       const said = [others.length
         ? `Its ${plural(mine, "partition")} go to ${plural(others.length, "other consumer")} after the holddown of ${number(queue.rebalance_delay)} s, each after its messages in work are committed.`
         : "!No other consumer is bound: it finishes its work and leaves, and its partitions wait for the next one.",
       "It then ends. This cannot be undone."];
-      return wouldDo("POST", path, { content: {}, key, needsKey, said, always: true });
+      return wouldDo("POST", path, { content: {}, mayAsk, said, always: true });
     },
-    act: (_, key) => call("POST", path, { content: {}, key }),
+    act: () => call("POST", path, { content: {} }),
   });
 }
 
@@ -148,12 +177,12 @@ export function positions({ queue }, needsKey) {
       where: labelled("Continue from", { options: [["", "choose a place"], ["latest", "the end of the log"], ["earliest", "the first message"], ["time", "a time"]] }),
       time,
     },
-    preview: async (values, key) => {
+    preview: async (values, mayAsk) => {
       time.parentElement.hidden = values.where !== "time";
       if (!values.where) return NOTHING("Choose where consumers continue.");
       if (values.where === "time" && !values.time) return NOTHING("Choose a time.");
-      if (needsKey && !key) return NOTHING("Give the key to see what would be read again or skipped.");
-      const would = await call("POST", path + "?dry_run=true", { content: to(values), key });
+      if (!mayAsk) return NOTHING("Give the key to see what would be read again or skipped.");
+      const would = await call("POST", path + "?dry_run=true", { content: to(values) });
       const sum = (name) => would.partitions.every((each) => each[name] === null) ? null
         : would.partitions.reduce((total, each) => total + (each[name] ?? 0), 0);
       const again = sum("read_again"), skipped = sum("skipped");
@@ -161,6 +190,6 @@ export function positions({ queue }, needsKey) {
         readAgain(again),
         ...(skipped ? [`!At most ${plural(skipped, "message")} would never be read.`] : [])];
     },
-    act: (values, key) => call("POST", path, { content: to(values), key }),
+    act: (values) => call("POST", path, { content: to(values) }),
   });
 }

@@ -1,4 +1,4 @@
-/** Calls of the service's API, with the browser's session or with a key that was typed. */
+/** Calls of the service's API, with the browser's session. */
 
 /** Seconds that the service's clock is ahead of this one, from the `Date` of its answers. */
 let ahead = 0;
@@ -9,10 +9,9 @@ export const secondsUntil = (text) => text ? (Date.parse(text) - now()) / 1000 :
 
 /** One call; the document that it answers. Throws an Error with the `code` of the problem; without
  *  one, the service did not answer. */
-export async function call(method, path, { content, key } = {}) {
+export async function call(method, path, { content } = {}) {
   const headers = {};
   if (content !== undefined) headers["Content-Type"] = "application/json";
-  if (key) headers.Authorization = `Bearer ${key}`;
   const answer = await fetch("/v1" + path, {
     method, headers, body: content === undefined ? undefined : JSON.stringify(content) });
   const told = Date.parse(answer.headers.get("Date"));

@@ -123,6 +123,12 @@ export class Cells {
     this.messages.at(position);
   }
 
+  /** Chooses a partition and shows its newest messages, if who looks may read them. */
+  newest(partition) {
+    this.#choose(partition);
+    if (this.chosen !== null && !this.detail.hidden) this.messages.showNewest();
+  }
+
   #choose(partition) {
     this.chosen = partition;
     const each = this.#partition();

@@ -42,11 +42,11 @@ function changes(would) {
   return lines;
 }
 
-/** The lines of a preview that the service makes of this call, after those of `said`. With keys it takes the one that
- *  may make the call. `always`: there is something to do whatever comes of it. */
-export async function wouldDo(method, path, { content, key, needsKey, said = [], always = false }) {
-  if (needsKey && !key) return Object.assign([...said, "Give the key to see what would move or be lost."], { nothing: true });
-  const would = await call(method, `${path}${path.includes("?") ? "&" : "?"}dry_run=true`, { content, key });
+/** The lines of a preview that the service makes of this call, after those of `said`. `mayAsk`: who looks may make it by
+ *  now. `always`: there is something to do whatever comes of it. */
+export async function wouldDo(method, path, { content, mayAsk, said = [], always = false }) {
+  if (!mayAsk) return Object.assign([...said, "Give the key to see what would move or be lost."], { nothing: true });
+  const would = await call(method, `${path}${path.includes("?") ? "&" : "?"}dry_run=true`, { content });
   const nothing = !always && !would.settings.length && !would.deletes_log && would.moves.every((each) => each.anyway)
     && ["added", "retiring", "removed", "paused", "resumed", "pinned", "unpinned"].every((name) => !would[name].length);
   return Object.assign([...said, ...changes(would), ...losses(would)], { nothing });

@@ -3,9 +3,11 @@
 import { Audit } from "./audit.js";
 import { call, get, pathOf } from "./calls.js";
 import { onScheme } from "./colours.js";
-import { make, narrow } from "./dom.js";
+import { make, narrow, set } from "./dom.js";
 import { Overview } from "./overview.js";
 import { QueuePage } from "./queue.js";
+import { lock, told, unlockedFor } from "./unlocking.js";
+import { countdown } from "./words.js";
 
 /** Positions, leases and other queues raise no event. */
 const LOOK_SECONDS = 5;
@@ -34,6 +36,7 @@ function show() {
 /** Asks who looks; without a session the page asks for a key, and shows nothing else. */
 async function enter() {
   session = await get("/session");
+  told(session);
   $("who").textContent = session.key_id === null ? "" : `${session.name || session.key_id} (${session.role})`;
   $("leave").hidden = session.key_id === null;
   $("audit").hidden = session.role !== "admin";
@@ -41,8 +44,9 @@ async function enter() {
   show();
 }
 
-function lock() {
+function leave() {
   session = page = null;
+  told(null);
   events?.close();
   document.querySelector("dialog")?.close();
   $("main").replaceChildren();
@@ -81,7 +85,7 @@ async function look() {
   } catch (error) {
     if (error.code === "unauthorized") {
       $("notice").textContent = "";
-      lock();
+      leave();
     } else if (looked !== page) {
       // Another page is shown meanwhile, and asks next.
     } else if (error.code === "queue_not_found") {
@@ -119,6 +123,19 @@ $("leave").addEventListener("click", async () => {
     await refresh();
   }
 });
+$("lock").addEventListener("click", async () => {
+  try {
+    await lock();
+  } catch (error) {
+    $("notice").textContent = error.code ? error.message : "The service does not answer.";
+  }
+});
+/** How long the session may still change something. */
+function tellUnlocked() {
+  const seconds = unlockedFor();
+  $("unlocked").hidden = seconds === 0;
+  set($("left"), "text", `unlocked for ${countdown(seconds)}`);
+}
 $("address").textContent = location.host;
 onScheme(() => page?.draw());
 narrow.addEventListener("change", () => page?.draw());
@@ -129,5 +146,8 @@ addEventListener("hashchange", () => {
 });
 document.addEventListener("visibilitychange", () => document.hidden || refresh());
 setInterval(() => document.hidden || refresh(), LOOK_SECONDS * 1000);
-setInterval(() => document.hidden || page?.tick?.(), 250);
+setInterval(() => {
+  tellUnlocked();
+  if (!document.hidden) page?.tick?.();
+}, 250);
 refresh();

@@ -31,13 +31,12 @@ export class Messages {
 
   /** `mayRead`: whether who looks may read messages; consumers and administrators may. */
   constructor(mayRead) {
-    const button = (title, at, newest) => make("button", { type: "button", class: "small", onclick: () => this.#look(at, newest) }, title);
+    const button = (title, at) => make("button", { type: "button", class: "small", onclick: () => this.#look(at) }, title);
     const field = (id, label, input) => make("span", { class: "field" }, make("label", { for: id }, label), input);
     this.position = make("input", { id: "look-at", inputmode: "numeric", autocomplete: "off", size: 12, oninput: () => { this.time.value = ""; } });
     this.time = make("input", { id: "look-since", type: "datetime-local", step: 1, oninput: () => { this.position.value = ""; } });
     this.words = make("input", { id: "look-for", type: "search", autocomplete: "off", spellcheck: "false", placeholder: WHAT });
-    // The end that the page knows is some seconds old.
-    this.newest = button("Newest", async () => this.#back((await this.#ask(this.#partition.end, 1)).end), true);
+    this.newest = make("button", { type: "button", class: "small", onclick: () => this.showNewest() }, "Newest");
     this.follow = make("button", { type: "button", class: "small", "aria-pressed": "false", onclick: () => this.#follow() }, "Follow");
     this.later = button("Later", () => this.following);
     this.said = make("p", { class: "soft", role: "status" });
@@ -59,6 +58,12 @@ export class Messages {
     this.#partition = partition;
     // Of other logs positions are no numbers.
     if (this.since) this.newest.hidden = this.follow.hidden = this.since.hidden = !DECIMAL.test(partition.end ?? "");
+  }
+
+  /** Shows the last messages, if who looks may read them. */
+  showNewest() {
+    // The end that the page knows is some seconds old.
+    if (this.since) return this.#look(async () => this.#back((await this.#ask(this.#partition.end, 1)).end), true);
   }
 
   /** Shows the message at this position, as if it had been typed. */

@@ -26,8 +26,8 @@ function pause(path, title, what, now, needsKey) {
       ...(now ? [`It is paused already, ${paused(now)}. The new end and reason replace these.`] : []),
       `${what} finish what they have begun, commit it, and read nothing more. They keep their partitions.`,
       "The lag grows meanwhile. Autoscalers and alerts do not count it."],
-    act: ({ seconds, reason }, key) => call("POST", `${path}/pause`, {
-      content: { ...(seconds ? { seconds: Number(seconds) } : {}), ...(reason.trim() ? { reason: reason.trim() } : {}) }, key,
+    act: ({ seconds, reason }) => call("POST", `${path}/pause`, {
+      content: { ...(seconds ? { seconds: Number(seconds) } : {}), ...(reason.trim() ? { reason: reason.trim() } : {}) },
     }),
   });
 }
@@ -48,7 +48,7 @@ export function resumeQueue({ queue, partitions }, needsKey) {
     preview: () => queue.paused === null ? NOTHING("The queue is not paused.")
       : [`It is paused ${paused(queue.paused)}.`, `The owners of ${partitions.length === 1 ? "its partition" : "its partitions"} go on at the committed positions.`,
         "Partitions that were paused by themselves stay paused."],
-    act: (_, key) => call("POST", `${pathOf(queue.name)}/resume`, { key }),
+    act: () => call("POST", `${pathOf(queue.name)}/resume`),
   });
 }
 
@@ -58,6 +58,6 @@ export function resumePartition({ queue }, each, needsKey) {
     title: `Resume partition ${each.partition}`, button: "Resume", needsKey,
     preview: () => queue.paused ? ["!The whole queue is paused: the partition stays paused with it."]
       : [`It is paused ${paused(each.paused)}.`, "Its owner goes on at the committed position."],
-    act: (_, key) => call("POST", `${pathOf(queue.name)}/partitions/${each.partition}/resume`, { key }),
+    act: () => call("POST", `${pathOf(queue.name)}/partitions/${each.partition}/resume`),
   });
 }

@@ -1,7 +1,8 @@
 /** Pins: to which consumer a partition belongs, in words, and the dialogs that pin and unpin one. */
 
-import { ask, labelled } from "./actions.js";
+import { ask, labelled, NOTHING } from "./actions.js";
 import { call, pathOf } from "./calls.js";
+import { wouldDo } from "./foreseeing.js";
 
 const MOST_REASON = 200;
 const MOST_NAME = 200;
@@ -15,26 +16,31 @@ export function pinned(pin) {
 
 /** Asks for the consumer and why, and pins the partition. */
 export function pinPartition({ queue }, each, needsKey) {
+  const path = `${pathOf(queue.name)}/partitions/${each.partition}/pin`;
+  const content = ({ name, reason }) => ({ client_name: name.trim(), ...(reason.trim() ? { reason: reason.trim() } : {}) });
   ask({
     title: `Pin partition ${each.partition}`, button: "Pin", needsKey,
     fields: {
-      name: labelled("Consumer", { maxlength: MOST_NAME, required: true, autocomplete: "off" }),
+      name: labelled("Consumer", { maxlength: MOST_NAME, required: "", autocomplete: "off" }),
       reason: labelled("Reason", { maxlength: MOST_REASON, autocomplete: "off" }),
     },
-    preview: () => [
-      ...(each.pinned ? [`It is pinned already, ${pinned(each.pinned)}. The new name and reason replace these.`] : []),
-      "It moves to the consumer of this name after the holddown, and whenever that binds. Until then it is balanced as usual."],
-    act: ({ name, reason }, key) => call("POST", `${pathOf(queue.name)}/partitions/${each.partition}/pin`, {
-      content: { client_name: name.trim(), ...(reason.trim() ? { reason: reason.trim() } : {}) }, key,
-    }),
+    preview: (given, mayAsk) => {
+      if (!given.name.trim()) return NOTHING("Give the name with which the consumer binds.");
+      const said = [...(each.pinned ? [`It is pinned already, ${pinned(each.pinned)}. The new name and reason replace these.`] : []),
+        "It moves to the consumer of this name after the holddown, and whenever that binds. Until then it is balanced as usual."];
+      return wouldDo("POST", path, { content: content(given), mayAsk, said, always: true });
+    },
+    act: (given) => call("POST", path, { content: content(given) }),
   });
 }
 
 /** Ends the pin of one partition. */
 export function unpinPartition({ queue }, each, needsKey) {
+  const path = `${pathOf(queue.name)}/partitions/${each.partition}/unpin`;
+  const said = [`It is pinned ${pinned(each.pinned)}.`, "It is balanced like others then."];
   ask({
     title: `Unpin partition ${each.partition}`, button: "Unpin", needsKey,
-    preview: () => [`It is pinned ${pinned(each.pinned)}.`, "It is balanced like others then."],
-    act: (_, key) => call("POST", `${pathOf(queue.name)}/partitions/${each.partition}/unpin`, { key }),
+    preview: (_, mayAsk) => wouldDo("POST", path, { mayAsk, said }),
+    act: () => call("POST", path),
   });
 }

@@ -21,15 +21,15 @@ function pass({ queue }, condition, needsKey, { title, button, says, to }) {
   let wanted = null;
   ask({
     title: `${title} the message at ${at} of partition ${partition}`, button, needsKey,
-    preview: async (_, key) => {
+    preview: async (_, mayAsk) => {
       const { messages: [message], following } = await get(`${path}/partitions/${partition}/messages?limit=1&max_bytes=200&position=${at}`);
       if (message?.position !== at) return NOTHING("!The log has no message there any more. Set the position of the partition instead.");
       wanted = to(message, following);
       const lines = [`It has ${message.key === null ? "no key" : `the key ${message.key}`} and ${plural(message.size_bytes, "byte")}.`, ...says];
-      if (needsKey && !key) return NOTHING(...lines, "Give the key to see what would be read again or skipped.");
-      return [...lines, ...await foreseen(queue, partition, wanted, key)];
+      if (!mayAsk) return NOTHING(...lines, "Give the key to see what would be read again or skipped.");
+      return [...lines, ...await foreseen(queue, partition, wanted)];
     },
-    act: (_, key) => call("POST", `${path}/positions`, { content: { positions: { [partition]: wanted } }, key }),
+    act: () => call("POST", `${path}/positions`, { content: { positions: { [partition]: wanted } } }),
   });
 }
 

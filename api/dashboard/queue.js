@@ -14,6 +14,7 @@ import { waits } from "./partition.js";
 import * as pausing from "./pausing.js";
 import * as pinning from "./pinning.js";
 import { handoffs, held as heldBy } from "./plan.js";
+import { publish } from "./publishing.js";
 import { poisonOf, skip, tryAgain } from "./quarantine.js";
 import { change } from "./settings.js";
 import * as shaping from "./shaping.js";
@@ -24,6 +25,7 @@ const MOST_PARTITIONS = 5000;
 const HISTORY_ENTRIES = 20;
 /** The roles of those who may see messages. */
 const MAY_READ = ["consumer", "admin"];
+const MAY_PUBLISH = ["publisher", "admin"];
 
 export class QueuePage {
   /** Whether the service has stopped answering: set by `main.js`. */
@@ -57,8 +59,10 @@ export class QueuePage {
     this.pause = act("Pause", pausing.pauseQueue);
     this.resume = act("Resume", pausing.resumeQueue);
     this.resume.hidden = true;
-    this.actions = make("div", { class: "actions", hidden: !this.mayChange && "" },
-      this.resize, this.pause, this.resume, act("Rebalance now", actions.rebalance), act("Set positions", actions.positions), act("Settings", change), this.mirror, act("Delete", shaping.remove));
+    const mayPublish = MAY_PUBLISH.includes(session.role);
+    this.publish = act("Publish", (picture, needsKey) => publish(picture, needsKey, (partition) => this.#published(partition)));
+    this.actions = make("div", { class: "actions", hidden: !mayPublish && "" }, mayPublish && this.publish, ...(this.mayChange
+      ? [this.resize, this.pause, this.resume, act("Rebalance now", actions.rebalance), act("Set positions", actions.positions), act("Settings", change), this.mirror, act("Delete", shaping.remove)] : []));
     this.waiting = make("p", { class: "soft" }, "Loading…");
     this.element = make("div", { class: "queue", "aria-busy": "true" },
       make("a", { class: "back", href: "#" }, "← All queues"),
@@ -87,6 +91,12 @@ export class QueuePage {
       tool("Resume it", pausing.resumePartition, (each) => each.paused !== null),
       tool("Pin it", pinning.pinPartition, (each) => each.state !== "finished"),
       tool("Unpin it", pinning.unpinPartition, (each) => each.pinned !== null), tool("Split", shaping.split, ranged), tool("Merge", shaping.merge, ranged)];
+  }
+
+  /** A message was published to this partition. */
+  #published(partition) {
+    set(this.said, "text", `Published to partition ${partition}.`);
+    this.cells.newest(partition);
   }
 
   /** What may be done about a message in quarantine (`conditions.js`). */
@@ -201,6 +211,8 @@ export class QueuePage {
     const { queue, status } = this.picture;
     // The partitions of a dynamic queue come and go with its log.
     this.resize.hidden = queue.partitioning === "dynamic";
+    // The service appends to one log of a kind that it knows.
+    this.publish.hidden = !/^(builtin:[^+]*$|redis|kafka)/.test(queue.log);
     // Only Kafka has consumer groups.
     this.pause.hidden = queue.paused !== null;
     this.resume.hidden = queue.paused === null;

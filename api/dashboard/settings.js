@@ -82,14 +82,14 @@ export function change({ queue }, needsKey) {
   ask({
     title: `Settings of ${queue.name}`, button: "Change", needsKey,
     fields: Object.fromEntries(names.map((name) => [name, field(name, queue[name])])),
-    preview: (values, key) => {
+    preview: (values, mayAsk) => {
       const { content, lines, wrong } = changesOf(queue, values);
       if (wrong) return NOTHING(`!This is out of range: ${wrong}.`);
       if (!lines.length) return NOTHING("Nothing changes.");
       const said = [...lines, "It applies to what begins after it."];
-      return wouldDo("PATCH", pathOf(queue.name), { content, key, needsKey, said });
+      return wouldDo("PATCH", pathOf(queue.name), { content, mayAsk, said });
     },
-    act: (values, key) => call("PATCH", pathOf(queue.name), { content: changesOf(queue, values).content, key }),
+    act: (values) => call("PATCH", pathOf(queue.name), { content: changesOf(queue, values).content }),
   });
 }
 
@@ -139,6 +139,6 @@ export function create(needsKey) {
       const { lines, nothing } = creationOf(values);
       return nothing ? NOTHING(...lines) : lines;
     },
-    act: (values, key) => call("POST", "/queues", { content: creationOf(values).content, key }),
+    act: (values) => call("POST", "/queues", { content: creationOf(values).content }),
   });
 }

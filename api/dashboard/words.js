@@ -36,6 +36,9 @@ export function duration(seconds) {
   return `${Math.round(left / 86400)} d`;
 }
 
+/** Seconds that are left, as minutes and seconds. */
+export const countdown = (seconds) => `${Math.floor(seconds / 60)}:${String(Math.floor(seconds % 60)).padStart(2, "0")}`;
+
 /** Compares texts as a reader does: billing-2 comes before billing-10. */
 export const natural = new Intl.Collator("en", { numeric: true }).compare;
 

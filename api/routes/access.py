@@ -43,7 +43,7 @@ CREDENTIALS = ("unauthorized", "forbidden", "invalid", "unavailable")
 async def log_in(request: Request, body: access_schemas.LogIn) -> Response:
     """Begin a session of a browser: a cookie with which it may make the `GET` calls of the key.
 
-    It lasts 12 hours and ends with the key.
+    It lasts 12 hours and ends with the key. For calls that change something it has to be unlocked.
     """
     check_site(request.scope[HEAD])
     token, caller = await broker_of(request).keys.log_in(body.key.strip(), address_of(request))
@@ -68,6 +68,36 @@ async def log_out(request: Request, response: Response) -> None:
     if token is not None:
         await broker_of(request).keys.log_out(token)
     _set_cookie(request, response, "", 0)
+
+
+@ROUTER.post(
+    "/session/unlock",
+    response_model=wire.Session,
+    summary="Unlock a session",
+    response_description="The session, and until when it may change something.",
+    responses=problems.document(*CREDENTIALS, *problems.OF_A_BODY),
+)
+@allow(Right.SEE, locked_may=True)
+async def unlock(request: Request, body: access_schemas.LogIn) -> wire.Session:
+    """Let the session of the browser's cookie also change queues and messages for 10 minutes.
+
+    It takes the key of the session once more. No session makes or revokes keys, binds flows, or
+    gets access to a log.
+    """
+    return _session(await broker_of(request).keys.unlock(caller_of(request), body.key.strip()))
+
+
+@ROUTER.post(
+    "/session/lock",
+    response_model=wire.Session,
+    summary="Lock a session",
+    response_description="The session, which only reads.",
+    responses=problems.document(*CREDENTIALS),
+)
+@allow(Right.SEE, locked_may=True)
+async def lock(request: Request) -> wire.Session:
+    """Let the session of the browser's cookie only read again. Repeating the call is harmless."""
+    return _session(await broker_of(request).keys.lock(caller_of(request)))
 
 
 @ROUTER.get(
@@ -194,4 +224,5 @@ def _session(caller: Caller) -> wire.Session:
         role=caller.role,
         queues=tuple(caller.patterns),
         expires_at=time_of(caller.ends_at),
+        unlocked_until=time_of(caller.unlocked_until),
     )

@@ -252,7 +252,7 @@ def _held_back(rates: Rates, refused: TooManyFlows) -> DeferredCall:
     response_description="The flow is unbound, now or already before.",
     responses=problems.document(*CREDENTIALS, "flow_not_found"),
 )
-@allow(Right.ADMINISTER, Also.FLOW, gone_may=True)
+@allow(Right.ADMINISTER, Also.FLOW, unlocked_may=True, gone_may=True)
 async def unbind(
     request: Request,
     queue: Name,
@@ -382,7 +382,7 @@ async def ready(
     response_description="The flow's view, draining.",
     responses=problems.document(*ON_A_FLOW, *problems.OF_A_BODY),
 )
-@allow(Right.ADMINISTER, Also.FLOW)
+@allow(Right.ADMINISTER, Also.FLOW, unlocked_may=True)
 async def drain(
     request: Request,
     queue: Name,

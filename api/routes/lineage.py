@@ -72,7 +72,7 @@ Partition = Annotated[
     response_description="What was sealed, and what came of it.",
     responses=problems.document(*ON_A_QUEUE, *REFUSED, *problems.OF_A_BODY),
 )
-@allow(Right.ADMINISTER)
+@allow(Right.ADMINISTER, unlocked_may=True)
 async def split_partition(
     request: Request,
     queue: Name,
@@ -97,7 +97,7 @@ async def split_partition(
     response_description="What was sealed, and what came of it.",
     responses=problems.document(*ON_A_QUEUE, *REFUSED, *problems.OF_A_BODY),
 )
-@allow(Right.ADMINISTER)
+@allow(Right.ADMINISTER, unlocked_may=True)
 async def merge_partitions(
     request: Request,
     queue: Name,

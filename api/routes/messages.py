@@ -1,4 +1,4 @@
-"""Messages of a partition, for people."""
+"""Messages, for people: those of a partition, and one that they publish."""
 
 from typing import Annotated
 
@@ -12,7 +12,8 @@ from api.routes.lineage import Partition
 from api.routes.queues import ON_A_QUEUE
 from api.routing import Name, Route, broker_of, whole
 from api.schemas import common
-from api.security import allow
+from api.schemas import messages as message_schemas
+from api.security import allow, caller_of
 from broker.calls.messages import LOOK_BYTES
 from broker.core.access import Right
 from counterpoise import wire
@@ -57,3 +58,25 @@ async def messages(
     with its own access.
     """
     return await broker_of(request).messages.peek(queue, partition, position, limit, max_bytes)
+
+
+@ROUTER.post(
+    "/{queue}/messages",
+    status_code=201,
+    summary="Publish a message",
+    response_description="Where the message is.",
+    responses=problems.document(*ON_A_QUEUE, *problems.OF_A_BODY),
+)
+@allow(Right.PUBLISH, unlocked_may=True)
+async def publish(
+    request: Request, queue: Name, body: message_schemas.PublishRequest
+) -> wire.PublishedMessage:
+    """Append one message to the log of the queue, with the service's own access to it.
+
+    This is for people: programs publish to the log itself. A body has at most 64 KiB. After an
+    answer that was lost, the call is repeated with the same `id`. The call is in the audit, without
+    the message.
+    """
+    return await broker_of(request).messages.publish(
+        queue, body.message, caller_of(request), id=body.id, partition=body.partition
+    )

@@ -22,7 +22,7 @@ SHOWN = "What is paused of the queue after the call."
     response_description=SHOWN,
     responses=problems.document(*ON_A_QUEUE, *problems.OF_A_BODY),
 )
-@allow(Right.ADMINISTER)
+@allow(Right.ADMINISTER, unlocked_may=True)
 async def pause_queue(
     request: Request, queue: Name, body: pause_schemas.PauseRequest, dry_run: DryRun = False
 ) -> wire.PausedQueue | wire.Preview:
@@ -40,7 +40,7 @@ async def pause_queue(
     response_description=SHOWN,
     responses=problems.document(*ON_A_QUEUE),
 )
-@allow(Right.ADMINISTER)
+@allow(Right.ADMINISTER, unlocked_may=True)
 async def resume_queue(
     request: Request, queue: Name, dry_run: DryRun = False
 ) -> wire.PausedQueue | wire.Preview:
@@ -57,7 +57,7 @@ async def resume_queue(
     response_description=SHOWN,
     responses=problems.document(*ON_A_QUEUE, *problems.OF_A_BODY),
 )
-@allow(Right.ADMINISTER)
+@allow(Right.ADMINISTER, unlocked_may=True)
 async def pause_partition(
     request: Request,
     queue: Name,
@@ -75,7 +75,7 @@ async def pause_partition(
     response_description=SHOWN,
     responses=problems.document(*ON_A_QUEUE),
 )
-@allow(Right.ADMINISTER)
+@allow(Right.ADMINISTER, unlocked_may=True)
 async def resume_partition(
     request: Request, queue: Name, partition: Partition, dry_run: DryRun = False
 ) -> wire.PausedQueue | wire.Preview:

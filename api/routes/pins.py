@@ -22,7 +22,7 @@ SHOWN = "What is pinned of the queue after the call."
     response_description=SHOWN,
     responses=problems.document(*ON_A_QUEUE, *problems.OF_A_BODY),
 )
-@allow(Right.ADMINISTER)
+@allow(Right.ADMINISTER, unlocked_may=True)
 async def pin_partition(
     request: Request,
     queue: Name,
@@ -51,7 +51,7 @@ async def pin_partition(
     response_description=SHOWN,
     responses=problems.document(*ON_A_QUEUE),
 )
-@allow(Right.ADMINISTER)
+@allow(Right.ADMINISTER, unlocked_may=True)
 async def unpin_partition(
     request: Request, queue: Name, partition: Partition, dry_run: DryRun = False
 ) -> wire.PinnedQueue | wire.Preview:

@@ -29,7 +29,7 @@ ON_A_QUEUE = (*ADMINISTRATION, "queue_not_found", "queue_unreadable")
     response_description="The queue.",
     responses={**problems.document(*ADMINISTRATION, "queue_exists", *problems.OF_A_BODY)},
 )
-@allow(Right.ADMINISTER)
+@allow(Right.ADMINISTER, unlocked_may=True)
 async def create_queue(request: Request, body: queue_schemas.QueueCreate) -> wire.Queue:
     """Create a queue with its partitions 0..N-1; they get owners when flows bind.
 
@@ -85,7 +85,7 @@ async def show_queue(request: Request, queue: Name) -> wire.Queue:
     response_description="The queue after the change.",
     responses=problems.document("resize_unsettled", "state_kept", *ON_A_QUEUE, *problems.OF_A_BODY),
 )
-@allow(Right.ADMINISTER)
+@allow(Right.ADMINISTER, unlocked_may=True)
 async def change_queue(
     request: Request,
     queue: Name,
@@ -120,7 +120,7 @@ async def change_queue(
     response_description="The queue is deleted.",
     responses=problems.document(*ON_A_QUEUE, "queue_in_use"),
 )
-@allow(Right.ADMINISTER)
+@allow(Right.ADMINISTER, unlocked_may=True)
 async def delete_queue(
     request: Request,
     queue: Name,
@@ -155,7 +155,7 @@ async def rebalance_status(request: Request, queue: Name) -> wire.RebalanceStatu
     response_description="The status immediately after the call.",
     responses=problems.document(*ON_A_QUEUE),
 )
-@allow(Right.ADMINISTER)
+@allow(Right.ADMINISTER, unlocked_may=True)
 async def rebalance_now(
     request: Request, queue: Name, dry_run: DryRun = False
 ) -> wire.RebalanceStatus | wire.Preview:
@@ -223,7 +223,7 @@ async def flows(
     response_description="The partitions that were set, with their raised epochs.",
     responses=problems.document(*ON_A_QUEUE, *problems.OF_A_BODY),
 )
-@allow(Right.ADMINISTER)
+@allow(Right.ADMINISTER, unlocked_may=True)
 async def set_positions(
     request: Request,
     queue: Name,

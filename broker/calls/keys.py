@@ -28,10 +28,17 @@ from broker.core.access import (
     flow_caller,
     key_id_of,
 )
-from broker.core.errors import BrokerError, Forbidden, QueueNotFound, Unauthorized, Unavailable
+from broker.core.errors import (
+    BrokerError,
+    Forbidden,
+    Invalid,
+    QueueNotFound,
+    Unauthorized,
+    Unavailable,
+)
 from broker.replica.store_calls import UNAVAILABLE, store_available
 from broker.replica.transaction import Submission
-from broker.store.ports import USED_SECONDS, KeyRow, StoreUnavailable
+from broker.store.ports import USED_SECONDS, Act, KeyRow, StoreUnavailable
 from counterpoise import wire
 
 REFRESH_SECONDS = 1.0
@@ -41,10 +48,12 @@ STALE_SECONDS = 0.4
 # A key that was not used for so long is forgotten here.
 IDLE_SECONDS = 600.0
 SESSION_SECONDS = 12 * 3600.0
+UNLOCKED_SECONDS = 600.0
 MOST_SESSIONS = 100
 MOST_ENDED_AT_ONCE = 1000
 FOR_THIS_FLOW = "A flow's token is valid only for this flow and its own queue."
 NEVER = float("-inf")
+_LOGGED_OUT = "This session has ended; log in again."
 _UNKNOWN = "This key is not known here, was revoked, or has reached its end."
 
 
@@ -102,17 +111,19 @@ class KeyCalls:
         return _caller(row, address)
 
     async def by_session(self, token: str, address: str | None = None) -> Caller:
-        """The holder of a session, who only reads. Raises Unauthorized, Unavailable."""
+        """The holder of a session. Raises Unauthorized, Unavailable."""
         hash = digest(token)
         with store_available():
             session = (await self._keys.sessions([hash])).get(hash)
         row = None if session is None else await self._row(session.key_id)
         if session is None or row is None:
-            raise Unauthorized("This session has ended; log in again.")
+            raise Unauthorized(_LOGGED_OUT)
         self._is_used(row.id)
         caller = _caller(row, address)
         ends = [time for time in (session.ends_at, caller.ends_at) if time is not None]
-        return replace(caller, ends_at=min(ends), session=hash)
+        return replace(
+            caller, ends_at=min(ends), session=hash, unlocked_until=session.unlocked_until
+        )
 
     async def by_flow_token(
         self, token: str, queue: str | None, address: str | None = None
@@ -161,6 +172,40 @@ class KeyCalls:
                 digest(token), caller.key_id, SESSION_SECONDS, MOST_SESSIONS
             )
         return token, await self.by_session(token, address)
+
+    async def unlock(self, caller: Caller, key: str) -> Caller:
+        """Lets the caller's session change something for UNLOCKED_SECONDS, because it has shown its
+        key once more. No other session gets it. Returns the caller as it is then.
+
+        Raises Invalid for a caller without a session, Forbidden for another key than that of the
+        session, Unauthorized and Unavailable.
+        """
+        if caller.session is None:
+            raise Invalid("There is no session to unlock: only that of a browser can be unlocked.")
+        holder = await self.by_key(key, caller.address)
+        if holder.key_id != caller.key_id:
+            raise Forbidden(
+                f"The session is that of the key {caller.key_id}, and only this key unlocks it. "
+                "Log out, and log in with the other one."
+            )
+        act = Act(
+            "unlock_session",
+            key_id=caller.key_id,
+            key_name=caller.key_name,
+            address=caller.address,
+        )
+        with store_available():
+            until = await self._keys.unlock_session(caller.session, UNLOCKED_SECONDS, act)
+        if until is None:
+            raise Unauthorized(_LOGGED_OUT)
+        return replace(caller, unlocked_until=until)
+
+    async def lock(self, caller: Caller) -> Caller:
+        """Lets the caller's session only read again. Harmless when repeated."""
+        if caller.session is not None:
+            with store_available():
+                await self._keys.lock_session(caller.session)
+        return replace(caller, unlocked_until=None)
 
     async def log_out(self, token: str) -> None:
         """Ends a session. Harmless when repeated."""

@@ -33,14 +33,10 @@ class LogCalls:
         to when the queue was made; who publishes to it must have that right there, too. `refused`:
         the log refused the caller's credentials.
         """
-        queue = await self._queues.read(name, queue_view)
-        if purpose == "publish" and len(parts_of(queue.log)) > 1:
-            raise Invalid(
-                f"The queue {name!r} reads the logs of several queues; publish to those: "
-                f"{', '.join(part.partition(':')[2] for part in parts_of(queue.log))}."
-            )
-        if purpose == "publish" and caller is not None:
-            await self._readers.refuse_foreign(queue.log, name, caller, Right.PUBLISH)
+        if purpose == "publish":
+            queue = await self.published(name, caller)
+        else:
+            queue = await self._queues.read(name, queue_view)
         flow_id, key_id = (None, None) if caller is None else (caller.flow_id, caller.key_id)
         holder = Holder.caller(queue.id, flow_id, key_id)
         return wire.LogView(
@@ -49,6 +45,18 @@ class LogCalls:
             partition_count=queue.partition_count,
             access=log_access(await self._logs.access(queue.log, purpose, holder, refused=refused)),
         )
+
+    async def published(self, name: str, caller: Caller | None) -> wire.Queue:
+        """The queue, to whose log the caller may publish; raises as `access`."""
+        queue = await self._queues.read(name, queue_view)
+        if len(parts_of(queue.log)) > 1:
+            raise Invalid(
+                f"The queue {name!r} reads the logs of several queues; publish to those: "
+                f"{', '.join(part.partition(':')[2] for part in parts_of(queue.log))}."
+            )
+        if caller is not None:
+            await self._readers.refuse_foreign(queue.log, name, caller, Right.PUBLISH)
+        return queue
 
     async def end_credentials(self) -> None:
         """End the credentials of flows that have left. Raises Unavailable."""

@@ -1,23 +1,33 @@
-"""Messages of a partition for people: what is in the log, without owning anything.
+"""Messages for people: what is in the log, without owning anything, and one that they publish.
 
 The right to consume the queue must have been checked: messages are what consumers may read, and
 a viewer sees queues and not messages. A look is for a person: its values have at most LOOK_BYTES,
 so one that asks for more of each value has fewer messages, and one message is seen whole.
+
+What a person publishes is in the audit: where, and how large, and nothing of it. The log and the
+audit are two databases, so the row is written first. A message that the log then refuses has a row,
+too; none is published without one.
 """
 
 from __future__ import annotations
 
 import base64
 import codecs
+import secrets
+from dataclasses import replace
 
-from broker.calls.access import QueueAccess
+from broker.calls.access import QueueAccess, act_of
+from broker.calls.logs import LogCalls
 from broker.calls.times import time_of
+from broker.core.access import Caller
 from broker.core.errors import Invalid
 from broker.core.queue import Queue
 from broker.logs.peeking import PeekedMessage
 from broker.logs.ports import Logs
 from broker.logs.positions import refuse_invalid
+from broker.replica.store_calls import store_available
 from counterpoise import wire
+from counterpoise.logs import InvalidMessage, Message
 
 LOOK_BYTES = 1_000_000
 
@@ -25,9 +35,10 @@ LOOK_BYTES = 1_000_000
 class MessageCalls:
     """Looks at the logs of queues."""
 
-    def __init__(self, queues: QueueAccess, logs: Logs) -> None:
+    def __init__(self, queues: QueueAccess, logs: Logs, log_calls: LogCalls) -> None:
         self._queues = queues
         self._logs = logs
+        self._log_calls = log_calls
 
     async def peek(
         self, name: str, partition: int, position: str | None, limit: int, max_bytes: int
@@ -56,6 +67,54 @@ class MessageCalls:
         return wire.ShownMessages(
             partition, found.start, found.end, tuple(map(_shown, found.messages)), found.following
         )
+
+    async def publish(
+        self,
+        name: str,
+        message: Message,
+        caller: Caller | None,
+        *,
+        id: str | None = None,
+        partition: int | None = None,
+    ) -> wire.PublishedMessage:
+        """Append a message to the log of a queue; once, however often it is repeated with an `id`.
+
+        `partition` is for a message without a key. The right to publish to the queue must have been
+        checked.
+        Raises QueueNotFound, Forbidden, Invalid for what the queue's log cannot take, and
+        Unavailable: then it may have been published.
+        """
+        queue = await self._log_calls.published(name, caller)
+        if partition is not None:
+            _check_partition(queue, message, partition)
+        try:
+            size_bytes = message.size_bytes()
+        except InvalidMessage as error:
+            raise Invalid(f"The log cannot hold this message: {error}.") from None
+        act = act_of(caller, "publish_message", name)
+        if act is not None:
+            with store_available():
+                await self._queues.store.keys.record(
+                    [replace(act, after={"partition": partition, "size_bytes": size_bytes})]
+                )
+        publisher = f"service-{secrets.token_hex(16)}" if id is None else id
+        appended = await self._logs.append(
+            queue.log, message, publisher, queue.partition_count, partition
+        )
+        return wire.PublishedMessage(appended.partition, appended.before)
+
+
+def _check_partition(queue: wire.Queue, message: Message, partition: int) -> None:
+    """Raises Invalid unless a person may choose this partition for this message."""
+    wrong = None
+    if message.key is not None:
+        wrong = "is for a message without a key: the key decides the partition"
+    elif queue.partitioning == "dynamic":
+        wrong = "is for a queue with a partition count: this one routes by ranges of hashes"
+    elif partition >= queue.partition_count:
+        wrong = f"is not among the {queue.partition_count} to which messages are published"
+    if wrong is not None:
+        raise Invalid(f"The partition {wrong}.", [("partition", wrong)])
 
 
 def _shown(message: PeekedMessage) -> wire.ShownMessage:

@@ -132,7 +132,7 @@ class Caller:
     `role` is None for a flow. `flow_id` is set for a flow, whose only pattern is the name of its
     queue. `ends_at`: when the credential ends, in Unix seconds of the store. `address` is the
     caller's network address, for the audit. `session`: the hash of a browser's session, which only
-    reads.
+    reads, but until `unlocked_until` (Unix seconds of the store).
     """
 
     rights: frozenset[Right]
@@ -144,6 +144,7 @@ class Caller:
     ends_at: float | None = None
     address: str | None = None
     session: bytes | None = None
+    unlocked_until: float | None = None
 
     def sees(self, queue: str) -> bool:
         """Whether the queue of this name is in the caller's lists."""

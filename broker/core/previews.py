@@ -159,9 +159,7 @@ class Thought:
             paused=tuple(sorted(paused - before.paused)),
             resumed=tuple(sorted((before.paused - paused) & after.owners.keys())),
             pinned=tuple(n for n, name in called.pins.items() if before.pins.get(n) != name),
-            unpinned=tuple(
-                n for n in before.pins if n not in called.pins and n in after.owners
-            ),
+            unpinned=tuple(n for n in before.pins if n not in called.pins and n in after.owners),
             flows={id: (count, now.get(id)) for id, count in owned.items()},
             settings={name: (old, new[name]) for name, old in settings.items() if old != new[name]},
             holddown_until=self._holddown_until,

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from broker.logs.peeking import Peek
 from broker.logs.ports import Bounds, Holder, LogAccess, LogKind, LogOwner, Purpose
-from counterpoise.logs import LogError
+from counterpoise.logs import AppendBatch, AppendResult, LogError
 from counterpoise.logs.address import parse_log
 from counterpoise.logs.groups import joined, joined_bounds, parted, place
 
@@ -108,6 +108,10 @@ class AlignedLogs:
         parts = parse_log(log).parts
         which, number = place(partition, len(parts))
         return await self._builtin.peek(parts[which], number, position, limit, max_bytes)
+
+    async def append(self, log: str, batch: AppendBatch) -> AppendResult:
+        """See `LogKind`."""
+        raise LogError(NOT_OWNED)
 
     async def drop(self, log: str, owner: LogOwner) -> None:
         """See `LogKind`."""

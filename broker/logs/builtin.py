@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,14 +16,29 @@ from broker.logs.credentials import CONNECTIONS, ClientCredentials
 from broker.logs.database import LogDatabase, available, may_touch, name_of, within
 from broker.logs.hash_ranges import HashRanges
 from broker.logs.peeking import Peek, PeekedMessage
-from broker.logs.ports import Bounds, Holder, LogAccess, LogOwner, Purpose
+from broker.logs.ports import (
+    Bounds,
+    Holder,
+    LogAccess,
+    LogDatabaseUnavailable,
+    LogOwner,
+    Purpose,
+)
 from broker.logs.retention import Young
 from broker.logs.roles import EXPIRE_FOR_LOG, ClientRoles
 from broker.logs.times import positions_at
 from broker.pieces import pieces
-from counterpoise.logs import LogNotFound
+from counterpoise.logs import (
+    AppendBatch,
+    AppendResult,
+    InvalidMessage,
+    LogNotFound,
+    StalePartitionCount,
+    StaleRanges,
+)
 from counterpoise.logs.builtin.ages import ages_statement
 from counterpoise.logs.builtin.bounds import COLUMNS, ReadBounds
+from counterpoise.logs.ranges import HashRange, Ranges
 
 SWEEP_MESSAGES = 10_000
 _BOUNDS = (
@@ -51,6 +67,21 @@ _PEEK = text(
     WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = :name)
         AND partition = :partition AND position >= :start AND position < :end
     ORDER BY position LIMIT :limit"""
+)
+_MESSAGE = """ARRAY[CAST(:partition AS integer)], ARRAY[CAST(:value AS bytea)],
+    ARRAY[CAST(:key AS text)], ARRAY[CAST(:headers AS text)], ARRAY[CAST(:at AS timestamptz)]"""
+_BY = "CAST(:publisher AS text), CAST(:sequence AS bigint)"
+_APPEND = text(
+    "SELECT appended, watched FROM counterpoise_log.append("
+    f"CAST(:name AS text), CAST(:count AS integer), {_BY}, {_MESSAGE})"
+)
+_APPEND_BY_RANGE = text(
+    "SELECT appended, watched FROM counterpoise_log.append_by_range("
+    f"CAST(:name AS text), {_BY}, {_MESSAGE})"
+)
+_WAKE = text("SELECT counterpoise_log.wake(CAST(:name AS text), CAST(:partitions AS integer[]))")
+_RANGES = text(
+    "SELECT first_hash, last_hash, partition FROM counterpoise_log.ranges(CAST(:name AS text))"
 )
 _YOUNG = text("""
 SELECT p.partition, since.position, size.mean
@@ -380,6 +411,53 @@ class BuiltinLogs:
             for at, time, key, headers, value, size in rows
         )
         return Peek(start, end, messages, str(rows[-1][0] + 1) if rows else end)
+
+    async def append(self, log: str, batch: AppendBatch) -> AppendResult:
+        """See `LogKind`. Of a batch with one message."""
+        (message,), (partition,) = batch.messages, batch.partitions
+        message.size_bytes()
+        name = name_of(log)
+        given = {
+            "name": name,
+            "publisher": batch.publisher,
+            "sequence": batch.first_sequence,
+            "partition": partition,
+            "value": message.value,
+            "key": message.key,
+            "headers": json.dumps(message.headers, ensure_ascii=False) if message.headers else None,
+            "at": message.published_at,
+        }
+        routed_by = {} if batch.by_range else {"count": batch.partition_count}
+        try:
+            async with self._database.transaction() as connection:
+                statement = _APPEND_BY_RANGE if batch.by_range else _APPEND
+                (row,) = (await connection.execute(statement, {**given, **routed_by})).all()
+        except LogDatabaseUnavailable as error:
+            await self._explain(error, name, batch)
+            raise
+        if row.watched:
+            # Readers that are not woken find the message when they look.
+            with suppress(LogDatabaseUnavailable):
+                async with self._database.transaction() as connection:
+                    await connection.execute(_WAKE, {"name": name, "partitions": row.watched})
+        return AppendResult(row.appended, 1 - row.appended)
+
+    async def _explain(self, error: LogDatabaseUnavailable, name: str, batch: AppendBatch) -> None:
+        """Raise what the log has said of an append, if it has said something."""
+        refusal = getattr(error.__cause__, "orig", None)
+        state = getattr(refusal, "sqlstate", None)
+        if state == "CP001":
+            count = await self.partition_count(f"builtin:{name}")
+            raise StalePartitionCount(batch.partition_count, count) from None
+        if state == "CP002":
+            raise LogNotFound(f"there is no log {name!r}") from None
+        if state == "CP003":
+            raise InvalidMessage(f"it was refused ({refusal})") from None
+        if state == "CP004":
+            async with self._database.transaction() as connection:
+                rows = (await connection.execute(_RANGES, {"name": name})).all()
+            current = Ranges(HashRange(*row) for row in rows)
+            raise StaleRanges("the log has other ranges", current) from None
 
     async def young(
         self, log: str, below: Mapping[int, int], seconds: float

@@ -34,9 +34,18 @@ from broker.logs.ports import (
     messages_after,
 )
 from broker.logs.positions import number_of, trim_floor, with_passed
+from broker.logs.publisher import Appended, append_one
 from broker.logs.retention import Retention, Young, beyond, kept_bytes
 from broker.pieces import pieces
-from counterpoise.logs import LogError, LogNotFound, LogUnavailable
+from counterpoise.logs import (
+    InvalidMessage,
+    LogError,
+    LogNotFound,
+    LogUnavailable,
+    Message,
+    StalePartitionCount,
+    StaleRanges,
+)
 from counterpoise.logs.address import Kind, kind_of
 from counterpoise.logs.ranges import HashRange, parse_range
 
@@ -47,6 +56,13 @@ NOT_DISCARDED = (
     "repeat the call."
 )
 UNREADABLE_KIND = "The service does not know this kind of log and cannot read its messages."
+UNWRITABLE_KIND = (
+    "The service does not know this kind of log and cannot append to it: publish with a client of "
+    "the log."
+)
+OWN_ACCESS = (
+    ". The service appends with its own access; where that may only read, publish with a publisher."
+)
 UNKNOWN_KIND = (
     "The service does not know this kind of log and cannot look up positions; send positions."
 )
@@ -402,6 +418,31 @@ class LogsByKind:
             raise _cannot_be_asked(error) from None
         except LogError as error:
             raise Invalid(f"The service cannot read the log: {error}.") from None
+
+    async def append(
+        self,
+        log: str,
+        message: Message,
+        id: str,
+        partition_count: int,
+        partition: int | None = None,
+    ) -> Appended:
+        """See `Logs`."""
+        kind = self._kind(log)
+        if kind is None:
+            raise Invalid(UNWRITABLE_KIND)
+        try:
+            return await append_one(
+                partial(kind.append, log), message, id, partition_count, partition
+            )
+        except InvalidMessage as error:
+            raise Invalid(f"The log cannot hold this message: {error}.") from None
+        except LogDatabaseUnavailable:
+            raise Unavailable(DATABASE_AWAY) from None
+        except (LogUnavailable, StalePartitionCount, StaleRanges) as error:
+            raise Unavailable(f"The log did not confirm the message: {error}{OWN_ACCESS}") from None
+        except LogError as error:
+            raise Invalid(f"The service cannot append to the log: {error}{OWN_ACCESS}") from None
 
     async def maintain(
         self,

@@ -45,7 +45,16 @@ from broker.logs.ports import (
     Purpose,
 )
 from broker.tasks import disregard
-from counterpoise.logs import InvalidPosition, LogError, LogNotFound, LogUnavailable
+from counterpoise.logs import (
+    AppendBatch,
+    AppendResult,
+    InvalidMessage,
+    InvalidPosition,
+    LogError,
+    LogNotFound,
+    LogUnavailable,
+    StalePartitionCount,
+)
 from counterpoise.logs.address import (
     Host,
     check_access,
@@ -327,6 +336,10 @@ class ExternalLogs:
         """See `LogKind`."""
         return await self._ask(log, lambda it: peek_at(it, partition, position, limit, max_bytes))
 
+    async def append(self, log: str, batch: AppendBatch) -> AppendResult:
+        """See `LogKind`."""
+        return await self._ask(log, lambda it: it.append(batch))
+
     async def drop(self, log: str, owner: LogOwner) -> None:
         """See `LogKind`."""
         await self._ask(log, lambda it: it.drop(owner))
@@ -415,7 +428,16 @@ class ExternalLogs:
 
 
 # What is known only of a log that answers as one; the texts are the service's own.
-_TOLD = (LogNotFound, LogOwned, LogUnfit, InvalidPosition, GroupInUse, GroupAccessRefused)
+_TOLD = (
+    LogNotFound,
+    LogOwned,
+    LogUnfit,
+    InvalidMessage,
+    InvalidPosition,
+    StalePartitionCount,
+    GroupInUse,
+    GroupAccessRefused,
+)
 
 
 class _Places(Generic[K]):

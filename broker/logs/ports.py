@@ -14,8 +14,17 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from broker.logs.peeking import Peek
+from broker.logs.publisher import Appended
 from broker.logs.retention import Retention
-from counterpoise.logs import Bounds, LogError, LogUnavailable, Successor
+from counterpoise.logs import (
+    AppendBatch,
+    AppendResult,
+    Bounds,
+    LogError,
+    LogUnavailable,
+    Message,
+    Successor,
+)
 
 Purpose = Literal["read", "publish"]
 CALLER: ContextVar[str] = ContextVar("caller", default="")
@@ -314,6 +323,17 @@ class Logs(Protocol):
         """Messages to look at (`broker.logs.peeking`). Raises Invalid, Unavailable."""
         ...
 
+    async def append(
+        self,
+        log: str,
+        message: Message,
+        id: str,
+        partition_count: int,
+        partition: int | None = None,
+    ) -> Appended:
+        """Append one message (`broker.logs.publisher`). Raises Invalid, Unavailable."""
+        ...
+
     async def maintain(
         self,
         log: str,
@@ -472,6 +492,10 @@ class LogKind(Protocol):
         self, log: str, partition: int, position: str | None, limit: int, max_bytes: int
     ) -> Peek:
         """Messages to look at (`broker.logs.peeking`). Raises LogNotFound."""
+        ...
+
+    async def append(self, log: str, batch: AppendBatch) -> AppendResult:
+        """Append one message with the service's own access; see `counterpoise.logs.Log.append`."""
         ...
 
     async def drop(self, log: str, owner: LogOwner) -> None:

@@ -86,9 +86,12 @@ _USED = (
     )
     .values(last_used_at=NOW)
 )
-_SESSIONS = select(sessions.c.hash, sessions.c.key_id, sessions.c.ends_at).where(
-    any_of(sessions.c.hash, "hashes"), sessions.c.ends_at > NOW
-)
+_SESSIONS = select(
+    sessions.c.hash,
+    sessions.c.key_id,
+    sessions.c.ends_at,
+    case((sessions.c.unlocked_until > NOW, sessions.c.unlocked_until)).label("unlocked_until"),
+).where(any_of(sessions.c.hash, "hashes"), sessions.c.ends_at > NOW)
 _BEGIN = (
     insert(sessions)
     .from_select(
@@ -188,7 +191,25 @@ class PostgresKeys:
     async def sessions(self, hashes: Sequence[bytes]) -> Mapping[bytes, SessionRow]:
         async with self._connections.single() as one:
             rows = (await one.execute(_SESSIONS, {"hashes": [*hashes]})).all()
-        return {row.hash: SessionRow(row.key_id, row.ends_at) for row in rows}
+        return {row.hash: SessionRow(row.key_id, row.ends_at, row.unlocked_until) for row in rows}
+
+    async def unlock_session(self, hash: bytes, seconds: float, act: Act) -> float | None:
+        unlocking = (
+            update(sessions)
+            .where(sessions.c.hash == hash, sessions.c.ends_at > NOW)
+            .values(unlocked_until=func.least(NOW + seconds, sessions.c.ends_at))
+            .returning(sessions.c.unlocked_until)
+        )
+        async with self._connections.transaction() as one:
+            until: float | None = (await one.execute(unlocking)).scalar_one_or_none()
+            if until is not None:
+                await record_acts(one, [act])
+        return until
+
+    async def lock_session(self, hash: bytes) -> None:
+        locking = update(sessions).where(sessions.c.hash == hash).values(unlocked_until=None)
+        async with self._connections.single() as one:
+            await one.execute(locking)
 
     async def end_session(self, hash: bytes) -> None:
         async with self._connections.single() as one:

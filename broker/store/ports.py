@@ -504,10 +504,11 @@ class KeySummary(NamedTuple):
 
 
 class SessionRow(NamedTuple):
-    """A session that has not ended; its key may have."""
+    """A session that has not ended; its key may have. `unlocked_until`: None if it only reads."""
 
     key_id: str
     ends_at: float
+    unlocked_until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -582,6 +583,13 @@ class KeyStore(Protocol):
 
     async def sessions(self, hashes: Sequence[bytes]) -> Mapping[bytes, SessionRow]:
         """The sessions with these hashes that have not ended."""
+
+    async def unlock_session(self, hash: bytes, seconds: float, act: Act) -> float | None:
+        """Lets a session change something for so long, at most until it ends, and records the act.
+        Returns until when. None: it has ended, and nothing is recorded."""
+
+    async def lock_session(self, hash: bytes) -> None:
+        """Lets a session only read from now on; harmless when repeated."""
 
     async def end_session(self, hash: bytes) -> None:
         """Ends a session; harmless when repeated."""

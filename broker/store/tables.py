@@ -287,6 +287,7 @@ sessions = Table(
     Column("key_id", Text, ForeignKey(f"{SCHEMA}.keys.id"), nullable=False),
     Column("created_at", Double, nullable=False),
     Column("ends_at", Double, nullable=False),
+    Column("unlocked_until", Double),
 )
 Index("sessions_of_key", sessions.c.key_id, sessions.c.created_at)
 Index("sessions_end", sessions.c.ends_at)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from broker.logs.peeking import Peek, peek_at
 from broker.logs.ports import Bounds, Holder, LogAccess, LogOwner, Purpose, Root, Sealing
 from broker.logs.retention import Young
-from counterpoise.logs import LogError
+from counterpoise.logs import AppendBatch, AppendResult, LogError
 from counterpoise.logs.address import parse_log
 from counterpoise.logs.memory import MemoryLog, MemoryLogs
 from counterpoise.logs.ranges import HashRange
@@ -122,6 +122,10 @@ class MemoryLogKind:
         """See `LogKind`."""
         opened = MemoryLog(self._logs, _name(log))
         return peek_at(opened, partition, position, limit, max_bytes)
+
+    async def append(self, log: str, batch: AppendBatch) -> AppendResult:
+        """See `LogKind`."""
+        return MemoryLog(self._logs, _name(log)).append(batch)
 
     async def young(
         self, log: str, below: Mapping[int, int], seconds: float

@@ -417,9 +417,37 @@ class MemoryKeys(_Port):
         def work() -> Mapping[bytes, SessionRow]:
             now, sessions = self._database.clock(), self._database.key_tables.sessions
             found = {hash: sessions[hash][0] for hash in hashes if hash in sessions}
-            return {hash: row for hash, row in found.items() if row.ends_at > now}
+            return {
+                hash: row
+                if (row.unlocked_until or now) > now
+                else row._replace(unlocked_until=None)
+                for hash, row in found.items()
+                if row.ends_at > now
+            }
 
         return await self._call("sessions", work)
+
+    async def unlock_session(self, hash: bytes, seconds: float, act: Act) -> float | None:
+        def work() -> float | None:
+            tables, now = self._database.key_tables, self._database.clock()
+            row, began_at = tables.sessions.get(hash, (None, now))
+            if row is None or row.ends_at <= now:
+                return None
+            until = min(now + seconds, row.ends_at)
+            tables.sessions[hash] = (row._replace(unlocked_until=until), began_at)
+            tables.record([act], now)
+            return until
+
+        return await self._call("unlock_session", work)
+
+    async def lock_session(self, hash: bytes) -> None:
+        def work() -> None:
+            sessions = self._database.key_tables.sessions
+            if hash in sessions:
+                row, began_at = sessions[hash]
+                sessions[hash] = (row._replace(unlocked_until=None), began_at)
+
+        await self._call("lock_session", work)
 
     async def end_session(self, hash: bytes) -> None:
         await self._call("end_session", lambda: self._database.key_tables.sessions.pop(hash, None))

@@ -42,6 +42,7 @@ BODIES: dict[str, Any] = {
     "POST /v1/queues": {"name": "team-a.new", "partition_count": 1},
     "POST /v1/keys": {"role": "viewer", "queues": ["team-a.orders"]},
     "PATCH /v1/queues/{queue}": {"max_handoff_time": 4.0},
+    "POST /v1/queues/{queue}/messages": {"value": "x"},
     "POST /v1/queues/{queue}/positions": {"to": "earliest"},
     "POST /v1/queues/{queue}/partitions/{partition}/split": {},
     "POST /v1/queues/{queue}/partitions/{partition}/merge": {"with": 1},
@@ -83,6 +84,8 @@ def send(
 ) -> tuple[int, Any]:
     """The status and body of the answer; of a stream only the status."""
     method, path = call.split()
+    # Of a caller before, who has logged in.
+    http.cookies.clear()
     body = BODIES.get(call) if body is None else body
     request = http.build_request(
         method,

@@ -23,7 +23,7 @@ from counterpoise.conditions import Condition
 from counterpoise.flow import Flow
 from counterpoise.keys import partition_of
 from counterpoise.publisher import Publisher
-from tests.browser.chromium import Browser, Page, click, fill
+from tests.browser.chromium import Browser, Page, click, fill, submit
 from tests.service import eventually
 
 
@@ -381,6 +381,31 @@ def _login(stage: Stage) -> Page:
     return page
 
 
+def _unlocking(stage: Stage) -> Page:
+    """An administrator has logged in, and a dialog asks for the key once more."""
+    key = keys.create(stage.database_url, Role.ADMIN, ("*",), "ops").text
+    page = stage.page("#unread")
+    # Whoever was logged in before.
+    page.run("fetch('/v1/session', { method: 'DELETE' }).then((answer) => answer.status)")
+    eventually(lambda: page.run("document.querySelector('#login')?.hidden === false"))
+    fill(page, "#key", key)
+    page.act("document.querySelector('#login button')", "it.click()")
+    shows(page, ".headline", "Ready")
+    click(page, "Pause")
+    shows(page, "dialog", "It unlocks this session")
+    fill(page, "#unlock-key", key)
+    return page
+
+
+def _unlocked(stage: Stage) -> Page:
+    """The session may change something for some minutes."""
+    page = _unlocking(stage)
+    submit(page)
+    shows(page, "#unlocked", "unlocked for")
+    shows(page, ".headline", "paused")
+    return page
+
+
 # In this order: some need the queues of others, and the last one closes the service.
 STATES: Mapping[str, Callable[[Stage], Page]] = {
     "nothing": _nothing,
@@ -400,6 +425,7 @@ STATES: Mapping[str, Callable[[Stage], Page]] = {
     "away": _away,
     "create": _dialog("", "Create a queue", "on the built-in log", name="flights"),
     "settings": _dialog("unread", "Settings", "→", access_type="exclusive"),
+    "publish": _dialog("unread", "Publish", "12 bytes", headers="trace: t-1", value='{"total": 3}'),
     "resize": _dialog("open", "Resize", "retire", count="7"),
     "rebalance": _dialog("holddown", "Rebalance now", "ends at once"),
     "positions": _dialog("unread", "Set positions", "never be read", where="latest"),
@@ -409,4 +435,6 @@ STATES: Mapping[str, Callable[[Stage], Page]] = {
     "split-one": _dialog("clicks", "Split", "takes no more"),
     "position": _dialog("clicks", "Set its position", "read again", at="0"),
     "login": _login,
+    "unlocking": _unlocking,
+    "unlocked": _unlocked,
 }

@@ -305,6 +305,37 @@ def test_messages_of_the_chosen_partition_are_shown_as_they_are(
     assert client.partitions("flights")[0].position is None
 
 
+def test_a_person_publishes_one_message_and_sees_it(page: Page, client: Client) -> None:
+    client.create_queue("flights", 4, rebalance_delay=0)
+    go(page, "flights")
+    click(page, "Publish")
+    eventually(lambda: "The service chooses the partition." in page.text(".preview"))
+    fill(page, "#act-partition", "4")
+    eventually(lambda: "from 0 to 3" in page.text(".preview"))
+    assert is_off(page)
+    fill(page, "#act-partition", "2")
+    eventually(lambda: "It goes to partition 2." in page.text(".preview"))
+    fill(page, "#act-headers", "trace")
+    eventually(lambda: "a colon" in page.text(".preview"))
+    fill(page, "#act-headers", "trace: t-1\nby: me")
+    fill(page, "#act-value", "ä" * 40_000)
+    eventually(lambda: "Use a publisher" in page.text(".preview"))
+    fill(page, "#act-value", '{"total": 3}')
+    eventually(lambda: "12 bytes" in page.text(".preview"))
+    assert violations(page) == []
+    submit(page)
+    eventually(lambda: '"total": 3' in page.text(".messages pre"))
+    assert "t-1" in page.text(".messages .headers")
+    assert client.partitions("flights")[2].lag == 1
+    # With a key nobody chooses the partition.
+    click(page, "Publish")
+    fill(page, "#act-key", "c1")
+    eventually(lambda: "Its key decides" in page.text(".preview"))
+    assert page.run("document.querySelector('#act-partition').disabled")
+    submit(page)
+    eventually(lambda: page.text(".messages b") == "0" and "c1" in page.text(".messages"))
+
+
 def test_a_filter_and_a_time_find_messages_and_values_read_as_what_they_are(page: Page) -> None:
     def call(module: str, expression: str) -> Any:
         return page.run(f"import('/dashboard/{module}.js').then(async (it) => {expression})")
@@ -999,3 +1030,47 @@ def test_it_asks_for_a_key_and_shows_the_queues_of_that_key_alone(
         page.act("document.querySelector('#leave')", "it.click()")
         eventually(lambda: page.run("!document.querySelector('#login').hidden"))
         assert "team-a" not in page.text("body")
+
+        # An administrator gives the key once more, for the changes of the next minutes.
+        key = secured.keys["admin"]
+        fill(page, "#key", key)
+        page.act("document.querySelector('#login button')", "it.click()")
+        eventually(lambda: "team-a.orders" in page.text("#main"))
+        go(page, "team-a.orders")
+        change(page, "Pause", key)
+        eventually(lambda: re.search(r"unlocked for (10:00|9:\d\d)", page.text("#unlocked")))
+        assert violations(page) == []
+        change(page, "Resume", None)
+        click(page, "Lock")
+        eventually(lambda: page.run("document.querySelector('#unlocked').hidden"))
+        # What this page does not know: another one has locked the session meanwhile.
+        change(page, "Pause", key)
+        eventually(lambda: page.text("#unlocked"))
+        page.run("fetch('/v1/session/lock', { method: 'POST' }).then((answer) => answer.status)")
+        click(page, "Pause")
+        eventually(lambda: not is_off(page))
+        click(page, "Pause")
+        eventually(lambda: "only reads" in page.text("dialog .problem"))
+        eventually(lambda: page.run("!document.querySelector('#unlock-key').parentElement.hidden"))
+        fill(page, "#unlock-key", key)
+        click(page, "Pause")
+        eventually(lambda: page.run("document.querySelector('dialog') === null"))
+        assert key not in str(page.run("document.cookie + document.documentElement.outerHTML"))
+        page.act("document.querySelector('#leave')", "it.click()")
+        eventually(lambda: page.run("document.querySelector('#unlocked').hidden"))
+        page.close()
+
+
+def change(page: Page, button: str, key: str | None) -> None:
+    """Confirm what this button asks, with a key where it asks for one."""
+    seen = f"(one) => one.innerText === {button!r} && one.checkVisibility()"
+    eventually(lambda: page.run(f"[...document.querySelectorAll('button')].some({seen})"))
+    click(page, button)
+    eventually(lambda: page.run("document.querySelector('dialog[open]') !== null"))
+    asks = "!document.querySelector('#unlock-key').parentElement.hidden"
+    assert page.run(asks) == (key is not None)
+    if key is not None:
+        fill(page, "#unlock-key", key)
+    eventually(lambda: not is_off(page))
+    click(page, button)
+    eventually(lambda: page.run("document.querySelector('dialog') === null"))

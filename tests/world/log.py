@@ -9,7 +9,9 @@ from broker.core.errors import BrokerError, Invalid
 from broker.logs.peeking import Peek
 from broker.logs.ports import Bounds, Holder, LogOwner, Positions, Purpose, Sealing
 from broker.logs.positions import trim_floor
+from broker.logs.publisher import Appended
 from broker.logs.retention import Retention
+from counterpoise.logs import Message
 from counterpoise.logs.address import kind_of
 from counterpoise.logs.ranges import Ranges
 from tests.world.ranges import DynamicRanges, WorldRanges
@@ -273,6 +275,17 @@ class Logs:
     ) -> Peek:
         """Nobody looks at its messages."""
         raise Invalid("the log shows no messages")
+
+    async def append(
+        self,
+        log: str,
+        message: Message,
+        id: str,
+        partition_count: int,
+        partition: int | None = None,
+    ) -> Appended:
+        """Nobody publishes a message here through the service."""
+        raise Invalid("the log takes no messages")
 
     async def ends(self, log: str, partitions: Sequence[int]) -> Mapping[int, str]:
         """The ends of these partitions; partitions that never had a message are left out."""

@@ -265,7 +265,9 @@ CREATE TABLE counterpoise.sessions (
     hash bytea PRIMARY KEY,
     key_id text NOT NULL REFERENCES counterpoise.keys,
     created_at double precision NOT NULL,
-    ends_at double precision NOT NULL
+    ends_at double precision NOT NULL,
+    -- Until then it may change something; null, or past: it only reads.
+    unlocked_until double precision
 );
 CREATE INDEX sessions_of_key ON counterpoise.sessions (key_id, created_at);
 CREATE INDEX sessions_end ON counterpoise.sessions (ends_at);

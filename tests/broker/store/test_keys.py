@@ -124,6 +124,37 @@ async def test_sessions(ground: Ground, store: Store) -> None:
     assert await store.keys.sessions([b"other"])
 
 
+async def test_a_session_is_unlocked_alone_and_for_a_time(ground: Ground, store: Store) -> None:
+    await make(ground, IDS[0])
+    ends_at = await store.keys.begin_session(b"one", IDS[0], 100.0, 9)
+    await store.keys.begin_session(b"other", IDS[0], 100.0, 9)
+    act = Act("unlock_session", key_id=IDS[0])
+
+    async def unlocked() -> dict[bytes, float | None]:
+        found = await store.keys.sessions([b"one", b"other"])
+        return {hash: session.unlocked_until for hash, session in found.items()}
+
+    assert await unlocked() == {b"one": None, b"other": None}
+    until = await store.keys.unlock_session(b"one", 10.0, act)
+    assert until is not None
+    assert until < ends_at
+    assert await unlocked() == {b"one": until, b"other": None}
+    # Not longer than the session itself.
+    assert await store.keys.unlock_session(b"one", 1000.0, act) == ends_at
+    await store.keys.lock_session(b"one")
+    await store.keys.lock_session(b"one")
+    await store.keys.lock_session(b"nobody's")
+    assert await unlocked() == {b"one": None, b"other": None}
+    # The time is over at once.
+    await store.keys.unlock_session(b"one", 0.0, act)
+    assert await unlocked() == {b"one": None, b"other": None}
+    # A session that has ended, or never was, is not unlocked, and the audit has nothing of it.
+    await store.keys.begin_session(b"over", IDS[0], -1.0, 9)
+    for hash in (b"over", b"nobody's"):
+        assert await store.keys.unlock_session(hash, 10.0, act) is None
+    assert [row.act for row in await store.keys.audit(10, None, ["*"], None)] == [act] * 3
+
+
 async def test_keys_that_ended_long_ago_are_forgotten(ground: Ground, store: Store) -> None:
     """But for the first one, so the service stays closed, and those that something refers to."""
     for key_id in IDS[:2]:
