@@ -8,7 +8,7 @@ from typing import Any, overload
 FIRST = datetime.min.replace(tzinfo=UTC)
 LAST = datetime.max.replace(tzinfo=UTC)
 # How a time is called in what is stored as JSON: events and the audit.
-_TIME_NAME = re.compile("deadline|due|began|(.+_)?(at|until)")
+_TIME_NAME = re.compile("deadline|due|began|since|(.+_)?(at|until)")
 
 
 @overload

@@ -117,7 +117,7 @@ class Part:
             raise AttributeError(name)
         broker, name = self.broker, f"{self.name}.{name}"
 
-        async def call(*arguments: Any) -> Any:
+        async def call(*arguments: Any, **_: Any) -> Any:
             broker.calls.append((name, arguments))
             if name in broker.answers:
                 return await broker.answers[name](*arguments)

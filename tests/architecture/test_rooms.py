@@ -51,6 +51,7 @@ TWICE = {
     "Message": "what a handler gets (with its grant), and what a log has",
     "Node": "a partition in the graph: of the core, and as it is drawn",
     "Pause": "of a partition, on the wire and in the service; and a step of a program that waits",
+    "Pin": "of a partition, on the wire and in the service",
     "Settings": "of a queue, and of the service",
     "Status": "of a consumer, and of a queue",
 }

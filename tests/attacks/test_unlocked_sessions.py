@@ -223,6 +223,8 @@ def test_the_calls_of_an_unlocked_session_are_those_that_are_listed_here() -> No
             for place in (on_queue, of_partition)
             for what in ("pause", "resume")
         ),
+        f"POST {of_partition}/pin",
+        f"POST {of_partition}/unpin",
         f"POST {of_partition}/split",
         f"POST {of_partition}/merge",
         f"DELETE {on_queue}/flows/{{flow}}",

@@ -27,6 +27,7 @@ NOT_IN_THE_CLIENT = {
     ("get", "/v1/queues/{queue}/scaling"),
     ("get", "/v1/queues/{queue}/measurements"),
     ("get", "/v1/queues/{queue}/partitions/{partition}/messages"),
+    ("post", "/v1/queues/{queue}/messages"),
 }
 
 SENT: dict[str, Call | Listing] = {

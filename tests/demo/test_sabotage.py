@@ -61,7 +61,7 @@ class Elsewhere:
 
     def partitions(self, queue: str) -> list[Partition]:
         return [
-            Partition(number, 0, None, None, state, *[None] * 9)
+            Partition(number, 0, None, None, state, *[None] * 10)
             for number, state in enumerate(self.states)
         ]
 

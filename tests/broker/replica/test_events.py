@@ -91,7 +91,7 @@ def test_every_kind_of_record_is_told_or_left_out_on_purpose() -> None:
         r.HolddownStarted, r.HolddownSettled, r.RebalanceStarted, r.RebalanceFinished,
         r.GrantedOutside, r.Granted, r.EpochsRaised,
         r.PartitionsAdded, r.PartitionsRetired, r.PartitionsRemoved, r.SettingsChanged,
-            r.ChildrenAdded, r.PartitionFinished, r.Paused, r.Resumed,
+            r.ChildrenAdded, r.PartitionFinished, r.Paused, r.Resumed, r.Pinned, r.Unpinned,
     }  # fmt: skip
     assert tells | set(UNLOGGED) == set(r.Record.__args__)
     assert not tells & set(UNLOGGED)
