@@ -192,18 +192,19 @@ def _settings(queue: Queue) -> dict[str, Any]:
 
 
 def _said(queue: Queue) -> list[c.Release | c.Ready]:
-    """What owners and successors say of handoffs as soon as they hear of them."""
-    released: dict[str, list[c.ReleaseItem]] = {}
-    ready: dict[str, list[c.ReadyItem]] = {}
+    """What owners and successors say of handoffs as soon as they hear of them, in the order in
+    which they have bound: first what is released, then what is ready.
+    """
+    released: dict[str, list[c.ReleaseItem]] = {flow_id: [] for flow_id in queue.flows}
+    ready: dict[str, list[c.ReadyItem]] = {flow_id: [] for flow_id in queue.flows}
     for number in sorted(queue.handoffs):
         handoff, partition = queue.handoffs[number], queue.partitions[number]
         successor: Flow | None = handoff.successor
         if partition.state is State.REVOKING and partition.owner is not None:
-            item = c.ReleaseItem(number, partition.epoch)
-            released.setdefault(partition.owner.id, []).append(item)
+            released[partition.owner.id].append(c.ReleaseItem(number, partition.epoch))
         elif partition.state is State.WARMING and successor is not None:
-            ready.setdefault(successor.id, []).append(c.ReadyItem(number, partition.epoch))
+            ready[successor.id].append(c.ReadyItem(number, partition.epoch))
     return [
-        *(c.Release(flow_id, tuple(items)) for flow_id, items in released.items()),
-        *(c.Ready(flow_id, tuple(items)) for flow_id, items in ready.items()),
+        *(c.Release(flow_id, tuple(items)) for flow_id, items in released.items() if items),
+        *(c.Ready(flow_id, tuple(items)) for flow_id, items in ready.items() if items),
     ]

@@ -19,7 +19,7 @@ from broker.core.errors import BrokerError
 from broker.core.previews import Foreseen, Thought
 from broker.core.structures import Journal
 from tests.broker.core.oracle import snapshot
-from tests.broker.core.test_sequences import ASKS, QUOTAS, SETTINGS, STEPS, WHICH, Player
+from tests.broker.core.test_sequences import ASKS, NAMES, PINS, QUOTAS, SETTINGS, WHICH, Player
 from tests.broker.core.world import World
 from tests.budgets import WHOLE, budget
 
@@ -57,6 +57,8 @@ CALLS = st.one_of(
     st.tuples(st.just("unbind"), WHICH),
     st.tuples(st.just("pause"), WHICH, st.booleans()),
     st.tuples(st.just("resume"), WHICH, st.booleans()),
+    st.tuples(st.just("pin"), WHICH, st.sampled_from([*NAMES, "nobody"])),
+    st.tuples(st.just("unpin"), WHICH),
 )
 
 
@@ -84,6 +86,10 @@ def call_of(drawn: tuple[Any, ...], world: World) -> c.Command | None:
             return c.PausePartitions(() if whole else (which,))
         case ("resume", which, whole):
             return c.ResumePartitions(() if whole else (which,))
+        case ("pin", which, name):
+            return c.PinPartition(which, name)
+        case ("unpin", which):
+            return c.UnpinPartition(which)
     raise AssertionError(drawn)
 
 
@@ -97,6 +103,11 @@ def paused(world: World) -> set[int]:
     """The partitions that are held still."""
     pauses = world.queue.pauses
     return {n for n in owners(world) if pauses.of.get(n) or pauses.of.get(None)}
+
+
+def pinned(world: World) -> dict[int, str]:
+    """To which consumer each pinned partition is pinned."""
+    return {n: pin.client_name for n, pin in sorted(world.queue.pins.items())}
 
 
 def obey(world: World) -> None:
@@ -129,14 +140,15 @@ def obey(world: World) -> None:
 def outcome(world: World, call: c.Command) -> dict[str, Any]:
     """What the call does, found out by doing it."""
     world.do(c.Advance())
-    had, counts, held = (
+    had, counts, held, pins = (
         owners(world),
         {f: len(world.owned(f)) for f in world.queue.flows},
         paused(world),
+        pinned(world),
     )
     retiring, old = set(world.queue.retiring), deepcopy(world.queue.settings)
     world.do(call)
-    until, now_held = world.queue.holddown_until, paused(world)
+    until, now_held, now_pinned = world.queue.holddown_until, paused(world), pinned(world)
     obey(world)
     has, new = owners(world), world.queue.settings
     changed = {n: (had.get(n), has[n]) for n in has if had.get(n) != has[n]}
@@ -152,6 +164,8 @@ def outcome(world: World, call: c.Command) -> dict[str, Any]:
         },
         "paused": sorted(now_held - held),
         "resumed": sorted((held - now_held) & has.keys()),
+        "pinned": [n for n, name in now_pinned.items() if pins.get(n) != name],
+        "unpinned": [n for n in pins if n not in now_pinned and n in has],
         "settings": {
             name: (getattr(old, name), getattr(new, name))
             for name in old.__slots__
@@ -172,6 +186,8 @@ def foreseen(found: Foreseen) -> dict[str, Any]:
         "flows": found.flows,
         "paused": [*found.paused],
         "resumed": [*found.resumed],
+        "pinned": [*found.pinned],
+        "unpinned": [*found.unpinned],
         "settings": found.settings,
         "holddown_until": found.holddown_until,
     }
@@ -194,7 +210,7 @@ def foresees(world: World, call: c.Command) -> None:
     SETTINGS,
     ASKS,
     st.one_of(st.none(), QUOTAS),
-    st.lists(st.tuples(STEPS, CALLS), min_size=20, max_size=20),
+    st.lists(st.tuples(PINS, CALLS), min_size=20, max_size=20),
 )
 def test_each_preview_equals_what_the_call_then_does(
     partitions: int,
