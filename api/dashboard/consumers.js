@@ -9,7 +9,7 @@ import { plain } from "./colours.js";
 import { cells, fact, keyed, make, narrow, set } from "./dom.js";
 import { lagOf } from "./measured.js";
 import { Sorting } from "./sorting.js";
-import { clock, doing, duration, number, ranges } from "./words.js";
+import { clock, doing, duration, number, plural, ranges } from "./words.js";
 
 /** The columns, and by what each sorts; `commit` in milliseconds. */
 const COLUMNS = [
@@ -88,7 +88,8 @@ export class Consumers {
     const [which, more] = row.which.children;
     set(which, "text", ranges(mine.map((each) => each.partition), open ? Infinity : MOST_RANGES) || "–");
     more.replaceChildren(...open ? [fact("flow", flow.flow_id), ...(flow.instance_id ? [fact("instance", flow.instance_id)] : []),
-      ...(flow.key_id ? [fact("key", flow.key_id)] : [])] : []);
+      ...(flow.key_id ? [fact("key", flow.key_id)] : []), ...(flow.weight > 1 ? [fact("weight", number(flow.weight))] : []),
+      ...(flow.max_partitions ? [fact("at most", plural(flow.max_partitions, "partition"))] : [])] : []);
     const left = secondsUntil(flow.lease_expires_at);
     row.longest = Math.max(row.longest ?? 1, left);
     set(row.lease.firstChild, "--part", String(Math.max(0, Math.min(1, left / row.longest))));

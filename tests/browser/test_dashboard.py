@@ -186,7 +186,7 @@ def test_an_open_consumer_shows_all_of_its_partitions_and_its_cells_stand_out(
     client.create_queue("flights", 40, rebalance_delay=0, max_handoff_time=0)
     go(page, "flights")
     with (
-        Flow("flights", url=service.url, client_name="first") as first,
+        Flow("flights", url=service.url, client_name="first", max_partitions=30) as first,
         Flow("flights", url=service.url, client_name="second") as second,
     ):
         eventually(lambda: len(first.partitions) == len(second.partitions) == 20)
@@ -196,6 +196,7 @@ def test_an_open_consumer_shows_all_of_its_partitions_and_its_cells_stand_out(
         page.act(opens, "it.click()")
         assert page.run(f"{opens}.ariaExpanded") == "true"
         assert str(first.flow_id) in page.text("tr.open")
+        assert "30 partitions" in page.text("tr.open")
         bright = "[...document.querySelectorAll('.cell:not(.dim) b')].map((one) => one.innerText)"
         assert page.run(bright) == ["A"] * 20
         page.act(opens, "it.click()")
