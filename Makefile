@@ -19,11 +19,11 @@ junit = $(if $(REPORTS),--junit-xml=$(REPORTS)/$(1).xml)
 # The tests start many processes, and each would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# The tests wait much of their time, so three of the short ones run at once even on two cores, and five of
-# the long ones; another worker would only collect all tests once more. A choice of tests (by -k, a path,
-# --lf) starts sooner in one process. WORKERS=... overrides both; 0 is one process.
-workers = $(if $(filter -k% --lf tests/% ./%,$(ARGS)),0,$(1))
-WORKERS ?= $(call workers,3)
+# The tests wait much of their time, so three run at once even on two cores. A fourth worker would only
+# collect all short tests once more; of the long ones it would start more Sparks than two cores can, and
+# Spark gives a Python worker ten seconds. A choice of tests (by -k, a path, --lf) starts sooner in one
+# process. WORKERS=... overrides both; 0 is one process.
+WORKERS ?= $(if $(filter -k% --lf tests/% ./%,$(ARGS)),0,3)
 # pytest-xdist 3.8 waits for ever for a worker that replaces a crashed one (its issue 1323).
 pytest = $(BIN)/pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 0
 
@@ -111,7 +111,6 @@ clients: layer-test $(CLIENTS) ## the example clients in Go and JavaScript, for 
 PART ?= commit
 
 .PHONY: test-long
-test-long: WORKERS := $(call workers,5)
 test-long: layer-test layer-long $(CLASSES) $(KAFKA) $(CLIENTS) ## the long tests; of matrices and properties a third: PART=2/3
 	$(pytest) --no-loadscope-reorder -m 'long or property' $(if $(PART),--part $(PART)) $(call junit,long) $(ARGS)
 

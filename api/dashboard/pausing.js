@@ -2,7 +2,6 @@
 
 import { ask, labelled, NOTHING } from "./actions.js";
 import { call, pathOf } from "./calls.js";
-import { wouldDo } from "./foreseeing.js";
 import { clock } from "./words.js";
 
 const MOST_REASON = 200;
@@ -17,18 +16,19 @@ export function paused(pause) {
 
 /** Asks for how long and why, and pauses what this path names. */
 function pause(path, title, what, now, needsKey) {
-  const content = ({ seconds, reason }) => ({ ...(seconds ? { seconds: Number(seconds) } : {}), ...(reason.trim() ? { reason: reason.trim() } : {}) });
   ask({
     title, button: "Pause", needsKey,
     fields: {
       seconds: labelled("For", { options: SPANS }),
       reason: labelled("Reason", { maxlength: MOST_REASON, autocomplete: "off" }),
     },
-    preview: (given, mayAsk) => wouldDo("POST", `${path}/pause`, { content: content(given), mayAsk, always: true, said: [
+    preview: () => [
       ...(now ? [`It is paused already, ${paused(now)}. The new end and reason replace these.`] : []),
       `${what} finish what they have begun, commit it, and read nothing more. They keep their partitions.`,
-      "The lag grows meanwhile. Autoscalers and alerts do not count it."] }),
-    act: (given) => call("POST", `${path}/pause`, { content: content(given) }),
+      "The lag grows meanwhile. Autoscalers and alerts do not count it."],
+    act: ({ seconds, reason }) => call("POST", `${path}/pause`, {
+      content: { ...(seconds ? { seconds: Number(seconds) } : {}), ...(reason.trim() ? { reason: reason.trim() } : {}) },
+    }),
   });
 }
 
@@ -43,25 +43,21 @@ export const pausePartition = ({ queue }, each, needsKey) =>
 
 /** Ends the pause of a queue. */
 export function resumeQueue({ queue, partitions }, needsKey) {
-  const path = `${pathOf(queue.name)}/resume`;
   ask({
     title: `Resume ${queue.name}`, button: "Resume", needsKey,
-    preview: (_, mayAsk) => queue.paused === null ? NOTHING("The queue is not paused.")
-      : wouldDo("POST", path, { mayAsk, always: true, said: [`It is paused ${paused(queue.paused)}.`,
-        `The owners of ${partitions.length === 1 ? "its partition" : "its partitions"} go on at the committed positions.`,
-        "Partitions that were paused by themselves stay paused."] }),
-    act: () => call("POST", path),
+    preview: () => queue.paused === null ? NOTHING("The queue is not paused.")
+      : [`It is paused ${paused(queue.paused)}.`, `The owners of ${partitions.length === 1 ? "its partition" : "its partitions"} go on at the committed positions.`,
+        "Partitions that were paused by themselves stay paused."],
+    act: () => call("POST", `${pathOf(queue.name)}/resume`),
   });
 }
 
 /** Ends the pause of one partition. */
 export function resumePartition({ queue }, each, needsKey) {
-  const path = `${pathOf(queue.name)}/partitions/${each.partition}/resume`;
   ask({
     title: `Resume partition ${each.partition}`, button: "Resume", needsKey,
-    preview: (_, mayAsk) => wouldDo("POST", path, { mayAsk, always: true, said: queue.paused
-      ? ["!The whole queue is paused: the partition stays paused with it."]
-      : [`It is paused ${paused(each.paused)}.`, "Its owner goes on at the committed position."] }),
-    act: () => call("POST", path),
+    preview: () => queue.paused ? ["!The whole queue is paused: the partition stays paused with it."]
+      : [`It is paused ${paused(each.paused)}.`, "Its owner goes on at the committed position."],
+    act: () => call("POST", `${pathOf(queue.name)}/partitions/${each.partition}/resume`),
   });
 }

@@ -123,9 +123,9 @@ def test_what_is_not_loaded_yet_is_said_to_be_loading_and_its_buttons_wait(
         assert page.text(".headline") == "Loading…"
         for words in ("None is bound.", "Nothing yet."):
             assert words not in page.text("#main")
-        assert page.run(buttons) == [True] * 6
+        assert page.run(buttons) == [True] * 7
     eventually(lambda: "Ready" in page.text(".headline"))
-    assert page.run(buttons) == [False] * 6
+    assert page.run(buttons) == [False] * 7
     assert "Loading" not in page.text("#main")
     page.act("document.querySelector('.back')", "it.click()")
     # Only the next document says that it is loading.
@@ -839,6 +839,7 @@ def test_an_administrator_changes_one_partition(page: Page, client: Client) -> N
     eventually(lambda: len(labels(page)) == 3)
     page.act("document.querySelectorAll('.cell')[2]", "it.click()")
     click(page, "Split")
+    eventually(lambda: not is_off(page))
     submit(page)
     eventually(lambda: len(labels(page)) == 5)
     click(page, "Set its position")

@@ -118,7 +118,7 @@ def test_grants_after_the_backup_are_fenced(migrated_url: str, tmp_path: Path) -
         eventually(lambda: client.rebalance_status("orders").status == "Rebalancing")
         with Publisher("orders", url=service.url) as publisher:
             publisher.publish(b"before", key="a")
-        assert ready(service) == 200
+        eventually(lambda: ready(service) == 200)
         database.dump()
         incarnation = database.incarnation()
 
@@ -155,7 +155,7 @@ def test_grants_after_the_backup_are_fenced(migrated_url: str, tmp_path: Path) -
         assert "logs with a new incarnation: orders" in said
         incarnations.append(database.incarnation())
         with serving(database.url) as (service, client):
-            assert ready(service) == 200
+            eventually(lambda: ready(service) == 200)
             assert client.rebalance_status("orders").status == "Ready"
             known = {each.partition: each for each in client.partitions("orders")}
             assert all(known[n].epoch > epoch for past in granted for n, epoch in past.items())
