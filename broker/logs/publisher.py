@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from counterpoise.keys import hash_of
 from counterpoise.logs import AppendBatch, AppendResult, Message, StalePartitionCount, StaleRanges
-from counterpoise.publisher.buffer import Routing
 
 # A resize or a split in between is rare, and each attempt knows what the last one was told.
 ATTEMPTS = 4
@@ -42,6 +41,9 @@ async def append_one(
     `partition` is for a message without a key. Raises what the log raises; the last refusal of the
     routing if the partitions change all the time.
     """
+    # The package brings the client with it, which the service does not need to start.
+    from counterpoise.publisher.buffer import Routing
+
     number = hash_of(id if message.key is None else message.key)
     routing = Routing(partition_count)
     for attempt in range(1, ATTEMPTS + 1):
