@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,19 @@ def ranges(numbers: Iterable[int]) -> str:
         else:
             spans.append([number, number])
     return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def of_partitions(numbers: Collection[int]) -> str:
+    """`partition 3`, `partitions 0-3 7`."""
+    return f"{'partition' if len(numbers) == 1 else 'partitions'} {ranges(numbers)}"
+
+
+def by_text(told: Iterable[tuple[int, str]]) -> list[tuple[str, list[int]]]:
+    """The numbers of which the same is told, together, with the text."""
+    found = dict[str, list[int]]()
+    for number, text in told:
+        found.setdefault(text, []).append(number)
+    return [*found.items()]
 
 
 def counted(number: int, noun: str) -> str:

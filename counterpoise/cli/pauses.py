@@ -11,7 +11,7 @@ import click
 from msgspec import to_builtins
 
 from counterpoise.cli.options import json_option, queue_argument, service_options
-from counterpoise.cli.output import print_json, ranges, tell
+from counterpoise.cli.output import of_partitions, print_json, tell
 from counterpoise.cli.previews import dry_run_option, show_previews
 from counterpoise.client import Client
 from counterpoise.plain import plain_line
@@ -135,9 +135,8 @@ def _show(answer: PausedQueue, as_json: bool) -> None:
     if answer.paused is not None:
         tell(f"{answer.queue} is paused{pause_text(answer.paused)}")
     for pause, numbers in _alike(answer):
-        noun = "partition" if len(numbers) == 1 else "partitions"
         verb = "is" if len(numbers) == 1 else "are"
-        tell(f"{answer.queue}: {noun} {ranges(numbers)} {verb} paused{pause_text(pause)}")
+        tell(f"{answer.queue}: {of_partitions(numbers)} {verb} paused{pause_text(pause)}")
     if answer.paused is None and not answer.partitions:
         tell(f"{answer.queue}: nothing is paused")
 

@@ -15,6 +15,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from counterpoise.cli.output import (
+    by_text,
     count_text,
     counted,
     duration,
@@ -24,7 +25,7 @@ from counterpoise.cli.output import (
     wrong,
 )
 from counterpoise.cli.pauses import pause_text
-from counterpoise.cli.pins import alike
+from counterpoise.cli.pins import pin_text
 from counterpoise.cli.tables import PlainTable, conditions_text, table
 from counterpoise.client import Client
 from counterpoise.plain import plain_line
@@ -108,10 +109,11 @@ def render(snapshot: QueueSnapshot, away: str | None = None) -> RenderableType:
     waiting = [one for one in snapshot.partitions if one.cut is not None and one.waits_for]
     if waiting:
         parts += [Text(), _barriers(waiting)]
-    if paused := [one for one in snapshot.partitions if one.paused is not None]:
-        parts += [Text(), _paused(paused)]
-    if pinned := [(n.partition, n.pinned) for n in snapshot.partitions if n.pinned is not None]:
-        parts += [Text(), _told("pinned", "cyan", alike(pinned))]
+    partitions = snapshot.partitions
+    if paused := [(one.partition, pause_text(one.paused)) for one in partitions if one.paused]:
+        parts += [Text(), _told("paused", "yellow", paused)]
+    if pinned := [(one.partition, pin_text(one.pinned)) for one in partitions if one.pinned]:
+        parts += [Text(), _told("pinned", "cyan", pinned)]
     if snapshot.status.waiting:
         parts += [Text(), _parents(snapshot.status.waiting)]
     parts += [Text(), _flows(snapshot, numbers)]
@@ -286,17 +288,9 @@ def _handoffs(snapshot: QueueSnapshot, numbers: Mapping[str, int]) -> Renderable
     return Group(title, shown, *([Text(f"… and {more} more", style="dim")] if more > 0 else []))
 
 
-def _paused(partitions: Sequence[Partition]) -> Text:
-    """Which partitions are paused, until when and why."""
-    together: dict[str, list[int]] = {}
-    for one in partitions:
-        assert one.paused is not None
-        together.setdefault(pause_text(one.paused), []).append(one.partition)
-    return _told("paused", "yellow", [*together.items()])
-
-
-def _told(heading: str, colour: str, together: Sequence[tuple[str, list[int]]]) -> Text:
-    """Of which partitions the same is said."""
+def _told(heading: str, colour: str, texts: Sequence[tuple[int, str]]) -> Text:
+    """What is told of partitions, those of which it is the same together."""
+    together = by_text(texts)
     shown = Text(heading, style=f"bold {colour}")
     for text, numbers in together[:MOST_WAITING]:
         shown.append(f"\n{ranges(numbers)}", style="bold").append(text, style="not bold")

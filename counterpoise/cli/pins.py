@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import click
 from msgspec import to_builtins
 
 from counterpoise.cli.options import json_option, queue_argument, service_options
-from counterpoise.cli.output import print_json, ranges, tell
+from counterpoise.cli.output import by_text, of_partitions, print_json, tell
 from counterpoise.cli.previews import dry_run_option, show_previews
 from counterpoise.client import Client
 from counterpoise.plain import plain_line
@@ -85,20 +85,11 @@ def _show(answer: PinnedQueue, as_json: bool) -> None:
     if as_json:
         print_json(to_builtins(answer))
         return
-    for text, numbers in alike((one.partition, one.pin) for one in answer.partitions):
-        noun = "partition" if len(numbers) == 1 else "partitions"
+    for text, numbers in by_text((one.partition, pin_text(one.pin)) for one in answer.partitions):
         verb = "is" if len(numbers) == 1 else "are"
-        tell(f"{answer.queue}: {noun} {ranges(numbers)} {verb} pinned{text}")
+        tell(f"{answer.queue}: {of_partitions(numbers)} {verb} pinned{text}")
     if not answer.partitions:
         tell(f"{answer.queue}: nothing is pinned")
-
-
-def alike(pinned: Iterable[tuple[int, Pin]]) -> list[tuple[str, list[int]]]:
-    """The partitions of which the same is said, together, with the text."""
-    found = dict[str, list[int]]()
-    for number, pin in pinned:
-        found.setdefault(pin_text(pin), []).append(number)
-    return [*found.items()]
 
 
 def pin_text(pin: Pin) -> str:

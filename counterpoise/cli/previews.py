@@ -10,8 +10,8 @@ import click
 from counterpoise.cli.output import (
     counted,
     duration,
+    of_partitions,
     print_json,
-    ranges,
     seconds_until,
     setting_text,
     tell,
@@ -59,7 +59,7 @@ def preview_lines(preview: Preview) -> Iterator[str]:
         (preview.unpinned, "would be unpinned"),
     ):
         if numbers:
-            yield f"{_partitions(numbers)} {told}"
+            yield f"{of_partitions(numbers)} {told}"
     yield from _moves(preview)
     for one in preview.settings:
         change = f"{setting_text(one.before)} → {setting_text(one.after)}"
@@ -82,7 +82,7 @@ def _moves(preview: Preview) -> Iterator[str]:
         moving[before, after, one.anyway].append(one.partition)
     for (before, after, anyway), numbers in moving.items():
         verb = "would go" if not anyway else "goes anyway" if len(numbers) == 1 else "go anyway"
-        yield f"{_partitions(numbers)} {verb} from {before} to {after}"
+        yield f"{of_partitions(numbers)} {verb} from {before} to {after}"
     wait = seconds_until(preview.holddown_until)
     if preview.moves and wait is not None:
         yield f"the rebalance would begin in {duration(max(0.0, wait))}"
@@ -100,7 +100,3 @@ def _names(preview: Preview) -> dict[str, str]:
         else f"{flow.client_name} ({flow.flow_id[:8]})"
         for flow in preview.flows
     }
-
-
-def _partitions(numbers: Sequence[int]) -> str:
-    return f"{'partition' if len(numbers) == 1 else 'partitions'} {ranges(numbers)}"
