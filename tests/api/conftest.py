@@ -51,11 +51,20 @@ def api(service: Service) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="session")
-def refusing(databases: Databases) -> Iterator[httpx.Client]:
-    """As `api`, of a service that refusals share: its queue `q` has a partition, and stays so."""
+def _refusing(databases: Databases) -> Iterator[httpx.Client]:
     with databases.lend() as url:
         settings = settings_for(url)
         with running(Broker(settings), settings) as service, service.http as client:
             create_queue(client, "q", 1)
             client.event_hooks["response"] = [conforms]
             yield client
+
+
+@pytest.fixture
+def refusing(_refusing: httpx.Client) -> Iterator[httpx.Client]:
+    """As `api`, of a service that refusals share: its queue `q` has a partition and no message, and
+    stays so.
+    """
+    yield _refusing
+    items = _refusing.get("/queues/q/partitions").json()["items"]
+    assert [one["end"] for one in items] == ["0"], "what the service does not refuse takes `api`"
