@@ -36,6 +36,12 @@ from counterpoise.logs import (
     StalePartitionCount,
     StaleRanges,
 )
+from counterpoise.logs.builtin import (
+    LOG_NOT_FOUND,
+    OUT_OF_RANGE,
+    STALE_PARTITION_COUNT,
+    STALE_RANGES,
+)
 from counterpoise.logs.builtin.ages import ages_statement
 from counterpoise.logs.builtin.bounds import COLUMNS, ReadBounds
 from counterpoise.logs.ranges import HashRange, Ranges
@@ -446,14 +452,14 @@ class BuiltinLogs:
         """Raise what the log has said of an append, if it has said something."""
         refusal = getattr(error.__cause__, "orig", None)
         state = getattr(refusal, "sqlstate", None)
-        if state == "CP001":
+        if state == STALE_PARTITION_COUNT:
             count = await self.partition_count(f"builtin:{name}")
             raise StalePartitionCount(batch.partition_count, count) from None
-        if state == "CP002":
+        if state == LOG_NOT_FOUND:
             raise LogNotFound(f"there is no log {name!r}") from None
-        if state == "CP003":
+        if state == OUT_OF_RANGE:
             raise InvalidMessage(f"it was refused ({refusal})") from None
-        if state == "CP004":
+        if state == STALE_RANGES:
             async with self._database.transaction() as connection:
                 rows = (await connection.execute(_RANGES, {"name": name})).all()
             current = Ranges(HashRange(*row) for row in rows)

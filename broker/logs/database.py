@@ -29,6 +29,7 @@ from broker.logs.ports import LogDatabaseUnavailable, LogOwner
 from broker.postgres import driver, pools
 from counterpoise.logs import LogNotFound
 from counterpoise.logs.address import parse_log
+from counterpoise.logs.builtin import LOG_NOT_FOUND
 
 CONNECT_SECONDS = 5.0
 # How long a replica that freezes within a transaction delays the others.
@@ -54,7 +55,6 @@ SWEEP_SECONDS = STATEMENT_SECONDS
 # While a resize waits for an append under way, other appends wait for the resize.
 _LOCK_SECONDS = 5
 _LOCK = "SELECT * FROM counterpoise_log.lock_log(:name, :exclusive)"
-_UNKNOWN_LOG = "CP002"
 
 
 def log_engine(url: str, *, tested: bool = True) -> AsyncEngine:
@@ -144,7 +144,7 @@ class LogDatabase:
         try:
             locked = await connection.execute(text(_LOCK), {"name": name, "exclusive": exclusive})
         except DBAPIError as error:
-            if getattr(error.orig, "sqlstate", None) == _UNKNOWN_LOG:
+            if getattr(error.orig, "sqlstate", None) == LOG_NOT_FOUND:
                 raise LogNotFound(f"there is no log {name!r}") from None
             raise
         return dict(locked.mappings().one())

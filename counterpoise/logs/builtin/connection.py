@@ -24,6 +24,12 @@ from psycopg.pq import Format, TransactionStatus
 from psycopg.types.numeric import Int8BinaryLoader
 
 from counterpoise.logs import postgres
+from counterpoise.logs.builtin import (
+    LOG_NOT_FOUND,
+    OUT_OF_RANGE,
+    STALE_PARTITION_COUNT,
+    STALE_RANGES,
+)
 from counterpoise.logs.errors import (
     InvalidMessage,
     LogAccessRefused,
@@ -38,11 +44,6 @@ Row = tuple[Any, ...]
 # By place or by name.
 Parameters = Sequence[object] | Mapping[str, object]
 
-# Errors of the schema's functions (migrations/log).
-_STALE_PARTITION_COUNT = "CP001"
-_LOG_NOT_FOUND = "CP002"
-_OUT_OF_RANGE = "CP003"
-_STALE_RANGES = "CP004"
 _UNDEFINED_FUNCTION = "42883"
 # SQLSTATE classes and codes of temporary errors: connection, rollback, resources, operator,
 # lock not available, read-only (a standby that has not taken over yet).
@@ -254,7 +255,7 @@ def _in_our_words(error: psycopg.Error) -> LogError:
     if state is None or state.startswith(_TRANSIENT_CLASSES) or state in _TRANSIENT_CODES:
         return LogUnavailable(f"the log does not answer: {message}")
     special: dict[str, Callable[[], LogError]] = {
-        _LOG_NOT_FOUND: lambda: LogNotFound(message),
+        LOG_NOT_FOUND: lambda: LogNotFound(message),
         "42P01": lambda: LogError("this database has no built-in log (counterpoise migrate)"),
         "3F000": lambda: LogError("this database has no built-in log (counterpoise migrate)"),
         _UNDEFINED_FUNCTION: lambda: LogError(
@@ -264,7 +265,7 @@ def _in_our_words(error: psycopg.Error) -> LogError:
     }
     if state in special:
         return special[state]()
-    if state.startswith(("22", "23")) or state == _OUT_OF_RANGE:
+    if state.startswith(("22", "23")) or state == OUT_OF_RANGE:
         return InvalidMessage(f"the log refused the messages: {message}")
     return LogError(f"the log failed: {message} ({state})")
 
@@ -273,14 +274,14 @@ def stale_partition_count(
     error: BaseException | None, routed_with: int
 ) -> StalePartitionCount | None:
     """`error` as the refusal of an append routed with an old partition count, else None."""
-    if isinstance(error, psycopg.Error) and error.sqlstate == _STALE_PARTITION_COUNT:
+    if isinstance(error, psycopg.Error) and error.sqlstate == STALE_PARTITION_COUNT:
         return StalePartitionCount(routed_with, int(error.diag.message_detail or 0))
     return None
 
 
 def has_stale_ranges(error: BaseException | None) -> bool:
     """Whether `error` refuses an append that was not routed with the ranges of a dynamic log."""
-    return isinstance(error, psycopg.Error) and error.sqlstate == _STALE_RANGES
+    return isinstance(error, psycopg.Error) and error.sqlstate == STALE_RANGES
 
 
 @dataclass(frozen=True, slots=True)
