@@ -9,14 +9,16 @@ the same of every state (`scenes.py`).
 import argparse
 import shutil
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from broker.postgres.embedded import EmbeddedPostgres
-from tests.browser.chromium import Page, chromium
+from broker.service import Broker
+from tests.browser.chromium import Browser, Page, chromium
 from tests.browser.scenes import STATES, Stage, crowd, orders, shows
-from tests.databases import FAST
-from tests.service import ServeProcess
+from tests.databases import FAST, Databases
+from tests.service import running, settings_for
 
 WIDTHS = (1200, 400)
 # Partitions and consumers of the pictures that are looked at.
@@ -43,26 +45,24 @@ def main() -> None:
         raise SystemExit("chromium is not installed")
     with ExitStack() as ending:
         scratch = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="pictures-")))
-        database = ending.enter_context(EmbeddedPostgres(scratch / "data", settings=FAST))
-        service = ServeProcess(scratch / "service.log", ["--database-url", database])
-        ending.callback(service.end)
-        service.start()
+        server = ending.enter_context(EmbeddedPostgres(scratch / "data", settings=FAST))
+        databases = Databases(server)
         browser = ending.enter_context(chromium(program, scratch))
         if given.states is not None:
-            stage = Stage(service.url, database, browser, ending)
-            for name, state in STATES.items():
-                page = state(stage)
-                if name in given.states or not given.states:
+            for name in given.states or STATES:
+                with stage(databases, browser) as here:
+                    page = STATES[name](here)
                     all_of(page, given.directory, name)
-                page.close()
+                    page.close()
         elif given.sizes:
+            here = ending.enter_context(stage(databases, browser))
             for partitions, consumers in SIZES:
-                queue = crowd(service.url, partitions, consumers, ending)
-                page = browser.open(f"{service.url}/#{queue}")
+                page = here.page(f"#{crowd(here.url, partitions, consumers, ending)}")
                 shows(page, ".headline", "Rebalancing")
                 all_of(page, given.directory, str(partitions))
         else:
-            page = orders(service.url, ending, browser)
+            here = ending.enter_context(stage(databases, browser))
+            page = orders(here.url, ending, browser)
             page.width(1200)
             # Down to the handoffs; no row is cut.
             bottom = (
@@ -70,6 +70,15 @@ def main() -> None:
             )
             height = round(page.run(bottom)) + 16
             photograph(page, given.directory / "dashboard.png", 1200, height)
+
+
+@contextmanager
+def stage(databases: Databases, browser: Browser) -> Iterator[Stage]:
+    """A service without queues."""
+    with databases.lend() as url, ExitStack() as ending:
+        settings = settings_for(url)
+        service = ending.enter_context(running(Broker(settings), settings))
+        yield Stage(service.url, url, browser, ending)
 
 
 def all_of(page: Page, directory: Path, name: str) -> None:

@@ -3,7 +3,8 @@
 A real service shows real queues. Their consumers are flows of this process: some are behind, one
 has just come, and the partitions that it is to get are on their way. `STATES` are pages that such
 queues do not show by themselves: dialogs, errors, nothing, names of any length. The test for
-accessibility and the pictures for people go through the same ones.
+accessibility and the pictures for people go through the same ones. Each needs a service without
+queues, because each brings its own.
 """
 
 from __future__ import annotations
@@ -298,6 +299,8 @@ def _names(stage: Stage) -> Page:
 
 def _queues(stage: Stage) -> Page:
     """The list, of queues in all states."""
+    for state in (_unread, _holddown, _idle, _rebalancing, _dynamic, _names):
+        state(stage).close()
     page = stage.page()
     shows(page, "#main", "team-a.")
     eventually(lambda: "measuring" not in page.text("#main"))
@@ -312,6 +315,7 @@ def _found_none(stage: Stage) -> Page:
 
 
 def _audit(stage: Stage) -> Page:
+    stage.scene("audited", 4)
     page = stage.page("#/audit")
     shows(page, "#main", "create queue")
     page.act("document.querySelector('#main details')", "it.open = true")
@@ -326,8 +330,7 @@ def _missing(stage: Stage) -> Page:
 
 def _away(stage: Stage) -> Page:
     """The service does not answer."""
-    page = stage.page("#idle")
-    eventually(lambda: page.text(".headline .status"))
+    page = _idle(stage)
     page.ask("Network.enable")
     offline = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
     page.ask("Network.emulateNetworkConditions", {"offline": True, **offline})
@@ -335,15 +338,13 @@ def _away(stage: Stage) -> Page:
     return page
 
 
-def _dialog(queue: str, button: str, words: str, **fields: str) -> Callable[[Stage], Page]:
-    """The dialog behind a button on the page of this queue, filled, when it says these words."""
+def _dialog(
+    over: Callable[[Stage], Page], button: str, words: str, **fields: str
+) -> Callable[[Stage], Page]:
+    """The dialog behind a button of the page in this state, filled, when it says these words."""
 
     def state(stage: Stage) -> Page:
-        page = stage.page(f"#{queue}")
-        if queue:
-            eventually(lambda: page.text(".headline .status"))
-        if queue == "clicks":
-            page.act("document.querySelector('#partition-0')", "it.click()")
+        page = over(stage)
         click(page, button)
         for name, value in fields.items():
             fill(page, f"#act-{name}", value)
@@ -373,6 +374,14 @@ def _dynamic(stage: Stage) -> Page:
     return page
 
 
+def _part(stage: Stage) -> Page:
+    """A partition of a dynamic queue, chosen."""
+    page = _dynamic(stage)
+    page.act("document.querySelector('#partition-0')", "it.click()")
+    shows(page, ".detail", "Partition 0")
+    return page
+
+
 def _login(stage: Stage) -> Page:
     """From now on the service needs a key."""
     keys.create(stage.database_url, Role.ADMIN, ("*",), "root")
@@ -383,10 +392,9 @@ def _login(stage: Stage) -> Page:
 
 def _unlocking(stage: Stage) -> Page:
     """An administrator has logged in, and a dialog asks for the key once more."""
+    _unread(stage).close()
     key = keys.create(stage.database_url, Role.ADMIN, ("*",), "ops").text
     page = stage.page("#unread")
-    # Whoever was logged in before.
-    page.run("fetch('/v1/session', { method: 'DELETE' }).then((answer) => answer.status)")
     eventually(lambda: page.run("document.querySelector('#login')?.hidden === false"))
     fill(page, "#key", key)
     page.act("document.querySelector('#login button')", "it.click()")
@@ -406,7 +414,6 @@ def _unlocked(stage: Stage) -> Page:
     return page
 
 
-# In this order: some need the queues of others, and the last one closes the service.
 STATES: Mapping[str, Callable[[Stage], Page]] = {
     "nothing": _nothing,
     "loading": _loading,
@@ -423,17 +430,17 @@ STATES: Mapping[str, Callable[[Stage], Page]] = {
     "audit": _audit,
     "missing": _missing,
     "away": _away,
-    "create": _dialog("", "Create a queue", "on the built-in log", name="flights"),
-    "settings": _dialog("unread", "Settings", "→", access_type="exclusive"),
-    "publish": _dialog("unread", "Publish", "12 bytes", headers="trace: t-1", value='{"total": 3}'),
-    "resize": _dialog("open", "Resize", "retire", count="7"),
-    "rebalance": _dialog("holddown", "Rebalance now", "ends at once"),
-    "positions": _dialog("unread", "Set positions", "never be read", where="latest"),
+    "create": _dialog(_nothing, "Create a queue", "on the built-in log", name="flights"),
+    "settings": _dialog(_unread, "Settings", "→", access_type="exclusive"),
+    "publish": _dialog(_unread, "Publish", "12 bytes", headers="trace: t-1", value='{"total": 3}'),
+    "resize": _dialog(_open, "Resize", "retire", count="7"),
+    "rebalance": _dialog(_holddown, "Rebalance now", "ends at once"),
+    "positions": _dialog(_unread, "Set positions", "never be read", where="latest"),
     "mirror": _mirror,
-    "delete": _dialog("unread", "Delete", "are not processed"),
-    "drain": _dialog("open", "Drain billing-1", "other consumer"),
-    "split-one": _dialog("clicks", "Split", "takes no more"),
-    "position": _dialog("clicks", "Set its position", "read again", at="0"),
+    "delete": _dialog(_unread, "Delete", "are not processed"),
+    "drain": _dialog(_open, "Drain billing-1", "other consumer"),
+    "split-one": _dialog(_part, "Split", "takes no more"),
+    "position": _dialog(_part, "Set its position", "read again", at="0"),
     "login": _login,
     "unlocking": _unlocking,
     "unlocked": _unlocked,

@@ -34,6 +34,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -79,8 +80,11 @@ STOP = "stop"
 """What a job is told to end it."""
 
 
+@dataclass(frozen=True)
 class Warm:
-    """The driver is ready for its first job."""
+    """The driver is ready for its first job. `pyspark`: the version that it runs."""
+
+    pyspark: str
 
 
 class Started:
@@ -109,19 +113,21 @@ class Driver:
         """Starts it; `warm` tells when it is warm. It lives in `directory`, and ends with this
         process.
 
-        It gets no Counterpoise setting from the environment.
+        It gets no Counterpoise setting from the environment, and imports the same PySpark as this
+        process: whatever stands in the path stays there, before the tests.
         """
         directory.mkdir(parents=True)
         self.log = directory / "log"
         self._connection, theirs = Pipe()
         environment = {k: v for k, v in os.environ.items() if "COUNTERPOISE" not in k}
+        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
         with self.log.open("ab") as log, contextlib.closing(theirs):
             self.process = subprocess.Popen(
                 [sys.executable, "-m", program, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**environment, "PYTHONPATH": str(ROOT), "TMPDIR": str(directory)},
+                env={**environment, "PYTHONPATH": path, "TMPDIR": str(directory)},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -163,7 +169,8 @@ class Driver:
         with contextlib.suppress(EOFError, ConnectionResetError):
             while not self._gone and self._connection.poll(seconds):
                 match self._connection.recv():
-                    case Warm():
+                    case Warm(pyspark):
+                        assert pyspark == version("pyspark"), pyspark
                         self.is_warm = True
                     case Started():
                         self._started = True

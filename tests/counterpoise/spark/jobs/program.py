@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from broker.demo.work.application import warm_up
@@ -176,7 +177,7 @@ class Program:
         if setup.first_query:
             warm_up(self._spark, Path(tempfile.mkdtemp(dir=self._directory)))
             use_a_source(self._spark)
-        connection.send(Warm())
+        connection.send(Warm(pyspark.__version__))
 
     def _session(self, setup: Setup) -> SparkSession:
         from counterpoise.spark import session

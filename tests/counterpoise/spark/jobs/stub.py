@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+from importlib.metadata import version
 from multiprocessing.connection import Connection
 
 from tests.counterpoise.spark.jobs.drivers import Ended, Started, Warm
@@ -17,7 +18,7 @@ def answer(connection: Connection) -> None:
     """Runs each job until it is told to stop. A child stands for the JVM, and outlives it."""
     connection.recv()
     subprocess.Popen(["sleep", "600"])
-    connection.send(Warm())
+    connection.send(Warm(version("pyspark")))
     with contextlib.suppress(EOFError):
         while True:
             connection.recv()
