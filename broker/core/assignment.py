@@ -56,9 +56,9 @@ class HandoffPlanner:
 
     def plan(self, most: int) -> list[tuple[int, Flow, Flow]]:
         """The next handoffs, so many at most: the partition, its owner and its successor."""
-        planned = [
-            self._count(number, self._queue.homes[number]) for number in self._misplaced()[:most]
-        ]
+        planned = list[tuple[int, Flow, Flow]]()
+        if homes := self._queue.homes:
+            planned += [self._count(one, homes[one]) for one in self._misplaced()[:most]]
         while len(planned) < most and (chosen := self._next()) is not None:
             number, successor = chosen
             planned.append(self._count(number, successor))

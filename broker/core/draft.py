@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
 from typing import Any
@@ -107,12 +107,13 @@ class Draft:
         self._mark = queue.journal.mark()
         self._entries: list[r.Entry] = []
         self._in_history = False
-        self._left: dict[str, str] = {}
-        self._raised: set[int] = set()
-        self._revokes = False
-        self._children: list[r.Child] = []
+        # As of `Effects`.
+        self.left: dict[str, str] = {}
+        self.raised: set[int] = set()
+        self.revokes = False
+        self.children: list[r.Child] = []
         self.begins: dict[int, str] = {}
-        self._removed: dict[int, str] = {}
+        self.removed: dict[int, str] = {}
         self._begin_entry()
 
     def emit(self, record: r.Record) -> None:
@@ -122,7 +123,9 @@ class Draft:
                 self._end_entry()
                 self._begin_entry()
             self._in_history = True
-        self._note(record)
+        note = _NOTES.get(type(record))
+        if note is not None:
+            note(self, record)
         self.records.append(record)
         replay(self.queue, record)
 
@@ -150,46 +153,28 @@ class Draft:
         rebalance = queue.rebalance
         if rebalance is None and queue.last_rebalance is not self._last_rebalance:
             rebalance = queue.last_rebalance
-        records = tuple(merged(self.records))
+        records = tuple(merged(self.records) if len(self.records) > 1 else self.records)
         rebalance_id = rebalance.id if rebalance else None
         self._entries.append(r.Entry(queue.revision, self.now, records, rebalance_id))
         self.records = []
-
-    def _note(self, record: r.Record) -> None:
-        """Remembers what the store has to know of a record that is about to be applied."""
-        match record:
-            case r.FlowLeft():
-                self._left[record.flow_id] = record.reason
-            case r.Granted():
-                self._raised.update(grant.partition for grant in record.grants)
-            case r.EpochsRaised():
-                self._raised.update(record.partitions)
-            case r.RevokesStarted() | r.WarmupsEnded():
-                self._revokes = True
-            case r.ChildrenAdded():
-                self._children += record.children
-            case r.FinishedRemoved():
-                assert self.queue.lineage is not None
-                nodes = self.queue.lineage.nodes
-                self._removed.update((number, nodes[number].key) for number in record.partitions)
 
     def _effects(self) -> Effects:
         partitions: set[int] = set()
         flows: dict[str, Flow] = {}
         for changed in self.queue.journal.changed_since(self._mark):
-            if isinstance(changed, Partition | Handoff):
+            if isinstance(changed, _OF_PARTITION):
                 partitions.add(changed.number)
             elif isinstance(changed, Flow):
                 flows[changed.id] = changed
         return Effects(
             frozenset(partitions),
             tuple(flows.values()),
-            self._left,
-            frozenset(self._raised),
-            self._revokes,
-            tuple(self._children),
+            self.left,
+            frozenset(self.raised),
+            self.revokes,
+            tuple(self.children),
             self.begins,
-            self._removed,
+            self.removed,
         )
 
     def flow(self, flow_id: str) -> Flow:
@@ -209,10 +194,11 @@ class Draft:
     ) -> r.Grant:
         """The grant of the partition to the flow, under the next epoch."""
         queue, number, owner = self.queue, partition.number, partition.owner
-        since = queue.unassigned.get(number) if owner is None else self.now
-        if partition.state is State.REVOKING:
-            since = queue.handoffs[number].since
-        if owner is not None and since is not None:
+        if owner is None:
+            since = queue.unassigned.get(number)
+        else:
+            is_asked = partition.state is State.REVOKING
+            since = queue.handoffs[number].since if is_asked else self.now
             since = min(since, self.seen_at.get(owner.id, since))
         # The clock may have gone back meanwhile.
         seconds = None if since is None else max(0.0, round(self.now - since, 6))
@@ -236,6 +222,49 @@ class Draft:
     def granted(self) -> None:
         """The grants outside of a rebalance are made."""
         self._granting = None
+
+
+_OF_PARTITION = (Partition, Handoff)
+
+
+# What the store has to know of a record that is about to be applied, by its kind.
+
+
+def _note_left(draft: Draft, record: r.FlowLeft) -> None:
+    draft.left[record.flow_id] = record.reason
+
+
+def _note_grants(draft: Draft, record: r.Granted) -> None:
+    draft.raised.update(grant.partition for grant in record.grants)
+
+
+def _note_epochs(draft: Draft, record: r.EpochsRaised) -> None:
+    draft.raised.update(record.partitions)
+
+
+def _note_revokes(draft: Draft, _record: r.Record) -> None:
+    draft.revokes = True
+
+
+def _note_children(draft: Draft, record: r.ChildrenAdded) -> None:
+    draft.children += record.children
+
+
+def _note_removed(draft: Draft, record: r.FinishedRemoved) -> None:
+    assert draft.queue.lineage is not None
+    nodes = draft.queue.lineage.nodes
+    draft.removed.update((number, nodes[number].key) for number in record.partitions)
+
+
+_NOTES: dict[type[r.Record], Callable[[Draft, Any], None]] = {
+    r.FlowLeft: _note_left,
+    r.Granted: _note_grants,
+    r.EpochsRaised: _note_epochs,
+    r.RevokesStarted: _note_revokes,
+    r.WarmupsEnded: _note_revokes,
+    r.ChildrenAdded: _note_children,
+    r.FinishedRemoved: _note_removed,
+}
 
 
 def merged(records: Iterable[r.Record]) -> list[r.Record]:

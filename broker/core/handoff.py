@@ -74,9 +74,10 @@ def force(draft: Draft, handoffs: Iterable[Handoff]) -> None:
     grants: list[r.Grant] = []
     for handoff in handoffs:
         group = [draft.queue.partitions[number] for number in draft.queue.group(handoff.number)]
-        flow = handoff.successor or group[0].owner
+        successor = handoff.successor
+        flow = successor or group[0].owner
         assert flow is not None
-        if handoff.successor is None and _has_maximum(draft.queue, flow):
+        if successor is None and _has_maximum(draft.queue, flow):
             _take(draft, flow, handoff)
             continue
         grants += (draft.drawn_up(one, flow, HandedOver.FORCED, by_handoff=True) for one in group)

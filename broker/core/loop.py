@@ -178,11 +178,11 @@ def _name_successor(draft: Draft, number: int, ranking: Ranking) -> None:
 def _grant(draft: Draft, numbers: Iterable[int], ranking: Ranking) -> None:
     """Grants unassigned partitions, given lowest number first, each to its home, else to the flow
     with the fewest partitions, while a flow may have one more."""
-    queue = draft.queue
+    queue, homes = draft.queue, draft.queue.homes
     grants = list[r.Grant]()
     planned = TentativeCounts(ranking)
     for number in numbers:
-        home = queue.homes.get(number)
+        home = homes.get(number) if homes else None
         flow = home or queue.least_loaded(ranking)
         if flow is None:
             continue

@@ -55,7 +55,7 @@ def hand_over_pairs(draft: Draft) -> None:
     in_holddown = queue.status is Status.HOLDDOWN
     if in_holddown and queue.unassigned:
         return
-    planned = HandoffPlanner(queue).pairs(room(queue)) if queue.is_drained_from else []
+    planned = HandoffPlanner(queue).pairs(room(queue)) if queue.next_pair() is not None else []
     if planned:
         if in_holddown:
             assert queue.trigger is not None

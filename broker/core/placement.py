@@ -135,8 +135,8 @@ def _move(
         queue.unassigned[number] = since
     else:
         queue.unassigned.pop(number, None)
-    if state is State.OWNED and owner is not None:
-        _offer(queue, owner, number)
+        if state is State.OWNED and owner is not None:
+            _offer(queue, owner, number)
     _count(queue, partition, counted)
     if queue.homes:
         _find_misplaced(queue, partition)
@@ -327,12 +327,13 @@ def _shift(queue: Queue, partition: Partition, sign: int) -> Flow | None:
     if handoff is not None:
         assert owner is not None
         owner.outgoing += sign
+        named = handoff.named
+        if named is not None:
+            _change(named.incoming, number, sign > 0)
         if partition.state is State.WARMING:
             _change(queue.warming, number, sign > 0)
-        elif handoff.named is None:
+        elif named is None:
             _change(queue.without_successor, number, sign > 0)
-        if handoff.named is not None:
-            _change(handoff.named.incoming, number, sign > 0)
     if owner is not None and owner.draining:
         _rank_leaving(queue, owner)
     if partition.retiring or not queue.leads(number):

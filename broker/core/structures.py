@@ -187,9 +187,9 @@ class Ranking:
         if bucket is None:
             self._sizes[count], self._buckets[count] = 1, [bind_number]
         else:
-            self._sizes[count] += 1
+            size = self._sizes[count] = self._sizes[count] + 1
             heappush(bucket, bind_number)
-            if len(bucket) > 2 * self._sizes[count] + 16:
+            if len(bucket) > 2 * size + 16:
                 bucket[:] = {entry for entry in bucket if self.counts.get(entry) == count}
                 heapify(bucket)
         if count < self._low:
@@ -206,8 +206,10 @@ class Ranking:
         self._leave(self.counts.pop(bind_number))
 
     def _leave(self, count: int) -> None:
-        self._sizes[count] -= 1
-        if not self._sizes[count]:
+        left = self._sizes[count] - 1
+        if left:
+            self._sizes[count] = left
+        else:
             del self._sizes[count], self._buckets[count]
 
     @property
@@ -232,7 +234,7 @@ class Ranking:
     @property
     def is_even(self) -> bool:
         """Whether every flow is within its share: the counts differ by at most one."""
-        return self.spread <= 1
+        return not self.counts or self.high - self.low <= 1
 
     def levels(self) -> dict[int, int]:
         """Where each flow stands."""
