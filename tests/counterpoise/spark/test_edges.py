@@ -1,0 +1,106 @@
+"""Queries at the edges: the largest messages, many partitions and many queries on two cores."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from counterpoise.client import Client
+from counterpoise.logs import MAX_MESSAGE_BYTES
+from counterpoise.publisher import Publisher
+from tests.counterpoise.spark.queries import QueryStage
+from tests.counterpoise.spark.waiting import until
+from tests.service import Service
+
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark"), pytest.mark.matrix(of="edges")]
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def stage(spark: SparkSession, service: Service, tmp_path: Path) -> Iterator[QueryStage]:
+    stage = QueryStage(spark, service, tmp_path)
+    yield stage
+    stage.end()
+
+
+def test_the_largest_messages_arrive_whole(stage: QueryStage) -> None:
+    """A task and Spark's link to its Python workers have them in memory, one of them at a time."""
+    stage.client.create_queue("flights", 2, rebalance_delay=0)
+    sizes = [MAX_MESSAGE_BYTES - 1000 - number for number in range(3)]
+    with Publisher("flights", url=stage.service.url) as publisher:
+        for number, size in enumerate(sizes):
+            publisher.publish(bytes([number]) * size, key="one")
+        with pytest.raises(ValueError, match="is the most a log holds"):
+            publisher.publish(bytes(MAX_MESSAGE_BYTES + 1), key="one")
+    stage.published = len(sizes)
+    seen: list[tuple[int, int]] = []
+
+    def sink(batch: Any, _: int) -> None:
+        rows = batch.selectExpr("length(value) size", "hex(substring(value, -1, 1)) last").collect()
+        seen.extend((row["size"], int(row["last"], 16)) for row in rows)
+
+    stage.started(stage.messages().writeStream.foreachBatch(sink))
+    until(stage.all_committed, "all is committed")
+    assert seen == [(size, number) for number, size in enumerate(sizes)]
+
+
+def test_a_thousand_partitions_on_two_cores(stage: QueryStage) -> None:
+    stage.client.create_queue("flights", 1000, rebalance_delay=0)
+    seen: Counter[bytes] = Counter()
+    tasks: list[int] = []
+
+    def sink(batch: Any, _: int) -> None:
+        tasks.append(batch.rdd.getNumPartitions())
+        seen.update(bytes(row["value"]) for row in batch.select("value").collect())
+
+    query = stage.started(stage.messages().writeStream.foreachBatch(sink))
+    for batch in range(3):
+        with Publisher("flights", url=stage.service.url) as publisher:
+            for number in range(2000):
+                publisher.publish(f"{batch} {number}".encode(), key=str(number))
+        stage.published += 2000
+        until(stage.all_committed, "all is committed")
+    assert len(seen) == stage.published
+    assert set(seen.values()) == {1}
+    # Each core reads many partitions: a task for each of them would cost more than its work.
+    assert max(tasks) <= 2 * stage.spark.sparkContext.defaultParallelism
+    assert query.exception() is None
+
+
+def test_four_queries_of_one_session_share_two_cores(stage: QueryStage) -> None:
+    """Two queues, and two queries on each: they are told apart, and none starves."""
+    names = ("flights", "trips")
+    seen: dict[str, Counter[bytes]] = {name: Counter() for name in names}
+    for name in names:
+        stage.client.create_queue(name, 4, rebalance_delay=0, max_handoff_time=600)
+        for number in range(2):
+
+            def sink(batch: Any, _: int, name: str = name) -> None:
+                seen[name].update(bytes(row["value"]) for row in batch.select("value").collect())
+
+            one = f"{name}-{number}"
+            stream = stage.messages(queue=name, instanceId=one, clientName=one)
+            stage.started(stream.writeStream.foreachBatch(sink), checkpoint=one)
+
+    def shared(client: Client) -> bool:
+        return all([flow.partitions for flow in client.flows(name)] == [2, 2] for name in names)
+
+    until(lambda: shared(stage.client), "each query has two partitions")
+    for name in names:
+        with Publisher(name, url=stage.service.url) as publisher:
+            for number in range(400):
+                publisher.publish(str(number).encode(), key=str(number))
+
+    def lags() -> list[int]:
+        return [one.lag or 0 for name in names for one in stage.client.partitions(name)]
+
+    until(lambda: all(len(counts) == 400 for counts in seen.values()), "all is read")
+    until(lambda: not any(lags()), "all is committed")
+    assert all(set(counts.values()) == {1} for counts in seen.values())
+    assert [query.exception() for query in stage.queries] == [None] * 4
