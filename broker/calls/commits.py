@@ -137,7 +137,7 @@ class CommitCalls:
                 seen.add(flow_id)
             commits = [item for _, batch in now for item in batch.commits]
             shown = {key for _, batch in now for key in batch.keys}
-            results, positions = await self._store.commit_positions(commits, shown)
+            results, positions, _ = await self._store.commit_positions(commits, shown)
             following = iter(results)
             for place, batch in now:
                 of_batch = {key[1]: positions[key] for key in batch.keys if key in positions}
