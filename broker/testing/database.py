@@ -168,6 +168,8 @@ class MemoryDatabase:
         # By queue, in the order of the rounds.
         self.measurements: dict[str, list[Measurement]] = {}
         self.measured_at: int | None = None
+        # By the ids of queues and slots.
+        self.commit_ages: dict[tuple[str, int], Sequence[int]] = {}
         # Which replica mirrors, and until when; the group, the text and the begin of failures.
         self.mirrored_by: tuple[str, float] | None = None
         self.mirror_failures: dict[str, tuple[str, str, float]] = {}
