@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from broker.calls.access import QueueAccess
 from broker.calls.bound_flows import BoundFlows
+from broker.calls.commit_ages import LOOK_SECONDS, CommitAges
 from broker.calls.commits import CommitCalls
 from broker.calls.conditions import ConditionCalls
 from broker.calls.cuts import CutCalls
@@ -107,7 +108,8 @@ class Calls:
         self.flow_views = views = FlowViews(access, bound)
         self.conditions = ConditionCalls(access, bound)
         self.updates = UpdateCalls(access, bound, views)
-        self.commits = CommitCalls(access, bound, views, cuts, reach)
+        self.commit_ages = CommitAges(access, logs)
+        self.commits = CommitCalls(access, bound, views, cuts, reach, self.commit_ages)
         self.flows = FlowCalls(access, logs, bound, views, cuts, ends, reach, quota, previews)
 
 
@@ -157,6 +159,7 @@ class Broker(Calls):
         self._alarms.every("keys", REFRESH_SECONDS, self.keys.refresh)
         self._alarms.every("upkeep", UPKEEP_SECONDS, self.upkeep)
         self._alarms.every("measurements", ROUND_SECONDS, self.measure)
+        self._alarms.every("commit ages", LOOK_SECONDS, self.commit_ages.look)
         self._alarms.every("mirrors", MIRROR_SECONDS, self.mirror)
         self._alarms.every("growth", GROWTH_SECONDS, self.growth.round)
         self._alarms.every("log sessions", WATCH_SECONDS, self._logs_by_kind.watch)
@@ -188,8 +191,11 @@ class Broker(Calls):
             _log.warning("the upkeep was cut short", error=str(error))
 
     async def measure(self) -> None:
-        """Takes a round of measurements, if it is this replica's."""
+        """Stores the ages that this replica has sampled; takes a round of measurements, if it is
+        this replica's.
+        """
         try:
+            await self.commit_ages.store()
             await self.measurements.take()
         except StoreUnavailable as error:
             _log.warning("a round of measurements was cut short", error=str(error))

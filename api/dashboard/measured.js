@@ -33,6 +33,8 @@ export class History {
   looks = [];
   /** The points (`chart.js`) that the service has measured. */
   measured = [];
+  /** How long after they were published messages were committed; null: not known. */
+  committedAfter = null;
   #readAt = 0;
   moved = new Map();
 
@@ -60,7 +62,9 @@ export class History {
   async read(path) {
     if (Date.now() - this.#readAt < MEASURED_SECONDS * 1000) return;
     this.#readAt = Date.now();
-    this.measured = (await get(path + "/measurements")).items.map((one) => ({ ...one, at: Date.parse(one.at) }));
+    const { items, committed_after: committedAfter = null } = await get(path + "/measurements");
+    this.measured = items.map((one) => ({ ...one, at: Date.parse(one.at) }));
+    this.committedAfter = committedAfter;
   }
 
   /** The points of the last hour: those of the service, and before and after them those of the page. */

@@ -202,6 +202,7 @@ export class QueuePage {
     this.figures.replaceChildren(
       figure("lag", lag, number(lag), "not known"), figure("oldest message", lag === 0 ? 0 : age, lag === 0 ? "none" : duration(age), "not known"),
       figure("published", rates.in, rate(rates.in), rates.why), figure("processed", rates.out, rate(rates.out), rates.why),
+      ...committedAfter(this.#measured.committedAfter),
       alone, ...(queue.paused_partition_count ? [fact("paused", number(queue.paused_partition_count))] : []),
       ...(queue.pinned_partition_count ? [fact("pinned", number(queue.pinned_partition_count))] : []), ...(stopped ? [fact("waiting", number(stopped))] : []),
       fact("consumers", make("span", {}, number(queue.active_flow_count), idle ? make("small", {}, ` + ${number(idle)} standby`) : null)));
@@ -241,6 +242,13 @@ function figure(name, value, words, why) {
   const element = fact(name, value === null ? why : words);
   set(element.lastChild, "class", value === null ? "reason" : "");
   return element;
+}
+
+/** How long messages took from `publish` to their commit: half of them, and 99 %. Nothing while it is not known. */
+function committedAfter(known) {
+  if (known === null) return [];
+  const told = `In the last hour, of ${plural(known.sampled, "message")} that the service looked at`;
+  return [fact("committed after", make("span", { title: told }, duration(known.median), make("small", {}, ` 99 %: ${duration(known.p99)}`)))];
 }
 
 /** How many handoffs of the running rebalance are done, in words; empty if none is running. Those that

@@ -87,6 +87,8 @@ async def conditions(
 async def measurements(request: Request, queue: Name) -> wire.Measurements:
     """Lag and rates of the last hour, as the service measured them, about two a minute.
 
+    And how long after they were published messages were committed, of samples.
+
     All replicas answer the same. Of a service with very many queues not all are measured each time.
     """
     return await broker_of(request).measurements.of_queue(queue)

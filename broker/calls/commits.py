@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from broker.calls.access import QueueAccess
 from broker.calls.bound_flows import BoundFlow, BoundFlows
+from broker.calls.commit_ages import CommitAges
 from broker.calls.cuts import CutCalls
 from broker.calls.flow_views import FlowViews, shown_positions
 from broker.calls.items import refuse_items
@@ -51,6 +52,7 @@ class CommitCalls:
         views: FlowViews,
         cuts: CutCalls,
         reach: Reach,
+        ages: CommitAges,
     ) -> None:
         self._replica = queues.replica
         self._store = queues.store
@@ -58,6 +60,7 @@ class CommitCalls:
         self._views = views
         self._cuts = cuts
         self._reach = reach
+        self._ages = ages
         self._batches = queues.replica.batcher(self._commit_batches, most=MOST_AT_ONCE)
 
     async def commit(
@@ -137,7 +140,8 @@ class CommitCalls:
                 seen.add(flow_id)
             commits = [item for _, batch in now for item in batch.commits]
             shown = {key for _, batch in now for key in batch.keys}
-            results, positions = await self._store.commit_positions(commits, shown)
+            results, positions, replaced = await self._store.commit_positions(commits, shown)
+            self._ages.note(commits, replaced)
             following = iter(results)
             for place, batch in now:
                 of_batch = {key[1]: positions[key] for key in batch.keys if key in positions}

@@ -1,4 +1,4 @@
-"""Measurements of queues: taking them, and showing them as lag and rates.
+"""Measurements of queues: taking them, and showing them as lag and rates, with the ages at commit.
 
 What was published and processed between two rounds follows from the ends of the logs and from the
 lag: as many messages were processed as were published, less those by which the lag grew. So neither
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from broker.calls.access import QueueAccess
+from broker.calls.commit_ages import committed_after
 from broker.calls.monitoring import DECIMAL, MonitoringCalls
 from broker.calls.times import time_of
 from broker.core.errors import BrokerError
@@ -43,7 +44,8 @@ class MeasurementCalls:
         since = round(self._queues.replica.clock.now()) - KEPT_SECONDS
         with store_available():
             taken = await self._queues.store.measurements.of_queue(queue_id, since)
-        return with_rates(taken)
+            counts = await self._queues.store.measurements.ages_of_queue(queue_id, since)
+        return wire.Measurements(with_rates(taken), committed_after(counts))
 
     async def take(self) -> None:
         """Takes a round, unless another replica has. Raises StoreUnavailable."""
@@ -89,7 +91,7 @@ def _difference(before: int | None, now: int | None) -> int | None:
     return None if before is None or now is None else now - before
 
 
-def with_rates(taken: Sequence[Measurement]) -> wire.Measurements:
+def with_rates(taken: Sequence[Measurement]) -> tuple[wire.MeasuredQueue, ...]:
     """Measurements in order, and between each two of them the rates.
 
     A sum that fell says nothing of a rate: a partition was removed, or positions were set back.
@@ -105,4 +107,4 @@ def with_rates(taken: Sequence[Measurement]) -> wire.Measurements:
             published = appended / seconds if appended >= 0 else None
             processed = done / seconds if appended >= 0 and done >= 0 else None
         items.append(wire.MeasuredQueue(time_of(one.at), one.lag, published, processed))
-    return wire.Measurements(tuple(items))
+    return tuple(items)

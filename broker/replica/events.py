@@ -33,6 +33,11 @@ from broker.core.model import HandedOver
 from broker.core.records import Entry, Record
 
 HANDOFF_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
+AGE_SECONDS = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+    *(300.0, 1800.0, 7200.0),
+)
+"""The table `commit_ages` has counts by these bounds: change them only with its contents."""
 ROUND_TRIP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0)
 MOST_QUEUES = 1000
 OTHER = "(other)"
@@ -175,6 +180,14 @@ class EventCounters:
             ("queue", "reason"),
             registry=None,
         )
+        self.publish_to_committed = Histogram(
+            "counterpoise_publish_to_committed_seconds",
+            "How long after it was published a message was committed; of samples, up to one of "
+            "each partition every 5 seconds.",
+            ("queue",),
+            buckets=AGE_SECONDS,
+            registry=None,
+        )
         self.commit_batch = Histogram(
             "counterpoise_commit_batch_calls",
             "Commits of flows that went to the database together; of all queues.",
@@ -204,6 +217,7 @@ class EventCounters:
             self._handoffs,
             self._handoff_seconds,
             self._unowned_seconds,
+            self.publish_to_committed,
             self._grants,
             self._warmups,
             self._bound,

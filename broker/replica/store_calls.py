@@ -127,7 +127,7 @@ async def write(store: Store, items: Sequence[PositionCommit]) -> bool:
     if not items:
         return True
     for pause in pauses():
-        results, _ = await store.commit_positions(items)
+        results, *_ = await store.commit_positions(items)
         if any(one is not None and one.outcome is not Outcome.OK for one in results):
             return False
         items = [item for item, one in zip(items, results, strict=True) if one is None]

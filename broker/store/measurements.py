@@ -1,12 +1,17 @@
-"""Measurements: an hour of each queue's lag and of what was published to it.
+"""Measurements: an hour of each queue's lag, of what was published to it, and of how old messages
+were when they were committed (`broker.calls.commit_ages`).
 
 They are rows and not the memory of a replica. So all replicas show the same, also one that has just
 started, and each queue is measured once, however many replicas there are. Every `ROUND_SECONDS`
 each replica tries to begin a **round**. It succeeds if the last one began `LEAST_SECONDS` ago or
 more. If the replica that began a round dies, the round is lost; any replica begins the next one.
 
+**Ages** are counted by each replica for its own commits, and each adds its counts to those of the
+others: one row of a queue for each slot of `SLOT_SECONDS`.
+
 **The bound.** A round has at most `MOST_QUEUES` rows of four short columns, and rows are deleted
-when they are older than `KEPT_SECONDS`: at most 144 rows of a queue, and 144,000 in all.
+when they are older than `KEPT_SECONDS`: at most 144 rows of a queue, and 144,000 in all. Of the
+ages there are at most 120 rows of a queue; a replica notes at most 1,000 queues at a time.
 
 No row refers to its queue's row: ids of queues never come again, and the rows of a deleted queue
 are gone after an hour.
@@ -14,18 +19,20 @@ are gone after an hour.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import ARRAY, BigInteger, Text, bindparam, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from broker.store.bulk import PreparedStatement
-from broker.store.tables import measurements, service
+from broker.store.tables import commit_ages, measurements, service
 
 ROUND_SECONDS = 30
 LEAST_SECONDS = 25
 KEPT_SECONDS = 3600
+SLOT_SECONDS = 30
 MOST_QUEUES = 1000
 
 
@@ -52,6 +59,17 @@ class MeasurementStore(Protocol):
     async def of_queue(self, queue_id: str, since: int) -> Sequence[Measurement]:
         """Those of a queue in rounds from `since` on, in order."""
 
+    async def add_ages(self, at: int, counts: Mapping[str, Sequence[int]]) -> None:
+        """Add to the counts of the slot that begins `at`, by the ids of the queues."""
+
+    async def ages_of_queue(self, queue_id: str, since: int) -> Sequence[int]:
+        """The sums of a queue's counts in slots from `since` on; empty if there are none."""
+
+
+def sums(rows: Iterable[Sequence[int]]) -> Sequence[int]:
+    """Place by place."""
+    return [sum(each) for each in zip_longest(*rows, fillvalue=0)]
+
 
 class PostgresMeasurements:
     """Implements `MeasurementStore`; `fetch` carries out one statement."""
@@ -64,7 +82,8 @@ class PostgresMeasurements:
     async def begin(self, at: int) -> bool:
         if not await self._fetch(_BEGIN, {"at": at, "least": at - LEAST_SECONDS}):
             return False
-        await self._fetch(_FORGET, {"since": at - KEPT_SECONDS})
+        for statement in (_FORGET, _FORGET_AGES):
+            await self._fetch(statement, {"since": at - KEPT_SECONDS})
         return True
 
     async def add(self, taken: Mapping[str, Measurement]) -> None:
@@ -79,6 +98,19 @@ class PostgresMeasurements:
     async def of_queue(self, queue_id: str, since: int) -> Sequence[Measurement]:
         found = await self._fetch(_OF_QUEUE, {"queue": queue_id, "since": since})
         return [Measurement(*row) for row in found]
+
+    async def add_ages(self, at: int, counts: Mapping[str, Sequence[int]]) -> None:
+        # In one order, because other replicas add to the same rows.
+        values = {
+            "at": at,
+            "queue_ids": sorted(counts),
+            "counts": [f"{{{','.join(map(str, counts[queue]))}}}" for queue in sorted(counts)],
+        }
+        await self._fetch(_ADD_AGES, values)
+
+    async def ages_of_queue(self, queue_id: str, since: int) -> Sequence[int]:
+        found = await self._fetch(_AGES_OF_QUEUE, {"queue": queue_id, "since": since})
+        return sums(counts for (counts,) in found)
 
 
 # A round of the future began before the clock was set back: it does not hold up others.
@@ -97,6 +129,16 @@ _BEGIN = PreparedStatement(
 )
 _FORGET = PreparedStatement(
     delete(measurements).where(measurements.c.at < bindparam("since", type_=BigInteger))
+)
+_FORGET_AGES = PreparedStatement(
+    delete(commit_ages).where(commit_ages.c.at < bindparam("since", type_=BigInteger))
+)
+_ADD_AGES = PreparedStatement.read("commit_ages")
+_AGES_OF_QUEUE = PreparedStatement(
+    select(commit_ages.c.counts).where(
+        commit_ages.c.queue_id == bindparam("queue", type_=Text),
+        commit_ages.c.at >= bindparam("since", type_=BigInteger),
+    )
 )
 _taken = (
     func.unnest(

@@ -267,10 +267,15 @@ class PositionCommit:
 
 
 class PositionOutcomes(NamedTuple):
-    """One result for each item; and the epochs and positions of partitions by queue and number."""
+    """One result for each item; and the epochs and positions of partitions by queue and number.
+
+    `replaced`: by the item's place, the position that was committed before. Missing are items that
+    were refused, and those that changed nothing because of their `seq`.
+    """
 
     results: Sequence[Result | None]
     positions: Mapping[tuple[str, int], Stored]
+    replaced: Mapping[int, str | None]
 
 
 class NamedFlow(NamedTuple):

@@ -54,6 +54,7 @@ class PostgresPositions:
     ) -> PositionOutcomes:
         results: list[Result | None] = [None] * len(items)
         positions: dict[tuple[str, int], Stored] = {}
+        replaced: dict[int, str | None] = {}
         wanted = frozenset(shown)
         in_rounds = rounds(items)
         for places in in_rounds:
@@ -72,8 +73,11 @@ class PostgresPositions:
             locked = await self._locked(some, rows)
             for place, item in enumerate(some):
                 if place not in locked:
-                    results[places[place]] = _result(item, rows.get(place))
-        return PositionOutcomes(results, positions)
+                    row = rows.get(place)
+                    result = results[places[place]] = _result(item, row)
+                    if row is not None and row["fits"] and result.outcome is Outcome.OK:
+                        replaced[places[place]] = row["position"]
+        return PositionOutcomes(results, positions, replaced)
 
     async def _locked(
         self, items: Sequence[PositionCommit], rows: Mapping[int, Mapping[str, Any]]

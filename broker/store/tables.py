@@ -231,6 +231,16 @@ measurements = Table(
 )
 Index("measurements_at", measurements.c.at)
 
+# As above: how many messages had which age when they were committed.
+commit_ages = Table(
+    "commit_ages",
+    metadata,
+    Column("queue_id", Text, primary_key=True),
+    Column("at", BigInteger, primary_key=True, autoincrement=False),
+    Column("counts", ARRAY(BigInteger), nullable=False),
+)
+Index("commit_ages_at", commit_ages.c.at)
+
 # See `broker.store.mirrors`.
 mirror_failures = Table(
     "mirror_failures",

@@ -168,6 +168,8 @@ class MemoryDatabase:
         # By queue, in the order of the rounds.
         self.measurements: dict[str, list[Measurement]] = {}
         self.measured_at: int | None = None
+        # By the ids of queues and slots.
+        self.commit_ages: dict[tuple[str, int], Sequence[int]] = {}
         # Which replica mirrors, and until when; the group, the text and the begin of failures.
         self.mirrored_by: tuple[str, float] | None = None
         self.mirror_failures: dict[str, tuple[str, str, float]] = {}
@@ -460,15 +462,18 @@ class MemoryDatabase:
         self, items: Sequence[PositionCommit], shown: Collection[tuple[str, int]] = ()
     ) -> PositionOutcomes:
         self.renew([item.flow_id for item in items])
-        results = [self._commit_position(item) for item in items]
+        replaced: dict[int, str | None] = {}
+        results = [self._commit_position(item, place, replaced) for place, item in enumerate(items)]
         positions = {
             (queue_id, number): known
             for queue_id, number in (shown if items else ())
             for known in self.positions(queue_id, [number]).values()
         }
-        return PositionOutcomes(results, positions)
+        return PositionOutcomes(results, positions, replaced)
 
-    def _commit_position(self, item: PositionCommit) -> Result | None:
+    def _commit_position(
+        self, item: PositionCommit, place: int, replaced: dict[int, str | None]
+    ) -> Result | None:
         stored = self.queues.get(item.queue_id)
         values = stored.partitions.get(item.partition) if stored else None
         if stored is None or values is None or values.state == State.REMOVED:
@@ -483,7 +488,7 @@ class MemoryDatabase:
         if item.flow_id in self.held_flows:
             return None
         if self._may_write(stored, item.partition, item.epoch, item.flow_id, item.seq):
-            _, seq = stored.positions[item.partition]
+            replaced[place], seq = stored.positions[item.partition]
             stored.positions[item.partition] = (
                 item.position,
                 seq if item.seq is None else item.seq,

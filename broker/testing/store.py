@@ -29,7 +29,7 @@ from broker.core.queue import Queue
 from broker.core.records import Entry
 from broker.core.stored import ShownEntry
 from broker.store.conditions import Condition, counted
-from broker.store.measurements import KEPT_SECONDS, LEAST_SECONDS, Measurement
+from broker.store.measurements import KEPT_SECONDS, LEAST_SECONDS, Measurement, sums
 from broker.store.mirrors import Mirrored, MirrorFailure
 from broker.store.ports import (
     USED_SECONDS,
@@ -556,6 +556,8 @@ class MemoryMeasurements(_Port):
             tables.measured_at = at
             for taken in tables.measurements.values():
                 taken[:] = [one for one in taken if one.at >= at - KEPT_SECONDS]
+            for slot in [slot for slot in tables.commit_ages if slot[1] < at - KEPT_SECONDS]:
+                del tables.commit_ages[slot]
             return True
 
         return await self._call("begin_round", work)
@@ -576,6 +578,21 @@ class MemoryMeasurements(_Port):
             return [one for one in known if one.at >= since]
 
         return await self._call("measurements_of_queue", work)
+
+    async def add_ages(self, at: int, counts: Mapping[str, Sequence[int]]) -> None:
+        def work() -> None:
+            known = self._database.commit_ages
+            for queue_id, added in counts.items():
+                known[queue_id, at] = sums((known.get((queue_id, at), ()), added))
+
+        await self._call("add_ages", work)
+
+    async def ages_of_queue(self, queue_id: str, since: int) -> Sequence[int]:
+        def work() -> Sequence[int]:
+            known = self._database.commit_ages.items()
+            return sums(counts for (id, at), counts in known if id == queue_id and at >= since)
+
+        return await self._call("ages_of_queue", work)
 
 
 class MemoryMirrors(_Port):

@@ -58,6 +58,22 @@ def test_a_queue_that_falls_behind_is_seen(service: Service, api: httpx.Client) 
     assert seen['counterpoise_queue_rebalance_status{queue="q",status="Ready"}'] == 1
 
 
+@pytest.mark.long
+def test_the_time_from_publish_to_commit_is_seen_by_itself(
+    service: Service, api: httpx.Client
+) -> None:
+    create_queue(api, "q", 1)
+    with Publisher("q", url=service.url) as publisher:
+        publisher.publish(b"x")
+    consumer = bind(api, "q", lease_seconds=60)
+    consumer.until("owned", 0)
+    assert consumer.outcomes("commit", consumer.item(0) | {"position": "1"}) == ["ok"]
+    # The service looks every few seconds.
+    name = "counterpoise_publish_to_committed_seconds"
+    eventually(lambda: scraped(service).get(name + '_count{queue="q"}') == 1)
+    assert 0 <= scraped(service)[name + '_sum{queue="q"}'] < 3600
+
+
 def test_handoffs_and_refusals_are_counted_with_their_queue(
     service: Service, api: httpx.Client
 ) -> None:

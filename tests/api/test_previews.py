@@ -18,7 +18,7 @@ from tests.api.test_problems import problem
 from tests.service import Service
 
 # What a replica writes by itself, also while nobody calls.
-_OWN = ("service", "outages", "measurements", "watches", "clients", "sessions")
+_OWN = ("service", "outages", "measurements", "commit_ages", "watches", "clients", "sessions")
 
 
 def contents(url: str) -> dict[str, Any]:

@@ -58,6 +58,7 @@ KEPT = {
     "counterpoise.conditions": "of flows, until these are forgotten",
     "counterpoise.flows": "for a day, so that their clients learn why they left",
     "counterpoise.measurements": "an hour",
+    "counterpoise.commit_ages": "an hour",
     "counterpoise.outages": "COUNTERPOISE_HISTORY_DAYS",
     "counterpoise.records": "COUNTERPOISE_HISTORY_DAYS",
     "counterpoise_log.clients": "credentials, until they expire",
@@ -65,7 +66,7 @@ KEPT = {
     "counterpoise_log.publishers": "30 days",
 }
 # Of these, rows of deleted queues may be left.
-OUTLIVE_QUEUES = ("measurements",)
+OUTLIVE_QUEUES = ("measurements", "commit_ages")
 CANCELLED = "canceling autovacuum task"
 EVIL_STATEMENTS = (
     "SELECT '" + "x" * 2_000_000 + "'::integer",

@@ -176,6 +176,13 @@ def measured(database_url: str, queue: str, rounds: int) -> None:
             "WHERE name = %s ON CONFLICT DO NOTHING",
             (rounds, rounds, queue),
         )
+        # Half of what was looked at was committed within a second, 99 % within 5 s.
+        connection.execute(
+            "INSERT INTO counterpoise.commit_ages "
+            "SELECT id, extract(epoch FROM clock_timestamp())::bigint - 300, "
+            "'{0,0,0,0,0,0,0,500,0,490,10}' FROM counterpoise.queues WHERE name = %s",
+            (queue,),
+        )
 
 
 @dataclass(frozen=True)

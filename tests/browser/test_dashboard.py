@@ -424,6 +424,7 @@ def test_the_last_hour_that_the_service_kept_is_drawn_at_once(
     eventually(lambda: page.run(spark).startswith("lag of the last hour: at most 3,000"))
     go(page, "flights")
     eventually(lambda: "published" in page.text(".charts .published"))
+    assert "committed after\n1.0 s 99 %: 5.0 s" in page.text(".figures")
     points = "document.querySelector('.chart .line.{}').getAttribute('d').split('L').length"
     for line in ("lag", "published", "processed"):
         assert page.run(points.format(line)) >= 100

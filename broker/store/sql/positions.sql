@@ -81,12 +81,12 @@ written AS (
 -- The items as they were found, by their place. Then positions, without a place: first those that
 -- an answer will show, as they were when the statement arrived, then those that were written.
 SELECT
-    place, NULL AS queue_id, NULL AS number, epoch, NULL AS position, NULL AS done_above,
-    owned, state, renewed
+    place, NULL AS queue_id, NULL AS number, epoch, position, NULL AS done_above,
+    owned, state, renewed, fits
 FROM locked
 UNION ALL
 SELECT NULL, shown.queue_id, shown.number, found.epoch, found.position, found.done_above,
-    NULL, NULL, NULL
+    NULL, NULL, NULL, NULL
 FROM unnest(CAST(:shown_queue_ids AS text[]), CAST(:shown_numbers AS integer[]))
     AS shown (queue_id, number)
 CROSS JOIN LATERAL (
@@ -96,5 +96,5 @@ CROSS JOIN LATERAL (
     LIMIT 1
 ) AS found
 UNION ALL
-SELECT NULL, queue_id, number, epoch, position, done_above, NULL, NULL, NULL
+SELECT NULL, queue_id, number, epoch, position, done_above, NULL, NULL, NULL, NULL
 FROM written

@@ -213,6 +213,15 @@ CREATE TABLE counterpoise.measurements (
 );
 CREATE INDEX measurements_at ON counterpoise.measurements (at);
 
+-- An hour of how old messages were when they were committed: how many, by bounds of the age.
+CREATE TABLE counterpoise.commit_ages (
+    queue_id text NOT NULL,
+    at bigint NOT NULL,
+    counts bigint[] NOT NULL,
+    PRIMARY KEY (queue_id, at)
+);
+CREATE INDEX commit_ages_at ON counterpoise.commit_ages (at);
+
 -- Mirrors of positions in Kafka that fail (`broker.store.mirrors`).
 CREATE TABLE counterpoise.mirror_failures (
     queue_id text PRIMARY KEY REFERENCES counterpoise.queues (id) ON DELETE CASCADE,

@@ -42,7 +42,7 @@ def test_rates_follow_from_ends_and_lags(
     taken: Sequence[tuple[int, int | None, int | None]],
     rates: Sequence[tuple[float | None, float | None]],
 ) -> None:
-    views = with_rates([Measurement(T + at, lag, end) for at, lag, end in taken]).items
+    views = with_rates([Measurement(T + at, lag, end) for at, lag, end in taken])
     assert [(one.published, one.processed) for one in views] == rates
     assert [one.lag for one in views] == [lag for _, lag, _ in taken]
 
@@ -53,7 +53,7 @@ class WithoutRounds(SchedulerAlarms):
     def every(
         self, key: str, seconds: float, callback: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
-        if key != "measurements":
+        if key not in ("measurements", "commit ages"):
             super().every(key, seconds, callback)
 
 

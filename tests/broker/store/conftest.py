@@ -17,8 +17,8 @@ from tests.broker.store.support import Ground, MemoryGround, PostgresGround, Rep
 EMPTY = """
 TRUNCATE counterpoise.queues, counterpoise.flows, counterpoise.partitions, counterpoise.records,
     counterpoise.lineage, counterpoise.trims, counterpoise.conditions, counterpoise.mirror_failures,
-    counterpoise.measurements, counterpoise.outages, counterpoise.keys, counterpoise.sessions,
-    counterpoise.audit
+    counterpoise.measurements, counterpoise.commit_ages, counterpoise.outages, counterpoise.keys,
+    counterpoise.sessions, counterpoise.audit
     RESTART IDENTITY;
 UPDATE counterpoise.service SET stamped_at = NULL, gap_seconds = 3, measured_at = NULL,
     mirrored_by = NULL, mirrored_until = NULL;

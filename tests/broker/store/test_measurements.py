@@ -50,3 +50,23 @@ async def test_a_round_deletes_what_is_older_than_an_hour(
     await store.measurements.add({"one": Measurement(NOW - age, 1, 2)})
     assert await store.measurements.begin(NOW)
     assert len(await store.measurements.of_queue("one", 0)) == kept
+
+
+async def test_replicas_add_their_ages_to_one_slot(store: Store) -> None:
+    ages = store.measurements
+    await ages.add_ages(NOW, {"one": [1, 0, 2], "two": [5, 5, 5]})
+    await ages.add_ages(NOW, {"one": [2**40, 1, 0], "three": [0, 0, 1]})
+    await ages.add_ages(NOW + 30, {"one": [0, 0, 7]})
+    assert list(await ages.ages_of_queue("one", NOW)) == [2**40 + 1, 1, 9]
+    assert list(await ages.ages_of_queue("one", NOW + 1)) == [0, 0, 7]
+    assert list(await ages.ages_of_queue("two", 0)) == [5, 5, 5]
+    assert list(await ages.ages_of_queue("four", 0)) == []
+
+
+@pytest.mark.parametrize(("age", "kept"), [(KEPT_SECONDS, [1, 2]), (KEPT_SECONDS + 1, [])])
+async def test_a_round_deletes_ages_that_are_older_than_an_hour(
+    store: Store, age: int, kept: list[int]
+) -> None:
+    await store.measurements.add_ages(NOW - age, {"one": [1, 2]})
+    assert await store.measurements.begin(NOW)
+    assert list(await store.measurements.ages_of_queue("one", 0)) == kept

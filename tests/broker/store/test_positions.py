@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping
 
 import pytest
 
@@ -21,7 +22,7 @@ async def position(replica: Replica, partition: int) -> str | None:
 
 
 async def outcomes(replica: Replica, *items: object) -> list[str]:
-    results, _ = await replica.store.commit_positions(items)  # type: ignore[arg-type]
+    results, *_ = await replica.store.commit_positions(items)  # type: ignore[arg-type]
     assert [r and r.partition for r in results] == [item.partition for item in items]  # type: ignore[attr-defined]
     return [result.outcome.value for result in results if result]
 
@@ -38,7 +39,21 @@ async def test_an_owner_commits(store: Store, orders: Replica) -> None:
         Result(0, Outcome.OK),
     ]
     assert await store.positions(orders.id, [0, 1]) == {0: Stored(1, "3"), 1: Stored(1, "17")}
-    assert await store.commit_positions([]) == ([], {})
+    assert await store.commit_positions([]) == ([], {}, {})
+
+
+async def test_a_commit_tells_which_position_it_replaced(store: Store, orders: Replica) -> None:
+    await orders.bind("A")
+
+    async def replaced(*items: object) -> Mapping[int, str | None]:
+        return (await store.commit_positions(items)).replaced  # type: ignore[arg-type]
+
+    assert await replaced(orders.position("A", 0, "3", seq=1)) == {0: None}
+    stale, late = orders.position("A", 1, "9", epoch=0), orders.position("A", 0, "2", seq=1)
+    gone, next_one = orders.position("A", 99, "1", epoch=1), orders.position("A", 1, "4")
+    assert await replaced(stale, gone, late, next_one) == {3: None}
+    twice = [orders.position("A", 0, position, seq=2 + int(position)) for position in "57"]
+    assert await replaced(*twice) == {0: "3", 1: "5"}
 
 
 async def test_commits_raise_no_revision(store: Store, orders: Replica) -> None:
@@ -68,7 +83,7 @@ async def test_the_first_outcome_that_applies_is_told(store: Store, orders: Repl
     await orders.do(c.RaiseEpochs((0,)))
     await orders.do(c.Change({"partition_count": 3}, discard=True))
     [epoch] = [orders.queue.partitions[0].epoch]
-    results, _ = await store.commit_positions(
+    results, *_ = await store.commit_positions(
         [
             orders.position("A", 3, "x", epoch=0),  # removed, and stale
             orders.position("A", 4, "x", epoch=1),  # never there

@@ -34,12 +34,12 @@ def forced_keeps_the_epoch() -> Changes:
 def epoch_off_by_one() -> Changes:
     real = MemoryDatabase._commit_position
 
-    def commit_position(self, item):
+    def commit_position(self, item, *more):
         stored = self.queues.get(item.queue_id)
         values = stored.partitions.get(item.partition) if stored else None
         if values is not None and item.epoch == values.epoch - 1 and values.owner is not None:
             item = replace(item, epoch=values.epoch, flow_id=values.owner)
-        return real(self, item)
+        return real(self, item, *more)
 
     return [(MemoryDatabase, "_commit_position", commit_position)]
 
