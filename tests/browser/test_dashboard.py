@@ -943,6 +943,24 @@ def test_a_thousand_partitions_and_fifty_consumers_are_legible(
             assert page.run(cut) == 0
 
 
+# Words that are on two lines, and not because they are longer than any column.
+BROKEN_WORDS = """(() => {
+  const found = [], word = /(?<!\\w)[A-Za-z]{2,16}(?!\\w)/g, range = document.createRange();
+  const within = document.querySelector('dialog[open]') ?? document.body;
+  const texts = document.createTreeWalker(within, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const text = texts.currentNode;
+    for (const { 0: letters, index } of text.data.matchAll(word)) {
+      range.setStart(text, index);
+      range.setEnd(text, index + letters.length);
+      const lines = new Set([...range.getClientRects()].map(({ top }) => Math.round(top)));
+      if (lines.size > 1) found.push(letters);
+    }
+  }
+  return found;
+})()"""
+
+
 @pytest.mark.matrix("state")
 @pytest.mark.parametrize("state", STATES)
 def test_axe_finds_no_violation_in_any_state(
@@ -957,6 +975,7 @@ def test_axe_finds_no_violation_in_any_state(
             page.width(width)
             found[width] = violations(page)
             assert page.run("document.documentElement.scrollWidth") <= width, width
+            assert page.run(BROKEN_WORDS) == [], width
         page.close()
     assert found == {1200: [], 400: []}
 
