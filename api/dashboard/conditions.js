@@ -3,39 +3,41 @@
 
 import { get } from "./calls.js";
 import { keyed, make, set } from "./dom.js";
+import { OF_PARTITIONS, ORDER, OTHER, QUIET } from "./headline.js";
 import { poisonOf } from "./quarantine.js";
 import { clock, number, plural } from "./words.js";
 
 const MOST_SHOWN = 8;
-// As the alerts are ordered (deploy/prometheus).
-const KINDS = ["quarantined", "invalid_position", "rows_dropped", "state_lost", "end_refused", "log_away", "mirror_failed", "resize_paused", "over_capacity", "pin_unmet"];
-const place = (kind) => KINDS.includes(kind) ? KINDS.indexOf(kind) : KINDS.length;
 const word = (kind) => kind.replaceAll("_", " ");
 
 /** The conditions of the queue of this path. */
 export const conditionsOf = async (path) => (await get(path + "/conditions?limit=1000")).items;
 
-/** Their number by kind, in words: 2 quarantined, 1 log away. */
-const counted = (counts) =>
-  Object.entries(counts ?? {}).sort(([one], [other]) => place(one) - place(other)).map(([kind, count]) => `${number(count)} ${word(kind)}`);
+const place = (kind) => ORDER.indexOf(ORDER.includes(kind) ? kind : OTHER);
 
-/** What is said of a queue first: `told`, in words, the worst first and in the order of the alerts, empty if nothing
- *  is amiss; and `alarming`, whether a person should look. `history`: its looks, if it is measured. `away`: whether
- *  the service has stopped answering, so that all else is old. */
+/** A kind in words: with its number, or, if that is true, without. */
+function words(kind, count) {
+  if (count === true) return word(kind);
+  return kind in OF_PARTITIONS ? `${plural(count, "partition")} ${OF_PARTITIONS[kind]}` : `${number(count)} ${word(kind)}`;
+}
+
+/** What is said of a queue first, as `counterpoise/headline.py` says: `told`, in words and the worst first, empty if
+ *  nothing is amiss; and `alarming`, whether a person should look. `history`: its looks, if it is measured. `away`:
+ *  whether the service has stopped answering, so that all else is old. */
 export function headline(queue, history, away = false) {
-  const alarms = [], look = history?.looks.at(-1), nobody = queue.active_flow_count === 0;
-  if (away) alarms.push("service away");
+  const look = history?.looks.at(-1), nobody = queue.active_flow_count === 0;
   // What is paused is nobody's work. Without a consumer no partition has an owner: that is said once.
-  if (nobody && look && (look.lag === null || look.lag > look.held)) alarms.push("nobody consumes");
-  if (!nobody && look?.unowned && queue.rebalance_status === "Ready") alarms.push(`${plural(look.unowned, "partition")} without an owner`);
-  alarms.push(...counted(queue.conditions));
-  if (!nobody && history?.grows()) alarms.push("lag grows");
-  const quiet = [];
-  // Before the first look it is not known whether messages wait.
-  if (nobody && !look) quiet.push("no consumer");
-  if (queue.paused) quiet.push("paused");
-  else if (queue.paused_partition_count) quiet.push(`${plural(queue.paused_partition_count, "partition")} paused`);
-  return { told: [...alarms, ...quiet].join(", "), alarming: alarms.length > 0 };
+  const waits = Boolean(look) && (look.lag === null || look.lag > look.held);
+  const found = Object.entries({
+    ...queue.conditions,
+    service_away: away,
+    nobody_consumes: nobody && waits,
+    no_consumer: nobody && !waits,
+    unowned: !nobody && queue.rebalance_status === "Ready" && look?.unowned,
+    lag_grows: !nobody && Boolean(history?.grows()),
+    paused: queue.paused ? true : queue.paused_partition_count,
+  }).filter(([, count]) => count).sort(([one], [other]) => place(one) - place(other));
+  return { told: found.map(([kind, count]) => words(kind, count)).join(", "), alarming: found.some(([kind]) => place(kind) < QUIET) };
 }
 
 /** A function that says what is wrong with a partition, in words: of its own, or of its owner. */

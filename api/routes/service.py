@@ -26,6 +26,7 @@ from broker.core.access import Right
 from broker.core.errors import Unavailable
 from broker.service import Broker
 from counterpoise import wire
+from counterpoise.headline import OF_PARTITIONS, ORDER, OTHER, QUIET
 
 T = TypeVar("T")
 
@@ -187,7 +188,17 @@ async def dashboard_module(module: str) -> Response:
 @functools.cache
 def _modules() -> dict[str, bytes]:
     """The dashboard's modules, by name."""
-    return {one.name: one.read_bytes() for one in _PAGES.iterdir() if one.name.endswith(".js")}
+    found = {one.name: one.read_bytes() for one in _PAGES.iterdir() if one.name.endswith(".js")}
+    return {**found, "headline.js": _headline()}
+
+
+def _headline() -> bytes:
+    """The module with the words of the headline, which commands and the demo have from Python."""
+    table = {"ORDER": ORDER, "QUIET": QUIET, "OTHER": OTHER, "OF_PARTITIONS": OF_PARTITIONS}
+    return b"".join(
+        b"export const %s = %s;\n" % (name.encode(), orjson.dumps(value))
+        for name, value in table.items()
+    )
 
 
 @ROUTER.get("/docs", include_in_schema=False)

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from broker.demo.work.sink import Record
 from counterpoise.client import Client
+from counterpoise.headline import Look, headline
 from counterpoise.logs import Log
 
 COLOURS = {"alpha": "cyan", "beta": "magenta", "gamma": "green"}
@@ -171,18 +172,13 @@ def owners_line(seen: Observation) -> str:
     )  # fmt: skip
 
 
-def headline(seen: Observation) -> str:
-    """The state of the queue, the worst first, as in the dashboard: nobody consumes what waits,
-    partitions are without an owner; then its status.
-    """
-    if not seen.flows and any(seen.backlog.values()):
-        return f"nobody consumes ({seen.status})"
+def state_line(seen: Observation) -> str:
+    """The headline of the queue, as in the dashboard, then its status."""
     ownerless = sum(seen.owners[number] is None for number in seen.owners.keys() - seen.waits_for)
-    if seen.status == "Ready" and ownerless:
-        if not seen.flows:
-            return "no consumer (Ready)"
-        return f"{ownerless} partition{'s' * (ownerless > 1)} without an owner (Ready)"
-    return seen.status + (f" ({seen.trigger})" if seen.trigger else "")
+    look = Look(sum(seen.backlog.values()), held=0, unowned=ownerless)
+    told = headline(seen.status, len(seen.flows), look)
+    trigger = f" ({seen.trigger})" if seen.trigger and not told.text else ""
+    return told.with_status(seen.status + trigger)
 
 
 class PlainDisplay:
@@ -211,7 +207,7 @@ class PlainDisplay:
             return
         if not self._last:
             self._line(SPLIT_LEGEND if seen.keys else LEGEND)
-        line = f"[{owners_line(seen)}] {headline(seen)}"
+        line = f"[{owners_line(seen)}] {state_line(seen)}"
         if line != self._last or time.monotonic() - self._reported > PLAIN_PROGRESS_SECONDS:
             self._last = line
             self._line(f"{line:<38} {progress.counted:>8,} of {progress.total:,} flights")
@@ -251,7 +247,7 @@ class LiveDisplay:
         if seen is None:
             self._picture = [self._processes(doing, None)]
         else:
-            if (line := headline(seen)) != self._headline:
+            if (line := state_line(seen)) != self._headline:
                 self._headline = line
                 self.news(line)
             self._picture = [

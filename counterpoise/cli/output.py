@@ -1,20 +1,20 @@
-"""What the commands share: sentences, output as JSON, formatting, conditions.
+"""What the commands share: sentences, output as JSON, formatting, the headline of a queue.
 
-Tables and colours are in `counterpoise.cli.tables`. Conditions are what consumers report to be
-wrong, as `status`, `lag`, `lineage` and `doctor` show them.
+Tables and colours are in `counterpoise.cli.tables`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from counterpoise.errors import ServiceUnavailable
+from counterpoise.headline import Headline, Look, headline
 from counterpoise.plain import plain_json, plain_line
 
 if TYPE_CHECKING:
@@ -32,17 +32,30 @@ def tell(message: str) -> None:
     click.echo(plain_line(message))
 
 
-def wrong(queue: Queue, lag: int | None) -> list[str]:
-    """That nobody consumes what waits, what is paused, then what consumers report. `lag` None:
-    unknown.
-    """
-    nobody = ["nobody consumes"] if not queue.active_flow_count and lag else []
-    paused = [f"{queue.paused_partition_count} paused"] if queue.paused_partition_count else []
-    if queue.paused is not None:
-        paused = ["paused"]
-    counts = queue.conditions or {}
-    told = [f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(counts.items())]
-    return nobody + paused + told
+def headline_of(queue: Queue, partitions: Sequence[Partition], away: bool = False) -> Headline:
+    """What is said of a queue before its status. `partitions`: all of them; none: not looked at."""
+    return headline(
+        queue.rebalance_status,
+        queue.active_flow_count,
+        _look_at(partitions) if partitions else None,
+        conditions=queue.conditions,
+        paused=queue.paused_partition_count if queue.paused is None else True,
+        away=away,
+    )
+
+
+def _look_at(partitions: Sequence[Partition]) -> Look:
+    return Look(
+        known_lag(partitions),
+        known_lag(one for one in partitions if one.paused) or 0,
+        sum(one.state == "unassigned" for one in partitions),
+    )
+
+
+def known_lag(partitions: Iterable[Partition]) -> int | None:
+    """None: it is known of no partition."""
+    known = [one.lag for one in partitions if one.lag is not None]
+    return sum(known) if known else None
 
 
 def total_lag(partitions: Iterable[Partition]) -> int | None:

@@ -19,10 +19,11 @@ from counterpoise.cli.output import (
     count_text,
     counted,
     duration,
+    headline_of,
     held_back_text,
+    known_lag,
     ranges,
     seconds_until,
-    wrong,
 )
 from counterpoise.cli.pauses import pause_text
 from counterpoise.cli.pins import pin_text
@@ -97,7 +98,7 @@ class QueueSnapshot:
 def render(snapshot: QueueSnapshot, away: str | None = None) -> RenderableType:
     """The picture; `away` is the message if the service does not answer any more."""
     numbers = {flow.flow_id: number for number, flow in enumerate(snapshot.flows, 1)}
-    parts: list[RenderableType] = [_headline(snapshot)]
+    parts: list[RenderableType] = [_headline(snapshot, away is not None)]
     if snapshot.conditions:
         parts += [Text(), conditions_text(snapshot.conditions)]
     if snapshot.partitions:
@@ -140,13 +141,12 @@ def render(snapshot: QueueSnapshot, away: str | None = None) -> RenderableType:
     )
 
 
-def _headline(snapshot: QueueSnapshot) -> Text:
+def _headline(snapshot: QueueSnapshot, away: bool) -> Text:
     queue, status = snapshot.queue, snapshot.status
     line = Text()
-    known = _known_lags(snapshot.partitions)
-    told = ", ".join(wrong(queue, sum(known) if known else None))
-    if told:
-        line.append(f"{told}; ", style="bold red")
+    told = headline_of(queue, snapshot.partitions, away)
+    if told.text:
+        line.append(f"{told.text}; ", style="bold red" if told.alarming else "bold yellow")
     line.append(status.status, style=STATUS_STYLES.get(status.status, "bold"))
     if status.trigger:
         line.append(f" ({status.trigger})")
@@ -170,14 +170,10 @@ def _headline(snapshot: QueueSnapshot) -> Text:
 
 def _lag(partitions: Sequence[Partition]) -> str:
     """How many messages are not processed, as the log tells the service."""
-    known = _known_lags(partitions)
-    if not known:
+    known = known_lag(partitions)
+    if known is None:
         return "unknown"
-    return f"{sum(known):,}" + ("" if len(known) == len(partitions) else " or more")
-
-
-def _known_lags(partitions: Sequence[Partition]) -> list[int]:
-    return [one.lag for one in partitions if one.lag is not None]
+    return f"{known:,}" + (" or more" if any(one.lag is None for one in partitions) else "")
 
 
 def _symbol(number: int | None) -> str:

@@ -12,17 +12,18 @@ from counterpoise.cli.output import (
     count_text,
     counted,
     for_people,
+    headline_of,
     print_json,
     setting_text,
     tell,
     total_lag,
-    wrong,
 )
 from counterpoise.cli.pauses import pause_queue, pause_text, resume_queue
 from counterpoise.cli.pins import pin_partitions, unpin_partitions
 from counterpoise.cli.previews import dry_run_option, show_previews
 from counterpoise.client import Client
 from counterpoise.errors import CommandRefused, CounterpoiseError, Invalid, QueueUnreadable
+from counterpoise.headline import Headline
 from counterpoise.wire import Queue
 
 if TYPE_CHECKING:
@@ -141,9 +142,11 @@ def list_queues(lag: bool, url: str | None, as_json: bool) -> None:
     """List the queues, with their consumers and how far these are behind."""
     with Client(url) as client:
         queues = client.queues()
-        lags = _lags(client, queues) if lag else {}
+        looks = _looks(client, queues) if lag else [(None, headline_of(one, ())) for one in queues]
     if as_json:
-        print_json([{**queue.raw, "lag": lags.get(queue.name)} for queue in queues])
+        print_json(
+            [{**one.raw, "lag": behind} for one, (behind, _) in zip(queues, looks, strict=True)]
+        )
         return
     from counterpoise.cli.tables import console, table
 
@@ -151,11 +154,10 @@ def list_queues(lag: bool, url: str | None, as_json: bool) -> None:
         "QUEUE", "STATUS", "PARTITIONS", "CONSUMERS", *(["LAG"] if lag else []), "LOG",
         right=("PARTITIONS", "CONSUMERS", "LAG"),
     )  # fmt: skip
-    for queue in queues:
-        behind = lags.get(queue.name)
+    for queue, (behind, told) in zip(queues, looks, strict=True):
         shown.add_row(
             queue.name,
-            _status(queue, behind),
+            told.with_status(_status(queue)),
             _count(queue),
             _consumers(queue),
             *([count_text(behind)] if lag else []),
@@ -166,26 +168,26 @@ def list_queues(lag: bool, url: str | None, as_json: bool) -> None:
         console.print("no queues yet: counterpoise queues create NAME --partitions N")
 
 
-def _lags(client: Client, queues: list[Queue]) -> dict[str, int | None]:
-    """How far each queue is behind, as its log tells the service; None where it does not say."""
+def _looks(client: Client, queues: list[Queue]) -> list[tuple[int | None, Headline]]:
+    """How far each queue is behind, as its log tells the service, and its headline."""
 
     from concurrent.futures import ThreadPoolExecutor
 
-    def lag(queue: Queue) -> int | None:
+    def look(queue: Queue) -> tuple[int | None, Headline]:
         try:
-            return total_lag(client.partitions(queue.name))
+            partitions = client.partitions(queue.name)
         except CounterpoiseError:  # deleted meanwhile, for one
-            return None
+            return None, headline_of(queue, ())
+        return total_lag(partitions), headline_of(queue, partitions)
 
     with ThreadPoolExecutor(PARALLEL_CALLS) as pool:
-        return dict(zip((queue.name for queue in queues), pool.map(lag, queues), strict=True))
+        return [*pool.map(look, queues)]
 
 
-def _status(queue: Queue, lag: int | None) -> str:
-    """What is wrong and what goes on: `nobody consumes (Ready)`, `Rebalancing, ScalingDown`."""
+def _status(queue: Queue) -> str:
+    """What goes on: `Ready`, `Rebalancing, ScalingDown`."""
     states = [one for one in (queue.rebalance_status, queue.scale_status) if one != "Ready"]
-    status, told = ", ".join(states or ["Ready"]), ", ".join(wrong(queue, lag))
-    return f"{told} ({status})" if told else status
+    return ", ".join(states or ["Ready"])
 
 
 def _consumers(queue: Queue) -> str:

@@ -167,22 +167,47 @@ def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
     assert {part for part in quoted if part not in messages_of_the_code()} == set()
 
 
-OUTAGES = text("docs/what-if.md").split("\n## ")[1:]
-
-
-@pytest.mark.parametrize("section", OUTAGES, ids=[one.partition("\n")[0] for one in OUTAGES])
-def test_each_outage_has_its_loss_its_time_its_remedy_and_tests(section: str) -> None:
-    """docs/what-if.md. A test that is named exists."""
-    points = re.findall(r"^\* \*\*(.+?):\*\*", section, re.M)
-    assert points == ["Lost", "For how long", "What to do", "Shown by"]
+def named_tests(section: str) -> list[str]:
+    """The tests that a section names; all of them exist."""
     named = re.findall(r"`(tests/\S+\.py)::(\w+)`", section)
-    assert named
     for file, function in named:
         body = ast.walk(ast.parse(text(file)))
         defined = {
             one.name for one in body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
         }
         assert function in defined, f"{file} has no {function}"
+    return [f"{file}::{function}" for file, function in named]
+
+
+OUTAGES = text("docs/what-if.md").split("\n## ")[1:]
+
+
+@pytest.mark.parametrize("section", OUTAGES, ids=[one.partition("\n")[0] for one in OUTAGES])
+def test_each_outage_has_its_loss_its_time_its_remedy_and_tests(section: str) -> None:
+    """docs/what-if.md."""
+    points = re.findall(r"^\* \*\*(.+?):\*\*", section, re.M)
+    assert points == ["Lost", "For how long", "What to do", "Shown by"]
+    assert named_tests(section)
+
+
+def test_each_wish_of_a_new_user_has_tests_that_fail_if_it_is_lost() -> None:
+    """`make newcomer` plays what the table names."""
+    section = text("docs/evidence.md").partition("\n## The first two hours\n")[2]
+    rows = re.findall(r"^\| (.+) \| (.+) \|$", section, re.M)[1:]
+    assert len(rows) >= 11
+    for wish, tests in rows:
+        assert named_tests(tests), wish
+
+
+def test_the_readme_says_at_once_what_it_costs_and_where_to_go_on() -> None:
+    page = text("README.md")
+    for target in ("demo", "test"):
+        assert re.search(rf"^make {target} .*\d GB .*minutes", page, re.M)
+    [speed] = re.findall(r"^\*\*Speed\.\*\* (?:.+\n)+", page, re.M)
+    assert len(speed.splitlines()) == 3
+    assert "docs/performance.md" in speed
+    pages = page.partition("\n## Documentation\n")[2].partition("\n## ")[0]
+    assert len(pages.strip().splitlines()) == 5
 
 
 # What people search for, and the section that should have all words of it (`test_site`: finds it).

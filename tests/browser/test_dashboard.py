@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from broker.demo.mock_kafka import MockKafka
 from counterpoise.client import Client
 from counterpoise.conditions import Condition
 from counterpoise.flow import Flow
+from counterpoise.headline import Look
 from counterpoise.publisher import Publisher
 from tests.api.access import guarded
 from tests.browser.chromium import MARKS, PROGRAM, Browser, Page, chromium, click, fill, submit
 from tests.browser.scenes import STATES, Stage, measured
+from tests.counterpoise.test_headline import CASES
 from tests.kafka_server import kafka
 from tests.service import Service, eventually
 
@@ -469,43 +472,36 @@ def test_the_list_has_lag_and_rates_and_finds_queues_by_name(
     eventually(lambda: [row.split("\t")[0] for row in rows(page)] == ["queue", "flights"])
 
 
-def test_the_headline_says_the_worst_first_in_the_order_of_the_alerts(page: Page) -> None:
-    worst = {
-        "rebalance_status": "Ready",
-        "active_flow_count": 1,
-        "conditions": {"log_away": 1, "quarantined": 2},
-        "paused": None,
-        "paused_partition_count": 1,
-    }
-    well = {**worst, "conditions": None, "paused_partition_count": 0}
-    alone = {**well, "active_flow_count": 0}
-    held = {**alone, "paused": {"until": None, "reason": None}}
-    waits = {"lag": 30000, "held": 0, "unowned": 1000}
-    unowned, reported = "1,000 partitions without an owner", "2 quarantined, 1 log away"
-    grows = "lag grows"
-    behind = f"{unowned}, {reported}, {grows}, 1 partition paused"
-
-    def said(queue: object, look: object, away: bool = False) -> tuple[str, bool]:
+def test_the_headline_says_what_commands_say(page: Page) -> None:
+    def said(queue: object, look: Look | None, grows: bool = False, away: bool = False) -> object:
         module = "import('/dashboard/conditions.js')"
-        history = "{ looks: look ? [look] : [], grows: () => look !== null }"
-        given = f"const look = {json.dumps(look)}; const history = {history};"
-        call = f"headline({json.dumps(queue)}, history, {json.dumps(away)})"
-        told = page.run(f"{module}.then(({{ headline }}) => {{ {given} return {call}; }})")
-        return told["told"], told["alarming"]
+        looks = [] if look is None else [asdict(look)]
+        history = f"{{ looks: {json.dumps(looks)}, grows: () => {json.dumps(grows)} }}"
+        call = f"headline({json.dumps(queue)}, {history}, {json.dumps(away)})"
+        return page.run(f"{module}.then(({{ headline }}) => {call})")
 
-    for queue, look, away, text, alarming in (
-        (worst, waits, True, f"service away, {behind}", 1),
-        (worst, waits, False, behind, 1),
-        ({**well, "rebalance_status": "Holddown"}, waits, False, grows, 1),
-        (alone, waits, False, "nobody consumes", 1),
-        (alone, {**waits, "lag": None}, False, "nobody consumes", 1),
-        (alone, {**waits, "lag": 0}, False, "", 0),
-        (alone, None, False, "no consumer", 0),
-        (held, {**waits, "held": 30000}, False, "paused", 0),
-        (held, {**waits, "held": 29999}, False, "nobody consumes, paused", 1),
-        (well, None, False, "", 0),
-    ):
-        assert said(queue, look, away) == (text, bool(alarming)), (queue, look, away)
+    def queue(
+        status: str, consumers: int, conditions: dict[str, int] | None, paused: int
+    ) -> dict[str, object]:
+        return {
+            "rebalance_status": status,
+            "active_flow_count": consumers,
+            "conditions": conditions,
+            "paused": {"until": None, "reason": None} if paused is True else None,
+            "paused_partition_count": int(paused),
+        }
+
+    for status, consumers, look, conditions, paused, text, alarming in CASES:
+        told = said(queue(status, consumers, conditions, paused), look)
+        assert told == {"told": text, "alarming": alarming}
+    # What commands do not say: the service is away, the lag grows.
+    worst = queue("Ready", 1, {"quarantined": 1}, 0)
+    told = {"told": "service away, 1 quarantined, lag grows", "alarming": True}
+    assert said(worst, None, grows=True, away=True) == told
+    assert said(queue("Ready", 0, None, 0), None, grows=True) == {
+        "told": "no consumer",
+        "alarming": False,
+    }
 
 
 def test_a_queue_that_is_ready_shows_what_its_consumers_report(
@@ -948,6 +944,24 @@ def test_a_thousand_partitions_and_fifty_consumers_are_legible(
             assert page.run(cut) == 0
 
 
+# Words that are on two lines, and not because they are longer than any column.
+BROKEN_WORDS = """(() => {
+  const found = [], word = /(?<!\\w)[A-Za-z]{2,16}(?!\\w)/g, range = document.createRange();
+  const within = document.querySelector('dialog[open]') ?? document.body;
+  const texts = document.createTreeWalker(within, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const text = texts.currentNode;
+    for (const { 0: letters, index } of text.data.matchAll(word)) {
+      range.setStart(text, index);
+      range.setEnd(text, index + letters.length);
+      const lines = new Set([...range.getClientRects()].map(({ top }) => Math.round(top)));
+      if (lines.size > 1) found.push(letters);
+    }
+  }
+  return found;
+})()"""
+
+
 @pytest.mark.matrix("state")
 @pytest.mark.parametrize("state", STATES)
 def test_axe_finds_no_violation_in_any_state(
@@ -962,6 +976,7 @@ def test_axe_finds_no_violation_in_any_state(
             page.width(width)
             found[width] = violations(page)
             assert page.run("document.documentElement.scrollWidth") <= width, width
+            assert page.run(BROKEN_WORDS) == [], width
         page.close()
     assert found == {1200: [], 400: []}
 

@@ -15,8 +15,8 @@ from broker.demo.display import (
     LiveDisplay,
     Observation,
     PlainDisplay,
-    headline,
     owners_line,
+    state_line,
 )
 from broker.demo.evidence import ScenarioEvent
 from broker.demo.playing import report
@@ -55,13 +55,15 @@ def test_partitions_of_a_dynamic_queue_are_named_with_what_they_wait_for() -> No
 
 def test_a_queue_is_not_ready_while_partitions_have_no_owner() -> None:
     ready = seen("Ready", None)
-    assert headline(ready) == "1 partition without an owner (Ready)"
-    assert headline(replace(ready, waits_for={2: (0,)})) == "Ready"
+    assert state_line(ready) == "1 partition without an owner (Ready)"
+    assert state_line(replace(ready, waits_for={2: (0,)})) == "Ready"
     alone = replace(ready, owners=dict.fromkeys(range(4)), flows={})
-    assert headline(alone) == "nobody consumes (Ready)"
-    assert headline(replace(alone, status="Rebalancing")) == "nobody consumes (Rebalancing)"
-    assert headline(replace(alone, backlog=dict.fromkeys(range(4), 0))) == "no consumer (Ready)"
-    assert headline(seen("Holddown", "bind")) == "Holddown (bind)"
+    assert state_line(alone) == "nobody consumes (Ready)"
+    assert state_line(replace(alone, status="Holddown", trigger="bind")) == (
+        "nobody consumes (Holddown)"
+    )
+    assert state_line(replace(alone, backlog=dict.fromkeys(range(4), 0))) == "no consumer (Ready)"
+    assert state_line(seen("Holddown", "bind")) == "Holddown (bind)"
 
 
 def test_plain_output_has_a_line_for_each_change_and_no_control_characters() -> None:

@@ -29,7 +29,12 @@ CHART = ROOT / "deploy/helm/counterpoise"
 PLACE = {"name": "counterpoise", "namespace": "counterpoise"}
 ALL: dict[str, Any] = {
     "replicas": 3,
-    "image": {"tag": "v9", "pullPolicy": "Always", "pullSecrets": ["registry"]},
+    "image": {
+        "repository": "images.example/queues",
+        "tag": "v9",
+        "pullPolicy": "Always",
+        "pullSecrets": ["registry"],
+    },
     "database": {"secret": "the-database", "key": "address"},
     "tls": {"secret": "the-certificate"},
     "keys": {"optional": True},
@@ -78,7 +83,7 @@ ALL: dict[str, Any] = {
     "networkPolicy": {
         "callers": [{"namespaceSelector": {"matchLabels": {"team": "a"}}}],
         "databasePods": {"cnpg.io/cluster": "postgres"},
-        "databasePort": 5432,
+        "databasePort": 6432,
         "clients": [
             {
                 "namespaceSelector": {
@@ -87,7 +92,7 @@ ALL: dict[str, Any] = {
             },
         ],
     },
-    "resources": {"limits": {"memory": "2Gi"}},
+    "resources": {"requests": {"cpu": 2, "memory": "1Gi"}, "limits": {"memory": "2Gi"}},
     "scaling": [
         {
             "queue": "orders",
@@ -120,6 +125,23 @@ def rendered(chart: Any, values: dict, **names: str) -> dict[tuple[str, str], di
         if one is not None
     ]
     return {(one["kind"], one["metadata"]["name"]): one for one in objects}
+
+
+def choices(values: dict, *path: str) -> Iterator[tuple[str, ...]]:
+    """The path of each value that can be chosen; an empty map is one."""
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from choices(value, *path, name)
+        else:
+            yield (*path, name)
+
+
+def without(values: dict, name: str, *rest: str) -> dict:
+    """All values but this one; KeyError if it is none of them."""
+    if rest:
+        return {**values, name: without(values[name], *rest)}
+    values[name]
+    return {other: value for other, value in values.items() if other != name}
 
 
 def container(objects: dict[tuple[str, str], dict]) -> dict:
@@ -159,7 +181,7 @@ def test_what_is_chosen_is_what_runs(chart: Any) -> None:
     pod = deployment["spec"]["template"]["spec"]
     only = container(objects)
     assert deployment["spec"]["replicas"] == 3
-    assert only["image"] == "registry.example/counterpoise:v9"
+    assert only["image"] == "images.example/queues:v9"
     assert pod["imagePullSecrets"] == [{"name": "registry"}]
     assert only["resources"]["limits"] == {"memory": "2Gi"}
     [tls] = [one for one in pod["volumes"] if one["name"] == "tls"]
@@ -179,6 +201,14 @@ def test_what_is_chosen_is_what_runs(chart: Any) -> None:
     load(**{name.lower(): text for name, text in texts.items()})
     hosts = "other-counterpoise other-counterpoise.shared.svc *.shared.svc.cluster.local"
     assert texts["ALLOWED_HOSTS"].split(",") == [*hosts.split(), "queues.example.com"]
+
+
+@pytest.mark.parametrize(
+    "path", [*choices(yaml.safe_load((CHART / "values.yaml").read_text("utf-8")))], ids=".".join
+)
+def test_each_value_that_can_be_chosen_is_rendered(chart: Any, path: tuple[str, ...]) -> None:
+    """`ALL` has it, so its objects are validated; without it they are others."""
+    assert rendered(chart, without(ALL, *path)) != rendered(chart, ALL)
 
 
 def test_replicas_run_where_they_should(chart: Any) -> None:
@@ -288,7 +318,7 @@ def test_two_releases_in_one_namespace_have_nothing_in_common(chart: Any) -> Non
 def test_the_policy_of_the_database_is_that_of_the_example(chart: Any) -> None:
     text = (ROOT / "deploy/kubernetes/database-policy.yaml").read_text("utf-8")
     example = yaml.safe_load(text)
-    objects = rendered(chart, ALL)
+    objects = rendered(chart, {"networkPolicy": {**ALL["networkPolicy"], "databasePort": 5432}})
     assert objects["NetworkPolicy", "counterpoise-database"] == example
     # It lets the replicas in.
     labels = objects["Deployment", "counterpoise"]["spec"]["template"]["metadata"]["labels"]

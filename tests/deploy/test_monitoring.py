@@ -15,6 +15,7 @@ import yaml
 from broker.calls.conditions import MIRROR_FAILED
 from broker.calls.rendering import OVER_CAPACITY, RESIZE_PAUSED
 from broker.store.conditions import KINDS
+from counterpoise.headline import ORDER, OTHER
 from tests.api.consumer import bind, create_queue
 from tests.architecture.test_repository import ROOT
 from tests.service import Service
@@ -111,6 +112,23 @@ def test_what_alerts_count_begins_at_zero(service: Service) -> None:
 def test_kinds_of_conditions_have_an_alert_each() -> None:
     asked = {kind for rule in rules() for kind in re.findall(r'kind="(\w+)"', str(rule["expr"]))}
     assert asked == {*KINDS, MIRROR_FAILED, OVER_CAPACITY, RESIZE_PAUSED}
+
+
+def test_a_headline_says_things_in_the_order_of_the_alerts() -> None:
+    """The page has what is said and the alert of each; a new one needs a place in the order."""
+    page = (ROOT / "docs" / "monitoring.md").read_text("utf-8")
+    table = page.partition("\n## The headline\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \|.*?\|(?: `(\w+)`)? \|$", table, re.M)
+    kinds = [re.sub(r"^# (partitions )?", "", said) for said, _ in rows]
+    words = {"unowned": "without an owner"}
+    assert kinds == [words.get(kind, kind.replace("_", " ")) for kind in ORDER if kind != OTHER]
+    named = [alert for _, alert in rows if alert]
+    assert named == [rule["alert"] for rule in rules() if rule["alert"] in named]
+    assert {rule["alert"] for rule in rules() if "kind=" in rule["expr"]} <= {*named}
+    for said, alert in rows:
+        kind = said.removeprefix("# ").replace(" ", "_")
+        if f'kind="{kind}"' in str(rules()):
+            assert f'kind="{kind}"' in next(r["expr"] for r in rules() if r["alert"] == alert)
 
 
 def test_each_alert_says_what_it_means() -> None:

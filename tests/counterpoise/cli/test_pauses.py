@@ -45,7 +45,7 @@ def test_a_queue_is_paused_beside_a_partition(client: Client, run: Any) -> None:
 
 def test_other_commands_show_it(client: Client, run: Any) -> None:
     run("queues", "pause", "flights", "-p", "1", "--reason", "wrong\u00e9 prices")
-    assert "1 paused" in run("queues", "list").output
+    assert "1 partition paused" in run("queues", "list").output
     status = run("status", "flights").output
     assert "1 (wrong\u00e9 prices)" in status
     assert "unassigned, paused" in run("lag", "flights").output

@@ -63,6 +63,7 @@ def test_halt_names_the_position_and_commits_nothing_from_there_on(client, runni
     assert isinstance(one.error, ValueError)
     (note,) = one.error.__notes__
     assert "could not be handled in 2 attempts" in note
+    assert Failure("0", 1, ValueError()).tried == "1 attempt"
     with running() as two:
         eventually(lambda: len(one.seen) + len(two.seen) == 60)
     assert sorted(one.numbers + two.numbers) == list(range(60))
