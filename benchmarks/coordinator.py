@@ -193,6 +193,8 @@ def main() -> None:
 OURS = "counterpoise"
 # What is less is noise, or nobody notices it.
 WORSE, WORSE_SECONDS = 1.2, 0.02
+# A column with nothing but these is one line below its table.
+NONE = {"0", "–"}
 
 
 @dataclass(frozen=True)
@@ -300,17 +302,24 @@ def lines(found: Found) -> list[str]:
         "**Bold**: with the same settings another variant is better, beyond noise.",
     ]
     for title, columns, rows in _tables(found):
-        head = ["", "rounds", *(one.title for one in columns)]
-        made += ["", f"### {title}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+        texts = []
         for variant, of in rows.items():
             others = [one for other, one in rows.items() if other.short is variant.short]
-            texts = [
+            cells = [
                 f"**{one.text(one.median(of))}**"
                 if variant.name == OURS and _loses(one, of, others)
                 else one.text(one.median(of))
                 for one in columns
             ]
-            made.append(f"| {variant.label} | {len(of)} | {' | '.join(texts)} |")
+            texts.append([variant.label, str(len(of)), *cells])
+        titles = ["", "rounds", *(one.title for one in columns)]
+        none = [place for place in range(2, len(titles)) if {row[place] for row in texts} <= NONE]
+        for row in texts:
+            for place in none:
+                row[place] = ""
+        made += ["", f"### {title}", "", *results.table(titles, texts)]
+        if none:
+            made += ["", f"None: {', '.join(titles[place] for place in none)}."]
     return made
 
 

@@ -9,21 +9,24 @@ import pytest
 
 from tests.architecture.test_documents import text
 
-ROWS: dict[tuple[str, str], list[str]] = {}
-"""The cells of a row, by the title of its section and its name."""
+ROWS: dict[tuple[str, str], dict[str, str]] = {}
+"""The cells of a row by the heads of their columns, by the title of its section and its name."""
 for part in re.split(r"^## ", text("benchmarks/RESULTS.md"), flags=re.M)[1:]:
-    for line in re.findall(r"^\| (.+) \|$", part, re.M):
+    head: list[str] = []
+    for line in re.findall(r"^\| (.*) \|$", part, re.M):
         name, *cells = line.split(" | ")
-        ROWS.setdefault((part.partition("\n")[0], name), cells)
+        if not name:
+            head = cells
+        ROWS.setdefault((part.partition("\n")[0], name), dict(zip(head, cells, strict=False)))
 
 
 class Figure:
     """A row of the results."""
 
     def __init__(self, section: str, name: str) -> None:
-        ratio, _, value, spread, _ = (
+        ratio, value, spread = (
             [float(one) for one in re.findall(r"\d[\d.]*", cell.replace(",", ""))]
-            for cell in ROWS[section, name]
+            for cell in (ROWS[section, name].get(one, "") for one in ("ratio", "value", "spread"))
         )
         self.ratio = ratio[0] if ratio else 0.0
         self.value = value[0]
