@@ -60,17 +60,12 @@ RATIOS = [one.ratio for one in PAUSES]
 TIMES = [one.value for one in PAUSES]
 
 
-def joined(by: str = "", wait: str = "") -> str:
+def joined() -> str:
     times = (
-        Figure("Protocols", f"join to balanced{by}, 64 partitions, {join} consumers{wait}").value
+        Figure("Protocols", f"join to balanced, 64 partitions, {join} consumers").value
         for join in ("1 → 2", "4 → 5", "8 → 9")
     )
     return ", ".join(f"{time:,.0f}" for time in times) + " ms"
-
-
-def of_kafka(protocol: str) -> str:
-    wait = "" if protocol == "KIP-848" else " (the mock waits 300 ms a generation)"
-    return f"{protocol} | {joined(f' by Kafka{chr(39)}s {protocol}', wait)} |"
 
 
 def replicas(call: str) -> str:
@@ -107,8 +102,6 @@ SAID = {
         f"| faust-streaming 0.15 {planned(' by faust')}",
         f"round robin {planned(' by kafka-python round robin')}",
         f"range {planned(' by kafka-python range')}",
-        f"| Counterpoise, no holddown | {joined()} |",
-        *map(of_kafka, ("range", "cooperative-sticky", "KIP-848")),
         f"| renewal {replicas('renewals')}",
         f"| commit {replicas('commits')}",
         f"| bind with its unbind, 32 queues {replicas('binds')}",
