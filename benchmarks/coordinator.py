@@ -193,6 +193,8 @@ def main() -> None:
 OURS = "counterpoise"
 # What is less is noise, or nobody notices it.
 WORSE, WORSE_SECONDS = 1.2, 0.02
+# A column with nothing but these is one line below its table.
+NONE = {"0", "–"}
 
 
 @dataclass(frozen=True)
@@ -290,25 +292,44 @@ TABLES: Mapping[str, Sequence[Column]] = {
 
 
 def lines(found: Found) -> list[str]:
-    """The body of the section: versions, tables, and what loses."""
+    """The body of the section: versions and tables, with what loses in bold."""
     kafka = next(iter(kafka_server.PROGRAM.glob("kafka_2.13-*.jar"))).stem.partition("-")[2]
     client = metadata.version("confluent-kafka")
     made = [
         f"Apache Kafka {kafka}, confluent-kafka {client}. Medians over rounds and partitions.",
         "All consumers are threads of one process. A share group (unordered) has no owners: “–”.",
         "*Usual pause* is that without a change: a pause that is not longer is the machine's.",
+        "**Bold**: with the same settings another variant is better, beyond noise.",
     ]
-    losses: list[str] = []
     for title, columns, rows in _tables(found):
-        head = ["", "rounds", *(one.title for one in columns)]
-        made += ["", f"### {title}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+        texts = []
         for variant, of in rows.items():
-            texts = [one.text(one.median(of)) for one in columns]
-            made.append(f"| {variant.label} | {len(of)} | {' | '.join(texts)} |")
-        losses += _losses(title, columns, rows)
-    made += ["", "### Where Counterpoise loses", ""]
-    made += losses or ["Nowhere."]
+            others = [one for other, one in rows.items() if other.short is variant.short]
+            cells = [
+                f"**{one.text(one.median(of))}**"
+                if variant.name == OURS and _loses(one, of, others)
+                else one.text(one.median(of))
+                for one in columns
+            ]
+            texts.append([variant.label, str(len(of)), *cells])
+        titles = ["", "rounds", *(one.title for one in columns)]
+        none = [place for place in range(2, len(titles)) if {row[place] for row in texts} <= NONE]
+        for row in texts:
+            for place in none:
+                row[place] = ""
+        made += ["", f"### {title}", "", *results.table(titles, texts)]
+        if none:
+            made += ["", f"None: {', '.join(titles[place] for place in none)}."]
     return made
+
+
+def _loses(column: Column, ours: Sequence[Any], others: Sequence[Sequence[Any]]) -> bool:
+    """Whether one of the others is better."""
+    mine = column.median(ours)
+    values = [column.median(found) for found in others]
+    return any(
+        column.is_worse(mine, value) for value in values if mine is not None and value is not None
+    )
 
 
 def _tables(
@@ -328,26 +349,6 @@ def _tables(
             first = "new ones first" if scenario == "surge" else "old ones first"
             title = f"A deploy, {first}: {FULL.deploy_replaced} of {of}"
             yield title, TABLES["deploy"], rows
-
-
-def _losses(
-    title: str, columns: Sequence[Column], rows: Mapping[Variant, Sequence[Any]]
-) -> Iterator[str]:
-    """A line for each column in which another variant of the same kind of settings is better."""
-    for short in (False, True):
-        of = {one.name: found for one, found in rows.items() if one.short is short}
-        for column in columns:
-            medians = {name: column.median(found) for name, found in of.items()}
-            ours = medians.pop(OURS, None)
-            better = [
-                f"{name} {column.text(value)}"
-                for name, value in medians.items()
-                if value is not None and ours is not None and column.is_worse(ours, value)
-            ]
-            if better:
-                how = "short" if short else "as shipped"
-                mine = column.text(ours)
-                yield f"* {title}, {how}, *{column.title}*: {mine}; {', '.join(better)}."
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def _sections(page: str) -> list[str]:
 
 
 def _table(figures: Sequence[Figure]) -> list[str]:
-    lines = ["| | ratio | target | value | spread | rounds |", "|---|---|---|---|---|---|"]
+    rows = []
     for one in figures:
         ratio = "" if one.ratio is None else f"**{one.ratio:.2f}** {one.yardstick}"
         target = ""
@@ -134,8 +134,20 @@ def _table(figures: Sequence[Figure]) -> list[str]:
         unit = one.unit if one.unit.startswith("/") else f" {one.unit}"
         value = f"{_number(one.value)}{unit}"
         spread = "" if one.spread is None else " to ".join(map(_number, one.spread))
-        lines.append(f"| {one.name} | {ratio} | {target} | {value} | {spread} | {one.rounds} |")
-    return lines
+        rows.append((one.name, ratio, target, value, spread, str(one.rounds)))
+    return table(("", "ratio", "target", "value", "spread", "rounds"), rows)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table; columns without a text are left out, and one number of rounds."""
+    lines = []
+    places = [place for place in range(len(head)) if any(row[place] for row in rows)]
+    rounds = {row[head.index("rounds")] for row in rows}
+    if len(rounds) == 1:
+        places.remove(head.index("rounds"))
+        lines = [f"Rounds: {rounds.pop()}.", ""]
+    lines += [f"| {' | '.join(head[place] for place in places)} |", "|---" * len(places) + "|"]
+    return lines + [f"| {' | '.join(row[place] for place in places)} |" for row in rows]
 
 
 def _slopes(series: Sequence[Series]) -> list[str]:

@@ -9,21 +9,24 @@ import pytest
 
 from tests.architecture.test_documents import text
 
-ROWS: dict[tuple[str, str], list[str]] = {}
-"""The cells of a row, by the title of its section and its name."""
+ROWS: dict[tuple[str, str], dict[str, str]] = {}
+"""The cells of a row by the heads of their columns, by the title of its section and its name."""
 for part in re.split(r"^## ", text("benchmarks/RESULTS.md"), flags=re.M)[1:]:
-    for line in re.findall(r"^\| (.+) \|$", part, re.M):
+    head: list[str] = []
+    for line in re.findall(r"^\| (.*) \|$", part, re.M):
         name, *cells = line.split(" | ")
-        ROWS.setdefault((part.partition("\n")[0], name), cells)
+        if not name:
+            head = cells
+        ROWS.setdefault((part.partition("\n")[0], name), dict(zip(head, cells, strict=False)))
 
 
 class Figure:
     """A row of the results."""
 
     def __init__(self, section: str, name: str) -> None:
-        ratio, _, value, spread, _ = (
+        ratio, value, spread = (
             [float(one) for one in re.findall(r"\d[\d.]*", cell.replace(",", ""))]
-            for cell in ROWS[section, name]
+            for cell in (ROWS[section, name].get(one, "") for one in ("ratio", "value", "spread"))
         )
         self.ratio = ratio[0] if ratio else 0.0
         self.value = value[0]
@@ -57,17 +60,12 @@ RATIOS = [one.ratio for one in PAUSES]
 TIMES = [one.value for one in PAUSES]
 
 
-def joined(by: str = "", wait: str = "") -> str:
+def joined() -> str:
     times = (
-        Figure("Protocols", f"join to balanced{by}, 64 partitions, {join} consumers{wait}").value
+        Figure("Protocols", f"join to balanced, 64 partitions, {join} consumers").value
         for join in ("1 → 2", "4 → 5", "8 → 9")
     )
     return ", ".join(f"{time:,.0f}" for time in times) + " ms"
-
-
-def of_kafka(protocol: str) -> str:
-    wait = "" if protocol == "KIP-848" else " (the mock waits 300 ms a generation)"
-    return f"{protocol} | {joined(f' by Kafka{chr(39)}s {protocol}', wait)} |"
 
 
 def replicas(call: str) -> str:
@@ -104,8 +102,6 @@ SAID = {
         f"| faust-streaming 0.15 {planned(' by faust')}",
         f"round robin {planned(' by kafka-python round robin')}",
         f"range {planned(' by kafka-python range')}",
-        f"| Counterpoise, no holddown | {joined()} |",
-        *map(of_kafka, ("range", "cooperative-sticky", "KIP-848")),
         f"| renewal {replicas('renewals')}",
         f"| commit {replicas('commits')}",
         f"| bind with its unbind, 32 queues {replicas('binds')}",
