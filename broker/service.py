@@ -28,6 +28,7 @@ from broker.calls.growth import ROUND_SECONDS as GROWTH_SECONDS
 from broker.calls.growth import TopicGrowth
 from broker.calls.key_administration import KeyAdministration
 from broker.calls.keys import REFRESH_SECONDS, KeyCalls
+from broker.calls.letters import LetterCalls
 from broker.calls.lineage import LineageCalls
 from broker.calls.logs import LogCalls
 from broker.calls.measurements import MeasurementCalls
@@ -99,6 +100,7 @@ class Calls:
         self.log_upkeep = Upkeep(access, logs, readers, cuts, trims)
         self.monitoring = MonitoringCalls(access, logs)
         self.messages = MessageCalls(access, logs, self.logs)
+        self.letters = LetterCalls(access, logs, self.logs, self.positions)
         self.measurements = MeasurementCalls(access, self.monitoring)
         self.mirrors = Mirrors(access, logs)
         self.growth = TopicGrowth(access, logs)

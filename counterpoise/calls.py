@@ -490,6 +490,40 @@ def set_positions(
     )
 
 
+def dead_letter(
+    queue: str, partition: int, position: str, to: str, dry_run: bool = False
+) -> Call[wire.Letter]:
+    """Store a message as a dead letter in the queue `to`, once, and pass it.
+
+    For one that a consumer has quarantined, or at which it has halted. Repeat a call without an
+    answer. `dry_run`: changes nothing, and says what would be stored and passed.
+    """
+    return Call(
+        "POST",
+        queue_path(queue, f"/partitions/{partition}/dead-letter"),
+        reader(wire.Letter),
+        query={"dry_run": "true"} if dry_run else {},
+        body={"position": position, "to": to},
+    )
+
+
+def redrive(
+    queue: str, to: str | None = None, max_messages: int = 100, dry_run: bool = False
+) -> Call[wire.Redrive]:
+    """Send dead letters that wait in a queue back to where they come from, or `to` one queue.
+
+    At most 100 a call. Repeat a call without an answer. `dry_run`: changes nothing, and says how
+    many would go where.
+    """
+    return Call(
+        "POST",
+        queue_path(queue, "/redrive"),
+        reader(wire.Redrive),
+        query={"dry_run": "true"} if dry_run else {},
+        body={"to": to, "max_messages": max_messages},
+    )
+
+
 def log_access(
     name: str,
     purpose: Literal["read", "publish"],

@@ -5,8 +5,9 @@ The calls about them; see `counterpoise.calls`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -73,6 +74,32 @@ def invalid_position(partition: int, epoch: int, position: str | None) -> Condit
     """That a committed position is none of the log."""
     text = f"the position {position!s:.50} is none of this log"
     return Condition("invalid_position", text, partition, epoch)
+
+
+def quarantined(
+    partition: int, epoch: int, position: str, attempts: int, error: BaseException
+) -> Condition:
+    """That the message at this position has failed so often, and the last time with this error."""
+    tried = f"{attempts} attempt{'' if attempts == 1 else 's'}"
+    text = f"at {position}, after {tried}: {text_of(error)}"
+    return Condition("quarantined", text, partition, epoch)
+
+
+class Quarantine(NamedTuple):
+    """What the text of a condition `quarantined` says."""
+
+    position: str
+    attempts: int
+    error: str
+
+
+_QUARANTINED = re.compile(r"at (\d{1,19}), after (\d{1,9}) attempts?: (.*)", re.ASCII | re.DOTALL)
+
+
+def quarantine_of(text: str) -> Quarantine | None:
+    """What `quarantined` has put into this text; None for another text."""
+    found = _QUARANTINED.fullmatch(text)
+    return found and Quarantine(found[1], int(found[2]), found[3])
 
 
 def end_refused(refused: Mapping[tuple[int, int], str]) -> Iterator[Condition]:

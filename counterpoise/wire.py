@@ -740,6 +740,8 @@ class AuditItem(Document, frozen=True):
                 "revoke_key",
                 "unlock_session",
                 "publish_message",
+                "dead_letter",
+                "redrive",
             ]
         ),
     ]
@@ -1222,6 +1224,43 @@ class PublishedMessage(Message, frozen=True):
 
     partition: int
     before: bool
+
+
+class Letter(Message, frozen=True):
+    """A message that is stored as a dead letter, and passed; in a dry run, one that would be.
+
+    * `epoch`: Of the partition: raised, or in a dry run as it is.
+    * `position`: Where the message is.
+    * `next_position`: From where the partition is read then. Null without a position.
+    * `to`: The queue of the letter.
+    * `letter_partition`: Where the letter is. Null in a dry run.
+    * `before`: Whether the letter was there already. Null in a dry run.
+    * `key`: Null without a key.
+    * `size_bytes`: The size of the value.
+    * `headers`: Those of the letter.
+    """
+
+    partition: PartitionNumber
+    epoch: Epoch
+    position: ShownPosition
+    next_position: ShownPosition | None
+    to: QueueName
+    letter_partition: PartitionNumber | None
+    before: bool | None
+    key: str | None
+    size_bytes: Annotated[int, said(minimum=0)]
+    headers: Mapping[str, str]
+
+
+class Redrive(Message, frozen=True):
+    """Dead letters that were sent back; in a dry run, those that would be.
+
+    * `letters`: How many, by the queue to which they go.
+    * `more`: Whether more messages wait.
+    """
+
+    letters: Annotated[Mapping[str, int], said({"flights": 12})]
+    more: bool
 
 
 # ------------------------------------------------------------------ the service itself

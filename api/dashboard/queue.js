@@ -7,6 +7,7 @@ import { Chart } from "./chart.js";
 import { badge, Conditions, conditionsOf, headline, troubles } from "./conditions.js";
 import { Consumers } from "./consumers.js";
 import { fact, make, narrow, set } from "./dom.js";
+import { Letters, redrive } from "./letters.js";
 import { ageOf, History, lagOf } from "./measured.js";
 import { Messages } from "./messages.js";
 import { Moving } from "./moving.js";
@@ -15,7 +16,7 @@ import * as pausing from "./pausing.js";
 import * as pinning from "./pinning.js";
 import { handoffs, held as heldBy } from "./plan.js";
 import { publish } from "./publishing.js";
-import { poisonOf, skip, tryAgain } from "./quarantine.js";
+import { poisonOf, skip, toDeadLetters, tryAgain } from "./quarantine.js";
 import { change } from "./settings.js";
 import * as shaping from "./shaping.js";
 import { Timeline, withMoves } from "./timeline.js";
@@ -44,6 +45,8 @@ export class QueuePage {
     this.facts = make("dl");
     this.cells = new Cells(this.#tools(), new Messages(MAY_READ.includes(session.role)));
     this.conditions = new Conditions(this.#remedies(MAY_READ.includes(session.role)));
+    this.letters = new Letters(MAY_READ.includes(session.role), (partition, position) => this.cells.open(partition, position),
+      this.mayChange ? () => redrive(this.picture, this.needsKey) : null);
     this.moving = new Moving();
     this.lag = new Chart("Lag", { lag: "lag" });
     this.rates = new Chart("Rates", { published: "published", processed: "processed" }, { rates: true });
@@ -69,7 +72,7 @@ export class QueuePage {
       make("section", { "aria-label": "Status" },
         make("div", { class: "bar top" }, make("h2", {}, name), this.status, this.actions),
         this.figures, make("details", { class: "more" }, make("summary", {}, "Settings and details"), this.facts), this.said),
-      this.conditions.element,
+      this.conditions.element, this.letters.element,
       make("section", { "aria-label": "Partitions" },
         make("div", { class: "bar" }, make("h3", {}, "Partitions"),
           make("span", { class: "field" }, make("label", { for: "filter" }, "Filter"), this.filter)),
@@ -103,7 +106,7 @@ export class QueuePage {
   #remedies(mayRead) {
     const remedy = (title, does) => ({ title, act: (condition) => does(this.picture, condition, this.needsKey) });
     return [...(mayRead ? [{ title: "Show", act: (condition) => this.cells.open(condition.partition, poisonOf(condition)) }] : []),
-      ...(this.mayChange ? [remedy("Try again", tryAgain), remedy("Skip", skip)] : [])];
+      ...(this.mayChange ? [remedy("Try again", tryAgain), remedy("Skip", skip), remedy("To dead letters", toDeadLetters)] : [])];
   }
 
   /** The first picture is there: what waited for it can be used. */
@@ -166,6 +169,7 @@ export class QueuePage {
     this.cells.show(picture, (each) => chosen(each) && filter.partition(each));
     this.consumers.show(picture, filter.flow, this.mayChange);
     this.conditions.show(picture);
+    this.letters.show(picture);
     this.moving.show(picture);
     const points = this.#measured.points();
     this.lag.show(points);

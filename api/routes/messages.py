@@ -10,7 +10,7 @@ from starlette.requests import Request
 from api import problems
 from api.routes.lineage import Partition
 from api.routes.queues import ON_A_QUEUE
-from api.routing import Name, Route, broker_of, whole
+from api.routing import Flag, Name, Route, broker_of, whole
 from api.schemas import common
 from api.schemas import messages as message_schemas
 from api.security import allow, caller_of
@@ -79,4 +79,60 @@ async def publish(
     """
     return await broker_of(request).messages.publish(
         queue, body.message, caller_of(request), id=body.id, partition=body.partition
+    )
+
+
+@ROUTER.post(
+    "/{queue}/partitions/{partition}/dead-letter",
+    summary="Put a message aside as a dead letter",
+    response_description="The letter, and where the partition continues.",
+    responses=problems.document(*ON_A_QUEUE, *problems.OF_A_BODY),
+)
+@allow(Right.ADMINISTER, unlocked_may=True)
+async def dead_letter(
+    request: Request,
+    queue: Name,
+    partition: Partition,
+    body: message_schemas.DeadLetterRequest,
+    dry_run: Annotated[
+        Flag, Query(description="Change nothing, and say what would be stored, and passed.")
+    ] = False,
+) -> wire.Letter:
+    """Store a message as a dead letter in another queue, once, and pass it: what a consumer with
+    this poison policy does.
+
+    It takes the right to publish to that queue, too. Raises the epoch of the partition. If the
+    answer is lost, repeat the call. A message that is processed already is refused, and no letter
+    is stored.
+    """
+    caller = caller_of(request)
+    caller.require(Right.PUBLISH, queue=body.to)
+    return await broker_of(request).letters.store(
+        queue, partition, body.position, body.to, caller, dry_run=dry_run
+    )
+
+
+@ROUTER.post(
+    "/{queue}/redrive",
+    summary="Send dead letters back",
+    response_description="How many letters went where.",
+    responses=problems.document(*ON_A_QUEUE, "queue_in_use", *problems.OF_A_BODY),
+)
+@allow(Right.ADMINISTER, unlocked_may=True)
+async def redrive(
+    request: Request,
+    queue: Name,
+    body: message_schemas.RedriveRequest,
+    dry_run: Annotated[
+        Flag, Query(description="Change nothing, and say how many would go where.")
+    ] = False,
+) -> wire.Redrive:
+    """Send letters that wait in this queue back to the queues that they come from, and pass them.
+
+    Each is sent once, as it was. It takes the rights to consume and to publish to those queues.
+    Their logs have to confirm the letters; if one does not, nothing is sent. Refused while
+    consumers of this queue are bound. If the answer is lost, repeat the call.
+    """
+    return await broker_of(request).letters.redrive(
+        queue, body.to, body.max_messages, caller_of(request), dry_run=dry_run
     )

@@ -6,11 +6,36 @@ from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
-from api.schemas.common import RequestModel
+from api.schemas.common import Position, QueueName, RequestModel
 from broker.core.model import MOST_PARTITIONS
 from counterpoise.logs import Message
 
+MOST_LETTERS = 100
 ID_PATTERN = r"^[A-Za-z0-9._-]{1,200}$"
+
+
+class DeadLetterRequest(RequestModel):
+    """A message that is to be put aside."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"position": "1042", "to": "flights-dead"}]}
+    )
+
+    position: Position = Field(description="That of the message.")
+    to: QueueName = Field(description="The queue of dead letters.")
+
+
+class RedriveRequest(RequestModel):
+    """Which letters go back, and where."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{}, {"to": "flights-mended"}]})
+
+    to: QueueName | None = Field(
+        None, description="Null: each goes to the queue that it comes from."
+    )
+    max_messages: Annotated[int, Field(ge=1, le=MOST_LETTERS)] = Field(
+        MOST_LETTERS, description="The most letters to send."
+    )
 
 
 class PublishRequest(RequestModel):

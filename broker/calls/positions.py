@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from broker.calls.access import QueueAccess, act_of
 from broker.calls.cuts import CutCalls
@@ -23,16 +23,41 @@ from broker.logs.positions import refuse_invalid
 from broker.replica.coordinator import Coordinator
 from broker.replica.store_calls import store_available
 from broker.replica.transaction import EARLIEST, Submission
-from broker.store.ports import Store
+from broker.store.ports import Passed, Store, Stored
 from counterpoise import wire
 from counterpoise.logs.address import kind_of
 from counterpoise.logs.groups import place
 
+if TYPE_CHECKING:
+    from counterpoise.flow.done_above import DoneAbove
+
 Where: TypeAlias = Mapping[int, str | None] | Literal["earliest", "latest"] | float
 """Positions, an end of the log, or a time in Unix seconds."""
 
+# How often a message is passed that a consumer commits around.
+ATTEMPTS = 4
 # Of a call that sets the positions of many partitions, so many are in the audit.
 MOST_IN_AUDIT = 1000
+
+
+class Passing(NamedTuple):
+    """How a message is passed: its log, the epoch of its partition, and what is processed then."""
+
+    log: str
+    epoch: int
+    passed: Passed
+
+
+class Done(NamedTuple):
+    """What of a partition is processed: what is stored, and so all below `low` and what is in
+    `above`. `over`: a certain message is among it.
+    """
+
+    log: str
+    seen: Stored
+    above: DoneAbove
+    low: int
+    over: bool
 
 
 class PositionCalls:
@@ -55,6 +80,107 @@ class PositionCalls:
         if dry_run:
             return await self._preview(name, await self._wanted(name, where))
         return await self._trims.apart(lambda: self._set(name, where, caller))
+
+    async def waiting(self, name: str, most: int) -> tuple[str, list[tuple[int, str]]]:
+        """The log of a queue, and the first messages that wait in it: partitions and positions."""
+
+        def extract(queue: Queue) -> tuple[str, list[int]]:
+            return queue.settings.log, [
+                one.number for one in queue.existing() if is_read(queue, one.number)
+            ]
+
+        log, numbers = await self._queues.read(name, extract)
+        found: list[tuple[int, str]] = []
+        for number in sorted(numbers):
+            done = await self._done(name, number, "0")
+            at: str | None = str(done.low)
+            while at is not None and len(found) < most:
+                look = await self._logs.peek(log, number, at, most - len(found), 0)
+                found += [
+                    (number, one.position)
+                    for one in look.messages
+                    if not done.above.covers(int(one.position))
+                ]
+                at = None if not look.messages or look.following == look.end else look.following
+        return log, found
+
+    async def passing(self, name: str, partition: int, position: str) -> Passing:
+        """How a message is passed; changes nothing.
+
+        Raises QueueNotFound, Unavailable, and Invalid if it is passed already, or if there cannot
+        be such a message.
+        """
+        done = await self._done(name, partition, position)
+        if done.over:
+            raise Invalid(
+                f"The message at {position} of partition {partition} is processed already: the "
+                f"partition continues at {done.low}.",
+                [("position", "is processed already")],
+            )
+        log, seen, above, low, begin = done.log, done.seen, done.above, done.low, int(position)
+        # Positions may have holes: then none of them is a message that is still to be read.
+        first = await self._logs.peek(log, partition, str(low), 1, 0)
+        if first.messages and first.messages[0].position == position:
+            begin = low
+        above.add(begin, int(position) + 1)
+        new = above.take(low)
+        at = None if seen.position is None and new == 0 else str(new)
+        passed = Passed(seen.position, seen.done_above, at, above.text(at))
+        return Passing(log, seen.epoch, passed)
+
+    async def pass_message(self, name: str, partition: int, position: str) -> Stored:
+        """Pass a message, and raise the epoch of its partition, unless it is passed already.
+
+        Returns epoch and position then. Raises QueueNotFound, Invalid, and Unavailable, also if
+        the message is not passed because a consumer commits in between every time.
+        """
+
+        for _ in range(ATTEMPTS):
+            done = await self._done(name, partition, position)
+            if done.over:
+                return done.seen
+            _, _, passed = await self.passing(name, partition, position)
+            # It lifts no barrier: that is for the owner, who reaches a cut by its next commit.
+            make = partial(Submission, c.RaiseEpochs((partition,)), passed={partition: passed})
+            await self._queues.submit(name, make)
+        done = await self._done(name, partition, position)
+        if done.over:
+            return done.seen
+        raise Unavailable(
+            "The position of the partition changes all the time, and the message is not passed; "
+            "repeat the call."
+        )
+
+    async def _done(self, name: str, partition: int, position: str) -> Done:
+        """What is processed of a partition. Raises Invalid for one that nobody reads, and for what
+        is no position of the log.
+        """
+        # The package brings the client with it, which the service does not need to start.
+        from counterpoise.flow.done_above import DoneAbove
+
+        def extract(queue: Queue) -> tuple[str, str, int]:
+            if not is_read(queue, partition):
+                raise Invalid(
+                    f"The queue {name!r} has no partition {partition}, or it is finished.",
+                    [("partition", "is not in the queue, or finished")],
+                )
+            return queue.id, queue.settings.log, queue.partitions[partition].epoch
+
+        queue_id, log, epoch = await self._queues.read(name, extract)
+        if kind_of(log) is None:
+            raise Invalid("The service does not know this kind of log, nor its positions.")
+        refuse_invalid(log, {"position": position})
+        with store_available():
+            found = await self._queues.store.positions(queue_id, [partition])
+        seen = found.get(partition, Stored(epoch, None))
+        try:
+            above = DoneAbove.of_text(seen.done_above)
+        except ValueError:
+            # Of a client with an error: these messages are read again.
+            above = DoneAbove()
+        low = above.take(int(seen.position or 0))
+        over = int(position) < low or above.covers(int(position))
+        return Done(log, seen, above, low, over)
 
     async def _set(self, name: str, where: Where, caller: Caller | None) -> wire.Positions:
         log = await self._queues.read(name, lambda one: one.settings.log)

@@ -19,7 +19,7 @@ from broker.core.model import Flow, Instance
 from broker.core.queue import Queue
 from broker.core.rebalancer import decide
 from broker.core.records import Child, Entry
-from broker.store.ports import Act, Commit, PositionCommit, PositionWrite
+from broker.store.ports import Act, Commit, Passed, PositionCommit, PositionWrite
 from broker.store.trims import Fence
 from broker.tracing import TracedCall
 
@@ -52,9 +52,10 @@ class Submission:
     """One command in the mailbox and what goes with it into the transaction.
 
     `token_hash` goes with a bind, `renews` names the flow whose lease begins anew, `seq` goes with
-    a release, `positions` with raised epochs, `begins` (for partitions without a position) with a
-    change of `start` to `latest`. It is refused with LogMoved if `fence` does not hold. `act` is
-    recorded unless the command is refused, with what `shown` shows of the queue before and after.
+    a release, `positions` and `passed` with raised epochs, `begins` (for partitions without a
+    position) with a change of `start` to `latest`. It is refused with LogMoved if `fence` does not
+    hold. `act` is recorded unless the command is refused, with what `shown` shows of the queue
+    before and after.
     """
 
     command: c.Command
@@ -62,6 +63,7 @@ class Submission:
     renews: str | None = None
     seq: int | None = None
     positions: Mapping[int, str | None] = field(default_factory=dict)
+    passed: Mapping[int, Passed] = field(default_factory=dict)
     begins: Mapping[int, str] = field(default_factory=dict)
     fence: Fence | None = None
     moved: bool = False
@@ -120,6 +122,7 @@ class Transaction:
         # By partition and epoch.
         self._writes: dict[tuple[int, int], PositionWrite] = {}
         self._positions: dict[int, str | None] = {}
+        self._passed: dict[int, Passed] = {}
         self._first_positions: dict[int, str] = {}
         self._children: list[Child] = []
         self._removed: dict[int, str] = {}
@@ -137,6 +140,7 @@ class Transaction:
             token_hashes=self._hashes,
             left=self._left,
             positions=self._positions,
+            passed=self._passed,
             first_positions=self._first_positions,
             children=self._children,
             removed=self._removed,
@@ -254,6 +258,15 @@ class Transaction:
             for number, position in submission.positions.items()
             if is_read(self.queue, number)
         )
+        # Of several calls on one partition in one transaction, the position that is set counts, and
+        # else the message that was passed last.
+        self._passed.update(
+            (number, passed)
+            for number, passed in submission.passed.items()
+            if is_read(self.queue, number)
+        )
+        for number in self._passed.keys() & self._positions.keys():
+            del self._passed[number]
         if submission.act is not None:
             act = submission.act
             if submission.shown is not None:
@@ -378,7 +391,7 @@ class Transaction:
         not known if the clock goes back meanwhile; then it does not hold.
         """
         queue, commit = self.queue, self.commit
-        for positions in (self._positions, self._first_positions):
+        for positions in (self._positions, self._passed, self._first_positions):
             for number in self._removed.keys() & positions.keys():
                 del positions[number]
         written = self._writes.values()

@@ -161,12 +161,12 @@ def written_numbers(commit: Commit) -> Sequence[int]:
     """The partitions whose rows are written."""
     numbers = {partition.number for partition in commit.partitions}
     numbers.update(write.partition for write in commit.writes)
-    return sorted(numbers.union(commit.positions, commit.first_positions))
+    return sorted(numbers.union(commit.positions, commit.passed, commit.first_positions))
 
 
 def _position_changes(commit: Commit, numbers: Sequence[int]) -> Sequence[Mapping[str, Any]]:
     """For each of the partitions, what is to happen to its position; empty if none changes."""
-    if not (commit.writes or commit.positions or commit.first_positions):
+    if not (commit.writes or commit.positions or commit.passed or commit.first_positions):
         return ()
     changes: dict[int, dict[str, Any]] = {number: {} for number in numbers}
     for number, write in first_writes(commit.writes).items():
@@ -179,6 +179,15 @@ def _position_changes(commit: Commit, numbers: Sequence[int]) -> Sequence[Mappin
         }
     for number, position in commit.positions.items():
         changes[number] |= {"is_set": True, "set_position": position}
+    for number, passed in commit.passed.items():
+        changes[number] |= {
+            "is_set": True,
+            "set_position": passed.position,
+            "set_done_above": passed.done_above,
+            "is_passed": True,
+            "seen_position": passed.seen_position,
+            "seen_done_above": passed.seen_done_above,
+        }
     for number, position in commit.first_positions.items():
         changes[number]["first_position"] = position
     return [*changes.values()]

@@ -144,6 +144,18 @@ class PositionWrite:
     done_above: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A position, and what is done above it, after an administrator has passed one message. Written
+    only if both are still what was seen: otherwise a consumer has committed meanwhile.
+    """
+
+    seen_position: str | None
+    seen_done_above: str | None
+    position: str | None
+    done_above: str | None
+
+
 @dataclass(slots=True)
 class Commit:
     """One transaction on one queue. `queue` is its new state; `partitions` and `flows` are the
@@ -163,6 +175,8 @@ class Commit:
     - `writes`: positions that go with releases, fenced; they are applied before the partitions'
       rows change.
     - `positions`: positions set by an administrator, unfenced.
+    - `passed`: those of partitions of which an administrator passes a message, none of them in
+      `positions`; one that does not fit stays as it is, and the rest of the commit takes effect.
     - `first_positions`: the first positions of partitions that have none yet.
     - `children`: the partitions of a dynamic queue that are new, with their keys and parents.
     - `removed`: the partitions of a dynamic queue that are gone, by number; of each its key is
@@ -189,6 +203,7 @@ class Commit:
     renewed: frozenset[str] = frozenset()
     writes: Sequence[PositionWrite] = ()
     positions: Mapping[int, str | None] = field(default_factory=dict)
+    passed: Mapping[int, Passed] = field(default_factory=dict)
     first_positions: Mapping[int, str] = field(default_factory=dict)
     children: Sequence[Child] = ()
     removed: Mapping[int, str] = field(default_factory=dict)

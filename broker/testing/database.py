@@ -363,6 +363,7 @@ class MemoryDatabase:
             one.partition for one in commit.writes
         }
         answered |= commit.positions.keys() | commit.first_positions.keys() | commit.shown
+        answered |= commit.passed.keys()
         return self.positions(commit.queue.id, sorted(answered))
 
     def _may_write(
@@ -397,6 +398,13 @@ class MemoryDatabase:
                 seq = None
             stored.partitions[values.number] = values
             stored.positions[values.number] = (position, seq)
+        released = {one.partition for one in commit.writes if one.position is not None}
+        for number in commit.passed.keys() - released:
+            passed, (position, seq) = commit.passed[number], stored.positions[number]
+            seen = (passed.seen_position, passed.seen_done_above)
+            if seen == (position, stored.done_above.get(number)):
+                stored.positions[number] = (passed.position, seq)
+                stored.done_above[number] = passed.done_above
         for number, first in commit.first_positions.items():
             position, seq = stored.positions[number]
             stored.positions[number] = (first if position is None else position, seq)

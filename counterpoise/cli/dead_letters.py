@@ -161,7 +161,7 @@ def redrive(
     """
     from counterpoise.cli.letters import Origins
     from counterpoise.consumer import Consumer, stop_on_signals
-    from counterpoise.consumer.letters import Origin, letter_id, without_ours
+    from counterpoise.consumer.letters import letter_id, redrive_origin, without_ours
     from counterpoise.consumer.poison import QueueAt, publish_once, refuse_same
 
     # By partition and position.
@@ -172,8 +172,7 @@ def redrive(
         _opened(queue, url) as (log, positions),
         Origins(queue, client, to, trust) as origins,
     ):
-        # By the log and not by the queue: another one may read the same letters.
-        origin = Origin("", "redrive", log.bounds([]).incarnation)
+        origin = redrive_origin(log.bounds([]).incarnation)
         for message in messages_of(log, positions):
             number, position = message["partition"], message["position"]
             targets[number, position] = origins.target(message)
@@ -206,7 +205,7 @@ def redrive(
         target = targets[message.partition, message.position]
         publish_once(
             target,
-            letter_id(message, origin),
+            letter_id(origin, message.partition, message.position),
             message.value,
             message.key,
             without_ours(message.headers),

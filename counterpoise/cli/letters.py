@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from counterpoise.cli.reading import opened
 from counterpoise.client import Client
-from counterpoise.consumer.letters import Claim, claim_of, without_ours
+from counterpoise.consumer.letters import Claim, claim_of, content_of
 from counterpoise.errors import CommandRefused, Refused
 from counterpoise.logs import (
     Log,
@@ -107,5 +107,4 @@ class Origins:
 
 def _content(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a letter has of its message, and nothing of what we add to either."""
-    headers = without_ours(dict(row["headers"] or ()))
-    return row["key"], row["value"], headers, row["published_at"]
+    return content_of(row["key"], row["value"], dict(row["headers"] or ()), row["published_at"])

@@ -42,29 +42,41 @@ class Origin:
     queue_id: str = ""
 
 
-def letter_id(message: Message, origin: Origin) -> str:
-    """The publisher id of a dead letter: the same for the same message, whichever consumer stores
-    it.
-    """
-    place = "\0".join(
-        (origin.queue, origin.log, origin.incarnation, str(message.partition), message.position)
-    )
+def letter_id(origin: Origin, partition: int, position: str) -> str:
+    """The publisher id of a dead letter: the same for the same message, whoever stores it."""
+    place = "\0".join((origin.queue, origin.log, origin.incarnation, str(partition), position))
     return f"dead-letter-{hashlib.sha256(place.encode()).hexdigest()}"
 
 
 def headers(message: Message, failure: Failure, origin: Origin) -> dict[str, str]:
     """The headers of a dead letter."""
-    said = (
+    return letter_headers(
+        message.headers,
         origin.queue,
-        str(message.partition),
-        str(message.epoch),
+        message.partition,
+        message.epoch,
         message.position,
-        message.published_at.isoformat(),
-        str(failure.attempts),
+        message.published_at,
+        failure.attempts,
         error_text(failure.error),
     )
+
+
+def letter_headers(
+    own: Mapping[str, str],
+    queue: str,
+    partition: int,
+    epoch: int,
+    position: str,
+    published_at: datetime,
+    attempts: int,
+    error: str,
+) -> dict[str, str]:
+    """The headers of a dead letter; `own`: those of the message."""
+    at = published_at.isoformat()
+    said = (queue, str(partition), str(epoch), position, at, str(attempts), error)
     ours = {HEADER + name: text for name, text in zip(NAMES, said, strict=True)}
-    return {**without_ours(message.headers), **ours}
+    return {**without_ours(own), **ours}
 
 
 def without_ours(headers: Mapping[str, str]) -> dict[str, str]:
@@ -121,6 +133,20 @@ def time_in(text: str) -> datetime:
     if at.utcoffset() is None or not SHOWN_FROM <= at <= SHOWN_TO:
         raise ValueError(f"{text[:40]!r} is no time of a message")
     return at
+
+
+def redrive_origin(incarnation: str) -> Origin:
+    """In place of a queue, for ids of letters that are sent back. It is of the log with this
+    incarnation, because several queues may read the same letters.
+    """
+    return Origin("", "redrive", incarnation)
+
+
+def content_of(
+    key: str | None, value: bytes, headers: Mapping[str, str], published_at: datetime | None
+) -> tuple[object, ...]:
+    """What a letter has of its message, and nothing of what we add to either."""
+    return key, value, without_ours(headers), published_at
 
 
 def error_text(error: BaseException) -> str:

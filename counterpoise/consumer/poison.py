@@ -138,7 +138,7 @@ class DeadLetter:
         with reached_before():  # by `check`
             publish_once(
                 self.to,
-                letter_id(message, origin),
+                letter_id(origin, message.partition, message.position),
                 message.value,
                 message.key,
                 headers(message, failure, origin),

@@ -10,7 +10,7 @@ from counterpoise.conditions import (
     end_refused,
     invalid_position,
     log_away,
-    text_of,
+    quarantined,
 )
 from counterpoise.consumer.lanes import Lane, Lanes
 from counterpoise.consumer.reading import Reader
@@ -91,5 +91,6 @@ def _of_lane(lane: Lane) -> Condition:
     failure = lane.quarantine
     if failure is None:
         return invalid_position(lane.partition, lane.epoch, lane.position)
-    text = f"at {failure.position}, after {failure.tried}: {text_of(failure.error)}"
-    return Condition("quarantined", text, lane.partition, lane.epoch)
+    return quarantined(
+        lane.partition, lane.epoch, failure.position, failure.attempts, failure.error
+    )

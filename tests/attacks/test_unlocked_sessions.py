@@ -218,11 +218,13 @@ def test_the_calls_of_an_unlocked_session_are_those_that_are_listed_here() -> No
         f"POST {on_queue}/rebalance",
         f"POST {on_queue}/positions",
         f"POST {on_queue}/messages",
+        f"POST {on_queue}/redrive",
         *(
             f"POST {place}/{what}"
             for place in (on_queue, of_partition)
             for what in ("pause", "resume")
         ),
+        f"POST {of_partition}/dead-letter",
         f"POST {of_partition}/pin",
         f"POST {of_partition}/unpin",
         f"POST {of_partition}/split",

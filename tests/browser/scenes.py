@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -21,6 +22,7 @@ from broker.core.access import Role
 from broker.demo.mock_kafka import MockKafka
 from counterpoise.client import Client
 from counterpoise.conditions import Condition
+from counterpoise.consumer.letters import letter_headers
 from counterpoise.flow import Flow
 from counterpoise.keys import partition_of
 from counterpoise.publisher import Publisher
@@ -374,6 +376,54 @@ def _mirror(stage: Stage) -> Page:
     return page
 
 
+def _dead_letter(stage: Stage) -> Page:
+    """The dialog that puts a message in quarantine to the dead letters."""
+    scene = stage.scene("billed", 4)
+    stage.scene("billed-dead", 1)
+    scene.publish(100)
+    scene.join("billing-1")
+    [flow] = scene.flows
+    text = "at 3, after 5 attempts: ValueError: the order names no currency, so it has no price"
+    flow.commit({1: "3"})
+    flow.report([Condition("quarantined", text, 1, flow.partitions[1].epoch)])
+    page = stage.of(scene)
+    shows(page, ".conditions", "quarantined")
+    click(page, "To dead letters")
+    shows(page, "dialog", "Its owner continues at 4")
+    return page
+
+
+def _letters(stage: Stage) -> Page:
+    """A queue of dead letters."""
+    stage.scene("billed", 4)
+    scene = stage.scene("billed-dead", 2)
+    errors = ("ValueError: the order names no currency, so it has no price", "KeyError: 'items'")
+    with Publisher(scene.queue, url=scene.url) as publisher:
+        for number in range(24):
+            at = datetime(2026, 11, 20, 10, number, tzinfo=UTC)
+            error = errors[number % 2]
+            said = letter_headers({}, "billed", number % 4, 3, str(40 + number), at, 5, error)
+            publisher.publish(b"an order", f"customer-{number}", said)
+    page = stage.of(scene)
+    shows(page, "#main", "The first 10 of 24 messages")
+    return page
+
+
+def _redrive(stage: Stage) -> Page:
+    """The dialog that sends dead letters back."""
+    scene = stage.scene("charged", 2)
+    stage.scene("charged-dead", 1)
+    scene.publish(20)
+    for partition in (0, 1):
+        for position in range(5):
+            scene.client.dead_letter("charged", partition, str(position), "charged-dead")
+    page = stage.page("#charged-dead")
+    shows(page, "#main", "Dead letters")
+    click(page, "Send back")
+    shows(page, "dialog", "10 letters would go to charged")
+    return page
+
+
 def _dynamic(stage: Stage) -> Page:
     """Partitions that were split and merged, and wait for those."""
     page = stage.page(f"#{split(stage.url, stage.ending)}")
@@ -448,6 +498,9 @@ STATES: Mapping[str, Callable[[Stage], Page]] = {
     "drain": _dialog(_open, "Drain billing-1", "other consumer"),
     "split-one": _dialog(_part, "Split", "takes no more"),
     "position": _dialog(_part, "Set its position", "read again", at="0"),
+    "dead-letter": _dead_letter,
+    "letters": _letters,
+    "redrive": _redrive,
     "login": _login,
     "unlocking": _unlocking,
     "unlocked": _unlocked,

@@ -531,10 +531,65 @@ def test_a_queue_that_is_ready_shows_what_its_consumers_report(
         assert client.partitions("flights")[1].position == "7"
         pass_poison(page, flow, "Skip", "At most 1 message would never be read.")
         assert client.partitions("flights")[1].position == "8"
+        client.create_queue("flights-dead", 1, rebalance_delay=0)
+        before = flow.partitions[1].epoch
+        said = "at 8, after 2 attempts: ValueError: <i>no</i>"
+        flow.report([Condition("quarantined", said, 1, before)])
+        eventually(lambda: said in page.text(".conditions"))
+        click(page, "To dead letters")
+        # The queue that is named for this one is chosen.
+        eventually(lambda: "Its owner continues at 9" in page.text(".preview"))
+        assert "failed after 2 attempts: ValueError: <i>no</i>" in page.text(".preview")
+        assert client.partitions("flights-dead")[0].lag == 0
+        submit(page)
+        eventually(lambda: flow.partitions[1].epoch == before + 1)
+        eventually(lambda: client.partitions("flights")[1].position == "9")
+        assert client.partitions("flights-dead")[0].lag == 1
         flow.report([])
         eventually(lambda: page.text(".headline .status") == "Ready")
         # The page asks for the status and for the conditions each by itself.
         eventually(lambda: page.run("document.querySelector('.conditions').hidden"))
+
+
+def test_a_queue_of_dead_letters_shows_where_they_come_from(
+    page: Page, client: Client, service: Service
+) -> None:
+    client.create_queue("flights", 1, rebalance_delay=0)
+    client.create_queue("flights-dead", 1, rebalance_delay=0)
+    with Publisher("flights", url=service.url) as publisher:
+        for number in range(3):
+            publisher.publish(b"%d" % number, f"k{number}")
+    go(page, "flights-dead")
+    eventually(lambda: page.text(".headline .status"))
+    section = "document.querySelector('section[aria-label=\"Dead letters\"]')"
+    assert page.run(f"{section}.hidden")
+    for number in (0, 1):
+        client.dead_letter("flights", 0, str(number), "flights-dead")
+    eventually(lambda: "from flights partition 0 at 1" in page.run(f"{section}.innerText"))
+    shown = page.run(f"{section}.innerText")
+    assert "from flights partition 0 at 0" in shown
+    assert "key k0" in shown
+    assert "an administrator has put it aside" in shown
+    page.act(f"{section}.querySelector('li button')", "it.click()")
+    eventually(lambda: page.text(".detail h3") == "Partition 0")
+    eventually(lambda: "counterpoise-dead-letter-error" in page.text(".messages li .headers"))
+    with Flow("flights-dead", url=service.url, client_name="first"):
+        eventually(lambda: "first" in "".join(rows(page)))
+        click(page, "Send back")
+        eventually(lambda: "first consumes the letters" in page.text(".preview"))
+        click(page, "Cancel")
+    eventually(lambda: "None is bound" in page.text("#main"))
+    click(page, "Send back")
+    eventually(lambda: "2 letters would go to flights." in page.text(".preview"))
+    assert client.partitions("flights")[0].lag == 1
+    submit(page)
+    eventually(lambda: client.partitions("flights")[0].lag == 3)
+    # What is passed waits no longer.
+    eventually(lambda: page.run(f"{section}.hidden"))
+    # Of another queue the page says nothing of letters.
+    go(page, "flights")
+    eventually(lambda: "lag" in page.text(".figures"))
+    assert page.run(f"{section}.hidden")
 
 
 def pass_poison(page: Page, flow: Flow, button: str, said: str) -> None:

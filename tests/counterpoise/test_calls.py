@@ -49,6 +49,8 @@ SENT: dict[str, Call | Listing] = {
     "rebalances": calls.rebalances("q"),
     "set_positions": calls.set_positions("q", {0: "5"}),
     "set_positions to a time": calls.set_positions("q", datetime.now(UTC)),
+    "dead_letter": calls.dead_letter("q", 0, "5", "q-dead"),
+    "redrive": calls.redrive("q-dead"),
     "log_access": calls.log_access("q", "read"),
     "bind": calls.bind("q", "me", "instance", 5.0, True),
     "unbind": calls.unbind(*FLOW),

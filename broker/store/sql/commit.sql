@@ -91,7 +91,8 @@ locked_partitions AS (
     -- The partitions as they are to be written; a new one is not stored yet.
     -- `position` is the first of these: what an administrator sets (perhaps null), what a release
     -- brings, what is stored, where a partition without a position begins. `done_above` goes with
-    -- the position: a set one has none. `seq` is null in a new epoch.
+    -- the position: a set one has none, unless a message is passed. That takes effect only if
+    -- nothing else has changed them since they were seen. `seq` is null in a new epoch.
     -- `fits` is the fence of a release: its flow still owns the partition in its epoch, and no
     -- later call of that flow, with a higher `seq`, was committed first.
     SELECT
@@ -99,10 +100,10 @@ locked_partitions AS (
         given.handed_over, given.next_handed_over, given.released_by, given.unowned_since,
         given.successor, given.deadline, given.handoff_since, given.warm,
         given.warmed_by, given.warmed_epoch,
-        CASE WHEN given.is_set THEN given.set_position
+        CASE WHEN taken.is_set THEN given.set_position
             ELSE coalesce(given.release_position, locked.position, given.first_position)
             END AS position,
-        CASE WHEN given.is_set THEN NULL
+        CASE WHEN taken.is_set THEN given.set_done_above
             WHEN given.release_position IS NOT NULL THEN given.release_done_above
             ELSE locked.done_above END AS done_above,
         CASE WHEN given.epoch = locked.epoch THEN coalesce(given.release_seq, locked.seq) END
@@ -128,7 +129,8 @@ locked_partitions AS (
             -- Row by row the same partitions; empty if no position changes.
             json_to_recordset(:positions) AS (
                 release_flow text, release_epoch bigint, release_seq bigint, release_position text,
-                release_done_above text, is_set boolean, set_position text, first_position text
+                release_done_above text, is_set boolean, set_position text, set_done_above text,
+                is_passed boolean, seen_position text, seen_done_above text, first_position text
             )
         ) AS partition
         ORDER BY number
@@ -140,6 +142,16 @@ locked_partitions AS (
         LIMIT 1
         FOR NO KEY UPDATE
     ) AS locked ON true
+    CROSS JOIN LATERAL (
+        SELECT given.is_set AND (
+            given.is_passed IS NOT TRUE
+            OR (
+                given.release_position IS NULL
+                AND locked.position IS NOT DISTINCT FROM given.seen_position
+                AND locked.done_above IS NOT DISTINCT FROM given.seen_done_above
+            )
+        ) AS is_set
+    ) AS taken
     WHERE (SELECT count(*) FROM held) > 0 AND (SELECT count(*) FROM locked_flows) >= 0
 ),
 

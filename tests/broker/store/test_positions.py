@@ -13,7 +13,7 @@ import pytest
 
 from broker.core import commands as c
 from broker.core.commands import Outcome, Result
-from broker.store.ports import PositionSuperseded, PositionWrite, Store, Stored
+from broker.store.ports import Passed, PositionSuperseded, PositionWrite, Store, Stored
 from tests.broker.store.support import Ground, Replica, serve
 
 
@@ -287,6 +287,36 @@ async def test_above_a_set_position_nothing_is_done(store: Store, orders: Replic
     await store.commit_positions([orders.position("A", 0, "3", done_above="5+1")])
     await orders.do(c.RaiseEpochs((0,)), positions={0: "3"})
     assert await store.positions(orders.id, [0]) == {0: Stored(2, "3")}
+
+
+async def test_a_message_is_passed_unless_a_consumer_has_committed_since(
+    store: Store, orders: Replica
+) -> None:
+    async def stored() -> Stored:
+        return (await store.positions(orders.id, [0]))[0]
+
+    await orders.bind("A")
+    # A partition may have no position yet.
+    await orders.do(c.RaiseEpochs((0,)), passed={0: Passed(None, None, None, "3+1")})
+    assert await stored() == Stored(2, None, "3+1")
+    for seen in (("1", "3+1"), (None, None), (None, "3+2")):
+        await orders.do(c.RaiseEpochs((0,)), passed={0: Passed(*seen, "9", None)})
+        assert (await stored())[1:] == (None, "3+1")
+    await store.commit_positions([orders.position("A", 0, "2", done_above="5+1")])
+    await orders.do(c.RaiseEpochs((0,)), passed={0: Passed(None, "3+1", "1", None)})
+    assert (await stored())[1:] == ("2", "5+1"), "the consumer was first"
+    await orders.do(c.RaiseEpochs((0,)), passed={0: Passed("2", "5+1", "3", "5+1")})
+    assert (await stored())[1:] == ("3", "5+1")
+
+
+async def test_a_release_goes_before_a_message_that_is_passed(
+    store: Store, orders: Replica
+) -> None:
+    number = await revoked(orders)
+    write = PositionWrite(number, 1, "A", "7", 1)
+    passed = {number: Passed(None, None, "3", None)}
+    await orders.do(release(orders, number), writes=[write], passed=passed)
+    assert (await store.positions(orders.id, [number]))[number] == Stored(2, "7")
 
 
 async def test_a_number_used_again_goes_on_where_it_was(store: Store, orders: Replica) -> None:
