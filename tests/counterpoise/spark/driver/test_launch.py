@@ -18,7 +18,7 @@ class Query:
     """A query that initialises for some looks, and then runs or has ended with an error."""
 
     name = "flights"
-    recentProgress = ()
+    recentProgress: Sequence[dict[str, Any]] = ()  # noqa: N815
 
     def __init__(self, error: str | None = None, looks: int = 3) -> None:
         self.error = error
@@ -87,5 +87,5 @@ def test_a_query_with_another_error_is_not_started_again() -> None:
 
 def test_nor_is_one_that_has_run_micro_batches() -> None:
     starts = Starts(SLOW, None)
-    starts.queries[0].recentProgress = ({},)  # type: ignore[assignment]
+    starts.queries[0].recentProgress = ({},)
     assert starts.connected() is starts.queries[0]

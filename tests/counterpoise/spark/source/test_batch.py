@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +105,17 @@ def test_ranges_are_those_of_the_options_and_of_what_consumers_committed(
     done = load(spark, service, endingPositions="committed").count()
     assert done == 16
     assert load(spark, service, startingPositions="committed").count() == 84
+
+
+def test_a_read_may_begin_and_end_at_a_time_and_divide_partitions(
+    spark: SparkSession, service: Service, queue: str
+) -> None:
+    now = datetime.now(UTC)
+    every = load(spark, service, startingTimestamp="1h", minPartitions=12)
+    assert every.count() == 100
+    assert every.rdd.getNumPartitions() >= 12
+    assert load(spark, service, startingTimestamp=now.isoformat()).count() == 0
+    assert load(spark, service, endingTimestamp=round(now.timestamp() * 1000)).count() == 100
 
 
 def test_a_queue_without_messages_has_no_rows(
