@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from counterpoise.flow.view import Owned
 from counterpoise.lease_time import lease_time
-from counterpoise.logs.rows import Rows
+from counterpoise.logs.rows import Rows, is_tombstone
 
 
 class Ownership:
@@ -96,6 +96,11 @@ class Message(NamedTuple):
     headers: Mapping[str, str]
     published_at: datetime
     owned: Ownership
+
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether it has no value; `value` is empty then (docs, *Messages without a value*)."""
+        return is_tombstone(self.value, self.headers)
 
     def time_left(self) -> float | None:
         """See `Ownership.time_left`."""

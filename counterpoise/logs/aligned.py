@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 
 from counterpoise.logs.errors import LogBehind, LogError, PositionAhead, PositionTrimmed
 from counterpoise.logs.groups import joined, joined_bounds, parted, place
@@ -92,6 +93,11 @@ class AlignedLog(NumberedLog):
         return joined(
             [log.ages(some) if some else {} for log, some in zip(self._logs, parts, strict=True)]
         )
+
+    def first_since(self, partition: int, start: str, end: str, at: datetime) -> str:
+        which, own = place(partition, len(self._logs))
+        with _numbered(partition):
+            return self._logs[which].first_since(own, start, end, at)
 
     def close(self) -> None:
         for log in self._logs:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, ClassVar
 
 from counterpoise.logs.address import Kind
@@ -27,6 +28,11 @@ TOO_LARGE: Mapping[Kind, int] = {
     "redis": 2**53,
     "kafka": 2**63,
 }
+
+
+# A search by time reads so many messages before and after the middle at each step.
+_NEIGHBOURS = 8
+_STEP_BYTES = 1024 * 1024
 
 
 def fair_shares(backlogs: Mapping[int, int], max_messages: int) -> dict[int, int]:
@@ -155,6 +161,39 @@ class NumberedLog(ABC):
     def watch(self, ends: Mapping[int, str]) -> Rest | None:
         """None: this log wakes nobody."""
         return None
+
+    def first_since(self, partition: int, start: str, end: str, at: datetime) -> str:
+        """See `Log.first_since`. Halves the range. An old time is only believed together with its
+        neighbours, so each step reads a few messages.
+        """
+        low, high = self.number(start), self.number(end)
+        while low < high:
+            begin = max(low, (low + high) // 2 - _NEIGHBOURS)
+            times = self._times(partition, begin, high)
+            recent = [position for position, published_at in times if published_at >= at]
+            if recent:
+                high = recent[0]
+            elif times:
+                low = times[-1][0] + 1
+            else:
+                high = begin
+        return str(low)
+
+    def _times(self, partition: int, begin: int, end: int) -> list[tuple[int, datetime]]:
+        """The positions and publishing times of the first messages in [begin, end)."""
+        parts = self.rows(
+            partition,
+            str(begin),
+            str(end),
+            max_messages=2 * _NEIGHBOURS,
+            max_bytes=_STEP_BYTES,
+        )
+        return [
+            (self.number(position), published_at)
+            for rows in parts
+            for shown in [rows.columns()]
+            for position, published_at in zip(shown.positions, shown.published_at, strict=True)
+        ]
 
     def compare(self, a: str, b: str) -> int:
         return self.number(a) - self.number(b)

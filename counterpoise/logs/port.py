@@ -362,6 +362,16 @@ class Log(Protocol):
         """
         ...
 
+    def first_since(self, partition: int, start: str, end: str, at: datetime) -> str:
+        """The position in [start, end] where the messages that were published at `at` or later
+        begin; `end` if there is none.
+
+        As if times rose with positions. A publisher may give a message a time of its own, so
+        messages of another time may lie on either side. Makes some calls for each partition.
+        Raises PositionTrimmed, InvalidPosition, LogNotFound, LogUnavailable.
+        """
+        ...
+
     def compare(self, a: str, b: str) -> int:
         """Negative, zero or positive as a is before, at or after b. Raises InvalidPosition."""
         ...

@@ -30,7 +30,7 @@ import base64
 import binascii
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -38,6 +38,9 @@ from itertools import accumulate, pairwise, repeat
 from typing import Any, NamedTuple, cast
 
 UNREADABLE = "counterpoise-unreadable"
+TOMBSTONE = "counterpoise-tombstone"
+"""With the value `true`: the message has no value, and the empty one stands for it. In a compacted
+topic of Kafka such a message deletes its key."""
 RAW_HEADERS = "counterpoise-raw-headers"
 
 Pairs = list[tuple[str, str]]
@@ -279,6 +282,16 @@ def flagged(headers: Iterable[tuple[str, str]], column: str) -> Pairs:
     shown = dict(headers)
     columns = {*shown.get(UNREADABLE, "").split(","), column} - {""}
     return list({**shown, UNREADABLE: ",".join(sorted(columns))}.items())
+
+
+def is_tombstone(value: bytes, headers: Mapping[str, str]) -> bool:
+    """Whether a message that is shown like this has no value."""
+    return not value and headers.get(TOMBSTONE) == "true"
+
+
+def tombstone(headers: Mapping[str, str] | None) -> dict[str, str]:
+    """The headers of a message without a value, to be appended with an empty one."""
+    return {**(headers or {}), TOMBSTONE: "true"}
 
 
 def headers_of(raw: str | bytes) -> Pairs:

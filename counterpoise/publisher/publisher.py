@@ -30,6 +30,7 @@ from counterpoise.calls import check_queue
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError, UsedInAnotherProcess
 from counterpoise.logs import Message, open_log
+from counterpoise.logs.rows import tombstone
 from counterpoise.options import SHORTEST_SECONDS, check_counts, check_seconds, suggesting
 from counterpoise.publisher.buffer import Buffer
 from counterpoise.publisher.delivery import Delivery, OpenLog
@@ -147,19 +148,23 @@ class Publisher:
 
     def publish(
         self,
-        value: bytes,
+        value: bytes | None,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
         published_at: datetime | None = None,
     ) -> None:
         """Take a message to be appended soon; messages with the same key stay in this order.
 
-        `published_at` None means the time at which the log appends it. Blocks while the buffer is
-        full. Raises InvalidMessage, BufferFull, PublisherClosed, UsedInAnotherProcess, and the
-        background error of an earlier message; then this message was not taken.
+        `value` None: the message has no value (docs, *Messages without a value*). `published_at`
+        None means the time at which the log appends it. Blocks while the buffer is full. Raises
+        InvalidMessage, BufferFull, PublisherClosed, UsedInAnotherProcess, and the background error
+        of an earlier message; then this message was not taken.
         """
         self._check_process()
-        message = Message(value, key, _copied(headers), published_at)
+        headers = _copied(headers)
+        if value is None:
+            value, headers = b"", tombstone(headers)
+        message = Message(value, key, headers, published_at)
         size = message.size_bytes()
         with self._lock:
             self._raise_if_unusable()

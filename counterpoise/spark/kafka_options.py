@@ -1,7 +1,7 @@
-"""The options of Spark's Kafka source, and what takes the place of each here.
+"""The options of Spark's Kafka source that this one lacks, and what takes the place of each here.
 
-People come with them. None is an option of this source, and some have no counterpart: then the
-answer says where the same is decided.
+People come with them. Some have no counterpart: then the answer says where the same is decided.
+Those that this source has under the same name are in `counterpoise.spark.options`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ _QUEUE = "did you mean 'queue'? A queue knows its topic"
 _START = (
     "a stream goes on from the queue's committed positions. Where a new queue begins is decided "
     "when it is made (counterpoise queues create QUEUE --start earliest|latest), and 'counterpoise "
-    "positions set QUEUE' changes it later. A batch read (spark.read) has 'startingPositions'"
+    "positions set QUEUE' changes it later. A batch read (spark.read) has 'startingPositions' and "
+    "'startingTimestamp'"
 )
-_END = "a batch read (spark.read) has 'endingPositions'; a stream has no end"
+_END = "a batch read (spark.read) has 'endingPositions' and 'endingTimestamp'; a stream has no end"
 _TIME = "; positions by time are set with 'counterpoise positions set QUEUE 2h' (or a time)"
-_NO_LEAST = "there is no lower limit: a micro-batch reads what is there. Use a trigger interval"
 _GROUP = (
     "there is no consumer group: all queries of one queue share its partitions. 'instanceId' is "
     "what a restarted query is known by"
@@ -35,19 +35,11 @@ ANSWERS: Mapping[str, str] = {
     "assign": f"{_QUEUE}. The service assigns its partitions",
     "topic": _QUEUE,
     "startingOffsets": _START,
-    "startingTimestamp": _START + _TIME,
     "startingOffsetsByTimestamp": _START + _TIME,
     "startingOffsetsByTimestampStrategy": _START + _TIME,
     "endingOffsets": _END,
-    "endingTimestamp": _END,
     "endingOffsetsByTimestamp": _END,
     "maxOffsetsPerTrigger": "did you mean 'maxMessagesPerTrigger'?",
-    "minOffsetsPerTrigger": _NO_LEAST,
-    "maxTriggerDelay": _NO_LEAST,
-    "minPartitions": "a partition is read by one task, so its order holds; 'maxInputPartitions' "
-    "is the most tasks of a micro-batch",
-    "maxRecordsPerPartition": "did you mean 'maxMessagesPerTrigger'? It is shared fairly between "
-    "the partitions",
     "failOnDataLoss": "did you mean 'onTrimmed'? failOnDataLoss=false is onTrimmed=earliest",
     "includeHeaders": "the column 'headers' is always there",
     "kafkaConsumer.pollTimeoutMs": _RETRIES,

@@ -31,8 +31,9 @@ positions of this one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from counterpoise.spark.errors import InvalidOffset
@@ -91,6 +92,23 @@ class Slice:
     def state_of(self) -> int:
         """The tenure of the state that the rows belong to."""
         return self.epoch if self.tenure is None else self.tenure
+
+
+def divided(one: Slice, parts: int) -> list[Slice]:
+    """The slice in so many equal pieces; one whose positions are no numbers stays whole."""
+    if parts <= 1 or not (one.start.isdecimal() and one.end.isdecimal()):
+        return [one]
+    start, end = int(one.start), int(one.end)
+    cuts = [str(start + (end - start) * part // parts) for part in range(parts + 1)]
+    return [replace(one, start=a, end=b) for a, b in pairwise(cuts) if a != b]
+
+
+def joined(pieces: Iterable[Slice]) -> list[Slice]:
+    """The slices that were divided into these pieces, by partition number."""
+    whole: dict[int, Slice] = {}
+    for one in sorted(pieces, key=lambda one: (one.partition, len(one.start), one.start)):
+        whole[one.partition] = replace(whole.get(one.partition, one), end=one.end)
+    return list(whole.values())
 
 
 @dataclass(frozen=True)

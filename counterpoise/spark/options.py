@@ -4,13 +4,15 @@ Two of them have a form of their own.
 
 An *edge* is the start or the end of a batch read (startingPositions, endingPositions): a word, or
 positions of the partitions to read. So JSON names both the partitions and the positions; partitions
-that it does not name are left out.
+that it does not name are left out. Or it is a time (startingTimestamp, endingTimestamp): the place
+in each partition where the messages begin that were published at this time or later.
 
 | edge | start | end |
 |---|---|---|
 | `earliest` | the first message that the log still has | |
 | `latest` | | the end of the log when the read is planned |
 | `committed` | the committed position: what is unprocessed | the same: what is processed |
+| a time | what was published since | what was published before |
 
 A *floor* is the start of the history from which state is restored (warmupFrom). It is resolved once
 (`find_floor`), when a chain of replays begins. After that it is a position in the offset. So it
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from counterpoise.logs import Log
 
 
-Edge = str | Mapping[int, str]
+Edge = str | datetime | Mapping[int, str]
 
 _START_WORDS = ("earliest", "committed")
 _END_WORDS = ("latest", "committed")
@@ -50,6 +52,45 @@ def starting_edge(text: str | None) -> Edge:
 def ending_edge(text: str | None) -> Edge:
     """The option `endingPositions`. Raises InvalidOption."""
     return _edge("endingPositions", text or "latest", _END_WORDS)
+
+
+def _edges(options: Mapping[str, str], at: datetime) -> tuple[Edge, Edge]:
+    """The start and the end of a batch read; `at`: the present time. Raises InvalidOption."""
+    for side in ("starting", "ending"):
+        if {f"{side}Positions", f"{side}Timestamp"} <= options.keys():
+            raise InvalidOption(
+                f"'{side}Positions' and '{side}Timestamp' both say the same edge: leave one out"
+            )
+    since = _moment(options, "startingTimestamp", at)
+    until = _moment(options, "endingTimestamp", at)
+    if since is not None and until is not None and since > until:
+        raise InvalidOption(
+            f"'startingTimestamp' ({since}) is later than 'endingTimestamp' ({until})"
+        )
+    return (
+        since or starting_edge(options.get("startingPositions")),
+        until or ending_edge(options.get("endingPositions")),
+    )
+
+
+def _moment(options: Mapping[str, str], name: str, at: datetime) -> datetime | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    try:
+        if re.fullmatch("[0-9]{1,15}", text, re.ASCII):
+            return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=int(text))
+        if span := re.fullmatch("([0-9]{1,9})([smhd])", text.lower(), re.ASCII):
+            return at - timedelta(seconds=int(span[1]) * _UNITS[span[2]])
+        found = datetime.fromisoformat(text)
+        if found.tzinfo is not None:
+            return found.astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    raise InvalidOption(
+        f"the option {name!r} is milliseconds since 1970, a time with its zone "
+        f"(2026-11-29T14:00:00Z) or a time before now (90s, 30m, 2h, 7d), not {text!r}"
+    )
 
 
 def _edge(name: str, text: str, words: tuple[str, ...]) -> Edge:
@@ -85,8 +126,8 @@ def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def is_word(edge: Edge, number: int) -> bool:
-    """Whether the edge of this partition is a word."""
-    return isinstance(edge, str) or edge[number] in (*_START_WORDS, *_END_WORDS)
+    """Whether the edge of this partition is a word or a time."""
+    return not isinstance(edge, Mapping) or edge[number] in (*_START_WORDS, *_END_WORDS)
 
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -143,47 +184,15 @@ def find_floor(
     """The position in [first, target] where the history of `partition` begins.
 
     `first` is where the log's partition starts. If positions are not numbers, the result is
-    `first`. If the floor is a time, this searches it by halving, as if times rose with positions.
-    A publisher may give a message a time of its own, so an old one is only believed together with
-    its neighbours: this reads a few messages at each step. Raises LogError.
+    `first`. If the floor is a time, the log is asked (`Log.first_since`). Raises LogError.
     """
     if log.compare(first, target) >= 0 or not (first.isdecimal() and target.isdecimal()):
         return first
-    low, high = int(first), int(target)
     if floor.messages is not None:
-        return str(max(low, high - floor.messages))
+        return str(max(int(first), int(target) - floor.messages))
     if floor.seconds is None:
         return first
-    since = now() - timedelta(seconds=floor.seconds)
-    while low < high:
-        begin = max(low, (low + high) // 2 - _NEIGHBOURS)
-        times = _times(log, partition, begin, high)
-        recent = [position for position, published_at in times if published_at >= since]
-        if recent:
-            high = recent[0]
-        elif times:
-            low = times[-1][0] + 1
-        else:
-            high = begin
-    return str(low)
-
-
-# So many messages before and after the middle are read at each step.
-_NEIGHBOURS = 8
-_STEP_BYTES = 1024 * 1024
-
-
-def _times(log: Log, partition: int, begin: int, end: int) -> list[tuple[int, datetime]]:
-    """The positions and publishing times of the first messages in [begin, end)."""
-    most = 2 * _NEIGHBOURS
-    batches = log.read(partition, str(begin), str(end), max_messages=most, max_bytes=_STEP_BYTES)
-    return [
-        (int(position), published_at)
-        for batch in batches
-        for position, published_at in zip(
-            batch["position"].to_pylist(), batch["published_at"].to_pylist(), strict=True
-        )
-    ]
+    return log.first_since(partition, first, target, now() - timedelta(seconds=floor.seconds))
 
 
 # The limit of a query's first micro-batches. It follows what micro-batches take
@@ -194,6 +203,8 @@ DEFAULT_BYTES_PER_TRIGGER = 64 * 1024 * 1024
 # The largest weight of a consumer, and the most partitions of a queue.
 MOST_WEIGHT = 1000
 MOST_PARTITIONS = 4096
+# More tasks of one micro-batch cost Spark more than they bring.
+MOST_TASKS = 100_000
 
 # name -> description, for the message that lists the options
 NAMES: Mapping[str, str] = {
@@ -206,8 +217,12 @@ NAMES: Mapping[str, str] = {
     "maxPartitions": "the query gets no more partitions than this",
     "maxMessagesPerTrigger": "the most a micro-batch reads, or 'unlimited'; default: for a second",
     "maxBytesPerTrigger": "about the most bytes of values it reads (64m), or 'unlimited'",
+    "minOffsetsPerTrigger": "a micro-batch waits for so many messages, up to maxTriggerDelay",
+    "maxTriggerDelay": "how long it waits for minOffsetsPerTrigger at most (90s, 15m, 2h)",
     "maxBatchSeconds": "a query stuck for longer loses its lease",
     "maxInputPartitions": "the most tasks a micro-batch is read with, default the cores",
+    "minPartitions": "at least so many tasks: partitions are divided, without order among tasks",
+    "maxRecordsPerPartition": "the most messages of a task: partitions are divided likewise",
     "logUrl": "the URL of the log, default from the service; a secret",
     "onTrimmed": "fail or earliest: when messages were trimmed before they were read",
     "warmup": "true: learn of partitions before they come, and restore their state",
@@ -217,8 +232,14 @@ NAMES: Mapping[str, str] = {
     "readTimeoutSeconds": "how long a task tries to read from a log that is away",
     "startingPositions": "batch: earliest, committed, or positions as JSON",
     "endingPositions": "batch: latest, committed, or positions as JSON",
+    "startingTimestamp": "batch: what was published since (milliseconds, 2026-11-29T14:00Z, 2h)",
+    "endingTimestamp": "batch: what was published before (the same)",
 }
-_BATCH_ONLY = frozenset({"startingPositions", "endingPositions"})
+# With one of them a partition of the queue may be read by several tasks.
+DIVIDING = ("minPartitions", "maxRecordsPerPartition")
+_BATCH_ONLY = frozenset(
+    {"startingPositions", "endingPositions", "startingTimestamp", "endingTimestamp"}
+)
 # Options that need a flow or micro-batches. A batch read has neither.
 _STREAM_ONLY = frozenset(
     {
@@ -229,6 +250,8 @@ _STREAM_ONLY = frozenset(
         "maxPartitions",
         "maxMessagesPerTrigger",
         "maxBytesPerTrigger",
+        "minOffsetsPerTrigger",
+        "maxTriggerDelay",
         "maxBatchSeconds",
         "warmup",
         "warmupFrom",
@@ -250,8 +273,12 @@ class SourceOptions:
     max_partitions: int | None = None
     max_messages_per_trigger: int | None = DEFAULT_MESSAGES_PER_TRIGGER
     max_bytes_per_trigger: int | None = DEFAULT_BYTES_PER_TRIGGER
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_seconds: float = 900.0
     max_batch_seconds: float = 600.0
     max_input_partitions: int | None = None
+    min_partitions: int | None = None
+    max_records_per_partition: int | None = None
     log_url: str | None = field(default=None, repr=False)
     on_trimmed: str = "fail"
     warmup: bool = False
@@ -282,7 +309,7 @@ class SourceOptions:
 
     def for_stream(self) -> SourceOptions:
         """Raises InvalidOption for options that only a batch read has."""
-        self._refuse(_BATCH_ONLY, "a batch read (spark.read); a stream goes on from positions")
+        self._refuse(_BATCH_ONLY, _A_BATCH_READ)
         return self
 
     def for_batch(self) -> SourceOptions:
@@ -300,15 +327,23 @@ class SourceOptions:
         return replace(self, log_url=None)
 
 
+_A_BATCH_READ = (
+    "a batch read (spark.read); a stream goes on from the queue's committed positions, which "
+    "'counterpoise positions set QUEUE 2h' changes"
+)
+
+
 def read_options(given: Mapping[str, str]) -> SourceOptions:
     """The options as Spark passes them, with names in lower case. Raises InvalidOption."""
     options = known_options(given, NAMES)
     defaults = SourceOptions(queue="")
+    starting, ending = _edges(options, datetime.now(UTC))
     queue = options.get("queue", "")
     if not queue:
         raise InvalidOption("the option 'queue' is missing: name the queue to read")
     if "warmupFrom" in options and options.get("warmup", "").lower() != "true":
         raise InvalidOption("the option 'warmupFrom' does nothing without 'warmup': set it to true")
+    _check_together(options)
     return SourceOptions(
         queue=queue,
         url=service_url(options),
@@ -319,8 +354,12 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
         max_partitions=_count(options, "maxPartitions", MOST_PARTITIONS),
         max_messages_per_trigger=_messages(options),
         max_bytes_per_trigger=_bytes(options),
+        min_offsets_per_trigger=_count(options, "minOffsetsPerTrigger"),
+        max_trigger_delay_seconds=_delay(options, defaults.max_trigger_delay_seconds),
         max_batch_seconds=seconds_of(options, "maxBatchSeconds", defaults.max_batch_seconds, 0.1),
         max_input_partitions=_count(options, "maxInputPartitions"),
+        min_partitions=_count(options, "minPartitions", MOST_TASKS),
+        max_records_per_partition=_count(options, "maxRecordsPerPartition"),
         log_url=options.get("logUrl") or None,
         on_trimmed=choice_of(options, "onTrimmed", ("fail", "earliest")),
         warmup=choice_of(options, "warmup", ("false", "true")) == "true",
@@ -332,10 +371,32 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
         read_timeout_seconds=seconds_of(
             options, "readTimeoutSeconds", defaults.read_timeout_seconds, 0
         ),
-        starting=starting_edge(options.get("startingPositions")),
-        ending=ending_edge(options.get("endingPositions")),
+        starting=starting,
+        ending=ending,
         given=frozenset(options),
     )
+
+
+def _check_together(options: Mapping[str, str]) -> None:
+    for name in DIVIDING:
+        if name in options and "maxInputPartitions" in options:
+            raise InvalidOption(
+                f"the option {name!r} makes more tasks than 'maxInputPartitions' allows: leave one "
+                "of them out"
+            )
+    if "maxTriggerDelay" in options and "minOffsetsPerTrigger" not in options:
+        raise InvalidOption(
+            "the option 'maxTriggerDelay' does nothing without 'minOffsetsPerTrigger': name how "
+            "many messages to wait for, or leave it out"
+        )
+    least = _count(options, "minOffsetsPerTrigger")
+    if least is not None and "maxMessagesPerTrigger" in options:
+        most = _messages(options)
+        if most is not None and least > most:
+            raise InvalidOption(
+                f"the option 'minOffsetsPerTrigger' ({least}) is above 'maxMessagesPerTrigger' "
+                f"({most}): lower it, or raise the other"
+            )
 
 
 def known_options(given: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
@@ -426,6 +487,20 @@ def _bytes(options: Mapping[str, str]) -> int | None:
             f"not {options[name]!r}"
         )
     return int(match[1]) << (10 * " kmgt".index(match[2] or " "))
+
+
+def _delay(options: Mapping[str, str], default: float) -> float:
+    text = options.get("maxTriggerDelay")
+    if text is None:
+        return default
+    match = re.fullmatch(r"([0-9]{1,9})(ms|[smhd])", text.lower(), re.ASCII)
+    seconds = 0.0 if match is None else int(match[1]) * {**_UNITS, "ms": 0.001}[match[2]]
+    if not 0 < seconds <= _LONGEST_SECONDS:
+        raise InvalidOption(
+            f"the option 'maxTriggerDelay' is a time with its unit (500ms, 90s, 15m, 2h, 1d), not "
+            f"{text!r}"
+        )
+    return seconds
 
 
 def _floor(options: Mapping[str, str], name: str) -> Floor:

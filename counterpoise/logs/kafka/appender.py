@@ -46,10 +46,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 
 from counterpoise.logs.errors import InvalidMessage, LogError, LogUnavailable
 from counterpoise.logs.kafka.access import Failures, is_passing
-from counterpoise.logs.kafka.rows import APPEND, TOMBSTONE, Header, headers_of
+from counterpoise.logs.kafka.rows import APPEND, Header, headers_of
 from counterpoise.logs.port import MAX_MESSAGE_BYTES, AppendBatch, AppendResult
 from counterpoise.logs.port import Message as Published
-from counterpoise.logs.rows import raw_bytes
+from counterpoise.logs.rows import TOMBSTONE, raw_bytes
 
 PRODUCER = {
     "enable.idempotence": True,

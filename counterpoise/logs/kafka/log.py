@@ -29,6 +29,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 
 from counterpoise.logs.address import parse_log
 from counterpoise.logs.errors import (
@@ -57,7 +58,7 @@ from counterpoise.logs.kafka.reader import RangeReader
 from counterpoise.logs.kafka.watching import KafkaWatching
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog, fair_shares
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds, Rest
-from counterpoise.logs.rows import Rows
+from counterpoise.logs.rows import Rows, microseconds_of
 
 # A read of fewer offsets is light.
 LIGHT = 500
@@ -272,6 +273,13 @@ class KafkaLog(NumberedLog):
             times = times_at(consumer, self.name, offsets, deadline)
         now = time.time()
         return {partition: max(0.0, now - at / 1000) for partition, at in times.items()}
+
+    def first_since(self, partition: int, start: str, end: str, at: datetime) -> str:
+        """See `Log.first_since`. Kafka looks the time up."""
+        milliseconds = -(-microseconds_of(at) // 1000)
+        low, high = self.number(start), self.number(end)
+        found = self._topic.offsets_at([partition], max(0, milliseconds), self._begin())[partition]
+        return str(high if found < 0 else min(max(low, found), high))
 
     def consumer_group(self, name: str) -> ConsumerGroup:
         """A consumer group of the cluster, for its offsets in this topic."""

@@ -27,9 +27,8 @@ from typing import cast
 
 from confluent_kafka import Message
 
-from counterpoise.logs.rows import Columns, Pairs, Rows, flagged, text_of
+from counterpoise.logs.rows import TOMBSTONE, Columns, Pairs, Rows, flagged, text_of
 
-TOMBSTONE = "counterpoise-tombstone"
 APPEND = "counterpoise-append"
 
 Header = tuple[str, bytes | None]

@@ -11,7 +11,8 @@ Spark's offsets do not show that a range was skipped. The source writes the plan
 
 `start` and `end` are Spark's offsets, `log` is the log's incarnation, `url` the source's option.
 Epochs of `read` are those of the present grants. `tasks` has the partitions of `read` that each
-input partition of the source holds, in Spark's order.
+input partition of the source holds, in Spark's order. A partition that is divided among several
+(`minPartitions`, `maxRecordsPerPartition`) is one range of `read`, and in several of `tasks`.
 
 Checked on PySpark 4.3: Spark calls `partitions(start, end)` before `foreachBatch`, for plain,
 filtered (also by `where false`), stateful, joined and repartitioned streams, at the first run and
@@ -43,7 +44,7 @@ from counterpoise.spark.channel.channel import (
     refuse_connect,
 )
 from counterpoise.spark.errors import PlanMissing
-from counterpoise.spark.offsets import Json, Slice
+from counterpoise.spark.offsets import Json, Slice, joined
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -68,6 +69,12 @@ class BatchPlan:
         """The queue's name."""
         return str(self.end["queue"])
 
+    @property
+    def divides(self) -> bool:
+        """Whether the rows of a partition are in several tasks."""
+        partitions = [partition for group in self.tasks for partition in group]
+        return len(set(partitions)) < len(partitions)
+
 
 def plan_document(
     start: Json,
@@ -89,7 +96,7 @@ def plan_document(
         "url": url,
         "read": [_range(one) for one in read],
         "skipped": [_range(one) for one in skipped],
-        "tasks": [[one.partition for one in group] for group in tasks],
+        "tasks": [list(dict.fromkeys(one.partition for one in group)) for group in tasks],
     }
 
 
@@ -146,7 +153,7 @@ class PlanWriter:
             queue_id=self._queue_id,
             log=self._log,
             url=self._url,
-            read=sorted((one for group in groups for one in group), key=lambda one: one.partition),
+            read=joined(one for group in groups for one in group),
             skipped=skipped,
             tasks=groups,
         )

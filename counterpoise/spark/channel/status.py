@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from counterpoise.errors import CounterpoiseError
@@ -140,6 +140,17 @@ class Handoffs:
         return len(self._taken)
 
 
+def behind_latest(lag: Collection[int]) -> Json:
+    """The lag of partitions under the names of Spark's Kafka source; nothing without any."""
+    if not lag:
+        return {}
+    return {
+        "minOffsetsBehindLatest": min(lag),
+        "maxOffsetsBehindLatest": max(lag),
+        "avgOffsetsBehindLatest": sum(lag) / len(lag),
+    }
+
+
 @dataclass(frozen=True)
 class QueryStatus:
     """The status of a query at one moment. `positions`: up to where its partitions are done."""
@@ -183,7 +194,16 @@ class QueryStatus:
             "waits": self.waits(),
             "lagTotal": sum(lag.values()),
             "lag": {str(number): behind for number, behind in lag.items()},
+            **behind_latest(lag.values()),
+            "description": self._description(sum(lag.values())),
         }
+
+    def _description(self, behind: int) -> str:
+        """The source in a line, for people."""
+        parts = f"{len(self.partitions)} partition{'s' * (len(self.partitions) != 1)}"
+        away = "" if self.last_error is None else f"; {self.last_error}"
+        status = f"{self.status}, draining" if self.draining else self.status
+        return f"queue {self.queue} ({status}): {parts}, {behind} messages behind{away}"
 
     def ends(self) -> Json:
         """The log's ends of the held partitions, from the latest answer."""

@@ -10,7 +10,7 @@ document for it: nothing is written by a guess.
 
 Together and in order are the rows of a query that reads one queue and nothing else, if all its
 operators work row by row, because the source reads a partition in one task. Only operators that are
-known to do so pass.
+known to do so pass, and only a source that is not told to divide partitions.
 
 The id of the queue and the incarnation of its log are in the plan that the source writes before
 each micro-batch (`running_batch`). Spark makes the writer after that. A plan belongs to a chain if
@@ -27,6 +27,7 @@ from typing import Any
 
 from counterpoise.spark.channel.channel import Channel, sources_in
 from counterpoise.spark.offsets import Json
+from counterpoise.spark.options import DIVIDING
 
 # Spark's logical operators that turn each row into zero or more rows, in place.
 _ROW_BY_ROW = frozenset(
@@ -64,7 +65,11 @@ def describe(plan: Any) -> Chain | None:
     if len(leaves) > 1:
         return Chain(None, "the query reads several queues, and their positions are not one order")
     # As the source reads them (`options`).
-    queue, url = ((leaves[0].extraOptions().get(one) or "").strip() for one in ("queue", "url"))
+    options = leaves[0].extraOptions()
+    queue, url = ((options.get(one) or "").strip() for one in ("queue", "url"))
+    for name in DIVIDING:
+        if options.get(name) is not None:
+            return Chain(queue, f"the source's option {name} divides a partition among tasks")
     node = plan
     while node.children().size():
         kind = node.getClass().getSimpleName()

@@ -26,6 +26,7 @@ for the queue's access type. `register` installs it, for all Counterpoise querie
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -33,7 +34,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from counterpoise.spark.channel.channel import sources_in
-from counterpoise.spark.driver.wrapping import check_before
+from counterpoise.spark.driver.launch import connected
+from counterpoise.spark.driver.wrapping import wrap_once
 from counterpoise.spark.errors import StateLost, Unsupported
 from counterpoise.spark.options import SourceOptions, read_options
 
@@ -237,13 +239,15 @@ _registered: list[Any] = []
 
 
 def refuse_at_start(spark: SparkSession) -> None:
-    """Examine each query of this process before it starts; `register` calls this for a session."""
+    """Examine each query of this process before it starts, and start it again if its source does
+    not connect (`launch`). `register` calls this for a session.
+    """
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     if not _is_registered(spark):
         _registered.append(spark._jsparkSession)
     for name in ("start", "toTable"):
-        check_before(DataStreamWriter, name, _examine)
+        wrap_once(DataStreamWriter, name, _examined)
 
 
 def _is_registered(spark: SparkSession) -> bool:
@@ -256,5 +260,12 @@ def _is_registered(spark: SparkSession) -> bool:
     return False
 
 
-def _examine(writer: Any, *_: object, **__: object) -> None:
-    refuse_lost_state(writer._df)
+def _examined(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def start(self: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse_lost_state(self._df)
+        begin = functools.partial(method, self, *args, **kwargs)
+        plan = self._df._jdf.queryExecution().analyzed()
+        return connected(begin) if sources_in(plan) else begin()
+
+    return start

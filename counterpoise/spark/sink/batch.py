@@ -1,8 +1,9 @@
 """The rows of a micro-batch in Spark, and whether those of a queue partition have to be brought
 together.
 
-The source reads a queue partition in one task. Operators that work row by row keep it there; a
-shuffle, a join or a union does not. The query's physical plan in Spark shows its operators. Only
+The source reads a queue partition in one task, unless it is told to divide partitions
+(`minPartitions`). Operators that work row by row keep it there; a shuffle, a join or a union does
+not. The query's physical plan in Spark shows its operators. Only
 operators that are known to work row by row pass; an unknown operator may do anything. A needless
 shuffle costs time. A missing one would write half of a range and mark all of it as written.
 """
@@ -33,7 +34,9 @@ class BatchRows:
         self._batch = batch
         self._planned = running.planned
         self._cores = max(1, batch.sparkSession.sparkContext.defaultParallelism)
-        self._kept = is_kept_together(batch, running.execution, len(self._planned.tasks))
+        self._kept = not self._planned.divides and is_kept_together(
+            batch, running.execution, len(self._planned.tasks)
+        )
 
     @property
     def schema(self) -> pa.Schema:

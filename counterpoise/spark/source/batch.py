@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from counterpoise.client import Client
 from counterpoise.logs import Bounds, InvalidPosition, Log
@@ -35,7 +36,7 @@ class QueuePositions:
 
 def chosen(starting: Edge, ending: Edge, known: QueuePositions) -> list[int]:
     """The partitions to read. Raises InvalidOption if a number does not exist."""
-    named = [set(edge) for edge in (starting, ending) if not isinstance(edge, str)]
+    named = [set(edge) for edge in (starting, ending) if isinstance(edge, Mapping)]
     if len(named) == 2 and named[0] != named[1]:
         odd = min(named[0] ^ named[1])
         raise InvalidOption(
@@ -60,15 +61,25 @@ def extents(
 ) -> list[Slice]:
     """The ranges to read of the partitions in `bounds`; empty ranges are left out.
 
-    Raises InvalidOption for a range that is out of bounds or ends before it starts.
+    Raises InvalidOption for a range that is out of bounds or ends before it starts; and LogError
+    where the log is asked for a time.
     """
+
+    def at(edge: Edge, number: int, words: Mapping[str, str | None]) -> str:
+        if isinstance(edge, datetime):
+            return log.first_since(number, bounds.starts[number], bounds.ends[number], edge)
+        text = edge if isinstance(edge, str) else edge[number]
+        position = words.get(text, text)
+        assert position is not None
+        return position
+
     found = []
     for number in sorted(bounds.ends):
         first, end = bounds.starts[number], bounds.ends[number]
         done = known.committed[number]
-        start = _at(starting, number, {"earliest": first, "committed": done or first})
+        start = at(starting, number, {"earliest": first, "committed": done or first})
         # Without a commit nothing is done, so that range is empty.
-        until = _at(ending, number, {"latest": end, "committed": done or start})
+        until = at(ending, number, {"latest": end, "committed": done or start})
         _check(log, "startingPositions", number, start, end)
         _check(log, "endingPositions", number, until, end)
         if log.compare(start, until) > 0:
@@ -81,13 +92,6 @@ def extents(
         if log.compare(start, until) < 0:
             found.append(Slice(number, NO_EPOCH, start, until))
     return found
-
-
-def _at(edge: Edge, number: int, words: Mapping[str, str | None]) -> str:
-    text = edge if isinstance(edge, str) else edge[number]
-    position = words.get(text, text)
-    assert position is not None
-    return position
 
 
 def _check(log: Log, name: str, number: int, position: str, end: str) -> None:
@@ -126,5 +130,10 @@ def _plan(client: Client, options: SourceOptions, cores: int) -> list[LogPartiti
         slices = extents(options.starting, options.ending, known, log, bounds)
     finally:
         connection.close()
-    most = options.max_input_partitions or cores
-    return [log_partition(connection, options, group) for group in pack(slices, most)]
+    groups = pack(
+        slices,
+        options.max_input_partitions or cores,
+        least=options.min_partitions,
+        max_messages=options.max_records_per_partition,
+    )
+    return [log_partition(connection, options, group) for group in groups]

@@ -18,12 +18,18 @@ lasts as long as the trigger interval.
 The first limit is small, because nothing is known yet of a query whose sink may be slow, and short
 micro-batches make it grow within a second. It stays between a `SHRINK`th and `GROWTH` times of it.
 The limit of bytes follows the limit of messages, unless the user has named it.
+
+`LeastMessages` is the other end: a micro-batch waits until there are enough messages, or for a time
+(`minOffsetsPerTrigger`, `maxTriggerDelay`). As in Spark's Kafka source the first one does not wait,
+and the time counts from the last micro-batch. Once the wait is over, it is over for all messages
+that the log has at that moment, in however many micro-batches the limits read them.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 AIMED_SECONDS = 2.0
@@ -43,6 +49,37 @@ class ReadBudget:
 
     messages: int | None
     bytes: int | None
+
+
+class LeastMessages:
+    """Micro-batches wait for so many messages, but no longer than `longest_seconds`.
+
+    Positions count as messages. Times are seconds by any monotonic clock.
+    """
+
+    def __init__(self, messages: int, longest_seconds: float) -> None:
+        self._messages = messages
+        self._longest_seconds = longest_seconds
+        self._planned_at: float | None = None
+        self._released: Mapping[int, str] = {}
+
+    def planned(self, now: float) -> None:
+        """A micro-batch was planned."""
+        self._planned_at = now
+
+    def waits(self, begins: Mapping[int, str], ends: Mapping[int, str], now: float) -> bool:
+        """Whether the messages from `begins` to the log's `ends` are to wait for more."""
+        released = self._released
+        if any(int(at) < int(released.get(number, 0)) for number, at in begins.items()):
+            return False
+        backlog = sum(max(0, int(ends[number]) - int(at)) for number, at in begins.items())
+        if not backlog:
+            return False
+        early = self._planned_at is not None and now - self._planned_at < self._longest_seconds
+        if early and backlog < self._messages:
+            return True
+        self._released = {number: ends[number] for number in begins}
+        return False
 
 
 class BatchLimit:

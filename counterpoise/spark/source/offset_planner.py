@@ -16,7 +16,7 @@ from counterpoise.flow.view import Warming
 from counterpoise.spark.offsets import Json, Offset
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.source.available_now import AvailableNow
-from counterpoise.spark.source.cycles import BatchLimit, Cycles, ReadBudget
+from counterpoise.spark.source.cycles import BatchLimit, Cycles, LeastMessages, ReadBudget
 from counterpoise.spark.source.planning import Answer, Question, View
 from counterpoise.spark.source.probe import LogProbe
 from counterpoise.spark.source.progress import SharedProgress
@@ -28,6 +28,8 @@ logger = logging.getLogger("counterpoise.spark")
 # The maximum age of the log's answer, and how long to wait for a newer one.
 MAX_AGE_SECONDS = 0.05
 WAIT_SECONDS = 0.5
+# How often the log is asked while messages wait for more (minOffsetsPerTrigger).
+HELD_BACK_SECONDS = 0.5
 
 
 class OffsetPlanner:
@@ -60,6 +62,12 @@ class OffsetPlanner:
         self._warmup = warmup
         self._cycles = cycles
         self._limit = limit
+        least = options.min_offsets_per_trigger
+        self._least = (
+            None if least is None else LeastMessages(least, options.max_trigger_delay_seconds)
+        )
+        # Until when nothing new is looked for, and the flow's view of that time.
+        self._held_back: tuple[float, View] | None = None
         self._max_handoff_seconds = max_handoff_seconds
         self._clock = clock
         self._available_now = AvailableNow(options, flow, self._why_not, settled, clock)
@@ -135,7 +143,7 @@ class OffsetPlanner:
 
     def _planned_after(self, start: Json, most: ReadBudget) -> Json | None:
         """The offset after `start`; `start`: nothing to read; None: unknown for now."""
-        if self._is_idle():
+        if self._is_idle() or self._is_held_back():
             return start
         with self._shared.locked() as progress:
             if self._shared.is_closing():
@@ -161,6 +169,9 @@ class OffsetPlanner:
         if self._expected is not None and answer.question is self._expected[0]:
             # What the log says of a partition's end is of the epochs of that time.
             asked = self._expected[1]
+        held_back = self._must_wait(answer)
+        if held_back:
+            answer = replace(answer, ends=answer.begins)
         with self._shared.locked() as progress:
             if self._shared.is_closing():
                 return start
@@ -175,10 +186,14 @@ class OffsetPlanner:
         if due:
             self._shared.wake.set()
         if document is None:
-            if asked is view:
+            if held_back:
+                self._held_back = self._clock() + HELD_BACK_SECONDS, view
+            elif asked is view:
                 self._wait_at(answer, view)
             return start if self._available_now.is_done(answer) else None
         self._warm = True
+        if self._least is not None and not held_back:
+            self._least.planned(self._clock())
         more = answer.leaves_messages
         self._cycles.planned(self._clock(), messages=answer.question.max_messages, left_behind=more)
         if more:
@@ -197,6 +212,22 @@ class OffsetPlanner:
         if self._probe.watches(answer) and flow.partitions is view and flow.warming is warming:
             return True
         self._idle = None
+        return False
+
+    def _must_wait(self, answer: Answer) -> bool:
+        """Whether the messages of the answer are to wait for more of them."""
+        if self._least is None or self.ends_by_itself or answer.somebody_waits:
+            return False
+        return self._least.waits(answer.begins, answer.bounds.ends, self._clock())
+
+    def _is_held_back(self) -> bool:
+        """Whether messages wait for more, and the log was asked a moment ago."""
+        if self._held_back is None:
+            return False
+        until, view = self._held_back
+        if self._clock() < until and self._flow.partitions is view:
+            return True
+        self._held_back = None
         return False
 
     def _wait_at(self, answer: Answer, view: View) -> None:

@@ -25,7 +25,7 @@ from counterpoise.flow import barriers
 from counterpoise.flow.ledger import continues
 from counterpoise.flow.view import Owned
 from counterpoise.logs import Bounds, InvalidPosition, Log
-from counterpoise.spark.offsets import Offset, Range, Replay, Slice
+from counterpoise.spark.offsets import Offset, Range, Replay, Slice, divided
 from counterpoise.spark.source.history import (
     FindFloor,
     Portions,
@@ -120,6 +120,17 @@ class Answer:
     def leaves_messages(self) -> bool:
         """Whether the log has more messages than are read."""
         return any(end != self.bounds.ends.get(number) for number, end in self.ends.items())
+
+    @property
+    def somebody_waits(self) -> bool:
+        """Whether others wait until these messages are read: they restore a state, or lie before
+        the cut of a resize or the end of a partition (retiring, or sealed by a split or merge).
+        """
+        bounds, cuts = self.bounds, self.bounds.cuts
+        return bool(self.question.restores) or any(
+            bounds.is_final(number) or (number in cuts and int(begin) < int(cuts[number]))
+            for number, begin in self.begins.items()
+        )
 
     @property
     def at_ends(self) -> Mapping[int, str]:
@@ -329,22 +340,44 @@ def sort_out(planned: Iterable[Slice], view: View | None) -> SortedSlices:
     return SortedSlices(read, skipped)
 
 
-def pack(planned: Sequence[Slice], most: int) -> list[tuple[Slice, ...]]:
-    """The slices in at most `most` groups of about equal work; a partition is never divided.
+def pack(
+    planned: Sequence[Slice],
+    most: int,
+    *,
+    least: int | None = None,
+    max_messages: int | None = None,
+) -> list[tuple[Slice, ...]]:
+    """The slices in groups of about equal work, one for each task: at most `most` of them.
 
-    The work of a slice is the distance of its positions if they are numbers, otherwise one.
+    With `least`, or `max_messages` of a group, there may be more groups, and a partition is divided
+    among several, about evenly. Else it never is. Positions count as messages: where they have
+    holes, a group has fewer. The work of a slice is the distance of its positions if they are
+    numbers, otherwise one.
     """
-    if not planned:
-        return []
-    groups: list[list[Slice]] = [[] for _ in range(max(1, min(most, len(planned))))]
+    total = sum(map(_weight, planned))
+    largest = max_messages or total
+    if least is not None and len(planned) < least:
+        largest = min(largest, max(1, total // least))
+    pieces = [
+        piece for one in planned for piece in divided(one, -(-_weight(one) // max(1, largest)))
+    ]
+    groups: list[list[Slice]] = [[] for _ in range(min(max(most, least or 1), len(pieces)))]
     loads = [0] * len(groups)
     for weight, one in sorted(
-        ((_weight(one), one) for one in planned), key=lambda item: (-item[0], item[1].partition)
+        ((_weight(one), one) for one in pieces), key=lambda item: (-item[0], item[1].partition)
     ):
         lightest = min(range(len(groups)), key=lambda index: (loads[index], index))
+        if loads[lightest] and loads[lightest] + weight > largest:
+            lightest = len(groups)
+            groups.append([])
+            loads.append(0)
         groups[lightest].append(one)
         loads[lightest] += weight
-    return [tuple(sorted(group, key=lambda one: one.partition)) for group in groups]
+    return [tuple(sorted(group, key=_place)) for group in groups]
+
+
+def _place(one: Slice) -> tuple[int, int, str]:
+    return one.partition, len(one.start), one.start
 
 
 def _weight(one: Slice) -> int:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from counterpoise.logs import (
@@ -35,8 +36,9 @@ from counterpoise.logs import (
     PositionTrimmed,
     open_log,
 )
-from counterpoise.logs.columns import repeated
+from counterpoise.logs.columns import binaries, repeated, strings
 from counterpoise.logs.errors import ReadRetries
+from counterpoise.logs.rows import TOMBSTONE, is_tombstone
 from counterpoise.spark.errors import Trimmed
 from counterpoise.spark.offsets import NO_EPOCH, Slice
 from counterpoise.spark.options import SourceOptions
@@ -146,10 +148,22 @@ def as_rows(batch: pa.RecordBatch, one: Slice) -> pa.RecordBatch:
         epochs = repeated(one.epoch, count, pa.int64())
         tenures = repeated(one.state_of, count, pa.int64())
     replays = repeated(one.replay, count, pa.bool_())
-    columns = batch.columns
-    return pa.RecordBatch.from_arrays(
-        [*columns[:2], epochs, *columns[2:], tenures, replays], schema=ARROW_SCHEMA
-    )
+    partition, position, key, value, headers, published_at = batch.columns
+    value = with_nulls(value, headers)
+    rows = [partition, position, epochs, key, value, headers, published_at, tenures, replays]
+    return pa.RecordBatch.from_arrays(rows, schema=ARROW_SCHEMA)
+
+
+def with_nulls(values: pa.BinaryArray, headers: pa.MapArray) -> pa.BinaryArray:
+    """The values, null for messages that have none (`counterpoise.logs.rows.TOMBSTONE`)."""
+    # The names may be of more rows than these, which are part of a batch.
+    if not pc.any(pc.equal(headers.keys, _TOMBSTONE)).as_py():
+        return values
+    pairs = zip(values.to_pylist(), headers.to_pylist(), strict=True)
+    return binaries([None if is_tombstone(one, dict(of or ())) else one for one, of in pairs])
+
+
+_TOMBSTONE = strings([TOMBSTONE])[0]
 
 
 def _read(

@@ -92,6 +92,8 @@ class StatefulForeachBatch(Generic[S]):
         running = RunningBatch.of(batch)
         self._keeper.channel = running.channel
         table = rows_of(batch)
+        if running.planned.divides:
+            table = in_order(table)
         planned = running.planned.read
         with contextlib.ExitStack() as held:
             cells = [(one, self._prepared(one, running.planned.log, held)) for one in planned]
@@ -142,6 +144,11 @@ def rows_of(batch: DataFrame) -> pa.Table:
             "read from the log directly, so select and filter within apply"
         )
     return batch.toArrow().cast(ARROW_SCHEMA)
+
+
+def in_order(rows: pa.Table) -> pa.Table:
+    """The rows in the order of their positions, which are decimal numbers."""
+    return rows.take(pc.sort_indices(pc.cast(rows["position"], pa.int64())))
 
 
 POLL_SECONDS = 0.05

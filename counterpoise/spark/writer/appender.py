@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from counterpoise.keys import hash_of
 from counterpoise.logs import AppendResult, Message, open_log
 from counterpoise.logs.columns import scalar, times
+from counterpoise.logs.rows import tombstone
 from counterpoise.publisher.buffer import Batch
 from counterpoise.publisher.delivery import Delivery
 from counterpoise.spark.errors import InvalidRows
@@ -150,22 +151,26 @@ def _written(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _messages(rows: pa.RecordBatch) -> Iterator[Message]:
-    """The messages of the rows. A column that is missing is null."""
+    """The messages of the rows. A column that is missing is null; a value that is null is one of a
+    message without a value.
+    """
     names = rows.schema.names
     values = rows.column("value")
-    if values.null_count:
-        raise InvalidRows("a row's value is null: a message without a value has an empty one")
     if not pa.types.is_binary(values.type) and not pa.types.is_large_binary(values.type):
         values = values.cast(pa.binary())
 
     def column(name: str, read: Callable[[Any], list[Any]]) -> list[Any]:
         return read(rows.column(name)) if name in names else [None] * rows.num_rows
 
+    headers = map(_headers, column("headers", _pylist))
     return map(
         Message,
-        values.to_pylist(),
+        [value or b"" for value in values.to_pylist()],
         column("key", _pylist),
-        map(_headers, column("headers", _pylist)),
+        [
+            tombstone(of) if lacks else of
+            for of, lacks in zip(headers, values.is_null().to_pylist(), strict=True)
+        ],
         column("published_at", times),
     )
 

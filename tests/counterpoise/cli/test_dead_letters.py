@@ -13,7 +13,7 @@ from counterpoise.consumer import Consumer, DeadLetter, poison, reading
 from counterpoise.consumer.letters import HEADER, NAMES, RETRY_HEADER
 from counterpoise.consumer.poison import Policy
 from counterpoise.flow import Flow
-from counterpoise.logs.kafka.rows import TOMBSTONE
+from counterpoise.logs.rows import TOMBSTONE
 from counterpoise.publisher import Publisher
 
 

@@ -351,6 +351,27 @@ def test_from_a_time_on_nothing_published_since_is_missed(any_log, kit, seconds,
     assert any_log.compare(found, expected) == 0
 
 
+@needs("times")
+def test_a_reader_finds_a_time_within_a_range(any_log):
+    """One message a minute; the times rise with the positions."""
+    base = datetime(2026, 1, 1, tzinfo=UTC)
+    at = [base + timedelta(minutes=minute) for minute in range(40)]
+    any_log.append(AppendBatch("p", 0, 4, [1] * 40, [Message(b"x", published_at=t) for t in at]))
+    start, end = any_log.bounds([1]).starts[1], any_log.bounds([1]).ends[1]
+    positions = [
+        position
+        for batch in any_log.read(1, start, end, max_messages=99)
+        for position in batch["position"].to_pylist()
+    ]
+    for minute in (0, 1, 17, 39):
+        assert any_log.first_since(1, start, end, at[minute]) == positions[minute]
+        later = at[minute] + timedelta(milliseconds=1)
+        assert any_log.first_since(1, start, end, later) == (*positions, end)[minute + 1]
+    assert any_log.first_since(1, positions[9], positions[20], base) == positions[9]
+    assert any_log.first_since(1, positions[9], positions[20], at[30]) == positions[20]
+    assert any_log.first_since(2, "0", "0", base) == "0"
+
+
 def test_from_now_on_is_the_end_of_every_partition(any_log, kit):
     append(any_log, "a")
     found = kit.position_at(time.time() + 3600)

@@ -13,12 +13,14 @@ import psycopg
 import pytest
 
 from counterpoise.client import Client
+from counterpoise.consumer.message import Ownership, messages_of
 from counterpoise.errors import (
     NotCounterpoise,
     QueueNotFound,
     ServiceUnavailable,
     UsedInAnotherProcess,
 )
+from counterpoise.flow.view import Owned
 from counterpoise.keys import partition_of
 from counterpoise.logs import AppendResult, InvalidMessage, Log, LogUnavailable, Message, open_log
 from counterpoise.publisher import BufferFull, Publisher, PublisherClosed, PublisherIdInUse
@@ -66,6 +68,19 @@ def test_messages_go_to_the_partition_of_their_key_in_order(publisher, log):
                 assert own == list(range(int(key[1:]), 3000, 7))
             else:
                 assert own == []
+
+
+def test_a_message_without_a_value_is_not_one_with_an_empty_value(publisher, log):
+    owned = Ownership(Owned(0, 1, "owned", None, "initial"), dict)
+    publisher.publish(None, key="k", headers={"n": "1"})
+    publisher.publish(b"", key="k")
+    publisher.flush()
+    number = partition_of("k", 4)
+    rows = next(log.rows(number, "0", None, max_messages=9))
+    first, second = messages_of(rows, owned)
+    assert (first.value, first.is_tombstone) == (b"", True)
+    assert first.headers == {"n": "1", "counterpoise-tombstone": "true"}
+    assert (second.value, second.is_tombstone) == (b"", False)
 
 
 def test_keyless_messages_spread_over_the_partitions(service, log):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from datetime import UTC, datetime
 
 import pytest
 
 from counterpoise.spark.errors import InvalidOption
-from counterpoise.spark.options import ending_edge, starting_edge
+from counterpoise.spark.options import Edge, ending_edge, starting_edge
 from counterpoise.spark.source.batch import QueuePositions, chosen, extents
 from tests.counterpoise.spark.doubles import NumberLog
 
@@ -49,6 +51,38 @@ def test_ranges(
     log: NumberLog, starting: str, ending: str, expected: dict[int, tuple[int, int]]
 ) -> None:
     assert ranges(log, starting, ending) == expected
+
+
+class TimedLog(NumberLog):
+    """A message a second since 1970, in each partition."""
+
+    def first_since(self, partition: int, start: str, end: str, at: datetime) -> str:
+        return str(min(max(int(at.timestamp()), int(start)), int(end)))
+
+
+@pytest.mark.parametrize(
+    ("starting", "ending", "expected"),
+    [
+        (20, 30, {0: (20, 30)}),
+        (2, None, {0: (10, 40), 1: (2, 5)}),
+        (None, 12, {0: (10, 12), 1: (0, 5)}),
+        (50, 60, {}),
+        ('{"0": "12"}', 20, {0: (12, 20)}),
+        (30, "committed", {}),
+    ],
+)
+def test_times_are_found_in_each_partition(
+    starting: int | str | None, ending: int | str | None, expected: dict[int, tuple[int, int]]
+) -> None:
+    log = TimedLog(3)
+    log.starts, log.next = {0: 10}, {0: 40, 1: 5}
+
+    def edge(given: int | str | None, of: Callable[[str | None], Edge]) -> Edge:
+        return datetime.fromtimestamp(given, UTC) if isinstance(given, int) else of(given)
+
+    edges = edge(starting, starting_edge), edge(ending, ending_edge)
+    found = extents(*edges, KNOWN, log, log.bounds(chosen(*edges, KNOWN)))
+    assert {one.partition: (int(one.start), int(one.end)) for one in found} == expected
 
 
 @pytest.mark.parametrize(

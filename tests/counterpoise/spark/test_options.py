@@ -1,4 +1,5 @@
 import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -12,15 +13,17 @@ from counterpoise.spark.options import (
     read_options,
 )
 
-# The options of Spark's Kafka source, by its documentation.
+# The options of Spark's Kafka source, by its documentation, but for those that this one has.
 KAFKAS = """
-    assign subscribe subscribePattern kafka.bootstrap.servers startingTimestamp
-    startingOffsetsByTimestamp startingOffsets endingTimestamp endingOffsetsByTimestamp
+    assign subscribe subscribePattern kafka.bootstrap.servers
+    startingOffsetsByTimestamp startingOffsets endingOffsetsByTimestamp
     endingOffsets failOnDataLoss kafkaConsumer.pollTimeoutMs fetchOffset.numRetries
-    fetchOffset.retryIntervalMs maxOffsetsPerTrigger minOffsetsPerTrigger maxTriggerDelay
-    maxRecordsPerPartition minPartitions groupIdPrefix kafka.group.id includeHeaders
+    fetchOffset.retryIntervalMs maxOffsetsPerTrigger groupIdPrefix kafka.group.id includeHeaders
     startingOffsetsByTimestampStrategy topic
 """
+
+
+LEAST = {"queue": "q", "minOffsetsPerTrigger": "100"}
 
 
 def test_names_come_in_any_case() -> None:
@@ -74,6 +77,14 @@ def test_bytes_may_be_unlimited() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "seconds"), [("500ms", 0.5), ("90s", 90), ("15M", 900), ("2h", 7200), ("1d", 86400)]
+)
+def test_a_delay_has_a_unit(text: str, seconds: float) -> None:
+    assert read_options({**LEAST, "maxTriggerDelay": text}).max_trigger_delay_seconds == seconds
+    assert read_options(LEAST).max_trigger_delay_seconds == 900
+
+
+@pytest.mark.parametrize(
     "name",
     [
         "instanceId",
@@ -83,6 +94,7 @@ def test_bytes_may_be_unlimited() -> None:
         "warmup",
         "weight",
         "maxPartitions",
+        "minOffsetsPerTrigger",
     ],
 )
 def test_a_batch_read_refuses_options_of_streams(name: str) -> None:
@@ -92,9 +104,27 @@ def test_a_batch_read_refuses_options_of_streams(name: str) -> None:
         options.for_batch()
 
 
-@pytest.mark.parametrize("name", ["startingPositions", "endingPositions"])
+@pytest.mark.parametrize(
+    "text", ["1795960800000", "2026-11-29T14:00:00Z", "2026-11-29T15:00+01:00"]
+)
+def test_a_batch_read_begins_and_ends_at_a_time(text: str) -> None:
+    at = datetime(2026, 11, 29, 14, tzinfo=UTC)
+    assert read_options({"queue": "q", "startingTimestamp": text}).starting == at
+    assert read_options({"queue": "q", "endingTimestamp": text}).ending == at
+
+
+def test_or_at_a_time_before_now() -> None:
+    before = datetime.now(UTC) - timedelta(hours=2)
+    found = read_options({"queue": "q", "startingTimestamp": "2h"}).starting
+    assert isinstance(found, datetime)
+    assert before <= found <= datetime.now(UTC) - timedelta(hours=2)
+
+
+@pytest.mark.parametrize(
+    "name", ["startingPositions", "endingPositions", "startingTimestamp", "endingTimestamp"]
+)
 def test_a_stream_refuses_options_of_batch_reads(name: str) -> None:
-    options = read_options({"queue": "q", name: "committed"})
+    options = read_options({"queue": "q", name: "1" if "Time" in name else "committed"})
     options.for_batch()
     with pytest.raises(InvalidOption, match=f"'{name}' belongs to a batch read"):
         options.for_stream()
@@ -126,12 +156,33 @@ def test_a_stream_refuses_options_of_batch_reads(name: str) -> None:
         ({"queue": "q", "failOnDataLoss": "false"}, "did you mean 'onTrimmed'"),
         ({"queue": "q", "startingOffsets": "earliest"}, "queues create QUEUE --start earliest"),
         ({"queue": "q", "startingOffsets": "earliest"}, "positions set QUEUE"),
-        ({"queue": "q", "startingTimestamp": "1"}, "positions set QUEUE 2h"),
+        ({"queue": "q", "startingOffsetsByTimestamp": "1"}, "positions set QUEUE 2h"),
+        ({"queue": "q", "startingTimestamp": "yesterday"}, "not 'yesterday'"),
+        ({"queue": "q", "endingTimestamp": "2026-11-29T14:00:00"}, "a time with its zone"),
+        ({"queue": "q", "endingTimestamp": "9" * 15}, "milliseconds since 1970"),
+        (
+            {"queue": "q", "startingTimestamp": "2h", "startingPositions": "earliest"},
+            "both say the same edge",
+        ),
+        ({"queue": "q", "startingTimestamp": "1h", "endingTimestamp": "2h"}, "is later than"),
         ({"queue": "q", "kafka.bootstrap.servers": "h:9092"}, "--log kafka://HOST:PORT/TOPIC"),
         ({"queue": "q", "kafka.security.protocol": "SSL"}, "query string of 'logUrl'"),
         ({"kafka.bootstrap.servers": "h:9092", "subscribe": "t"}, "Spark's Kafka source"),
         ({"subscribe": "t"}, "did you mean 'queue'"),
-        ({"queue": "q", "minPartitions": "8"}, "'maxInputPartitions'"),
+        ({"queue": "q", "minPartitions": "0"}, "in 1..100000, not '0'"),
+        ({"queue": "q", "minPartitions": "8", "maxInputPartitions": "9"}, "leave one of them out"),
+        ({"queue": "q", "maxRecordsPerPartition": "-1"}, "of at least 1"),
+        (
+            {"queue": "q", "maxRecordsPerPartition": "9", "maxInputPartitions": "9"},
+            "'maxRecordsPerPartition' makes more tasks",
+        ),
+        ({"queue": "q", "maxTriggerDelay": "5m"}, "nothing without 'minOffsetsPerTrigger'"),
+        ({**LEAST, "maxTriggerDelay": "5"}, "a time with its unit .*, not '5'"),
+        ({**LEAST, "maxTriggerDelay": "0s"}, "not '0s'"),
+        (
+            {**LEAST, "maxMessagesPerTrigger": "99"},
+            r"\(100\) is above 'maxMessagesPerTrigger' \(99",
+        ),
         ({"queue": "q", "groupIdPrefix": "g"}, "no consumer group"),
         ({"queue": "q", "startingPositions": "latest"}, "is earliest, committed, or JSON"),
         ({"queue": "q", "endingPositions": "earliest"}, "is latest, committed, or JSON"),

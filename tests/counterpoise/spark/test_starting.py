@@ -1,4 +1,4 @@
-"""A query whose source's process is too slow to connect is started again (`starting.py`)."""
+"""A query whose source's process is too slow to connect is started again (`driver/launch.py`)."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def test_a_query_whose_source_never_connected_is_started_again(
         said = driver.log.read_text()
     finally:
         driver.kill()
-    assert "Python worker failed to connect back: start 1 of 3" in said
-    assert "start 2 of 3" not in said
+    assert "Starting it again in 2 s (attempt 2 of 3)" in said
+    assert "attempt 3 of 3" not in said

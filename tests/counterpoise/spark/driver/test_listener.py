@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from counterpoise.errors import ServiceUnavailable
 from counterpoise.flow.view import Owned, Warming
 from counterpoise.logs import Bounds
 from counterpoise.spark.channel.status import Handoffs, QueryStatus
@@ -55,6 +56,18 @@ def test_lag_is_counted_from_what_is_done_and_only_where_the_end_is_known() -> N
     assert report["ends"] == {"0": "20", "3": "6"}
     assert (report["owned"], report["revoking"], report["warming"]) == (4, 1, 1)
     assert query_status(bounds=None).report()["lag"] == {}
+
+
+def test_lag_has_the_names_of_sparks_kafka_source_too_and_a_line_for_people() -> None:
+    report = query_status().report()
+    names = [f"{which}OffsetsBehindLatest" for which in ("min", "max", "avg")]
+    assert [report[name] for name in names] == [4, 12, 8.0]
+    assert report["description"] == "queue flights (bound): 4 partitions, 16 messages behind"
+    unknown = query_status(bounds=None, draining=True, last_error=ServiceUnavailable("no answer"))
+    assert not unknown.report().keys() & {*names}
+    assert unknown.report()["description"] == (
+        "queue flights (bound, draining): 4 partitions, 0 messages behind; no answer"
+    )
 
 
 def test_what_an_administrator_has_paused_is_counted_beside_what_is_owned() -> None:

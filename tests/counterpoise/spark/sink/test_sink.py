@@ -64,8 +64,9 @@ class Stage(QueryStage):
         sink: Callable[[DataFrame, int], None],
         shape: Callable[[DataFrame], DataFrame] = lambda rows: rows,
         mode: str = "append",
+        **options: Any,
     ) -> StreamingQuery:
-        stream = self.messages(maxMessagesPerTrigger=50, stateOnHandoff="lose")
+        stream = self.messages(maxMessagesPerTrigger=50, stateOnHandoff="lose", **options)
         return self.started(shape(stream).writeStream.outputMode(mode).foreachBatch(sink))
 
     def until_committed(self, query: StreamingQuery) -> dict[int, str | None]:
@@ -151,6 +152,18 @@ def test_rows_that_were_shuffled_are_brought_together_again(stage: Stage) -> Non
     values = stage.values()
     assert sorted(values) == [n for n in range(120) if n % KEYS in (3, 5, 7)]
     check_order(values)
+    assert stage.high_water() == positions
+
+
+@pytest.mark.long
+def test_a_partition_that_is_read_by_several_tasks_is_written_in_order(stage: Stage) -> None:
+    """maxRecordsPerPartition: each range moves its high-water once, as a whole."""
+    sink = FencedSink.to_table(stage.url, "events")
+    stage.publish(120)
+    query = stage.start(sink, maxRecordsPerPartition=3)
+    positions = stage.until_committed(query)
+    assert sorted(stage.values()) == list(range(120))
+    check_order(stage.values())
     assert stage.high_water() == positions
 
 

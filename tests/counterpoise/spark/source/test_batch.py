@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +105,18 @@ def test_ranges_are_those_of_the_options_and_of_what_consumers_committed(
     done = load(spark, service, endingPositions="committed").count()
     assert done == 16
     assert load(spark, service, startingPositions="committed").count() == 84
+
+
+def test_a_read_may_begin_and_end_at_a_time_and_divide_partitions(
+    spark: SparkSession, service: Service, queue: str
+) -> None:
+    """The messages are of one minute of 2013."""
+    every = load(spark, service, startingTimestamp="2013-01-01T00:00:00Z", minPartitions=12)
+    assert every.count() == 100
+    assert every.rdd.getNumPartitions() >= 12
+    assert load(spark, service, startingTimestamp="1h").count() == 0
+    end = datetime(2013, 1, 1, 0, 1, tzinfo=UTC)
+    assert load(spark, service, endingTimestamp=round(1000 * end.timestamp())).count() == 100
 
 
 def test_a_queue_without_messages_has_no_rows(

@@ -3,7 +3,7 @@
 import pytest
 
 from counterpoise.spark.options import DEFAULT_MESSAGES_PER_TRIGGER
-from counterpoise.spark.source.cycles import AIMED_SECONDS, BatchLimit, ReadBudget
+from counterpoise.spark.source.cycles import AIMED_SECONDS, BatchLimit, LeastMessages, ReadBudget
 
 
 def new(first: int = 100, max_bytes: int | None = 10_000, bytes_follow: bool = True) -> BatchLimit:
@@ -162,3 +162,31 @@ def test_a_backlog_is_read_in_few_micro_batches() -> None:
         sizes.append(limit.messages)
         limit.took(0.15 + limit.messages / 300_000, limit.messages, left_behind=True)
     assert len(sizes) <= 9
+
+
+def test_the_first_micro_batch_waits_for_nothing_and_later_ones_for_enough_messages() -> None:
+    least = LeastMessages(10, 60)
+    assert not least.waits({0: "0", 1: "0"}, {0: "1", 1: "0"}, 0.0)
+    least.planned(0.0)
+    assert least.waits({0: "1", 1: "0"}, {0: "6", 1: "4"}, 1.0), "nine messages"
+    assert not least.waits({0: "1", 1: "0"}, {0: "6", 1: "5"}, 2.0), "ten"
+
+
+def test_they_wait_no_longer_than_the_delay_and_not_where_nothing_is() -> None:
+    least = LeastMessages(10, 60)
+    least.planned(0.0)
+    assert not least.waits({0: "7"}, {0: "7"}, 1.0), "an idle query is woken by its log"
+    assert least.waits({0: "7"}, {0: "8"}, 59.9)
+    assert not least.waits({0: "7"}, {0: "8"}, 60.0)
+
+
+def test_what_was_there_when_the_wait_ended_is_read_whole() -> None:
+    """The limits may read it in several micro-batches, and the last has fewer messages."""
+    least = LeastMessages(10, 60)
+    least.planned(0.0)
+    assert not least.waits({0: "0"}, {0: "12"}, 1.0)
+    for at in ("4", "8", "11"):
+        least.planned(2.0)
+        assert not least.waits({0: at}, {0: "13"}, 2.0)
+    least.planned(3.0)
+    assert least.waits({0: "12"}, {0: "13"}, 3.0)

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import replace
 
 import hypothesis.strategies as st
@@ -5,10 +6,17 @@ import pytest
 from hypothesis import given
 
 from counterpoise.flow.view import Owned
-from counterpoise.logs import InvalidPosition
-from counterpoise.spark.offsets import Offset, Range, Replay, Slice
+from counterpoise.logs import Bounds, InvalidPosition
+from counterpoise.spark.offsets import Offset, Range, Replay, Slice, joined
 from counterpoise.spark.source.history import Restore
-from counterpoise.spark.source.planning import Question, answer_to, pack, plan, sort_out
+from counterpoise.spark.source.planning import (
+    Answer,
+    Question,
+    answer_to,
+    pack,
+    plan,
+    sort_out,
+)
 from tests.counterpoise.spark.doubles import NumberLog
 
 
@@ -140,3 +148,63 @@ def test_packing_keeps_every_slice_whole_and_balances(
     if loads:
         largest = max(size for _, size in sizes)
         assert max(loads) - min(loads) <= largest
+
+
+def sizes(groups: Sequence[Sequence[Slice]]) -> list[int]:
+    return [sum(int(one.end) - int(one.start) for one in group) for group in groups]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**12), st.integers(1, 5000)), max_size=6),
+    st.integers(1, 4),
+    st.none() | st.integers(1, 12),
+    st.none() | st.integers(500, 3000),
+)
+def test_divided_slices_lack_nothing_and_are_in_order(
+    ranges: list[tuple[int, int]], most: int, least: int | None, largest: int | None
+) -> None:
+    planned = [Slice(n, 1, str(a), str(a + size)) for n, (a, size) in enumerate(ranges)]
+    groups = pack(planned, most, least=least, max_messages=largest)
+    assert joined(one for group in groups for one in group) == planned
+    assert sum(sizes(groups)) == sum(size for _, size in ranges)
+    assert all(sizes(groups))
+    if largest is not None:
+        assert max(sizes(groups), default=0) <= largest
+    if least is not None:
+        assert len(groups) >= min(least, sum(size for _, size in ranges))
+    for group in groups:
+        places = [(one.partition, int(one.start)) for one in group]
+        assert places == sorted(places)
+
+
+def test_a_slice_is_divided_evenly_into_as_many_tasks_as_are_asked_for() -> None:
+    planned = [Slice(0, 1, "95", "1095", tenure=3), Slice(1, 1, "0", "1000")]
+    assert sizes(pack(planned, 2, least=8)) == [250] * 8
+    assert sizes(pack(planned, 2, max_messages=400)) == [334, 334, 333, 333, 333, 333]
+    assert sizes(pack(planned, 2)) == [1000, 1000]
+    assert sizes(pack(planned, 4, least=2)) == [1000, 1000], "there are enough"
+    assert {one.tenure for group in pack(planned[:1], 1, least=3) for one in group} == {3}
+
+
+def test_many_small_slices_share_tasks_also_below_a_limit() -> None:
+    planned = [Slice(number, 1, "0", "10") for number in range(100)]
+    assert sorted(sizes(pack(planned, 2, max_messages=400))) == [200, 400, 400]
+
+
+def answer(begins: dict[int, str], bounds: Bounds, *restores: Restore) -> Answer:
+    question = Question(dict(begins), restores=restores)
+    return Answer(question, bounds, begins, dict(bounds.ends))
+
+
+def test_messages_that_others_wait_for_are_known() -> None:
+    """minOffsetsPerTrigger must not delay a resize or a split."""
+    starts, ends = {0: "0", 1: "0"}, {0: "20", 1: "20"}
+    begins = {0: "5", 1: "5"}
+    plain = Bounds(2, "log-1", starts, ends)
+    assert not answer(begins, plain).somebody_waits
+    assert answer(begins, replace(plain, partition_count=1)).somebody_waits, "it retires"
+    resized = replace(plain, resize=1, resized_from=1, cuts={0: "5"})
+    assert not answer(begins, resized).somebody_waits
+    assert answer(begins, replace(resized, cuts={0: "6"})).somebody_waits
+    restore = Restore(0, 2, "9", granted=True)
+    assert answer(begins, plain, restore).somebody_waits

@@ -22,12 +22,14 @@ from counterpoise.flow.view import Owned, Warming
 from counterpoise.logs import Log, LogUnavailable
 from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.spark.channel.channel import Channel
+from counterpoise.spark.channel.running_batch import planned_of
 from counterpoise.spark.errors import FlowEnded
-from counterpoise.spark.offsets import Offset, Place, Range
+from counterpoise.spark.offsets import Offset, Place, Range, Slice
 from counterpoise.spark.options import DEFAULT_MESSAGES_PER_TRIGGER, SourceOptions
 from counterpoise.spark.queue_log import QueueLog
 from counterpoise.spark.source import query as consumption_module
 from counterpoise.spark.source.leaving import Leaving
+from counterpoise.spark.source.offset_planner import HELD_BACK_SECONDS
 from counterpoise.spark.source.query import DRIVER_SECONDS, Consumption
 from counterpoise.wire import ChildrenItem, CommitItem, LogAccess, Position, ReleaseItem
 from tests.counterpoise.spark.doubles import Queue
@@ -488,6 +490,82 @@ def test_the_limit_that_grows_replaces_the_default_and_no_other(
     monkeypatch.setattr(consumption_module, "DEFAULT_MESSAGES_PER_TRIGGER", 2)
     with running(options, flow, log, broken) as consumption:
         assert ends(next_offset(consumption, EMPTY, limit=limit)) == {"0": ("0", end)}
+
+
+def test_messages_wait_for_more_of_them_but_not_for_ever(
+    flow: FlowDouble, log: PostgresLog, broken: BrokenLog
+) -> None:
+    """minOffsetsPerTrigger: the first micro-batch does not wait."""
+    append(log, "a")
+    flow.grant(0)
+    now = [100.0]
+    options = SourceOptions(
+        "flights", min_offsets_per_trigger=3, max_trigger_delay_seconds=60, lease_seconds=60
+    )
+
+    def asks(start: dict[str, Any], times: int = 3) -> dict[str, Any]:
+        """As time passes, and with an answer of the log each time."""
+        for _ in range(times):
+            now[0] += HELD_BACK_SECONDS
+            found = consumption.next_offset(start, None)
+            if found is not start:
+                break
+        return found
+
+    with running(options, flow, log, broken, clock=lambda: now[0]) as consumption:
+        first = next_offset(consumption, EMPTY)
+        assert ends(first) == {"0": ("0", "1")}
+        append(log, "b", "c", first=1)
+        until(lambda: (asks(first), consumption.report()["lagTotal"])[1] == 2)
+        assert asks(first) is first
+        asked = broken.asked
+        assert consumption.next_offset(first, None) is first
+        assert broken.asked == asked, "within the pause the log is not asked"
+        append(log, "d", first=3)
+        second = first
+        while second is first:
+            second = asks(first)
+        assert ends(second) == {"0": ("1", "4")}
+        append(log, "e", first=4)
+        until(lambda: (asks(second), consumption.report()["lagTotal"])[1] == 1)
+        assert asks(second) is second
+        now[0] += 60
+        assert ends(next_offset(consumption, second)) == {"0": ("4", "5")}
+
+
+def test_what_waits_for_more_messages_is_released_at_once(
+    flow: FlowDouble, log: PostgresLog, broken: BrokenLog
+) -> None:
+    append(log, "a")
+    flow.grant(0)
+    options = SourceOptions("flights", min_offsets_per_trigger=3)
+    with running(options, flow, log, broken) as consumption:
+        first = next_offset(consumption, EMPTY)
+        append(log, "b", first=1)
+        until(lambda: (consumption.next_offset(first, None), consumption.report()["lagTotal"])[1])
+        flow.revoke(0)
+        until(lambda: flow.queue.partitions[0].owner is None)
+        assert flow.queue.partitions[0].position == "1"
+
+
+def test_a_partition_may_be_divided_among_tasks_and_is_one_range_of_the_plan(
+    flow: FlowDouble, log: PostgresLog, broken: BrokenLog, tmp_path: Path
+) -> None:
+    append(log, *"abcdefgh")
+    flow.grant(0, 1)
+    channel = Channel(tmp_path, "one")
+    options = SourceOptions("flights", min_partitions=4)
+    with running(options, flow, log, broken, channel=channel) as consumption:
+        end = next_offset(consumption, EMPTY)
+        groups = consumption.partitions(EMPTY, end)
+        document = channel.get("plan")
+    found = sorted((one.start, one.end) for group in groups for one in group.slices)
+    assert found == [("0", "2"), ("2", "4"), ("4", "6"), ("6", "8")]
+    assert document is not None
+    planned = planned_of(document)
+    assert planned.read == (Slice(0, 1, "0", "8"),)
+    assert planned.tasks == ((0,),) * 4
+    assert planned.divides
 
 
 def test_a_revoked_partition_is_released_when_its_batch_is_done(

@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType, _parse_datatype_string
 
 from counterpoise.logs import (
     MESSAGE_SCHEMA,
+    AppendBatch,
     Bounds,
     Log,
     LogAccessRefused,
@@ -19,6 +20,7 @@ from counterpoise.logs import (
     LogError,
     LogNotFound,
     LogUnavailable,
+    Message,
     PositionAhead,
     PositionTrimmed,
 )
@@ -31,6 +33,7 @@ from counterpoise.spark.source.tasks import (
     ARROW_SCHEMA,
     LogPartition,
     LogSource,
+    as_rows,
     open_kept,
     read_slices,
 )
@@ -114,6 +117,24 @@ def test_slices_are_read_in_order_with_their_epochs(log: PostgresLog) -> None:
         (2, "0", 7, b"d"),
         (2, "1", 7, b"e"),
     ]
+
+
+def test_a_message_without_a_value_is_null_and_an_empty_one_is_empty(log: PostgresLog) -> None:
+    """Also where a batch is a part of others, whose headers it shares."""
+    deleted = {"counterpoise-tombstone": "true"}
+    messages = [
+        Message(b"a", "k", {"n": "1"}),
+        Message(b"", "k", {"n": "2", **deleted}),
+        Message(b"", "k"),
+        Message(b"not", "k", deleted),
+        Message(b"", "k", {"n": "3"}),
+    ]
+    log.append(AppendBatch("p", 0, 4, [0] * 5, messages))
+    (batch,) = log.read(0, "0", "5", max_messages=9)
+    for begin in range(5):
+        rows = as_rows(batch.slice(begin), Slice(0, 1, str(begin), "5"))
+        assert rows["value"].to_pylist() == [b"a", None, b"", b"not", b""][begin:]
+    assert rows.schema == ARROW_SCHEMA
 
 
 def test_rows_tell_whose_state_they_belong_to_and_whether_they_are_history(

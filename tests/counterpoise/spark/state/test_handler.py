@@ -16,7 +16,7 @@ from counterpoise.spark.data_source import SCHEMA
 from counterpoise.spark.errors import InvalidOption, InvalidSchema
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.source.tasks import ARROW_SCHEMA
-from counterpoise.spark.state.handler import rows_of
+from counterpoise.spark.state.handler import in_order, rows_of
 from tests.counterpoise.spark.state.test_state_keeper import reach
 from tests.counterpoise.spark.state.test_states import TEXTS, Letters
 from tests.log_support import append, log, log_url, until
@@ -56,6 +56,13 @@ def test_the_rows_are_those_of_the_source(spark: SparkSession) -> None:
     assert pa.types.is_map(table.schema.field("headers").type)
     with pytest.raises(InvalidSchema, match="select and filter within apply"):
         rows_of(rows.drop("headers"))
+
+
+def test_rows_of_a_partition_that_several_tasks_have_read_are_put_in_order() -> None:
+    rows = [{"partition": at % 2, "position": str(at)} for at in (9, 100, 11, 10, 8, 1000)]
+    table = in_order(pa.Table.from_pylist(rows))
+    assert table["position"].to_pylist() == ["8", "9", "10", "11", "100", "1000"]
+    assert table["partition"].to_pylist() == [0, 1, 0, 1, 0, 0]
 
 
 def test_a_restarted_query_learns_the_ready_partitions_again(tmp_path: Path) -> None:

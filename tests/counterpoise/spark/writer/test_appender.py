@@ -115,10 +115,22 @@ def test_rows_that_a_warm_up_replays_are_left_out(output: Output) -> None:
     assert output.write(replayed) == AppendResult(2, 0)
 
 
-def test_a_null_value_is_refused(output: Output) -> None:
-    batch = pa.RecordBatch.from_pydict({"value": pa.array([None], pa.binary())})
-    with pytest.raises(InvalidRows, match="value is null"):
-        append_all(output.target, AtLeastOnce(), [batch])
+@pytest.mark.parametrize("kind", [pa.binary(), pa.string()])
+def test_a_null_value_is_a_message_without_a_value(kind: pa.DataType) -> None:
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "value": pa.array([None, "", "v"], kind),
+            "key": ["a", "b", "c"],
+            "headers": pa.array([[("n", "1")], None, None], pa.map_(pa.string(), pa.string())),
+        }
+    )
+    (one,) = appends([batch], AtLeastOnce())
+    assert [message.value for message in one.messages] == [b"", b"", b"v"]
+    assert [message.headers for message in one.messages] == [
+        {"n": "1", "counterpoise-tombstone": "true"},
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize(

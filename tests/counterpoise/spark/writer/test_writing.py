@@ -146,12 +146,16 @@ def test_repetitions_are_known_after_the_output_was_resized(stage: Stage) -> Non
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("by", ["RepartitionByExpression", "minPartitions"])
 def test_a_query_that_may_mix_partitions_is_refused_and_the_sink_brings_them_together(
-    stage: Stage,
+    stage: Stage, by: str
 ) -> None:
     stage.publish(100)
-    mixed = doubled(stage.messages()).repartition(2, "key")
-    with pytest.raises(StreamingQueryException, match=r"RepartitionByExpression.*QueueSink"):
+    if by == "minPartitions":
+        mixed = doubled(stage.messages(minPartitions=16))
+    else:
+        mixed = doubled(stage.messages()).repartition(2, "key")
+    with pytest.raises(StreamingQueryException, match=rf"{by}.*QueueSink"):
         stage.run(stage.to_queue(mixed))
     assert not stage.counts()
     sink = QueueSink("out", url=stage.service.url)
