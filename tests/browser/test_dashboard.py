@@ -922,7 +922,7 @@ def test_an_administrator_pauses_and_resumes_a_queue_and_a_partition(
     submit(page)
     eventually(lambda: client.queue("flights").paused is not None)
     eventually(lambda: "paused until it is resumed" in page.text(".headline"))
-    assert page.text(".headline .status") == "paused (Ready)"
+    assert page.text(".headline .status") == "no consumer, paused (Ready)"
     assert page.run("document.querySelector('.status').matches('.quiet')")
     click(page, "Resume it")
     eventually(lambda: "stays paused with it" in page.text(".preview"))

@@ -299,8 +299,8 @@ async def test_a_message_is_passed_unless_a_consumer_has_committed_since(
     # A partition may have no position yet.
     await orders.do(c.RaiseEpochs((0,)), passed={0: Passed(None, None, None, "3+1")})
     assert await stored() == Stored(2, None, "3+1")
-    for seen in (("1", "3+1"), (None, None), (None, "3+2")):
-        await orders.do(c.RaiseEpochs((0,)), passed={0: Passed(*seen, "9", None)})
+    for position, above in (("1", "3+1"), (None, None), (None, "3+2")):
+        await orders.do(c.RaiseEpochs((0,)), passed={0: Passed(position, above, "9", None)})
         assert (await stored())[1:] == (None, "3+1")
     await store.commit_positions([orders.position("A", 0, "2", done_above="5+1")])
     await orders.do(c.RaiseEpochs((0,)), passed={0: Passed(None, "3+1", "1", None)})

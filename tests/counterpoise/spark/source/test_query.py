@@ -507,19 +507,19 @@ def test_messages_wait_for_more_of_them_but_not_for_ever(
         """As time passes, and with an answer of the log each time."""
         for _ in range(times):
             now[0] += HELD_BACK_SECONDS
-            found = consumption.next_offset(start, None)
+            found = query.next_offset(start, None)
             if found is not start:
                 break
         return found
 
-    with running(options, flow, log, broken, clock=lambda: now[0]) as consumption:
-        first = next_offset(consumption, EMPTY)
+    with running(options, flow, log, broken, clock=lambda: now[0]) as query:
+        first = next_offset(query, EMPTY)
         assert ends(first) == {"0": ("0", "1")}
         append(log, "b", "c", first=1)
-        until(lambda: (asks(first), consumption.report()["lagTotal"])[1] == 2)
+        until(lambda: (asks(first), query.report()["lagTotal"])[1] == 2)
         assert asks(first) is first
         asked = broken.asked
-        assert consumption.next_offset(first, None) is first
+        assert query.next_offset(first, None) is first
         assert broken.asked == asked, "within the pause the log is not asked"
         append(log, "d", first=3)
         second = first
@@ -527,10 +527,10 @@ def test_messages_wait_for_more_of_them_but_not_for_ever(
             second = asks(first)
         assert ends(second) == {"0": ("1", "4")}
         append(log, "e", first=4)
-        until(lambda: (asks(second), consumption.report()["lagTotal"])[1] == 1)
+        until(lambda: (asks(second), query.report()["lagTotal"])[1] == 1)
         assert asks(second) is second
         now[0] += 60
-        assert ends(next_offset(consumption, second)) == {"0": ("4", "5")}
+        assert ends(next_offset(query, second)) == {"0": ("4", "5")}
 
 
 def test_what_waits_for_more_messages_is_released_at_once(
