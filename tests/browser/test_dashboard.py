@@ -1069,7 +1069,7 @@ def test_it_says_that_the_service_is_away_and_goes_on_when_it_is_back(
     offline = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
     page.ask("Network.emulateNetworkConditions", {"offline": True, **offline})
     eventually(lambda: "does not answer" in page.text("#notice"))
-    eventually(lambda: "service away (" in page.text("#main"))
+    eventually(lambda: "service away, no consumer (" in page.text("#main"))
     page.ask("Network.emulateNetworkConditions", {"offline": False, **offline})
     eventually(lambda: not page.text("#notice"))
 
