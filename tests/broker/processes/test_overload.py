@@ -18,9 +18,9 @@ from tests.service import ServeProcess
 pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.matrix(of="crowds")]
 
 FLOWS = 500
-LEASE_SECONDS = 8.0
+LEASE_SECONDS = 16.0
 # So long that a flow that is not served loses its lease twice.
-FLOOD_SECONDS = 20.0
+FLOOD_SECONDS = 40.0
 PARTITIONS = 4096
 
 
