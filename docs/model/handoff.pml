@@ -40,6 +40,10 @@
 #define ENDS 0          /* consumers that die and never start again: their lease always ends */
 #endif
 
+#ifndef PAUSES
+#define PAUSES 0        /* how often an administrator pauses the partition; each pause ends */
+#endif
+
 #define NOBODY 2        /* consumers are 0 and 1 */
 #define OTHER(c) (1 - (c))
 
@@ -53,6 +57,7 @@ mtype state = unassigned;
 byte owner = NOBODY;
 byte successor = NOBODY;
 byte position = 0;              /* committed: next to be processed */
+bool paused = false;
 bool bound[2];
 bool news[2];                   /* the revision of its view is above the last one that it has */
 
@@ -69,7 +74,7 @@ Call sent[2];
 Call copy[2];
 
 /* One update in flight to each consumer: its view at some moment. It asks again on arrival. */
-typedef View { bool there; bool bound; byte epoch; mtype state; byte position };
+typedef View { bool there; bool bound; byte epoch; mtype state; byte position; bool paused };
 View update[2];
 
 /* ---------------------------------------------------------------- what is observed (no one reads it) */
@@ -80,11 +85,12 @@ byte sink_epoch = 0;            /* the fenced sink: its high-water row */
 byte sink_next = 0;
 byte granted = 0;               /* the last epoch that was granted */
 
+bool held = false;              /* an administrator has paused the partition, and not resumed it */
 bool hung[2];                   /* it will never finish the message in hand */
 bool gone[2];                   /* it died and never starts again */
 
 byte handoffs = 0, deaths = 0, expiries = 0, losses = 0, repeats = 0, crashes = 0, hangs = 0;
-byte ends = 0;
+byte ends = 0, pauses = 0;
 
 /* A consumer that hangs and renews its lease keeps its partition until the plan moves it; after a
  * move all promises hold again. For an owner that hangs there are no further promises. */
@@ -127,6 +133,9 @@ inline grant(to) {
     assert(epoch > granted);                                         /* promise 1 */
     granted = epoch;
     owner = to; state = owned; successor = NOBODY; drop_alarm();
+#ifdef BUG_PAUSE_LOST_AT_A_GRANT
+    paused = false;
+#endif
     changed()
 }
 
@@ -221,6 +230,18 @@ end:
     /* max_warmup_time is over. */
     :: atomic { state == warming -> state = revoking; set_alarm(); changed() }
 
+    /* An administrator pauses the partition, in any state, and resumes it. */
+    :: atomic { !held && pauses < PAUSES -> pauses++; held = true; paused = true;
+#ifndef BUG_PAUSE_NOT_TOLD
+        changed()
+#endif
+        }
+    :: atomic { held -> held = false; paused = false;
+#ifndef BUG_RESUME_NOT_TOLD
+        changed()
+#endif
+        }
+
 #ifndef BUG_NO_DEADLINE
     /* The alarm: at the deadline, or later, or for a handoff that is over. */
 #ifdef BUG_TIMER_OF_OLD_EPOCH
@@ -283,6 +304,7 @@ proctype Consumer(byte me) {
     bool knows = false;         /* whether it believes that it is bound */
     byte v_epoch = 0;
     mtype v_state = unassigned; /* its view of the partition; unassigned means "not mine" */
+    bool v_paused = false;
     byte next = 0;              /* next message to take */
     bool working = false;       /* one message is taken and not yet written */
     byte in_hand = 0;
@@ -295,7 +317,7 @@ end:
     /* Bind; also again after an answer that the flow is gone. */
     :: atomic { !knows && !gone[me] && !bound[me] && !update[me].there ->
         bound[me] = true; changed(); knows = true;
-        v_state = unassigned; v_epoch = 0; said = true }
+        v_state = unassigned; v_epoch = 0; v_paused = false; said = true }
     /* Started again while its old flow is still bound: replaced, under new epochs. */
     :: atomic { !knows && !gone[me] && bound[me] && !working ->
         if
@@ -304,12 +326,12 @@ end:
         :: else -> changed()
         fi;
         knows = true; update[me].there = false; sent[me].there = false;
-        v_state = unassigned; v_epoch = 0; said = true }
+        v_state = unassigned; v_epoch = 0; v_paused = false; said = true }
 
     /* Ask for the view; the answer is the current state, and arrives later. */
     :: atomic { knows && !update[me].there && (news[me] || !bound[me]) ->
         news[me] = false;
-        update[me].there = true; update[me].bound = bound[me];
+        update[me].there = true; update[me].bound = bound[me]; update[me].paused = paused;
         if
         :: owner == me ->
             update[me].state = (state == warming -> owned : state);
@@ -339,17 +361,20 @@ end:
                 said = (update[me].state == owned || update[me].state == unassigned)
             :: else -> skip
             fi;
-            v_state = update[me].state; v_epoch = update[me].epoch
+            v_state = update[me].state; v_epoch = update[me].epoch; v_paused = update[me].paused
         fi;
         /* Remove ended grants from the state. */
-        update[me].epoch = 0; update[me].position = 0 }
+        update[me].epoch = 0; update[me].position = 0; update[me].paused = false }
 
-    /* Take a message; never one of a partition that is being revoked. */
+    /* Take a message; never one of a partition that is being revoked, or paused in its view. */
 #ifdef BUG_TAKES_WHILE_REVOKING
-    :: atomic { knows && (v_state == owned || v_state == revoking) && !working && next < MESSAGES ->
+    :: atomic { knows && (v_state == owned || v_state == revoking) && !working && next < MESSAGES &&
 #else
-    :: atomic { knows && v_state == owned && !working && next < MESSAGES ->
+    :: atomic { knows && v_state == owned && !working && next < MESSAGES &&
 #endif
+        !v_paused ->
+        /* Only who is still to hear of a pause takes a message of a paused partition. */
+        assert(!held || news[me] || update[me].there);
         working = true; in_hand = next; working_epoch = v_epoch }
     /* It lives and never finishes this one: only the deadline helps. */
     :: atomic { working && !hung[me] && hangs < HANGS -> hangs++; hung[me] = true }
@@ -402,7 +427,7 @@ end:
         :: ends < ENDS && !gone[OTHER(me)] -> ends++; gone[me] = true
         fi;
         knows = false; working = false; hung[me] = false; working_epoch = 0; in_hand = 0; v_state = unassigned;
-        next = 0; v_epoch = 0; update[me].there = false; sent[me].there = false }
+        v_paused = false; next = 0; v_epoch = 0; update[me].there = false; sent[me].there = false }
     od
 }
 

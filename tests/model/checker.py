@@ -23,7 +23,10 @@ from typing import Literal
 MODELS = Path(__file__).resolve().parents[2] / "docs" / "model"
 Model = Literal["handoff", "barrier", "split"]
 Property = Literal["safety", "processed", "handed_over", "settles", "lineage"]
-_FAULTS = ("handoffs", "deaths", "expiries", "losses", "repeats", "crashes", "hangs", "ends")
+_FAULTS = (
+    *("handoffs", "deaths", "expiries", "losses", "repeats", "crashes", "hangs", "ends"),
+    "pauses",
+)
 _CHANGES = ("resizes", "sealings", "takeovers")
 _MOST_MB = 8192
 
@@ -45,6 +48,7 @@ class Case:
     crashes: int = 0
     hangs: int = 0
     ends: int = 0
+    pauses: int = 0
     bug: str | None = None
 
     @property
@@ -94,6 +98,11 @@ CASES = [
     Case("processed", losses=1, bug="NO_DEADLINE"),
     Case("handed_over", hangs=1, crashes=1),
     Case("handed_over", handoffs=2, messages=1, losses=1),
+    # A pause, before, amid and after a handoff.
+    Case("safety", handoffs=2, messages=1, pauses=1),
+    Case("safety", messages=1, deaths=1, pauses=1),
+    Case("processed", messages=1, pauses=1),
+    Case("handed_over", messages=1, pauses=1),
     # An ordered resize, and the next one.
     Case("safety", messages=3, resizes=2, takeovers=1, crashes=1),
     Case("settles", messages=3, resizes=2, crashes=1),
@@ -120,6 +129,9 @@ BUGS = [
     Case("processed", repeats=1, bug="LATE_COMMIT_APPLIED"),
     Case("processed", messages=1, ends=1, bug="LEASES_DO_NOT_END"),
     Case("handed_over", hangs=1, crashes=1, bug="NO_SWEEP"),
+    Case("safety", messages=1, pauses=1, bug="PAUSE_NOT_TOLD"),
+    Case("safety", messages=1, pauses=1, bug="PAUSE_LOST_AT_A_GRANT"),
+    Case("processed", messages=1, pauses=1, bug="RESUME_NOT_TOLD"),
     Case("safety", messages=3, resizes=2, bug="CUT_BEFORE_THE_LOCK"),
     Case("safety", messages=3, resizes=2, bug="OLD_COUNT_ACCEPTED"),
     Case("safety", messages=3, resizes=2, bug="NEXT_RESIZE_AT_ONCE"),
