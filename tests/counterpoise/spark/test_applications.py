@@ -218,7 +218,7 @@ def test_a_batch_that_outlasts_the_handoff_loses_to_the_successor(stage: Stage) 
 def test_a_stuck_application_loses_its_lease_and_comes_back(stage: Stage) -> None:
     stage.queue(2, rebalance_delay=0)
     stage.publish(40)
-    stuck = stage.application("stuck", leaseSeconds=5, maxBatchSeconds=1)
+    stuck = stage.application("stuck", leaseSeconds=15, maxBatchSeconds=3)
     other = stage.application("other", leaseSeconds=600)
     stuck.start()
     until(stage.all_seen, "the first messages")
