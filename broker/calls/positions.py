@@ -50,14 +50,16 @@ class Passing(NamedTuple):
 
 class Done(NamedTuple):
     """What of a partition is processed: what is stored, and so all below `low` and what is in
-    `above`. `over`: a certain message is among it.
+    `above`.
     """
 
-    log: str
     seen: Stored
     above: DoneAbove
     low: int
-    over: bool
+
+    def has(self, position: int) -> bool:
+        """Whether the message at this position is processed."""
+        return position < self.low or self.above.covers(position)
 
 
 class PositionCalls:
@@ -83,23 +85,16 @@ class PositionCalls:
 
     async def waiting(self, name: str, most: int) -> tuple[str, list[tuple[int, str]]]:
         """The log of a queue, and the first messages that wait in it: partitions and positions."""
-
-        def extract(queue: Queue) -> tuple[str, list[int]]:
-            return queue.settings.log, [
-                one.number for one in queue.existing() if is_read(queue, one.number)
-            ]
-
-        log, numbers = await self._queues.read(name, extract)
+        log, all_done = await self._done(name)
         found: list[tuple[int, str]] = []
-        for number in sorted(numbers):
-            done = await self._done(name, number, "0")
+        for number, done in sorted(all_done.items()):
             at: str | None = str(done.low)
             while at is not None and len(found) < most:
                 look = await self._logs.peek(log, number, at, most - len(found), 0)
                 found += [
                     (number, one.position)
                     for one in look.messages
-                    if not done.above.covers(int(one.position))
+                    if not done.has(int(one.position))
                 ]
                 at = None if not look.messages or look.following == look.end else look.following
         return log, found
@@ -110,23 +105,14 @@ class PositionCalls:
         Raises QueueNotFound, Unavailable, and Invalid if it is passed already, or if there cannot
         be such a message.
         """
-        done = await self._done(name, partition, position)
-        if done.over:
+        log, done = await self._done_of(name, partition, position)
+        if done.has(int(position)):
             raise Invalid(
                 f"The message at {position} of partition {partition} is processed already: the "
                 f"partition continues at {done.low}.",
                 [("position", "is processed already")],
             )
-        log, seen, above, low, begin = done.log, done.seen, done.above, done.low, int(position)
-        # Positions may have holes: then none of them is a message that is still to be read.
-        first = await self._logs.peek(log, partition, str(low), 1, 0)
-        if first.messages and first.messages[0].position == position:
-            begin = low
-        above.add(begin, int(position) + 1)
-        new = above.take(low)
-        at = None if seen.position is None and new == 0 else str(new)
-        passed = Passed(seen.position, seen.done_above, at, above.text(at))
-        return Passing(log, seen.epoch, passed)
+        return Passing(log, done.seen.epoch, await self._passed(log, partition, position, done))
 
     async def pass_message(self, name: str, partition: int, position: str) -> Stored:
         """Pass a message, and raise the epoch of its partition, unless it is passed already.
@@ -134,53 +120,75 @@ class PositionCalls:
         Returns epoch and position then. Raises QueueNotFound, Invalid, and Unavailable, also if
         the message is not passed because a consumer commits in between every time.
         """
-
+        log, done = await self._done_of(name, partition, position)
         for _ in range(ATTEMPTS):
-            done = await self._done(name, partition, position)
-            if done.over:
-                return done.seen
-            _, _, passed = await self.passing(name, partition, position)
+            if done.has(int(position)):
+                break
+            passed = await self._passed(log, partition, position, done)
             # It lifts no barrier: that is for the owner, who reaches a cut by its next commit.
             make = partial(Submission, c.RaiseEpochs((partition,)), passed={partition: passed})
             await self._queues.submit(name, make)
-        done = await self._done(name, partition, position)
-        if done.over:
+            log, done = await self._done_of(name, partition, position)
+        if done.has(int(position)):
             return done.seen
         raise Unavailable(
             "The position of the partition changes all the time, and the message is not passed; "
             "repeat the call."
         )
 
-    async def _done(self, name: str, partition: int, position: str) -> Done:
-        """What is processed of a partition. Raises Invalid for one that nobody reads, and for what
-        is no position of the log.
+    async def _passed(self, log: str, partition: int, position: str, done: Done) -> Passed:
+        """What is processed once this message is passed, too."""
+        begin = int(position)
+        # Positions may have holes: then none of them is a message that is still to be read.
+        first = await self._logs.peek(log, partition, str(done.low), 1, 0)
+        if first.messages and first.messages[0].position == position:
+            begin = done.low
+        done.above.add(begin, int(position) + 1)
+        new = done.above.take(done.low)
+        at = None if done.seen.position is None and new == 0 else str(new)
+        return Passed(done.seen.position, done.seen.done_above, at, done.above.text(at))
+
+    async def _done_of(self, name: str, partition: int, position: str) -> tuple[str, Done]:
+        """The log of a queue, and what is processed of a partition. Raises Invalid for one that
+        nobody reads, and for what is no position of the log.
+        """
+        log, done = await self._done(name, partition)
+        refuse_invalid(log, {"position": position})
+        return log, done[partition]
+
+    async def _done(self, name: str, only: int | None = None) -> tuple[str, dict[int, Done]]:
+        """The log of a queue, and what is processed of its partitions, or `only` of one. Raises
+        Invalid if nobody reads that.
         """
         # The package brings the client with it, which the service does not need to start.
         from counterpoise.flow.done_above import DoneAbove
 
-        def extract(queue: Queue) -> tuple[str, str, int]:
-            if not is_read(queue, partition):
+        def extract(queue: Queue) -> tuple[str, str, dict[int, int]]:
+            if only is not None and not is_read(queue, only):
                 raise Invalid(
-                    f"The queue {name!r} has no partition {partition}, or it is finished.",
+                    f"The queue {name!r} has no partition {only}, or it is finished.",
                     [("partition", "is not in the queue, or finished")],
                 )
-            return queue.id, queue.settings.log, queue.partitions[partition].epoch
+            existing = [one.number for one in queue.existing()] if only is None else [only]
+            read = [number for number in existing if is_read(queue, number)]
+            epochs = {number: queue.partitions[number].epoch for number in read}
+            return queue.id, queue.settings.log, epochs
 
-        queue_id, log, epoch = await self._queues.read(name, extract)
+        queue_id, log, epochs = await self._queues.read(name, extract)
         if kind_of(log) is None:
             raise Invalid("The service does not know this kind of log, nor its positions.")
-        refuse_invalid(log, {"position": position})
         with store_available():
-            found = await self._queues.store.positions(queue_id, [partition])
-        seen = found.get(partition, Stored(epoch, None))
-        try:
-            above = DoneAbove.of_text(seen.done_above)
-        except ValueError:
-            # Of a client with an error: these messages are read again.
-            above = DoneAbove()
-        low = above.take(int(seen.position or 0))
-        over = int(position) < low or above.covers(int(position))
-        return Done(log, seen, above, low, over)
+            found = await self._queues.store.positions(queue_id, [*epochs])
+        done = {}
+        for number, epoch in epochs.items():
+            seen = found.get(number, Stored(epoch, None))
+            try:
+                above = DoneAbove.of_text(seen.done_above)
+            except ValueError:
+                # Of a client with an error: these messages are read again.
+                above = DoneAbove()
+            done[number] = Done(seen, above, above.take(int(seen.position or 0)))
+        return log, done
 
     async def _set(self, name: str, where: Where, caller: Caller | None) -> wire.Positions:
         log = await self._queues.read(name, lambda one: one.settings.log)
