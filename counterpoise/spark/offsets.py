@@ -103,10 +103,15 @@ def divided(one: Slice, parts: int) -> list[Slice]:
     return [replace(one, start=a, end=b) for a, b in pairwise(cuts) if a != b]
 
 
+def place_of(one: Slice) -> tuple[int, int, str]:
+    """The order of pieces: by partition, and within one by position if positions are numbers."""
+    return one.partition, len(one.start), one.start
+
+
 def joined(pieces: Iterable[Slice]) -> list[Slice]:
     """The slices that were divided into these pieces, by partition number."""
     whole: dict[int, Slice] = {}
-    for one in sorted(pieces, key=lambda one: (one.partition, len(one.start), one.start)):
+    for one in sorted(pieces, key=place_of):
         whole[one.partition] = replace(whole.get(one.partition, one), end=one.end)
     return list(whole.values())
 

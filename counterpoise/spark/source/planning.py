@@ -25,7 +25,7 @@ from counterpoise.flow import barriers
 from counterpoise.flow.ledger import continues
 from counterpoise.flow.view import Owned
 from counterpoise.logs import Bounds, InvalidPosition, Log
-from counterpoise.spark.offsets import Offset, Range, Replay, Slice, divided
+from counterpoise.spark.offsets import Offset, Range, Replay, Slice, divided, place_of
 from counterpoise.spark.source.history import (
     FindFloor,
     Portions,
@@ -373,11 +373,7 @@ def pack(
             loads.append(0)
         groups[lightest].append(one)
         loads[lightest] += weight
-    return [tuple(sorted(group, key=_place)) for group in groups]
-
-
-def _place(one: Slice) -> tuple[int, int, str]:
-    return one.partition, len(one.start), one.start
+    return [tuple(sorted(group, key=place_of)) for group in groups]
 
 
 def _weight(one: Slice) -> int:
