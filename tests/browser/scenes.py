@@ -21,7 +21,7 @@ from broker import keys
 from broker.core.access import Role
 from broker.demo.mock_kafka import MockKafka
 from counterpoise.client import Client
-from counterpoise.conditions import Condition
+from counterpoise.conditions import Condition, quarantined
 from counterpoise.consumer.letters import letter_headers
 from counterpoise.flow import Flow
 from counterpoise.keys import partition_of
@@ -383,9 +383,9 @@ def _dead_letter(stage: Stage) -> Page:
     scene.publish(100)
     scene.join("billing-1")
     [flow] = scene.flows
-    text = "at 3, after 5 attempts: ValueError: the order names no currency, so it has no price"
+    error = ValueError("the order names no currency, so it has no price")
     flow.commit({1: "3"})
-    flow.report([Condition("quarantined", text, 1, flow.partitions[1].epoch)])
+    flow.report([quarantined(1, flow.partitions[1].epoch, "3", 5, error)])
     page = stage.of(scene)
     shows(page, ".conditions", "quarantined")
     click(page, "To dead letters")
