@@ -162,17 +162,14 @@ def _messages(rows: pa.RecordBatch) -> Iterator[Message]:
     def column(name: str, read: Callable[[Any], list[Any]]) -> list[Any]:
         return read(rows.column(name)) if name in names else [None] * rows.num_rows
 
-    headers = map(_headers, column("headers", _pylist))
-    return map(
-        Message,
-        [value or b"" for value in values.to_pylist()],
-        column("key", _pylist),
-        [
-            tombstone(of) if lacks else of
-            for of, lacks in zip(headers, values.is_null().to_pylist(), strict=True)
-        ],
-        column("published_at", times),
-    )
+    found = _pylist(values)
+    headers: Iterable[Mapping[str, str] | None] = map(_headers, column("headers", _pylist))
+    if values.null_count:
+        headers = [
+            tombstone(of) if value is None else of for of, value in zip(headers, found, strict=True)
+        ]
+        found = [value or b"" for value in found]
+    return map(Message, found, column("key", _pylist), headers, column("published_at", times))
 
 
 def _pylist(column: pa.Array) -> list[Any]:
