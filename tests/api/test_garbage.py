@@ -120,11 +120,10 @@ def in_cycles() -> Counter[str]:
         gc.freeze()
 
 
-def _is_ours(one: object) -> bool:
-    if isinstance(one, types.FrameType):
-        module = one.f_globals.get("__name__", "")
-    else:
-        module = type(one).__module__
+def _is_ours(one: Any) -> bool:
+    # By its type alone: `isinstance` asks a weak proxy, whose object may be gone.
+    kind = type(one)
+    module = one.f_globals.get("__name__", "") if kind is types.FrameType else kind.__module__
     return f"{module}.".startswith(OURS)
 
 
