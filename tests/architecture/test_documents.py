@@ -272,9 +272,9 @@ def sentences(name: str) -> Iterator[str]:
 
 
 PLAIN = """
-    aggregates aligned consumer design faults logs logs-background operations performance
-    performance-background processors promises protocol security security-background simulation
-    sink sinks troubleshooting warmup what-if
+    aggregates aligned autoscaling cluster consumer design faults kafka logs logs-background
+    monitoring operations performance performance-background processors promises protocol security
+    security-background settings simulation sink sinks troubleshooting warmup what-if
 """
 
 
