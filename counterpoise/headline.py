@@ -14,10 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from counterpoise.wire import MeasuredQueue
 
 # A kind of condition that a later consumer reports.
 OTHER = "other"
@@ -94,18 +90,16 @@ class Headline:
         return f"{self.text} ({status})" if self.text else status
 
 
-def lag_grows(waiting: int, measured: Iterable[MeasuredQueue], now: datetime) -> bool:
-    """Whether many messages wait now, and more than when the service measured a while ago.
+def lag_grows(waiting: int, measured: Iterable[tuple[datetime, int | None]], now: datetime) -> bool:
+    """Whether many messages wait now, and more than a while ago.
 
-    What is paused is no part of `waiting`. `measured`: the oldest first.
+    What is paused is no part of `waiting`. `measured`: when the service measured the lag, the
+    oldest first, and what it was; None: not known.
     """
     since = now - timedelta(seconds=GROWS_SECONDS)
-    before = next((one for one in measured if one.at >= since), None)
-    if before is None or before.lag is None:
-        return False
-    if now - before.at < timedelta(seconds=GROWS_LEAST_SECONDS):
-        return False
-    return waiting > max(GROWS_FROM, before.lag)
+    at, lag = next(((at, lag) for at, lag in measured if at >= since), (now, None))
+    old_enough = now - at >= timedelta(seconds=GROWS_LEAST_SECONDS)
+    return lag is not None and old_enough and waiting > max(GROWS_FROM, lag)
 
 
 def headline(

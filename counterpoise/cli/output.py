@@ -57,7 +57,7 @@ def look_at(client: Client, name: str, partitions: Sequence[Partition]) -> Look 
     )
     if look.waiting <= GROWS_FROM:
         return look
-    measured = client.measurements(name).items
+    measured = [(one.at, one.lag) for one in client.measurements(name).items]
     return replace(look, grows=lag_grows(look.waiting, measured, datetime.now(UTC)))
 
 

@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from counterpoise.headline import Headline, Look, headline, lag_grows
-from counterpoise.wire import MeasuredQueue
 
 WAITS = Look(lag=30_000, held=0, unowned=1000)
 NOTHING = Look(lag=0, held=0, unowned=1000)
@@ -71,7 +70,7 @@ def test_the_lag_grows_if_it_is_larger_than_a_while_ago(
     waiting: int, minutes: int | None, lag: int | None, grows: bool
 ) -> None:
     now = datetime.now(UTC)
-    measured = [MeasuredQueue(now - timedelta(hours=1), 0, None, None)]
+    measured: list[tuple[datetime, int | None]] = [(now - timedelta(hours=1), 0)]
     if minutes is not None:
-        measured += [MeasuredQueue(now - timedelta(minutes=minutes), lag, None, None)]
+        measured += [(now - timedelta(minutes=minutes), lag)]
     assert lag_grows(waiting, measured, now) == grows

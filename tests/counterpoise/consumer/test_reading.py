@@ -178,7 +178,7 @@ def test_a_consumer_with_partitions_keeps_its_log(monkeypatch):
 def test_a_log_that_is_away_before_the_first_grant_is_met_when_it_is_needed():
     lanes, log = make(View()), CountingLog()
 
-    def away(_partitions):
+    def away(_partitions, *, at_once=False):
         raise LogUnavailable("away")
 
     log.bounds = away  # type: ignore[method-assign]
