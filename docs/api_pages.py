@@ -14,6 +14,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from counterpoise import documents
+
 HERE = Path(__file__).with_name("api")
 # By page: its title, what to read first, and its packages with the names on it (empty: all that are
 # on no other page).
@@ -55,11 +57,15 @@ PAGES: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
     ),
     "client": (
         "Client",
-        "Every call of [the contract](../protocol.md), and what it returns.",
+        (
+            "The calls of [the contract](../protocol.md) for programs, and what they return. "
+            "`openapi.yaml` has all. A document lists its fields in the order of its arguments; a "
+            "field that has its default is left out of an answer. Lists are tuples. `raw`, where "
+            "it is, is the whole answer."
+        ),
         {
             "counterpoise.client": "Client AsyncClient",
             "counterpoise.wire": "",
-            "counterpoise.conditions": "HeldCondition",
         },
     ),
     "errors": (
@@ -85,6 +91,13 @@ PAGES: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
         {"counterpoise.testing": ""},
     ),
 }
+# Documents of HTTP that no call of a client returns.
+OF_HTTP_ALONE = frozenset(
+    """
+    Page Session Lineage MeasuredQueue CommittedAfter Measurements Scaling ShownMessage
+    ShownMessages PublishedMessage FieldProblem Problem Health Readiness
+    """.split()
+)
 MARK = "<!-- docs/api_pages.py writes this page from the docstrings. -->"
 LINE_LENGTH = 88
 
@@ -101,7 +114,7 @@ def public(package: str, chosen: str = "") -> list[tuple[str, Any]]:
             name
             for name, value in vars(module).items()
             if inspect.isclass(value) and value.__module__ == package and name[0] != "_"
-            if name not in elsewhere
+            if name not in elsewhere | OF_HTTP_ALONE
         ]
     return [(name, getattr(module, name)) for name in names]
 
@@ -132,6 +145,9 @@ def entry(name: str, value: Any, described: dict[str, str]) -> Iterator[str]:
     if issubclass(value, BaseException):
         code = f" Code: `{value.code}`." if "code" in vars(value) else ""
         yield f"Error. Base: `{value.__base__.__name__}`.{code}"
+    elif issubclass(value, Struct):
+        yield from document(value)
+        return
     elif not getattr(value, "_is_protocol", False):
         arguments = signature(name, value).removeprefix(name)
         first = described.setdefault(arguments, name) if "\n" in arguments else name
@@ -152,6 +168,25 @@ def entry(name: str, value: Any, described: dict[str, str]) -> Iterator[str]:
     if repeated:
         coroutines = "coroutines, " if name.startswith("Async") else ""
         yield f"Also, {coroutines}as above: {', '.join(repeated)}."
+
+
+def document(shape: type[Struct]) -> Iterator[str]:
+    """The paragraphs on a document: what it is, and each of its fields with its type."""
+    described, fields = documents.described(shape)
+    yield described
+    types = typing.get_type_hints(shape)
+    listed: list[str] = []
+    for parameter in inspect.signature(shape).parameters.values():
+        if parameter.name == "raw":
+            continue
+        shown = f"`{argument(parameter.replace(annotation=types[parameter.name]))}`"
+        if said := fields.get(parameter.name):
+            listed.append(f"* {shown}: {' '.join(said.split())}")
+        elif listed and listed[-1].endswith("`"):
+            listed[-1] += f", {shown}"
+        else:
+            listed.append(f"* {shown}")
+    yield "\n".join(listed)
 
 
 def members(owner: type) -> Iterator[tuple[str, Any]]:
@@ -181,9 +216,6 @@ def signature(name: str, value: Any) -> str:
         called = inspect.signature(value)
     except ValueError:  # a class of Python's own
         return f"{name}(…)"
-    # Those of a message without what only the reading of JSON needs.
-    is_message = inspect.isclass(value) and issubclass(value, Struct)
-    types = typing.get_type_hints(value) if is_message else {}
     arguments: list[str] = []
     kind: Any = None
     for parameter in called.parameters.values():
@@ -195,8 +227,7 @@ def signature(name: str, value: Any) -> str:
         ):
             arguments.append("*")
         kind = parameter.kind
-        annotated = types.get(parameter.name, parameter.annotation)
-        arguments.append(argument(parameter.replace(annotation=annotated)))
+        arguments.append(argument(parameter))
     result = readable(annotation(called.return_annotation))
     # A method of a client is made of a function that returns the call that it sends, and one of a
     # flow of its program.
