@@ -98,6 +98,13 @@ OF_HTTP_ALONE = frozenset(
     ShownMessages PublishedMessage FieldProblem Problem Health Readiness
     """.split()
 )
+# Members that only the package itself calls.
+OF_THE_PACKAGE_ALONE = frozenset(
+    """
+    Count.value DeadLetter.check DeadLetter.store LaneStatus.of QueueListener.failed
+    QueueListener.started Retry.check Windows.have Windows.of
+    """.split()
+)
 MARK = "<!-- docs/api_pages.py writes this page from the docstrings. -->"
 LINE_LENGTH = 88
 
@@ -156,15 +163,20 @@ def entry(name: str, value: Any, described: dict[str, str]) -> Iterator[str]:
     if (made := vars(value).get("__init__")) and made.__doc__:
         yield prose(made)
     repeated = []
+    properties = []
     for member, found in members(value):
         called = "" if isinstance(found, property) else signature(member, found)
         if (said := f"{member}\n{called}\n{prose(found)}") in described:
             repeated.append(f"`{member}`")
             continue
         described[said] = name
-        yield f"#### {name}.{member}"
-        yield from ([fenced(member, found)] if called else [])
-        yield prose(found)
+        if called:
+            yield from (f"#### {name}.{member}", fenced(member, found), prose(found))
+        else:
+            properties.append(f"* `{member}`: {' '.join(prose(found).split())}")
+    if properties:
+        yield "Properties:"
+        yield "\n".join(properties)
     if repeated:
         coroutines = "coroutines, " if name.startswith("Async") else ""
         yield f"Also, {coroutines}as above: {', '.join(repeated)}."
@@ -198,6 +210,7 @@ def members(owner: type) -> Iterator[tuple[str, Any]]:
         for member, found in vars(one).items():
             plain = getattr(found, "__func__", found)
             is_ours = member[0] != "_" and member not in seen
+            is_ours &= f"{owner.__name__}.{member}" not in OF_THE_PACKAGE_ALONE
             if is_ours and (isinstance(found, property) or inspect.isfunction(plain)):
                 seen.add(member)
                 if plain.__doc__:
