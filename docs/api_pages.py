@@ -131,7 +131,9 @@ def page(title: str, introduction: str, packages: Mapping[str, str]) -> str:
     parts = [f"# {title}", MARK, introduction]
     described: dict[str, str] = {}
     for package, chosen in packages.items():
-        parts += [f"## {package}", "" if chosen else prose(importlib.import_module(package))]
+        # How it works, behind that, is for those who read the code.
+        use, _, _ = prose(importlib.import_module(package)).partition("\n**How it works**")
+        parts += [f"## {package}", "" if chosen else use.strip()]
         for name, value in public(package, chosen):
             parts += [f"### {name}", *entry(name, value, described)]
     return "\n\n".join(part for part in parts if part) + "\n"

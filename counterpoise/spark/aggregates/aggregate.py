@@ -49,14 +49,12 @@ class FencedAggregate:
     executors, for windows that have changed.
 
     `values`: the aggregates by column of the result. `by`: the columns of a group. `windows` None:
-    one result for each group, which is replaced after each micro-batch that changes it.
+    one result for each group, replaced after each micro-batch that changes it. `late`: what becomes
+    of a row whose window its own partition has passed: `drop` (and count it), `side` (into the
+    table `counterpoise_late`), or `merge` (into the result, for `keep_seconds` after the window was
+    closed). `idle_seconds`: how long a partition without rows holds windows open; None: without
+    limit. `name` (default: the table's) and `fence` are arguments of `FencedSink`.
 
-    `late`: what becomes of a row whose window its own partition has passed: `drop` (and count it),
-    `side` (into the table `counterpoise_late`), or `merge` (into the result, for `keep_seconds`
-    after the window was closed). `idle_seconds`: how long a partition without rows holds windows
-    open; None: without limit.
-
-    `name` (default: the table's) and `fence`, further arguments of `FencedSink`, are as there.
     Raises InvalidSink.
     """
 
@@ -120,9 +118,9 @@ class FencedAggregate:
     def close_windows(self) -> int:
         """Write the results of the windows that are complete; returns how many.
 
-        Each micro-batch ends with this, and with `idle_seconds` it is repeated from then on. Any
-        application of the queue may close a window, and one of them does. 0 before the first
-        micro-batch, and while the service is away, which knows the partitions.
+        Each micro-batch ends with this, and with `idle_seconds` it is repeated from then on. One of
+        the queue's applications closes each window. 0 before the first micro-batch, and while the
+        service, which knows the partitions, is away.
         """
         if self._counted is None:
             return 0
@@ -161,9 +159,10 @@ class FencedAggregate:
             return tables.dropped(connection, self._counted[0])
 
     def forget(self, queue: str) -> None:
-        """Begin anew, before messages are delivered again on purpose (docs, *Delivering again*).
+        """Drop what open windows have counted, before messages are delivered again on purpose
+        (docs, *Delivering again*).
 
-        Drops what open windows have counted. Call it while no application writes.
+        Call it while no application writes.
         """
         from counterpoise.spark.aggregates import tables
 
