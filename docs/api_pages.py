@@ -92,19 +92,15 @@ PAGES: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
     ),
 }
 # Documents of HTTP that no call of a client returns.
-OF_HTTP_ALONE = frozenset(
-    """
+OF_HTTP_ALONE = """
     Page Session Lineage MeasuredQueue CommittedAfter Measurements Scaling ShownMessage
     ShownMessages PublishedMessage FieldProblem Problem Health Readiness
-    """.split()
-)
+"""
 # Members that only the package itself calls.
-OF_THE_PACKAGE_ALONE = frozenset(
-    """
+OF_THE_PACKAGE_ALONE = """
     Count.value DeadLetter.check DeadLetter.store LaneStatus.of QueueListener.failed
     QueueListener.started Retry.check Windows.have Windows.of
-    """.split()
-)
+"""
 MARK = "<!-- docs/api_pages.py writes this page from the docstrings. -->"
 LINE_LENGTH = 88
 
@@ -116,12 +112,12 @@ def public(package: str, chosen: str = "") -> list[tuple[str, Any]]:
     if names is None:
         elsewhere = {
             name for *_, packages in PAGES.values() for name in packages.get(package, "").split()
-        }
+        }.union(OF_HTTP_ALONE.split())
         names = [
             name
             for name, value in vars(module).items()
             if inspect.isclass(value) and value.__module__ == package and name[0] != "_"
-            if name not in elsewhere | OF_HTTP_ALONE
+            if name not in elsewhere
         ]
     return [(name, getattr(module, name)) for name in names]
 
@@ -212,7 +208,7 @@ def members(owner: type) -> Iterator[tuple[str, Any]]:
         for member, found in vars(one).items():
             plain = getattr(found, "__func__", found)
             is_ours = member[0] != "_" and member not in seen
-            is_ours &= f"{owner.__name__}.{member}" not in OF_THE_PACKAGE_ALONE
+            is_ours &= f"{owner.__name__}.{member}" not in OF_THE_PACKAGE_ALONE.split()
             if is_ours and (isinstance(found, property) or inspect.isfunction(plain)):
                 seen.add(member)
                 if plain.__doc__:
