@@ -165,7 +165,7 @@ def entry(name: str, value: Any, described: dict[str, str]) -> Iterator[str]:
     for member, found in members(value):
         called = "" if isinstance(found, property) else signature(member, found)
         if (said := f"{member}\n{called}\n{prose(found)}") in described:
-            repeated.append(f"`{member}`")
+            repeated.append(member)
             continue
         described[said] = name
         if called:
@@ -176,8 +176,29 @@ def entry(name: str, value: Any, described: dict[str, str]) -> Iterator[str]:
         yield "Properties:"
         yield "\n".join(properties)
     if repeated:
-        coroutines = "coroutines, " if name.startswith("Async") else ""
-        yield f"Also, {coroutines}as above: {', '.join(repeated)}."
+        yield f"Also, {as_above(value, repeated, described)}."
+
+
+def as_above(shape: type, repeated: list[str], described: Mapping[str, str]) -> str:
+    """The members of a class that another one on the page has likewise."""
+    name = shape.__name__
+    if not name.startswith("Async"):
+        return f"as above: {', '.join(f'`{one}`' for one in repeated)}"
+    twin = name.removeprefix("Async")
+    of_twin = {said.partition("\n")[0] for said, owner in described.items() if owner == twin}
+    of_twin.discard("(")  # its arguments
+    plain = [
+        f"`{one}`"
+        for one in repeated
+        if inspect.isfunction(found := getattr(shape, one))
+        if not inspect.iscoroutinefunction(found)
+    ]
+    lacks = [f"`{one}`" for one in sorted(of_twin - {member for member, _ in members(shape)})]
+    return (
+        f"as `{twin}` has them, the other properties, and methods as coroutines"
+        + (f" ({', '.join(plain)}: as there)" if plain else "")
+        + (f", without {', '.join(lacks)}" if lacks else "")
+    )
 
 
 def document(shape: type[Struct]) -> Iterator[str]:
@@ -186,13 +207,17 @@ def document(shape: type[Struct]) -> Iterator[str]:
     yield described
     types = typing.get_type_hints(shape)
     listed: list[str] = []
+    base = shape.__base__
+    inherited = {"raw", *getattr(base, "__struct_fields__", ())}
+    if len(inherited) > 1 and base is not None:
+        listed.append(f"* the fields of `{base.__name__}`")
     for parameter in inspect.signature(shape).parameters.values():
-        if parameter.name == "raw":
+        if parameter.name in inherited:
             continue
         shown = f"`{argument(parameter.replace(annotation=types[parameter.name]))}`"
         if said := fields.get(parameter.name):
             listed.append(f"* {shown}: {' '.join(said.split())}")
-        elif listed and listed[-1].endswith("`"):
+        elif listed and listed[-1].endswith("`") and ": " in listed[-1]:
             listed[-1] += f", {shown}"
         else:
             listed.append(f"* {shown}")
