@@ -77,12 +77,8 @@ def drain(
     queries: StreamingQuery | Iterable[StreamingQuery],
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
 ) -> None:
-    """Hand over all partitions of these queries, in order, and stop them. Blocks until that is
-    done.
-
-    A query works on until others take its partitions. If no other flow can, or when half of the
-    time is over (or ten seconds are left), it begins no new micro-batch, and the remaining
-    partitions become unassigned at their positions. Trigger intervals are not waited for.
+    """Hand over all partitions of these queries, in order, and stop them (docs, *Draining a
+    query*). Blocks until that is done.
 
     Raises DrainTimedOut if a micro-batch takes longer, or the service is not reached; then the
     queries are stopped as by `query.stop()`. Raises NoChannel for a query without a Counterpoise
@@ -102,14 +98,14 @@ def drain_on_sigterm(
     signals: Sequence[signal.Signals] = (signal.SIGTERM,),
     end_seconds: float = DEFAULT_END_SECONDS,
 ) -> None:
-    """Drain when the process or its JVM is told to end, and end the process with exit code 0.
+    """Drain when the process or its JVM is told to end, and end the process with exit code 0 (docs,
+    *Draining a query*).
 
     `what`: queries, or the session: then those that run when the signal comes (queries of other
-    sources are just stopped). `signals`: add `signal.SIGINT` for Ctrl-C. The program continues when
-    its queries have stopped (`awaitTermination` returns). If it has not ended within `end_seconds`,
-    SystemExit(0) is raised in the main thread, so that `finally` and atexit run. The JVM waits for
-    the drain, then ends with its own exit code (143). Docs, *Draining a query*, has the other
-    cases.
+    sources are just stopped). `signals`: add `signal.SIGINT` for Ctrl-C. `end_seconds`: how long
+    the program may go on when its queries have stopped, before SystemExit(0) is raised in the main
+    thread, so that `finally` and atexit run. The JVM waits for the drain, then ends with its own
+    exit code (143).
 
     Call it in the main thread (otherwise ValueError), after the session was created. Raises
     NoChannel for a session of Spark Connect.

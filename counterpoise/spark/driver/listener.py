@@ -54,8 +54,6 @@ class QueueListener(EventListener):
     exceptions are logged. A report has the values of `reportLatestOffset` (docs, *Progress*), with
     `queue`, `instance`, `query` (its name or id) and `batch` (None between micro-batches). Changes
     are logged to `counterpoise.spark` at `level`.
-
-    Raises NoChannel for a session of Spark Connect.
     """
 
     def __init__(

@@ -28,8 +28,6 @@ class DuplicateFilter(PartitionProcessor):
     `by`: the columns of the id; a row in which all are null has no id and passes. Messages of one
     id need one key: ids are remembered per partition. `heartbeat`, `ahead_seconds`: as for
     `PartitionProcessor`.
-
-    Raises ValueError.
     """
 
     def __init__(

@@ -47,8 +47,6 @@ class JoinByKey(StatefulProcessor):
     and without `aligned` the partition and position of the later row, for the fenced sink.
     `aligned`: how many logs the queue reads side by side (docs, *Joins*). `ahead_seconds`: as for
     `PartitionProcessor`.
-
-    Raises ValueError.
     """
 
     tenured = True

@@ -67,8 +67,6 @@ class StatefulForeachBatch(Generic[S]):
     `empty`.
 
     The stream must be the source's own, unchanged: history is read from the log, not through Spark.
-
-    Raises InvalidOption. Makes no call to service or log before a state is needed.
     """
 
     def __init__(
