@@ -119,7 +119,6 @@ SAID = {
         f"each of 20 for {TWENTY.value:.0f} ms, and the others keep {KEPT}.",
         f"the join of a ninth consumer takes {NINTH.value:.0f} ms",
     ],
-
     "README.md": [f"{SMALL.value:.0f} to {NINTH.value:.0f} ms from the bind of a new consumer"],
 }
 
