@@ -272,9 +272,10 @@ def sentences(name: str) -> Iterator[str]:
 
 
 PLAIN = """
-    aggregates aligned consumer design faults logs logs-background operations performance
-    performance-background processors promises protocol security security-background simulation
-    sink sinks troubleshooting warmup what-if
+    aggregates aligned comparison consumer design faults logs logs-background model operations
+    performance performance-background placement previews processors promises protocol publishing
+    security security-background simulation sink sinks spark spark-background spark-options
+    troubleshooting warmup what-if writing
 """
 
 
