@@ -80,10 +80,10 @@ def drain(
     """Hand over all partitions of these queries, in order, and stop them (docs, *Draining a
     query*). Blocks until that is done.
 
-    Raises DrainTimedOut if a micro-batch takes longer, or the service is not reached; then the
-    queries are stopped as by `query.stop()`. Raises NoChannel for a query without a Counterpoise
-    source, and the error of a query that failed meanwhile. Queries that have ended already are no
-    error.
+    Raises DrainTimedOut if that takes longer than `timeout_seconds`, or the service is not reached;
+    then the queries are stopped as by `query.stop()`. Raises NoChannel for a query without a
+    Counterpoise source, and the error of a query that failed meanwhile. Queries that have ended
+    already are no error.
     """
     several = _several(queries)
     try:
