@@ -148,8 +148,8 @@ def entry(name: str, value: Any, described: dict[str, str]) -> Iterator[str]:
         yield f"```\n{name} = {readable(str(value))}\n```"
         return
     if issubclass(value, BaseException):
-        code = f" Code: `{value.code}`." if "code" in vars(value) else ""
-        yield f"Error. Base: `{value.__base__.__name__}`.{code}"
+        code = f", code `{value.code}`" if "code" in vars(value) else ""
+        yield f"Error (`{value.__base__.__name__}`){code}."
     elif issubclass(value, Struct):
         yield from document(value)
         return
