@@ -256,6 +256,11 @@ def rebalance_status(name: str) -> Call[wire.RebalanceStatus]:
     return Call("GET", queue_path(name, "/rebalance"), reader(wire.RebalanceStatus))
 
 
+def measurements(name: str) -> Call[wire.Measurements]:
+    """The last hour of the queue: lag and rates, and how soon after publishing it commits."""
+    return Call("GET", queue_path(name, "/measurements"), reader(wire.Measurements))
+
+
 @overload
 def rebalance_now(name: str, *, dry_run: Literal[False] = False) -> Call[wire.RebalanceStatus]: ...
 @overload

@@ -11,8 +11,13 @@ what is like it. From QUIET on nothing is wrong, and a word says why nothing hap
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from counterpoise.wire import MeasuredQueue
 
 # A kind of condition that a later consumer reports.
 OTHER = "other"
@@ -40,18 +45,41 @@ QUIET = ORDER.index("no_consumer")
 # Kinds whose number is one of partitions, and what is said of these. Others are their own words.
 OF_PARTITIONS = {"unowned": "without an owner", "paused": "paused"}
 
+# The lag grows: so many messages wait, and more than this long ago, as the alert says.
+GROWS_FROM = 1000
+GROWS_SECONDS = 900
+# What was measured a shorter while ago says nothing yet.
+GROWS_LEAST_SECONDS = 540
+# What the dashboard's module has of the above.
+TABLE = (
+    "ORDER",
+    "QUIET",
+    "OTHER",
+    "OF_PARTITIONS",
+    "GROWS_FROM",
+    "GROWS_SECONDS",
+    "GROWS_LEAST_SECONDS",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Look:
     """What a look at a queue's partitions has found.
 
     `lag`: how many messages wait, None if the log does not say it; `held`: how many of them in
-    paused partitions. `unowned`: how many partitions have no owner and could have one.
+    paused partitions. `unowned`: how many partitions have no owner and could have one. `grows`:
+    whether more wait than some minutes ago (`lag_grows`).
     """
 
     lag: int | None
     held: int
     unowned: int
+    grows: bool = False
+
+    @property
+    def waiting(self) -> int:
+        """How many messages wait for a consumer, as far as it is known."""
+        return (self.lag or 0) - self.held
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +92,20 @@ class Headline:
     def with_status(self, status: str) -> str:
         """`nobody consumes (Ready)`."""
         return f"{self.text} ({status})" if self.text else status
+
+
+def lag_grows(waiting: int, measured: Iterable[MeasuredQueue], now: datetime) -> bool:
+    """Whether many messages wait now, and more than when the service measured a while ago.
+
+    What is paused is no part of `waiting`. `measured`: the oldest first.
+    """
+    since = now - timedelta(seconds=GROWS_SECONDS)
+    before = next((one for one in measured if one.at >= since), None)
+    if before is None or before.lag is None:
+        return False
+    if now - before.at < timedelta(seconds=GROWS_LEAST_SECONDS):
+        return False
+    return waiting > max(GROWS_FROM, before.lag)
 
 
 def headline(
@@ -89,6 +131,7 @@ def headline(
         "nobody_consumes": not consumers and waits,
         "no_consumer": not consumers and not waits,
         "unowned": look.unowned if look and consumers and status == "Ready" else 0,
+        "lag_grows": bool(look and consumers and look.grows),
         "paused": paused,
     }
     told = sorted((_place(kind), kind) for kind, number in found.items() if number)

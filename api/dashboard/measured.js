@@ -6,12 +6,11 @@
  */
 
 import { get } from "./calls.js";
+import { GROWS_FROM, GROWS_LEAST_SECONDS, GROWS_SECONDS } from "./headline.js";
 
 const KEPT_SECONDS = 3600;
 const MEASURED_SECONDS = 30;
 const SMOOTH_SECONDS = 10;
-const GROWS_SECONDS = 900;
-const GROWS_FROM = 1000;
 const DECIMAL = /^\d{1,15}$/;
 /** What is shown until two looks can be compared. */
 export const MEASURING = "measuring";
@@ -79,12 +78,11 @@ export class History {
     return this.moved.get(partition)?.at ?? null;
   }
 
-  /** Whether more than a thousand messages wait, and more than a quarter of an hour ago (as the alert says). What is
-   *  paused does not count. */
+  /** Whether many messages wait, and more than a while ago, as `counterpoise/headline.py` says. */
   grows() {
     const now = this.looks.at(-1), before = this.points().find((point) => point.at >= now?.at - GROWS_SECONDS * 1000);
     const lag = now ? now.lag - now.held : 0;
-    return Boolean(before) && now.at - before.at > GROWS_SECONDS * 600 && lag > GROWS_FROM && lag > before.lag;
+    return Boolean(before) && now.at - before.at > GROWS_LEAST_SECONDS * 1000 && lag > GROWS_FROM && lag > before.lag;
   }
 
   /** Messages a second: `in` published, `out` processed. Null while they are not known; `why` says why. */

@@ -25,8 +25,7 @@ from broker.calls.views import ReadyCheck
 from broker.core.access import Right
 from broker.core.errors import Unavailable
 from broker.service import Broker
-from counterpoise import wire
-from counterpoise.headline import OF_PARTITIONS, ORDER, OTHER, QUIET
+from counterpoise import headline, wire
 
 T = TypeVar("T")
 
@@ -194,10 +193,9 @@ def _modules() -> dict[str, bytes]:
 
 def _headline() -> bytes:
     """The module with the words of the headline, which commands and the demo have from Python."""
-    table = {"ORDER": ORDER, "QUIET": QUIET, "OTHER": OTHER, "OF_PARTITIONS": OF_PARTITIONS}
     return b"".join(
-        b"export const %s = %s;\n" % (name.encode(), orjson.dumps(value))
-        for name, value in table.items()
+        b"export const %s = %s;\n" % (name.encode(), orjson.dumps(getattr(headline, name)))
+        for name in headline.TABLE
     )
 
 

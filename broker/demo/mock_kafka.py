@@ -28,6 +28,7 @@ _PARAMETERS: dict[str, list[Any]] = {
     "topic_create": [_POINTER, _TEXT, _NUMBER, _NUMBER],
     "topic_delete": [_POINTER, _TEXT],
     "partition_delete_records": [_POINTER, _TEXT, ctypes.c_int32, ctypes.c_int64],
+    "partition_set_leader": [_POINTER, _TEXT, ctypes.c_int32, ctypes.c_int32],
     "broker_set_down": [_POINTER, ctypes.c_int32],
     "broker_set_up": [_POINTER, ctypes.c_int32],
     "push_request_errors_array": [
@@ -88,6 +89,10 @@ class MockKafka:
     def delete_records(self, topic: str, partition: int, below: int) -> None:
         """Delete the messages below an offset, as retention would."""
         self._call("partition_delete_records", topic, partition, below)
+
+    def set_leader(self, topic: str, partition: int, broker: int | None) -> None:
+        """Give a partition another leader, by the broker's number, or none."""
+        self._call("partition_set_leader", topic, partition, -1 if broker is None else broker)
 
     def stop_brokers(self) -> None:
         """Cut all connections and accept no new ones; stored messages stay."""

@@ -8,16 +8,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from counterpoise.errors import ServiceUnavailable
-from counterpoise.headline import Headline, Look, headline
+from counterpoise.headline import GROWS_FROM, Headline, Look, headline, lag_grows
 from counterpoise.plain import plain_json, plain_line
 
 if TYPE_CHECKING:
+    from counterpoise.client import Client
     from counterpoise.wire import HeldBack, Partition, Queue
 
 
@@ -32,24 +34,31 @@ def tell(message: str) -> None:
     click.echo(plain_line(message))
 
 
-def headline_of(queue: Queue, partitions: Sequence[Partition], away: bool = False) -> Headline:
-    """What is said of a queue before its status. `partitions`: all of them; none: not looked at."""
+def headline_of(queue: Queue, look: Look | None, away: bool = False) -> Headline:
+    """What is said of a queue before its status."""
     return headline(
         queue.rebalance_status,
         queue.active_flow_count,
-        _look_at(partitions) if partitions else None,
+        look,
         conditions=queue.conditions,
         paused=queue.paused_partition_count if queue.paused is None else True,
         away=away,
     )
 
 
-def _look_at(partitions: Sequence[Partition]) -> Look:
-    return Look(
+def look_at(client: Client, name: str, partitions: Sequence[Partition]) -> Look | None:
+    """What a queue's partitions say, and what the service has measured; None without partitions."""
+    if not partitions:
+        return None
+    look = Look(
         known_lag(partitions),
         known_lag(one for one in partitions if one.paused) or 0,
         sum(one.state == "unassigned" for one in partitions),
     )
+    if look.waiting <= GROWS_FROM:
+        return look
+    measured = client.measurements(name).items
+    return replace(look, grows=lag_grows(look.waiting, measured, datetime.now(UTC)))
 
 
 def known_lag(partitions: Iterable[Partition]) -> int | None:

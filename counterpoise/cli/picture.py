@@ -22,6 +22,7 @@ from counterpoise.cli.output import (
     headline_of,
     held_back_text,
     known_lag,
+    look_at,
     ranges,
     seconds_until,
 )
@@ -29,6 +30,7 @@ from counterpoise.cli.pauses import pause_text
 from counterpoise.cli.pins import pin_text
 from counterpoise.cli.tables import PlainTable, conditions_text, table
 from counterpoise.client import Client
+from counterpoise.headline import Look
 from counterpoise.plain import plain_line
 from counterpoise.wire import (
     FlowSummary,
@@ -77,6 +79,7 @@ class QueueSnapshot:
     status: RebalanceStatus
     flows: tuple[FlowSummary, ...]
     partitions: tuple[Partition, ...]
+    look: Look | None
     at: datetime
     conditions: tuple[HeldCondition, ...] = ()
 
@@ -85,11 +88,13 @@ class QueueSnapshot:
         """Ask the service. A queue with very many partitions is shown only by counts."""
         queue = client.queue(name)
         small = queue.operational_partition_count <= MOST_PARTITIONS
+        partitions = tuple(client.partitions(name)) if small else ()
         return cls(
             queue=queue,
             status=client.rebalance_status(name),
             flows=tuple(client.flows(name, max_items=MOST_FLOWS + 1)),
-            partitions=tuple(client.partitions(name)) if small else (),
+            partitions=partitions,
+            look=look_at(client, name, partitions),
             at=datetime.now(UTC),
             conditions=tuple(client.conditions(name)),
         )
@@ -144,7 +149,7 @@ def render(snapshot: QueueSnapshot, away: str | None = None) -> RenderableType:
 def _headline(snapshot: QueueSnapshot, away: bool) -> Text:
     queue, status = snapshot.queue, snapshot.status
     line = Text()
-    told = headline_of(queue, snapshot.partitions, away)
+    told = headline_of(queue, snapshot.look, away)
     if told.text:
         line.append(f"{told.text}; ", style="bold red" if told.alarming else "bold yellow")
     line.append(status.status, style=STATUS_STYLES.get(status.status, "bold"))

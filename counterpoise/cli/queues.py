@@ -13,6 +13,7 @@ from counterpoise.cli.output import (
     counted,
     for_people,
     headline_of,
+    look_at,
     print_json,
     setting_text,
     tell,
@@ -142,7 +143,9 @@ def list_queues(lag: bool, url: str | None, as_json: bool) -> None:
     """List the queues, with their consumers and how far these are behind."""
     with Client(url) as client:
         queues = client.queues()
-        looks = _looks(client, queues) if lag else [(None, headline_of(one, ())) for one in queues]
+        looks = (
+            _looks(client, queues) if lag else [(None, headline_of(one, None)) for one in queues]
+        )
     if as_json:
         print_json(
             [{**one.raw, "lag": behind} for one, (behind, _) in zip(queues, looks, strict=True)]
@@ -176,9 +179,10 @@ def _looks(client: Client, queues: list[Queue]) -> list[tuple[int | None, Headli
     def look(queue: Queue) -> tuple[int | None, Headline]:
         try:
             partitions = client.partitions(queue.name)
+            look = look_at(client, queue.name, partitions)
         except CounterpoiseError:  # deleted meanwhile, for one
-            return None, headline_of(queue, ())
-        return total_lag(partitions), headline_of(queue, partitions)
+            return None, headline_of(queue, None)
+        return total_lag(partitions), headline_of(queue, look)
 
     with ThreadPoolExecutor(PARALLEL_CALLS) as pool:
         return [*pool.map(look, queues)]

@@ -10,6 +10,9 @@ so that after a rebalance no partition waits until the others are full.
 The log may have holes between positions, so the end of a range is only known from the next message:
 the reader reads one message more than fits, and its position is the end of those before it.
 
+The partitions by which a topic of Kafka has grown have no leader for a while. They are set apart
+for a moment, and the turn goes on with the others (`PartitionsUnavailable`).
+
 A turn that finds nothing is followed by a rest. If all lanes that want messages are at the ends of
 their partitions, the log is asked to wake the reader (`Log.watch`), and other threads wake it, too:
 for a new view, a stop, or a worker that wants more. Where the log cannot do that, and while a lane
@@ -46,6 +49,7 @@ from counterpoise.logs import (
     LogError,
     LogNotFound,
     LogUnavailable,
+    PartitionsUnavailable,
     PositionAhead,
     PositionTrimmed,
     open_log,
@@ -63,6 +67,8 @@ AWAY = Backoff(0.2, 2.0)
 IN_VAIN = Backoff(0.001, 0.2)
 CALM_SECONDS = 1.0
 LOG_APPEARS_SECONDS = 75.0
+# How long a partition is set apart.
+APART_SECONDS = 0.1
 CONFIRM_SECONDS = 5.0
 # Before the bind the reader waits for an unavailable service as long as `Flow.open`. `stop` waits
 # for a call to the log, so such a call is short.
@@ -165,6 +171,10 @@ class Reader:
         self._in_vain, self._called_at = 0, 0.0
         # At which ends it has rested before this turn.
         self._rested_at: dict[int, str] = {}
+        # Until when a partition is set apart; since when there was always one, and why.
+        self._apart: dict[int, float] = {}
+        self._apart_since = 0.0
+        self._apart_with: PartitionsUnavailable | None = None
         self._failures = 0
         self._away_since = 0.0
         self._warnings = Warnings(logger, flow.queue)
@@ -272,15 +282,26 @@ class Reader:
 
         If a lane comes meanwhile, those that have messages wait for the next turn.
         """
-        lanes, self._at_ends = self._lanes.wanting(), {}
+        wanting, self._at_ends = self._lanes.wanting(), {}
+        now = time.monotonic()
+        lanes = [lane for lane in wanting if self._apart.get(lane.partition, 0.0) <= now]
         if not lanes:
             self._give_back()
             return False
         self._prepared_at = None
         log = self._opened()
-        bounds = log.bounds([lane.partition for lane in lanes])
+        try:
+            bounds = log.bounds([lane.partition for lane in lanes], at_once=True)
+        except PartitionsUnavailable as error:
+            self._set_apart(error)
+            return True
         self.incarnation = bounds.incarnation
         ranges = self._ranges(log, bounds, lanes)
+        if len(lanes) == len(wanting):
+            self._apart, self._apart_with = {}, None
+        else:
+            # One that is set apart has to be asked again soon.
+            self._at_ends = {}
         first = self._first(log, [found for found in ranges if self._is_first(found)])
         self._rested_at = {}
         filled = False
@@ -289,6 +310,12 @@ class Reader:
                 return True
             filled = self._fill(log, found, first.get(found.lane.partition)) or filled
         return filled
+
+    def _set_apart(self, error: PartitionsUnavailable) -> None:
+        now = time.monotonic()
+        if self._apart_with is None:
+            self._apart_since, self._apart_with = now, error
+        self._apart.update(dict.fromkeys(error.partitions, now + APART_SECONDS))
 
     def _is_first(self, found: LaneRange) -> bool:
         """Whether its messages are the first of a lane, or have ended a rest: mostly few, and a log
@@ -450,6 +477,10 @@ class Reader:
         return self._failures > 0
 
     def away_for(self, seconds: float) -> CounterpoiseError | None:
-        """The first error of a log that has been unreachable for so long; None if it has not."""
-        lasts = self.away and time.monotonic() - self._away_since >= seconds
-        return self._away_with if lasts else None
+        """The first error of a log that, or a partition of which, has been unreachable for so long;
+        None if it has not.
+        """
+        before = time.monotonic() - seconds
+        if self.away and self._away_since <= before:
+            return self._away_with
+        return self._apart_with if self._apart_since <= before else None

@@ -71,7 +71,8 @@ class AlignedLog(NumberedLog):
         found = joined(parts)
         return {number: (one.of_partition(number), end) for number, (one, end) in found.items()}
 
-    def bounds(self, partitions: Sequence[int]) -> Bounds:
+    def bounds(self, partitions: Sequence[int], *, at_once: bool = False) -> Bounds:
+        # A queue is aligned on built-in logs alone, which answer for all partitions or none.
         parts = parted(dict.fromkeys(partitions), len(self._logs))
         return joined_bounds(
             [log.bounds([*some]) for log, some in zip(self._logs, parts, strict=True)]

@@ -377,7 +377,7 @@ class MemoryLog(NumberedLog):
             if max_bytes is not None:
                 bytes_left -= sum(len(row.message.value) for row in rows)
 
-    def bounds(self, partitions: Sequence[int]) -> Bounds:
+    def bounds(self, partitions: Sequence[int], *, at_once: bool = False) -> Bounds:
         return self._logs.bounds(self.name, partitions)
 
     def ages(self, positions: Mapping[int, str]) -> Mapping[int, float]:

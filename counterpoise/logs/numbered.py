@@ -87,7 +87,7 @@ class NumberedLog(ABC):
     too_large: ClassVar[int]
 
     @abstractmethod
-    def bounds(self, partitions: Sequence[int]) -> Bounds:
+    def bounds(self, partitions: Sequence[int], *, at_once: bool = False) -> Bounds:
         """See `Log.bounds`."""
 
     @abstractmethod

@@ -304,11 +304,13 @@ class Log(Protocol):
         """
         ...
 
-    def bounds(self, partitions: Sequence[int]) -> Bounds:
+    def bounds(self, partitions: Sequence[int], *, at_once: bool = False) -> Bounds:
         """Start and end positions of the partitions and the log's partition count, in one call.
 
         A partition that the log never had starts and ends at the log's first position.
-        Raises LogNotFound, LogUnavailable.
+        `at_once`: if only some of those that are asked for first do not answer yet, they are not
+        waited for.
+        Raises LogNotFound, LogUnavailable; with `at_once` also PartitionsUnavailable.
         """
         ...
 

@@ -28,4 +28,7 @@ def test_each_module_is_served_with_all_that_it_imports(
         "QUIET": QUIET,
         "OTHER": OTHER,
         "OF_PARTITIONS": OF_PARTITIONS,
+        "GROWS_FROM": 1000,
+        "GROWS_SECONDS": 900,
+        "GROWS_LEAST_SECONDS": 540,
     }

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import psycopg
-
 from broker import keys
 from broker.core.access import Role
 from broker.demo.mock_kafka import MockKafka
@@ -27,6 +25,7 @@ from counterpoise.flow import Flow
 from counterpoise.keys import partition_of
 from counterpoise.publisher import Publisher
 from tests.browser.chromium import Browser, Page, click, fill, submit
+from tests.measured import measured
 from tests.service import eventually
 
 
@@ -165,26 +164,6 @@ def split(url: str, ending: ExitStack) -> str:
 def shows(page: Page, selector: str, words: str) -> None:
     """Wait until the page shows these words there."""
     eventually(lambda: words in page.text(selector))
-
-
-def measured(database_url: str, queue: str, rounds: int) -> None:
-    """As if the service had measured the queue for so many rounds, with a lag that rose by 30."""
-    with psycopg.connect(database_url) as connection:
-        connection.execute(
-            "INSERT INTO counterpoise.measurements SELECT id, "
-            "extract(epoch FROM clock_timestamp())::bigint - 30 * (%s - round), "
-            "30 * round, 90 * round FROM counterpoise.queues, generate_series(0, %s) AS round "
-            # The service may have measured it in the same second.
-            "WHERE name = %s ON CONFLICT DO NOTHING",
-            (rounds, rounds, queue),
-        )
-        # Half of what was looked at was committed within a second, 99 % within 5 s.
-        connection.execute(
-            "INSERT INTO counterpoise.commit_ages "
-            "SELECT id, extract(epoch FROM clock_timestamp())::bigint - 300, "
-            "'{0,0,0,0,0,0,0,500,0,490,10}' FROM counterpoise.queues WHERE name = %s",
-            (queue,),
-        )
 
 
 @dataclass(frozen=True)

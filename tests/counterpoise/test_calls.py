@@ -25,7 +25,6 @@ FLOW = ("q", "f", "t")
 # For autoscalers and for the dashboard.
 NOT_IN_THE_CLIENT = {
     ("get", "/v1/queues/{queue}/scaling"),
-    ("get", "/v1/queues/{queue}/measurements"),
     ("get", "/v1/queues/{queue}/partitions/{partition}/messages"),
     ("post", "/v1/queues/{queue}/messages"),
 }
@@ -37,6 +36,7 @@ SENT: dict[str, Call | Listing] = {
     "change_queue": calls.change_queue("q", True, partition_count=4, **SETTINGS),
     "delete_queue": calls.delete_queue("q", force=True),
     "rebalance_status": calls.rebalance_status("q"),
+    "measurements": calls.measurements("q"),
     "rebalance_now": calls.rebalance_now("q"),
     "pause_queue": calls.pause_queue("q", datetime.now(UTC), reason="why"),
     "resume_queue": calls.resume_queue("q"),

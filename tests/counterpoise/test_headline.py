@@ -1,8 +1,11 @@
 """What is said of a queue first. `tests/browser` holds the dashboard to the same cases."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
-from counterpoise.headline import Headline, Look, headline
+from counterpoise.headline import Headline, Look, headline, lag_grows
+from counterpoise.wire import MeasuredQueue
 
 WAITS = Look(lag=30_000, held=0, unowned=1000)
 NOTHING = Look(lag=0, held=0, unowned=1000)
@@ -25,6 +28,8 @@ CASES = [
     ("Ready", 0, Look(30_000, 29_999, 8), {}, 1, "nobody consumes, 1 partition paused", True),
     ("Ready", 1, NOTHING, CONDITIONS, 2, MANY, True),
     ("Ready", 1, None, {"pin_unmet": 1}, 0, "1 pin unmet", True),
+    ("Ready", 1, Look(2000, 0, 0, grows=True), {}, 0, "lag grows", True),
+    ("Ready", 0, Look(2000, 0, 0, grows=True), {}, 0, "nobody consumes", True),
 ]  # fmt: skip
 
 
@@ -48,3 +53,25 @@ def test_the_worst_is_said_first_and_what_was_wanted_does_not_alarm(
 def test_that_the_service_is_away_comes_before_all_else() -> None:
     said = headline("Ready", 0, WAITS, conditions={"quarantined": 1}, away=True)
     assert said.text == "service away, nobody consumes, 1 quarantined"
+
+
+@pytest.mark.parametrize(
+    ("waiting", "minutes", "lag", "grows"),
+    [
+        (1001, 14, 1000, True),
+        (1000, 14, 0, False),  # these are few
+        (5000, 14, 5000, False),
+        (5000, 8, 0, False),  # it has only begun
+        (5000, 16, 0, False),  # that is too old
+        (5000, 14, None, False),
+        (5000, None, 0, False),
+    ],
+)
+def test_the_lag_grows_if_it_is_larger_than_a_while_ago(
+    waiting: int, minutes: int | None, lag: int | None, grows: bool
+) -> None:
+    now = datetime.now(UTC)
+    measured = [MeasuredQueue(now - timedelta(hours=1), 0, None, None)]
+    if minutes is not None:
+        measured += [MeasuredQueue(now - timedelta(minutes=minutes), lag, None, None)]
+    assert lag_grows(waiting, measured, now) == grows

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from broker.calls.conditions import MIRROR_FAILED
-from broker.calls.rendering import OVER_CAPACITY, RESIZE_PAUSED
+from broker.calls.rendering import OVER_CAPACITY, PIN_UNMET, RESIZE_PAUSED
 from broker.store.conditions import KINDS
 from counterpoise.headline import ORDER, OTHER
 from tests.api.consumer import bind, create_queue
@@ -111,7 +111,7 @@ def test_what_alerts_count_begins_at_zero(service: Service) -> None:
 
 def test_kinds_of_conditions_have_an_alert_each() -> None:
     asked = {kind for rule in rules() for kind in re.findall(r'kind="(\w+)"', str(rule["expr"]))}
-    assert asked == {*KINDS, MIRROR_FAILED, OVER_CAPACITY, RESIZE_PAUSED}
+    assert asked == {*KINDS, MIRROR_FAILED, OVER_CAPACITY, PIN_UNMET, RESIZE_PAUSED}
 
 
 def test_a_headline_says_things_in_the_order_of_the_alerts() -> None:

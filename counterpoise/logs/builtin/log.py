@@ -174,7 +174,7 @@ class PostgresLog(NumberedLog):
         found = self._reader.first(numbers, max_messages, max_bytes)
         return {partition: (rows, str(end)) for partition, (rows, end) in found.items()}
 
-    def bounds(self, partitions: Sequence[int]) -> Bounds:
+    def bounds(self, partitions: Sequence[int], *, at_once: bool = False) -> Bounds:
         rows = self._connection.query(_BOUNDS, [list(partitions), self.name], retry=True)
         if not rows:
             raise LogNotFound(f"there is no log {self.name!r}")

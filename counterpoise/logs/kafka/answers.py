@@ -131,6 +131,10 @@ class Questions:
         self._replace = replace
         self._trouble = trouble
 
+    def attempt(self, seconds: float) -> Attempt:
+        """For a question that the caller asks, and repeats, itself."""
+        return Attempt(self._admin(), time.monotonic() + seconds, self._trouble)
+
     def ask(self, question: Callable[[Attempt], T], deadline: float) -> T:
         """What `question(attempt)` returns, in as many attempts as there is time for.
 

@@ -20,7 +20,7 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
-from counterpoise.logs.errors import LogAccessRefused, LogNotFound
+from counterpoise.logs.errors import LogAccessRefused, LogNotFound, LogUnavailable
 from counterpoise.logs.kafka.access import Access, Failures, librdkafka_logger
 from counterpoise.logs.kafka.answers import Attempt, Questions
 from counterpoise.logs.kafka.appender import BATCH_BYTES, PRODUCER
@@ -51,6 +51,8 @@ _GROUP = "counterpoise"
 # The answer instead of an offset if no message is as late as requested.
 _NONE = -1
 SHAPE_SECONDS = 1.0
+# How long librdkafka may look for the leader of a partition that nobody waits for.
+FIRST_ASKED_SECONDS = 2.0
 _NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 SAMPLED_PARTITIONS = 3
@@ -298,6 +300,17 @@ class Topic:
 
         return self._questions.ask(question, deadline)
 
+    def begin_bounds(self, partitions: Collection[int]) -> Mapping[int, FirstAsked]:
+        """Asks for the same without waiting. Raises LogError if the access is not valid."""
+        wanted = list(partitions)
+        attempt = self._questions.attempt(FIRST_ASKED_SECONDS)
+        starts = self._asked(attempt, wanted, OffsetSpec.earliest())
+        ends = self._asked(attempt, wanted, OffsetSpec.latest())
+        return {
+            place.partition: FirstAsked(attempt, start, ends[place])
+            for place, start in starts.items()
+        }
+
     def offsets_at(
         self, partitions: Iterable[int], milliseconds: int, deadline: float
     ) -> dict[int, int]:
@@ -357,6 +370,73 @@ def _gathered(attempt: Attempt, asked: _Asked, *, least: int = 0) -> dict[int, i
         # Used as an offset it would become a position, and be committed.
         raise attempt.told(KafkaError(KafkaError._TRANSPORT))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class FirstAsked:
+    """The question for the bounds of one partition, under way or answered."""
+
+    attempt: Attempt
+    start: Future[Any]
+    end: Future[Any]
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether an answer may still come, or has come and is not old."""
+        return time.monotonic() < self.attempt.until
+
+    @property
+    def is_over(self) -> bool:
+        """Whether both answers are there."""
+        return self.start.done() and self.end.done()
+
+    def answer(self) -> tuple[int, int] | None:
+        """First and end offset; None: the partition has no leader, or the leader does not know it.
+
+        To be called when it is over. Raises LogAccessRefused.
+        """
+        try:
+            found = [int(self.attempt.answer(one).offset) for one in (self.start, self.end)]
+        except (LogUnavailable, LogNotFound) as error:
+            if isinstance(error, LogAccessRefused):
+                raise
+            return None
+        return None if min(found) < 0 else (found[0], found[1])
+
+
+class FirstBounds:
+    """Bounds of partitions that a log has not been asked for yet, got without waiting for them.
+
+    The partitions by which a topic has grown have no leader for a while, each for another one. Who
+    waited for them would read nothing of all others meanwhile. For one thread at a time.
+    """
+
+    def __init__(self, begin: Callable[[Collection[int]], Mapping[int, FirstAsked]]) -> None:
+        self._begin = begin
+        self._asked: dict[int, FirstAsked] = {}
+
+    def ask(self, partitions: Iterable[int]) -> Iterable[Future[Any]]:
+        """Asks for those of which no answer is awaited. Returns the answers to wait for.
+
+        These are of new questions: others have been waited for.
+        """
+        asked = self._asked
+        new = [one for one in partitions if one not in asked or not asked[one].is_awaited]
+        began = self._begin(new) if new else {}
+        asked.update(began)
+        return [future for one in began.values() for future in (one.start, one.end)]
+
+    def answers(self, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """First and end offset of those that have answered. Raises LogAccessRefused."""
+        found = {}
+        for number in partitions:
+            if self._asked[number].is_over and (answer := self._asked.pop(number).answer()):
+                found[number] = answer
+        return found
+
+    def forget(self) -> None:
+        """Awaits no answer any more."""
+        self._asked = {}
 
 
 class Sizes:

@@ -27,7 +27,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from datetime import datetime
 
@@ -36,6 +37,7 @@ from counterpoise.logs.errors import (
     InvalidMessage,
     LogError,
     LogNotFound,
+    PartitionsUnavailable,
     PositionAhead,
     PositionTrimmed,
     StalePartitionCount,
@@ -46,6 +48,7 @@ from counterpoise.logs.kafka.appender import Appender, find_appends
 from counterpoise.logs.kafka.cluster import (
     SAMPLED_MESSAGES,
     Clients,
+    FirstBounds,
     Replication,
     Sizes,
     Topic,
@@ -62,6 +65,8 @@ from counterpoise.logs.rows import Rows, microseconds_of
 
 # A read of fewer offsets is light.
 LIGHT = 500
+# How long partitions that are asked for first are waited for, while others could be read.
+FRESH_SECONDS = 0.05
 
 
 def _is_light(start: int, end: int) -> bool:
@@ -104,6 +109,7 @@ class KafkaLog(NumberedLog):
             lambda ends: self._topic.bounds(ends, self._begin())[1],
         )
         self._ends: dict[int, int] = {}  # as last answered
+        self._fresh = FirstBounds(self._topic.begin_bounds)
         self._sizes = Sizes(self._sample)
         self._appending = threading.Lock()
         self._appender = Appender(
@@ -234,11 +240,12 @@ class KafkaLog(NumberedLog):
             return PositionAhead(partition, str(position), str(ends[partition]))
         return None
 
-    def bounds(self, partitions: Sequence[int]) -> Bounds:
+    def bounds(self, partitions: Sequence[int], *, at_once: bool = False) -> Bounds:
         """See `Log.bounds`. A log of which only this is asked fetches nothing.
 
         Count and incarnation may be a second old, unless a partition ends earlier than when it was
         asked for last: then the topic may have been deleted and made again.
+        With `at_once` partitions without a leader are not waited for.
         """
         deadline = self._begin()
         self._cursors.stop_stale()
@@ -247,7 +254,11 @@ class KafkaLog(NumberedLog):
         else:
             shape = self._topic.shape(deadline)
         existing = [number for number in partitions if number < shape.partition_count]
-        first, following = self._topic.bounds(existing, deadline)
+        fresh = [one for one in existing if one not in self._ends] if at_once else []
+        if len(fresh) < len(existing):
+            first, following = self._with_fresh(existing, fresh, deadline)
+        else:
+            first, following = self._topic.bounds(existing, deadline)
         if any(end < self._ends.get(one, 0) for one, end in following.items()):
             shape = self._topic.shape(deadline)
         self._ends.update(following)
@@ -256,6 +267,24 @@ class KafkaLog(NumberedLog):
         for partition in existing:
             starts[partition], ends[partition] = str(first[partition]), str(following[partition])
         return Bounds(shape.partition_count, shape.incarnation, starts, ends)
+
+    def _with_fresh(
+        self, existing: Sequence[int], fresh: Collection[int], deadline: float
+    ) -> tuple[dict[int, int], dict[int, int]]:
+        """The bounds of all; of the fresh ones only those that answer about as soon as the others.
+
+        Raises PartitionsUnavailable if some of these do not.
+        """
+        awaited = self._fresh.ask(fresh)
+        known = [one for one in existing if one not in fresh]
+        first, following = self._topic.bounds(known, deadline)
+        wait(awaited, FRESH_SECONDS)
+        for number, (start, end) in self._fresh.answers(fresh).items():
+            first[number], following[number] = start, end
+        if len(first) < len(existing):
+            self._ends.update(following)
+            raise PartitionsUnavailable(set(existing) - first.keys())
+        return first, following
 
     def watch(self, ends: Mapping[int, str]) -> Rest | None:
         """See `Log.watch`. Cursors that rest go on fetching for a moment, and then end."""
@@ -315,6 +344,7 @@ class KafkaLog(NumberedLog):
     def close(self) -> None:
         with self._appending:
             self._appender.close()
+        self._fresh.forget()
         self._cursors.close()
         self._watching.close()
         self._clients.close()
@@ -322,6 +352,7 @@ class KafkaLog(NumberedLog):
     def _forked(self) -> None:
         """In a forked child: do not use or touch any object made before the fork."""
         self._appending = threading.Lock()
+        self._fresh.forget()
         leave_alone(self._appender.abandon())
         self._cursors.abandon()
         self._watching.abandon()

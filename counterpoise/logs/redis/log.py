@@ -263,7 +263,7 @@ class RedisLog(NumberedLog):
             # It may have been trimmed between the two calls; the next round sees that.
             missing_before = not entries
 
-    def bounds(self, partitions: Sequence[int]) -> Bounds:
+    def bounds(self, partitions: Sequence[int], *, at_once: bool = False) -> Bounds:
         wanted = list(partitions)
         (count, incarnation, _), states = self._states(wanted)
         if count is None or incarnation is None:

@@ -28,6 +28,7 @@ from counterpoise.wire import ReleaseItem
 from tests.counterpoise.cli.conftest import run_at
 from tests.faults.proxy import Proxy
 from tests.forked import Forked
+from tests.measured import measured
 from tests.service import eventually
 
 # ------------------------------------------------------------------ queues, flows, status
@@ -103,6 +104,18 @@ def test_messages_that_nobody_consumes_are_the_first_thing_said(run):
     run("publish", "a", stdin="x\n")
     assert "nobody consumes (Ready)" in run("queues", "list").output
     assert "nobody consumes; Ready" in run("status", "a").output
+
+
+def test_a_lag_that_grows_is_said(run, service, migrated_url):
+    run("queues", "create", "a", "-p", "2", "--rebalance-delay", "0")
+    measured(migrated_url, "a", rounds=40)
+    with Client(service.url) as client:
+        client.bind("a", "one", lease_seconds=600)
+        run("publish", "a", "-q", stdin="x\n" * 1000)
+        assert "lag grows" not in run("queues", "list").output, "these are few"
+        run("publish", "a", "-q", stdin="x\n")
+        assert "lag grows (Ready)" in run("queues", "list").output
+        assert "lag grows; Ready" in run("status", "a").output
 
 
 def test_the_option_that_is_missing_is_named(run, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 from counterpoise.consumer import reading
 from counterpoise.consumer.reading import FIRST_MESSAGES, PREPARED_SECONDS, Reader
-from counterpoise.logs import LogError, LogUnavailable
+from counterpoise.logs import LogError, LogUnavailable, PartitionsUnavailable
 from counterpoise.logs.port import Bounds, Rest
 from counterpoise.waking import Waking
 from tests.counterpoise.consumer.test_lanes import View, make, rows_of
@@ -24,7 +24,7 @@ class CountingLog:
         self.on_read = lambda: None
         self.closed = False
 
-    def bounds(self, partitions):
+    def bounds(self, partitions, *, at_once=False):
         self.calls.append("bounds")
         numbers = list(partitions)
         return Bounds(100, "log-1", dict.fromkeys(numbers, "0"), dict.fromkeys(numbers, str(END)))
@@ -200,7 +200,7 @@ class RestingLog(CountingLog):
         self.rests = list(rests)
         self.watched: list[Any] = []
 
-    def bounds(self, partitions):
+    def bounds(self, partitions, *, at_once=False):
         numbers = list(partitions)
         return Bounds(100, "log-1", dict.fromkeys(numbers, "0"), dict.fromkeys(numbers, "0"))
 
@@ -261,3 +261,57 @@ def test_a_reader_asks_now_and_then_while_a_lane_waits_for_something_else_than_a
     assert not reader.turn()
     reader._rest()
     assert (log.watched, waits.seconds) == ([], [1.0])
+
+
+# ------------------------------------------------------------------ partitions without a leader
+
+
+class Leaderless(CountingLog):
+    """Some of its partitions cannot be asked for now, unless the reader waits for them."""
+
+    def __init__(self, *missing):
+        super().__init__()
+        self.missing = set(missing)
+
+    def bounds(self, partitions, *, at_once=False):
+        assert at_once
+        if self.missing & {*partitions}:
+            raise PartitionsUnavailable(self.missing & {*partitions})
+        return super().bounds(partitions)
+
+
+def test_partitions_without_a_leader_keep_no_other_waiting(monkeypatch):
+    monkeypatch.setattr(reading, "APART_SECONDS", 1000.0)
+    lanes, log = make(View(0, 1, 2), max_messages=FIRST_MESSAGES), Leaderless(1)
+    reader = reader_of(lanes, log)
+    assert reader.turn(), "the others follow at once"
+    assert reader.turn()
+    assert [len(positions_of(lane)) for lane in lanes.snapshot()] == [
+        FIRST_MESSAGES,
+        0,
+        FIRST_MESSAGES,
+    ]
+    assert not reader.turn(), "nothing is asked for again and again"
+    assert not reader.away, "the log itself is there"
+    assert reader.away_for(3600.0) is None
+    assert "partition 1 has no leader" in str(reader.away_for(0.0))
+
+
+def test_a_partition_that_was_set_apart_is_asked_for_again_and_read(monkeypatch):
+    monkeypatch.setattr(reading, "APART_SECONDS", 0.0)
+    lanes, log = make(View(0, 1), max_messages=FIRST_MESSAGES), Leaderless(1)
+    reader = reader_of(lanes, log)
+    reader.turn()
+    log.missing.clear()
+    assert reader.turn()
+    assert [len(positions_of(lane)) for lane in lanes.snapshot()] == [FIRST_MESSAGES] * 2
+    assert reader.away_for(0.0) is None
+
+
+def test_a_reader_does_not_sleep_while_one_is_set_apart(monkeypatch):
+    monkeypatch.setattr(reading, "APART_SECONDS", 1000.0)
+    lanes, log = make(View(0, 1), max_messages=100), RestingLog()
+    reader = reader_of(lanes, log)
+    reader._apart = {1: time.monotonic() + 1000.0}
+    assert not reader.turn()
+    assert not reader._at_ends, "the log would wake it for the other one only"

@@ -24,7 +24,7 @@ class NumberLog(PostgresLog):
         self.keys: dict[int, str] = {}
         self.sealed: dict[int, tuple[Successor, ...]] = {}
 
-    def bounds(self, partitions: Sequence[int]) -> Bounds:
+    def bounds(self, partitions: Sequence[int], *, at_once: bool = False) -> Bounds:
         return Bounds(
             self.partition_count,
             self.incarnation,

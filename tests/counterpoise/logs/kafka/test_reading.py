@@ -4,6 +4,7 @@ Holes are tested on a simulated partition, which sends the events of a consumer 
 `enable.partition.eof`; those of Apache Kafka itself in `test_apache`.
 """
 
+import contextlib
 import subprocess
 import sys
 
@@ -19,6 +20,7 @@ from counterpoise.logs import (
     LogNotFound,
     LogUnavailable,
     Message,
+    PartitionsUnavailable,
     PositionAhead,
     PositionTrimmed,
     open_log,
@@ -29,6 +31,7 @@ from counterpoise.logs.kafka.reader import Cursor, RangeReader
 from tests.counterpoise.logs.kafka.conftest import only_the_mock
 from tests.kafka_server import LIST_OFFSETS
 from tests.log_support import append, texts
+from tests.service import eventually
 
 # ------------------------------------------------------------------ holes
 
@@ -393,3 +396,23 @@ def test_a_large_reading_is_bounded_in_memory_and_complete(log, monkeypatch):
         found += batch["value"].to_pylist()
     assert max(sizes) <= 5
     assert found == [value.value for value in values]
+
+
+@only_the_mock
+def test_partitions_without_a_leader_are_not_waited_for(kafka, topic, log):
+    """So it is while a topic grows; a question about all of them would wait for the last one."""
+    append(log, "a", "b", "c")
+    assert log.bounds([0], at_once=True).ends == {0: "3"}
+    kafka.set_leader(topic, 1, None)
+    for _ in range(3):
+        with pytest.raises(PartitionsUnavailable) as refused:
+            log.bounds([0, 1, 2], at_once=True)
+        assert refused.value.partitions >= {1}
+        assert 0 not in refused.value.partitions
+    kafka.set_leader(topic, 1, 1)
+
+    def answered():
+        with contextlib.suppress(PartitionsUnavailable):
+            return log.bounds([0, 1, 2], at_once=True).ends == {0: "3", 1: "0", 2: "0"}
+
+    eventually(answered)

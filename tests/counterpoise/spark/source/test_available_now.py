@@ -101,7 +101,7 @@ class TimedLog(NumberLog):
         for number in range(4):
             self.publish(number, 2)
 
-    def bounds(self, partitions: Sequence[int]) -> Bounds:
+    def bounds(self, partitions: Sequence[int], *, at_once: bool = False) -> Bounds:
         self.world.step()
         if self.away:
             raise LogUnavailable("away")

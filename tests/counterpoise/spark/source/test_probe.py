@@ -30,7 +30,7 @@ class SlowLog(NumberLog):
         self.asked = 0
         self.may_answer = threading.Semaphore(0)
 
-    def bounds(self, partitions: Sequence[int]) -> Bounds:
+    def bounds(self, partitions: Sequence[int], *, at_once: bool = False) -> Bounds:
         self.asked += 1
         assert self.may_answer.acquire(timeout=240)
         return super().bounds(partitions)
@@ -166,7 +166,7 @@ class DefectiveLog(NumberLog):
         super().__init__(1)
         self.defective = True
 
-    def bounds(self, partitions: Sequence[int]) -> Bounds:
+    def bounds(self, partitions: Sequence[int], *, at_once: bool = False) -> Bounds:
         if self.defective:
             raise OverflowError("date value out of range")
         return super().bounds(partitions)
@@ -199,7 +199,7 @@ class ShortLog(NumberLog):
         super().__init__(2)
         self.now = 0.0
 
-    def bounds(self, partitions: Sequence[int]) -> Bounds:
+    def bounds(self, partitions: Sequence[int], *, at_once: bool = False) -> Bounds:
         self.now += 1.0
         return super().bounds(partitions)
 
@@ -282,7 +282,7 @@ class QuietLog(NumberLog):
         self.can: Callable[[], bool] = lambda: True
         self.heard, self.bell = socket.socketpair()
 
-    def bounds(self, partitions: Sequence[int]) -> Bounds:
+    def bounds(self, partitions: Sequence[int], *, at_once: bool = False) -> Bounds:
         self.asked += 1
         return super().bounds(partitions)
 

@@ -258,7 +258,7 @@ def test_a_task_without_slices_connects_and_reads_nothing() -> None:
     class Asked(FailingLog):
         asked = 0
 
-        def bounds(self, partitions: object) -> Bounds:
+        def bounds(self, partitions: object, *, at_once: bool = False) -> Bounds:
             self.asked += 1
             raise LogUnavailable("away")
 
