@@ -93,8 +93,8 @@ PAGES: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
 }
 # Documents of HTTP that no call of a client returns.
 OF_HTTP_ALONE = """
-    Page Session Lineage MeasuredQueue CommittedAfter Measurements Scaling ShownMessage
-    ShownMessages PublishedMessage FieldProblem Problem Health Readiness
+    Page Session Lineage Scaling ShownMessage ShownMessages PublishedMessage FieldProblem Problem
+    Health Readiness
 """
 # Members that only the package itself calls.
 OF_THE_PACKAGE_ALONE = """
