@@ -98,7 +98,7 @@ OF_HTTP_ALONE = """
 """
 # Members that only the package itself calls.
 OF_THE_PACKAGE_ALONE = """
-    Count.value DeadLetter.check DeadLetter.store LaneStatus.of QueueListener.failed
+    DeadLetter.check DeadLetter.store LaneStatus.of QueueListener.failed
     QueueListener.started Retry.check Windows.have Windows.of
 """
 MARK = "<!-- docs/api_pages.py writes this page from the docstrings. -->"
@@ -152,12 +152,12 @@ def entry(name: str, value: Any, described: dict[str, str]) -> Iterator[str]:
         yield f"Error (`{value.__base__.__name__}`){code}."
     elif issubclass(value, Struct):
         yield from document(value)
-        return
     elif not getattr(value, "_is_protocol", False):
         arguments = signature(name, value).removeprefix(name)
         first = described.setdefault(arguments, name) if "\n" in arguments else name
         yield fenced(name, value) if first == name else f"Arguments: those of `{first}`."
-    yield prose(value)
+    if not issubclass(value, Struct):
+        yield prose(value)
     if (made := vars(value).get("__init__")) and made.__doc__:
         yield prose(made)
     repeated = []
