@@ -22,13 +22,32 @@ CALLERS = ("without", "flow", *(role.value for role in Role))
 
 @functools.cache
 def table() -> Mapping[str, Mapping[str, str]]:
-    """The contract's table, *Who may call what*: by call and caller `✓`, a purpose, or nothing."""
-    section = CONTRACT.read_text("utf-8").partition("### Who may call what")[2]
-    rows = re.findall(r"^\| `(\S+ \S+)` \|(.*)\|$", section.partition("\n## ")[0], re.M)
-    return {
-        call: dict(zip(CALLERS, map(str.strip, cells.split("|")), strict=True))
-        for call, cells in rows
-    }
+    """The contract's tables of calls (*HTTP*): by call and caller `✓`, a purpose, or nothing."""
+    found = {}
+    for calls, who in re.findall(r"^\| (`[A-Z]+ /[^|]+`) \| ([^|]+) \|", section(), re.M):
+        may = _callers(who)
+        for method, path in re.findall(r"`([A-Z]+) ([^`?]+)", calls):
+            outside = path in ("/healthz", "/readyz", "/metrics")
+            found[f"{method} {path if outside else '/v1' + path}"] = may
+    return found
+
+
+def section() -> str:
+    """The contract's section *HTTP* up to its next heading."""
+    return CONTRACT.read_text("utf-8").partition("\n## HTTP\n")[2].partition("\n### ")[0]
+
+
+def _callers(who: str) -> Mapping[str, str]:
+    """What a cell of *who* says of each caller (the contract, *Who may call what*)."""
+    roles = [role.value for role in Role]
+    may = dict.fromkeys(CALLERS, "")
+    for part in who.split(", "):
+        name, _, purpose = part.partition(": ")
+        named = {"all": CALLERS, "keys": roles}.get(name, [name])
+        may |= dict.fromkeys(named, purpose or "✓")
+    if any(may[role] for role in roles):
+        may[Role.ADMIN.value] = "✓"
+    return may
 
 
 def bearer(token: str | None) -> dict[str, str]:

@@ -42,19 +42,6 @@ def test_it_is_served(http: httpx.Client, scripted: Any, served: dict[str, Any])
     assert yaml.load(COMMITTED.read_text("utf-8"), yaml.CSafeLoader) == served
 
 
-def test_it_has_every_call_of_the_contract(served: dict[str, Any]) -> None:
-    """The table in the contract, *HTTP*."""
-    contract = (COMMITTED.parent / "docs" / "protocol.md").read_text("utf-8")
-    calls = contract.partition("### Who may call what")[0]
-    table = re.findall(r"^\| `(GET|POST|PATCH|DELETE) (\S+?)(?:\?\S*)?` \|", calls, re.M)
-    assert len(table) > 18
-    listed = {name for name, _ in operations(served)}
-    for method, path in table:
-        path = path.replace("…", "/queues/{queue}").replace("/queues/{queue}/queues", "/queues")
-        call = f"{method} /v1{path}"
-        assert call in listed, call
-
-
 def test_a_queue_has_the_defaults_and_ranges_of_the_contract(served: dict[str, Any]) -> None:
     """The table in the contract, *Queue*. A change and an answer have the same ranges."""
     contract = (COMMITTED.parent / "docs" / "protocol.md").read_text("utf-8")

@@ -262,27 +262,39 @@ def test_each_diagram_has_its_picture_for_the_site() -> None:
     assert names == {path.name for path in PICTURES.glob("diagram-*.svg")}
 
 
-def sentences(name: str) -> Iterator[str]:
-    """Those of paragraphs and lists, with one word for each piece of code."""
+def sentences(name: str, of: str = "paragraph") -> Iterator[str]:
+    """Those of paragraphs and lists, or of table cells (`td`): a piece of code is one word."""
     for before, token in pairwise(MarkdownIt().enable("table").parse(text(name))):
-        if token.type == "inline" and before.type == "paragraph_open":
+        if token.type == "inline" and before.type == f"{of}_open":
             kinds = {"code_inline": "code", "softbreak": " "}
             said = "".join(kinds.get(one.type, one.content) for one in token.children or ())
             yield from re.split(r"(?<=[.?!])\W*\s+(?=\S)", said)
 
 
+def length(sentence: str) -> int:
+    return len(re.findall(r"\S*\w\S*", sentence))
+
+
 PLAIN = """
-    aggregates aligned comparison consumer design faults logs logs-background model operations
-    performance performance-background placement previews processors promises protocol publishing
-    security security-background simulation sink sinks spark spark-background spark-options
-    troubleshooting warmup what-if writing
+    aggregates aligned autoscaling cluster comparison consumer design faults kafka logs
+    logs-background model monitoring operations performance performance-background placement
+    previews processors promises protocol publishing security security-background settings
+    simulation sink sinks spark spark-background spark-options troubleshooting warmup what-if
+    writing
 """
 
 
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", *(f"docs/{one}.md" for one in PLAIN.split())])
 def test_sentences_are_short(name: str) -> None:
     """Readers of a second language understand them at the first reading."""
-    words = {said: len(re.findall(r"\S*\w\S*", said)) for said in sentences(name)}
+    words = {said: length(said) for said in sentences(name)}
     assert len(words) >= 5
     assert not [said for said, count in words.items() if count > 35]
     assert mean(words.values()) <= 15
+
+
+def test_the_rules_of_the_contract_are_short_sentences() -> None:
+    """Most of them stand in tables."""
+    cells = [said for said in sentences("docs/protocol.md", "td") if length(said)]
+    assert len(cells) > 300
+    assert not [said for said in cells if length(said) > 35]
