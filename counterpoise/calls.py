@@ -477,7 +477,7 @@ def set_positions(
 ) -> Call[Any]:
     """Set positions: an end of the log, a time, or a position each. Raises the epochs.
 
-    `dry_run`: changes nothing, and says what would be read again or skipped.
+    `dry_run`: says what would be read again or skipped.
     """
     body: dict[str, Any]
     if isinstance(to, datetime):
@@ -501,7 +501,7 @@ def dead_letter(
     """Store a message as a dead letter in the queue `to`, once, and pass it.
 
     For one that a consumer has quarantined, or at which it has halted. Repeat a call without an
-    answer. `dry_run`: changes nothing, and says what would be stored and passed.
+    answer.
     """
     return Call(
         "POST",
@@ -517,8 +517,7 @@ def redrive(
 ) -> Call[wire.Redrive]:
     """Send dead letters that wait in a queue back to where they come from, or `to` one queue.
 
-    At most 100 a call. Repeat a call without an answer. `dry_run`: changes nothing, and says how
-    many would go where.
+    At most 100 a call. Repeat a call without an answer.
     """
     return Call(
         "POST",
@@ -563,12 +562,10 @@ def bind(
 ) -> Call[wire.Bound]:
     """Bind a flow. The same `instance_id` bound again takes the place of the earlier flow.
 
-    None: a random id, which is part of the call, so sending the call again leaves no second flow.
-    A late bind with a lower `attempt` of the same `binder` is refused (`Overtaken`). `at_once`: no
-    holddown if no other flow is bound. `keeps_state`: the consumer has state that no handoff takes
-    along; refused (`StateKept`) on a shared queue, and beside another such consumer. `weight`: its
-    share of the partitions, compared with the weights of the others. `max_partitions`: it gets no
-    more than so many. Both are refused (`Invalid`) where the queue does not allow them.
+    `instance_id` None: a random one, so that a call that is sent again leaves no second flow. A
+    late bind with a lower `attempt` of the same `binder` is refused (`Overtaken`). The others are
+    those of `Flow`; `StateKept` also beside another consumer with state. `weight` and
+    `max_partitions` are refused (`Invalid`) where the queue does not allow them.
     """
     body: dict[str, Any] = {
         "client_name": client_name,

@@ -263,7 +263,8 @@ def _listing(
 class Client:
     """The service, blocking. Thread-safe. Close it, or use it as a context manager.
 
-    `url` defaults to COUNTERPOISE_URL or http://127.0.0.1:8640. Every method may raise
+    `url` defaults to COUNTERPOISE_URL or http://127.0.0.1:8640. With `dry_run` a call changes
+    nothing and returns what it would do, mostly as a `Preview`. Every method may raise
     `ServiceUnavailable` (retry later) or a subclass of `Refused` (do not retry).
     """
 

@@ -131,7 +131,6 @@ WaitsFor = Annotated[
     ),
 ]
 
-
 # ------------------------------------------------------------------ queues
 
 
@@ -164,8 +163,8 @@ class Pin(Message, frozen=True):
 
     * `since`: When it was pinned.
     * `reason`: The administrator's words; null without any.
-    * `flow_id`: The flow that the partition belongs to by the pin, though it may still be on its
-      way; null: the pin has no effect, because no flow of this name takes part or may take it.
+    * `flow_id`: The flow that the partition belongs to by the pin, perhaps still on its way; null:
+      no flow of this name takes part or may take it.
     """
 
     client_name: Annotated[str, said("etl", maxLength=200)]
@@ -188,31 +187,29 @@ class Queue(Document, frozen=True):
       balance.
     * `operational_partition_count`: Partitions that retire, wait or are finished are included.
     * `access_type`: `exclusive`: the earliest-bound flow owns every partition, the others stand by.
-    * `rebalance_delay`: The holddown, in seconds: the wait between a trigger and the rebalance.
-    * `max_handoff_time`: How long, in seconds, an owner may take to finish the outstanding messages
-      of a partition that is being handed off.
+    * `rebalance_delay`: The holddown between a trigger and the rebalance, in seconds.
+    * `max_handoff_time`: How long, in seconds, an owner may take to finish what it has begun of a
+      partition that is handed off.
     * `max_warmup_time`: How long, in seconds, a successor may take to warm up.
     * `max_concurrent_handoffs`: Null: all at once. Warming counts.
     * `start`: Where the first partitions start: the first message in the log, or its end when the
       queue is created. Partitions added later start at the first message.
-    * `ordered_resize`: Whether a resize keeps the order of each key between partitions: nothing
-      that was published after it is processed before what it could overtake. For fixed queues on
-      the built-in log.
+    * `ordered_resize`: Whether a resize keeps the order of each key between partitions. For fixed
+      queues on the built-in log.
     * `retention_seconds`: How long, in seconds since its publishing, the queue's own built-in log
       keeps a message that every queue has processed. 0: it goes within a minute. Null: the queue
       has no built-in log of its own.
-    * `retention_bytes`: How many bytes of such messages the log keeps, about; the newest ones. Null
+    * `retention_bytes`: About how many bytes of such messages, the newest ones, the log keeps. Null
       with `retention_seconds`.
     * `flow_count`: Bound flows.
     * `active_flow_count`: Flows that own at least one partition.
-    * `paused`: The pause of the whole queue; null: it has none.
+    * `paused`: The pause of the whole queue.
     * `paused_partition_count`: Partitions that are paused, by themselves or with the queue.
-    * `pinned_partition_count`: Partitions that are pinned to a consumer.
     * `revision`: +1 at every committed change of settings, status, flows or assignment.
     * `partitioning`: `fixed`: a number of partitions that `partition_count` sets. `dynamic`: the
       source begins and ends partitions, and their owners report it.
-    * `mirror_group`: The consumer group of Kafka into which the positions are mirrored, for tools
-      that watch groups; null: none. It is never read. For queues on a topic of Kafka.
+    * `mirror_group`: The consumer group of Kafka into which the positions of a queue on a topic are
+      mirrored, for tools that watch groups; null: none. It is never read.
     * `conditions`: How many conditions that consumers report hold, by kind, as `quarantined` or
       `log_away`; empty: none.
     * `align_with`: Another queue, whose built-in log is read beside `log` (several: joined by `+`):
@@ -457,8 +454,7 @@ class Preview(Document, frozen=True):
       their ends.
     * `removed`: Partitions that would be removed at once, with what they hold.
     * `unassigned`: Partitions that would have no owner, and have one now or begin.
-    * `staying`: Partitions that would stay with a draining flow, as no other may take them. It
-      gives them back when it leaves.
+    * `staying`: Partitions that would stay with a draining flow, as no other may take them.
     * `interrupted`: Partitions that an owner would lose without having released them. The next
       owner reads their messages in progress again.
     * `paused`: Partitions that would be held still.
@@ -679,7 +675,6 @@ class Event(Struct, frozen=True):
 
 # ------------------------------------------------------------------ keys and the audit
 
-
 KeyId = Annotated[str, said("3f9a0c51d7e2")]
 
 
@@ -801,8 +796,8 @@ class UpdatePartition(Message, frozen=True):
     * `deadline`: With `revoking` and `warming`: when the handoff continues without the flow.
     * `key`: Of a partition of a dynamic queue.
     * `parents`: The keys of the partitions that it follows, in a dynamic queue.
-    * `paused`: The partition is paused: begin no further message of it, finish and commit what is
-      outstanding, and go on when a view leaves this out; absent while `warming`.
+    * `paused`: Begin no further message of it, finish and commit what is outstanding, and go on
+      when a view leaves this out; absent while `warming`.
     """
 
     partition: PartitionNumber
@@ -859,7 +854,7 @@ class LogView(Message, frozen=True):
 
     * `partition_count`: An append has to name this count.
     * `access`: Null when the log is not built in, or the service may not create roles in its
-      database: the consumer then has to bring its own credentials.
+      database: bring credentials of your own.
     * `log_name`: The built-in log's name; null for other logs.
     """
 
@@ -872,10 +867,10 @@ class LogView(Message, frozen=True):
 class Bound(PartlyShown, frozen=True):
     """A bound flow, with everything that it needs.
 
-    * `queue_id`: The queue's `id`. If a flow binds again and gets another id, it belonged to a
-      queue that was deleted and made again; its epochs and positions no longer apply.
-    * `flow_token`: The flow's secret, sent with its calls as `Authorization: Bearer`. Only shown
-      here: the service stores only a hash.
+    * `queue_id`: The queue's `id`. If a flow binds again and gets another one, its queue was made
+      again, and its epochs and positions no longer apply.
+    * `flow_token`: The flow's secret, sent with its calls as `Authorization: Bearer`, and shown
+      only here.
     * `log_access`: Credentials to read the built-in log, if the service can give them.
     """
 

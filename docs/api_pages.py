@@ -14,6 +14,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from counterpoise import documents
+
 HERE = Path(__file__).with_name("api")
 # By page: its title, what to read first, and its packages with the names on it (empty: all that are
 # on no other page).
@@ -55,11 +57,15 @@ PAGES: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
     ),
     "client": (
         "Client",
-        "Every call of [the contract](../protocol.md), and what it returns.",
+        (
+            "The calls of [the contract](../protocol.md) for programs, and what they return. "
+            "`openapi.yaml` has all. A document lists its fields in the order of its arguments; a "
+            "field that has its default is left out of an answer. Lists are tuples. `raw`, where "
+            "it is, is the whole answer."
+        ),
         {
             "counterpoise.client": "Client AsyncClient",
             "counterpoise.wire": "",
-            "counterpoise.conditions": "HeldCondition",
         },
     ),
     "errors": (
@@ -85,6 +91,16 @@ PAGES: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
         {"counterpoise.testing": ""},
     ),
 }
+# Documents of HTTP that no call of a client returns.
+OF_HTTP_ALONE = """
+    Page Session Lineage Scaling ShownMessage ShownMessages PublishedMessage FieldProblem Problem
+    Health Readiness
+"""
+# Members that only the package itself calls.
+OF_THE_PACKAGE_ALONE = """
+    DeadLetter.check DeadLetter.store LaneStatus.of QueueListener.failed
+    QueueListener.started Retry.check Windows.have Windows.of
+"""
 MARK = "<!-- docs/api_pages.py writes this page from the docstrings. -->"
 LINE_LENGTH = 88
 
@@ -96,7 +112,7 @@ def public(package: str, chosen: str = "") -> list[tuple[str, Any]]:
     if names is None:
         elsewhere = {
             name for *_, packages in PAGES.values() for name in packages.get(package, "").split()
-        }
+        }.union(OF_HTTP_ALONE.split())
         names = [
             name
             for name, value in vars(module).items()
@@ -111,7 +127,9 @@ def page(title: str, introduction: str, packages: Mapping[str, str]) -> str:
     parts = [f"# {title}", MARK, introduction]
     described: dict[str, str] = {}
     for package, chosen in packages.items():
-        parts += [f"## {package}", "" if chosen else prose(importlib.import_module(package))]
+        # How it works, behind that, is for those who read the code.
+        use, _, _ = prose(importlib.import_module(package)).partition("\n**How it works**")
+        parts += [f"## {package}", "" if chosen else use.strip()]
         for name, value in public(package, chosen):
             parts += [f"### {name}", *entry(name, value, described)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -130,28 +148,80 @@ def entry(name: str, value: Any, described: dict[str, str]) -> Iterator[str]:
         yield f"```\n{name} = {readable(str(value))}\n```"
         return
     if issubclass(value, BaseException):
-        code = f" Code: `{value.code}`." if "code" in vars(value) else ""
-        yield f"Error. Base: `{value.__base__.__name__}`.{code}"
+        code = f", code `{value.code}`" if "code" in vars(value) else ""
+        yield f"Error (`{value.__base__.__name__}`){code}."
+    elif issubclass(value, Struct):
+        yield from document(value)
     elif not getattr(value, "_is_protocol", False):
         arguments = signature(name, value).removeprefix(name)
         first = described.setdefault(arguments, name) if "\n" in arguments else name
         yield fenced(name, value) if first == name else f"Arguments: those of `{first}`."
-    yield prose(value)
+    if not issubclass(value, Struct):
+        yield prose(value)
     if (made := vars(value).get("__init__")) and made.__doc__:
         yield prose(made)
     repeated = []
+    properties = []
     for member, found in members(value):
         called = "" if isinstance(found, property) else signature(member, found)
         if (said := f"{member}\n{called}\n{prose(found)}") in described:
-            repeated.append(f"`{member}`")
+            repeated.append(member)
             continue
         described[said] = name
-        yield f"#### {name}.{member}"
-        yield from ([fenced(member, found)] if called else [])
-        yield prose(found)
+        if called:
+            yield from (f"#### {name}.{member}", fenced(member, found), prose(found))
+        else:
+            properties.append(f"* `{member}`: {' '.join(prose(found).split())}")
+    if properties:
+        yield "Properties:"
+        yield "\n".join(properties)
     if repeated:
-        coroutines = "coroutines, " if name.startswith("Async") else ""
-        yield f"Also, {coroutines}as above: {', '.join(repeated)}."
+        yield f"Also, {as_above(value, repeated, described)}."
+
+
+def as_above(shape: type, repeated: list[str], described: Mapping[str, str]) -> str:
+    """The members of a class that another one on the page has likewise."""
+    name = shape.__name__
+    if not name.startswith("Async"):
+        return f"as above: {', '.join(f'`{one}`' for one in repeated)}"
+    twin = name.removeprefix("Async")
+    of_twin = {said.partition("\n")[0] for said, owner in described.items() if owner == twin}
+    of_twin.discard("(")  # its arguments
+    plain = [
+        f"`{one}`"
+        for one in repeated
+        if inspect.isfunction(found := getattr(shape, one))
+        if not inspect.iscoroutinefunction(found)
+    ]
+    lacks = [f"`{one}`" for one in sorted(of_twin - {member for member, _ in members(shape)})]
+    return (
+        f"as `{twin}` has them, the other properties, and methods as coroutines"
+        + (f" ({', '.join(plain)}: as there)" if plain else "")
+        + (f", without {', '.join(lacks)}" if lacks else "")
+    )
+
+
+def document(shape: type[Struct]) -> Iterator[str]:
+    """The paragraphs on a document: what it is, and each of its fields with its type."""
+    described, fields = documents.described(shape)
+    yield described
+    types = typing.get_type_hints(shape)
+    listed: list[str] = []
+    base = shape.__base__
+    inherited = {"raw", *getattr(base, "__struct_fields__", ())}
+    if len(inherited) > 1 and base is not None:
+        listed.append(f"* the fields of `{base.__name__}`")
+    for parameter in inspect.signature(shape).parameters.values():
+        if parameter.name in inherited:
+            continue
+        shown = f"`{argument(parameter.replace(annotation=types[parameter.name]))}`"
+        if said := fields.get(parameter.name):
+            listed.append(f"* {shown}: {' '.join(said.split())}")
+        elif listed and listed[-1].endswith("`") and ": " in listed[-1]:
+            listed[-1] += f", {shown}"
+        else:
+            listed.append(f"* {shown}")
+    yield "\n".join(listed)
 
 
 def members(owner: type) -> Iterator[tuple[str, Any]]:
@@ -163,6 +233,7 @@ def members(owner: type) -> Iterator[tuple[str, Any]]:
         for member, found in vars(one).items():
             plain = getattr(found, "__func__", found)
             is_ours = member[0] != "_" and member not in seen
+            is_ours &= f"{owner.__name__}.{member}" not in OF_THE_PACKAGE_ALONE.split()
             if is_ours and (isinstance(found, property) or inspect.isfunction(plain)):
                 seen.add(member)
                 if plain.__doc__:
@@ -181,9 +252,6 @@ def signature(name: str, value: Any) -> str:
         called = inspect.signature(value)
     except ValueError:  # a class of Python's own
         return f"{name}(…)"
-    # Those of a message without what only the reading of JSON needs.
-    is_message = inspect.isclass(value) and issubclass(value, Struct)
-    types = typing.get_type_hints(value) if is_message else {}
     arguments: list[str] = []
     kind: Any = None
     for parameter in called.parameters.values():
@@ -195,8 +263,7 @@ def signature(name: str, value: Any) -> str:
         ):
             arguments.append("*")
         kind = parameter.kind
-        annotated = types.get(parameter.name, parameter.annotation)
-        arguments.append(argument(parameter.replace(annotation=annotated)))
+        arguments.append(argument(parameter))
     result = readable(annotation(called.return_annotation))
     # A method of a client is made of a function that returns the call that it sends, and one of a
     # flow of its program.

@@ -128,9 +128,9 @@ class Bell:
 class AsyncConsumer(BaseConsumer):
     """`Consumer` for asyncio, for one event loop. Runs once.
 
-    Its handler is an async function, and `concurrency` tasks of the loop that calls `run` handle
-    the messages. Callbacks may be plain or async functions; they run in the loop one after another.
-    `renew_while` is a plain one, which a thread calls.
+    Its handler is an async function, which `concurrency` tasks of the loop that calls `run` call.
+    Callbacks may be plain or async; they run one after another. `renew_while` is a plain one, which
+    a thread calls.
     """
 
     def _set_up(self) -> None:
@@ -203,8 +203,7 @@ class AsyncConsumer(BaseConsumer):
         """End as after `stop(now=True)`, and wait until the flow is unbound.
 
         In the loop's own body, or after it was left, the message in hand is not handled. Raises
-        RuntimeError in a handler, which would wait for itself. If it is cancelled, the consumer
-        ends without it.
+        RuntimeError in a handler, which would wait for itself.
         """
         if asyncio.current_task() in self._handlers:
             raise RuntimeError("in a handler call stop(now=True): close() waits for the handler")

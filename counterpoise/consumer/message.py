@@ -15,9 +15,8 @@ from counterpoise.logs.rows import Rows, is_tombstone
 class Ownership:
     """One grant of a partition to this consumer, with its present state.
 
-    It has what `Owned` has (`partition`, `epoch`, `state`, `position`, `handed_over`, `deadline`),
-    but follows the flow's view. `state` can also be `lost`: then the epoch fences all work for it,
-    and a careful sink refuses it.
+    It has the fields of `Owned`, but follows the flow's view, which `look` returns. `state` can
+    also be `lost`: then the epoch fences all work for it, and a careful sink refuses it.
     """
 
     __slots__ = ("_granted", "_look")
@@ -67,8 +66,8 @@ class Ownership:
     def time_left(self) -> float | None:
         """Seconds until the partition is taken by force; None: it is not revoked.
 
-        0.0 when the deadline has passed or the grant is over. Messages finished before are
-        committed and handed over in order; the others come again at the next owner.
+        0.0 when the deadline has passed or the grant is over. Messages not finished by then come
+        again at the next owner.
         """
         owned = self._now()
         if owned is None:

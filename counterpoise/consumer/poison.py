@@ -92,10 +92,10 @@ class DeadLetter:
     `to`: the name of a queue, or a function called as `to(message, failure)`, which must return
     only when the message is stored durably. Its exceptions halt the consumer, except
     `ServiceUnavailable` and `LogUnavailable`. `url`, `token`, `log_url`: of that queue's service
-    and log, by default the consumer's own service.
+    and log, by default the consumer's.
 
     The letter has the message's key, value and headers, and headers `counterpoise-dead-letter-…`:
-    `queue`, `partition`, `epoch`, `position`, `published-at`, `attempts`, `error`. Whoever may
+    `queue`, `partition`, `epoch`, `position`, `published-at`, `attempts`, `error`. Others who
     publish to that queue can write such headers, too.
     """
 
@@ -159,14 +159,13 @@ LONGEST_DELAY_SECONDS = 30 * 86400.0
 class Retry:
     """Set a failed message aside in `queue`, try it again after each delay, then decide by `then`.
 
-    `queue`: the retry queue, a queue of its own, which all consumers with this policy use and
-    nobody else; it may have any log but theirs, and any number of partitions. Without one, for
-    consumers with `order="key"`: the message stays uncommitted in its partition. `after_seconds`:
-    the delays, each from the failure before; the message is tried once after each. `then`: a policy
-    for a message that fails after the last one, "quarantine" if none is given. `url`: of the retry
-    queue's service, by default the consumer's own. `token`: the key that publishes to it, by
-    default the consumer's; binding and reading use the consumer's. `log_url` replaces the access to
-    its log that the service gives.
+    `queue`: the retry queue, for all consumers with this policy and nobody else, on any log but
+    theirs. Without one, for consumers with `order="key"`: the message stays uncommitted in its
+    partition. `after_seconds`: the delays, each from the failure before. `then`: a policy for a
+    message that fails after the last one, "quarantine" by default. `url`: of the retry queue's
+    service, by default the consumer's. `token`: the key that publishes to it, by default the
+    consumer's; binding and reading use the consumer's. `log_url` replaces the access to its log
+    that the service gives.
     """
 
     def __init__(

@@ -23,10 +23,10 @@ class LaneStatus:
     """One owned partition: how far it is handled, and its waiting messages.
 
     `attempts`: how often the message at `position` has failed (0 in key order). `quarantined`: the
-    last error, if the partition, or a key of it, is in quarantine. `set_aside`: how many messages
-    wait to be tried again, or behind such a one of their key (with a retry queue they are before
-    `position`). `waits`: `at 1002 for 0, 2`, if an ordered resize lets the partition go no further
-    than position 1002 until partitions 0 and 2 have reached their cuts.
+    last error, if the partition or a key of it is in quarantine. `set_aside`: how many messages
+    wait to be tried again, or behind such a one of their key (with a retry queue, before
+    `position`). `waits`: `at 1002 for 0, 2` if an ordered resize stops it at 1002 until partitions
+    0 and 2 have reached their cuts.
     """
 
     epoch: int

@@ -51,7 +51,7 @@ def _method(
 
 
 class AsyncFlow(BaseFlow):
-    """A flow for asyncio; arguments, methods and errors are those of `Flow`.
+    """`Flow` for asyncio, with coroutines.
 
     What blocks the event loop for longer than the lease costs the partitions, also in a callback.
     """

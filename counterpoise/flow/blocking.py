@@ -61,21 +61,20 @@ def _method(
 
 
 class Flow(BaseFlow):
-    """A flow with threads. See the module's docstring, and `BaseFlow` for the properties.
+    """A flow with threads. `BaseFlow` has the properties.
 
-    `queue`: its name. `url`, `token`: as for `Client`. `client_name`: for people. `instance_id`: if
-    it stays the same, a restarted consumer takes its old partitions back at once; random by
-    default. `lease_seconds`: 1..3600. `warmup`: get a notice before a partition comes. `at_once`:
-    no holddown if no other flow is bound. `keeps_state`: it has state that no handoff takes along,
-    so the queue must be exclusive and stays it (`StateKept`). `weight`: 1..1000, its share of the
-    partitions, compared with those of the others. `max_partitions`: it gets no more.
+    `client_name`: for people. `instance_id`: a consumer that restarts with the same one takes its
+    old partitions back at once; random by default. `lease_seconds`: 1..3600. `warmup`: get a notice
+    before a partition comes. `at_once`: no holddown if no other flow is bound. `keeps_state`: it
+    has state that no handoff takes along, so the queue must be exclusive (`StateKept`). `weight`:
+    1..1000, its share of the partitions beside those of others. `max_partitions`: it gets no more.
     `rebind=False`: stay gone after an expired lease. `timeout_seconds`: how long a method tries.
-    `renew_while`: called before every poll. While it returns False, the background thread does not
-    renew, so that the lease of a program that hangs expires. Callbacks: see `Callbacks`.
+    `renew_while`: called before every poll; while it returns False, the lease is not renewed in the
+    background. Callbacks: see `Callbacks`.
 
-    Nothing happens before `open`. Methods raise once the flow is gone for good: `FlowGone` with
-    the reason `replaced`, `unbound` or `queue_recreated`, `QueueNotFound`, ...; before that they
-    raise only `ServiceUnavailable`, when the service did not answer within `timeout_seconds`.
+    Nothing happens before `open`. Methods raise `ServiceUnavailable` when the service did not
+    answer within `timeout_seconds`, and once the flow is gone for good: `FlowGone` with the reason
+    `replaced`, `unbound` or `queue_recreated`, `QueueNotFound`, ...
     """
 
     def _set_up(self) -> None:
@@ -93,7 +92,7 @@ class Flow(BaseFlow):
         """Start to bind, and wait at most `wait_seconds` (0: do not wait) until bound.
 
         Raises the service's refusal (`QueueNotFound`, `Invalid`, ...), and `ServiceUnavailable`
-        when time is up; in both cases the flow is closed.
+        when time is up; then the flow is closed.
         """
         self._check_process()
         check_time_left(wait_seconds=wait_seconds)
@@ -131,11 +130,9 @@ class Flow(BaseFlow):
     def close(self, *, timeout_seconds: float = 5.0, reason: str | None = None) -> None:
         """Unbind and stop the threads. Never raises; takes a few seconds at most.
 
-        `reason`: `driver_lost` if the program for which the flow was bound has been killed. The
-        history of the queue then says so.
-
-        If the service cannot be reached within `timeout_seconds`, the lease has to expire. In a
-        forked child this does nothing: the flow is the parent's.
+        `reason`: `driver_lost` if the program for which the flow was bound has been killed, for the
+        queue's history. If the service cannot be reached within `timeout_seconds`, the lease has to
+        expire. In a forked child this does nothing: the flow is the parent's.
         """
         client = self._client
         if self._pid != os.getpid() or client is None or self._closing.is_set():
@@ -163,8 +160,7 @@ class Flow(BaseFlow):
     def wait(self, timeout_seconds: float | None = None, after: int | None = None) -> bool:
         """Wait until the view or the status changes; False if it did not in time.
 
-        `after`: a `version` read before, so that a change in between is not missed. Raises like
-        every method once the flow is gone for good.
+        `after`: a `version` read before, so that a change in between is not missed.
         """
         self._check_process()
         check_time_left(timeout_seconds=timeout_seconds)
@@ -181,8 +177,8 @@ class Flow(BaseFlow):
     ) -> None:
         """Say what is wrong with this consumer's work: all of it, () if nothing is.
 
-        People see it where they see the queue. Sent only when it has changed, so ask often. Renews
-        the lease if sent. Nothing is sent while the flow is not bound.
+        People see it where they see the queue. Sent only when it has changed, so ask often; that
+        renews the lease. Nothing is sent while the flow is not bound.
         """
         self._check_process()
         check_time_left(timeout_seconds=timeout_seconds)

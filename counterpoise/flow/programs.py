@@ -156,10 +156,10 @@ def commit(
 ) -> Program[dict[int, str]]:
     """Commit positions (next to read); returns the outcome for each partition.
 
-    Give (partition, epoch, position) with the epoch of the work if the partition may have been
-    lost and granted again meanwhile. A mapping means the present epoch. Outcomes: `ok`,
-    `stale_epoch`, `not_owner`, `no_such_partition`; `flow_gone` when the lease expired (the
-    flow is binding again). Only `ok` has an effect.
+    A mapping means the present epochs. Give (partition, epoch, position), with the epoch of the
+    work, if the partition may have been lost and granted again meanwhile. Outcomes: `ok`, the only
+    one with an effect; `stale_epoch`, `not_owner`, `no_such_partition`; `flow_gone` when the lease
+    expired (the flow is binding again).
     """
     _check(core, timeout_seconds)
     items: list[CommitItem] = []
@@ -190,9 +190,8 @@ def release(
 ) -> Program[str]:
     """Release a partition that is `revoking` or `retiring`, or any while draining.
 
-    Commits `position` with it, atomically. `finished`: a retiring partition is drained to its
-    end. Returns the outcome: as for `commit`, or `not_revoking`, or `not_ended` (the log says
-    that it goes on).
+    Commits `position` with it, atomically. `finished`: a retiring partition is drained to its end.
+    Outcomes: as for `commit`, or `not_revoking`, or `not_ended` (the log goes on).
     """
     item: ReleaseItem | tuple[int, str | None, bool] = (partition, position, finished)
     if epoch is not None:
@@ -238,10 +237,9 @@ def children(
 ) -> Program[str]:
     """Report what comes after a partition of a dynamic queue (the contract, *Lineage*).
 
-    Do it before you commit past the record that named the children. `position` is committed
-    with it, and with `finished` the partition ends: all of it happens or nothing. A child
-    without parents follows this partition alone. Repeat the call after `unknown_parent`: the
-    owner of another parent lags. Returns the outcome, as for `children_many`.
+    Do it before you commit past the record that named the children. `position` is committed with
+    it, and with `finished` the partition ends: all of it happens or nothing. A child without
+    parents follows this partition alone. Outcomes: as for `children_many`.
     """
     core.check()
     check_partition(partition)
@@ -273,8 +271,8 @@ def finish(
 ) -> Program[str]:
     """A partition of a dynamic queue, or one that retires, was processed to its end.
 
-    `children` come after it; see `children`. Returns the outcome. After a lost answer it may be
-    `no_such_partition`: the partition is finished, and was removed already.
+    `children` come after it (see `children`). After a lost answer the outcome may be
+    `no_such_partition`: the partition was finished and removed.
     """
     found = tuple(children)
     if not found:
@@ -299,11 +297,10 @@ def finish(
 def children_many(
     core: FlowCore, items: Iterable[ChildrenItem], *, timeout_seconds: float | None = None
 ) -> Program[dict[int, str]]:
-    """Report what comes after several partitions, and finish them, in one call.
+    """`children` for several partitions, in one call.
 
-    Of each item all is carried out or nothing. Returns the outcomes: as for `commit`, or
-    `unknown_parent` (the owner of another parent lags; try again), `not_ended`,
-    `conflicting_child`, `too_many_partitions`.
+    Outcomes: as for `commit`, or `unknown_parent` (the owner of another parent lags; try again),
+    `not_ended`, `conflicting_child`, `too_many_partitions`.
     """
     _check(core, timeout_seconds)
     named = list(items)
@@ -332,9 +329,10 @@ def ready(
 
 
 def refresh(core: FlowCore, *, timeout_seconds: float | None = None) -> Program[None]:
-    """Fetch the committed positions of `warming` partitions; renews the lease.
+    """Fetch the committed positions of `warming` partitions, of which no update tells; renews the
+    lease.
 
-    Updates come when the view changes, and commits do not change it. Does nothing while not bound.
+    Does nothing while not bound.
     """
     _check(core, timeout_seconds)
     asked = core.refresh_call()
@@ -362,9 +360,8 @@ def drain(core: FlowCore, timeout_seconds: float | None = None) -> Program[None]
 def unbind(core: FlowCore) -> Program[None]:
     """Give up all partitions at once; to hand them off in order, drain first.
 
-    The flow is closed from then on, also if this is interrupted or raises `ServiceUnavailable`
-    because the service is not reached. Then `unbind` and `close` try again; else the lease has to
-    expire.
+    The flow is closed from then on, also if this is interrupted or raises `ServiceUnavailable`.
+    Then `unbind` and `close` try again; else the lease has to expire.
     """
     if not (yield from leave(core, core.settings.timeout_seconds)):
         raise core.last_error or ServiceUnavailable("the service did not answer")

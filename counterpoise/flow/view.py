@@ -30,24 +30,14 @@ Key: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True)
 class Owned:
-    """A partition that this flow owns.
+    """A partition that this flow owns; the contract, *FlowChangeUpdate*, has its fields.
 
-    `state` is `owned`, `revoking` or `retiring`. `position` is the last committed one, the next
-    message to read; None: the queue's `start`. `handed_over` is how the partition left its previous
-    owner. `deadline` (of a revoke) is in seconds of `lease_time`.
-
-    `paused`: an administrator holds it still. Begin no message of it and keep it; commits and
-    releases are as ever. A later view has it without the pause.
-
-    `done_above` is what is done above the position (the contract, *Work above the position*).
-
-    `revision` is that of the service's update that said so; a position that the service accepts
-    from this flow leaves it as it is.
-
-    `resize` is the number of the log's last resize that the view knows; None: resizes of this queue
-    are not ordered. `cut`, `reached_cut` and `waits_for` are those of the contract, *Ordered
-    resize*; without a `cut` nothing waits. `key` and
-    `parents` (keys) are those of a partition of a dynamic queue.
+    `position`: the last committed one, the next message to read; None: the queue's `start`.
+    `deadline` (of a revoke): in seconds of `lease_time`. `paused`: an administrator holds it still.
+    Begin no message of it and keep it; commits and releases are as ever. `done_above`: what is done
+    above the position. `revision`: that of the update that said so. `resize`: the number of the
+    log's last resize that the view knows; None: resizes are not ordered. Without a `cut` nothing
+    waits.
     """
 
     partition: int

@@ -87,9 +87,9 @@ class GroupAccessRefused(LogAccessRefused):
 class LogBehind(LogUnavailable):
     """A range was asked for that reaches beyond the end of its partition.
 
-    The log had reported that end before. So the server that answers now has not caught up yet, or
-    messages were lost. The existing messages were returned first. `end` is the partition's end,
-    `wanted` the range's.
+    The log had reported that end before: the server that answers now has not caught up, or messages
+    were lost. The existing messages were returned first. `end` is the partition's end, `wanted` the
+    range's.
     """
 
     code = "log_behind"

@@ -35,10 +35,10 @@ def open_log(
     """The log that a queue names; nothing is connected before the first call.
 
     `log` is `builtin:QUEUE`, `redis://host:port/DB/NAME` or `kafka://host:port[,…]/TOPIC`. `access`
-    is how to reach it (bind's `log_access`, which is guarded, or a URL; a secret), by default the
-    matching one in the environment's COUNTERPOISE_LOG_URL, else for Redis and Kafka the log's own
-    address. Every call on the log takes about `timeout_seconds` at most.
-    Raises LogError if the log is of an unknown kind, there is no access, or a package is missing.
+    (a secret): bind's `log_access` or a URL; by default the matching one in COUNTERPOISE_LOG_URL,
+    else for Redis and Kafka the log's own address. Every call on the log takes about
+    `timeout_seconds` at most. Raises LogError if the log is of an unknown kind, there is no access,
+    or a package is missing.
     """
     try:
         address = parse_log(log)

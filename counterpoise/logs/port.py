@@ -138,11 +138,11 @@ def _text_bytes(what: str, text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AppendBatch:
-    """Messages of one publisher, to be appended together or not at all.
+    """Messages of one publisher, to be appended together or not at all, in their order within a
+    partition.
 
-    The i-th has the sequence `first_sequence + i` and goes to partition `partitions[i]`, which was
-    chosen among `partition_count` partitions. With `by_range` they were chosen by the ranges of a
-    dynamic log instead, and the count has no meaning. The order within a partition is preserved.
+    The i-th has the sequence `first_sequence + i` and goes to partition `partitions[i]`, chosen
+    among `partition_count` partitions, or with `by_range` by the ranges of a dynamic log.
 
     With `sequences` the i-th has `sequences[i]` instead, of which the first is `first_sequence`.
     They may have holes, and never fall. Messages with the same sequence have to be in the same
@@ -204,11 +204,10 @@ class Successor:
 class Bounds:
     """Starts and ends of partitions, and the log's partition count, all at one instant.
 
-    `ends` are the positions of the next messages to be appended. Of a dynamic log the count is that
-    of all partitions it ever had; `keys` has their keys and `sealed` what comes after those of them
-    that are sealed (promise 7). Of other logs both are empty.
-    `resize` is the number of the log's last resize, which was from `resized_from` partitions (0 and
-    0: there was none, or the log takes no cuts), and `cuts` are the ends at that moment (promise
+    `ends`: the positions of the next messages to be appended. Of a dynamic log the count is that of
+    all partitions it ever had; `keys` has their keys and `sealed` what comes after the sealed ones
+    (promise 7). `resize`: the number of the log's last resize, which was from `resized_from`
+    partitions (0 and 0: none, or the log takes no cuts). `cuts`: the ends at that moment (promise
     8).
     """
 
@@ -251,9 +250,9 @@ class Log(Protocol):
     def append(self, batch: AppendBatch) -> AppendResult:
         """Append the batch in one transaction.
 
-        Raises StalePartitionCount if the batch was routed with another count than the log's (also
-        a batch by ranges in a log without), StaleRanges if it was not routed with the ranges of a
-        dynamic log, InvalidMessage, LogNotFound, and LogUnavailable when the outcome is not known.
+        Raises StalePartitionCount if the batch was routed with another count than the log's (or by
+        ranges in a log without), StaleRanges if not with the ranges of a dynamic log,
+        InvalidMessage, LogNotFound, and LogUnavailable when the outcome is not known.
         """
         ...
 
@@ -280,13 +279,13 @@ class Log(Protocol):
     ) -> Iterator[Rows]:
         """The messages of [start, end) in order, some at a time and at least one.
 
-        `end` None means the current end of the partition. At most `max_messages` are returned, and
-        none after `max_bytes` of values have been returned (but always at least one message). No
-        part has more than `max_bytes` of values, keys and headers before its last message.
-        Whatever a row holds, it is returned (`counterpoise.logs.rows`).
-        Otherwise the read returns the complete range or raises: LogBehind if the partition ends
-        before the range (a log may wait for it first). Memory is bounded for any range. Raises
-        PositionTrimmed, PositionAhead, InvalidPosition, LogNotFound, LogUnavailable.
+        `end` None: the current end of the partition. At most `max_messages` are returned, and none
+        after `max_bytes` of values, but at least one. No part has more than `max_bytes` of values,
+        keys and headers before its last message. Whatever a row holds, it is returned
+        (`counterpoise.logs.rows`). Otherwise the read returns the complete range or raises:
+        LogBehind if the partition ends before the range (a log may wait for it first). Memory is
+        bounded for any range. Raises PositionTrimmed, PositionAhead, InvalidPosition, LogNotFound,
+        LogUnavailable.
         """
         ...
 
@@ -299,10 +298,9 @@ class Log(Protocol):
     ) -> Mapping[int, tuple[Rows, str]]:
         """The first messages of several ranges [start, end) in one call, as far as the log can.
 
-        Of each partition some as from `rows`, at most `max_messages`, and the position
-        after it. In all at most `max_bytes` of values, keys and headers. Any partition may be
-        missing, also because its range cannot be read: `rows` then says why.
-        Raises InvalidPosition, LogUnavailable.
+        Of each partition some as from `rows`, at most `max_messages`, and the position after it. In
+        all at most `max_bytes` of values, keys and headers. Any partition may be missing; `rows`
+        says whether its range cannot be read. Raises InvalidPosition, LogUnavailable.
         """
         ...
 
@@ -320,9 +318,8 @@ class Log(Protocol):
         """For a reader that waits for messages at these ends of partitions, as `bounds` returned
         them; at least one. None: this log cannot wake it now, so it has to ask now and then.
 
-        To be called again after each rest, with the same ends, until it returns 0 seconds. Anything
-        may be called instead. For one reader at a time.
-        Raises InvalidPosition, LogNotFound, LogUnavailable.
+        Call it again after each rest, with the same ends, until it returns 0 seconds. For one
+        reader at a time. Raises InvalidPosition, LogNotFound, LogUnavailable.
         """
         ...
 
@@ -337,11 +334,10 @@ class Log(Protocol):
         """Ends such that [start, end) over all partitions hold at most `max_messages`, fairly.
 
         Partitions that still have messages get equal numbers; the remainder goes to the longest
-        backlogs. A start below the partition's start counts from the partition's start. With
-        `bounds` (not older than the starts) and without `max_bytes` the log is not asked.
-        `max_bytes` of values holds as closely as the log knows sizes; at least one message is
-        planned, so that a message of any size gets through.
-        Raises PositionAhead, InvalidPosition, LogNotFound, LogUnavailable.
+        backlogs. A start below the partition's start counts from there. With `bounds` (not older
+        than the starts) and without `max_bytes` the log is not asked. `max_bytes` of values holds
+        as closely as the log knows sizes; at least one message is planned. Raises PositionAhead,
+        InvalidPosition, LogNotFound, LogUnavailable.
         """
         ...
 
@@ -356,21 +352,19 @@ class Log(Protocol):
     def ages(self, positions: Mapping[int, str]) -> Mapping[int, float]:
         """How many seconds ago the message at each of these positions was published; at least 0.
 
-        From `published_at` to the present by the clock of the log's server. Kafka's brokers do not
-        show theirs; there it is this machine's. Left out are partitions that have no message there,
-        or one without a time, and those that the log does not reach within the time and the bytes
-        of one call.
-        Raises InvalidPosition, LogNotFound, LogUnavailable.
+        By the clock of the log's server; for Kafka by this machine's. Left out are partitions that
+        have no message there, or one without a time, and those that the log does not reach within
+        the time and the bytes of one call. Raises InvalidPosition, LogNotFound, LogUnavailable.
         """
         ...
 
     def first_since(self, partition: int, start: str, end: str, at: datetime) -> str:
-        """The position in [start, end] where the messages that were published at `at` or later
-        begin; `end` if there is none.
+        """The position in [start, end] where the messages published at `at` or later begin; `end`
+        if none.
 
-        As if times rose with positions. A publisher may give a message a time of its own, so
-        messages of another time may lie on either side. Makes some calls for each partition.
-        Raises PositionTrimmed, InvalidPosition, LogNotFound, LogUnavailable.
+        As if times rose with positions: where publishers give messages times of their own, others
+        may lie on either side. Makes some calls. Raises PositionTrimmed, InvalidPosition,
+        LogNotFound, LogUnavailable.
         """
         ...
 

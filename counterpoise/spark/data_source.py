@@ -44,12 +44,11 @@ class CounterpoiseDataSource(DataSource):
     `writeStream` and `write` of a DataFrame (docs, *Writing*).
 
     Spark does not say what an object is for before it asks for a reader or a writer. Wrong options
-    of a read are refused on load, before any query starts; options of the other kind of read, and a
-    schema, when Spark creates the reader; options of a write when it creates the writer.
+    of a read are refused on load; options of the other kind of read, and a schema, when Spark
+    creates the reader; options of a write when it creates the writer.
 
-    `cores` is the limit of tasks that read a micro-batch; `register` sets it to the session's
-    cores. `home` is the directory of the `channel` between a query's source and the driver; None
-    without `register`.
+    `register` sets `cores`, the limit of tasks that read a micro-batch, and `home`, the directory
+    of the `channel` between a query's source and the driver; None without `register`.
     """
 
     cores: int | None = None
@@ -125,7 +124,7 @@ def register(spark: SparkSession) -> None:
     """Register `format("counterpoise")` in the session.
 
     Also where Spark finds the source by itself (`pyspark_counterpoise`): only then can the source
-    talk with this driver. Over Spark Connect that is not possible, and a warning says what for.
+    talk with this driver. Over Spark Connect it cannot, and a warning says what is missing.
     """
     if is_of_connect(spark):
         from counterpoise.spark.driver.connect import refuse_at_start as refuse_over_connect

@@ -276,9 +276,11 @@ def length(sentence: str) -> int:
 
 
 PLAIN = """
-    aggregates aligned autoscaling cluster consumer design faults kafka logs logs-background
-    monitoring operations performance performance-background processors promises protocol security
-    security-background settings simulation sink sinks troubleshooting warmup what-if
+    aggregates aligned autoscaling cluster comparison consumer design faults kafka logs
+    logs-background model monitoring operations performance performance-background placement
+    previews processors promises protocol publishing security security-background settings
+    simulation sink sinks spark spark-background spark-options troubleshooting warmup what-if
+    writing
 """
 
 

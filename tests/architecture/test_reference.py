@@ -5,7 +5,9 @@ import re
 import runpy
 
 import pytest
+from msgspec import Struct
 
+from counterpoise import wire
 from tests.architecture.test_documents import blocks, text
 from tests.architecture.test_repository import ROOT, tracked_files
 
@@ -33,6 +35,17 @@ def test_there_is_no_other_page() -> None:
 def test_every_public_name_of_a_package_is_on_a_page(package: str) -> None:
     described = set(re.findall(r"^### (\w+)$", "\n".join(WRITTEN.values()), re.M))
     assert {name for name, _ in SCRIPT["public"](package)} - described == set()
+
+
+def test_what_a_page_names_of_the_documents_is_on_a_page() -> None:
+    """So no call returns what the pages leave out as of HTTP alone."""
+    shapes = {name for name, one in vars(wire).items() if isinstance(one, type(Struct))}
+    shapes.remove("Struct")
+    pages = "\n".join(WRITTEN.values())
+    code = " ".join(re.findall(r"^```py\n.*?^```$|`[^`\n]+`", pages, re.M | re.S))
+    named = shapes & set(re.findall(r"\w+", code))
+    assert len(named) > 30
+    assert named - set(re.findall(r"^### (\w+)$", pages, re.M)) == set()
 
 
 def imports() -> dict[str, str]:

@@ -114,14 +114,10 @@ SAID = {
         f"a commit of one partition {COMMIT.value:.2f} ms, {COMMIT.ratio:.0f} times",
         f"{SHARE.value:.1f} % in the last. With its connection and long poll each of 5,000",
         f"adds {MEMORY.value:.0f} KB of resident memory",
-        f"| `local[1]` | {READ.thousands} |",
-        f"| `local[2]` | {READ_BY_TWO.thousands} |",
+        f"That is {READ.ratio:.2f} and {READ_BY_TWO.ratio:.2f} of Y3",
         f"One pauses for {ONE.value:.0f} ms, {ONE.ratio:.0f} times Y1 + Y2 (the target is 20)",
         f"each of 20 for {TWENTY.value:.0f} ms, and the others keep {KEPT}.",
         f"the join of a ninth consumer takes {NINTH.value:.0f} ms",
-    ],
-    "docs/promises.md": [
-        f"the others kept {KEPT}, and the 20 paused for {TWENTY.value:.0f} ms each",
     ],
     "README.md": [f"{SMALL.value:.0f} to {NINTH.value:.0f} ms from the bind of a new consumer"],
 }

@@ -39,24 +39,21 @@ _LIMITS = ("transaction_seconds", "retry_seconds")
 
 
 class FencedAggregate:
-    """Aggregates that are exact across all applications of a queue: `.foreachBatch(FencedAggregate(
-    url, "per_minute", values={"n": Count()}, windows=Windows("at", 60)))`.
+    """Aggregates that are exact across all applications of a queue (docs, *Aggregates*):
+    `.foreachBatch(FencedAggregate(url, "per_minute", values={"n": Count()}, windows=Windows("at",
+    60)))`.
 
     `where` is as for `FencedSink`; the driver connects too. `table`: the result, which you create,
     with columns `window_start` and `window_end` (timestamptz; none without `windows`), those of
-    `by`, and those of `values`. Or `emit(connection, rows)`: called on the driver in the
-    transaction that closes windows, with a dictionary for each result; with `late="merge"` also on
-    executors, for windows that have changed.
+    `by`, and those of `values`. Or `emit(connection, rows)` is called in the transaction that
+    closes windows, with a dictionary for each result. `values`: the aggregates by column of the
+    result. `by`: the columns of a group. `windows` None: one result for each group, replaced after
+    each micro-batch that changes it.
 
-    `values`: the aggregates by column of the result. `by`: the columns of a group. `windows` None:
-    one result for each group, which is replaced after each micro-batch that changes it.
+    `late`: what becomes of late rows: `drop`, `side`, or `merge`, for `keep_seconds` after the
+    window was closed. `idle_seconds`: how long a partition without rows holds windows open; None:
+    without limit. `name` (default: the table's) and `fence` are arguments of `FencedSink`.
 
-    `late`: what becomes of a row whose window its own partition has passed: `drop` (and count it),
-    `side` (into the table `counterpoise_late`), or `merge` (into the result, for `keep_seconds`
-    after the window was closed). `idle_seconds`: how long a partition without rows holds windows
-    open; None: without limit.
-
-    `name` (default: the table's) and `fence`, further arguments of `FencedSink`, are as there.
     Raises InvalidSink.
     """
 
@@ -120,9 +117,9 @@ class FencedAggregate:
     def close_windows(self) -> int:
         """Write the results of the windows that are complete; returns how many.
 
-        Each micro-batch ends with this, and with `idle_seconds` it is repeated from then on. Any
-        application of the queue may close a window, and one of them does. 0 before the first
-        micro-batch, and while the service is away, which knows the partitions.
+        Each micro-batch ends with this, and with `idle_seconds` it is repeated from then on. One of
+        the queue's applications closes each window. 0 before the first micro-batch, and while the
+        service, which knows the partitions, is away.
         """
         if self._counted is None:
             return 0
@@ -161,9 +158,10 @@ class FencedAggregate:
             return tables.dropped(connection, self._counted[0])
 
     def forget(self, queue: str) -> None:
-        """Begin anew, before messages are delivered again on purpose (docs, *Delivering again*).
+        """Drop what open windows have counted, before messages are delivered again on purpose
+        (docs, *Delivering again*).
 
-        Drops what open windows have counted. Call it while no application writes.
+        Call it while no application writes.
         """
         from counterpoise.spark.aggregates import tables
 

@@ -72,8 +72,8 @@ def unseen(
 class Deduplicate:
     """A `write` function of `FencedSink` that passes on each id once to `write`.
 
-    `by`: the columns of the id; if all of them are null, the row has none and passes. `time`: the
-    column, a timestamp, by which `horizon_seconds` counts. A row without a time counts as of 1970.
+    `by`: the columns of the id; a row in which all are null has no id and passes. `time`: the
+    column, a timestamp, by which `horizon_seconds` counts; a row without a time counts as of 1970.
     """
 
     write: Write = field(repr=False)

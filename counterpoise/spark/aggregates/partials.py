@@ -161,9 +161,8 @@ class Last(Aggregate):
 class ApproxDistinct(Aggregate):
     """About the number of different values that are not null.
 
-    The `size` smallest hashes are kept: exact below `size`, then with a relative standard error of
-    1 / sqrt(size - 2), 3 % for 1,024 (Bar-Yossef et al., Counting distinct elements in a data
-    stream, 2002).
+    Exact below `size`, then with a relative standard error of 1 / sqrt(size - 2), 3 % for 1,024:
+    the `size` smallest hashes are kept (Bar-Yossef et al., 2002).
     """
 
     column: str

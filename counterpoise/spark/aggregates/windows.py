@@ -49,8 +49,8 @@ class Windows:
     (default: as long as they are), counted from 1970 in UTC.
 
     `delay_seconds`: how much later than its successors a row of a partition may come.
-    `ahead_seconds`: a row whose time is further ahead than this does not close windows; None:
-    without limit (docs, *Aggregates* and *Processors*: of what).
+    `ahead_seconds`: a row whose time is further ahead (docs, *Aggregates* and *Processors*: of
+    what) does not close windows; None: without limit.
     """
 
     time: str

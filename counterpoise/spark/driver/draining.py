@@ -62,8 +62,8 @@ HeldPartitions = Mapping[str, Mapping[int, str]]
 class DrainTimedOut(SourceError):
     """Time was up before everything was handed over; the queries are stopped nevertheless.
 
-    `held`: by queue, the remaining partitions and their states. Messages in the sink and in Spark's
-    commit log are committed; the rest of a micro-batch comes again at the next owner.
+    `held`: by queue, the remaining partitions and their states. Messages in Spark's commit log are
+    committed; the rest of a micro-batch comes again at the next owner.
     """
 
     code = "drain_timed_out"
@@ -77,17 +77,13 @@ def drain(
     queries: StreamingQuery | Iterable[StreamingQuery],
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
 ) -> None:
-    """Hand over all partitions of these queries, in order, and stop them. Blocks until that is
-    done.
+    """Hand over all partitions of these queries, in order, and stop them (docs, *Draining a
+    query*). Blocks until that is done.
 
-    A query keeps working until others take its partitions. If no other flow can, or when half of
-    the time is over (or ten seconds are left), it begins no new micro-batch, and the remaining
-    partitions become unassigned at their positions. Trigger intervals are not waited for.
-
-    Raises DrainTimedOut if a micro-batch takes longer, or the service is not reached; then the
-    queries are stopped as by `query.stop()`, with a wait of some seconds. Raises NoChannel for a
-    query without a Counterpoise source, and the error of a query that failed meanwhile. Queries
-    that have ended already are no error.
+    Raises DrainTimedOut if that takes longer than `timeout_seconds`, or the service is not reached;
+    then the queries are stopped as by `query.stop()`. Raises NoChannel for a query without a
+    Counterpoise source, and the error of a query that failed meanwhile. Queries that have ended
+    already are no error.
     """
     several = _several(queries)
     try:
@@ -102,19 +98,17 @@ def drain_on_sigterm(
     signals: Sequence[signal.Signals] = (signal.SIGTERM,),
     end_seconds: float = DEFAULT_END_SECONDS,
 ) -> None:
-    """Drain when the process or its JVM is told to end, and end the process with exit code 0.
+    """Drain when the process or its JVM is told to end, and end the process with exit code 0 (docs,
+    *Draining a query*).
 
     `what`: queries, or the session: then those that run when the signal comes (queries of other
-    sources are just stopped). `signals`: add `signal.SIGINT` for Ctrl-C. The program continues when
-    its queries have stopped (`awaitTermination` returns). If it has not ended by itself within
-    `end_seconds`, SystemExit(0) is raised in the main thread, so that `finally` and atexit run.
+    sources are just stopped). `signals`: add `signal.SIGINT` for Ctrl-C. `end_seconds`: how long
+    the program may go on when its queries have stopped, before SystemExit(0) is raised in the main
+    thread, so that `finally` and atexit run. The JVM waits for the drain, then ends with its own
+    exit code (143).
 
-    A drain that times out is logged and ends with exit code 1. A second signal stops the queries at
-    once, as `query.stop()` does, with exit code 128 + signal. Call it in the main thread (otherwise
-    ValueError), after the session was created. Raises NoChannel for a session of Spark Connect.
-
-    The signal may reach the Python process, the JVM (as under spark-submit), or both. A JVM that is
-    told to end waits for the drain, then stops Spark and ends with its own exit code (143).
+    Call it in the main thread (otherwise ValueError), after the session was created. Raises
+    NoChannel for a session of Spark Connect.
     """
     refuse_connect(what, "drain_on_sigterm")
     departure = _Departure(what, timeout_seconds, end_seconds, signals[0])

@@ -50,10 +50,10 @@ _HANDOFFS: Mapping[str, str] = {
 class QueueListener(EventListener):
     """Reports on the queues that the queries of a session read.
 
-    `callback` is called with each report, on a thread of Spark's, so it must be quick. A report has
-    the values of `reportLatestOffset` (docs, *Spark*), with `queue`, `instance`, `query` (its name
-    or id) and `batch` (None between micro-batches). Changes are logged to `counterpoise.spark` at
-    `level`. Exceptions of the callback are logged.
+    `callback` is called with each report, on a thread of Spark's, so it must be quick; its
+    exceptions are logged. A report has the values of `reportLatestOffset` (docs, *Progress*), with
+    `queue`, `instance`, `query` (its name or id) and `batch` (None between micro-batches). Changes
+    are logged to `counterpoise.spark` at `level`.
     """
 
     def __init__(

@@ -82,9 +82,8 @@ def later(one: int | None, other: int | None) -> int | None:
 class PartitionProcessor(TenuredProcessor):
     """A processor of the rows of one partition, in order, each with its partition time.
 
-    `time`: a column of timestamps. `heartbeat`: a boolean column; rows where it is true move the
-    partition time and are nothing else. `ahead_seconds`: how far one row alone may move it; None:
-    without limit.
+    `time`: a column of timestamps. `heartbeat`: a boolean column; rows where it is true only move
+    the partition time. `ahead_seconds`: how far one row alone may move it; None: without limit.
     """
 
     def __init__(

@@ -25,9 +25,9 @@ class DuplicateFilter(PartitionProcessor):
     """The rows whose id did not pass within `horizon_seconds` of partition time, with their columns
     except `tenure` and `replay`.
 
-    `by`: the columns of the id; if all of them are null, the row has none and passes. Messages of
-    one id need one key: ids are remembered per partition. `ahead_seconds`: how far one row alone
-    moves the partition time; None: without limit.
+    `by`: the columns of the id; a row in which all are null has no id and passes. Messages of one
+    id need one key: ids are remembered per partition. `heartbeat`, `ahead_seconds`: as for
+    `PartitionProcessor`.
     """
 
     def __init__(

@@ -44,11 +44,9 @@ class JoinByKey(StatefulProcessor):
     `kind`: the column that has one of `kinds`, left and right; rows of other kinds only move the
     partition time. `columns`: those of both rows that a pair has, as `left_value`, `right_value`.
     It also has the key, `left_partition`, `left_position`, `right_partition` and `right_position`,
-    and without `aligned` the partition and position of the row that came later, for the fenced
-    sink.
-
-    `aligned`: how many logs the queue reads side by side (docs, *Joins*). `ahead_seconds`: how far
-    one row alone moves the partition time; None: without limit.
+    and without `aligned` the partition and position of the later row, for the fenced sink.
+    `aligned`: how many logs the queue reads side by side (docs, *Joins*). `ahead_seconds`: as for
+    `PartitionProcessor`.
     """
 
     tenured = True

@@ -42,8 +42,8 @@ class WindowAggregate(PartitionProcessor):
     columns of `by`, and `values`.
 
     `schema`: the columns of the values (`"readings long, mean double"`). `values`: an `Aggregate`
-    for each. A group has the same key, or is otherwise within one partition; else the result has
-    one row for each partition.
+    for each. A group has the same key, or is otherwise within one partition: else each partition
+    has a row of it.
     """
 
     def __init__(

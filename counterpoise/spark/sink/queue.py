@@ -71,10 +71,9 @@ class QueueSink:
     `.foreachBatch(QueueSink("results"))`.
 
     The rows have the columns `partition` and `position` of the source, `value`, and optionally
-    `key`, `headers`, `published_at`. `name` tells apart the sinks that write to one queue: all
-    applications that do the same work use the same, and two sinks of one application different
-    ones. `url` and `log_url` as for `Publisher`; `timeout_seconds`: how long a task tries to write
-    to a log that is away. Raises InvalidSink.
+    `key`, `headers`, `published_at`. `name`: the same for all applications that do the same work,
+    another for each sink of one application. `url` and `log_url` as for `Publisher`;
+    `timeout_seconds`: how long a task tries to write to a log that is away. Raises InvalidSink.
     """
 
     def __init__(

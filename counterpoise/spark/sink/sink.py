@@ -66,9 +66,9 @@ class FencedSink:
     `name` tells apart the sinks of one database; all applications of a queue use the same.
     `on_gap`: `fail`, or `accept` a range that was never written here. `idle_seconds` and
     `transaction_seconds`: how long a transaction may be idle or take, and so how long a frozen
-    writer can keep a partition from its successor (docs, *How the rows of a partition*).
-    `retry_seconds`: how long an unavailable database is retried. `confirm_seconds`: when the fence
-    has refused a range, how long the source may take to learn that it lost the partition.
+    writer can keep a partition from its successor. `retry_seconds`: how long an unavailable
+    database is retried. `confirm_seconds`: when the fence has refused a range, how long the source
+    may take to learn that it lost the partition.
 
     Raises InvalidSink.
     """
@@ -107,9 +107,9 @@ class FencedSink:
     ) -> FencedSink:
         """A sink that inserts `columns` into the columns of the same names of a table.
 
-        By default these are all columns of the rows except `replay` and `tenure`, which concern
-        warm-up alone. Maps and structs become JSON (lists too, in MariaDB and in a column of
-        JSON), and bytes become text where the table has text. The default `name` is the table's.
+        Default: all columns of the rows except `replay` and `tenure`. Maps and structs become JSON
+        (lists too, in MariaDB and in a column of JSON), and bytes become text where the table has
+        text. The default `name` is the table's.
         """
         return cls(
             where,
@@ -142,11 +142,11 @@ class FencedSink:
         """A sink that appends `columns` (default: as in `to_table`) to a Delta table.
 
         `uri` and `storage_options` are those of delta-rs, and shown nowhere. If there is no table,
-        the first micro-batch creates it, partitioned by the columns `partition_by`. `merge_on`:
-        rows replace those with equal values in these columns, and pass the driver. `new_columns`:
-        `refuse` columns that the table does not have, `ignore` them, or `add` them to the table.
-        `target_bytes`: a task begins another file when it has so many bytes of Arrow data.
-        `commit_seconds`: how long a commit that others overtake is tried again.
+        the first micro-batch creates it, partitioned by `partition_by`. `merge_on`: rows replace
+        those with equal values in these columns, and pass the driver. `new_columns`: `refuse`
+        columns that the table does not have, `ignore` them, or `add` them. `target_bytes`: a task
+        begins another file after so many bytes of Arrow data. `commit_seconds`: how long a commit
+        that others overtake is tried again.
 
         Raises InvalidSink; so does the first micro-batch, if the table cannot be written to.
         """
@@ -175,9 +175,8 @@ class FencedSink:
     ) -> FencedSink:
         """A sink that appends to an Iceberg table (`namespace.name`).
 
-        `catalog`: one of pyiceberg's, its properties, or its name in pyiceberg's configuration. If
-        there is no table, the first micro-batch creates it, without partitions. The rest is as in
-        `to_delta`.
+        `catalog`: one of pyiceberg's, its properties, or its name in pyiceberg's configuration. A
+        new table has no partitions. The rest is as in `to_delta`.
         """
         _needs("pyiceberg", "iceberg")
         _one_of("new_columns", new_columns, NewColumns)

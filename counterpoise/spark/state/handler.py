@@ -61,13 +61,12 @@ class StatefulForeachBatch(Generic[S]):
     `options`: those of the source (queue, url, logUrl, ...); with several queries on one queue in
     this application, they must include `instanceId`. `write(outputs, batch_id)` is called once for
     each micro-batch, with what `apply` returned for each partition. If it raises, the query fails,
-    and the states are restored when the query runs again. `publish_seconds`: how often the state of
-    a partition is published while it is processed here (its micro-batches wait while `dump` fills
+    and the states are restored when it runs again. `publish_seconds`: how often the state of a
+    partition is published while it is processed here (its micro-batches wait while `dump` fills
     memory, but not for the disk). `without_snapshot`: rebuild a state from the log, or begin
     `empty`.
 
-    The stream must be the source's own, not filtered or changed: history is read from the log
-    directly, not through Spark.
+    The stream must be the source's own, unchanged: history is read from the log, not through Spark.
     """
 
     def __init__(

@@ -21,8 +21,8 @@ TENURE_STATE = "counterpoise_tenure"
 def fresh(state: Any, tenure: int) -> bool:
     """Whether the key has no state of this tenure. A state of another tenure is dropped.
 
-    `state` is a value state of the schema `tenure long`, which this sets. `tenure` is the column of
-    the row that arrived. Call this before anything else that uses the key's state.
+    `state` is a value state of the schema `tenure long`, which this sets; `tenure` is the row's
+    column. Call this before anything else that uses the key's state.
     """
     known = state.get()
     if known is not None and known[0] == tenure:
@@ -35,7 +35,7 @@ class TenuredProcessor(StatefulProcessor):
     """For `groupBy("partition", "key").transformWithState(...)`, rows as `pyspark.sql.Row`.
 
     Rows of a key come in the order of their positions. The output of `on_rows` for history
-    (`replay`) is dropped: history rebuilds state, and its output was emitted before.
+    (`replay`) is dropped: it was emitted before.
 
     `tenured`: state of another tenure is dropped, so the query may start on a shared queue. A
     processor of your own that uses `fresh` sets it too.
@@ -92,8 +92,8 @@ class TenuredProcessor(StatefulProcessor):
     def on_timer(self, key: Any, timers: Any, expired: Any) -> None:
         """Change or drop the state of the key when one of its timers expires.
 
-        A timer has no output. It fires wherever the key has state, also on a former owner of the
-        partition, and no sink could tell the two outputs apart.
+        A timer has no output: it fires wherever the key has state, also on a former owner of the
+        partition.
         """
 
 

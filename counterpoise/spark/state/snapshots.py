@@ -84,8 +84,8 @@ class SnapshotStore(Protocol):
 class Snapshots:
     """Snapshots in a directory that all applications reach (a local one, NFS, a mounted volume).
 
-    The file system must rename atomically within a directory. Loading runs what the state's `load`
-    runs: let only the applications write there if that is `pickle`.
+    Its file system must rename atomically within a directory. The first snapshot creates it.
+    Loading runs the state's `load`: let only the applications write there if that is `pickle`.
     """
 
     def __init__(self, directory: str | Path) -> None:

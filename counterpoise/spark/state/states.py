@@ -53,7 +53,7 @@ class PartitionState(ABC, Generic[S]):
     def apply(self, state: S, rows: pa.Table) -> Any:
         """Change the state by rows of one partition, in order; returns their output.
 
-        `rows` has the columns of the source. History comes with `replay` true, and its output is
+        `rows` has the columns of the source; history comes with `replay` true, and its output is
         dropped.
         """
 
