@@ -139,7 +139,7 @@ def test_a_stream_refuses_options_of_batch_reads(name: str) -> None:
         ({"queue": "q", "warmupFrom": "2h"}, "nothing without 'warmup'"),
         ({"queue": " "}, "'queue' is missing"),
         ({"queue": "q", "que": "x"}, "did you mean 'queue'"),
-        ({"queue": "a,b"}, "the name of one queue, not 'a,b'. Several .* read_queues"),
+        ({"queue": "a,b"}, "the name of one queue, not 'a,b'. Several .*read_queues"),
         ({"queue": "orders-*"}, "or a pattern: counterpoise.spark.read_queues"),
         ({"queue": "q", "maxoffsetspertrigger": "5"}, "did you mean 'maxMessagesPerTrigger'"),
         ({"queue": "q", "instance_id": "5"}, "did you mean 'instanceId'"),

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import psycopg
 import pytest
 
 from counterpoise.client import Client
-from counterpoise.spark import QueueListener, drain, read_queues
+from counterpoise.spark import FencedSink, QueueListener, drain, read_queues
 from counterpoise.spark.errors import InvalidOffset, InvalidOption
 from counterpoise.spark.queues import chosen
 from tests.counterpoise.spark.queries import QueryStage, committed, publish
@@ -22,6 +23,7 @@ from tests.service import Service
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 KNOWN = {"orders-eu", "orders-us", "orders", "trips"}
 
@@ -97,6 +99,12 @@ class Queues(QueryStage):
     ) -> StreamingQuery:
         writer = self.rows(*queues, **options).writeStream.foreachBatch(self.sink)
         return self.started(writer.trigger(availableNow=True) if ends else writer, checkpoint)
+
+    def failed(self, writer: DataStreamWriter) -> str:
+        """Start a query that fails, and return its error."""
+        query = self.started(writer)
+        until(lambda: not query.isActive, "it has failed")
+        return str(query.exception())
 
     def sink(self, batch: Any, _: int) -> None:
         rows = batch.select("queue", "partition", "position").collect()
@@ -229,3 +237,54 @@ def test_a_batch_read_has_the_rows_of_all_queues(stage: Queues, client: Client) 
     counts = {row["queue"]: row["count"] for row in rows.groupBy("queue").count().collect()}
     assert counts == dict.fromkeys(stage.names, 20)
     assert not any(client.flows(name) for name in stage.names)
+
+
+@marked
+def test_the_fence_tells_the_queues_apart(stage: Queues, database_url: str) -> None:
+    """Both have rows of one partition and position; the query fails after the sink, and again."""
+    stage.publish(40)
+    columns = "queue text, partition int, position text"
+    with psycopg.connect(database_url) as connection:
+        connection.execute(f"CREATE TABLE events (id bigserial, {columns})")
+    sink = FencedSink.to_table(database_url, "events", columns=["queue", "partition", "position"])
+    failures = 0
+
+    def fail_twice(batch: DataFrame, batch_id: int) -> None:
+        nonlocal failures
+        sink(batch, batch_id)
+        assert sink.last_report is not None
+        if sink.last_report.written + sink.last_report.dropped and failures < 2:
+            failures += 1
+            raise OSError("after the sink")
+
+    rows = stage.rows(*stage.names, maxMessagesPerTrigger=10)
+    for _ in range(2):
+        stage.failed(rows.writeStream.foreachBatch(fail_twice))
+    query = stage.started(rows.writeStream.foreachBatch(fail_twice))
+    until(stage.all_committed, "all is committed")
+    with psycopg.connect(database_url) as connection:
+        for row in connection.execute("SELECT queue, partition, position FROM events ORDER BY id"):
+            stage.seen[row[0], row[1], row[2]] += 1
+        marks = connection.execute(
+            "SELECT queue, partition, next_position FROM counterpoise_high_water ORDER BY 1, 2"
+        ).fetchall()
+    stage.check()
+    assert marks == [
+        (name, partition, position)
+        for name in stage.names
+        for partition, position in sorted(committed(stage.client, name).items())
+    ]
+    query.stop()
+    # Rows that cannot be told apart are refused, and nothing of them counts as done.
+    stage.published += 1
+    for name in stage.names:
+        publish(stage.service, name, 1, first=40)
+    for shape, said in (
+        ("drop", "pass its column queue through"),
+        ("rename", "there are rows whose queue is 'x', and the micro-batch has read orders-eu"),
+    ):
+        changed = rows.drop("queue")
+        if shape == "rename":
+            changed = changed.selectExpr("*", "'x' AS queue")
+        assert said in stage.failed(changed.writeStream.foreachBatch(sink))
+    assert not stage.all_committed()
