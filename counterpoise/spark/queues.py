@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import DataFrame, functions
+from pyspark.sql import functions
 
 from counterpoise.client import Client
 from counterpoise.spark.channel.channel import FORMAT
@@ -29,7 +29,7 @@ from counterpoise.spark.options import SourceOptions, read_options
 from counterpoise.spark.queue_log import retry_until
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def read_queues(
@@ -61,7 +61,7 @@ def read_queues(
             own["instanceId"] = f"{checked.instance_id}/{name}"
         rows = reader.format(FORMAT).options(**own).load()
         frames.append(rows.withColumn("queue", functions.lit(name)))
-    return reduce(DataFrame.union, frames)
+    return reduce(lambda some, more: some.union(more), frames)
 
 
 def chosen(named: Iterable[str], known: Collection[str]) -> list[str]:

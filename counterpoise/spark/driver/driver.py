@@ -15,10 +15,10 @@ too early. With it the source learns how many rows Spark's watermark has dropped
 *Departures.* A query that an administrator has drained is stopped, so that it ends as after
 `query.stop()`. The source hands everything over, leaves the queue and says so (the document
 `left`). It could end the query only by an error. So the driver stops it: `awaitTermination`
-returns, and the program ends as it does after any other stop. A query of several queues leaves all
-of them once it was drained from one. A thread checks the directory of the
-driver. It also sees queries that have no micro-batches, for which Spark posts no events. Once a
-second it asks the JVM whether Spark has stopped by itself (`stopping`).
+returns, and the program ends as it does after any other stop. A query of several queues that was
+drained from one of them leaves the others first. A thread checks the directory of the driver. It
+also sees queries that have no micro-batches, for which Spark posts no events. Once a second it asks
+the JVM whether Spark has stopped by itself (`stopping`).
 
 *The end of the program.* Spark posts the end of a query before `awaitTermination` returns, and
 calls the listeners on another thread. A program that ends at once would be gone by then, and Spark
