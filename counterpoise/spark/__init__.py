@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from counterpoise.spark.data_source import CounterpoiseDataSource, register, session
     from counterpoise.spark.driver.draining import DrainTimedOut, drain, drain_on_sigterm
     from counterpoise.spark.driver.listener import QueueListener
+    from counterpoise.spark.queues import read_queues
     from counterpoise.spark.sink import FencedSink
     from counterpoise.spark.sink.queue import QueueSink
     from counterpoise.spark.state.handler import Output, StatefulForeachBatch
@@ -73,6 +74,7 @@ __all__ = [
     "drain",
     "drain_on_sigterm",
     "fresh",
+    "read_queues",
     "register",
     "session",
 ]
@@ -102,6 +104,7 @@ _WHERE = {
     "drain": "counterpoise.spark.driver.draining",
     "drain_on_sigterm": "counterpoise.spark.driver.draining",
     "fresh": "counterpoise.spark.state.processor",
+    "read_queues": "counterpoise.spark.queues",
     "register": "counterpoise.spark.data_source",
     "session": "counterpoise.spark.data_source",
 }

@@ -10,7 +10,10 @@ from collections.abc import Mapping
 
 from counterpoise.spark.errors import InvalidOption
 
-_QUEUE = "did you mean 'queue'? A queue knows its topic"
+_QUEUE = (
+    "did you mean 'queue'? A queue knows its topic. Several queues, or a pattern: "
+    "counterpoise.spark.read_queues(spark, ['orders', 'trips-*'])"
+)
 _START = (
     "a stream goes on from the queue's committed positions. Where a new queue begins is decided "
     "when it is made (counterpoise queues create QUEUE --start earliest|latest), and 'counterpoise "
@@ -31,9 +34,9 @@ ANSWERS: Mapping[str, str] = {
     "kafka.group.id": _GROUP,
     "groupIdPrefix": _GROUP,
     "subscribe": _QUEUE,
-    "subscribePattern": f"{_QUEUE}, and a query reads one queue: unite several streams",
-    "assign": f"{_QUEUE}. The service assigns its partitions",
-    "topic": _QUEUE,
+    "subscribePattern": _QUEUE,
+    "assign": "did you mean 'queue'? The service assigns its partitions",
+    "topic": "did you mean 'queue'? A queue knows its topic",
     "startingOffsets": _START,
     "startingOffsetsByTimestamp": _START + _TIME,
     "startingOffsetsByTimestampStrategy": _START + _TIME,

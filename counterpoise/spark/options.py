@@ -33,6 +33,7 @@ from counterpoise.calls import base_url
 from counterpoise.errors import InvalidUrl
 from counterpoise.spark.errors import InvalidOption
 from counterpoise.spark.kafka_options import refuse_kafkas
+from counterpoise.wire import QUEUE_NAME_PATTERN
 
 if TYPE_CHECKING:
     from counterpoise.logs import Log
@@ -341,6 +342,11 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
     queue = options.get("queue", "")
     if not queue:
         raise InvalidOption("the option 'queue' is missing: name the queue to read")
+    if not re.fullmatch(QUEUE_NAME_PATTERN, queue):
+        raise InvalidOption(
+            f"the option 'queue' is the name of one queue, not {queue!r}. Several queues, or a "
+            "pattern: counterpoise.spark.read_queues(spark, ['orders', 'trips-*'])"
+        )
     if "warmupFrom" in options and options.get("warmup", "").lower() != "true":
         raise InvalidOption("the option 'warmupFrom' does nothing without 'warmup': set it to true")
     _check_together(options)

@@ -46,7 +46,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 
 from counterpoise.logs.errors import InvalidMessage, LogError, LogUnavailable
 from counterpoise.logs.kafka.access import Failures, is_passing
-from counterpoise.logs.kafka.rows import APPEND, Header, headers_of
+from counterpoise.logs.kafka.rows import APPEND, Header, headers_of, record_headers
 from counterpoise.logs.port import MAX_MESSAGE_BYTES, AppendBatch, AppendResult
 from counterpoise.logs.port import Message as Published
 from counterpoise.logs.rows import TOMBSTONE, raw_bytes
@@ -382,9 +382,9 @@ def _encoded(message: Published) -> _Encoded:
             raise InvalidMessage("Kafka holds no times before 1970; published_at must be later")
     return _Encoded(
         None if tombstone else message.value,
-        None if message.key is None else message.key.encode(),
-        # What a message brings of ours is a stranger's word, about any publisher's appends.
-        [(name, raw_bytes(text)) for name, text in headers.items() if name != APPEND],
+        None if message.key is None else raw_bytes(message.key),
+        # Without our mark of appends: it would be a stranger's word about any publisher's.
+        record_headers(headers),
         milliseconds,
         size_bytes,
     )

@@ -11,7 +11,11 @@ rules convert it without losing important data:
   `counterpoise-tombstone` says `true`. To publish a tombstone, publish that header
   with an empty value.
 * Of headers of the same name the last one counts, as in Kafka's own lookups; without a value it is
-  the empty text.
+  the empty text. What this leaves out is in one header more, `counterpoise-record-headers`: all
+  headers of a name that comes twice or has no value, as JSON, `[["name", "value" or null], …]`.
+  So no header is lost when the row is published again, whatever kind of log it passes on its way;
+  a record has them as they were (`record_headers`). Names that begin with `counterpoise-` are
+  ours, and only their last one counts.
 * Times are in milliseconds, and 1970 where the record has none.
 
 The header `counterpoise-append` is ours (see `appender`); it never shows in a row.
@@ -19,17 +23,20 @@ The header `counterpoise-append` is ours (see `appender`); it never shows in a r
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from itertools import accumulate
 from typing import cast
 
 from confluent_kafka import Message
 
-from counterpoise.logs.rows import TOMBSTONE, Columns, Pairs, Rows, flagged, text_of
+from counterpoise.logs.port import OUR_HEADERS
+from counterpoise.logs.rows import TOMBSTONE, Columns, Pairs, Rows, flagged, raw_bytes, text_of
 
 APPEND = "counterpoise-append"
+RECORD_HEADERS = "counterpoise-record-headers"
 
 Header = tuple[str, bytes | None]
 
@@ -127,11 +134,50 @@ def headers_of(message: Message) -> Sequence[Header] | None:
 
 
 def _shown(headers: Sequence[Header] | None, tombstone: bool) -> Pairs:
-    shown = {
-        name: "" if value is None else text_of(value)
-        for name, value in headers or ()
-        if name != APPEND
-    }
+    own = [one for one in headers or () if one[0] != APPEND]
+    shown = {name: "" if value is None else text_of(value) for name, value in own}
+    if len(shown) < len(own) or any(value is None for _, value in own):
+        shown |= _not_shown(own)
     if tombstone:
         shown[TOMBSTONE] = "true"
     return list(shown.items()) if headers is not None else flagged(shown.items(), "headers")
+
+
+def _not_shown(own: Sequence[Header]) -> dict[str, str]:
+    """The header with those that a text for each name does not show."""
+    names = [name for name, _ in own]
+    lacking = {name for name, value in own if value is None}
+    pairs = [
+        (name, None if value is None else text_of(value))
+        for name, value in own
+        if not name.startswith(OUR_HEADERS) and (name in lacking or names.count(name) > 1)
+    ]
+    return {RECORD_HEADERS: json.dumps(pairs, ensure_ascii=False)} if pairs else {}
+
+
+def record_headers(headers: Mapping[str, str]) -> list[Header]:
+    """A record's headers, in bytes, from those that a consumer is shown.
+
+    A name comes several times, or without a value, if it did so in the record that was read, and
+    the header that is shown was not changed since.
+    """
+    pairs = _pairs_of(headers.get(RECORD_HEADERS, ""))
+    last = {name: "" if value is None else text_of(value) for name, value in pairs}
+    same = {name for name, text in last.items() if headers.get(name) == text}
+    left_out = {*same, APPEND, *([RECORD_HEADERS] if pairs else ())}
+    return [
+        *((name, raw_bytes(text)) for name, text in headers.items() if name not in left_out),
+        *(one for one in pairs if one[0] in same),
+    ]
+
+
+def _pairs_of(text: str) -> list[Header]:
+    """What `_not_shown` has written; nothing if a stranger has written another text."""
+    try:
+        return [
+            (name, None if value is None else raw_bytes(value))
+            for name, value in json.loads(text)
+            if not name.startswith(OUR_HEADERS)
+        ]
+    except (AttributeError, RecursionError, TypeError, ValueError):
+        return []

@@ -104,9 +104,10 @@ class FencedAggregate:
 
         Raises what `FencedSink` raises, and errors of SQLAlchemy.
         """
+        running = RunningBatch.of(batch)
         self._create()
         self._sink(batch, batch_id)
-        self._learn(RunningBatch.of(batch))
+        self._learn(running)
         self.close_windows()
         if self._idle_seconds is not None and self._closer is None:
             self._closer = threading.Thread(

@@ -298,6 +298,20 @@ def offsets_in(progress: Any) -> dict[int, Json]:
     return found
 
 
+def offsets_logged(execution: Any) -> list[Json]:
+    """Counterpoise's offsets in the newest entry of a query's checkpoint."""
+    latest = execution.offsetLog().getLatest()
+    found: list[Json] = []
+    if latest.isDefined():
+        entries = latest.get()._2().offsets().iterator()
+        while entries.hasNext():
+            offset = entries.next()
+            document = _offset_of(offset.get().json()) if offset.isDefined() else None
+            if document is not None:
+                found.append(document)
+    return found
+
+
 def _offset_of(text: str) -> Json | None:
     try:
         document = json.loads(text)

@@ -30,9 +30,10 @@ application share does.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ from counterpoise.spark.channel.channel import (
     offsets_in,
     refuse_connect,
 )
-from counterpoise.spark.errors import PlanMissing
+from counterpoise.spark.errors import ForeignRow, PlanMissing
 from counterpoise.spark.offsets import Json, Slice, joined
 
 if TYPE_CHECKING:
@@ -181,11 +182,23 @@ class RunningBatch:
 
     @classmethod
     def of(cls, batch: DataFrame) -> RunningBatch:
-        """The batch that `foreachBatch` got. Raises NoChannel, PlanMissing."""
-        refuse_connect(batch, "a sink that needs the plan of its micro-batch")
-        execution = _execution(batch)
-        instance, start, end = _offsets(execution)
-        channel = channel_to(instance)
+        """The batch that `foreachBatch` got, of a query with one source.
+
+        Raises NoChannel, PlanMissing.
+        """
+        execution, parts = _parts(batch)
+        if len(parts) > 1:
+            raise NoChannel(
+                "the query reads several counterpoise sources, and the partitions of their rows "
+                "cannot be told apart here: write each in a query of its own"
+            )
+        return cls._of_source(execution, *parts[0])
+
+    @classmethod
+    def _of_source(cls, execution: Any, start: Json | None, end: Json) -> RunningBatch:
+        if end.get("instance") is None:
+            raise NoChannel("the source has not bound its flow yet")
+        channel = channel_to(str(end["instance"]))
         if start == end:
             # Spark runs such a batch for timeouts or watermarks, without asking the source.
             planned: BatchPlan | None = BatchPlan(end, end, "", "", (), ())
@@ -226,6 +239,55 @@ class RunningBatch:
         return left
 
 
+@contextlib.contextmanager
+def batches_by_queue(batch: DataFrame) -> Iterator[list[tuple[RunningBatch, DataFrame]]]:
+    """The batch that `foreachBatch` got, as one batch for each queue of which something was read.
+
+    Several queues are told apart by the column `queue` of `read_queues`. Their rows are kept
+    within, because each part is an action of Spark's. Raises NoChannel, PlanMissing, ForeignRow.
+    """
+    execution, parts = _parts(batch)
+    if len(parts) == 1:
+        yield [(RunningBatch._of_source(execution, *parts[0]), batch)]
+        return
+    names = [end["queue"] for _, end in parts]
+    if len(set(names)) < len(names) or dict(batch.dtypes).get("queue") != "string":
+        raise NoChannel(
+            "the query reads several counterpoise sources, and the partitions of their rows cannot "
+            "be told apart: read them with counterpoise.spark.read_queues, and pass its column "
+            "queue through; or write each in a query of its own"
+        )
+    running = [
+        RunningBatch._of_source(execution, start, end) for start, end in parts if start != end
+    ]
+    read = [one.planned.queue for one in running]
+    # The source imports this module, and needs none of it.
+    from pyspark.sql import functions
+
+    rows = batch.persist()
+    try:
+        of_none = rows.where(~functions.coalesce(rows["queue"].isin(read), functions.lit(False)))
+        if foreign := of_none.select("queue").head(1):
+            raise ForeignRow(
+                f"there are rows whose queue is {foreign[0]['queue']!r}, and the micro-batch has "
+                f"read {', '.join(read)}: pass the column queue of read_queues through unchanged"
+            )
+        yield [(one, rows.where(rows["queue"] == one.planned.queue)) for one in running]
+    finally:
+        rows.unpersist()
+
+
+def _parts(batch: DataFrame) -> tuple[Any, list[tuple[Json | None, Json]]]:
+    """Spark's query, and what of each source is in the batch: from where, and up to where."""
+    refuse_connect(batch, "a sink that needs the plan of its micro-batch")
+    execution = _execution(batch)
+    ends = offsets_in(execution.availableOffsets())
+    if not ends:
+        raise NoChannel("the query reads nothing from a counterpoise source")
+    starts = offsets_in(execution.committedOffsets())
+    return execution, [(starts.get(source), end) for source, end in ends.items()]
+
+
 def _execution(batch: DataFrame) -> Any:
     session = batch.sparkSession
     context = session.sparkContext
@@ -242,23 +304,6 @@ def _execution(batch: DataFrame) -> Any:
             "pyspark.inheritable_thread_target(function) (give this to a ThreadPoolExecutor)"
         )
     return found
-
-
-def _offsets(execution: Any) -> tuple[str, Json | None, Json]:
-    """The instance of the running batch, and the batch's start and end."""
-    ends = offsets_in(execution.availableOffsets())
-    if len(ends) != 1:
-        raise NoChannel(
-            "the query reads nothing from a counterpoise source"
-            if not ends
-            else "the query reads several counterpoise sources, and the partitions of their rows "
-            "cannot be told apart: write each in a query of its own"
-        )
-    ((source, end),) = ends.items()
-    instance = end.get("instance")
-    if instance is None:
-        raise NoChannel("the source has not bound its flow yet")
-    return str(instance), offsets_in(execution.committedOffsets()).get(source), end
 
 
 def planned_for(channel: Channel, start: Json | None, end: Json) -> BatchPlan | None:

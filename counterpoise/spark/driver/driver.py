@@ -15,9 +15,10 @@ too early. With it the source learns how many rows Spark's watermark has dropped
 *Departures.* A query that an administrator has drained is stopped, so that it ends as after
 `query.stop()`. The source hands everything over, leaves the queue and says so (the document
 `left`). It could end the query only by an error. So the driver stops it: `awaitTermination`
-returns, and the program ends as it does after any other stop. A thread checks the directory of the
-driver. It also sees queries that have no micro-batches, for which Spark posts no events. Once a
-second it asks the JVM whether Spark has stopped by itself (`stopping`).
+returns, and the program ends as it does after any other stop. A query of several queues that was
+drained from one of them leaves the others first. A thread checks the directory of the driver. It
+also sees queries that have no micro-batches, for which Spark posts no events. Once a second it asks
+the JVM whether Spark has stopped by itself (`stopping`).
 
 *The end of the program.* Spark posts the end of a query before `awaitTermination` returns, and
 calls the listeners on another thread. A program that ends at once would be gone by then, and Spark
@@ -286,18 +287,25 @@ class Departures:
         threading.Thread(target=self._run, name="counterpoise-departures", daemon=True).start()
 
     def look(self) -> None:
-        """Stop the queries whose sources have left since the last look."""
+        """Stop the queries whose sources have left since the last look.
+
+        If only some have left, the others leave first.
+        """
         left = {path.parent for path in self._home.glob("*/left.json")}
         new, self._seen = left - self._seen, left
         if not new:
             return
         for query, directories in self._queries():
-            if directories and directories <= left:
-                logger.warning(
-                    "counterpoise: query %s was drained by an administrator, and is stopped",
-                    query.name or query.id,
-                )
+            if not directories & new:
+                continue
+            logger.warning(
+                "counterpoise: query %s was drained by an administrator, and is stopped",
+                query.name or query.id,
+            )
+            if directories <= left:
                 query.stop()
+            else:
+                threading.Thread(target=_leave_others, args=(query,), daemon=True).start()
 
     def _queries(self) -> Iterator[tuple[StreamingQuery, set[Path]]]:
         """The running queries with Counterpoise sources, and the directories of these."""
@@ -330,6 +338,17 @@ class Departures:
             return has_stopped(context)
         except Exception:  # so has the JVM, and with it the sources
             return True
+
+
+def _leave_others(query: StreamingQuery) -> None:
+    """Hand over what the query has of its other queues, and stop it."""
+    # Each task imports this module, and needs none of it.
+    from counterpoise.spark.driver.draining import drain
+
+    try:
+        drain(query)
+    except Exception as error:
+        logger.warning("counterpoise: query %s: %s", query.name or query.id, error)
 
 
 _QUERY_ID = "sql.streaming.queryId"

@@ -18,6 +18,10 @@ each trigger the flow does not know yet what it holds, so the query would read n
 *A query that ends by itself, on PySpark 4.0 and 4.1*. Spark does not tell the source about it
 (`source.without_limits`). The first answer would be the last one.
 
+*Other queues than those in the checkpoint*, of a query that reads or has read several. Spark keeps
+the offsets of its sources by number. It refuses another number of them, and with the same number it
+would give a source the offset of another. Only when some of them are bound, one of them says so.
+
 *A directory of files that another query writes*. Spark's file sink skips, without an error, every
 micro-batch whose number is not above the newest in the directory's `_spark_metadata`. The number
 belongs to a checkpoint. So of two applications that share a directory, or after a start with a new
@@ -39,9 +43,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark import __version__ as version
 
-from counterpoise.spark.channel.channel import sources_in
+from counterpoise.spark.channel.channel import offsets_logged, sources_in
 from counterpoise.spark.driver.wrapping import wrap_once
-from counterpoise.spark.errors import Unsupported
+from counterpoise.spark.errors import InvalidOffset, SourceError, Unsupported
 from counterpoise.spark.options import read_options
 from counterpoise.spark.version import has_read_limits
 
@@ -69,17 +73,20 @@ _TOO_RARE = (
 )
 
 # Why runs were refused, by run id, until their `start()` has raised it.
-_refused: dict[str, str] = {}
+_refused: dict[str, SourceError] = {}
 
 
 def refuse_if_needed(spark: SparkSession, query: Any) -> None:
     """Refuse a query of Spark's that has a Counterpoise source and has just started, if there is a
     reason. Spark waits meanwhile.
     """
-    why = why_not(spark, query.streamingQuery())
-    if why is None:
+    execution = query.streamingQuery()
+    if (why := why_not(spark, execution)) is not None:
+        _refused[query.runId().toString()] = Unsupported(why)
+    elif (why := other_queues(execution)) is not None:
+        _refused[query.runId().toString()] = InvalidOffset(why)
+    else:
         return
-    _refused[query.runId().toString()] = why
     name = query.name() or query.id().toString()
     logger.error("counterpoise: query %s is refused: %s", name, why)
     # It marks the query as ended, and that is enough. Then it interrupts the thread of the query,
@@ -124,6 +131,22 @@ def why_not(spark: SparkSession, execution: Any) -> str | None:
             execution.id().toString(), f"{execution.resolvedCheckpointRoot()}/offsets"
         )
     return None
+
+
+def other_queues(execution: Any) -> str | None:
+    """Why a query of several queues cannot go on from its checkpoint; None: it can."""
+    had = {str(one.get("queue")) for one in offsets_logged(execution)}
+    reads = {
+        read_options(dict(one.extraOptions())).queue for one in sources_in(execution.analyzedPlan())
+    }
+    if not had or had == reads or len(had) == len(reads) == 1:
+        return None
+    return (
+        f"the checkpoint is of a query on the queues {', '.join(sorted(had))}, and this one reads "
+        f"{', '.join(sorted(reads))}: Spark's checkpoint cannot add or remove a source. Choose "
+        "another checkpointLocation. The queues keep their positions, so nothing is lost; drain "
+        "the query before, and nothing comes twice"
+    )
 
 
 _MARK = "_counterpoise-"
@@ -187,7 +210,7 @@ def newest_batch(names: list[str]) -> int | None:
 
 
 def raise_at_start() -> None:
-    """Let `DataStreamWriter.start` and `toTable` raise Unsupported for a refused run, from now on.
+    """Let `DataStreamWriter.start` and `toTable` raise why a run was refused, from now on.
 
     A PySpark with other classes is left unchanged.
     """
@@ -203,7 +226,7 @@ def _raising(wrap: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(wrap)
     def started(self: Any, jsq: Any) -> Any:
         if (why := _refused.pop(jsq.runId().toString(), None)) is not None:
-            raise Unsupported(why)
+            raise why
         return wrap(self, jsq)
 
     return started

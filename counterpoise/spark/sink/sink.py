@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
-from counterpoise.spark.channel.running_batch import RunningBatch
+from counterpoise.spark.channel.running_batch import RunningBatch, batches_by_queue
 from counterpoise.spark.errors import (
     InvalidSink,
     MissingColumns,
@@ -37,7 +38,8 @@ HIGH_WATER_TABLE = "counterpoise_high_water"
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of one micro-batch: numbers of rows, and partitions of the queue.
+    """The outcome of one micro-batch: numbers of rows, and partitions of the queue, or of any of
+    several.
 
     `dropped`: rows that were written before, or that the new owners of `superseded` write. `gaps`:
     ranges that were never written here and were accepted, as (partition, from, to).
@@ -217,13 +219,28 @@ class FencedSink:
         it is, other errors as Spark's exception.
         """
         _check_columns(batch)
-        running = RunningBatch.of(batch)
+        with batches_by_queue(batch) as parts, contextlib.ExitStack() as names:
+            for running, _ in parts:
+                target = f"{running.planned.queue} {self._target.key}"
+                names.enter_context(
+                    used_once(type(self), self.name, target, running.run_id, batch_id)
+                )
+            reports = [self._write(running, rows, batch_id) for running, rows in parts]
+        self.last_report = Report(
+            batch_id,
+            sum(one.written for one in reports),
+            sum(one.dropped for one in reports),
+            tuple(partition for one in reports for partition in one.superseded),
+            tuple(gap for one in reports for gap in one.gaps),
+        )
+
+    def _write(self, running: RunningBatch, batch: DataFrame, batch_id: int) -> Report:
+        """Write what was read of one queue."""
         planned = running.planned
         mark = HighWaterKey(self.name, planned.queue_id, planned.log, planned.queue)
         rows = BatchRows(batch, running)
         given = MicroBatch(mark, batch_id, planned.read, self._on_gap, rows)
-        with used_once(type(self), self.name, self._target.key, running.run_id, batch_id):
-            self._finish(running, batch_id, self._target.write(given))
+        return self._finish(running, batch_id, self._target.write(given))
 
     def forget(self, queue: str) -> int:
         """Accept the next range of each partition as the first (docs, *Delivering again*).
@@ -232,13 +249,15 @@ class FencedSink:
         """
         return self._target.forget(self.name, queue)
 
-    def _finish(self, running: RunningBatch, batch_id: int, results: Sequence[RangeResult]) -> None:
+    def _finish(
+        self, running: RunningBatch, batch_id: int, results: Sequence[RangeResult]
+    ) -> Report:
         missing = {one.partition for one in running.planned.read} - {r.partition for r in results}
         if missing:
             raise PlanMissing(f"no task has written the partitions {sorted(missing)}")
         superseded = [(one.partition, one.epoch) for one in results if one.outcome == "superseded"]
         gaps = sorted((one.partition, *one.gap) for one in results if one.gap is not None)
-        self.last_report = Report(
+        report = Report(
             batch_id,
             sum(one.written for one in results),
             sum(one.dropped for one in results),
@@ -247,16 +266,19 @@ class FencedSink:
         )
         for gap in gaps:
             logger.warning(
-                "counterpoise: sink %s: partition %d: positions %s to %s were never written here; "
-                "accepted (on_gap)",
+                "counterpoise: sink %s: queue %s, partition %d: positions %s to %s were never "
+                "written here; accepted (on_gap)",
                 self.name,
+                running.planned.queue,
                 *gap,
             )
         for partition, epoch in superseded:
             logger.warning(
-                "counterpoise: sink %s: partition %d has a new owner, which has written already: "
-                "its rows of micro-batch %d under epoch %d were dropped, the new owner reads them",
+                "counterpoise: sink %s: queue %s, partition %d has a new owner, which has written "
+                "already: its rows of micro-batch %d under epoch %d were dropped, the new owner "
+                "reads them",
                 self.name,
+                running.planned.queue,
                 partition,
                 batch_id,
                 epoch,
@@ -271,6 +293,7 @@ class FencedSink:
                 "backup, 'counterpoise migrate --after-restore' must follow, which fences what was "
                 f"granted since; without that, only {self._target.remedy} helps"
             )
+        return report
 
 
 def _needs(module: str, extra: str) -> None:

@@ -314,6 +314,7 @@ def test_tombstones_and_headers_of_other_programs_are_shown(apache_kafka, topic,
         "n": "2",
         "raw": "base64:/wA=",
         "none": "",
+        "counterpoise-record-headers": '[["n", "1"], ["n", "2"], ["none", null]]',
         "counterpoise-tombstone": "true",
     }
 

@@ -3,13 +3,14 @@
 from datetime import UTC, datetime
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
 from counterpoise.keys import partition_of
 from counterpoise.logs import AppendBatch, Message
-from counterpoise.logs.kafka import raw_bytes
+from counterpoise.logs.kafka import raw_bytes, record_headers
+from counterpoise.logs.kafka.rows import APPEND, RECORD_HEADERS, _shown
 from counterpoise.logs.rows import text_of
 
 
@@ -75,9 +76,63 @@ def test_headers_are_shown_as_text_the_last_of_a_name_counts(log, topic, foreign
     foreign.produce(topic, b"w", partition=0)
     foreign.flush(10)
     first, second = rows(log)
-    assert dict(first["headers"]) == {"a": "2", "b": "base64:/g==", "c": "", "d": "ü"}
-    assert len(first["headers"]) == 4
+    more = '[["a", "1"], ["a", "2"], ["c", null]]'
+    shown = {"a": "2", "b": "base64:/g==", "c": "", "d": "ü", RECORD_HEADERS: more}
+    assert dict(first["headers"]) == shown
+    assert len(first["headers"]) == 5
     assert second["headers"] is None
+
+
+NAMES = st.text(st.sampled_from("ab"), min_size=1, max_size=2)
+HEADERS = st.lists(st.tuples(NAMES, st.none() | st.binary(max_size=3)), max_size=6)
+
+
+@given(HEADERS)
+def test_no_header_is_lost_when_a_row_becomes_a_record_again(headers):
+    shown = dict(_shown(headers, tombstone=False))
+    again = record_headers(shown)
+    of_name = lambda name, among: [value for one, value in among if one == name]  # noqa: E731
+    for name in {name for name, _ in headers} | {name for name, _ in again}:
+        assert of_name(name, again) == of_name(name, headers)
+    # So the origin of a dead letter has the same headers as the letter.
+    assert dict(_shown(again, tombstone=False)) == shown
+
+
+@pytest.mark.parametrize(
+    ("headers", "published"),
+    [
+        # The program has changed the header since, or taken it away.
+        ({"a": "3", RECORD_HEADERS: '[["a", "1"], ["a", "2"]]'}, [("a", b"3")]),
+        ({RECORD_HEADERS: '[["a", "1"], ["a", "2"]]'}, []),
+        # Texts of strangers: no list, half a character, and names that are ours.
+        ({RECORD_HEADERS: "7"}, [(RECORD_HEADERS, b"7")]),
+        ({RECORD_HEADERS: '{"ab": "b"}', "a": "b"}, [("a", b"b")]),
+        ({RECORD_HEADERS: '[["a", "\\ud800"], ["a", "b"]]', "a": "b"}, None),
+        ({RECORD_HEADERS: '[["counterpoise-append", "x"]]', "counterpoise-append": "x"}, None),
+    ],
+)
+def test_what_the_header_says_counts_only_for_headers_that_are_as_they_were(headers, published):
+    kept = [(name, text.encode()) for name, text in headers.items() if name != APPEND]
+    expected = kept if published is None else published
+    assert sorted(record_headers(headers)) == sorted(expected)
+
+
+def test_what_is_published_again_has_the_key_and_the_headers_of_the_record(
+    kafka, log, topic, foreign
+):
+    """As a dead letter, or one that is sent back."""
+    key, headers = b"\xff\x00", [("a", b"1"), ("a", b"\0"), ("b", None), ("c", b"3")]
+    foreign.produce(topic, b"v", key=key, partition=0, headers=headers)
+    foreign.flush(10)
+    (row,) = rows(log)
+    log.append(AppendBatch("p", 0, 4, [1], [Message(b"v", row["key"], dict(row["headers"]))]))
+    assert rows(log, 1)[0]["headers"] == [*sorted(row["headers"], key=lambda one: one[0] != "c")]
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": "any"})
+    consumer.assign([TopicPartition(topic, 1, 0)])
+    (record,) = consumer.consume(1, 10)
+    consumer.close()
+    assert record.key() == key
+    assert sorted(one for one in record.headers() if one[0] != APPEND) == sorted(headers)
 
 
 def test_a_tombstone_is_an_empty_value_with_a_header_and_can_be_published_again(
