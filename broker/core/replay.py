@@ -167,14 +167,13 @@ def _flow_left(queue: Queue, record: r.FlowLeft) -> None:
 def _orphan(queue: Queue, flow: Flow, number: int, since: float) -> None:
     """A partition of a flow that is gone has no owner, since the flow was silent if it was."""
     partition = queue.partitions[number]
-    raised = partition.next_handed_over == HandedOver.FORCED
     _touch_successor(queue, queue.handoffs.get(number))
     place(
         queue,
         partition,
         PartitionEvent.ORPHANED,
         at=since,
-        next_handed_over=HandedOver.FORCED if raised else HandedOver.ORPHANED,
+        next_handed_over=HandedOver.ORPHANED,
         released_by=flow.id,
     )
 
@@ -389,12 +388,12 @@ def _epochs_raised(queue: Queue, record: r.EpochsRaised) -> None:
         queue.journal.set(partition, epoch=partition.epoch + 1)
         if partition.next_handed_over == HandedOver.GRACEFUL or partition.owner is not None:
             queue.journal.set(partition, released_by=None)
-        if partition.owner is not None:
-            queue.journal.set(partition, handed_over=record.handed_over)
         if partition.owner is None:
             queue.journal.set(partition, next_handed_over=HandedOver.FORCED)
         else:
-            queue.journal.set(partition, next_handed_over=HandedOver.INITIAL)
+            queue.journal.set(
+                partition, handed_over=record.handed_over, next_handed_over=HandedOver.INITIAL
+            )
             _touch(queue, partition.owner)
         _touch_successor(queue, queue.handoffs.get(number))
 
