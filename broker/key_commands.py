@@ -183,9 +183,9 @@ def _reached(
 ) -> Iterator[KeysOf]:
     """The keys of the service that answers and takes our key; else those of the database."""
     from broker import launch
+    from broker.access_keys import NoSuchKey
     from broker.exits import Exit, fail
     from broker.key_access import RefusedByService, keys_in, keys_of_service
-    from broker.keys import NoSuchKey
 
     if not launch.names_database(data_dir=data_dir, database_url=database_url):
         try:
