@@ -1,6 +1,7 @@
 """Flows, handoffs and pins of a queue, each with what is looked up of them.
 
-What is looked up follows from them, so it is derived and not recorded: `placement` keeps it right.
+All but the pins themselves and `warmed` follows from flows and partitions, so it is derived and not
+recorded: `placement` keeps it right.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from broker.core.structures import Heap
 class QueueFlows(dict[str, Flow]):
     """The bound flows, by their id.
 
-    `of_key` counts those of each key. `held` are those that are held back (`budget`), `weighted`
+    `of_key` counts those of each access key. `held` are those that are held back (`budget`), `weighted`
     those with a weight or a maximum (`shares`).
     """
 
