@@ -15,8 +15,8 @@ from broker.core.structures import Heap
 class QueueFlows(dict[str, Flow]):
     """The bound flows, by their id.
 
-    `of_key` counts those of each access key. `held` are those that are held back (`budget`), `weighted`
-    those with a weight or a maximum (`shares`).
+    `of_key` counts those of each access key. `held` are those that are held back (`budget`),
+    `weighted` those with a weight or a maximum (`shares`).
     """
 
     __slots__ = ("by_bind_number", "by_instance", "held", "of_key", "weighted")
