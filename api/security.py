@@ -38,7 +38,7 @@ from typing import NamedTuple, TypeVar
 from starlette.requests import Request
 
 from api.head import HEAD, Head
-from broker.calls.keys import FOR_THIS_FLOW, STALE_SECONDS
+from broker.calls.callers import FOR_THIS_FLOW, STALE_SECONDS
 from broker.core.access import RIGHTS, Caller, Right, Role, anybody, flow_caller, key_id_of
 from broker.core.errors import (
     FlowGone,
@@ -202,7 +202,7 @@ async def authorize(request: Request, requirement: Requirement) -> None:
     settings: Settings = request.app.state.settings
     head: Head = request.scope[HEAD]
     is_open = requirement.also is Also.ANYONE
-    if settings.allowed_hosts or (is_open and not broker.keys.some_known):
+    if settings.allowed_hosts or (is_open and not broker.callers.some_known):
         # Of others without a key it is checked with the rest of their origin.
         check_host(head, settings)
     if is_open:
@@ -289,8 +289,8 @@ async def _caller(
     address = address_of(request)
     if token is not None:
         if key_id_of(token) is not None:
-            return await broker.keys.by_key(token, address, stale_may=requirement.stale_may)
-        return await broker.keys.by_flow_token(token, queue, address)
+            return await broker.callers.by_key(token, address, stale_may=requirement.stale_may)
+        return await broker.callers.by_flow_token(token, queue, address)
     if not await _is_closed(request, requirement.stale_may):
         check_origin(head, settings)
         return anybody(address)
@@ -301,7 +301,7 @@ async def _caller(
             "from COUNTERPOISE_TOKEN). 'counterpoise keys create' makes one."
         )
     check_site(head)
-    return await broker.keys.by_session(session, address)
+    return await broker.callers.by_session(session, address)
 
 
 async def _is_closed(request: Request, stale_may: bool = False) -> bool:
@@ -312,10 +312,10 @@ async def _is_closed(request: Request, stale_may: bool = False) -> bool:
         return False
     try:
         async with asyncio.timeout(STALE_SECONDS if stale_may else None):
-            return await broker.keys.any_made()
+            return await broker.callers.any_made()
     except (Unavailable, TimeoutError):
         if stale_may:
-            return broker.keys.some_known
+            return broker.callers.some_known
         raise
 
 

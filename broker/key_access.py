@@ -7,10 +7,10 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Protocol
 
-from broker import keys
+from broker import access_keys
+from broker.access_keys import Created, NoSuchKey
 from broker.core.access import Role
 from broker.key_database import NoAddress, Served, Silent, service_at
-from broker.keys import Created, NoSuchKey
 from broker.launch import Reached
 from broker.store.ports import KeySummary
 from counterpoise import wire
@@ -39,13 +39,13 @@ class _InDatabase:
     def create(
         self, role: Role, queues: Sequence[str], name: str, ends_at: datetime | None
     ) -> Created:
-        return keys.create(self._url, role, queues, name, ends_at)
+        return access_keys.create(self._url, role, queues, name, ends_at)
 
     def every(self) -> Sequence[KeySummary]:
-        return keys.every(self._url)
+        return access_keys.every(self._url)
 
     def revoke(self, key_id: str) -> KeySummary:
-        return keys.revoke(self._url, key_id)
+        return access_keys.revoke(self._url, key_id)
 
 
 class _OfService:

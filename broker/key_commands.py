@@ -11,7 +11,6 @@ line.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -22,6 +21,7 @@ import click
 
 from broker.cli import data_dir_option, database_url_option
 from counterpoise.cli.options import InOrder, json_option, key_options
+from counterpoise.durations import duration_seconds
 from counterpoise.plain import plain_json, plain_line
 
 if TYPE_CHECKING:
@@ -39,16 +39,14 @@ service_url_option = click.option(
     help="The service; it makes the keys unless a database is given. [env: COUNTERPOISE_URL]",
 )
 
-_DURATION = re.compile(r"([0-9]{1,6})(m|h|d)")
 LATEST = 253_402_300_799
-_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
 def _end(text: str) -> datetime:
     """A duration from now (`12h`), or a time; one without an offset is of this machine's zone."""
-    if found := _DURATION.fullmatch(text):
-        return datetime.now(UTC) + timedelta(**{_UNITS[found[2]]: int(found[1])})
     try:
+        if (seconds := duration_seconds(text)) is not None:
+            return datetime.now(UTC) + timedelta(seconds=seconds)
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
         raise click.BadParameter("give a duration like 12h or 90d, or a time") from None
@@ -185,9 +183,9 @@ def _reached(
 ) -> Iterator[KeysOf]:
     """The keys of the service that answers and takes our key; else those of the database."""
     from broker import launch
+    from broker.access_keys import NoSuchKey
     from broker.exits import Exit, fail
     from broker.key_access import RefusedByService, keys_in, keys_of_service
-    from broker.keys import NoSuchKey
 
     if not launch.names_database(data_dir=data_dir, database_url=database_url):
         try:

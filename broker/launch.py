@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 import structlog
 from msgspec import structs
 
-from broker import exposure, keys
+from broker import access_keys, exposure
 from broker.certificate import TlsError, certificate_of
 from broker.core.errors import Invalid
 from broker.exits import Exit, fail, loaded
@@ -134,7 +134,7 @@ def reached(
             yield Reached(url, f"Database: {name}; {used}.")
         except DatabaseUnreachable as error:
             fail(Exit.DATABASE, f"cannot reach the database: {error}")
-        except (keys.NoSuchKey, Invalid) as error:
+        except (access_keys.NoSuchKey, Invalid) as error:
             fail(Exit.KEY, str(error))
 
 
@@ -328,7 +328,7 @@ def _refuse_unusable(settings: Settings) -> None:
 def _refuse_exposure(settings: Settings) -> None:
     """End if the service would be open to other machines and is not prepared for that."""
     try:
-        has_keys = keys.any_made(urls(settings)[0])
+        has_keys = access_keys.any_made(urls(settings)[0])
     except DatabaseUnreachable as error:
         fail(Exit.DATABASE, f"cannot reach the database: {error}")
     refusal = exposure.refusal(settings, has_keys=has_keys)

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from broker.calls.access import QueueAccess
 from broker.calls.bound_flows import BoundFlows
+from broker.calls.callers import REFRESH_SECONDS, CallerCalls
 from broker.calls.commit_ages import LOOK_SECONDS, CommitAges
 from broker.calls.commits import CommitCalls
 from broker.calls.conditions import ConditionCalls
@@ -27,7 +28,6 @@ from broker.calls.flows import FlowCalls
 from broker.calls.growth import ROUND_SECONDS as GROWTH_SECONDS
 from broker.calls.growth import TopicGrowth
 from broker.calls.key_administration import KeyAdministration
-from broker.calls.keys import REFRESH_SECONDS, KeyCalls
 from broker.calls.letters import LetterCalls
 from broker.calls.lineage import LineageCalls
 from broker.calls.logs import LogCalls
@@ -89,7 +89,7 @@ class Calls:
         readers, trims = LogReaders(access), Trims(access.store, logs)
         cuts = CutCalls(access, logs, readers)
         replica.settle_cuts = cuts.settle
-        self.keys = KeyCalls(access)
+        self.callers = CallerCalls(access)
         self.key_administration = KeyAdministration(access)
         previews = PreviewCalls(access, logs)
         self.queues = QueueCalls(access, logs, readers, cuts, trims, previews)
@@ -156,9 +156,9 @@ class Broker(Calls):
     async def start(self) -> None:
         """Begins to serve. Raises StoreUnavailable."""
         await self.replica.start()
-        await self.keys.refresh()
+        await self.callers.refresh()
         await open_first(*self._log_engines)
-        self._alarms.every("keys", REFRESH_SECONDS, self.keys.refresh)
+        self._alarms.every("keys", REFRESH_SECONDS, self.callers.refresh)
         self._alarms.every("upkeep", UPKEEP_SECONDS, self.upkeep)
         self._alarms.every("measurements", ROUND_SECONDS, self.measure)
         self._alarms.every("commit ages", LOOK_SECONDS, self.commit_ages.look)

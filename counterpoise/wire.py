@@ -385,7 +385,8 @@ class PositionSet(Message, frozen=True):
     """A partition whose position was set, or would be.
 
     * `previous`: In a dry run, the position as it is. Null without one.
-    * `read_again`: In a dry run, the most messages before `previous` that would be read again. Null
+    * `read_again`: In a dry run, the most processed messages that would be read again: those before
+      `previous`, and those above it, of which the queue then forgets that they were processed. Null
       if the log does not answer.
     * `skipped`: In a dry run, the most messages that would never be read. Null if the log does not
       answer.

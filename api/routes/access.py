@@ -20,7 +20,7 @@ from api.security import (
     session_cookie,
     session_of,
 )
-from broker.calls.keys import SESSION_SECONDS
+from broker.calls.callers import SESSION_SECONDS
 from broker.calls.times import time_of
 from broker.core.access import Caller, Right
 from broker.exposure import is_loopback
@@ -46,7 +46,7 @@ async def log_in(request: Request, body: access_schemas.LogIn) -> Response:
     It lasts 12 hours and ends with the key. For calls that change something it has to be unlocked.
     """
     check_site(request.scope[HEAD])
-    token, caller = await broker_of(request).keys.log_in(body.key.strip(), address_of(request))
+    token, caller = await broker_of(request).callers.log_in(body.key.strip(), address_of(request))
     response = answer(_session(caller))
     _set_cookie(request, response, token, round(SESSION_SECONDS))
     return response
@@ -66,7 +66,7 @@ async def log_out(request: Request, response: Response) -> None:
     check_site(request.scope[HEAD])
     token = session_of(request)
     if token is not None:
-        await broker_of(request).keys.log_out(token)
+        await broker_of(request).callers.log_out(token)
     _set_cookie(request, response, "", 0)
 
 
@@ -84,7 +84,7 @@ async def unlock(request: Request, body: access_schemas.LogIn) -> wire.Session:
     It takes the key of the session once more. No session makes or revokes keys, binds flows, or
     gets access to a log.
     """
-    return _session(await broker_of(request).keys.unlock(caller_of(request), body.key.strip()))
+    return _session(await broker_of(request).callers.unlock(caller_of(request), body.key.strip()))
 
 
 @ROUTER.post(
@@ -97,7 +97,7 @@ async def unlock(request: Request, body: access_schemas.LogIn) -> wire.Session:
 @allow(Right.SEE, locked_may=True)
 async def lock(request: Request) -> wire.Session:
     """Let the session of the browser's cookie only read again. Repeating the call is harmless."""
-    return _session(await broker_of(request).keys.lock(caller_of(request)))
+    return _session(await broker_of(request).callers.lock(caller_of(request)))
 
 
 @ROUTER.get(
@@ -199,7 +199,7 @@ async def audit(
 
     Calls on keys are shown to keys for all queues.
     """
-    return await broker_of(request).keys.audit(caller_of(request), limit, cursor, queue)
+    return await broker_of(request).callers.audit(caller_of(request), limit, cursor, queue)
 
 
 def _set_cookie(request: Request, response: Response, token: str, seconds: int) -> None:

@@ -179,7 +179,7 @@ async def _serve_events(request: Request) -> Response:
         broker.monitoring.events(queue, after),
         encode,
         request.app.state.open_calls,
-        until=None if stays else partial(broker.keys.until_ended, caller),
+        until=None if stays else partial(broker.callers.until_ended, caller),
         open_streams=request.app.state.open_streams,
         # Callers without a key have only their address in common.
         holder=None if caller.key_id is None else StreamHolder("key", caller.key_id),

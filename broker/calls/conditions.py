@@ -166,7 +166,7 @@ def _unmet_pins(queue: Queue) -> list[wire.HeldCondition]:
     """That pins have no effect, for each consumer that they name."""
     numbers = dict[str, list[int]]()
     for number in unmet(queue):
-        numbers.setdefault(queue.pins[number].client_name, []).extend(queue.group(number))
+        numbers.setdefault(queue.pins.of[number].client_name, []).extend(queue.group(number))
     takers = {flow.client_name for flow in queue.flows.values() if flow.takes}
     found = []
     for name, pinned in numbers.items():
@@ -179,7 +179,7 @@ def _unmet_pins(queue: Queue) -> list[wire.HeldCondition]:
             f"{'partition' if len(pinned) == 1 else 'partitions'} {_few(pinned)} pinned to "
             f"{name!r}: {why}, so the pin has no effect; start the consumer, or unpin"
         )
-        since = min(queue.pins[queue.group(number)[0]].since for number in pinned)
+        since = min(queue.pins.of[queue.group(number)[0]].since for number in pinned)
         found.append(wire.HeldCondition(PIN_UNMET, text, None, None, time_of(since), None, SERVICE))
     return found
 

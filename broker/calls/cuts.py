@@ -174,8 +174,9 @@ class CutCalls:
         consumers that know none."""
 
         def extract(queue: Queue) -> tuple[str, int, frozenset[int]]:
-            unreached = frozenset() if queue.barriers is None else queue.barriers.unreached
-            return queue.settings.log, queue.resize_seen, frozenset(unreached)
+            barriers = queue.resize.barriers
+            unreached = frozenset[int]() if barriers is None else frozenset(barriers.unreached)
+            return queue.settings.log, queue.resize.seen, unreached
 
         log, seen, unreached = await self._queues.read(name, extract)
         bounds = await self._logs.bounds(log, ())
@@ -241,11 +242,12 @@ class CutCalls:
         """
         says = any(one.reached_cut for one in committed)
         queue = coordinator.at_hand
-        if queue is not None and queue.barriers is None and not says:
+        if queue is not None and queue.resize.barriers is None and not says:
             return 0, ()
 
         def extract(queue: Queue) -> tuple[int, Collection[int]] | None:
-            return None if queue.barriers is None else _reached(queue.barriers, committed)
+            barriers = queue.resize.barriers
+            return None if barriers is None else _reached(barriers, committed)
 
         found = await coordinator.read(extract)
         if found is None and says:

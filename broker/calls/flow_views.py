@@ -48,6 +48,7 @@ def partitions_in_view(
     """
     seen: list[wire.UpdatePartition] = []
     nodes = {} if queue.lineage is None else queue.lineage.nodes
+    barriers = queue.resize.barriers
     for number in numbers:
         partition, handoff = queue.partitions[number], queue.handoffs.get(number)
         is_owner = partition.owner is flow
@@ -73,7 +74,7 @@ def partitions_in_view(
             partition.handed_over,
             deadline if revoking else None,
             *place,
-            *(() if queue.barriers is None else barrier_of(queue, number)),
+            *(() if barriers is None else barrier_of(queue, number)),
         )
         if queue.pauses:
             view = replace(view, paused=pause_view(queue.pauses.holding(number)))
@@ -148,7 +149,7 @@ class FlowViews:
             draining=flow.draining,
             now=time_of(self._clock.now()),
             partitions=tuple(found),
-            resize=queue.resize_seen if queue.settings.ordered_resize else None,
+            resize=queue.resize.seen if queue.settings.ordered_resize else None,
             held_until=time_of(flow.held_until),
         )
 

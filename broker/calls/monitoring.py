@@ -247,10 +247,10 @@ class MonitoringCalls:
 
         def extract(queue: Queue) -> list[tuple[int, wire.FlowSummary]]:
             bind_numbers = sorted(
-                bind_number for bind_number in queue.by_bind_number if bind_number > after
+                bind_number for bind_number in queue.flows.by_bind_number if bind_number > after
             )[: limit + 1]
             return [
-                (bind_number, flow_view(queue.by_bind_number[bind_number], 0.0))
+                (bind_number, flow_view(queue.flows.by_bind_number[bind_number], 0.0))
                 for bind_number in bind_numbers
             ]
 

@@ -160,8 +160,6 @@ class PositionCalls:
         """The log of a queue, and what is processed of its partitions, or `only` of one. Raises
         Invalid if nobody reads that.
         """
-        # The package brings the client with it, which the service does not need to start.
-        from counterpoise.flow.done_above import DoneAbove
 
         def extract(queue: Queue) -> tuple[str, str, dict[int, int]]:
             if only is not None and not is_read(queue, only):
@@ -182,11 +180,7 @@ class PositionCalls:
         done = {}
         for number, epoch in epochs.items():
             seen = found.get(number, Stored(epoch, None))
-            try:
-                above = DoneAbove.of_text(seen.done_above)
-            except ValueError:
-                # Of a client with an error: these messages are read again.
-                above = DoneAbove()
+            above = done_above(seen)
             done[number] = Done(seen, above, above.take(int(seen.position or 0)))
         return log, done
 
@@ -282,21 +276,22 @@ class PositionCalls:
         async def work(coordinator: Coordinator) -> wire.Positions:
             queue, epochs = await coordinator.read(extract, fresh=True)
             with store_available():
-                stored = await stored_positions(
-                    self._queues.store, coordinator.queue_id, sorted(epochs)
-                )
-            before: dict[int, str | None] = {**dict.fromkeys(epochs), **stored}
+                stored = await self._queues.store.positions(coordinator.queue_id, sorted(epochs))
+            seen = {number: stored.get(number, Stored(epochs[number], None)) for number in epochs}
+            before = {number: row.position for number, row in seen.items()}
             spans = await self._logs.spans(queue.log, before)
 
             def one(number: int) -> wire.PositionSet:
-                previous, span = before[number], spans.get(number)
+                position, span = positions[number], spans.get(number)
                 again = skipped = None
                 if span is not None:
-                    left, ahead = span.lag, span.after(positions[number])
+                    left, ahead = span.lag, span.after(position)
                     if left is not None and ahead is not None:
-                        again, skipped = max(0, ahead - left), max(0, left - ahead)
+                        # What is done above the position is forgotten when it is set.
+                        above = done_above(seen[number]).count(int(position or 0))
+                        again, skipped = max(0, ahead - left) + above, max(0, left - ahead)
                 return wire.PositionSet(
-                    number, epochs[number], positions[number], previous, again, skipped
+                    number, epochs[number], position, before[number], again, skipped
                 )
 
             return wire.Positions(queue.revision, tuple(map(one, epochs)))
@@ -307,6 +302,18 @@ class PositionCalls:
         queue_id = await self._queues.read(name, lambda queue: queue.id)
         with store_available():
             return await stored_positions(self._queues.store, queue_id, numbers)
+
+
+def done_above(seen: Stored) -> DoneAbove:
+    """What is processed above the position."""
+    # The package brings the client with it, which the service does not need to start.
+    from counterpoise.flow.done_above import DoneAbove
+
+    try:
+        return DoneAbove.of_text(seen.done_above)
+    except ValueError:
+        # Of a client with an error: these messages are read again.
+        return DoneAbove()
 
 
 async def stored_positions(

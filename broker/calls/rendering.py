@@ -56,7 +56,7 @@ def queue_row_view(row: QueueRow) -> wire.Queue:
         paused_partition_count=row.operational_partition_count
         if queue.pauses.whole is not None
         else len(queue.pauses.of),
-        pinned_partition_count=len(queue.pins) * settings.aligned,
+        pinned_partition_count=len(queue.pins.of) * settings.aligned,
         revision=queue.revision,
         created_at=time_of(queue.created_at),
         partitioning=settings.partitioning,
@@ -117,7 +117,7 @@ def pauses_view(queue: Queue) -> wire.PausedQueue:
 def pin_view(queue: Queue, number: int) -> wire.Pin | None:
     """The pin of a partition, and the flow that it belongs to by it."""
     lead = queue.group(number)[0]
-    pin, home = queue.pins.get(lead), queue.homes.get(lead)
+    pin, home = queue.pins.of.get(lead), queue.pins.homes.get(lead)
     if pin is None:
         return None
     return wire.Pin(pin.client_name, time_of(pin.since), pin.reason, home.id if home else None)
@@ -125,7 +125,7 @@ def pin_view(queue: Queue, number: int) -> wire.Pin | None:
 
 def pins_view(queue: Queue) -> wire.PinnedQueue:
     """What is pinned of the queue."""
-    numbers = [each for number in sorted(queue.pins) for each in queue.group(number)]
+    numbers = [each for number in sorted(queue.pins.of) for each in queue.group(number)]
     pins = ((number, pin_view(queue, number)) for number in numbers)
     partitions = tuple(wire.PinnedPartition(number, pin) for number, pin in pins if pin is not None)
     return wire.PinnedQueue(queue.name, queue.revision, partitions)
@@ -137,8 +137,8 @@ def resize_is_paused(row: QueueRow) -> bool:
     queue = row.queue
     if not queue.pauses:
         return False
-    waits = row.scale_status == "ScalingDown" or queue.barriers is not None
-    if queue.pauses.whole is not None or queue.barriers is not None:
+    waits = row.scale_status == "ScalingDown" or queue.resize.barriers is not None
+    if queue.pauses.whole is not None or queue.resize.barriers is not None:
         return waits
     # Those of a fixed queue that retire are above its count.
     return waits and queue.pauses.numbers[-1] >= queue.settings.partition_count
@@ -147,7 +147,7 @@ def resize_is_paused(row: QueueRow) -> bool:
 def barrier_of(queue: Queue, number: int) -> tuple[str, bool, tuple[int, ...]] | tuple[()]:
     """Cut, whether it is reached, and for which partitions this one waits there; nothing if it
     neither waits nor is waited for (the contract, *Ordered resize*)."""
-    barriers = queue.barriers
+    barriers = queue.resize.barriers
     if barriers is None:
         return ()
     is_reached, others = (
@@ -161,7 +161,7 @@ def barrier_of(queue: Queue, number: int) -> tuple[str, bool, tuple[int, ...]] |
 
 def resize_view(queue: Queue) -> wire.UnsettledResize | None:
     """The ordered resize that is not settled."""
-    barriers, awaits = queue.barriers, queue.cuts_due is not None
+    barriers, awaits = queue.resize.barriers, queue.resize.cuts_due is not None
     if barriers is None and not awaits:
         return None
     count = queue.settings.partition_count
@@ -299,7 +299,7 @@ def status_view(queue: Queue) -> wire.RebalanceStatus:
 
 def _held_back(queue: Queue) -> wire.HeldBack | None:
     """How many flows are held back, if any."""
-    times = [flow.held_until for flow in queue.held.values() if flow.held_until is not None]
+    times = [flow.held_until for flow in queue.flows.held.values() if flow.held_until is not None]
     return wire.HeldBack(len(times), time_of(min(times))) if times else None
 
 

@@ -57,7 +57,7 @@ class HandoffPlanner:
     def plan(self, most: int) -> list[tuple[int, Flow, Flow]]:
         """The next handoffs, so many at most: the partition, its owner and its successor."""
         planned = list[tuple[int, Flow, Flow]]()
-        if homes := self._queue.homes:
+        if homes := self._queue.pins.homes:
             planned += [self._count(one, homes[one]) for one in self._misplaced()[:most]]
         while len(planned) < most and (chosen := self._next()) is not None:
             number, successor = chosen
@@ -72,7 +72,7 @@ class HandoffPlanner:
             giver, taker = pair
             if len(planned) + queue.leaving.counts[giver.bind_number] > most:
                 break
-            planned += [self._count(one, queue.homes[one]) for one in self._misplaced(giver)]
+            planned += [self._count(one, queue.pins.homes[one]) for one in self._misplaced(giver)]
             while (number := self._from(giver)) is not None:
                 planned.append(self._count(number, taker))
         self._take_back()
@@ -83,7 +83,7 @@ class HandoffPlanner:
         queue = self._queue
         return [
             number
-            for number in sorted(queue.misplaced)
+            for number in sorted(queue.pins.misplaced)
             if number not in queue.handoffs
             and number not in self._planned
             and (holder := queue.partitions[number].owner) is not None
@@ -96,7 +96,7 @@ class HandoffPlanner:
         owner = partition.owner
         assert owner is not None
         self._planned.add(number)
-        is_pinned = number in self._queue.homes
+        is_pinned = number in self._queue.pins.homes
         if owner.draining:
             self._leaving.add(owner.bind_number, -1)
         elif not is_pinned:
@@ -122,7 +122,8 @@ class HandoffPlanner:
             elif (to := queue.least_loaded(queue.ranking)) is None:
                 self._rest = iter(())
             else:
-                giver = queue.by_bind_number[(queue.leaving if leaving else queue.ranking).most()]
+                most = (queue.leaving if leaving else queue.ranking).most()
+                giver = queue.flows.by_bind_number[most]
                 number = self._from(giver)
                 if number is not None:
                     return number, to
@@ -144,7 +145,7 @@ class HandoffPlanner:
         for step, number in self._given(levels, able, stride):
             if step >= max(above, below):
                 return
-            yield number, self._queue.by_bind_number[takers.at(step)]
+            yield number, self._queue.flows.by_bind_number[takers.at(step)]
 
     def _to_the_first(self) -> Iterator[tuple[int, Flow]]:
         """What there is to hand off in an exclusive queue."""
@@ -156,7 +157,7 @@ class HandoffPlanner:
 
     def _able(self, levels: dict[int, int], lowest: int) -> set[int]:
         """The bind numbers above this level that have something to give."""
-        by_bind_number = self._queue.by_bind_number
+        by_bind_number = self._queue.flows.by_bind_number
         return {
             bind_number
             for bind_number, level in levels.items()
@@ -167,7 +168,7 @@ class HandoffPlanner:
         self, levels: dict[int, int], able: set[int], stride: int
     ) -> Iterator[tuple[int, int]]:
         """(step, partition) of the steps in which there is something to give."""
-        by_bind_number = self._queue.by_bind_number
+        by_bind_number = self._queue.flows.by_bind_number
         for step, bind_number in _steps(levels, able, stride):
             number = self._from(by_bind_number[bind_number])
             if number is None:
@@ -271,7 +272,7 @@ def ranking_without_warmups(queue: Queue) -> Ranking:
     """The ranking as if no warm-up had begun: warming partitions count for their owners again."""
     ranking = queue.ranking.copy()
     for handoff in warming(queue):
-        if handoff.number in queue.retiring or handoff.number in queue.homes:
+        if handoff.number in queue.retiring or handoff.number in queue.pins.homes:
             continue
         owner, successor = queue.partitions[handoff.number].owner, handoff.successor
         assert owner is not None
@@ -286,7 +287,7 @@ def warming(queue: Queue) -> list[Handoff]:
     """The handoffs whose successors are warming, highest partition first (the order in which they
     are worth keeping). Of a group it is the first.
     """
-    numbers = sorted(filter(queue.leads, queue.warming), reverse=True)
+    numbers = sorted(filter(queue.leads, queue.handoffs.warming), reverse=True)
     return [queue.handoffs[number] for number in numbers]
 
 
@@ -308,7 +309,7 @@ def revise(queue: Queue, ranking: Ranking) -> Revision:
         number, successor = handoff.number, handoff.successor
         owner, retiring = queue.partitions[number].owner, handoff.number in queue.retiring
         assert owner is not None
-        if (home := queue.homes.get(number)) is not None:
+        if (home := queue.pins.homes.get(number)) is not None:
             if home is owner:
                 revision.called_off.append(number)
             elif home is not successor:

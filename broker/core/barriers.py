@@ -55,6 +55,23 @@ from math import gcd
 from broker.core.structures import Journal
 
 
+class KnownResize:
+    """What a queue knows of the last resize of its log: `seen` is the number of the last one of
+    which it knows the cuts, `barriers` what of it is not settled.
+
+    While `cuts_due` is not None, cuts of the log are awaited, and read at that time, after
+    `cuts_attempt` failures.
+    """
+
+    __slots__ = ("barriers", "cuts_attempt", "cuts_due", "seen")
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.barriers: Barriers | None = None
+        self.cuts_due: float | None = None
+        self.cuts_attempt = 0
+
+
 class Barriers:
     """The cuts of the resize number `resize`, until all are reached; see above for the rule.
 

@@ -25,10 +25,10 @@ _MOST_SHOWN = 5
 
 def refuse_unsettled(queue: Queue) -> None:
     """Raises ResizeUnsettled while a resize of this queue has to settle before the next one."""
-    if queue.cuts_due is not None:
+    if queue.resize.cuts_due is not None:
         raise ResizeUnsettled(queue.name, "the log has not said yet where its last resize cut it")
-    if queue.barriers is not None:
-        left = sorted(queue.barriers.unreached)
+    if queue.resize.barriers is not None:
+        left = sorted(queue.resize.barriers.unreached)
         shown = ", ".join(map(str, left[:_MOST_SHOWN]))
         more = f" and {len(left) - _MOST_SHOWN} more" if len(left) > _MOST_SHOWN else ""
         raise ResizeUnsettled(
@@ -38,7 +38,7 @@ def refuse_unsettled(queue: Queue) -> None:
 
 def last_resize(queue: Queue) -> tuple[int, int]:
     """The partition count, and the last resize of which the cuts are known."""
-    return queue.settings.partition_count, queue.resize_seen
+    return queue.settings.partition_count, queue.resize.seen
 
 
 def begins(changes: Mapping[str, Any], queue: Queue) -> bool:
@@ -65,18 +65,19 @@ def begins(changes: Mapping[str, Any], queue: Queue) -> bool:
 def follows(command: c.FollowLog, draft: Draft) -> bool:
     """Whether the queue is to be resized as its log was, by this command and now."""
     queue = draft.queue
-    if not queue.settings.ordered_resize or command.resize <= queue.resize_seen:
+    if not queue.settings.ordered_resize or command.resize <= queue.resize.seen:
         return False
-    if queue.barriers is not None:
+    if queue.resize.barriers is not None:
         _await_further(draft)
         return False
     # While cuts are awaited, the log may have been resized once more.
-    return queue.cuts_due is None or command.partition_count != queue.settings.partition_count
+    count = queue.settings.partition_count
+    return queue.resize.cuts_due is None or command.partition_count != count
 
 
 def _await_further(draft: Draft) -> None:
     """Those of a further resize can be taken when those in force are reached."""
-    if draft.queue.cuts_due is None:
+    if draft.queue.resize.cuts_due is None:
         await_cuts(draft)
 
 
@@ -87,7 +88,7 @@ def await_cuts(draft: Draft) -> None:
 
 def await_again(draft: Draft) -> None:
     """The log has not answered in time."""
-    attempt = draft.queue.cuts_attempt + 1
+    attempt = draft.queue.resize.cuts_attempt + 1
     seconds = min(FIRST_SECONDS * 2 ** min(attempt, 10), MOST_SECONDS)
     draft.emit(CutsAwaited(draft.now + seconds, attempt))
 
@@ -95,16 +96,16 @@ def await_again(draft: Draft) -> None:
 def take_cuts(command: c.TakeCuts, draft: Draft) -> None:
     """Takes over the cuts of the log's last resize."""
     queue = draft.queue
-    if not queue.settings.ordered_resize or command.resize < queue.resize_seen:
+    if not queue.settings.ordered_resize or command.resize < queue.resize.seen:
         return
     if command.resized_to != queue.settings.partition_count:
         # The queue does not follow the log yet, or the log does not follow the queue.
         return
-    if command.resize == queue.resize_seen:
-        if queue.cuts_due is not None and queue.barriers is None:
+    if command.resize == queue.resize.seen:
+        if queue.resize.cuts_due is not None and queue.resize.barriers is None:
             # Nobody has resized the log meanwhile.
             _take(draft, command, ())
-    elif queue.barriers is not None:
+    elif queue.resize.barriers is not None:
         _await_further(draft)
     else:
         _take(draft, command, _known(queue, command.cuts))
@@ -139,7 +140,7 @@ def reach_cuts(command: c.ReachCuts, draft: Draft) -> None:
 
 def reach(draft: Draft, numbers: list[int], resize: int) -> None:
     """These partitions are processed up to the cuts of this resize, if it is the one that waits."""
-    barriers = draft.queue.barriers
+    barriers = draft.queue.resize.barriers
     if barriers is None or barriers.resize != resize:
         return
     new = tuple(number for number in numbers if number in barriers.unreached)
@@ -151,26 +152,26 @@ def reach(draft: Draft, numbers: list[int], resize: int) -> None:
 def due_at_once(draft: Draft) -> None:
     """The cuts of a further resize, if they are awaited, can be taken now."""
     queue = draft.queue
-    if queue.barriers is None and queue.cuts_due is not None:
-        draft.emit(CutsAwaited(draft.now, queue.cuts_attempt))
+    if queue.resize.barriers is None and queue.resize.cuts_due is not None:
+        draft.emit(CutsAwaited(draft.now, queue.resize.cuts_attempt))
 
 
 def refuse_outdated(command: c.RaiseEpochs, queue: Queue) -> None:
     """Raises CutsOutdated if the queue knows of a later resize than the command: then the command
     does not say which barriers come back.
     """
-    if command.cuts is not None and command.cuts.resize < queue.resize_seen:
+    if command.cuts is not None and command.cuts.resize < queue.resize.seen:
         raise CutsOutdated
 
 
 def positions_set(command: c.RaiseEpochs, draft: Draft) -> None:
     """Positions were set: barriers are lifted by it, or come back."""
     queue, cuts = draft.queue, command.cuts
-    if not queue.settings.ordered_resize or queue.cuts_due is not None:
+    if not queue.settings.ordered_resize or queue.resize.cuts_due is not None:
         return
-    if cuts is None or cuts.resize != queue.resize_seen:
+    if cuts is None or cuts.resize != queue.resize.seen:
         return
-    held = set() if queue.barriers is None else queue.barriers.unreached
+    held = set() if queue.resize.barriers is None else queue.resize.barriers.unreached
     named = set(command.partitions)
     known = tuple(
         one

@@ -53,7 +53,7 @@ def bind(command: c.Bind, draft: Draft) -> None:
     queue = draft.queue
     before = queue.takers
     instance = (command.key_id, command.instance_id)
-    predecessor = queue.by_instance.get(instance)
+    predecessor = queue.flows.by_instance.get(instance)
     if predecessor is not None and _is_overtaken(command, predecessor):
         raise Overtaken(command.instance_id)
     _refuse_divided_state(command, queue)
@@ -171,13 +171,13 @@ def _budget(command: c.Bind, draft: Draft) -> tuple[float | None, float | None]:
     most = max(1, quota.least_moves, quota.moves * queue.settings.partition_count)
     moved = moves.leaked(most, now)
     share = _share(command, queue) * queue.settings.aligned
-    waiting = sum(flow.key_id == command.key_id for flow in queue.held.values())
+    waiting = sum(flow.key_id == command.key_id for flow in queue.flows.held.values())
     return moved, held_until(moved, most, share, waiting, now)
 
 
 def _share(command: c.Bind, queue: Queue) -> int:
     """How many groups a new flow would take, with this weight and maximum."""
-    if queue.exclusive or not (queue.weighted or queue.pins or command.is_weighted):
+    if queue.exclusive or not (queue.flows.weighted or queue.pins.of or command.is_weighted):
         return -(-queue.share_count // (queue.takers + 1))
     demands = {number: queue.demand(number) for number in queue.ranking.counts}
     new = queue.next_bind_number
@@ -217,7 +217,7 @@ def _refuse_beyond_quota(command: c.Bind, queue: Queue) -> None:
     key_id, quota = command.key_id, command.quota
     if key_id is None or quota is None:
         return
-    if queue.flows_of_key.get(key_id, 0) >= quota.flows:
+    if queue.flows.of_key.get(key_id, 0) >= quota.flows:
         raise TooManyFlows(quota.flows)
 
 
@@ -333,7 +333,7 @@ def _refuse_to_share_state(queue: Queue) -> None:
 
 def _refuse_maxima(queue: Queue) -> None:
     """Raises Invalid while a flow is bound that may not own every partition."""
-    for flow in queue.weighted.values():
+    for flow in queue.flows.weighted.values():
         if flow.max_partitions is not None:
             raise Invalid(
                 f"The consumer {flow.client_name!r} (flow {flow.id}) takes at most "
@@ -434,7 +434,7 @@ def pin(command: c.PinPartition, draft: Draft) -> None:
     """A partition is to be at a consumer (`pins`). Raises Invalid."""
     queue, name = draft.queue, command.client_name
     number = _group_of(queue, command.partition)
-    known = queue.pins.get(number)
+    known = queue.pins.of.get(number)
     since = known.since if known is not None and known.client_name == name else draft.now
     if known != (name, since, command.reason):
         draft.emit(r.Pinned((number,), name, command.reason, since))
@@ -444,7 +444,7 @@ def pin(command: c.PinPartition, draft: Draft) -> None:
 def unpin(command: c.UnpinPartition, draft: Draft) -> None:
     """A partition may be anywhere again. Raises Invalid."""
     number = _group_of(draft.queue, command.partition)
-    if number in draft.queue.pins:
+    if number in draft.queue.pins.of:
         draft.emit(r.Unpinned((number,), draft.now))
         _follow_pins(draft, "unpin")
 
@@ -507,11 +507,11 @@ def advance(command: c.Advance, draft: Draft) -> None:
     """Ends the holddown, warm-ups, handoffs and pauses that are due, and admits flows."""
     queue, now = draft.queue, draft.now
     draft.seen_at = command.seen_at
-    if queue.cuts_due is not None and queue.cuts_due <= now:
+    if queue.resize.cuts_due is not None and queue.resize.cuts_due <= now:
         cuts.await_again(draft)
     if queue.pauses:
         _end_pauses(draft)
-    if due := [flow for flow in queue.held.values() if (flow.held_until or 0.0) <= now]:
+    if due := [flow for flow in queue.flows.held.values() if (flow.held_until or 0.0) <= now]:
         admit(draft, due)
     while _is_due(draft):
         if queue.holddown_until is not None and queue.holddown_until <= now:

@@ -118,7 +118,7 @@ class Draft:
 
     def emit(self, record: r.Record) -> None:
         """Adds a record and applies it."""
-        if isinstance(record, r.GrantedOutside | r.RebalanceStarted):
+        if isinstance(record, _BEGINS_IN_HISTORY):
             if self._in_history:
                 self._end_entry()
                 self._begin_entry()
@@ -225,6 +225,7 @@ class Draft:
 
 
 _OF_PARTITION = (Partition, Handoff)
+_BEGINS_IN_HISTORY = (r.GrantedOutside, r.RebalanceStarted)
 
 
 # What the store has to know of a record that is about to be applied, by its kind.

@@ -56,7 +56,7 @@ def is_ready(queue: Queue, number: int) -> bool:
 
     Not where the epoch was raised since, as when positions were set: it warms up anew.
     """
-    handoff, warmed = queue.handoffs.get(number), queue.warmed.get(number)
+    handoff, warmed = queue.handoffs.get(number), queue.handoffs.warmed.get(number)
     if handoff is None or handoff.named is None:
         return False
     return warmed == (handoff.named.id, queue.partitions[number].epoch)

@@ -84,7 +84,7 @@ def _beyond(queue: Queue, numbers: list[int], heir: Flow) -> frozenset[int]:
 
 def _are_alike(queue: Queue, flow: Flow, heir: Flow) -> bool:
     """Whether the balance is the same for both."""
-    is_named_alike = not queue.pins or flow.client_name == heir.client_name
+    is_named_alike = not queue.pins.of or flow.client_name == heir.client_name
     return is_named_alike and flow.asks == heir.asks
 
 

@@ -138,7 +138,7 @@ def _bequeath_pause(draft: Draft, number: int) -> None:
 def _bequeath_pin(draft: Draft, number: int) -> None:
     """The children of a partition that is pinned are pinned in its place (`pins`)."""
     queue = draft.queue
-    own = queue.pins.get(number)
+    own = queue.pins.of.get(number)
     if own is None:
         return
     lineage = lineage_of(queue)
@@ -148,7 +148,7 @@ def _bequeath_pin(draft: Draft, number: int) -> None:
         sorted(
             child
             for child in children
-            if child not in queue.pins or queue.pins[child].since < own.since
+            if child not in queue.pins.of or queue.pins.of[child].since < own.since
         )
     )
     if heirs:

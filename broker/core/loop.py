@@ -52,7 +52,7 @@ def take_up(draft: Draft, *, changed: bool = True) -> None:
         loop(draft, changed=changed)
         return
     _end_waits(draft)
-    if queue.status is Status.READY and queue.weighted:
+    if queue.status is Status.READY and queue.flows.weighted:
         _fill(draft)
     if queue.status is Status.HOLDDOWN and queue.takers == queue.flows_before:
         assert queue.trigger is not None
@@ -72,7 +72,7 @@ def _fill(draft: Draft) -> None:
     if queue.unassigned and queue.takers:
         grant_outside(draft, LINEAGE, queue.unassigned_leads())
     if not queue.is_settled:
-        hold_down(draft, "pin" if queue.misplaced else "drain", queue.takers)
+        hold_down(draft, "pin" if queue.pins.misplaced else "drain", queue.takers)
 
 
 def rebalance_if_replaced(draft: Draft, *, joined: bool, at_once: bool) -> None:
@@ -91,7 +91,7 @@ def grant_outside(draft: Draft, trigger: str, numbers: Iterable[int]) -> None:
     """Grants of rules 3 and 7: at once, without a rebalance, in the history under an entry of their
     own."""
     queue, waiting = draft.queue, [*numbers]
-    goes_home = any(number in queue.homes for number in waiting)
+    goes_home = any(number in queue.pins.homes for number in waiting)
     if goes_home or queue.least_loaded(queue.ranking) is not None:
         draft.outside(trigger)
         _grant(draft, waiting, queue.ranking)
@@ -105,7 +105,7 @@ def loop(draft: Draft, *, changed: bool) -> None:
     """
     queue = draft.queue
     _end_waits(draft)
-    if queue.warming and (changed or queue.unassigned) and not is_kept(queue):
+    if queue.handoffs.warming and (changed or queue.unassigned) and not is_kept(queue):
         _revise(draft)
     else:
         _grant_all(draft, queue.ranking)
@@ -123,17 +123,17 @@ def end_due(draft: Draft) -> None:
     ended = [
         number
         for bind_number in queue.leaving.counts
-        if (flow := queue.by_bind_number[bind_number]).drain_deadline is not None
+        if (flow := queue.flows.by_bind_number[bind_number]).drain_deadline is not None
         and flow.drain_deadline <= now
-        for number in sorted(filter(queue.leads, flow.owned & queue.warming))
+        for number in sorted(filter(queue.leads, flow.owned & queue.handoffs.warming))
     ]
-    due = [handoff for handoff in queue.deadlines.due(now) if queue.leads(handoff.number)]
+    due = [handoff for handoff in queue.handoffs.due(now) if queue.leads(handoff.number)]
     forced = [h for h in due if queue.partitions[h.number].state is State.REVOKING]
     ended += [h.number for h in due if queue.partitions[h.number].state is State.WARMING]
     if ended:
         revoke(draft, _groups(queue, dict.fromkeys(ended)), ready=False)
     alone = sorted(handoff.number for handoff in forced if handoff.successor is None)
-    ranking = ranking_without_warmups(queue) if alone and queue.warming else queue.ranking
+    ranking = ranking_without_warmups(queue) if alone and queue.handoffs.warming else queue.ranking
     for number in alone:
         _name_successor(draft, number, ranking)
     force(draft, forced)
@@ -157,7 +157,7 @@ def _grant_all(draft: Draft, ranking: Ranking) -> None:
     if not queue.takers:
         return
     _grant(draft, queue.unassigned_leads(), ranking)
-    for number in sorted(filter(queue.leads, queue.without_successor)):
+    for number in sorted(filter(queue.leads, queue.handoffs.without_successor)):
         _name_successor(draft, number, ranking)
 
 
@@ -165,7 +165,7 @@ def _name_successor(draft: Draft, number: int, ranking: Ranking) -> None:
     """Gives a partition in `revoking` to its home, else to the flow with the fewest partitions, if
     there is one."""
     queue = draft.queue
-    home = queue.homes.get(number)
+    home = queue.pins.homes.get(number)
     flow = home or queue.least_loaded(ranking)
     if flow is None:
         return
@@ -178,7 +178,7 @@ def _name_successor(draft: Draft, number: int, ranking: Ranking) -> None:
 def _grant(draft: Draft, numbers: Iterable[int], ranking: Ranking) -> None:
     """Grants unassigned partitions, given lowest number first, each to its home, else to the flow
     with the fewest partitions, while a flow may have one more."""
-    queue, homes = draft.queue, draft.queue.homes
+    queue, homes = draft.queue, draft.queue.pins.homes
     grants = list[r.Grant]()
     planned = TentativeCounts(ranking)
     for number in numbers:

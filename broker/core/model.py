@@ -73,11 +73,10 @@ class Partition:
     """One partition. `number` never changes; a removed one stays, so that its epochs go on when it
     comes again.
 
-    `next_handed_over` says how the last owner let go, which the next grant will say. While there is
-    an owner it is `replaced` if the partition was taken back from retiring in this epoch,
-    `graceful` if the owner has released it but not all of its group (`is_let_go`), else it says
-    nothing. `released_by` is the flow whose release ended the latest epoch (so that a repeated
-    release is recognized), or which left in it (and may come back: `Absent`).
+    `next_handed_over` is the `handed_over` that the next epoch will have, as far as what has
+    happened by now decides it; `initial`: nothing has. `released_by` is the flow whose release
+    ended the latest epoch (so that a repeated release is recognized), or which left in it (and may
+    come back: `Absent`).
     """
 
     __slots__ = (
@@ -105,6 +104,12 @@ class Partition:
     def is_let_go(self) -> bool:
         """Whether its owner has released it, and still works on others of its group."""
         return self.owner is not None and self.next_handed_over == HandedOver.GRACEFUL
+
+    @property
+    def is_taken_back(self) -> bool:
+        """Whether it was retiring in this epoch, and is no more: if it retires again, its owner
+        goes on in a new one."""
+        return self.owner is not None and self.next_handed_over == HandedOver.REPLACED
 
     @property
     def life(self) -> Life:

@@ -79,5 +79,5 @@ def is_kept(queue: Queue) -> bool:
         (owner := queue.partitions[number].owner) is not None
         and owner.draining
         and queue.handoffs[number].successor is not None
-        for number in queue.warming
+        for number in queue.handoffs.warming
     )

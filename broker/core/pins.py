@@ -36,20 +36,20 @@ _NOT_IN_BALANCE = (State.REMOVED, State.WAITING, State.FINISHED)
 def homes(queue: Queue) -> dict[int, Flow]:
     """The pins that are in force: the flow of each partition. O(flows + pins)."""
     found = dict[int, Flow]()
-    if queue.exclusive or not queue.pins:
+    if queue.exclusive or not queue.pins.of:
         return found
     named = dict[str, Flow]()
     capacity: int | None = 0
     for bind_number in sorted(queue.ranking.counts):
-        flow = queue.by_bind_number[bind_number]
+        flow = queue.flows.by_bind_number[bind_number]
         named.setdefault(flow.client_name, flow)
         most = queue.most_groups(flow.max_partitions)
         capacity = None if most is None or capacity is None else capacity + most
     if capacity is not None and capacity < queue.group_count:
         return found
     taken = Counter[str]()
-    for number in sorted(queue.pins):
-        home = named.get(queue.pins[number].client_name)
+    for number in sorted(queue.pins.of):
+        home = named.get(queue.pins.of[number].client_name)
         if home is None or not _counts(queue, number):
             continue
         most = queue.most_groups(home.max_partitions)
@@ -66,19 +66,19 @@ def unmet(queue: Queue) -> list[int]:
         return []
     return [
         number
-        for number in sorted(queue.pins)
-        if number not in queue.homes and _counts(queue, number)
+        for number in sorted(queue.pins.of)
+        if number not in queue.pins.homes and _counts(queue, number)
     ]
 
 
 def claimed(queue: Queue, client_name: str, most: int | None) -> int:
     """How many groups are pinned to a flow of this name that joins, and takes so many at most."""
-    takers = (queue.by_bind_number[bind_number] for bind_number in queue.ranking.counts)
-    if not queue.pins or any(flow.client_name == client_name for flow in takers):
+    takers = (queue.flows.by_bind_number[bind_number] for bind_number in queue.ranking.counts)
+    if not queue.pins.of or any(flow.client_name == client_name for flow in takers):
         return 0
     count = sum(
         pin.client_name == client_name and _counts(queue, number)
-        for number, pin in queue.pins.items()
+        for number, pin in queue.pins.of.items()
     )
     return count if most is None else min(count, most)
 

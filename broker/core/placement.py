@@ -78,9 +78,9 @@ def set_deadline(queue: Queue, handoff: Handoff, deadline: float) -> None:
     """Changes the deadline of a handoff."""
     partition = queue.partitions[handoff.number]
     queue.journal.note(partition)
-    queue.journal.did(queue.deadlines.push, handoff)
+    queue.journal.did(queue.handoffs.push, handoff)
     queue.journal.set(handoff, deadline=deadline)
-    queue.deadlines.push(handoff)
+    queue.handoffs.push(handoff)
 
 
 def change_life(queue: Queue, partition: Partition, event: LifeEvent) -> None:
@@ -103,7 +103,7 @@ def add_partition(queue: Queue, partition: Partition) -> None:
 def forget_partition(queue: Queue, number: int) -> None:
     """Drops a partition that was removed for good."""
     queue.journal.drop(queue.partitions, number)
-    queue.journal.drop(queue.warmed, number)
+    queue.journal.drop(queue.handoffs.warmed, number)
 
 
 def _move(
@@ -130,7 +130,7 @@ def _move(
         queue.handoffs.pop(number, None)
     elif queue.handoffs.get(number) is not handoff:
         queue.handoffs[number] = handoff
-        queue.deadlines.push(handoff)
+        queue.handoffs.push(handoff)
     if state is State.UNASSIGNED:
         queue.unassigned[number] = since
     else:
@@ -138,7 +138,7 @@ def _move(
         if state is State.OWNED and owner is not None:
             _offer(queue, owner, number)
     _count(queue, partition, counted)
-    if queue.homes:
+    if queue.pins.homes:
         _find_misplaced(queue, partition)
     if before is not None and before.draining:
         _rank_leaving(queue, before)
@@ -165,8 +165,8 @@ def _retire(partition: Partition, queue: Queue, retiring: bool) -> None:
 def settle_pins(queue: Queue) -> None:
     """Flows, partitions or pins have changed, and which pins are in force may have with them."""
     found = homes(queue)
-    for number in sorted(queue.homes.keys() | found.keys()):
-        before, home = queue.homes.get(number), found.get(number)
+    for number in sorted(queue.pins.homes.keys() | found.keys()):
+        before, home = queue.pins.homes.get(number), found.get(number)
         if home is not before:
             partition = queue.partitions[number]
             queue.journal.did(_settle, partition, queue, before)
@@ -178,11 +178,11 @@ def _settle(partition: Partition, queue: Queue, home: Flow | None) -> None:
     """The partition has this home from now on, or none."""
     number = partition.number
     counted = _shift(queue, partition, -1)
-    before = queue.homes.pop(number, None)
+    before = queue.pins.homes.pop(number, None)
     if before is not None:
         before.pinned -= 1
     if home is not None:
-        queue.homes[number] = home
+        queue.pins.homes[number] = home
         home.pinned += 1
     elif partition.owner is not None:
         _offer(queue, partition.owner, number)
@@ -193,8 +193,8 @@ def _settle(partition: Partition, queue: Queue, home: Flow | None) -> None:
 
 
 def _find_misplaced(queue: Queue, partition: Partition) -> None:
-    home = queue.homes.get(partition.number)
-    _change(queue.misplaced, partition.number, home not in (None, partition.owner))
+    home = queue.pins.homes.get(partition.number)
+    _change(queue.pins.misplaced, partition.number, home not in (None, partition.owner))
 
 
 def _offer(queue: Queue, flow: Flow, number: int) -> None:
@@ -211,43 +211,43 @@ def enter(queue: Queue, flow: Flow) -> None:
     """Adds a flow. It replaces the flow of its bind number, if there is one, which the rankings
     forget at once.
     """
-    predecessor = queue.by_bind_number.get(flow.bind_number)
+    flows, journal = queue.flows, queue.journal
+    predecessor = flows.by_bind_number.get(flow.bind_number)
     if predecessor is not None:
         _unrank(queue, predecessor)
-    journal = queue.journal
-    journal.put(queue.flows, flow.id, flow)
-    journal.put(queue.by_instance, flow.instance, flow)
-    journal.put(queue.by_bind_number, flow.bind_number, flow)
+    journal.put(flows, flow.id, flow)
+    journal.put(flows.by_instance, flow.instance, flow)
+    journal.put(flows.by_bind_number, flow.bind_number, flow)
     if flow.bind_number >= queue.next_bind_number:
         journal.set(queue, next_bind_number=flow.bind_number + 1)
     _count_of_key(queue, flow, 1)
     if flow.held_until is not None:
-        journal.put(queue.held, flow.id, flow)
+        journal.put(flows.held, flow.id, flow)
     if flow.is_weighted:
-        journal.put(queue.weighted, flow.id, flow)
+        journal.put(flows.weighted, flow.id, flow)
         _choose_ranking(queue)
     _rank(queue, flow)
 
 
 def leave(queue: Queue, flow: Flow) -> None:
     """Takes out a flow. What it owns and awaits is taken from it next."""
-    journal = queue.journal
-    journal.drop(queue.flows, flow.id)
+    flows, journal = queue.flows, queue.journal
+    journal.drop(flows, flow.id)
     _count_of_key(queue, flow, -1)
-    journal.drop(queue.held, flow.id)
-    if queue.by_instance.get(flow.instance) is flow:
-        journal.drop(queue.by_instance, flow.instance)
+    journal.drop(flows.held, flow.id)
+    if flows.by_instance.get(flow.instance) is flow:
+        journal.drop(flows.by_instance, flow.instance)
     _unrank(queue, flow)
-    if queue.by_bind_number.get(flow.bind_number) is flow:
-        journal.drop(queue.by_bind_number, flow.bind_number)
+    if flows.by_bind_number.get(flow.bind_number) is flow:
+        journal.drop(flows.by_bind_number, flow.bind_number)
     if flow.is_weighted:
-        journal.drop(queue.weighted, flow.id)
+        journal.drop(flows.weighted, flow.id)
         _choose_ranking(queue)
 
 
 def _choose_ranking(queue: Queue) -> None:
     """Ranks by weight while a flow has a weight, a maximum or a pin, else by count."""
-    by_weight = bool(queue.weighted or queue.homes)
+    by_weight = bool(queue.flows.weighted or queue.pins.homes)
     if by_weight is isinstance(queue.ranking, WeightedRanking):
         return
     ranking = WeightedRanking(queue.groups_to_share, queue.demand) if by_weight else Ranking()
@@ -260,16 +260,16 @@ def _count_of_key(queue: Queue, flow: Flow, difference: int) -> None:
     """The flow's key has one more flow, or one fewer."""
     if flow.key_id is None:
         return
-    count = queue.flows_of_key.get(flow.key_id, 0) + difference
+    count = queue.flows.of_key.get(flow.key_id, 0) + difference
     if count:
-        queue.journal.put(queue.flows_of_key, flow.key_id, count)
+        queue.journal.put(queue.flows.of_key, flow.key_id, count)
     else:
-        queue.journal.drop(queue.flows_of_key, flow.key_id)
+        queue.journal.drop(queue.flows.of_key, flow.key_id)
 
 
 def admit(queue: Queue, flow: Flow) -> None:
     """The flow is held back no longer."""
-    queue.journal.drop(queue.held, flow.id)
+    queue.journal.drop(queue.flows.held, flow.id)
     queue.journal.set(flow, held_until=None)
     _rank(queue, flow)
 
@@ -302,7 +302,7 @@ def _rank(queue: Queue, flow: Flow) -> None:
 def _unrank(queue: Queue, flow: Flow) -> None:
     """Takes the flow out of its ranking, if it has one."""
     ranking = queue.leaving if flow.draining else queue.ranking
-    if flow.held_until is None and queue.by_bind_number.get(flow.bind_number) is flow:
+    if flow.held_until is None and queue.flows.by_bind_number.get(flow.bind_number) is flow:
         queue.journal.did(ranking.put, flow.bind_number, ranking.counts[flow.bind_number])
         ranking.remove(flow.bind_number)
 
@@ -331,26 +331,26 @@ def _shift(queue: Queue, partition: Partition, sign: int) -> Flow | None:
         if named is not None:
             _change(named.incoming, number, sign > 0)
         if partition.state is State.WARMING:
-            _change(queue.warming, number, sign > 0)
+            _change(queue.handoffs.warming, number, sign > 0)
         elif named is None:
-            _change(queue.without_successor, number, sign > 0)
+            _change(queue.handoffs.without_successor, number, sign > 0)
     if owner is not None and owner.draining:
         _rank_leaving(queue, owner)
     if partition.retiring or not queue.leads(number):
         return None
-    if queue.homes and (home := queue.homes.get(number)) is not None:
+    if queue.pins.homes and (home := queue.pins.homes.get(number)) is not None:
         return home
     return owner if handoff is None else handoff.named
 
 
 def _load(queue: Queue, flow: Flow, difference: int) -> None:
     flow.load += difference
-    if not flow.draining and queue.by_bind_number.get(flow.bind_number) is flow:
+    if not flow.draining and queue.flows.by_bind_number.get(flow.bind_number) is flow:
         queue.ranking.put(flow.bind_number, flow.load)
 
 
 def _rank_leaving(queue: Queue, flow: Flow) -> None:
-    if queue.by_bind_number.get(flow.bind_number) is flow:
+    if queue.flows.by_bind_number.get(flow.bind_number) is flow:
         queue.leaving.put(flow.bind_number, _givable(queue, flow))
 
 

@@ -175,7 +175,9 @@ def _seen(queue: Queue) -> _Seen:
     owners = _owners(queue)
     paused = frozenset(filter(queue.pauses.holding, owners))
     pins = {
-        each: pin.client_name for number, pin in queue.pins.items() for each in queue.group(number)
+        each: pin.client_name
+        for number, pin in queue.pins.of.items()
+        for each in queue.group(number)
     }
     return _Seen(
         owners,

@@ -6,26 +6,25 @@ change hands only in `placement`, which keeps the counts right that the balance 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator
 
-from broker.core.barriers import Barriers
+from broker.core.barriers import KnownResize
 from broker.core.budget import Moves
 from broker.core.graph import Lineage
+from broker.core.indexes import QueueFlows, QueueHandoffs, QueuePins
 from broker.core.model import (
     Absent,
     AccessType,
     Flow,
     HandedOver,
-    Handoff,
     Instance,
     Partition,
-    Pin,
     Rebalance,
     Settings,
 )
 from broker.core.pauses import QueuePauses
 from broker.core.shares import Demand, WeightedRanking
-from broker.core.structures import Heap, Journal, Ranking
+from broker.core.structures import Journal, Ranking
 from broker.core.transitions import State, Status
 
 
@@ -35,20 +34,13 @@ class Queue:
     `partitions` has those of a fixed queue that were removed, too: a number may come again. Those
     that are configured have the lowest numbers.
 
-    `resize_seen` is the number of the log's last resize of which the cuts are known, `barriers`
-    what of it is not settled. While `cuts_due` is not None, cuts of the log are awaited, and read
-    at that time, after `cuts_attempt` failures (`barriers`).
+    `resize` is what is known of the log's last resize (`barriers`). `lineage` is the graph of a
+    dynamic queue. `pauses` has what is paused, `pins` who is wanted where.
 
     Beside the partitions stand the few of which something is to be done: `unassigned` (since when,
-    None: never owned), `handoffs`, of those the `warming` ones and those that are revoking
-    `without_successor`. `ranking` and `leaving` are the counts of the
-    balance (`placement`), `weighted` are the bound flows with a weight or a maximum (`shares`),
-    `flows_of_key` counts the bound flows of each key. `held` are the flows
-    that are held back, `moved` is what keys have taken from others (`budget`). `warmed` names the
-    flow that said ready in the latest handoff, and for which epoch. `touched` collects the flows
-    whose views changed. `lineage` is the graph of a dynamic queue. `pauses` has what is paused.
-    `pins` are by the first partition of a group. Those in force are `homes` (`pins`), of which the
-    `misplaced` are not at home.
+    None: never owned), those that are `retiring`, and `handoffs`. `ranking` and `leaving` are the
+    counts of the balance (`placement`). `moved` is what keys have taken from others (`budget`).
+    `touched` collects the flows whose views changed.
     """
 
     def __init__(self, id: str, name: str, settings: Settings, created_at: float) -> None:
@@ -67,31 +59,17 @@ class Queue:
         self.last_rebalance: Rebalance | None = None
         self.growing = False
         self.outage_seen = 0
-        self.resize_seen = 0
-        self.barriers: Barriers | None = None
-        self.cuts_due: float | None = None
-        self.cuts_attempt = 0
+        self.resize = KnownResize()
         self.next_bind_number = 0
-        self.flows: dict[str, Flow] = {}
-        self.by_instance: dict[Instance, Flow] = {}
-        self.by_bind_number: dict[int, Flow] = {}
-        self.flows_of_key: dict[str, int] = {}
-        self.held: dict[str, Flow] = {}
-        self.weighted: dict[str, Flow] = {}
+        self.flows = QueueFlows()
         self.moved: dict[str, Moves] = {}
         self.pauses = QueuePauses()
-        self.pins: dict[int, Pin] = {}
-        self.homes: dict[int, Flow] = {}
-        self.misplaced: set[int] = set()
+        self.pins = QueuePins()
         self.partitions: dict[int, Partition] = {}
-        self.warmed: dict[int, tuple[str, int]] = {}
         self.touched: set[str] = set()
         self.retiring: set[int] = set()
         self.unassigned: dict[int, float | None] = {}
-        self.handoffs: dict[int, Handoff] = {}
-        self.deadlines = Deadlines(self.handoffs)
-        self.warming: set[int] = set()
-        self.without_successor: set[int] = set()
+        self.handoffs = QueueHandoffs()
         self.ranking = Ranking()
         self.leaving = Ranking()
         self.journal = Journal()
@@ -118,7 +96,7 @@ class Queue:
 
     def demand(self, bind_number: int) -> Demand:
         """What this flow asks for of the balance."""
-        flow = self.by_bind_number[bind_number]
+        flow = self.flows.by_bind_number[bind_number]
         return Demand(flow.weight, self.most_groups(flow.max_partitions), flow.pinned)
 
     @property
@@ -200,7 +178,7 @@ class Queue:
     @property
     def _is_placed(self) -> bool:
         """Whether nothing is under way, and every partition is with a flow that may keep it."""
-        if self.handoffs or self.misplaced:
+        if self.handoffs or self.pins.misplaced:
             return False
         if not self.takers or not (self.unassigned or self.is_drained_from):
             return True
@@ -232,12 +210,12 @@ class Queue:
             and not self.exclusive
         ):
             return None
-        if self.weighted or self.homes:
+        if self.flows.weighted or self.pins.homes:
             return self._pair_alike()
         if self.ranking.low > 0:
             return None
         leaving, taking = self.leaving.most(), self.ranking.fewest()
-        return self.by_bind_number[leaving], self.by_bind_number[taking]
+        return self.flows.by_bind_number[leaving], self.flows.by_bind_number[taking]
 
     def _pair_alike(self) -> tuple[Flow, Flow] | None:
         """Of the flows that drain the one with the most that has its like, the earliest bound of
@@ -245,13 +223,13 @@ class Queue:
         idle = dict[tuple[int, int | None], int]()
         for bind_number, count in self.ranking.counts.items():
             if not count:
-                alike = self.by_bind_number[bind_number].asks
+                alike = self.flows.by_bind_number[bind_number].asks
                 idle[alike] = min(bind_number, idle.get(alike, bind_number))
         leaving = [(-count, at) for at, count in self.leaving.counts.items() if count]
         for _, bind_number in sorted(leaving):
-            taking = idle.get(self.by_bind_number[bind_number].asks)
+            taking = idle.get(self.flows.by_bind_number[bind_number].asks)
             if taking is not None:
-                return self.by_bind_number[bind_number], self.by_bind_number[taking]
+                return self.flows.by_bind_number[bind_number], self.flows.by_bind_number[taking]
         return None
 
     @property
@@ -269,21 +247,21 @@ class Queue:
             and self.takers <= self.share_count
             and not self.awaits_pair
             and len(self.handoffs)
-            == sum(self.by_bind_number[number].outgoing for number in self.leaving.counts)
+            == sum(self.flows.by_bind_number[number].outgoing for number in self.leaving.counts)
         )
 
     @property
     def is_idle(self) -> bool:
         """Whether there is something to take, and nobody who takes it but flows held back."""
         return bool(
-            self.held
+            self.flows.held
             and (not self.takers or self.ranking.is_full)
-            and (self.unassigned or self.without_successor or self.is_drained_from)
+            and (self.unassigned or self.handoffs.without_successor or self.is_drained_from)
         )
 
     def first_taker(self) -> Flow:
         """The earliest-bound non-draining flow, if there is any: it owns an exclusive queue."""
-        return self.by_bind_number[self.ranking.earliest()]
+        return self.flows.by_bind_number[self.ranking.earliest()]
 
     def least_loaded(self, ranking: Ranking) -> Flow | None:
         """The flow that gets the next partition; None if no non-draining flow may have one more.
@@ -292,7 +270,7 @@ class Queue:
         """
         if not ranking.counts or ranking.is_full:
             return None
-        return self.first_taker() if self.exclusive else self.by_bind_number[ranking.fewest()]
+        return self.first_taker() if self.exclusive else self.flows.by_bind_number[ranking.fewest()]
 
     def spread(self) -> int:
         """The largest minus the smallest number of groups that flows own which take part in the
@@ -312,18 +290,18 @@ class Queue:
         drains = [
             flow.drain_deadline
             for bind_number in self.leaving.counts
-            if (flow := self.by_bind_number[bind_number]).drain_deadline is not None
+            if (flow := self.flows.by_bind_number[bind_number]).drain_deadline is not None
             and self.cuts_short(flow)
         ]
-        handoff = self.deadlines.first() if self.handoffs else None
-        held = [flow.held_until for flow in self.held.values()]
+        handoff = self.handoffs.first_deadline() if self.handoffs else None
+        held = [flow.held_until for flow in self.flows.held.values()]
         pause = self.pauses.next_end() if self.pauses else None
-        times = (self.holddown_until, self.cuts_due, handoff, pause, *drains, *held)
+        times = (self.holddown_until, self.resize.cuts_due, handoff, pause, *drains, *held)
         return min((time for time in times if time is not None), default=None)
 
     def cuts_short(self, flow: Flow) -> bool:
         """Whether the end of the flow's drain would end a warm-up."""
-        return bool(flow.outgoing) and not flow.owned.isdisjoint(self.warming)
+        return bool(flow.outgoing) and not flow.owned.isdisjoint(self.handoffs.warming)
 
     # The next of many
 
@@ -343,7 +321,7 @@ class Queue:
                 -entry in flow.owned
                 and -entry not in self.handoffs
                 and -entry not in but
-                and -entry not in self.homes
+                and -entry not in self.pins.homes
                 and (flow.draining or -entry not in self.retiring)
             )
 
@@ -359,45 +337,3 @@ class Queue:
             and (partition := self.partitions[number]).released_by == absent.flow_id
             and partition.next_handed_over in (HandedOver.ORPHANED, HandedOver.FORCED)
         ]
-
-
-class Deadlines:
-    """When handoffs are to end, the earliest first."""
-
-    __slots__ = ("_handoffs", "_heap")
-
-    def __init__(self, handoffs: Mapping[int, Handoff]) -> None:
-        """`handoffs`, by partition, are those that there are at any time."""
-        self._handoffs = handoffs
-        self._heap: Heap[tuple[float, int]] = Heap()
-
-    def push(self, handoff: Handoff) -> None:
-        """The handoff has another deadline, or is one again."""
-        self._heap.push((handoff.deadline, handoff.number))
-        self._heap.trim(len(self._handoffs), self._all)
-
-    def first(self) -> float | None:
-        """The earliest deadline; None without handoffs."""
-        entry = self._heap.first(self._holds)
-        return None if entry is None else entry[0]
-
-    def due(self, now: float) -> list[Handoff]:
-        """The handoffs whose deadline has come, the earliest first, then by partition."""
-        found: dict[int, Handoff] = {}
-
-        def is_new(entry: tuple[float, int]) -> bool:
-            return self._holds(entry) and entry[1] not in found
-
-        while (entry := self._heap.first(is_new)) is not None and entry[0] <= now:
-            found[entry[1]] = self._handoffs[entry[1]]
-        for handoff in found.values():
-            self.push(handoff)
-        return [*found.values()]
-
-    def _holds(self, entry: tuple[float, int]) -> bool:
-        deadline, number = entry
-        handoff = self._handoffs.get(number)
-        return handoff is not None and handoff.deadline == deadline
-
-    def _all(self) -> Iterable[tuple[float, int]]:
-        return [(handoff.deadline, handoff.number) for handoff in self._handoffs.values()]

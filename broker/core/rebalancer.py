@@ -50,7 +50,7 @@ def decide(queue: Queue, command: c.Command, now: float) -> Decision:
     try:
         answer = _DECISIONS[type(command)](command, draft)
         if queue.is_idle:
-            decisions.admit(draft, queue.held.values())
+            decisions.admit(draft, queue.flows.held.values())
     except BaseException:
         draft.take_back()
         raise

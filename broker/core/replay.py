@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Any
 
 from broker.core import records as r
-from broker.core.barriers import Barriers
+from broker.core.barriers import Barriers, KnownResize
 from broker.core.budget import Moves, counted
 from broker.core.graph import Lineage
 from broker.core.model import Absent, Flow, HandedOver, Handoff, Partition, Pin, Rebalance
@@ -55,7 +55,7 @@ def replay(queue: Queue, record: r.Record) -> None:
     `view_revision`, and their ids are added to `queue.touched`.
     """
     _CHANGES[type(record)](queue, record)
-    if (queue.pins or queue.homes) and type(record) in _OF_PINS:
+    if (queue.pins.of or queue.pins.homes) and type(record) in _OF_PINS:
         settle_pins(queue)
 
 
@@ -153,7 +153,7 @@ def _flow_left(queue: Queue, record: r.FlowLeft) -> None:
             flow.client_name,
         )
         queue.journal.put(queue.absent, flow.instance, absent)
-    elif queue.by_instance.get(flow.instance) is flow:
+    elif queue.flows.by_instance.get(flow.instance) is flow:
         queue.journal.drop(queue.absent, flow.instance)
     _touch(queue, flow)
     leave(queue, flow)
@@ -167,14 +167,13 @@ def _flow_left(queue: Queue, record: r.FlowLeft) -> None:
 def _orphan(queue: Queue, flow: Flow, number: int, since: float) -> None:
     """A partition of a flow that is gone has no owner, since the flow was silent if it was."""
     partition = queue.partitions[number]
-    raised = partition.next_handed_over == HandedOver.FORCED
     _touch_successor(queue, queue.handoffs.get(number))
     place(
         queue,
         partition,
         PartitionEvent.ORPHANED,
         at=since,
-        next_handed_over=HandedOver.FORCED if raised else HandedOver.ORPHANED,
+        next_handed_over=HandedOver.ORPHANED,
         released_by=flow.id,
     )
 
@@ -324,7 +323,7 @@ def _warmups_started(queue: Queue, record: r.WarmupsStarted) -> None:
         place(
             queue, partition, PartitionEvent.WARMUP_STARTED, owner=partition.owner, handoff=handoff
         )
-        queue.journal.drop(queue.warmed, number)
+        queue.journal.drop(queue.handoffs.warmed, number)
         _touch(queue, successor)
 
 
@@ -334,7 +333,7 @@ def _revokes_started(queue: Queue, record: r.RevokesStarted) -> None:
         partition = queue.partitions[number]
         handoff = Handoff(number, queue.flows[successor_id], record.deadline, record.at, warm=False)
         place(queue, partition, PartitionEvent.REVOKED, owner=partition.owner, handoff=handoff)
-        queue.journal.drop(queue.warmed, number)
+        queue.journal.drop(queue.handoffs.warmed, number)
         _touch(queue, partition.owner)
 
 
@@ -346,7 +345,7 @@ def _warmups_ended(queue: Queue, record: r.WarmupsEnded) -> None:
         handoff = Handoff(number, successor, record.deadline, record.at, warm=warming.warm)
         place(queue, partition, PartitionEvent.REVOKED, owner=partition.owner, handoff=handoff)
         if record.ready and successor is not None:
-            queue.journal.put(queue.warmed, number, (successor.id, partition.epoch))
+            queue.journal.put(queue.handoffs.warmed, number, (successor.id, partition.epoch))
         _touch(queue, partition.owner)
         _touch_successor(queue, handoff)
 
@@ -357,7 +356,7 @@ def _warmups_ready(queue: Queue, record: r.WarmupsReady) -> None:
         assert partition.state is State.WARMING
         assert successor is not None
         queue.journal.note(partition)
-        queue.journal.put(queue.warmed, number, (successor.id, partition.epoch))
+        queue.journal.put(queue.handoffs.warmed, number, (successor.id, partition.epoch))
 
 
 def _handoffs_redirected(queue: Queue, record: r.HandoffsRedirected) -> None:
@@ -368,7 +367,7 @@ def _handoffs_redirected(queue: Queue, record: r.HandoffsRedirected) -> None:
         redirect(queue, handoff, successor)
         warming = queue.partitions[number].state is State.WARMING
         if warming:
-            queue.journal.drop(queue.warmed, number)
+            queue.journal.drop(queue.handoffs.warmed, number)
         queue.journal.set(handoff, warm=warming and successor is not None and successor.warmup)
         _touch_successor(queue, handoff)
         if record.deadline is not None:
@@ -389,12 +388,12 @@ def _epochs_raised(queue: Queue, record: r.EpochsRaised) -> None:
         queue.journal.set(partition, epoch=partition.epoch + 1)
         if partition.next_handed_over == HandedOver.GRACEFUL or partition.owner is not None:
             queue.journal.set(partition, released_by=None)
-        if partition.owner is not None:
-            queue.journal.set(partition, handed_over=record.handed_over)
         if partition.owner is None:
             queue.journal.set(partition, next_handed_over=HandedOver.FORCED)
         else:
-            queue.journal.set(partition, next_handed_over=HandedOver.INITIAL)
+            queue.journal.set(
+                partition, handed_over=record.handed_over, next_handed_over=HandedOver.INITIAL
+            )
             _touch(queue, partition.owner)
         _touch_successor(queue, queue.handoffs.get(number))
 
@@ -416,12 +415,12 @@ def _resumed(queue: Queue, record: r.Resumed) -> None:
 def _pinned(queue: Queue, record: r.Pinned) -> None:
     pin = Pin(record.client_name, record.since, record.reason)
     for number in record.partitions:
-        queue.journal.put(queue.pins, number, pin)
+        queue.journal.put(queue.pins.of, number, pin)
 
 
 def _unpinned(queue: Queue, record: r.Unpinned) -> None:
     for number in record.partitions:
-        queue.journal.drop(queue.pins, number)
+        queue.journal.drop(queue.pins.of, number)
 
 
 def _touch_paused(queue: Queue, key: int | None) -> None:
@@ -452,19 +451,19 @@ def _clock_went_back(queue: Queue, record: r.ClockWentBack) -> None:
             since=queue.since + record.seconds,
             holddown_until=queue.holddown_until + record.seconds,
         )
-    if queue.cuts_due is not None:
-        queue.journal.set(queue, cuts_due=queue.cuts_due + record.seconds)
+    if queue.resize.cuts_due is not None:
+        queue.journal.set(queue.resize, cuts_due=queue.resize.cuts_due + record.seconds)
     if queue.moved:
         moved = {
             key: moves._replace(at=moves.at + record.seconds) for key, moves in queue.moved.items()
         }
         queue.journal.set(queue, moved=moved)
-    for flow in queue.held.values():
+    for flow in queue.flows.held.values():
         assert flow.held_until is not None
         queue.journal.set(flow, held_until=flow.held_until + record.seconds)
         _touch(queue, flow)
     for bind_number in queue.leaving.counts:
-        flow = queue.by_bind_number[bind_number]
+        flow = queue.flows.by_bind_number[bind_number]
         if flow.drain_deadline is not None:
             queue.journal.set(flow, drain_deadline=flow.drain_deadline + record.seconds)
     for handoff in list(queue.handoffs.values()):
@@ -525,7 +524,7 @@ def _partitions_removed(queue: Queue, record: r.PartitionsRemoved) -> None:
             partition.owner.id if record.outcome == "finished" and partition.owner else None
         )
         queue.journal.drop(queue.pauses.of, number)
-        queue.journal.drop(queue.pins, number)
+        queue.journal.drop(queue.pins.of, number)
         # What a flow had processed and not committed of a discarded partition may come again, if
         # its number is used before the log has deleted what it held.
         next_handed_over = partition.next_handed_over
@@ -549,13 +548,13 @@ def _partitions_removed(queue: Queue, record: r.PartitionsRemoved) -> None:
 
 def _switch_ordered_resize(queue: Queue) -> None:
     """Ordered resizes are switched on or off: nothing is known of cuts, and every view says so."""
-    queue.journal.set(queue, resize_seen=0, barriers=None, cuts_due=None, cuts_attempt=0)
+    queue.journal.set(queue, resize=KnownResize())
     _touch_all(queue)
 
 
 def _reach_cuts(queue: Queue, numbers: Iterable[int]) -> None:
     """Partitions are processed up to their cuts, or gone: what waited for them alone goes on."""
-    barriers = queue.barriers
+    barriers = queue.resize.barriers
     if barriers is None:
         return
     for number in numbers:
@@ -566,7 +565,7 @@ def _reach_cuts(queue: Queue, numbers: Iterable[int]) -> None:
             if partition is not None and changed == number:
                 queue.journal.note(partition)
     if not barriers.unreached:
-        queue.journal.set(queue, barriers=None)
+        queue.journal.set(queue.resize, barriers=None)
 
 
 def _touch_all(queue: Queue) -> None:
@@ -575,7 +574,7 @@ def _touch_all(queue: Queue) -> None:
 
 
 def _cuts_awaited(queue: Queue, record: r.CutsAwaited) -> None:
-    queue.journal.set(queue, cuts_due=record.due, cuts_attempt=record.attempt)
+    queue.journal.set(queue.resize, cuts_due=record.due, cuts_attempt=record.attempt)
 
 
 def _cuts_taken(queue: Queue, record: r.CutsTaken) -> None:
@@ -584,9 +583,9 @@ def _cuts_taken(queue: Queue, record: r.CutsTaken) -> None:
         barriers.take(queue.journal, number, cut, is_reached)
         queue.journal.note(queue.partitions[number])
     queue.journal.set(
-        queue,
+        queue.resize,
         barriers=barriers if barriers.unreached else None,
-        resize_seen=record.resize,
+        seen=record.resize,
         cuts_due=None,
         cuts_attempt=0,
     )
@@ -640,7 +639,7 @@ def _partition_finished(queue: Queue, record: r.PartitionFinished) -> None:
         released_by=record.flow_id,
     )
     queue.journal.drop(queue.pauses.of, number)
-    queue.journal.drop(queue.pins, number)
+    queue.journal.drop(queue.pins.of, number)
     _lineage(queue).finish(number)
     _count(queue, -1)
 

@@ -211,7 +211,7 @@ def _refuse_ready(queue: Queue, flow: Flow, item: c.ReadyItem) -> Result | None:
     partition = queue.partitions.get(item.partition)
     if partition is None or partition.state is State.REMOVED:
         return Result(item.partition, Outcome.NO_SUCH_PARTITION)
-    if queue.warmed.get(item.partition) == (flow.id, item.epoch):
+    if queue.handoffs.warmed.get(item.partition) == (flow.id, item.epoch):
         return Result(item.partition, Outcome.OK)
     if item.epoch < partition.epoch:
         return Result(item.partition, Outcome.STALE_EPOCH, partition.epoch)

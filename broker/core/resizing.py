@@ -47,11 +47,7 @@ def _retire(draft: Draft, numbers: tuple[int, ...]) -> None:
     """
     draft.emit(r.PartitionsRetired(numbers))
     partitions = [draft.queue.partitions[number] for number in numbers]
-    again = tuple(
-        partition.number
-        for partition in partitions
-        if partition.owner is not None and partition.next_handed_over == HandedOver.REPLACED
-    )
+    again = tuple(partition.number for partition in partitions if partition.is_taken_back)
     if again:
         draft.emit(r.EpochsRaised(again, draft.now, HandedOver.REPLACED))
 

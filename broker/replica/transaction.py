@@ -77,7 +77,7 @@ class Submission:
         if not isinstance(self.command, c.Bind):
             return None
         instance = (self.command.key_id, self.command.instance_id)
-        return None if instance in queue.by_instance or instance in queue.absent else instance
+        return None if instance in queue.flows.by_instance or instance in queue.absent else instance
 
     def give(self, answer: Any) -> None:
         """The answer to the caller, unless it gave up; a BrokerError is raised there."""

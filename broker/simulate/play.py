@@ -300,7 +300,7 @@ class _Play:
 
     def _sample(self) -> None:
         queue = self._queue
-        warming = len(queue.warming)
+        warming = len(queue.handoffs.warming)
         silent = (queue.flows[name] for name in self._silent_since)
         unread = sum(
             queue.partitions[number].state is not State.REVOKING

@@ -6,8 +6,8 @@ from sqlalchemy import JSON, bindparam, func, insert, literal_column, select
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from broker.store.access_keys import record_acts
 from broker.store.commit import child_rows, entry_rows, written_numbers
-from broker.store.keys import record_acts
 from broker.store.ports import Commit, LogTrimmed, NameTaken
 from broker.store.rows import PartitionValues, common_and_rows, partition_values, queue_values
 from broker.store.tables import lineage, partitions, queues, records

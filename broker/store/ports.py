@@ -20,8 +20,8 @@ Any method raises `StoreUnavailable` when the store cannot be reached. A `commit
 or may not have been carried out: `entries_after` shows it by the `commit_id`.
 
 **Keys, sessions and the audit** are a port of their own (`KeyStore`). Keys are made and revoked
-elsewhere (`broker.keys`). A key counts while it is neither revoked nor past its end, by the store's
-clock. A replica reads again whether a key has ended, so no notification can be lost.
+elsewhere (`broker.access_keys`). A key counts while it is neither revoked nor past its end, by the
+store's clock. A replica reads again whether a key has ended, so no notification can be lost.
 """
 
 from __future__ import annotations

@@ -33,13 +33,13 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from broker.core.access import ALL_QUEUES
 from broker.core.queue import Queue
+from broker.store.access_keys import PostgresKeys, matching, record_acts
 from broker.store.bulk import PreparedStatement, any_of
 from broker.store.commit import PostgresCommits
 from broker.store.conditions import PostgresConditions
 from broker.store.connections import Connections
 from broker.store.creation import insert_queue
 from broker.store.history import PostgresHistory
-from broker.store.keys import PostgresKeys, matching, record_acts
 from broker.store.leases import PostgresLeases
 from broker.store.measurements import PostgresMeasurements
 from broker.store.mirrors import PostgresMirrors

@@ -156,7 +156,7 @@ def _restore_partition(queue: Queue, values: PartitionValues) -> None:
     partition.next_handed_over = _HANDED_OVER[values.next_handed_over]
     partition.released_by = _known(queue, values.released_by)
     if values.warmed_by is not None and values.warmed_epoch is not None:
-        queue.warmed[number] = (values.warmed_by, values.warmed_epoch)
+        queue.handoffs.warmed[number] = (values.warmed_by, values.warmed_epoch)
     if state is State.UNASSIGNED:
         queue.unassigned[number] = values.unowned_since
     elif state in (State.WAITING, State.FINISHED):
@@ -171,8 +171,8 @@ def _restore_partition(queue: Queue, values: PartitionValues) -> None:
             warming = state is State.WARMING
             event = PartitionEvent.WARMUP_STARTED if warming else PartitionEvent.REVOKED
             place(queue, partition, event, owner=owner, handoff=_handoff(queue, values))
-    if queue.barriers is not None and values.cut is not None:
-        queue.barriers.restore(queue.journal, number, values.cut, bool(values.cut_reached))
+    if queue.resize.barriers is not None and values.cut is not None:
+        queue.resize.barriers.restore(queue.journal, number, values.cut, bool(values.cut_reached))
     if values.retiring:
         change_life(queue, partition, LifeEvent.RETIRED)
 

@@ -31,9 +31,6 @@ PLAIN = (
     "flows_before",
     "growing",
     "outage_seen",
-    "resize_seen",
-    "cuts_due",
-    "cuts_attempt",
 )
 SETTINGS = tuple(field.name for field in fields(Settings))
 _OF_BARRIERS = ("resize", "resized_from", "resized_to")
@@ -107,12 +104,15 @@ def queue_values(queue: Queue, next_deadline: float | None) -> dict[str, Any]:
         "revision": queue.revision,
         "status": queue.status.value,
         **{name: getattr(queue, name) for name in PLAIN},
+        "resize_seen": queue.resize.seen,
+        "cuts_due": queue.resize.cuts_due,
+        "cuts_attempt": queue.resize.cuts_attempt,
         "next_bind_number": queue.next_bind_number,
         "absent": _absent_values(queue),
         "moved": {key: [*moves] for key, moves in queue.moved.items()},
         "pauses": _pauses_values(queue),
-        "pins": {str(number): [*pin] for number, pin in queue.pins.items()},
-        "barriers": _barriers_values(queue.barriers),
+        "pins": {str(number): [*pin] for number, pin in queue.pins.of.items()},
+        "barriers": _barriers_values(queue.resize.barriers),
         "rebalance": queue.rebalance and asdict(queue.rebalance),
         "last_rebalance": queue.last_rebalance and asdict(queue.last_rebalance),
         "retiring_count": len(queue.retiring),
@@ -158,8 +158,9 @@ def partition_values(queue: Queue, partition: Partition) -> PartitionValues:
     number, owner = partition.number, partition.owner
     handoff = queue.handoffs.get(number)
     successor = handoff.named if handoff else None
-    warmed_by, warmed_epoch = queue.warmed.get(number, (None, None))
-    cut = None if queue.barriers is None else queue.barriers.cuts.get(number)
+    warmed_by, warmed_epoch = queue.handoffs.warmed.get(number, (None, None))
+    barriers = queue.resize.barriers
+    cut = None if barriers is None else barriers.cuts.get(number)
     return PartitionValues(
         number,
         partition.state.value,
@@ -177,7 +178,7 @@ def partition_values(queue: Queue, partition: Partition) -> PartitionValues:
         warmed_by,
         warmed_epoch,
         cut,
-        None if cut is None or queue.barriers is None else number not in queue.barriers.unreached,
+        None if cut is None or barriers is None else number not in barriers.unreached,
     )
 
 
@@ -189,6 +190,9 @@ def restore_head(queue_id: str, row: Mapping[str, Any]) -> Queue:
     queue.status = Status(row["status"])
     for name in PLAIN:
         setattr(queue, name, row[name])
+    queue.resize.seen = row["resize_seen"]
+    queue.resize.cuts_due = row["cuts_due"]
+    queue.resize.cuts_attempt = row["cuts_attempt"]
     queue.next_bind_number = row["next_bind_number"]
     queue.absent = {
         instance_of(name): Absent(bind_number, flow_id, [], weight, most, client_name)
@@ -198,10 +202,10 @@ def restore_head(queue_id: str, row: Mapping[str, Any]) -> Queue:
     queue.pauses.of = {
         int(key) if key else None: Pause(*values) for key, values in row["pauses"].items()
     }
-    queue.pins = {int(number): Pin(*values) for number, values in row["pins"].items()}
+    queue.pins.of = {int(number): Pin(*values) for number, values in row["pins"].items()}
     queue.rebalance = _rebalance(row["rebalance"])
     queue.last_rebalance = _rebalance(row["last_rebalance"])
-    queue.barriers = _restore_barriers(row["barriers"])
+    queue.resize.barriers = _restore_barriers(row["barriers"])
     return queue
 
 

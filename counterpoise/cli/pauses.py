@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -14,11 +13,9 @@ from counterpoise.cli.options import json_option, queue_argument, service_option
 from counterpoise.cli.output import of_partitions, print_json, tell
 from counterpoise.cli.previews import dry_run_option, show_previews
 from counterpoise.client import Client
+from counterpoise.durations import duration_seconds
 from counterpoise.plain import plain_line
 from counterpoise.wire import Pause, PausedQueue
-
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_SPAN = re.compile(r"(\d{1,6})([smhd])")
 
 partitions_option = click.option(
     "--partition",
@@ -34,10 +31,10 @@ partitions_option = click.option(
 def _seconds(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
     if text is None:
         return None
-    span = _SPAN.fullmatch(text)
-    if span is None or not int(span[1]):
-        raise click.BadParameter(f"{text!r} is no time span: give one like 90s, 10m, 2h or 7d")
-    return timedelta(**{_UNITS[span[2]]: int(span[1])}).total_seconds()
+    seconds = duration_seconds(text)
+    if not seconds:
+        raise click.BadParameter(f"{text!r} is no duration: give one like 90s, 10m, 2h or 7d")
+    return seconds
 
 
 def _moment(_: click.Context, __: click.Parameter, text: str | None) -> datetime | None:
@@ -58,7 +55,7 @@ def _moment(_: click.Context, __: click.Parameter, text: str | None) -> datetime
 @click.option(
     "--for",
     "seconds",
-    metavar="SPAN",
+    metavar="DURATION",
     callback=_seconds,
     show_default="until it is resumed",
     help="How long, like 90s, 10m, 2h or 7d.",

@@ -7,7 +7,6 @@ read again and how many are never read.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -35,6 +34,7 @@ from counterpoise.cli.output import (
 from counterpoise.cli.tables import PlainConsole, console, table
 from counterpoise.client import Client
 from counterpoise.documents import Json
+from counterpoise.durations import duration_seconds
 from counterpoise.errors import CommandRefused
 
 
@@ -47,8 +47,6 @@ app.add_command(export_positions)
 
 Target: TypeAlias = Mapping[int, str | None] | Literal["earliest", "latest"] | datetime
 
-AGO = re.compile(r"(\d{1,6})([smhd])")
-UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 FORMS = (
     "earliest, latest, a time like 2026-11-20T10:00:00Z (without an offset: of this machine's time "
     "zone), or how long ago, like 90m, 2h or 7d"
@@ -221,9 +219,9 @@ def moment(text: str) -> datetime:
 
     Raises ValueError, OverflowError.
     """
-    ago = AGO.fullmatch(text)
+    ago = duration_seconds(text)
     if ago is not None:
-        return datetime.now(UTC) - timedelta(**{UNITS[ago[2]]: int(ago[1])})
+        return datetime.now(UTC) - timedelta(seconds=ago)
     time = datetime.fromisoformat(text)
     try:
         return time.astimezone(UTC)

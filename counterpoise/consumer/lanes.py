@@ -51,7 +51,7 @@ from counterpoise.consumer.message import Failure, Ownership, messages_of
 from counterpoise.consumer.redelivery import Redelivery
 from counterpoise.flow.done_above import DoneAbove
 from counterpoise.flow.ledger import Grant, Item, Ledger
-from counterpoise.flow.view import Key, Owned
+from counterpoise.flow.view import GrantId, Owned
 from counterpoise.logs import Successor
 from counterpoise.logs.rows import Rows
 from counterpoise.wire import ChildrenItem, CommitItem, ReleaseItem
@@ -107,15 +107,14 @@ class Chunk:
 class Lane:
     """One grant, and its messages read ahead. Guarded by `Lanes`.
 
-    `grant.done` is the exception: the worker that handles the lane moves it. `partition`, `epoch`
-    and `key` are those of the grant.
+    `grant.done` is the exception: the worker that handles the lane moves it. `partition` and
+    `epoch` are those of the grant.
     """
 
     grant: Grant
     owned: Ownership
     partition: int = field(init=False)
     epoch: int = field(init=False)
-    key: Key = field(init=False)
     read_to: str | None = None
     waiting: deque[Chunk] = field(default_factory=deque)
     # In key order: the messages that wait or are in hand. `waiting` is empty then.
@@ -152,7 +151,7 @@ class Lane:
     next_due: float | None = None
 
     def __post_init__(self) -> None:
-        self.partition, self.epoch = self.key = self.grant.key
+        self.partition, self.epoch = self.grant.id
 
     @property
     def supplied(self) -> bool:
@@ -843,7 +842,7 @@ class Lanes:
             elif outcome == "not_revoking":
                 self._wake_reader()
 
-    def refused(self) -> Mapping[Key, str]:
+    def refused(self) -> Mapping[GrantId, str]:
         """Why the service refuses the ends of partitions, by partition and epoch."""
         with self._changed:
             return self._ledger.refused()

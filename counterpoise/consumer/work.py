@@ -650,7 +650,7 @@ class Worker:
     def _begin(self, lane: Lane, position: str) -> None:
         activity = self.activity
         activity.thread_id = threading.get_ident()
-        activity.place = (*lane.key, position)
+        activity.place = (*lane.grant.id, position)
         activity.since = lease_time()
 
     def _end(self) -> None:

@@ -69,7 +69,7 @@ from counterpoise.errors import (
 )
 from counterpoise.flow.view import (
     NOTHING,
-    Key,
+    GrantId,
     Lost,
     Notice,
     Owned,
@@ -93,7 +93,6 @@ from counterpoise.wire import (
 )
 
 Item: TypeAlias = CommitItem | ReleaseItem | ChildrenItem | ReadyItem
-GrantKey: TypeAlias = tuple[int, int]  # partition and epoch
 # The outcome of every item of a call whose flow was over before the service could accept it.
 FLOW_GONE = "flow_gone"
 LOG_ACCESS_LEFT_SECONDS = 3600.0
@@ -107,10 +106,10 @@ _ENDS_A_REBIND = (*_ENDS_A_FLOW, Invalid)
 
 
 class Acknowledged:
-    """By (partition, epoch): the number of the call and the position that it carried."""
+    """By grant: the number of the latest call and the position that it carried."""
 
     def __init__(self) -> None:
-        self._by_key: dict[Key, tuple[int, str]] = {}
+        self._latest: dict[GrantId, tuple[int, str]] = {}
 
     def take(
         self, partitions: Mapping[int, Owned], accepted: Sequence[object], seq: int
@@ -124,21 +123,21 @@ class Acknowledged:
             if not isinstance(item, CommitItem | ChildrenItem) or item.position is None:
                 continue
             owned = changed.get(item.partition)
-            key = (item.partition, item.epoch)
-            seen, _ = self._by_key.get(key, (0, ""))
+            grant = (item.partition, item.epoch)
+            seen, _ = self._latest.get(grant, (0, ""))
             if owned is not None and owned.epoch == item.epoch and seen < seq:
-                self._by_key[key] = (seq, item.position)
+                self._latest[grant] = (seq, item.position)
                 changed[item.partition] = replace(owned, position=item.position)
         return MappingProxyType(changed)
 
-    def positions(self) -> Mapping[Key, str]:
+    def positions(self) -> Mapping[GrantId, str]:
         """The positions that were acknowledged last."""
-        return {key: position for key, (_, position) in self._by_key.items()}
+        return {grant: position for grant, (_, position) in self._latest.items()}
 
-    def keep(self, held: Collection[Key]) -> None:
+    def keep(self, held: Collection[GrantId]) -> None:
         """Forget all grants except these."""
-        for key in [key for key in self._by_key if key not in held]:
-            del self._by_key[key]
+        for grant in [grant for grant in self._latest if grant not in held]:
+            del self._latest[grant]
 
 
 @dataclass
@@ -161,10 +160,10 @@ class Notices:
     def __init__(self) -> None:
         self._due: list[Notice] = []
         # Releases without an answer, and those among them that a partition's notices wait for.
-        self._releasing: dict[GrantKey, Request] = {}
+        self._releasing: dict[GrantId, Request] = {}
         self._withholding: dict[int, Request] = {}
         # Released grants that are still in the view.
-        self._released: set[GrantKey] = set()
+        self._released: set[GrantId] = set()
 
     def take(self) -> list[Notice]:
         """The notices that are due; each is returned once."""
@@ -192,18 +191,18 @@ class Notices:
     def settle(self, request: Request) -> None:
         """This request is settled: give the notices that waited for it."""
         for item in request.items:
-            key = (item.partition, item.epoch)
-            if self._releasing.get(key) is request:
-                del self._releasing[key]
+            grant = (item.partition, item.epoch)
+            if self._releasing.get(grant) is request:
+                del self._releasing[grant]
             if self._withholding.get(item.partition) is request:
                 del self._withholding[item.partition]
         withheld = list(request.withheld)
         request.withheld.clear()
         self.add(withheld)
 
-    def still_held(self, keys: set[GrantKey]) -> None:
-        """`keys` is what the view holds now. Forget releases that have left the view."""
-        self._released &= keys
+    def still_held(self, grants: set[GrantId]) -> None:
+        """`grants` is what the view holds now. Forget releases that have left the view."""
+        self._released &= grants
 
     def forget_released(self) -> None:
         """The flow that made the releases is over."""
@@ -218,13 +217,13 @@ class Notices:
             holder.withheld.append(notice)
             return
         if isinstance(notice, Lost):
-            key = (about.partition, about.epoch)
-            if key in self._released:
-                self._released.discard(key)
+            grant = (about.partition, about.epoch)
+            if grant in self._released:
+                self._released.discard(grant)
                 return
-            if key in self._releasing:
-                self._withholding[about.partition] = self._releasing[key]
-                self._releasing[key].withheld.append(notice)
+            if grant in self._releasing:
+                self._withholding[about.partition] = self._releasing[grant]
+                self._releasing[grant].withheld.append(notice)
                 return
         self._due.append(notice)
 

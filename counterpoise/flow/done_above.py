@@ -77,6 +77,11 @@ class DoneAbove:
         before = bisect_right(self._begins, position)
         return before > 0 and position < self._ends[before - 1]
 
+    def count(self, position: int) -> int:
+        """The most messages from `position` on that are done."""
+        ranges = zip(self._begins, self._ends, strict=True)
+        return sum(end - max(begin, position) for begin, end in ranges if end > position)
+
     def text(self, position: str | None, most: int = MOST_DONE_ABOVE) -> str | None:
         """The ranges above `position` in at most `most` characters, the lowest first; None: there
         are none. Ranges for which there is no room are left out: they are done again after a crash.

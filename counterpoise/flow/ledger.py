@@ -74,7 +74,7 @@ from typing import TypeAlias
 
 from counterpoise.flow.barriers import is_at
 from counterpoise.flow.done_above import DoneAbove
-from counterpoise.flow.view import Key, Owned
+from counterpoise.flow.view import GrantId, Owned
 from counterpoise.logs.port import Bounds, Successor
 from counterpoise.wire import MOST_DONE_ABOVE, Child, ChildrenItem, CommitItem, ReleaseItem
 
@@ -101,14 +101,14 @@ def continues(epoch: int, owned: Owned) -> bool:
 class Grant:
     """One partition held under one epoch. `done` is None where the queue's `start` decides.
 
-    `owned` is how it is held now; `key`, (partition, epoch), never changes.
+    `owned` is how it is held now; `id` never changes.
     """
 
     owned: Owned
     done: str | None
     partition: int = field(init=False)
     epoch: int = field(init=False)
-    key: Key = field(init=False)
+    id: GrantId = field(init=False)
     # What is done above `done`, for an owner that knows: what the owner before has left, and what
     # it adds. None: an owner that does not know, whose commits take the record back.
     above: DoneAbove | None = None
@@ -131,7 +131,7 @@ class Grant:
     open: bool = True
 
     def __post_init__(self) -> None:
-        self.partition, self.epoch = self.key = self.owned.partition, self.owned.epoch
+        self.partition, self.epoch = self.id = self.owned.partition, self.owned.epoch
         self.confirmed_above = self.owned.done_above
 
     def done_above(self, done: str | None, most: int = MOST_DONE_ABOVE) -> str | None:
@@ -443,10 +443,10 @@ class Ledger:
         grant.settle()
         return grant
 
-    def refused(self) -> Mapping[Key, str]:
+    def refused(self) -> Mapping[GrantId, str]:
         """Why the service refuses the ends of grants, in the order of partitions."""
         return {
-            one.key: f"{one.refused}: {REFUSALS[one.refused]}"
+            one.id: f"{one.refused}: {REFUSALS[one.refused]}"
             for one in self.grants()
             if one.refused is not None and not one.over
         }

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 
 from counterpoise.errors import EndRefused
-from counterpoise.flow.view import Key
+from counterpoise.flow.view import GrantId
 
 
 class Refusals:
@@ -19,17 +19,17 @@ class Refusals:
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
-        self._logged: Mapping[Key, str] = {}
+        self._logged: Mapping[GrantId, str] = {}
 
-    def log(self, queue: str, refused: Mapping[Key, str]) -> None:
+    def log(self, queue: str, refused: Mapping[GrantId, str]) -> None:
         """Log those that are new, by partition and epoch."""
-        for key, why in refused.items():
-            if self._logged.get(key) != why:
-                self._logger.error("%s", error_of(queue, {key: why}))
+        for grant, why in refused.items():
+            if self._logged.get(grant) != why:
+                self._logger.error("%s", error_of(queue, {grant: why}))
         self._logged = refused
 
 
-def error_of(queue: str, refused: Mapping[Key, str]) -> EndRefused:
+def error_of(queue: str, refused: Mapping[GrantId, str]) -> EndRefused:
     """The error of these refusals."""
     shown = "; ".join(f"partition {number}: {why}" for (number, _), why in refused.items())
     return EndRefused(
@@ -38,7 +38,7 @@ def error_of(queue: str, refused: Mapping[Key, str]) -> EndRefused:
     )
 
 
-def raise_refused(queue: str, refused: Mapping[Key, str]) -> None:
+def raise_refused(queue: str, refused: Mapping[GrantId, str]) -> None:
     """Raises EndRefused if there is one."""
     if refused:
         raise error_of(queue, refused)

@@ -24,8 +24,8 @@ from typing import TypeAlias
 
 from counterpoise.wire import Pause, Update, UpdatePartition
 
-Key: TypeAlias = tuple[int, int]
-"""(partition, epoch): held by one flow at most, ever."""
+GrantId: TypeAlias = tuple[int, int]
+"""Partition and epoch: granted to one flow at most, ever."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class WarmingEnded:
 Notice: TypeAlias = Granted | Revoking | Retiring | Lost | WarmingStarted | WarmingEnded
 
 
-def view_of(update: Update, now: float, known: Mapping[Key, str]) -> View:
+def view_of(update: Update, now: float, known: Mapping[GrantId, str]) -> View:
     """The view that `update`, received at `now` (`lease_time`), describes.
 
     `known` has the positions that the service has acknowledged, by (partition, epoch). They are

@@ -47,8 +47,9 @@ class CounterpoiseDataSource(DataSource):
     of a read are refused on load; options of the other kind of read, and a schema, when Spark
     creates the reader; options of a write when it creates the writer.
 
-    `register` sets `cores`, the limit of tasks that read a micro-batch, and `home`, the directory
-    of the `channel` between a query's source and the driver; None without `register`.
+    `cores` is the limit of tasks that read, unless an option names one; `register` sets it to the
+    session's cores. `home` is the directory of the `channel` between a query's source and the
+    driver; None without `register`.
     """
 
     cores: int | None = None
@@ -70,13 +71,14 @@ class CounterpoiseDataSource(DataSource):
     def streamReader(self, schema: StructType) -> CounterpoiseStreamReader:  # noqa: N802
         check_schema(schema)
         options = self._read_options().for_stream()
-        return stream_reader()(options, self._most_tasks(), self.home)
+        return stream_reader()(options, self._most_tasks(options), self.home)
 
     def reader(self, schema: StructType) -> CounterpoiseBatchReader:
         from counterpoise.spark.source.reader import CounterpoiseBatchReader
 
         check_schema(schema)
-        return CounterpoiseBatchReader(self._read_options(), self._most_tasks())
+        options = self._read_options()
+        return CounterpoiseBatchReader(options, self._most_tasks(options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
         from counterpoise.spark.driver.chains import chains_in
@@ -92,8 +94,8 @@ class CounterpoiseDataSource(DataSource):
     def _read_options(self) -> SourceOptions:
         return read_options(self.options)
 
-    def _most_tasks(self) -> int:
-        return self.cores or os.cpu_count() or 1
+    def _most_tasks(self, options: SourceOptions) -> int:
+        return options.max_input_partitions or self.cores or os.cpu_count() or 1
 
 
 def stream_reader() -> type[CounterpoiseStreamReader]:

@@ -30,6 +30,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from counterpoise.calls import base_url
+from counterpoise.durations import duration_seconds
 from counterpoise.errors import InvalidUrl
 from counterpoise.spark.errors import InvalidOption
 from counterpoise.spark.kafka_options import refuse_kafkas
@@ -81,8 +82,8 @@ def _moment(options: Mapping[str, str], name: str, at: datetime) -> datetime | N
     try:
         if re.fullmatch("[0-9]{1,15}", text, re.ASCII):
             return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=int(text))
-        if span := re.fullmatch("([0-9]{1,9})([smhd])", text.lower(), re.ASCII):
-            return at - timedelta(seconds=int(span[1]) * _UNITS[span[2]])
+        if (ago := duration_seconds(text)) is not None:
+            return at - timedelta(seconds=ago)
         found = datetime.fromisoformat(text)
         if found.tzinfo is not None:
             return found.astimezone(UTC)
@@ -131,7 +132,6 @@ def is_word(edge: Edge, number: int) -> bool:
     return not isinstance(edge, Mapping) or edge[number] in (*_START_WORDS, *_END_WORDS)
 
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # No log reaches further back, and subtracting a longer time would overflow the calendar.
 _LONGEST_SECONDS = 36_500 * 86400
 
@@ -162,16 +162,13 @@ def floor_of(text: str) -> Floor:
         return EARLIEST
     if lowered == "snapshot":
         return Floor(snapshot=True)
-    found = re.fullmatch(r"([0-9]{1,18})([smhd]?)", lowered, re.ASCII)
-    if found is None:
-        raise ValueError(
-            "is earliest, a number of messages (50000), a time (90s, 30m, 2h, 7d) or snapshot"
-        )
-    number, unit = int(found[1]), found[2]
-    if not unit:
-        return Floor(messages=number)
-    seconds = number * _UNITS[unit]
-    return Floor(seconds=float(seconds)) if seconds <= _LONGEST_SECONDS else EARLIEST
+    if (seconds := duration_seconds(lowered)) is not None:
+        return Floor(seconds=seconds) if seconds <= _LONGEST_SECONDS else EARLIEST
+    if re.fullmatch("[0-9]{1,18}", lowered):
+        return Floor(messages=int(lowered))
+    raise ValueError(
+        "is earliest, a number of messages (50000), a time (90s, 30m, 2h, 7d) or snapshot"
+    )
 
 
 def find_floor(
@@ -499,9 +496,8 @@ def _delay(options: Mapping[str, str], default: float) -> float:
     text = options.get("maxTriggerDelay")
     if text is None:
         return default
-    match = re.fullmatch(r"([0-9]{1,9})(ms|[smhd])", text.lower(), re.ASCII)
-    seconds = 0.0 if match is None else int(match[1]) * {**_UNITS, "ms": 0.001}[match[2]]
-    if not 0 < seconds <= _LONGEST_SECONDS:
+    seconds = duration_seconds(text)
+    if seconds is None or not 0 < seconds <= _LONGEST_SECONDS:
         raise InvalidOption(
             f"the option 'maxTriggerDelay' is a time with its unit (500ms, 90s, 15m, 2h, 1d), not "
             f"{text!r}"

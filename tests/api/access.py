@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from broker import keys
+from broker import access_keys
 from broker.core.access import Role
 from broker.service import Broker
 from tests.service import Service, running, settings_for
@@ -70,7 +70,7 @@ class Guarded:
 
     def key(self, role: str, *queues: str, **given: object) -> str:
         """A new key."""
-        return keys.create(self.url, Role(role), queues or ("*",), "test", **given).text  # type: ignore[arg-type]
+        return access_keys.create(self.url, Role(role), queues or ("*",), "test", **given).text  # type: ignore[arg-type]
 
     def create(self, queue: str, **settings: object) -> None:
         """A queue without a holddown."""
@@ -91,8 +91,10 @@ class Guarded:
 @contextlib.contextmanager
 def guarded(url: str, **settings: object) -> Iterator[Guarded]:
     """A service with keys on this database."""
-    root = keys.create(url, Role.ADMIN, ("*",), "root").text
-    of_team = {role.value: keys.create(url, role, ("team-a.*",), role.value).text for role in Role}
+    root = access_keys.create(url, Role.ADMIN, ("*",), "root").text
+    of_team = {
+        role.value: access_keys.create(url, role, ("team-a.*",), role.value).text for role in Role
+    }
     given = settings_for(url, **settings)
     with running(Broker(given), given) as service:
         yield Guarded(url, service, root, of_team)

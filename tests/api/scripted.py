@@ -74,7 +74,7 @@ class ScriptedBroker:
     def __init__(self) -> None:
         self.watching = 0
         self.tally = EventCounters()
-        self.keys = Keys(self, "keys")
+        self.callers = Callers(self, "callers")
         self.queues = Part(self, "queues")
         self.bound_flows = BoundFlows(self, "bound_flows")
         self.flows = Part(self, "flows")
@@ -126,7 +126,7 @@ class Part:
         return call
 
 
-class Keys(Part):
+class Callers(Part):
     """A service without keys."""
 
     some_known = False

@@ -292,6 +292,12 @@ def test_a_dry_run_says_what_would_be_read_again_or_skipped(service: Service) ->
             422,
             "invalid",
         )
+        # What is done above the position is forgotten by every call that sets it.
+        item = {"partition": 0, "epoch": 1, "position": "0", "done_above": f"1+{end - 1}"}
+        assert consumer.outcomes("commit", item) == ["ok"]
+        for at, again, skipped in ((0, end - 1, 0), (1, end - 1, 1), (end, 0, end)):
+            of_one = preview({"positions": {"0": str(at)}})
+            assert of_one == [(0, "0", again, skipped)]
         # Nothing has changed: the owner goes on under its epoch.
         item = {"partition": 0, "epoch": 1, "position": str(end)}
         assert consumer.outcomes("commit", item) == ["ok"]

@@ -10,7 +10,7 @@ import pytest
 from api import bodies, connections, routing
 from api.connections import MOST_FIELDS
 from api.schemas import common, flows, monitoring
-from broker.calls import history, keys
+from broker.calls import callers, history
 from broker.core import cuts, lineage
 from broker.core.model import MOST_PARTITIONS
 from broker.logs import by_kind, hash_ranges, positions
@@ -39,7 +39,7 @@ SAID = [
     f"A report names at most {monitoring.MOST_CONDITIONS:,}.",
     f"the first {history.MOST_CAUSES} in order",
     f"at least for {GONE_SECONDS / 3600:g} h",
-    f"may make the `GET` calls of the key, for {keys.SESSION_SECONDS / 3600:g} h",
+    f"may make the `GET` calls of the key, for {callers.SESSION_SECONDS / 3600:g} h",
     f"(0..{routing.LONGEST_WAIT_SECONDS:g} s, capped at half the lease)",
     f"at most {Settings().request_limit_bytes / MIB:g} MiB unless",
     f"every other body {bodies.SMALL_BYTES / KIB:g} KiB",

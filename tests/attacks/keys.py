@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import psycopg
 
-from broker import keys
+from broker import access_keys
 from broker.core.access import key_id_of
 from tests.api.access import Guarded
 
@@ -21,7 +21,7 @@ def revoke(secured: Guarded, key: str) -> None:
     """Revoke a key."""
     id = key_id_of(key)
     assert id is not None
-    keys.revoke(secured.url, id)
+    access_keys.revoke(secured.url, id)
 
 
 def let_end(secured: Guarded, key: str) -> None:

@@ -34,7 +34,7 @@ from typing import Any
 import httpx
 import psycopg
 
-from broker import keys
+from broker import access_keys
 from broker.core.access import Role
 from broker.core.model import MOST_PARTITIONS
 from broker.postgres import migrations
@@ -103,7 +103,7 @@ class Guarded(Scene):
         return self.postgres.url
 
     def key(self, role: Role, *queues: str) -> str:
-        return keys.create(self.postgres.url, role, queues, "soak").text
+        return access_keys.create(self.postgres.url, role, queues, "soak").text
 
     def workers(self, role: str, name: str, count: int, figure: float) -> Worker:
         arguments = (self.service.url, QUEUE, self.journal_file, name, count, figure)

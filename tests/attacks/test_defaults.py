@@ -16,7 +16,7 @@ from psycopg import sql
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from broker import keys
+from broker import access_keys
 from broker.core.access import Role
 from broker.logs.database import log_engine
 from broker.postgres import checks, connections, migrations, restoring
@@ -126,9 +126,9 @@ def test_a_queue_lives_its_life(url: str, monkeypatch: pytest.MonkeyPatch) -> No
             assert http.delete(f"/queues/{name}").status_code == 204
             assert name not in logs(url)
     migrations.asked(url, checks.try_write)
-    made = keys.create(url, Role.ADMIN, ["*"], "ops")
-    assert keys.revoke(url, made.key.id).state == "revoked"
-    assert [key.state for key in keys.every(url)] == ["revoked"]
+    made = access_keys.create(url, Role.ADMIN, ["*"], "ops")
+    assert access_keys.revoke(url, made.key.id).state == "revoked"
+    assert [key.state for key in access_keys.every(url)] == ["revoked"]
     assert restoring.fence(url).epochs_above > 0
 
 

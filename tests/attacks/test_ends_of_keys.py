@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from broker.calls import views
-from broker.calls.keys import IDLE_SECONDS, MOST_SESSIONS, REFRESH_SECONDS
+from broker.calls.callers import IDLE_SECONDS, MOST_SESSIONS, REFRESH_SECONDS
 from broker.core.access import Role, anybody, digest, key_of
 from broker.core.errors import FlowGone, Unauthorized, Unavailable
 from broker.settings import load
@@ -83,9 +83,9 @@ async def test_a_key_ends_everywhere_within_5_s(how: str, moment: float) -> None
     one = replicas.both[0]
     await one.queues.create(views.QueueSpec("orders", 2, rebalance_delay=0.0))
     flow = await one.flows.bind("orders", "etl", None, 60.0, False, key_id=ID)
-    callers = [await broker.keys.by_key(TOKEN) for broker in replicas.both]
+    callers = [await broker.callers.by_key(TOKEN) for broker in replicas.both]
     streams = [
-        asyncio.create_task(broker.keys.until_ended(caller))
+        asyncio.create_task(broker.callers.until_ended(caller))
         for broker, caller in zip(replicas.both, callers, strict=True)
     ]
     await asyncio.sleep(10.0 + moment)
@@ -96,7 +96,7 @@ async def test_a_key_ends_everywhere_within_5_s(how: str, moment: float) -> None
     assert all(stream.done() for stream in streams)
     for broker in replicas.both:
         with pytest.raises(Unauthorized):
-            await broker.keys.by_key(TOKEN)
+            await broker.callers.by_key(TOKEN)
         with pytest.raises(FlowGone) as gone:
             await broker.flows.heartbeat(await broker.bound_flows.of("orders", flow.flow_id))
         assert gone.value.reason == "key_ended"
@@ -109,10 +109,10 @@ async def test_a_stream_that_begins_when_its_key_has_just_ended_ends_too(how: st
     replicas = Replicas()
     await replicas.start()
     broker = replicas.both[0]
-    caller = await broker.keys.by_key(TOKEN)
+    caller = await broker.callers.by_key(TOKEN)
     end(replicas, how)
     await asyncio.sleep(2 * REFRESH_SECONDS)
-    assert await ends(asyncio.create_task(broker.keys.until_ended(caller)))
+    assert await ends(asyncio.create_task(broker.callers.until_ended(caller)))
 
 
 @virtual
@@ -120,8 +120,8 @@ async def test_a_stream_of_a_key_that_was_not_used_for_long_ends_with_it() -> No
     replicas = Replicas()
     await replicas.start()
     broker = replicas.both[0]
-    caller = await broker.keys.by_key(TOKEN)
-    stream = asyncio.create_task(broker.keys.until_ended(caller))
+    caller = await broker.callers.by_key(TOKEN)
+    stream = asyncio.create_task(broker.callers.until_ended(caller))
     await asyncio.sleep(3 * IDLE_SECONDS)
     assert not stream.done()
     end(replicas, "revoked")
@@ -134,9 +134,9 @@ async def test_the_streams_of_a_session_end_with_it(how: str) -> None:
     """And no others of its key."""
     replicas = Replicas()
     await replicas.start()
-    keys = replicas.both[0].keys
+    keys = replicas.both[0].callers
     token, caller = await keys.log_in(TOKEN, None)
-    _, other = await replicas.both[1].keys.log_in(TOKEN, None)
+    _, other = await replicas.both[1].callers.log_in(TOKEN, None)
     others = [
         asyncio.create_task(keys.until_ended(each)) for each in (other, await keys.by_key(TOKEN))
     ]
@@ -146,9 +146,9 @@ async def test_the_streams_of_a_session_end_with_it(how: str) -> None:
     if how == "too many sessions":
         # The oldest of them ends.
         for _ in range(MOST_SESSIONS - 1):
-            await replicas.both[1].keys.log_in(TOKEN, None)
+            await replicas.both[1].callers.log_in(TOKEN, None)
     else:
-        await replicas.both["elsewhere" in how].keys.log_out(token)
+        await replicas.both["elsewhere" in how].callers.log_out(token)
     assert await ends(stream)
     await asyncio.sleep(END_SECONDS)
     assert not any(each.done() for each in others)
@@ -162,12 +162,12 @@ async def test_a_stream_without_a_key_ends_though_it_begins_when_the_first_was_j
     made = replicas.database.key_tables.keys.pop(ID)
     await replicas.start()
     broker = replicas.both[0]
-    early = asyncio.create_task(broker.keys.until_ended(anybody()))
-    assert not await broker.keys.any_made()
+    early = asyncio.create_task(broker.callers.until_ended(anybody()))
+    assert not await broker.callers.any_made()
     assert not await ends(early)
     replicas.database.key_tables.keys[ID] = made
     assert await ends(early)
-    assert await ends(asyncio.create_task(broker.keys.until_ended(anybody())))
+    assert await ends(asyncio.create_task(broker.callers.until_ended(anybody())))
 
 
 @virtual
@@ -176,15 +176,15 @@ async def test_a_replica_without_its_database_takes_no_key_for_valid_for_longer(
     await replicas.start()
     one, other = replicas.both
     for broker in replicas.both:
-        await broker.keys.by_key(TOKEN)
+        await broker.callers.by_key(TOKEN)
     cut_off(one)
     end(replicas, "revoked")
-    await one.keys.by_key(TOKEN)
+    await one.callers.by_key(TOKEN)
     await asyncio.sleep(END_SECONDS)
     with pytest.raises(Unavailable):
-        await one.keys.by_key(TOKEN)
+        await one.callers.by_key(TOKEN)
     with pytest.raises(Unauthorized):
-        await other.keys.by_key(TOKEN)
+        await other.callers.by_key(TOKEN)
 
 
 @virtual
@@ -195,8 +195,8 @@ async def test_a_replica_without_its_database_lets_nobody_in_without_a_key_for_l
     one, other = replicas.both
     cut_off(one)
     replicas.database.key_tables.keys[ID] = made
-    assert not await one.keys.any_made()
+    assert not await one.callers.any_made()
     await asyncio.sleep(END_SECONDS)
     with pytest.raises(Unavailable):
-        await one.keys.any_made()
-    assert await other.keys.any_made()
+        await one.callers.any_made()
+    assert await other.callers.any_made()

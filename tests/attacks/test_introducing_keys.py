@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from broker import keys
+from broker import access_keys
 from broker.core.access import Role, key_id_of
 from broker.service import Broker
 from counterpoise.client import Client
@@ -51,7 +51,7 @@ def test_keys_come_while_clients_run(databases: Databases) -> None:
             client.create_queue("orders", 2, rebalance_delay=0)
         old = stack.enter_context(Flow("orders", url=first.url, instance_id="etl-1"))
         eventually(lambda: len(old.partitions) == 2)
-        key = keys.create(url, Role.CONSUMER, ("orders",), "etl").text
+        key = access_keys.create(url, Role.CONSUMER, ("orders",), "etl").text
 
         # Optional: whoever has no key goes on as before, and the key is valid.
         required = settings_for(url)
@@ -92,11 +92,11 @@ def test_the_first_key_closes_the_service(databases: Databases) -> None:
             with http.stream("GET", f"{address}/open/events") as stream:
                 lines = stream.iter_lines()
                 next(lines)
-                key = keys.create(url, Role.VIEWER, ("*",), "first").key
+                key = access_keys.create(url, Role.VIEWER, ("*",), "first").key
                 assert rest_of(lines)[0] == "event: problem"
             eventually(lambda: http.get(address).status_code == 401)
             # For good.
-            keys.revoke(url, key.id)
+            access_keys.revoke(url, key.id)
             assert http.get(address).status_code == 401
 
 
@@ -105,7 +105,7 @@ def test_the_last_use_is_written_now_and_then(secured: Guarded) -> None:
     id = key_id_of(key)
 
     def used(id: str | None = id) -> float | None:
-        [found] = [each for each in keys.every(secured.url) if each.id == id]
+        [found] = [each for each in access_keys.every(secured.url) if each.id == id]
         return found.last_used_at
 
     assert used() is None

@@ -17,7 +17,7 @@ import httpx
 import psycopg
 import pytest
 
-from broker.calls.keys import REFRESH_SECONDS
+from broker.calls.callers import REFRESH_SECONDS
 from broker.core.access import key_id_of
 from broker.service import ENDED_KEYS_SECONDS
 from tests.api.access import Guarded, bearer

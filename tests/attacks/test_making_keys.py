@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from broker import keys as on_database
+from broker import access_keys as on_database
 from broker.calls import key_administration
 from broker.core.access import Role, key_id_of
 from broker.exits import Exit

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from broker import keys
+from broker import access_keys
 from broker.core.access import Role
 from broker.demo.mock_kafka import MockKafka
 from counterpoise.client import Client
@@ -420,7 +420,7 @@ def _part(stage: Stage) -> Page:
 
 def _login(stage: Stage) -> Page:
     """From now on the service needs a key."""
-    keys.create(stage.database_url, Role.ADMIN, ("*",), "root")
+    access_keys.create(stage.database_url, Role.ADMIN, ("*",), "root")
     page = stage.page()
     eventually(lambda: page.run("document.querySelector('#login')?.hidden === false"))
     return page
@@ -429,7 +429,7 @@ def _login(stage: Stage) -> Page:
 def _unlocking(stage: Stage) -> Page:
     """An administrator has logged in, and a dialog asks for the key once more."""
     _unread(stage).close()
-    key = keys.create(stage.database_url, Role.ADMIN, ("*",), "ops").text
+    key = access_keys.create(stage.database_url, Role.ADMIN, ("*",), "ops").text
     page = stage.page("#unread")
     eventually(lambda: page.run("document.querySelector('#login')?.hidden === false"))
     fill(page, "#key", key)

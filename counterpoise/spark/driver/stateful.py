@@ -40,7 +40,7 @@ from counterpoise.spark.errors import StateLost, Unsupported
 from counterpoise.spark.options import SourceOptions, read_options
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
 logger = logging.getLogger("counterpoise.spark")
@@ -133,16 +133,17 @@ def stateful_uses(spark: SparkSession, plan: Any) -> list[StatefulUse]:
     return list(_Examination(spark).uses(plan)) if plan.isStreaming() else []
 
 
-def refuse_lost_state(frame: DataFrame) -> None:
-    """Raises StateLost if a handoff would lose state of this query; CannotStart, Unsupported."""
-    plan: Any = frame._jdf.queryExecution().analyzed()
-    for use in stateful_uses(frame.sparkSession, plan):
+def refuse_lost_state(spark: SparkSession, plan: Any) -> None:
+    """Raises StateLost if a handoff would lose state of a query with this analyzed plan;
+    CannotStart, Unsupported.
+    """
+    for use in stateful_uses(spark, plan):
         options = use.options
         if options.state_on_handoff == "lose":
             continue
         if not is_exclusive(options):
             raise state_lost(use, "make the queue exclusive")
-        if not _is_registered(frame.sparkSession):
+        if not _is_registered(spark):
             raise Unsupported(
                 f"the query keeps state in Spark ({use.operator.written}), and its session was not "
                 "registered, so the queue would not stay exclusive for it. Call "
@@ -263,9 +264,9 @@ def _is_registered(spark: SparkSession) -> bool:
 def _examined(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def start(self: Any, *args: Any, **kwargs: Any) -> Any:
-        refuse_lost_state(self._df)
-        begin = functools.partial(method, self, *args, **kwargs)
         plan = self._df._jdf.queryExecution().analyzed()
+        refuse_lost_state(self._df.sparkSession, plan)
+        begin = functools.partial(method, self, *args, **kwargs)
         return connected(begin) if sources_in(plan) else begin()
 
     return start

@@ -21,7 +21,7 @@ from counterpoise.spark.errors import InvalidOption
 from counterpoise.spark.offsets import NO_EPOCH, Slice
 from counterpoise.spark.options import Edge, SourceOptions, is_word
 from counterpoise.spark.queue_log import QueueLog, ReadAccess, retry_until
-from counterpoise.spark.source.planning import pack
+from counterpoise.spark.source.planning import tasks_of
 from counterpoise.spark.source.probe import ask_bounds
 from counterpoise.spark.source.tasks import LogPartition, log_partition
 
@@ -130,10 +130,5 @@ def _plan(client: Client, options: SourceOptions, cores: int) -> list[LogPartiti
         slices = extents(options.starting, options.ending, known, log, bounds)
     finally:
         connection.close()
-    groups = pack(
-        slices,
-        options.max_input_partitions or cores,
-        least=options.min_partitions,
-        max_messages=options.max_records_per_partition,
-    )
+    groups = tasks_of(slices, cores, options)
     return [log_partition(connection, options, group) for group in groups]

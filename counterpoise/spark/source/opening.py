@@ -101,7 +101,7 @@ def prepare(
     end = replace(
         start, log=bounds.incarnation, queue_id=queue.id, prepared=start.prepared + 1
     ).to_json()
-    groups = [log_partition(connection, options, ())] * (options.max_input_partitions or cores)
+    groups = [log_partition(connection, options, ())] * cores
     channel = None if home is None else source_end(home, start.instance, None)
     if channel is not None:
         plans = PlanWriter(channel, queue.id, bounds.incarnation, options.url)
@@ -169,7 +169,7 @@ def open_consumption(
             connection,
             Place(options.queue, bounds.incarnation, queue.id),
             wake=wake,
-            cores=options.max_input_partitions or cores,
+            cores=cores,
             queue=QueueState(
                 queue.max_handoff_time,
                 settled=lambda: until_settled(options, flow),

@@ -20,6 +20,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from counterpoise.flow import barriers
 from counterpoise.flow.ledger import continues
@@ -35,6 +36,9 @@ from counterpoise.spark.source.history import (
     portions,
     stages,
 )
+
+if TYPE_CHECKING:
+    from counterpoise.spark.options import SourceOptions
 
 View = Mapping[int, Owned]
 
@@ -374,6 +378,18 @@ def pack(
         groups[lightest].append(one)
         loads[lightest] += weight
     return [tuple(sorted(group, key=place_of)) for group in groups]
+
+
+def tasks_of(
+    planned: Sequence[Slice], cores: int, options: SourceOptions
+) -> list[tuple[Slice, ...]]:
+    """The slices of each task, as the options have it; `cores`: the limit without them."""
+    return pack(
+        planned,
+        cores,
+        least=options.min_partitions,
+        max_messages=options.max_records_per_partition,
+    )
 
 
 def _weight(one: Slice) -> int:

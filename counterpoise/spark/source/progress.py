@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 
 from counterpoise.flow import Flow
 from counterpoise.flow.ledger import Grant, Item, Ledger, Todo
-from counterpoise.flow.view import Key, Owned, Warming
+from counterpoise.flow.view import GrantId, Owned, Warming
 from counterpoise.logs import Bounds
 from counterpoise.spark.channel.status import Handoffs
 from counterpoise.spark.offsets import Json, Offset, Place, Range, Replay, Slice, slices
@@ -67,13 +67,13 @@ class Progress:
 
     start: Offset | None = None
     ledger: Ledger = field(default_factory=Ledger)
-    skipped: set[Key] = field(default_factory=set)
+    skipped: set[GrantId] = field(default_factory=set)
     bounds: Bounds | None = None
     # Warm-up: owners' positions that a portion of history should reach, and those that were reached
     # (both by the owner's epoch); gaps of chains, by tenure.
-    aims: dict[Key, str] = field(default_factory=dict)
-    near: set[Key] = field(default_factory=set)
-    gaps: dict[Key, tuple[str, str]] = field(default_factory=dict)
+    aims: dict[GrantId, str] = field(default_factory=dict)
+    near: set[GrantId] = field(default_factory=set)
+    gaps: dict[GrantId, tuple[str, str]] = field(default_factory=dict)
     # Complete states by partition, except those of partitions that are in flight: after the query's
     # own range, or where the present epoch begins.
     here: dict[int, LocalState] = field(default_factory=dict)
@@ -237,7 +237,7 @@ class Progress:
             found.append(restore_of(coming, self.start.replays.get(number), self.aims))
         live = {(number, coming.epoch) for number, coming in warming.items()}
         self.near &= live
-        self.aims = {key: aim for key, aim in self.aims.items() if key in live}
+        self.aims = {grant: aim for grant, aim in self.aims.items() if grant in live}
         return tuple(one for one in found if one is not None)
 
     def plan(

@@ -18,7 +18,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from counterpoise.conditions import (
@@ -36,14 +36,14 @@ from counterpoise.spark.channel.running_driver import Driver
 from counterpoise.spark.channel.source_channel import Correspondent
 from counterpoise.spark.channel.status import Handoffs, QueryStatus
 from counterpoise.spark.errors import DRAINED_FROM_OUTSIDE, FlowEnded
-from counterpoise.spark.offsets import Json, Place, Slice, replay_slices, slices
+from counterpoise.spark.offsets import Json, Place, replay_slices, slices
 from counterpoise.spark.options import DEFAULT_MESSAGES_PER_TRIGGER, SourceOptions
 from counterpoise.spark.queue_log import QueueLog
 from counterpoise.spark.source.cycles import BatchLimit, Cycles
 from counterpoise.spark.source.flow import raise_if_over
 from counterpoise.spark.source.leaving import Leaving
 from counterpoise.spark.source.offset_planner import OffsetPlanner
-from counterpoise.spark.source.planning import View, pack, sort_out
+from counterpoise.spark.source.planning import View, sort_out, tasks_of
 from counterpoise.spark.source.probe import LogProbe
 from counterpoise.spark.source.progress import Progress, SharedProgress
 from counterpoise.spark.source.query_state import KeptState
@@ -390,7 +390,8 @@ class Batches:
         # History is read under any owner, because the next offset builds on it.
         read = [*sorted_out.read, *replay_slices(before, after)]
         groups = [
-            log_partition(self._connection, self._options, group) for group in self._tasks(read)
+            log_partition(self._connection, self._options, group)
+            for group in tasks_of(read, self._cores, self._options)
         ]
         if not groups and after.prepared != before.prepared:
             # Each task warms up a worker.
@@ -399,15 +400,6 @@ class Batches:
             self._plans.say(start, end, [one.slices for one in groups], sorted_out.skipped)
         self._last = (start, end, groups)
         return groups
-
-    def _tasks(self, read: Sequence[Slice]) -> list[tuple[Slice, ...]]:
-        options = self._options
-        return pack(
-            read,
-            self._cores,
-            least=options.min_partitions,
-            max_messages=options.max_records_per_partition,
-        )
 
     def _known_view(self) -> View | None:
         """The flow's view, once it is certain; None if it stays uncertain for a while."""

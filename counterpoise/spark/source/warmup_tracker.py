@@ -19,7 +19,7 @@ from typing import Any
 
 from counterpoise.flow import Flow
 from counterpoise.flow.core import FLOW_GONE
-from counterpoise.flow.view import Key
+from counterpoise.flow.view import GrantId
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.source.history import Restore
 from counterpoise.spark.source.planning import View
@@ -46,9 +46,9 @@ class WarmupTracker:
         self._flow = flow
         self._shared = shared
         self._clock = clock
-        self._restored: frozenset[Key] = frozenset()
-        self._told: set[Key] = set()
-        self._warned: set[Key] = set()
+        self._restored: frozenset[GrantId] = frozenset()
+        self._told: set[GrantId] = set()
+        self._warned: set[GrantId] = set()
         self._asked = False
         self._refresh_at = 0.0
 
@@ -67,14 +67,14 @@ class WarmupTracker:
         """Warn of trimmed history, once for each chain."""
         with self._shared.locked() as progress:
             gaps = dict(progress.gaps)
-        for key, (begin, first) in gaps.items():
-            if key not in self._warned:
-                self._warned.add(key)
+        for grant, (begin, first) in gaps.items():
+            if grant not in self._warned:
+                self._warned.add(grant)
                 logger.warning(
                     "counterpoise: queue %s: the state of partition %d is restored without "
                     "positions %s to %s, which the log has trimmed",
                     self._queue,
-                    key[0],
+                    grant[0],
                     begin,
                     first,
                 )
@@ -109,7 +109,7 @@ class WarmupTracker:
             self._asked, self._refresh_at = False, now + REFRESH_SECONDS
             self._flow.refresh(timeout_seconds=_CALL_SECONDS)
 
-    def _near(self) -> frozenset[Key]:
+    def _near(self) -> frozenset[GrantId]:
         if not self._replays:
             return self._restored
         with self._shared.locked() as progress:

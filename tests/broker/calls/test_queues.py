@@ -409,7 +409,7 @@ class TestStart:
         assert await positions(one, "late") == ["1", None, None]
         await one.create_queue(replace(late, name="later", start="latest"))
         assert await positions(one, "later") == ["1", "1", "1"]
-        (act,) = (await one.calls.keys.audit(admin, 10, None, "late")).items
+        (act,) = (await one.calls.callers.audit(admin, 10, None, "late")).items
         assert act.after is not None
         assert act.after["positions"] == {"0": "1"}
 

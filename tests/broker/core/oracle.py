@@ -41,7 +41,7 @@ CHANGES = (
 
 # Compared in another form below, or not part of a queue's state.
 _APART = (
-    *("journal", "touched", "deadlines"),
+    *("journal", "touched"),
     *("flows", "partitions", "handoffs", "lineage"),
 )
 
@@ -52,6 +52,7 @@ def snapshot(queue: Queue) -> dict[str, Any]:
     found["flows"] = {flow.id: _slots(flow) for flow in queue.flows.values()}
     found["partitions"] = [_slots(queue.partitions[number]) for number in sorted(queue.partitions)]
     found["handoffs"] = {number: _slots(handoff) for number, handoff in queue.handoffs.items()}
+    found |= {**_slots(queue.flows), **_slots(queue.handoffs)}
     found["next_deadline"] = queue.next_deadline()
     found["lineage"] = None if queue.lineage is None else graph(queue.lineage)
     return found
@@ -74,7 +75,7 @@ def _slots(thing: Any) -> dict[str, Any]:
     return {
         name: _plain(getattr(thing, name))
         for name in (*type(thing).__slots__, *_ALSO.get(type(thing), ()))
-        if name != "offers"
+        if name not in ("offers", "_deadlines")
     }
 
 
@@ -174,7 +175,7 @@ def homes_of(queue: Queue) -> dict[int, Flow]:
     short = None not in mosts and sum((most or 0) // aligned for most in mosts) < _groups(queue)
     if queue.settings.access_type == "exclusive" or short:
         return found
-    for number, (client_name, _, _) in sorted(queue.pins.items()):
+    for number, (client_name, _, _) in sorted(queue.pins.of.items()):
         partition = queue.partitions[number]
         home = next((flow for flow in takers if flow.client_name == client_name), None)
         if home is None or partition.retiring or partition.state in _BESIDE:
@@ -196,7 +197,7 @@ def is_full(queue: Queue) -> bool:
 def _check_maxima(before: dict[str, Any], queue: Queue, command: c.Command) -> None:
     """No flow gets more than its maximum; only a resize may give it back what was retiring, and a
     pin what makes it hand off others."""
-    if queue.homes or before["homes"]:
+    if queue.pins.homes or before["pins"]["homes"]:
         return
     for flow in queue.flows.values():
         if flow.max_partitions is None or flow.draining:
@@ -342,8 +343,8 @@ def _check_groups(queue: Queue) -> None:
 
 def _check_sets(queue: Queue, now: float) -> None:
     states = {p.number: p.state for p in queue.partitions.values()}
-    assert queue.warming == {n for n in queue.handoffs if states[n] == "warming"}
-    assert queue.without_successor == {
+    assert queue.handoffs.warming == {n for n in queue.handoffs if states[n] == "warming"}
+    assert queue.handoffs.without_successor == {
         n
         for n, handoff in queue.handoffs.items()
         if handoff.named is None and states[n] == "revoking"
@@ -361,8 +362,8 @@ def _check_sets(queue: Queue, now: float) -> None:
             assert handoff.successor.warmup
             assert handoff.warm
     assert len({f.instance_id for f in queue.flows.values()}) == len(queue.flows)
-    assert queue.by_instance == {f.instance: f for f in queue.flows.values()}
-    assert queue.by_bind_number == {f.bind_number: f for f in queue.flows.values()}
+    assert queue.flows.by_instance == {f.instance: f for f in queue.flows.values()}
+    assert queue.flows.by_bind_number == {f.bind_number: f for f in queue.flows.values()}
     assert all(f.bind_number < queue.next_bind_number for f in queue.flows.values())
     deadlines = [handoff.deadline for handoff in queue.handoffs.values()]
     if queue.holddown_until is not None:
@@ -372,18 +373,18 @@ def _check_sets(queue: Queue, now: float) -> None:
         for p in queue.partitions.values()
         if p.state == "warming" and p.owner is not None and p.owner.drain_deadline is not None
     ]
-    if queue.cuts_due is not None:
-        deadlines.append(queue.cuts_due)
+    if queue.resize.cuts_due is not None:
+        deadlines.append(queue.resize.cuts_due)
     held = {f.id: f for f in queue.flows.values() if f.held_until is not None}
-    assert queue.held == held
+    assert queue.flows.held == held
     homes = homes_of(queue)
-    assert queue.homes == homes
-    assert queue.misplaced == {
+    assert queue.pins.homes == homes
+    assert queue.pins.misplaced == {
         number for number, home in homes.items() if queue.partitions[number].owner is not home
     }
     deadlines += [f.held_until for f in held.values() if f.held_until is not None]
     deadlines += [p.until for p in queue.pauses.of.values() if p.until is not None]
-    assert queue.flows_of_key == Counter(f.key_id for f in queue.flows.values() if f.key_id)
+    assert queue.flows.of_key == Counter(f.key_id for f in queue.flows.values() if f.key_id)
     assert all(moves.level > 0 for moves in queue.moved.values())
     assert queue.next_deadline() == min(deadlines, default=None)
     for flow in queue.flows.values():
@@ -391,7 +392,7 @@ def _check_sets(queue: Queue, now: float) -> None:
             number
             for number in flow.owned
             if states[number] == "owned" and (flow.draining or number not in queue.retiring)
-            if _leads(queue, number) and number not in queue.homes
+            if _leads(queue, number) and number not in queue.pins.homes
         }
         assert queue.highest_giveable(flow) == max(idle, default=None)
         assert all(-number in flow.offers for number in idle)
@@ -462,7 +463,7 @@ def _check_status(queue: Queue, now: float) -> None:
         assert (queue.holddown_until is not None) == (queue.status == "Holddown")
     assert (queue.trigger is None) == (queue.status == "Ready")
     assert (queue.rebalance is not None) == (queue.status == "Rebalancing")
-    if queue.held and not any(map(_takes, queue.flows.values())):
+    if queue.flows.held and not any(map(_takes, queue.flows.values())):
         drained = [flow for flow in queue.flows.values() if flow.draining and flow.owned]
         assert not queue.unassigned, "partitions are idle, and flows are held back"
         assert not drained, "flows that drain wait, and flows are held back"
@@ -518,12 +519,12 @@ def _check_nothing_more_can_begin(queue: Queue) -> None:
             n
             for n in f.owned
             if n not in queue.handoffs and (f.draining or n not in queue.retiring)
-            if _leads(queue, n) and queue.homes.get(n) is not f
+            if _leads(queue, n) and queue.pins.homes.get(n) is not f
         ]
         for f in queue.flows.values()
     }
     assert not any(f.draining and idle[f.id] for f in queue.flows.values())
-    assert queue.misplaced <= queue.handoffs.keys(), "a pinned partition does not go home"
+    assert queue.pins.misplaced <= queue.handoffs.keys(), "a pinned partition does not go home"
     if queue.settings.access_type == "exclusive":
         first = min((f for f in queue.flows.values() if _takes(f)), key=lambda f: f.bind_number)
         assert not any(numbers for flow_id, numbers in idle.items() if flow_id != first.id)

@@ -197,13 +197,13 @@ def test_a_flow_is_held_back_for_the_partitions_of_its_share_of_groups() -> None
     world.settle()
     for name in ("X0", "X1", "X2"):
         world.bind(name, key_id="greedy", quota=quota)
-        assert not world.queue.held
+        assert not world.queue.flows.held
         world.settle()
         world.unbind(name)
         world.settle()
     assert round(world.queue.moved["greedy"].level) == 6
     world.bind("X3", key_id="greedy", quota=quota)
-    assert list(world.queue.held) == ["X3"]
+    assert list(world.queue.flows.held) == ["X3"]
 
 
 def _in_pairs(step: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -37,7 +37,7 @@ def take(world: World, resize: int, before: int, after: int, reached: set[int]) 
 
 
 def waiting(world: World) -> dict[int, set[int]]:
-    barriers = world.queue.barriers
+    barriers = world.queue.resize.barriers
     if barriers is None:
         return {}
     everybody = range(len(world.queue.partitions))
@@ -53,7 +53,7 @@ def test_partitions_wait_for_what_they_must_and_for_nothing_else(before, after, 
     world = World(before, rebalance_delay=0.0, ordered_resize=True)
     world.bind("A")
     world.do(c.Change({"partition_count": after}))
-    assert world.queue.cuts_due is not None
+    assert world.queue.resize.cuts_due is not None
     reached = data.draw(st.sets(st.integers(0, before - 1)))
     take(world, 1, before, after, reached)
     order = data.draw(st.permutations([n for n in range(before) if n not in reached]))
@@ -73,8 +73,8 @@ def test_partitions_wait_for_what_they_must_and_for_nothing_else(before, after, 
             )
         }
         assert waiting(world) == expected
-    assert world.queue.barriers is None
-    assert world.queue.cuts_due is None
+    assert world.queue.resize.barriers is None
+    assert world.queue.resize.cuts_due is None
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 6), (6, 9), (3, 4), (6, 4)])
@@ -152,7 +152,7 @@ def test_a_queue_that_does_not_follow_its_log_yet_takes_no_cuts():
     world = World(2, rebalance_delay=0.0, ordered_resize=True)
     world.bind("A")
     assert world.do(told(1, 2, 4)).answer is None
-    assert world.queue.barriers is None
+    assert world.queue.resize.barriers is None
     world.resize(4)
     world.do(told(1, 2, 4))
     assert waiting(world) == {2: {0}, 3: {1}}
@@ -193,9 +193,9 @@ def test_a_queue_follows_a_further_resize_when_the_cuts_before_are_reached():
     for _ in range(2):
         world.do(c.FollowLog(2, 8))
         assert world.queue.settings.partition_count == 4
-        assert world.queue.cuts_due is not None
+        assert world.queue.resize.cuts_due is not None
     world.do(c.ReachCuts(1, tuple((n, world.epoch(n)) for n in (0, 1))))
-    assert world.queue.cuts_due == world.now
+    assert world.queue.resize.cuts_due == world.now
     world.do(c.FollowLog(2, 8))
     world.do(told(2, 4, 8))
     assert waiting(world) == {n: {n - 4} for n in range(4, 8)}
@@ -205,10 +205,10 @@ def test_a_queue_whose_log_was_never_resized_has_no_cuts():
     world = World(2, rebalance_delay=0.0)
     world.bind("A")
     world.change(ordered_resize=True)
-    assert world.queue.cuts_due == world.now + FIRST_SECONDS
+    assert world.queue.resize.cuts_due == world.now + FIRST_SECONDS
     world.do(told(0, 2, 2))
-    assert world.queue.barriers is None
-    assert world.queue.cuts_due is None
+    assert world.queue.resize.barriers is None
+    assert world.queue.resize.cuts_due is None
     assert not world.do(told(0, 2, 2)).entries
 
 
@@ -218,13 +218,13 @@ def test_cuts_that_the_log_does_not_say_are_asked_for_at_growing_intervals():
     world.resize(4)
     waits = []
     for _ in range(7):
-        due = world.queue.cuts_due
+        due = world.queue.resize.cuts_due
         assert due is not None
         waits.append(due - world.now)
         # What else is due in between asks no sooner.
         world.wait(waits[-1] - 0.5)
         world.do(c.Advance())
-        assert world.queue.cuts_due == due
+        assert world.queue.resize.cuts_due == due
         world.advance(0.5)
     assert waits == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
 
@@ -247,8 +247,8 @@ def test_a_queue_whose_log_was_resized_there_and_back_awaits_the_cuts_of_that():
     world.bind("A")
     assert kinds(world.do(c.FollowLog(2, 2))) == {r.CutsAwaited}
     world.do(told(2, 4, 2))
-    assert world.queue.cuts_due is None
-    assert world.queue.resize_seen == 2
+    assert world.queue.resize.cuts_due is None
+    assert world.queue.resize.seen == 2
 
 
 def test_a_resize_is_refused_if_there_was_one_since_the_other_readers_were_settled():
@@ -285,7 +285,7 @@ def test_positions_say_nothing_of_a_resize_that_the_queue_does_not_follow_yet():
     world = World(2, rebalance_delay=0.0, ordered_resize=True)
     world.bind("A")
     world.do(c.RaiseEpochs((0,), told(1, 2, 4)))
-    assert world.queue.barriers is None
+    assert world.queue.resize.barriers is None
     world.resize(4)
     world.do(told(1, 2, 4))
     assert waiting(world) == {2: {0}, 3: {1}}
@@ -304,36 +304,36 @@ def test_cuts_of_a_resize_before_the_last_one_are_too_late():
         world.resize(after)
         world.do(told(resize, before, after, reached=True))
         world.release("A", *world.queue.retiring, finished=True)
-    assert world.queue.barriers is None
+    assert world.queue.resize.barriers is None
     assert not world.do(told(1, 4, 8)).entries
-    assert world.queue.barriers is None
+    assert world.queue.resize.barriers is None
 
 
 def test_cuts_of_a_further_resize_wait_until_those_before_are_reached():
     """As when a replica that knows no cuts has resized the queue there and back."""
     world = resized(2, 4)
-    assert world.queue.cuts_due is None
+    assert world.queue.resize.cuts_due is None
     assert world.do(told(3, 8, 4)).answer is None
-    assert world.queue.cuts_due is not None
+    assert world.queue.resize.cuts_due is not None
     assert waiting(world) == {2: {0}, 3: {1}}
     # What another replica says late of the first one changes nothing.
     world.do(told(1, 2, 4))
     assert waiting(world) == {2: {0}, 3: {1}}
-    assert world.queue.cuts_due is not None
+    assert world.queue.resize.cuts_due is not None
     # Nor do positions that are set.
-    due = world.queue.cuts_due
+    due = world.queue.resize.cuts_due
     world.raise_epochs(0)
-    assert world.queue.cuts_due == due
+    assert world.queue.resize.cuts_due == due
     # Nor does the word of an owner that means the other.
     world.do(c.ReachCuts(3, tuple((n, world.epoch(n)) for n in (0, 1))))
     assert waiting(world) == {2: {0}, 3: {1}}
     for number in (0, 0):
         done = world.do(c.ReachCuts(1, ((number, world.epoch(number)),)))
-        assert world.queue.cuts_due == due
+        assert world.queue.resize.cuts_due == due
     assert not done.entries, "it is said already"
     world.do(c.ReachCuts(1, ((1, world.epoch(1)),)))
     # Now they are asked for at once.
-    assert world.queue.cuts_due == world.now
+    assert world.queue.resize.cuts_due == world.now
     world.do(told(3, 8, 4))
-    assert world.queue.barriers is not None
-    assert world.queue.barriers.resize == 3
+    assert world.queue.resize.barriers is not None
+    assert world.queue.resize.barriers.resize == 3

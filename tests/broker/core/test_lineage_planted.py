@@ -123,7 +123,7 @@ def child_goes_to_the_busiest() -> Any:
     real = broker.core.loop.grant_outside
 
     def most_loaded(queue: Any, ranking: Any) -> Any:
-        return queue.by_bind_number[ranking.most()] if ranking.counts else None
+        return queue.flows.by_bind_number[ranking.most()] if ranking.counts else None
 
     def grant_outside(draft: Any, trigger: str, numbers: Any) -> None:
         with mock.patch.object(Queue, "least_loaded", most_loaded):

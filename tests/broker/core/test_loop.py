@@ -412,10 +412,10 @@ class TestClockGoesBack:
     def test_a_log_is_asked_for_its_cuts_when_it_would_have_been(self) -> None:
         orders = World.owning({"A": [0, 1]}, rebalance_delay=0.0, ordered_resize=True)
         orders.resize(4)
-        due = orders.queue.cuts_due
+        due = orders.queue.resize.cuts_due
         assert due is not None
         self.set_back(orders, 3600)
-        assert orders.queue.cuts_due == due - 3600
+        assert orders.queue.resize.cuts_due == due - 3600
 
     def test_an_outage_after_the_step_is_given_back_to_older_handoffs(self) -> None:
         orders = joined(warmup=False)

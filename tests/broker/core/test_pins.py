@@ -80,9 +80,9 @@ class TestBalance:
         assert not orders.pin(0, "c-A", "why").entries
         orders.advance(1)
         orders.pin(0, "c-A", "because")
-        assert orders.queue.pins[0] == Pin("c-A", 0.0, "because")
+        assert orders.queue.pins.of[0] == Pin("c-A", 0.0, "because")
         orders.pin(0, "c-B")
-        assert orders.queue.pins[0] == Pin("c-B", 1.0)
+        assert orders.queue.pins.of[0] == Pin("c-B", 1.0)
         assert not orders.unpin(5).entries
 
     def test_without_a_pin_in_force_no_share_is_computed(self) -> None:
@@ -226,7 +226,7 @@ class TestWhichRuleWins:
         orders.settle()
         assert orders.owners() == {"A": [2, 3], "B": [0, 1]}
         orders.unpin(2)
-        assert [*orders.queue.pins] == [0]
+        assert [*orders.queue.pins.of] == [0]
 
     def test_a_warm_up_goes_to_the_home_or_is_called_off(self) -> None:
         orders = World.owning({"A": [0, 1, 2, 3]}, rebalance_delay=0)
@@ -274,7 +274,7 @@ class TestWhichRuleWins:
         orders = World.owning({"A": [0, 1], "B": [2, 3]}, rebalance_delay=0)
         orders.pin(3, "c-B")
         orders.resize(3, discard=True)
-        assert not orders.queue.pins
+        assert not orders.queue.pins.of
         with pytest.raises(Invalid, match="does not exist"):
             orders.pin(3, "c-B")
 
@@ -290,7 +290,7 @@ class TestWhichRuleWins:
         child = c.NewChild("ab", ("a", "b"))
         assert orders.report("A", "b", child, finished=True) == "ok"
         assert orders.report("B", "a", child, finished=True) == "ok"
-        assert [pin.client_name for pin in orders.queue.pins.values()] == ["c-A"]
+        assert [pin.client_name for pin in orders.queue.pins.of.values()] == ["c-A"]
         assert orders.keys("A") == ["ab"]
 
     def test_a_flow_that_is_held_back_has_no_pins_and_is_asked_for_them(self) -> None:
@@ -303,7 +303,7 @@ class TestWhichRuleWins:
         orders.unbind("C")
         orders.settle()
         orders.bind("D", key_id="k", quota=quota, client_name="pinned")
-        [held] = orders.queue.held.values()
+        [held] = orders.queue.flows.held.values()
         assert held.held_until is not None
         # It would take 4, of 3 in an hour, after 2 that are taken. Without pins it would take 3.
         assert held.held_until == pytest.approx(3600 * (2 + 4 - 3) / 3)
@@ -316,4 +316,4 @@ class TestWhichRuleWins:
         orders.settle()
         orders.pin(0, "pinned")
         orders.bind("B2", "i-B", key_id="k", quota=quota, client_name="pinned")
-        assert orders.queue.held.keys() == {"B2"}
+        assert orders.queue.flows.held.keys() == {"B2"}

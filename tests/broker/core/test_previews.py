@@ -107,7 +107,7 @@ def paused(world: World) -> set[int]:
 
 def pinned(world: World) -> dict[int, str]:
     """To which consumer each pinned partition is pinned."""
-    return {n: pin.client_name for n, pin in sorted(world.queue.pins.items())}
+    return {n: pin.client_name for n, pin in sorted(world.queue.pins.of.items())}
 
 
 def obey(world: World) -> None:

@@ -58,7 +58,7 @@ class TestFlows:
             self.bind(orders, "D", "key")
         orders.unbind("B")
         orders.unbind("C")
-        assert orders.queue.flows_of_key == {}
+        assert orders.queue.flows.of_key == {}
 
 
 HONEST, GREEDY = "honest", "greedy"
@@ -90,7 +90,7 @@ def comes_and_goes(orders: World, name: str, key: str | None = GREEDY) -> None:
 
 
 def held(orders: World) -> list[str]:
-    return sorted(orders.queue.held)
+    return sorted(orders.queue.flows.held)
 
 
 def taken(orders: World) -> dict[str, int]:
@@ -204,7 +204,7 @@ class TestHeldBack:
         orders.advance(until - orders.now - 1)
         assert orders.status == "Ready"
         orders.advance(1)
-        assert not orders.queue.held
+        assert not orders.queue.flows.held
         assert (orders.status, orders.trigger) == ("Holddown", "bind")
         orders.settle()
         assert len(orders.owned("X")) == 2

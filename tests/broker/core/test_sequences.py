@@ -213,7 +213,7 @@ class Player:
                 self._say(c.Release(owner, (item,)))
 
     def _ready(self, which: int) -> None:
-        warming = sorted(self.world.queue.warming)
+        warming = sorted(self.world.queue.handoffs.warming)
         if warming:
             number = warming[which % len(warming)]
             successor = self.world.successor(number)
@@ -381,15 +381,16 @@ def _plays(
     for step in steps:
         player.play(step)
     queue, began = world.queue, world.now
-    held = len(queue.held)
-    waits = [flow.held_until - began for flow in queue.held.values() if flow.held_until is not None]
+    held = len(queue.flows.held)
+    ends = [flow.held_until for flow in queue.flows.held.values()]
+    waits = [end - began for end in ends if end is not None]
     # No clock that goes back moves the end of a pause.
     waits += [one.until - began for one in queue.pauses.of.values() if one.until is not None]
     existing = queue.operational_partition_count
     # Each partition may be on its way already, to a flow that must pass it on.
     times = world.settle()
     assert world.status == "Ready"
-    assert not queue.held
+    assert not queue.flows.held
     assert times <= (1 + 4 * existing) * (1 + held)
     longest = queue.settings.max_warmup_time + queue.settings.max_handoff_time + 80
     assert world.now - began <= max(waits, default=0) + (5 + 2 * existing * longest) * (1 + held)

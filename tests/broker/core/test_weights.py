@@ -176,10 +176,10 @@ class TestCapacity:
         orders.bind("B", key_id="k", quota=quota)
         orders.settle()
         orders.bind("C", key_id="k", quota=quota)
-        assert orders.queue.held
+        assert orders.queue.flows.held
         orders.bind("A2", "i-A", max_partitions=1)
         orders.unbind("B")
-        assert not orders.queue.held
+        assert not orders.queue.flows.held
         orders.settle()
         assert counts(orders) == {"A2": 1, "C": 3}
 
@@ -199,7 +199,7 @@ class TestCapacity:
         quota = c.Quota(1000, 1, 1)
         orders = World.owning({"A": [0, 1, 2, 3]}, rebalance_delay=10 if comes_back else 0)
         bound, turns = "A", 0
-        while not orders.queue.held:
+        while not orders.queue.flows.held:
             turns += 1
             assert turns < 9
             if comes_back and turns > 1:
@@ -207,7 +207,7 @@ class TestCapacity:
             bound = f"B{turns}"
             claim: dict[str, Any] = after if turns % 2 == 0 else before
             orders.bind(bound, "i-B", key_id="k", quota=quota, **claim)
-            if not orders.queue.held:
+            if not orders.queue.flows.held:
                 orders.settle()
         assert turns % 2 == 0, "it is not held back when it claims less"
         assert not orders.owned(bound)

@@ -24,7 +24,7 @@ async def held(store: Store) -> Replica:
     await orders.do(c.Advance())
     assert orders.owned("B") == [1]
     await orders.do(bind("C", "two"))
-    assert orders.queue.held.keys() == {"C"}
+    assert orders.queue.flows.held.keys() == {"C"}
     return orders
 
 
@@ -39,7 +39,7 @@ async def test_a_loaded_queue_knows_who_is_held_back_and_what_was_taken(store: S
     orders.now = until
     await orders.do(c.Advance())
     loaded = await store.load(orders.id)
-    assert not loaded.held
+    assert not loaded.flows.held
     assert snapshot(loaded) == snapshot(orders.queue)
 
 
@@ -58,4 +58,4 @@ async def test_who_left_while_it_was_held_back_is_gone(store: Store) -> None:
     orders = await held(store)
     await orders.do(c.Unbind("C"))
     assert snapshot(await store.load(orders.id)) == snapshot(orders.queue)
-    assert not orders.queue.held
+    assert not orders.queue.flows.held

@@ -227,7 +227,7 @@ async def test_a_replaced_flow_makes_room_for_its_instance(store: Store, orders:
     assert row is not None
     assert row.reason == "replaced"
     loaded = await store.load(orders.id)
-    assert loaded.by_instance[None, "i-A"].id == "A2"
+    assert loaded.flows.by_instance[None, "i-A"].id == "A2"
     assert [partition.epoch for partition in loaded.partitions.values()] == [2, 2, 2, 2]
 
 

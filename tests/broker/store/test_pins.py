@@ -28,11 +28,11 @@ async def test_loading_equals_replaying_at_every_step(store: Store) -> None:
         loaded = await store.load(orders.id)
         for queue in (loaded, follower.queue):
             assert picture(queue) == picture(orders.queue)
-            assert queue.pins == orders.queue.pins
-            assert {number: home.id for number, home in queue.homes.items()} == {
-                number: home.id for number, home in orders.queue.homes.items()
+            assert queue.pins.of == orders.queue.pins.of
+            assert {number: home.id for number, home in queue.pins.homes.items()} == {
+                number: home.id for number, home in orders.queue.pins.homes.items()
             }
-    assert orders.queue.pins == {0: ("nobody", 1000.0, None)}
+    assert orders.queue.pins.of == {0: ("nobody", 1000.0, None)}
 
 
 async def test_a_list_counts_pins_without_effect(store: Store) -> None:
@@ -40,5 +40,5 @@ async def test_a_list_counts_pins_without_effect(store: Store) -> None:
     await orders.create(2)
     await orders.do(c.PinPartition(1, "nobody"))
     [row] = [row for row in await store.list(99, None) if row.queue.id == orders.id]
-    assert row.queue.pins == {1: ("nobody", 1000.0, None)}
+    assert row.queue.pins.of == {1: ("nobody", 1000.0, None)}
     assert row.unmet_pins == 1

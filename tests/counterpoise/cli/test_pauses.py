@@ -60,8 +60,8 @@ def test_other_commands_show_it(client: Client, run: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--for", "10"], "is no time span"),
-        (["--for", "0m"], "is no time span"),
+        (["--for", "10"], "is no duration"),
+        (["--for", "0m"], "is no duration"),
         (["--until", "tomorrow"], "is no time"),
         (["--for", "1m", "--until", "2100-01-01T00:00:00Z"], "either --for or --until"),
     ],

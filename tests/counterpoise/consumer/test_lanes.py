@@ -373,7 +373,7 @@ def test_any_sequence_handles_each_partition_in_order_once_per_epoch(seed):
             for position, end in zip(positions, [*positions[1:], piece.chunk.end], strict=True):
                 if not piece.lane.grant.open or rng.random() < 0.1:
                     break
-                handled[piece.lane.key].append(int(position))
+                handled[piece.lane.grant.id].append(int(position))
                 piece.lane.grant.done = end
                 done += 1
             if rng.random() < 0.3:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from counterpoise.flow.ledger import Ledger, continues
-from counterpoise.flow.view import Key, Owned
+from counterpoise.flow.view import GrantId, Owned
 from counterpoise.wire import CommitItem, Pause, ReleaseItem
 from tests.budgets import budget
 
@@ -188,7 +188,7 @@ class Viewed:
 class Did:
     """Work under this grant is done up to here, or the log has named its start."""
 
-    key: Key
+    key: GrantId
     position: str
 
 
@@ -205,7 +205,7 @@ class Bounded:
 class Decided:
     """This release was sent."""
 
-    key: Key
+    key: GrantId
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class Answered:
     outcome: str
 
     @property
-    def key(self) -> Key:
+    def key(self) -> GrantId:
         return self.item.partition, self.item.epoch
 
 
@@ -231,7 +231,7 @@ class History:
         views = [one.view for one in self.events if isinstance(one, Viewed)]
         return views[-1] if views else {}
 
-    def since_grant(self, key: Key) -> list[Viewed | Did | Bounded | Decided | Answered]:
+    def since_grant(self, key: GrantId) -> list[Viewed | Did | Bounded | Decided | Answered]:
         """The events since the view that brought the grant."""
         number, epoch = key
         for at, one in enumerate(self.events):
@@ -239,7 +239,7 @@ class History:
                 return self.events[at:]
         return []
 
-    def done(self, key: Key) -> str | None:
+    def done(self, key: GrantId) -> str | None:
         number, _ = key
         position = None
         for one in self.since_grant(key):
@@ -250,17 +250,17 @@ class History:
                 position = one.view[number].position
         return position
 
-    def answers(self, key: Key) -> list[Answered]:
+    def answers(self, key: GrantId) -> list[Answered]:
         return [one for one in self.events if isinstance(one, Answered) and one.key == key]
 
-    def over(self, key: Key) -> bool:
+    def over(self, key: GrantId) -> bool:
         return any(
             one.outcome not in ("ok", "not_revoking")
             or (one.outcome == "ok" and isinstance(one.item, ReleaseItem))
             for one in self.answers(key)
         )
 
-    def releasing(self, key: Key) -> bool:
+    def releasing(self, key: GrantId) -> bool:
         decided = False
         for one in self.events:
             if isinstance(one, Decided) and one.key == key:
@@ -269,7 +269,7 @@ class History:
                 decided = False
         return decided
 
-    def committed(self, key: Key) -> str | None:
+    def committed(self, key: GrantId) -> str | None:
         taken = [
             one.item.position
             for one in self.answers(key)
@@ -277,7 +277,7 @@ class History:
         ]
         return taken[-1] if taken else self.view[key[0]].position
 
-    def finished(self, key: Key) -> bool:
+    def finished(self, key: GrantId) -> bool:
         number, _ = key
         if self.view[number].state != "retiring":
             return False
@@ -388,8 +388,8 @@ class AgainstHistory(RuleBasedStateMachine):
         assert held.paused is None
         # Rules 2 and 3: no message of a grant is handed out that is revoked, released or over.
         assert held.state != "revoking"
-        assert not self.history.releasing(grant.key)
-        assert not self.history.over(grant.key)
+        assert not self.history.releasing(grant.id)
+        assert not self.history.over(grant.id)
         self.in_flight.add(number)
         self.ledger.begin([number])
 

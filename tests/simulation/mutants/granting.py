@@ -48,7 +48,7 @@ def revoke_taken_back() -> Changes:
     real = broker.core.loop._grant_all
 
     def grant_all(draft, ranking):
-        for number in sorted(draft.queue.without_successor):
+        for number in sorted(draft.queue.handoffs.without_successor):
             draft.emit(r.HandoffsCalledOff((number,)))
         real(draft, ranking)
 
@@ -75,10 +75,11 @@ def too_many_moves() -> Changes:
         queue = draft.queue
         if queue.handoffs or queue.exclusive or queue.ranking.spread != 1 or queue.leaving.counts:
             return
-        giver = queue.by_bind_number[queue.ranking.most()]
+        giver = queue.flows.by_bind_number[queue.ranking.most()]
         able = sorted(giver.owned - queue.retiring)
         if able and len(draft.records) > 1:
-            moves = (r.Move(able[0], giver.id, queue.by_bind_number[queue.ranking.fewest()].id),)
+            taker = queue.flows.by_bind_number[queue.ranking.fewest()]
+            moves = (r.Move(able[0], giver.id, taker.id),)
             until = draft.now + queue.settings.max_handoff_time
             draft.emit(r.RevokesStarted(moves, until, draft.now))
 

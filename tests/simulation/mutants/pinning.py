@@ -15,7 +15,7 @@ def lost_at_a_handoff() -> Changes:
         real(queue, record)
         for grant in record.grants:
             if grant.by_handoff:
-                queue.journal.drop(queue.pins, grant.partition)
+                queue.journal.drop(queue.pins.of, grant.partition)
 
     return [(replay, "_CHANGES", {**replay._CHANGES, r.Granted: granted})]
 

@@ -8,7 +8,7 @@ import broker.core.decisions
 import broker.core.rebalancer
 from broker.core import commands as c
 from broker.core import records as r
-from broker.core.queue import Deadlines
+from broker.core.indexes import QueueHandoffs
 from broker.core.transitions import Status
 from broker.replica.clock import StoreClock
 from broker.replica.coordinator import Coordinator
@@ -25,9 +25,9 @@ def old_timer_fires() -> Changes:
     """A deadline that was set for an earlier handoff of a partition ends a later one."""
 
     def holds(self, entry):
-        return entry[1] in self._handoffs
+        return entry[1] in self
 
-    return [(Deadlines, "_holds", holds)]
+    return [(QueueHandoffs, "_holds", holds)]
 
 
 def leases_run_in_an_outage() -> Changes:

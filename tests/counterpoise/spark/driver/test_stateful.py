@@ -17,7 +17,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from counterpoise.client import Client
 from counterpoise.errors import StateKept
 from counterpoise.spark.data_source import CounterpoiseDataSource
-from counterpoise.spark.driver.stateful import refuse_lost_state
+from counterpoise.spark.driver import stateful
 from counterpoise.spark.errors import CannotStart, StateLost, Unsupported
 from tests.counterpoise.spark.queries import publish
 from tests.counterpoise.spark.starting import started
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("spark")
 
 Shape = Callable[[DataFrame], DataFrame]
+
+
+def refuse_lost_state(frame: Any) -> None:
+    stateful.refuse_lost_state(frame.sparkSession, frame._jdf.queryExecution().analyzed())
 
 
 class Own(StatefulProcessor):

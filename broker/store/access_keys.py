@@ -53,7 +53,7 @@ _STATE = case(
 _SUMMARIES = select(
     *(keys.c[name] for name in KeySummary._fields if name != "state"), _STATE
 ).order_by(keys.c.created_at, keys.c.id)
-# Others wait that make a key, also by `broker.keys`; those that only read do not.
+# Others wait that make a key, also by `broker.access_keys`; those that only read do not.
 _ALONE = text(f"LOCK TABLE {keys.fullname} IN SHARE ROW EXCLUSIVE MODE")
 _ANY = select(exists(select(keys.c.id)))
 # Few keys end, and flows of each are found by the index on their key.

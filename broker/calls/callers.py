@@ -66,7 +66,7 @@ class _Known(NamedTuple):
     used_at: float
 
 
-class KeyCalls:
+class CallerCalls:
     """Who calls, on one replica."""
 
     def __init__(self, queues: QueueAccess) -> None:

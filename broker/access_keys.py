@@ -2,8 +2,8 @@
 
 The first administrator needs no service for this, and nobody does it without access to the
 database. With a service, administrators do it there (`broker.calls.key_administration`). Services
-learn of a key by asking again (`broker.calls.keys`). Each function is one transaction, with its row
-in the audit, and blocks. Raises `DatabaseUnreachable`.
+learn of a key by asking again (`broker.calls.callers`). Each function is one transaction, with its
+row in the audit, and blocks. Raises `DatabaseUnreachable`.
 """
 
 from __future__ import annotations
