@@ -13,6 +13,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadGroupScheduling
+from xdist.workermanage import WorkerController
 
 from tests.counterpoise.spark import archive
 
@@ -41,8 +44,13 @@ archive.use()
 MADE_BETWEEN_COLLECTIONS = 20_000
 
 
+# So it would while they are collected.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Keep the collector from what stays."""
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(MADE_BETWEEN_COLLECTIONS)
@@ -116,6 +124,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(LONG_SECONDS))
     if not config.getoption("loadscopereorder", True):
         items.sort(key=_rank)
+
+
+class _Scheduling(LoadGroupScheduling):
+    """Forgets what is done. pytest-xdist counts all that a worker ever had, after each test."""
+
+    def mark_test_complete(
+        self, node: WorkerController, item_index: int, duration: float = 0
+    ) -> None:
+        super().mark_test_complete(node, item_index, duration)
+        group = self._split_scope(self.registered_collections[node][item_index])
+        had = self.assigned_work[node]
+        if all(had[group].values()):
+            del had[group]
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Scheduling | None:
+    return _Scheduling(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 def _rank(item: pytest.Item) -> int:
