@@ -8,7 +8,7 @@ import inspect
 import logging
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import httpx
@@ -44,13 +44,18 @@ archive.use()
 MADE_BETWEEN_COLLECTIONS = 20_000
 
 
-# So it would while they are collected.
-gc.disable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """While tests are collected, all that is made stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
     """Keep the collector from what stays."""
-    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(MADE_BETWEEN_COLLECTIONS)

@@ -109,7 +109,7 @@ async def _open_that_of_binds(*engines: AsyncEngine) -> None:
     await open_first(*engines[-1:])
 
 
-broker.service.open_first = _open_that_of_binds
+pytest.MonkeyPatch().setattr(broker.service, "open_first", _open_that_of_binds)
 
 
 @contextmanager
