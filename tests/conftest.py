@@ -8,11 +8,14 @@ import inspect
 import logging
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadGroupScheduling
+from xdist.workermanage import WorkerController
 
 from tests.counterpoise.spark import archive
 
@@ -39,6 +42,16 @@ archive.use()
 # The collected tests are many objects that live as long as the process. Python's collector would go
 # through all of them again and again: that was an eighth of the processor time of the tests.
 MADE_BETWEEN_COLLECTIONS = 20_000
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """While tests are collected, all that is made stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
@@ -116,6 +129,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(LONG_SECONDS))
     if not config.getoption("loadscopereorder", True):
         items.sort(key=_rank)
+
+
+class _Scheduling(LoadGroupScheduling):
+    """Forgets what is done. pytest-xdist counts all that a worker ever had, after each test."""
+
+    def mark_test_complete(
+        self, node: WorkerController, item_index: int, duration: float = 0
+    ) -> None:
+        super().mark_test_complete(node, item_index, duration)
+        group = self._split_scope(self.registered_collections[node][item_index])
+        had = self.assigned_work[node]
+        if all(had[group].values()):
+            del had[group]
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Scheduling | None:
+    return _Scheduling(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 def _rank(item: pytest.Item) -> int:

@@ -15,9 +15,16 @@ using the same URL. Tests that are about starting, stopping or killing Postgres 
 own `EmbeddedPostgres`.
 
 A migrated database is cleaned and lent again, because creating and dropping one takes Postgres ten
-times as long. If a test changed its tables, functions or rights, the database is dropped.
+times as long. If a test changed its tables, functions or rights, the database is dropped. The
+session that cleans it stays: a new one would read the catalogs first, which takes three times as
+long as to clean.
+
+Services in the process of the tests open two connections when they start, and others when they need
+them. As a process they open six, of which most tests use two; `opening_first` is for tests about
+that.
 """
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -31,9 +38,13 @@ import psycopg
 import pytest
 from alembic.config import Config
 from psycopg import Connection, sql
+from sqlalchemy.ext.asyncio import AsyncEngine
 
+import broker.service
+from broker.logs.database import open_first
 from broker.postgres import migrations
 from broker.postgres.embedded import EmbeddedPostgres
+from broker.store import connections
 
 # Test data is worth nothing after a crash, so Postgres does not wait for the disk. Nor are its
 # passwords: guessing one may be cheap, because each connection does the same work.
@@ -88,6 +99,27 @@ WHERE datname = current_database() AND pid <> pg_backend_pid()
 
 _numbers = itertools.count(1)
 
+# To open a connection takes Postgres as long as a dozen statements.
+OPEN_FIRST = connections.OPEN_FIRST
+connections.OPEN_FIRST = 1
+
+
+async def _open_that_of_binds(*engines: AsyncEngine) -> None:
+    """Of the connections to the log: no call waits long for one on a machine that is busy."""
+    await open_first(*engines[-1:])
+
+
+pytest.MonkeyPatch().setattr(broker.service, "open_first", _open_that_of_binds)
+
+
+@contextmanager
+def opening_first() -> Iterator[None]:
+    """Here services open their first connections when they start, as users know them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connections, "OPEN_FIRST", OPEN_FIRST)
+        patch.setattr(broker.service, "open_first", open_first)
+        yield
+
 
 @contextmanager
 def new_database(server_url: str, more: str = "", called: str = "test") -> Iterator[str]:
@@ -112,11 +144,21 @@ class Databases:
     def lend(self) -> Iterator[str]:
         """The URL of a database with current tables and nothing in them."""
         database = self._free.pop() if self._free else self._make()
-        yield database.url
+        try:
+            yield database.url
+        except BaseException:
+            database.close()
+            raise
         if database.cleaned():
             self._free.append(database)
         else:
+            database.close()
             _drop(self._server_url, database.name)
+
+    def close(self) -> None:
+        """End the sessions of those that are not lent."""
+        for database in self._free:
+            database.close()
 
     def _make(self) -> "_Database":
         name = f"migrated_{next(_numbers)}"
@@ -127,31 +169,40 @@ class Databases:
 
 
 class _Database:
-    """One migrated database, and its contents before any test used it."""
+    """One migrated database, its contents before any test used it, and a session that stays."""
 
     def __init__(self, name: str, url: str) -> None:
         self.name = name
         self.url = url
-        with psycopg.connect(url) as connection:
-            self._schema = _schema(connection)
-            tables = [sql.Identifier(*row) for row in connection.execute(_TABLES)]
-            self._rows = [(table, rows) for table in tables if (rows := _rows(connection, table))]
+        self._session = session = self._connected()
+        self._schema = _schema(session)
+        tables = [sql.Identifier(*row) for row in session.execute(_TABLES)]
+        self._rows = [(table, rows) for table in tables if (rows := _rows(session, table))]
 
     def cleaned(self) -> bool:
         """Restore the original rows; False if a test changed more than rows."""
-        with psycopg.connect(self.url, autocommit=True) as connection:
-            connection.execute(_DISCONNECT)
-            if _schema(connection) != self._schema:
-                return False
-            with connection.transaction():
-                _empty(connection)
-                for table, rows in self._rows:
-                    into = sql.SQL(
-                        "INSERT INTO {0} OVERRIDING SYSTEM VALUE"
-                        " SELECT * FROM json_populate_recordset(NULL::{0}, %s)"
-                    )
-                    connection.execute(into.format(table), [rows])
+        if is_ended(self._session):
+            self.close()
+            self._session = self._connected()
+        session = self._session
+        session.execute(_DISCONNECT)
+        if _schema(session) != self._schema:
+            return False
+        with session.transaction():
+            _empty(session)
+            for table, rows in self._rows:
+                into = sql.SQL(
+                    "INSERT INTO {0} OVERRIDING SYSTEM VALUE"
+                    " SELECT * FROM json_populate_recordset(NULL::{0}, %s)"
+                )
+                session.execute(into.format(table), [rows])
         return True
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _connected(self) -> Connection[Any]:
+        return psycopg.connect(self.url, autocommit=True, application_name="tests")
 
 
 def _empty(connection: Connection) -> None:
@@ -240,8 +291,9 @@ def database_url(postgres_url: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def databases(postgres_url: str) -> Databases:
-    return Databases(postgres_url)
+def databases(postgres_url: str) -> Iterator[Databases]:
+    with contextlib.closing(Databases(postgres_url)) as databases:
+        yield databases
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.publisher import Publisher
 from tests.attacks.bystander import Bystander
 from tests.attacks.strangers import FIRST, Siege, Strangers
-from tests.databases import FAST
+from tests.databases import FAST, opening_first
 from tests.service import ServeProcess, Service, eventually, running, settings_for
 
 pytestmark = pytest.mark.long
@@ -107,6 +107,8 @@ def served(directory: Path, *, kept: bool, **settings: str) -> Iterator[Ground]:
             stack.enter_context(PostgresKeeper(postgres, url))
         migrations.upgrade(url)
         given = settings_for(url)
+        # Later there may be no slot.
+        stack.enter_context(opening_first())
         service: Service = stack.enter_context(running(Broker(given), given))
         yield stack.enter_context(ground(url, service.url))
 

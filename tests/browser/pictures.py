@@ -10,7 +10,7 @@ import argparse
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from broker.postgres.embedded import EmbeddedPostgres
@@ -46,7 +46,7 @@ def main() -> None:
     with ExitStack() as ending:
         scratch = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="pictures-")))
         server = ending.enter_context(EmbeddedPostgres(scratch / "data", settings=FAST))
-        databases = Databases(server)
+        databases = ending.enter_context(closing(Databases(server)))
         browser = ending.enter_context(chromium(program, scratch))
         if given.states is not None:
             for name in given.states or STATES:
