@@ -1,4 +1,4 @@
-"""How many examples a property test draws: an eighth in `make test`, all in `make test-long`.
+"""How many examples a property test draws: a fifth in `make test`, all in `make test-long`.
 
 `make test` is what a person runs before each commit. There a property is drawn a few times, and
 the long tests draw it as often as it takes to find what is rare: they take up the property tests
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 WHOLE = 100
-SHORT = 12
+SHORT = 20
 
 # No deadline for a single example: its duration depends on the machine. The time limit of the test
 # ends an endless one.
