@@ -489,7 +489,7 @@ def test_the_cut_of_a_retiring_partition_is_not_its_end():
     reader: Any = Reader(flow, lanes, Waking(), log_url=None, idle_seconds=1.0)  # type: ignore[arg-type]
     starts, ends = {0: "0", 1: "0"}, {0: "9", 1: "9"}
     reader._log = SimpleNamespace(
-        bounds=lambda _: Bounds(0, "log-1", starts, ends),
+        bounds=lambda _, at_once: Bounds(0, "log-1", starts, ends),
         compare=lambda a, b: int(a) - int(b),
     )
     assert reader.turn() is False
@@ -510,7 +510,7 @@ def test_a_log_that_has_caught_up_is_waited_for_anew_when_it_falls_short_again(m
     def look(end):
         ends = {0: str(end)}
         log: Any = SimpleNamespace(
-            bounds=lambda _: SimpleNamespace(incarnation="log-1", sealed={}, ends=ends),
+            bounds=lambda _, at_once: SimpleNamespace(incarnation="log-1", sealed={}, ends=ends),
             compare=lambda a, b: int(a) - int(b),
         )
         reader._log = log
