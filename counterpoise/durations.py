@@ -9,9 +9,9 @@ _FORM = re.compile(r"([0-9]{1,18})(ms|[smhd])")
 
 
 def duration_seconds(text: str) -> float | None:
-    """The seconds of a duration; None if the text is none. Upper and lower case are the same.
+    """The seconds of a duration; None if the text is none. `M` is none: it might mean months.
 
     It may be longer than any `timedelta`, which raises OverflowError.
     """
-    found = _FORM.fullmatch(text.lower())
+    found = _FORM.fullmatch(text)
     return None if found is None else float(int(found[1]) * _UNITS[found[2]])

@@ -288,8 +288,9 @@ class PositionCalls:
                     left, ahead = span.lag, span.after(position)
                     if left is not None and ahead is not None:
                         # What is done above the position is forgotten when it is set.
-                        above = done_above(seen[number]).count(int(position or 0))
-                        again, skipped = max(0, ahead - left) + above, max(0, left - ahead)
+                        places = (span.start, position, before[number])
+                        done = done_above(seen[number]).count(max(int(one or 0) for one in places))
+                        again, skipped = max(0, ahead - left) + done, max(0, left - ahead)
                 return wire.PositionSet(
                     number, epochs[number], position, before[number], again, skipped
                 )

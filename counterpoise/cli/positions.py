@@ -132,7 +132,7 @@ def set_positions(
             answer = client.set_positions(queue, target, dry_run=True)
         rows: list[Json] = answer["partitions"]
         if not dry_run:
-            if not yes and _moved(rows):
+            if not yes and (_moved(rows) or _sum(rows, "read_again")):
                 _ask(queue, target, rows)
             done = client.set_positions(queue, target)
             # The log may have grown since the dry run, which alone says what the effect is.

@@ -82,7 +82,7 @@ def _moment(options: Mapping[str, str], name: str, at: datetime) -> datetime | N
     try:
         if re.fullmatch("[0-9]{1,15}", text, re.ASCII):
             return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=int(text))
-        if (ago := duration_seconds(text)) is not None:
+        if (ago := duration_seconds(text.lower())) is not None:
             return at - timedelta(seconds=ago)
         found = datetime.fromisoformat(text)
         if found.tzinfo is not None:
@@ -496,7 +496,7 @@ def _delay(options: Mapping[str, str], default: float) -> float:
     text = options.get("maxTriggerDelay")
     if text is None:
         return default
-    seconds = duration_seconds(text)
+    seconds = duration_seconds(text.lower())
     if seconds is None or not 0 < seconds <= _LONGEST_SECONDS:
         raise InvalidOption(
             f"the option 'maxTriggerDelay' is a time with its unit (500ms, 90s, 15m, 2h, 1d), not "

@@ -8,6 +8,7 @@ import pytest
 from counterpoise.cli import positions
 from counterpoise.cli.positions import moment
 from counterpoise.client import Client
+from counterpoise.wire import CommitItem
 
 
 @pytest.fixture
@@ -39,6 +40,17 @@ def test_setting_asks_first_and_without_a_terminal_needs_yes(run, consumed, monk
     assert {one["position"] for one in shown(run)} == {"0"}
     monkeypatch.undo()
     assert "2 positions set" in run("positions", "set", "a", "earliest").output, "nothing moves"
+
+
+def test_it_asks_also_if_no_position_moves_but_work_above_one_is_forgotten(run, service):
+    run("queues", "create", "a", "-p", "1", "--rebalance-delay", "0")
+    run("publish", "a", "-q", stdin="x\n" * 3)
+    with Client(service.url) as client:
+        bound = client.bind("a", "one", at_once=True)
+        done = CommitItem(0, 1, "0", done_above="1+2")
+        client.commit("a", bound.flow_id, bound.flow_token, [done], 1)
+    said = run("positions", "set", "a", "earliest", code=1)
+    assert "0 of 1 position would move; 2 messages would be read again" in said.stderr
 
 
 @pytest.mark.long
