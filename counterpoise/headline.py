@@ -11,7 +11,7 @@ what is like it. From QUIET on nothing is wrong, and a word says why nothing hap
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -90,14 +90,17 @@ class Headline:
         return f"{self.text} ({status})" if self.text else status
 
 
-def lag_grows(waiting: int, measured: Iterable[tuple[datetime, int | None]], now: datetime) -> bool:
-    """Whether many messages wait now, and more than a while ago.
+def lag_grows(waiting: int, measured: Sequence[tuple[datetime, int | None]]) -> bool:
+    """Whether many messages wait, and more than when the service measured a while ago.
 
-    What is paused is no part of `waiting`. `measured`: when the service measured the lag, the
-    oldest first, and what it was; None: not known.
+    What is paused is no part of `waiting`. `measured`: when, the oldest first, and the lag; None:
+    not known. The newest one says what time it is there.
     """
+    if not measured:
+        return False
+    now = measured[-1][0]
     since = now - timedelta(seconds=GROWS_SECONDS)
-    at, lag = next(((at, lag) for at, lag in measured if at >= since), (now, None))
+    at, lag = next((at, lag) for at, lag in measured if at >= since)
     old_enough = now - at >= timedelta(seconds=GROWS_LEAST_SECONDS)
     return lag is not None and old_enough and waiting > max(GROWS_FROM, lag)
 

@@ -5,6 +5,7 @@ Tables and colours are in `counterpoise.cli.tables`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Collection, Iterable, Sequence
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from counterpoise.errors import ServiceUnavailable
+from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.headline import GROWS_FROM, Headline, Look, headline, lag_grows
 from counterpoise.plain import plain_json, plain_line
 
@@ -57,8 +58,10 @@ def look_at(client: Client, name: str, partitions: Sequence[Partition]) -> Look 
     )
     if look.waiting <= GROWS_FROM:
         return look
-    measured = [(one.at, one.lag) for one in client.measurements(name).items]
-    return replace(look, grows=lag_grows(look.waiting, measured, datetime.now(UTC)))
+    measured: list[tuple[datetime, int | None]] = []
+    with contextlib.suppress(CounterpoiseError):  # all else is known
+        measured = [(one.at, one.lag) for one in client.measurements(name).items]
+    return replace(look, grows=lag_grows(look.waiting, measured))
 
 
 def known_lag(partitions: Iterable[Partition]) -> int | None:

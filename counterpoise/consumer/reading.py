@@ -283,8 +283,7 @@ class Reader:
         If a lane comes meanwhile, those that have messages wait for the next turn.
         """
         wanting, self._at_ends = self._lanes.wanting(), {}
-        now = time.monotonic()
-        lanes = [lane for lane in wanting if self._apart.get(lane.partition, 0.0) <= now]
+        lanes = self._askable(wanting)
         if not lanes:
             self._give_back()
             return False
@@ -297,11 +296,10 @@ class Reader:
             return True
         self.incarnation = bounds.incarnation
         ranges = self._ranges(log, bounds, lanes)
-        if len(lanes) == len(wanting):
-            self._apart, self._apart_with = {}, None
-        else:
-            # One that is set apart has to be asked again soon.
-            self._at_ends = {}
+        if self._apart:
+            for lane in lanes:
+                self._apart.pop(lane.partition, None)
+            self._at_ends = {}  # the others have to be asked again soon
         first = self._first(log, [found for found in ranges if self._is_first(found)])
         self._rested_at = {}
         filled = False
@@ -311,9 +309,17 @@ class Reader:
             filled = self._fill(log, found, first.get(found.lane.partition)) or filled
         return filled
 
+    def _askable(self, wanting: list[Lane]) -> list[Lane]:
+        """Those that are not set apart now. What nobody wants is set apart no longer."""
+        if not self._apart:
+            return wanting
+        now, numbers = time.monotonic(), {lane.partition for lane in wanting}
+        self._apart = {one: until for one, until in self._apart.items() if one in numbers}
+        return [lane for lane in wanting if self._apart.get(lane.partition, 0.0) <= now]
+
     def _set_apart(self, error: PartitionsUnavailable) -> None:
         now = time.monotonic()
-        if self._apart_with is None:
+        if not self._apart:
             self._apart_since, self._apart_with = now, error
         self._apart.update(dict.fromkeys(error.partitions, now + APART_SECONDS))
 
@@ -483,4 +489,4 @@ class Reader:
         before = time.monotonic() - seconds
         if self.away and self._away_since <= before:
             return self._away_with
-        return self._apart_with if self._apart_since <= before else None
+        return self._apart_with if self._apart and self._apart_since <= before else None

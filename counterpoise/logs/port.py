@@ -308,8 +308,8 @@ class Log(Protocol):
         """Start and end positions of the partitions and the log's partition count, in one call.
 
         A partition that the log never had starts and ends at the log's first position.
-        `at_once`: if only some of those that are asked for first do not answer yet, they are not
-        waited for.
+        `at_once`: those that are asked for first and do not answer soon are not waited for. For one
+        reader at a time.
         Raises LogNotFound, LogUnavailable; with `at_once` also PartitionsUnavailable.
         """
         ...

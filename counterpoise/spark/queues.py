@@ -47,7 +47,7 @@ def read_queues(
     named twice or not there, and for a pattern that no queue matches. CannotStart if the service
     does not answer.
     """
-    given = {name: _text(value) for name, value in options.items()}
+    given = {name: _text(value) for name, value in options.items() if value is not None}
     named = [queues] if isinstance(queues, str) else list(queues)
     _check_names(named)
     checked = replace(_check_options(given, streaming=streaming), queue=", ".join(named))

@@ -135,6 +135,10 @@ class Questions:
         """For a question that the caller asks, and repeats, itself."""
         return Attempt(self._admin(), time.monotonic() + seconds, self._trouble)
 
+    def give_up(self, attempt: Attempt) -> None:
+        """It had no answer: the next one has another client."""
+        self._replace(attempt.admin)
+
     def ask(self, question: Callable[[Attempt], T], deadline: float) -> T:
         """What `question(attempt)` returns, in as many attempts as there is time for.
 

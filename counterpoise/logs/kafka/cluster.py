@@ -39,7 +39,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from counterpoise.logs.errors import LogAccessRefused, LogNotFound, LogUnavailable
 from counterpoise.logs.kafka.access import Access, Failures, librdkafka_logger
-from counterpoise.logs.kafka.answers import Attempt, Questions
+from counterpoise.logs.kafka.answers import Attempt, NoAnswer, Questions
 from counterpoise.logs.kafka.appender import BATCH_BYTES, PRODUCER
 from counterpoise.logs.kafka.peeking import PEEKER
 from counterpoise.logs.kafka.reader import CONSUMER, SHARED, STAYING, WATCHING
@@ -381,9 +381,9 @@ class FirstAsked:
     end: Future[Any]
 
     @property
-    def is_awaited(self) -> bool:
-        """Whether an answer may still come, or has come and is not old."""
-        return time.monotonic() < self.attempt.until
+    def is_late(self) -> bool:
+        """Whether its time is over."""
+        return time.monotonic() >= self.attempt.until
 
     @property
     def is_over(self) -> bool:
@@ -393,12 +393,12 @@ class FirstAsked:
     def answer(self) -> tuple[int, int] | None:
         """First and end offset; None: the partition has no leader, or the leader does not know it.
 
-        To be called when it is over. Raises LogAccessRefused.
+        To be called when it is over. Raises NoAnswer, LogAccessRefused.
         """
         try:
             found = [int(self.attempt.answer(one).offset) for one in (self.start, self.end)]
         except (LogUnavailable, LogNotFound) as error:
-            if isinstance(error, LogAccessRefused):
+            if isinstance(error, NoAnswer | LogAccessRefused):
                 raise
             return None
         return None if min(found) < 0 else (found[0], found[1])
@@ -411,8 +411,14 @@ class FirstBounds:
     waited for them would read nothing of all others meanwhile. For one thread at a time.
     """
 
-    def __init__(self, begin: Callable[[Collection[int]], Mapping[int, FirstAsked]]) -> None:
+    def __init__(
+        self,
+        begin: Callable[[Collection[int]], Mapping[int, FirstAsked]],
+        give_up: Callable[[Attempt], None],
+    ) -> None:
+        """`begin` asks. `give_up`: an attempt had no answer (`counterpoise.logs.kafka.answers`)."""
         self._begin = begin
+        self._give_up = give_up
         self._asked: dict[int, FirstAsked] = {}
 
     def ask(self, partitions: Iterable[int]) -> Iterable[Future[Any]]:
@@ -420,23 +426,37 @@ class FirstBounds:
 
         These are of new questions: others have been waited for.
         """
-        asked = self._asked
-        new = [one for one in partitions if one not in asked or not asked[one].is_awaited]
+        for number, one in [*self._asked.items()]:
+            if one.is_late:
+                del self._asked[number]
+                if not one.is_over:
+                    self._give_up(one.attempt)
+        new = [one for one in partitions if one not in self._asked]
         began = self._begin(new) if new else {}
-        asked.update(began)
+        self._asked.update(began)
         return [future for one in began.values() for future in (one.start, one.end)]
 
     def answers(self, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
         """First and end offset of those that have answered. Raises LogAccessRefused."""
         found = {}
         for number in partitions:
-            if self._asked[number].is_over and (answer := self._asked.pop(number).answer()):
-                found[number] = answer
+            one = self._asked[number]
+            if not one.is_over:
+                continue
+            del self._asked[number]
+            try:
+                answer = one.answer()
+            except NoAnswer:
+                self._give_up(one.attempt)
+            else:
+                if answer is not None:
+                    found[number] = answer
         return found
 
-    def forget(self) -> None:
-        """Awaits no answer any more."""
-        self._asked = {}
+    def forget(self) -> list[AdminClient]:
+        """Awaits no answer any more. Returns the clients that were asked."""
+        asked, self._asked = self._asked, {}
+        return [one.attempt.admin for one in asked.values()]
 
 
 class Sizes:

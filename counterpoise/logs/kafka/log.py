@@ -65,8 +65,10 @@ from counterpoise.logs.rows import Rows, microseconds_of
 
 # A read of fewer offsets is light.
 LIGHT = 500
-# How long partitions that are asked for first are waited for, while others could be read.
-FRESH_SECONDS = 0.05
+# How long partitions that are asked for first are waited for, while others could be read; and how
+# long if no other was read yet.
+FRESH_SECONDS = 0.2
+CONNECT_SECONDS = 1.0
 
 
 def _is_light(start: int, end: int) -> bool:
@@ -109,7 +111,7 @@ class KafkaLog(NumberedLog):
             lambda ends: self._topic.bounds(ends, self._begin())[1],
         )
         self._ends: dict[int, int] = {}  # as last answered
-        self._fresh = FirstBounds(self._topic.begin_bounds)
+        self._fresh = FirstBounds(self._topic.begin_bounds, self._questions.give_up)
         self._sizes = Sizes(self._sample)
         self._appending = threading.Lock()
         self._appender = Appender(
@@ -254,36 +256,31 @@ class KafkaLog(NumberedLog):
         else:
             shape = self._topic.shape(deadline)
         existing = [number for number in partitions if number < shape.partition_count]
-        fresh = [one for one in existing if one not in self._ends] if at_once else []
-        if len(fresh) < len(existing):
-            first, following = self._with_fresh(existing, fresh, deadline)
-        else:
-            first, following = self._topic.bounds(existing, deadline)
+        fresh = {one for one in existing if one not in self._ends} if at_once else set()
+        first, following = self._bounds_of(
+            [one for one in existing if one not in fresh], fresh, deadline
+        )
         if any(end < self._ends.get(one, 0) for one, end in following.items()):
             shape = self._topic.shape(deadline)
+        missing = fresh - following.keys()
         self._ends.update(following)
+        if missing:
+            raise PartitionsUnavailable(missing)
         starts = dict.fromkeys(partitions, "0")
         ends = dict.fromkeys(partitions, "0")
         for partition in existing:
             starts[partition], ends[partition] = str(first[partition]), str(following[partition])
         return Bounds(shape.partition_count, shape.incarnation, starts, ends)
 
-    def _with_fresh(
-        self, existing: Sequence[int], fresh: Collection[int], deadline: float
+    def _bounds_of(
+        self, known: Sequence[int], fresh: Collection[int], deadline: float
     ) -> tuple[dict[int, int], dict[int, int]]:
-        """The bounds of all; of the fresh ones only those that answer about as soon as the others.
-
-        Raises PartitionsUnavailable if some of these do not.
-        """
+        """Those of all known partitions, and of the fresh ones that answer about as soon."""
         awaited = self._fresh.ask(fresh)
-        known = [one for one in existing if one not in fresh]
         first, following = self._topic.bounds(known, deadline)
-        wait(awaited, FRESH_SECONDS)
+        wait(awaited, FRESH_SECONDS if self._ends else CONNECT_SECONDS)
         for number, (start, end) in self._fresh.answers(fresh).items():
             first[number], following[number] = start, end
-        if len(first) < len(existing):
-            self._ends.update(following)
-            raise PartitionsUnavailable(set(existing) - first.keys())
         return first, following
 
     def watch(self, ends: Mapping[int, str]) -> Rest | None:
@@ -352,8 +349,7 @@ class KafkaLog(NumberedLog):
     def _forked(self) -> None:
         """In a forked child: do not use or touch any object made before the fork."""
         self._appending = threading.Lock()
-        self._fresh.forget()
-        leave_alone(self._appender.abandon())
+        leave_alone(*self._fresh.forget(), self._appender.abandon())
         self._cursors.abandon()
         self._watching.abandon()
         self._clients.abandon()

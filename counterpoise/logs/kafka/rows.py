@@ -173,6 +173,8 @@ def record_headers(headers: Mapping[str, str]) -> list[Header]:
 
 def _pairs_of(text: str) -> list[Header]:
     """What `_not_shown` has written; nothing if a stranger has written another text."""
+    if not text:
+        return []
     try:
         return [
             (name, None if value is None else raw_bytes(value))

@@ -262,19 +262,27 @@ def batches_by_queue(batch: DataFrame) -> Iterator[list[tuple[RunningBatch, Data
     ]
     read = [one.planned.queue for one in running]
     # The source imports this module, and needs none of it.
+    from pyspark import StorageLevel
     from pyspark.sql import functions
 
-    rows = batch.persist()
+    # What the program has persisted is its own.
+    ours = batch.storageLevel == StorageLevel.NONE
+    rows = batch.persist() if ours else batch
     try:
         of_none = rows.where(~functions.coalesce(rows["queue"].isin(read), functions.lit(False)))
-        if foreign := of_none.select("queue").head(1):
+        # One job: `head` would begin with one partition.
+        (found,) = of_none.agg(
+            functions.count(functions.lit(1)), functions.first("queue")
+        ).collect()
+        if found[0]:
             raise ForeignRow(
-                f"there are rows whose queue is {foreign[0]['queue']!r}, and the micro-batch has "
-                f"read {', '.join(read)}: pass the column queue of read_queues through unchanged"
+                f"there are rows whose queue is {found[1]!r}, and the micro-batch has read "
+                f"{', '.join(read)}: pass the column queue of read_queues through unchanged"
             )
         yield [(one, rows.where(rows["queue"] == one.planned.queue)) for one in running]
     finally:
-        rows.unpersist()
+        if ours:
+            rows.unpersist()
 
 
 def _parts(batch: DataFrame) -> tuple[Any, list[tuple[Json | None, Json]]]:

@@ -343,10 +343,12 @@ class Departures:
 def _leave_others(query: StreamingQuery) -> None:
     """Hand over what the query has of its other queues, and stop it."""
     # Each task imports this module, and needs none of it.
+    from counterpoise.flow.programs import LONGEST_DRAIN_SECONDS
     from counterpoise.spark.driver.draining import drain
 
     try:
-        drain(query)
+        # Each queue's max_handoff_time is the limit, as in a query of one queue.
+        drain(query, LONGEST_DRAIN_SECONDS)
     except Exception as error:
         logger.warning("counterpoise: query %s: %s", query.name or query.id, error)
 

@@ -308,6 +308,19 @@ def test_a_partition_that_was_set_apart_is_asked_for_again_and_read(monkeypatch)
     assert reader.away_for(0.0) is None
 
 
+def test_what_is_set_apart_and_revoked_is_no_trouble_any_more(monkeypatch):
+    monkeypatch.setattr(reading, "APART_SECONDS", 1000.0)
+    view = View(1)
+    lanes, log = make(view, max_messages=FIRST_MESSAGES), Leaderless(1)
+    reader = reader_of(lanes, log)
+    assert reader.turn()
+    assert reader.away_for(0.0) is not None
+    view.lose(1)
+    lanes.follow()
+    assert not reader.turn()
+    assert reader.away_for(0.0) is None
+
+
 def test_a_reader_does_not_sleep_while_one_is_set_apart(monkeypatch):
     monkeypatch.setattr(reading, "APART_SECONDS", 1000.0)
     lanes, log = make(View(0, 1), max_messages=100), RestingLog()

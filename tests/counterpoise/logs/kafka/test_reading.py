@@ -409,6 +409,9 @@ def test_partitions_without_a_leader_are_not_waited_for(kafka, topic, log):
             log.bounds([0, 1, 2], at_once=True)
         assert refused.value.partitions >= {1}
         assert 0 not in refused.value.partitions
+    # Also if it is asked for alone, as while the lanes of the others are full.
+    with pytest.raises(PartitionsUnavailable):
+        log.bounds([1], at_once=True)
     kafka.set_leader(topic, 1, 1)
 
     def answered():
