@@ -11,7 +11,7 @@ The log may have holes between positions, so the end of a range is only known fr
 the reader reads one message more than fits, and its position is the end of those before it.
 
 The partitions by which a topic of Kafka has grown have no leader for a while. They are set apart
-for a moment, and the turn goes on with the others (`PartitionsUnavailable`).
+for a moment, and the turn goes on with the others (`Bounds.unanswered`).
 
 A turn that finds nothing is followed by a rest. If all lanes that want messages are at the ends of
 their partitions, the log is asked to wake the reader (`Log.watch`), and other threads wake it, too:
@@ -49,7 +49,6 @@ from counterpoise.logs import (
     LogError,
     LogNotFound,
     LogUnavailable,
-    PartitionsUnavailable,
     PositionAhead,
     PositionTrimmed,
     open_log,
@@ -69,6 +68,7 @@ CALM_SECONDS = 1.0
 LOG_APPEARS_SECONDS = 75.0
 # How long a partition is set apart.
 APART_SECONDS = 0.1
+MOST_NAMED = 8
 CONFIRM_SECONDS = 5.0
 # Before the bind the reader waits for an unavailable service as long as `Flow.open`. `stop` waits
 # for a call to the log, so such a call is short.
@@ -128,6 +128,14 @@ def read_range(
     return _chunks(parts, following), following
 
 
+def _without_leader(numbers: list[int]) -> LogUnavailable:
+    named = ", ".join(map(str, numbers[:MOST_NAMED]))
+    if len(numbers) == 1:
+        return LogUnavailable(f"partition {named} has no leader yet")
+    more = ", …" if len(numbers) > MOST_NAMED else ""
+    return LogUnavailable(f"partitions {named}{more} have no leader yet")
+
+
 def _chunks(parts: list[Rows], end: str) -> list[Chunk]:
     chunks: list[Chunk] = []
     for rows in reversed(parts):
@@ -174,7 +182,7 @@ class Reader:
         # Until when a partition is set apart; since when there was always one, and why.
         self._apart: dict[int, float] = {}
         self._apart_since = 0.0
-        self._apart_with: PartitionsUnavailable | None = None
+        self._apart_with: LogUnavailable | None = None
         self._failures = 0
         self._away_since = 0.0
         self._warnings = Warnings(logger, flow.queue)
@@ -289,17 +297,13 @@ class Reader:
             return False
         self._prepared_at = None
         log = self._opened()
-        try:
-            bounds = log.bounds([lane.partition for lane in lanes], at_once=True)
-        except PartitionsUnavailable as error:
-            self._set_apart(error)
-            return True
+        bounds = log.bounds([lane.partition for lane in lanes], at_once=True)
+        self._set_apart(bounds)
         self.incarnation = bounds.incarnation
+        lanes = [lane for lane in lanes if lane.partition not in bounds.unanswered]
         ranges = self._ranges(log, bounds, lanes)
         if self._apart:
-            for lane in lanes:
-                self._apart.pop(lane.partition, None)
-            self._at_ends = {}  # the others have to be asked again soon
+            self._at_ends = {}  # these have to be asked again soon
         first = self._first(log, [found for found in ranges if self._is_first(found)])
         self._rested_at = {}
         filled = False
@@ -317,11 +321,16 @@ class Reader:
         self._apart = {one: until for one, until in self._apart.items() if one in numbers}
         return [lane for lane in wanting if self._apart.get(lane.partition, 0.0) <= now]
 
-    def _set_apart(self, error: PartitionsUnavailable) -> None:
+    def _set_apart(self, bounds: Bounds) -> None:
+        """Those that have not answered, until they do."""
+        if not (self._apart or bounds.unanswered):
+            return
         now = time.monotonic()
         if not self._apart:
-            self._apart_since, self._apart_with = now, error
-        self._apart.update(dict.fromkeys(error.partitions, now + APART_SECONDS))
+            self._apart_since, self._apart_with = now, _without_leader(sorted(bounds.unanswered))
+        for number in bounds.ends:
+            self._apart.pop(number, None)
+        self._apart.update(dict.fromkeys(bounds.unanswered, now + APART_SECONDS))
 
     def _is_first(self, found: LaneRange) -> bool:
         """Whether its messages are the first of a lane, or have ended a rest: mostly few, and a log

@@ -13,7 +13,7 @@ or made anew.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from counterpoise.backoff import Backoff, Pauses
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
@@ -22,8 +22,6 @@ from counterpoise.logs.ranges import Ranges
 # How long a log may be missing, or end before a position, until this counts as permanent.
 AHEAD_SECONDS = 180.0
 BACKOFF = Backoff(0.1, 5.0)
-# How many partitions an error names.
-SHOWN = 8
 
 
 class LogError(CounterpoiseError):
@@ -39,21 +37,6 @@ class LogUnavailable(LogError):
     """
 
     code = "log_unavailable"
-
-
-class PartitionsUnavailable(LogUnavailable):
-    """Only these partitions cannot be asked now: in Kafka they have no leader yet. Others can."""
-
-    code = "partitions_unavailable"
-
-    def __init__(self, partitions: Collection[int]) -> None:
-        count = len(partitions)
-        super().__init__(
-            f"{'partitions' if count > 1 else 'partition'} "
-            f"{', '.join(map(str, sorted(partitions)[:SHOWN]))}{', …' if count > SHOWN else ''} "
-            f"{'have' if count > 1 else 'has'} no leader yet"
-        )
-        self.partitions = frozenset(partitions)
 
 
 class GroupInUse(LogError):

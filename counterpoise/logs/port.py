@@ -208,7 +208,8 @@ class Bounds:
     all partitions it ever had; `keys` has their keys and `sealed` what comes after the sealed ones
     (promise 7). `resize`: the number of the log's last resize, which was from `resized_from`
     partitions (0 and 0: none, or the log takes no cuts). `cuts`: the ends at that moment (promise
-    8).
+    8). `unanswered`: partitions of which nothing is known yet, if nobody waited for them; in Kafka
+    they have no leader.
     """
 
     partition_count: int
@@ -220,6 +221,7 @@ class Bounds:
     resize: int = 0
     resized_from: int = 0
     cuts: Mapping[int, str] = field(default_factory=dict, repr=False)
+    unanswered: frozenset[int] = frozenset()
 
     def is_final(self, partition: int) -> bool:
         """Whether no message can be appended at this partition's end any more (promises 4, 7)."""
@@ -308,9 +310,9 @@ class Log(Protocol):
         """Start and end positions of the partitions and the log's partition count, in one call.
 
         A partition that the log never had starts and ends at the log's first position.
-        `at_once`: those that are asked for first and do not answer soon are not waited for. For one
-        reader at a time.
-        Raises LogNotFound, LogUnavailable; with `at_once` also PartitionsUnavailable.
+        `at_once`: those that are asked for first and do not answer soon are not waited for
+        (`Bounds.unanswered`). For one reader at a time.
+        Raises LogNotFound, LogUnavailable.
         """
         ...
 

@@ -37,7 +37,6 @@ from counterpoise.logs.errors import (
     InvalidMessage,
     LogError,
     LogNotFound,
-    PartitionsUnavailable,
     PositionAhead,
     PositionTrimmed,
     StalePartitionCount,
@@ -111,6 +110,7 @@ class KafkaLog(NumberedLog):
             lambda ends: self._topic.bounds(ends, self._begin())[1],
         )
         self._ends: dict[int, int] = {}  # as last answered
+        self._unanswered = frozenset[int]()  # the last time
         self._fresh = FirstBounds(self._topic.begin_bounds, self._questions.give_up)
         self._sizes = Sizes(self._sample)
         self._appending = threading.Lock()
@@ -251,7 +251,7 @@ class KafkaLog(NumberedLog):
         """
         deadline = self._begin()
         self._cursors.stop_stale()
-        if partitions and self._ends.keys() >= {*partitions}:
+        if partitions and self._ends.keys() | self._unanswered >= {*partitions}:
             shape = self._topic.recent_shape(partitions, deadline)
         else:
             shape = self._topic.shape(deadline)
@@ -262,15 +262,12 @@ class KafkaLog(NumberedLog):
         )
         if any(end < self._ends.get(one, 0) for one, end in following.items()):
             shape = self._topic.shape(deadline)
-        missing = fresh - following.keys()
         self._ends.update(following)
-        if missing:
-            raise PartitionsUnavailable(missing)
-        starts = dict.fromkeys(partitions, "0")
-        ends = dict.fromkeys(partitions, "0")
-        for partition in existing:
-            starts[partition], ends[partition] = str(first[partition]), str(following[partition])
-        return Bounds(shape.partition_count, shape.incarnation, starts, ends)
+        self._unanswered = unanswered = frozenset(fresh - following.keys())
+        answered = [one for one in partitions if one not in unanswered]
+        starts = {one: str(first.get(one, 0)) for one in answered}
+        ends = {one: str(following.get(one, 0)) for one in answered}
+        return Bounds(shape.partition_count, shape.incarnation, starts, ends, unanswered=unanswered)
 
     def _bounds_of(
         self, known: Sequence[int], fresh: Collection[int], deadline: float

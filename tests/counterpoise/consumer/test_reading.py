@@ -1,6 +1,7 @@
 """The reader: new lanes get their messages first, and with few calls."""
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from counterpoise.consumer import reading
 from counterpoise.consumer.reading import FIRST_MESSAGES, PREPARED_SECONDS, Reader
-from counterpoise.logs import LogError, LogUnavailable, PartitionsUnavailable
+from counterpoise.logs import LogError, LogUnavailable
 from counterpoise.logs.port import Bounds, Rest
 from counterpoise.waking import Waking
 from tests.counterpoise.consumer.test_lanes import View, make, rows_of
@@ -275,17 +276,16 @@ class Leaderless(CountingLog):
 
     def bounds(self, partitions, *, at_once=False):
         assert at_once
-        if self.missing & {*partitions}:
-            raise PartitionsUnavailable(self.missing & {*partitions})
-        return super().bounds(partitions)
+        known = super().bounds([one for one in partitions if one not in self.missing])
+        return replace(known, unanswered=frozenset(self.missing & {*partitions}))
 
 
 def test_partitions_without_a_leader_keep_no_other_waiting(monkeypatch):
     monkeypatch.setattr(reading, "APART_SECONDS", 1000.0)
     lanes, log = make(View(0, 1, 2), max_messages=FIRST_MESSAGES), Leaderless(1)
     reader = reader_of(lanes, log)
-    assert reader.turn(), "the others follow at once"
     assert reader.turn()
+    assert log.calls == ["bounds", ("first", 0, 2)], "the others follow without another question"
     assert [len(positions_of(lane)) for lane in lanes.snapshot()] == [
         FIRST_MESSAGES,
         0,
@@ -313,7 +313,7 @@ def test_what_is_set_apart_and_revoked_is_no_trouble_any_more(monkeypatch):
     view = View(1)
     lanes, log = make(view, max_messages=FIRST_MESSAGES), Leaderless(1)
     reader = reader_of(lanes, log)
-    assert reader.turn()
+    assert not reader.turn(), "there is nothing to read"
     assert reader.away_for(0.0) is not None
     view.lose(1)
     lanes.follow()
