@@ -124,6 +124,8 @@ class Lane:
     in_hand: int = 0
     # Whether the log had more messages at the last read.
     more: bool = False
+    # Whether the reader has left it out because it had enough: it is not woken by its messages.
+    left_out: bool = False
     # Whether nothing was read into it yet.
     is_new: bool = True
     # How often waiting messages were dropped: a piece taken before is not put back.
@@ -413,7 +415,10 @@ class Lanes:
         with self._changed:
             self.has_new = False
             lanes = [self._lanes[grant.partition] for grant in self._ledger.readable()]
-            return sorted(filter(self._wants, lanes), key=lambda lane: lane.supplied)
+            for lane in lanes:
+                lane.left_out = not self._wants(lane)
+            wanting = (lane for lane in lanes if not lane.left_out)
+            return sorted(wanting, key=lambda lane: lane.supplied)
 
     def _wants(self, lane: Lane) -> bool:
         return not (
@@ -576,8 +581,7 @@ class Lanes:
         lane.waiting_bytes -= one.size_bytes
         self._begin_work(lane, lane.in_hand + 1)
         self._stand(lane)
-        if lane.more and self._wants(lane):
-            self._wake_reader()
+        self._call_reader(lane)
         return KeyedPiece(lane, one, lane.drops)
 
     def _begin_work(self, lane: Lane, in_hand: int) -> None:
@@ -598,9 +602,13 @@ class Lanes:
             lane.waiting.appendleft(rest)
         self._count(lane, chunk, -1)
         self._begin_work(lane, len(chunk.rows))
-        if lane.more and self._wants(lane):
-            self._wake_reader()
+        self._call_reader(lane)
         return Piece(lane, chunk, lane.drops)
+
+    def _call_reader(self, lane: Lane) -> None:
+        """After messages were taken from the lane."""
+        if (lane.more or lane.left_out) and self._wants(lane):
+            self._wake_reader()
 
     def _count(self, lane: Lane, chunk: Chunk, sign: int) -> None:
         lane.waiting_messages += sign * len(chunk.rows)

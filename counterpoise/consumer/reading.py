@@ -18,6 +18,11 @@ their partitions, the log is asked to wake the reader (`Log.watch`), and other t
 for a new view, a stop, or a worker that wants more. Where the log cannot do that, and while a lane
 waits for something else than a message, the reader asks every `idle_seconds`.
 
+A log may say in which partitions the messages are that end a rest. Then the next turn asks for
+these alone: the others are where they were, because nothing else has called. It rests again at
+once when it has read them to their ends. So the work for a message does not grow with the
+partitions. A turn for all is due every `ALL_SECONDS`: a log may not hear of everything.
+
 A missing log can be temporary: if a service was stopped between storing a queue and creating its
 log, it creates the log when it comes back, at the latest a minute later. The same is mostly true of
 a partition that ends before the next position to read (`counterpoise.logs.errors`): it waits, and
@@ -65,6 +70,8 @@ AWAY = Backoff(0.2, 2.0)
 # nothing to read.
 IN_VAIN = Backoff(0.001, 0.2)
 CALM_SECONDS = 1.0
+# How often a turn asks for all lanes.
+ALL_SECONDS = 1.0
 LOG_APPEARS_SECONDS = 75.0
 # How long a partition is set apart.
 APART_SECONDS = 0.1
@@ -177,8 +184,11 @@ class Reader:
         # has called without a message since the last one.
         self._at_ends: dict[int, str] = {}
         self._in_vain, self._called_at = 0, 0.0
-        # At which ends it has rested before this turn.
+        # At which ends it has rested before this turn; and where the log has messages behind them,
+        # if it said so and nothing else has called. A turn for all is due now and then.
         self._rested_at: dict[int, str] = {}
+        self._moved: frozenset[int] | None = None
+        self._all_at = 0.0
         # Until when a partition is set apart; since when there was always one, and why.
         self._apart: dict[int, float] = {}
         self._apart_since = 0.0
@@ -229,7 +239,7 @@ class Reader:
                     self._failures, self._missing_since = 0, None
                     if busy:
                         self._in_vain = 0
-                    else:
+                    if self._at_ends or not busy:
                         self._rest()
                 except (LogUnavailable, ServiceUnavailable, LogNotFound) as error:
                     self._failed(error)
@@ -253,8 +263,9 @@ class Reader:
                 now = time.monotonic()
                 calm = now - self._called_at > CALM_SECONDS
                 self._in_vain, self._called_at = 0 if calm else self._in_vain + 1, now
-                if self._in_vain > 1:
-                    self._waking.wait(IN_VAIN.after(self._in_vain - 1))
+                pause = IN_VAIN.after(self._in_vain - 1) if self._in_vain > 1 else 0.0
+                if not self._waking.wait(pause) and now < self._all_at:
+                    self._moved = rest.moved
                 return
             if self._waking.wait(rest.seconds, rest.descriptors):
                 return
@@ -290,10 +301,18 @@ class Reader:
 
         If a lane comes meanwhile, those that have messages wait for the next turn.
         """
-        wanting, self._at_ends = self._lanes.wanting(), {}
+        moved, self._moved, self._at_ends = self._moved, None, {}
+        wanting = self._lanes.wanting()
         lanes = self._askable(wanting)
-        if not lanes:
+        if moved is not None:
+            lanes = [lane for lane in lanes if lane.partition in moved]
+        elif lanes:
+            self._all_at = time.monotonic() + ALL_SECONDS
+        else:
             self._give_back()
+        if not lanes:
+            if moved is not None:
+                self._at_ends = self._all_at_ends(wanting, self._rested_at)
             return False
         self._prepared_at = None
         log = self._opened()
@@ -305,13 +324,26 @@ class Reader:
         if self._apart:
             self._at_ends = {}  # these have to be asked again soon
         first = self._first(log, [found for found in ranges if self._is_first(found)])
-        self._rested_at = {}
+        rested_at, self._rested_at = self._rested_at, {}
         filled = False
         for found in ranges:
             if found.lane.supplied and self._lanes.has_new:
                 return True
             filled = self._fill(log, found, first.get(found.lane.partition)) or filled
+        if moved is not None:
+            ends = {**rested_at, **bounds.ends}
+            open_ends = {one: end for one, end in ends.items() if one not in bounds.sealed}
+            self._at_ends = self._all_at_ends(wanting, open_ends)
         return filled
+
+    def _all_at_ends(self, lanes: list[Lane], ends: Mapping[int, str]) -> dict[int, str]:
+        """These ends, if all of these lanes have been read up to them, and none of them ends."""
+        if any(
+            lane.read_to != ends.get(lane.partition) or lane.grant.owned.state == "retiring"
+            for lane in lanes
+        ):
+            return {}
+        return {lane.partition: ends[lane.partition] for lane in lanes}
 
     def _askable(self, wanting: list[Lane]) -> list[Lane]:
         """Those that are not set apart now. What nobody wants is set apart no longer."""

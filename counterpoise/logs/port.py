@@ -234,11 +234,12 @@ class Bounds:
 class Rest:
     """How long a reader may wait that has read up to the ends: until one of the `descriptors` (of
     sockets) is readable, and no longer than `seconds`. Then it calls `watch` again. 0: there may be
-    something to read.
+    something to read, and only in the partitions `moved` if the log knows that.
     """
 
     seconds: float
     descriptors: tuple[int, ...] = ()
+    moved: frozenset[int] | None = None
 
 
 class Log(Protocol):

@@ -11,9 +11,11 @@ is as always.
 
 The consumer goes on from what it has fetched. So as long as messages come one by one, it stays with
 the reader, and is never assigned anew. While nobody waits its thread takes nothing, and it soon
-fetches no more. A reader that has read a backlog meanwhile, or waits for
-more partitions than before, gets a new consumer, because an assignment would wait for the fetch
-under way. Until that one is surely connected, the reader asks for the ends often.
+fetches no more. Partitions that the reader did not wait for before, or of which it has read a
+backlog meanwhile, are assigned beside the others. The next fetch has them, but the one under way
+may wait for long. So until they are surely fetched, the reader asks for the ends of these often.
+Partitions that it does not wait for are given up as soon as a message of them comes. The thread
+does all this: librdkafka's binding serves one call at a time, so another thread would wait for it.
 
 A broker that is gone without a word answers no fetch. So the reader asks for the ends now and then.
 """
@@ -37,16 +39,19 @@ from counterpoise.logs.port import Rest
 from counterpoise.logs.rows import Rows
 
 LOOK_SECONDS = 15.0
-# A new consumer connects, and its first fetch may lack partitions: longer than a fetch waits.
-NEW_SECONDS = FETCH_WAIT_SECONDS + 0.5
+_POLL_SECONDS = 0.25
+# A fetch that has not got a new partition is under way: longer than it waits.
+NEW_SECONDS = FETCH_WAIT_SECONDS + 2 * _POLL_SECONDS
 NEW_LOOK = Backoff(0.01, 0.05)
+# It rests so many times as long as the last question took: all consumers may ask at once, as after
+# a topic has grown.
+LOOK_REST = 10
 # So long the reader asks now and then after an error of its consumer.
 FAILED_SECONDS = 5.0
-# A consumer that is further behind is replaced.
+# A partition of which it is further behind is assigned anew.
 MOST_BEHIND = 100
 # With more it forgets the records.
 MOST_BYTES = 4 * 1024 * 1024
-_POLL_SECONDS = 1.0
 _MOST_EVENTS = 1000
 _NOW = Rest(0.0)
 
@@ -68,30 +73,32 @@ class KafkaWatching:
         self._monotonic = monotonic
         self._waiter: _Waiter | None = None
         self._ends: Mapping[int, int] = {}
-        self._new_until = self._look_at = self._not_before = 0.0
+        # Until when a partition may not be fetched yet, and how often it was asked for.
+        self._new: dict[int, float] = {}
         self._looks = 0
+        self._look_at = self._not_before = 0.0
 
     def watch(self, ends: Mapping[int, int]) -> Rest | None:
         """See `Log.watch`."""
         now = self._monotonic()
         if now < self._not_before:
             return None
-        if ends != self._ends:
-            self._begin(ends, now)
-        waiter = self._waiter
-        assert waiter is not None
         try:
-            if waiter.has_moved(ends):
-                return _NOW
+            waiter = self._following(ends, now)
+            if moved := waiter.moved(ends):
+                return Rest(0.0, moved=moved)
         except KafkaException:
             self.close()
             self._not_before = now + FAILED_SECONDS
             return None
-        if now < self._new_until:
-            if any(end > ends[one] for one, end in self._asked_ends(ends).items()):
-                return _NOW
+        self._new = {one: until for one, until in self._new.items() if now < until}
+        if new := {one: end for one, end in ends.items() if one in self._new}:
+            asked = self._asked_ends(new)
+            if moved := frozenset(one for one, end in asked.items() if end > new[one]):
+                return Rest(0.0, moved=moved)
             self._looks += 1
-            return Rest(NEW_LOOK.after(self._looks), (waiter.bell,))
+            took = self._monotonic() - now
+            return Rest(max(NEW_LOOK.after(self._looks), LOOK_REST * took), (waiter.bell,))
         if now >= self._look_at:
             self._ends = {}
             return _NOW
@@ -115,42 +122,51 @@ class KafkaWatching:
 
     def close(self) -> None:
         """Fetch nothing more."""
-        waiter, self._waiter, self._ends = self._waiter, None, {}
+        waiter, self._waiter, self._ends, self._new = self._waiter, None, {}, {}
         if waiter is not None:
             waiter.close()
 
     def abandon(self) -> None:
         """In a forked child: forget the consumer without touching it."""
-        waiter, self._waiter, self._ends = self._waiter, None, {}
+        waiter, self._waiter, self._ends, self._new = self._waiter, None, {}, {}
         if waiter is not None:
             leave_alone(waiter.consumer)
 
-    def _begin(self, ends: Mapping[int, int], now: float) -> None:
-        if self._waiter is None or not self._waiter.can_follow(ends):
-            self.close()
-            self._waiter = _Waiter(self._make(), self._topic, ends)
-            self._new_until, self._looks = now + NEW_SECONDS, 0
-        self._ends, self._look_at = ends, now + LOOK_SECONDS
+    def _following(self, ends: Mapping[int, int], now: float) -> _Waiter:
+        """Raises KafkaException."""
+        if self._waiter is None:
+            self._waiter = _Waiter(self._make(), self._topic)
+        if ends != self._ends:
+            if new := self._waiter.follow(ends):
+                self._new.update(dict.fromkeys(new, now + NEW_SECONDS))
+                self._looks = 0
+            self._ends, self._look_at = ends, now + LOOK_SECONDS
+        return self._waiter
 
 
 class _Waiter:
     """A consumer that is assigned to partitions, and the thread that takes its events."""
 
-    def __init__(self, consumer: Consumer, topic: str, ends: Mapping[int, int]) -> None:
+    def __init__(self, consumer: Consumer, topic: str) -> None:
         self.consumer = consumer
+        self._topic = topic
         self._heard, self._bell = socket.socketpair()
         for one in (self._heard, self._bell):
             one.setblocking(False)
         self._changed = threading.Condition()
         # By partition, the offset after the last record that was taken; and all records that were
         # taken from an offset on.
-        self._following, self._begins = dict(ends), dict(ends)
-        self._records: dict[int, list[Message]] = {one: [] for one in ends}
+        self._following: dict[int, int] = {}
+        self._begins: dict[int, int] = {}
+        self._records: dict[int, list[Message]] = {}
         self._bytes = 0
+        # Of which messages came while nobody waited for them.
+        self._useless: set[int] = set()
+        # Where its thread is to assign partitions; None: nowhere any more.
+        self._places: dict[int, int | None] = {}
         self._ends: Mapping[int, int] | None = None
         self._failure: KafkaException | None = None
         self._closed = False
-        consumer.assign([TopicPartition(topic, one, end) for one, end in ends.items()])
         threading.Thread(target=self._run, name=f"kafka-watching-{topic}", daemon=True).start()
 
     @property
@@ -158,17 +174,28 @@ class _Waiter:
         """The descriptor of a socket that can be read when events have come."""
         return self._heard.fileno()
 
-    def can_follow(self, ends: Mapping[int, int]) -> bool:
-        """Whether it is near these ends, of partitions that it is assigned to."""
+    def follow(self, ends: Mapping[int, int]) -> set[int]:
+        """Fetch these partitions. Returns those that will be fetched from these ends on soon; the
+        others are fetched already.
+        """
         with self._changed:
             following = self._following
-            return self._failure is None and all(
-                one in following and end - following[one] <= MOST_BEHIND
+            new = {
+                one
                 for one, end in ends.items()
-            )
+                if one not in following or end - following[one] > MOST_BEHIND
+            }
+            useless, self._useless = self._useless - ends.keys(), set()
+            for one in useless:
+                del following[one], self._begins[one], self._records[one]
+                self._places[one] = None
+            for one in new:
+                following[one] = self._begins[one] = self._places[one] = ends[one]
+                self._records[one] = []
+            return new
 
-    def has_moved(self, ends: Mapping[int, int]) -> bool:
-        """Whether there are records at these ends; else the bell rings when there are some.
+    def moved(self, ends: Mapping[int, int]) -> frozenset[int]:
+        """Where there are records at these ends; if nowhere, the bell rings when there are some.
 
         Raises the error of the consumer.
         """
@@ -177,12 +204,12 @@ class _Waiter:
         with self._changed:
             if self._failure is not None:
                 raise self._failure
-            if self._are_past(ends):
-                return True
+            if moved := self._past(ends):
+                return moved
             self._forget()
             self._ends = ends
             self._changed.notify()
-            return False
+            return moved
 
     def forget(self) -> None:
         """Keep no record that was taken."""
@@ -206,8 +233,10 @@ class _Waiter:
 
     def _run(self) -> None:
         made_in = os.getpid()
+        assigned: set[int] = set()
         while self._is_waited_for():
             try:
+                self._assign(assigned)
                 events = self.consumer.consume(1, _POLL_SECONDS)
                 events += self.consumer.consume(_MOST_EVENTS, 0.0)
             except (KafkaException, RuntimeError) as error:
@@ -216,6 +245,19 @@ class _Waiter:
                 self._take(events)
         if os.getpid() == made_in:
             self.consumer.close()
+
+    def _assign(self, assigned: set[int]) -> None:
+        with self._changed:
+            places, self._places = self._places, {}
+        left, new = assigned & places.keys(), {n: at for n, at in places.items() if at is not None}
+        if left:
+            self.consumer.incremental_unassign([TopicPartition(self._topic, one) for one in left])
+        if new:
+            self.consumer.incremental_assign(
+                [TopicPartition(self._topic, one, at) for one, at in new.items()]
+            )
+        assigned.difference_update(left)
+        assigned.update(new)
 
     def _is_waited_for(self) -> bool:
         """Wait until somebody waits; False if it is closed."""
@@ -233,7 +275,12 @@ class _Waiter:
                     partition, offset = event.partition(), event.offset()
                     assert partition is not None
                     assert offset is not None
+                    if offset < self._following.get(partition, offset + 1):
+                        continue  # it was given up meanwhile, or begins elsewhere
                     self._following[partition] = offset + 1
+                    if self._ends is not None and partition not in self._ends:
+                        self._useless.add(partition)
+                        continue
                     self._records[partition].append(event)
                     self._bytes += len(event)
                     if self._bytes > MOST_BYTES:
@@ -241,7 +288,7 @@ class _Waiter:
             self._failure = failure or self._failure
             if self._ends is None or self._closed:
                 return
-            if self._failure is not None or self._are_past(self._ends):
+            if self._failure is not None or self._past(self._ends):
                 self._ends = None
                 with suppress(BlockingIOError):
                     self._bell.send(b"\0")
@@ -251,5 +298,5 @@ class _Waiter:
         self._records = {one: [] for one in self._begins}
         self._bytes = 0
 
-    def _are_past(self, ends: Mapping[int, int]) -> bool:
-        return any(self._following[one] > end for one, end in ends.items())
+    def _past(self, ends: Mapping[int, int]) -> frozenset[int]:
+        return frozenset(one for one, end in ends.items() if self._following[one] > end)

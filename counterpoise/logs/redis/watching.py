@@ -62,7 +62,8 @@ class RedisWatching:
             elif self._connection.can_read(0):
                 self._found = dict(self._connection.read_response() or ())
                 self._ends = {}
-                return Rest(0.0)
+                moved = frozenset(one for one in ends if self._stream(one) in self._found)
+                return Rest(0.0, moved=moved or None)
             elif now >= self._until:
                 self.close()
                 return Rest(0.0)

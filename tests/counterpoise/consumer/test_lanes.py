@@ -565,6 +565,24 @@ def test_a_resumed_lane_is_read_from_where_it_is_done():
     assert lanes.take(None, 0).chunk.start == "3"
 
 
+@pytest.mark.parametrize("by_key", [False, True])
+def test_a_lane_that_had_enough_calls_the_reader_when_it_has_room(by_key):
+    """Even if the log had no more: the reader is woken by the messages of other lanes only."""
+    woken = []
+    lanes = make(View(0, 1), by_key=by_key, wake_reader=lambda: woken.append("reader"))
+    lane = lanes.snapshot()[0]
+    lanes.add(lane, "0", [chunk_of(0, 0, 7)], "7", more=False)
+    assert [one.partition for one in lanes.wanting()] == [1]
+    del woken[:]
+    piece = lanes.take(1, 0)
+    assert not woken
+    if not by_key:
+        lanes.put_back(piece, handle(piece))
+    lanes.take(1, 0)
+    assert woken == ["reader"]
+    assert {one.partition for one in lanes.wanting()} == {0, 1}
+
+
 def test_a_lane_that_is_resumed_while_a_worker_has_a_piece_hands_nothing_out_twice():
     """The pause has dropped what was read ahead, and the worker goes on meanwhile."""
     view = View(0)

@@ -248,7 +248,7 @@ def test_a_reader_that_is_called_in_vain_rests_longer_and_longer():
     for _ in range(12):
         reader._called_at = time.monotonic()
         reader._rest()
-    assert waits.seconds == [0.001 * 2**n for n in range(8)] + [0.2] * 3
+    assert waits.seconds == [0.0] + [0.001 * 2**n for n in range(8)] + [0.2] * 3
 
 
 def test_a_reader_asks_now_and_then_while_a_lane_waits_for_something_else_than_a_message():
@@ -262,6 +262,89 @@ def test_a_reader_asks_now_and_then_while_a_lane_waits_for_something_else_than_a
     assert not reader.turn()
     reader._rest()
     assert (log.watched, waits.seconds) == ([], [1.0])
+
+
+class GrowingLog(CountingLog):
+    """Its partitions end where the test says; it knows where a reader's messages are."""
+
+    def __init__(self, *partitions):
+        super().__init__()
+        self.ends = dict.fromkeys(partitions, 0)
+        self.sealed: dict[int, Any] = {}
+
+    def bounds(self, partitions, *, at_once=False):
+        self.calls.append(("bounds", *partitions))
+        ends = {one: str(self.ends[one]) for one in partitions}
+        return Bounds(100, "log-1", dict.fromkeys(ends, "0"), ends, sealed=self.sealed)
+
+    def first(self, ranges, **_limits):
+        return {}
+
+    def watch(self, ends):
+        self.calls.append("watch")
+        moved = frozenset(one for one, end in ends.items() if self.ends[one] > int(end))
+        return Rest(0.0, moved=moved) if moved else Rest(5.0)
+
+
+def growing(monkeypatch, *numbers):
+    """A log, a reader of these partitions that rests at their ends, its lanes, and its clock."""
+    now = [0.0]
+    monkeypatch.setattr(reading, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    log, lanes = GrowingLog(*numbers), make(View(*numbers), max_messages=10)
+    reader = reader_of(lanes, log)
+    reader._waking = Waits()
+    assert not reader.turn()
+    return log, reader, lanes, now
+
+
+def woken(reader, log, *, by_a_thread=False):
+    """What the log was asked for by a rest, which it or another thread ends, and the turn then."""
+    log.calls.clear()
+    reader._waking.woken = [by_a_thread]
+    reader._rest()
+    reader.turn()
+    return log.calls
+
+
+def test_a_turn_asks_only_for_the_partitions_that_the_log_has_named(monkeypatch):
+    log, reader, lanes, _ = growing(monkeypatch, *range(50))
+    log.ends[7] += 1
+    assert woken(reader, log) == ["watch", ("bounds", 7), 7]
+    log.ends[8] += 2
+    log.ends[30] += 1
+    assert woken(reader, log) == ["watch", ("bounds", 8, 30), 8, 30]
+    assert [positions_of(lanes.snapshot()[n]) for n in (7, 8, 30, 31)] == [[0], [0, 1], [0], []]
+
+
+def test_all_partitions_are_asked_for_now_and_then_and_when_another_thread_calls(monkeypatch):
+    log, reader, _, now = growing(monkeypatch, 0, 1)
+    log.ends[1] += 1
+    now[0] += reading.ALL_SECONDS
+    assert woken(reader, log) == ["watch", ("bounds", 0, 1), 1]
+    assert not reader.turn()
+    log.ends[0] += 1
+    assert woken(reader, log, by_a_thread=True) == ["watch", ("bounds", 0, 1), 0]
+
+
+def test_a_lane_that_is_full_keeps_no_other_from_resting_at_its_end(monkeypatch):
+    log, reader, lanes, _ = growing(monkeypatch, 0, 1)
+    log.ends[0] += 8
+    assert woken(reader, log) == ["watch", ("bounds", 0), 0]
+    log.ends[0] += 8
+    assert woken(reader, log) == ["watch"]
+    assert [lane.partition for lane in lanes.wanting()] == [1]
+    log.ends[1] += 1
+    assert woken(reader, log) == ["watch", ("bounds", 1), 1]
+
+
+@pytest.mark.parametrize("case", ["is read in parts", "ends for good"])
+def test_a_reader_does_not_rest_at_the_end_of_a_partition_that(case, monkeypatch):
+    log, reader, _, _ = growing(monkeypatch, 0, 1)
+    log.ends[0] += 25 if case == "is read in parts" else 1
+    if case == "ends for good":
+        log.sealed[0] = 0
+    assert woken(reader, log) == ["watch", ("bounds", 0), 0]
+    assert not reader._at_ends
 
 
 # ------------------------------------------------------------------ partitions without a leader

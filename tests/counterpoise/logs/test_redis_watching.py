@@ -7,7 +7,7 @@ import pytest
 
 from counterpoise.logs import LogUnavailable, open_log
 from counterpoise.logs.redis import watching
-from tests.counterpoise.logs.test_contract_watching import is_woken, waits
+from tests.counterpoise.logs.test_contract_watching import is_woken, rest_of, waits
 from tests.log_support import append
 from tests.managed_logs import made
 from tests.redis_server import RedisServer
@@ -38,17 +38,17 @@ def test_a_reader_that_waits_asks_once(log, redis_server):
     with redis_server.client() as admin:
         admin.config_resetstat()
         for _ in range(100):
-            assert waits(log, ENDS) is not None
+            assert waits(log, ENDS)
         asked = admin.info("commandstats")
         assert asked["cmdstat_xread"]["calls"] <= 1
         assert sum(one["calls"] for one in asked.values()) < 10
 
 
 def test_a_server_that_does_not_answer_any_more_is_asked_for_the_ends(log, clock):
-    assert waits(log, ENDS) is not None
+    assert waits(log, ENDS)
     clock(watching.BLOCK_SECONDS + watching.LATE_SECONDS)
     assert log.watch(ENDS).seconds == 0
-    assert waits(log, ENDS) is not None
+    assert waits(log, ENDS)
     append(log, "a")
     assert is_woken(log, ENDS)
 
@@ -75,10 +75,10 @@ def test_a_user_without_the_right_asks_now_and_then(log, redis_server, clock):
 def test_a_server_that_ends_calls_the_reader_who_then_finds_it_away(tmp_path):
     with RedisServer(tmp_path) as server:
         log = made(server.log("q"))
-        descriptors = waits(log, ENDS)
+        descriptors = rest_of(log, ENDS).descriptors
         server.kill()
         assert select.select(descriptors, [], [], 60)[0]
-        assert waits(log, ENDS) is None
+        assert not waits(log, ENDS)
         with pytest.raises(LogUnavailable):
             log.bounds([0])
         with pytest.raises(LogUnavailable):

@@ -38,14 +38,14 @@ def test_one_message_wakes_all_readers_once(kit, calls, request):
     kit.make(1)
     readers = [kit.open() for _ in range(SLEEPERS[kind])]
     for reader in readers:
-        assert waits(reader, {0: "0"}) is not None
+        assert waits(reader, {0: "0"})
     before = calls()
     append(kit.open(), "a", partition_count=1)
     for reader in readers:
         assert is_woken(reader, {0: "0"})
         ends = reader.bounds([0]).ends
         assert texts(reader, 0, "0", ends[0]) == ["a"]
-        assert waits(reader, ends) is not None
+        assert waits(reader, ends)
     assert calls() - before <= MOST_CALLS[kind] * len(readers)
     # None is woken twice.
-    assert all(waits(reader, ends) is not None for reader in readers)
+    assert all(waits(reader, ends) for reader in readers)
