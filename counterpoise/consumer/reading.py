@@ -5,7 +5,9 @@ flow: a consumer that cannot reach its log takes no partition from others.
 
 A turn asks the log once for the ends of the lanes that want messages, then reads into each as much
 as fits, into lanes without messages first. One call gets the first few messages of all new lanes,
-so that after a rebalance no partition waits until the others are full.
+so that after a rebalance no partition waits until the others are full. What it has not got, as from
+partitions that a log has yet to be connected to, comes last, and other lanes wait for it only for a
+moment.
 
 The log may have holes between positions, so the end of a range is only known from the next message:
 the reader reads one message more than fits, and its position is the end of those before it.
@@ -70,6 +72,8 @@ AWAY = Backoff(0.2, 2.0)
 # nothing to read.
 IN_VAIN = Backoff(0.001, 0.2)
 CALM_SECONDS = 1.0
+# How long other lanes wait in a turn while new ones get their first messages one by one.
+NEW_LANES_SECONDS = 0.05
 # How often a turn asks for all lanes.
 ALL_SECONDS = 1.0
 LOG_APPEARS_SECONDS = 75.0
@@ -325,15 +329,39 @@ class Reader:
             self._at_ends = {}  # these have to be asked again soon
         first = self._first(log, [found for found in ranges if self._is_first(found)])
         rested_at, self._rested_at = self._rested_at, {}
-        filled = False
-        for found in ranges:
-            if found.lane.supplied and self._lanes.has_new:
-                return True
-            filled = self._fill(log, found, first.get(found.lane.partition)) or filled
+        others_wait = any(not lane.is_new for lane in wanting)
+        filled = self._fill_all(log, ranges, first, briefly=others_wait)
         if moved is not None:
             ends = {**rested_at, **bounds.ends}
             open_ends = {one: end for one, end in ends.items() if one not in bounds.sealed}
             self._at_ends = self._all_at_ends(wanting, open_ends)
+        return filled
+
+    def _fill_all(
+        self,
+        log: Log,
+        ranges: list[LaneRange],
+        first: Mapping[int, tuple[Rows, str]],
+        *,
+        briefly: bool,
+    ) -> bool:
+        """Read into these lanes, first what is there already, and last those that are new; into
+        these only for a moment if `briefly`. Returns whether there was something to read, or is.
+        """
+
+        def group(found: LaneRange) -> int:
+            return 0 if found.lane.partition in first else 2 if found.lane.is_new else 1
+
+        filled, until = False, None
+        for found in sorted(ranges, key=group):
+            if found.lane.supplied and self._lanes.has_new:
+                return True
+            if briefly and group(found) == 2:
+                now = time.monotonic()
+                until = now + NEW_LANES_SECONDS if until is None else until
+                if now > until:
+                    return True
+            filled = self._fill(log, found, first.get(found.lane.partition)) or filled
         return filled
 
     def _all_at_ends(self, lanes: list[Lane], ends: Mapping[int, str]) -> dict[int, str]:

@@ -64,9 +64,9 @@ from counterpoise.logs.rows import Rows, microseconds_of
 
 # A read of fewer offsets is light.
 LIGHT = 500
-# How long partitions that are asked for first are waited for, while others could be read; and how
-# long if no other was read yet.
-FRESH_SECONDS = 0.2
+# How long partitions that are asked for first are waited for after the others have answered, which
+# could be read; and how long if no other was read yet.
+FRESH_SECONDS = 0.05
 CONNECT_SECONDS = 1.0
 
 
@@ -110,7 +110,7 @@ class KafkaLog(NumberedLog):
             lambda ends: self._topic.bounds(ends, self._begin())[1],
         )
         self._ends: dict[int, int] = {}  # as last answered
-        self._unanswered = frozenset[int]()  # the last time
+        self._unanswered = frozenset[int]()  # asked for, in vain so far
         self._fresh = FirstBounds(self._topic.begin_bounds, self._questions.give_up)
         self._sizes = Sizes(self._sample)
         self._appending = threading.Lock()
@@ -263,7 +263,8 @@ class KafkaLog(NumberedLog):
         if any(end < self._ends.get(one, 0) for one, end in following.items()):
             shape = self._topic.shape(deadline)
         self._ends.update(following)
-        self._unanswered = unanswered = frozenset(fresh - following.keys())
+        unanswered = frozenset(fresh - following.keys())
+        self._unanswered = (self._unanswered | unanswered) - following.keys()
         answered = [one for one in partitions if one not in unanswered]
         starts = {one: str(first.get(one, 0)) for one in answered}
         ends = {one: str(following.get(one, 0)) for one in answered}

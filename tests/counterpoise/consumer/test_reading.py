@@ -113,6 +113,28 @@ def test_a_lane_without_messages_goes_before_lanes_with_some():
     assert log.calls == ["bounds", 1, 0]
 
 
+def test_new_lanes_that_are_read_one_by_one_keep_the_others_waiting_for_a_moment_only(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(reading, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    view, log = View(5), CountingLog()
+    lanes = make(view, max_messages=100)
+    reader = reader_of(lanes, log)
+    reader.turn()
+    lanes.snapshot()[0].drop_waiting()
+    view.own(1, 2, 3, 4, 6, 7)
+    lanes.follow()
+    give = log.first
+    log.first = lambda ranges, **limits: give({4: ranges[4]}, **limits)  # type: ignore[method-assign]
+
+    def take():
+        now[0] += reading.NEW_LANES_SECONDS / 2
+
+    log.on_read = take
+    log.calls.clear()
+    assert reader.turn()
+    assert log.calls == ["bounds", ("first", 4), 5, 1, 2, 3]
+
+
 def test_what_the_log_does_not_give_at_once_is_read():
     lanes, log = make(View(0, 1, 2), max_messages=100), CountingLog()
     give = log.first
