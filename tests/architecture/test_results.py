@@ -21,12 +21,16 @@ for part in re.split(r"^## ", text("benchmarks/RESULTS.md"), flags=re.M)[1:]:
 
 
 class Figure:
-    """A row of the results."""
+    """A row of the results, or its cell in a column where several stand beside each other."""
 
-    def __init__(self, section: str, name: str) -> None:
+    def __init__(self, section: str, name: str, column: str = "") -> None:
+        row = ROWS[section, name]
+        if column:
+            first, _, more = row[column].partition(" (")
+            row = {"value": first, "ratio": more if more.startswith("**") else ""}
         ratio, value, spread = (
             [float(one) for one in re.findall(r"\d[\d.]*", cell.replace(",", ""))]
-            for cell in (ROWS[section, name].get(one, "") for one in ("ratio", "value", "spread"))
+            for cell in (row.get(one, "") for one in ("ratio", "value", "spread"))
         )
         self.ratio = ratio[0] if ratio else 0.0
         self.value = value[0]
@@ -51,7 +55,7 @@ LARGE = Figure("Binds", "join to balanced, 512 partitions")
 MEMORY = Figure("Idle", "5,000 idle flows, lease 60 s: memory of each with its connection")
 SHARE = Figure("Idle", "5,000 idle flows, lease 60 s: share of a core")
 PUBLISH = Figure("Log", "publish, through Publisher")
-READ, READ_BY_TWO = (Figure("Source", f"through the source, local[{n}]") for n in (1, 2))
+READ, READ_BY_TWO = (Figure("Source", "through the source", f"local[{n}]") for n in (1, 2))
 PAUSES = [
     Figure("Pause", f"pause of a partition, {what}")
     for what in ("second query starts", "first query of a session", "second query drains")
@@ -62,7 +66,7 @@ TIMES = [one.value for one in PAUSES]
 
 def joined() -> str:
     times = (
-        Figure("Protocols", f"join to balanced, 64 partitions, {join} consumers").value
+        Figure("Protocols", f"join to balanced, 64 partitions, {join} consumers", "ours").value
         for join in ("1 → 2", "4 → 5", "8 → 9")
     )
     return ", ".join(f"{time:,.0f}" for time in times) + " ms"
@@ -70,15 +74,15 @@ def joined() -> str:
 
 def replicas(call: str) -> str:
     service, postgres = (
-        Figure("Replicas", f"{call}: CPU of {one}, two replicas").ratio
+        Figure("Replicas", f"{call}: CPU of {one}", "two replicas").ratio
         for one in ("the service", "Postgres")
     )
-    each = Figure("Replicas", f"{call}: replicas to a core of Postgres").value
+    each = Figure("Replicas", f"{call}: replicas to a core of Postgres", "two replicas").value
     return f"| {service:.1f} | {postgres:.1f} | {each:.1f} |"
 
 
-def planned(by: str = "") -> str:
-    time = Figure("Peers", f"plan{by}, 100 → 101 members, 10,000 partitions").value
+def planned(by: str = "ours") -> str:
+    time = Figure("Peers", "plan, 100 → 101 members, 10,000 partitions", by).value
     return f"| {time:,.0f} ms |" if time >= 100 else f"| {time:.1f} ms |"
 
 
@@ -97,11 +101,11 @@ SAID = {
         f"| {SHARE.value:.1f} % of a core, {MEMORY.value:.0f} KB of memory each |",
         f"A flow takes some {MEMORY.value:.0f} KB with its connection",
         f"with the records of its handoffs {planned()}",
-        f"sticky {planned(' by kafka-python sticky')}",
-        f"sticky {planned(' by aiokafka sticky')}",
-        f"| faust-streaming 0.15 {planned(' by faust')}",
-        f"round robin {planned(' by kafka-python round robin')}",
-        f"range {planned(' by kafka-python range')}",
+        f"sticky {planned('kafka-python sticky')}",
+        f"sticky {planned('aiokafka sticky')}",
+        f"| faust-streaming 0.15 {planned('faust')}",
+        f"round robin {planned('kafka-python round robin')}",
+        f"range {planned('kafka-python range')}",
         f"| renewal {replicas('renewals')}",
         f"| commit {replicas('commits')}",
         f"| bind with its unbind, 32 queues {replicas('binds')}",
