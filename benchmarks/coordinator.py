@@ -233,23 +233,23 @@ class Column:
 
 def _of_step(step: Callable[[Joins], Step], event: str) -> list[Column]:
     return [
-        Column(f"{event}: balanced", lambda one: step(one).seconds),
+        Column("balanced", lambda one: step(one).seconds),
         *(
             [Column("its first message", lambda one: step(one).first_seconds)]
             if event == "join"
             else []
         ),
         Column("usual pause", lambda one: step(one).usual_seconds),
-        Column(f"{event}: pause, stays", lambda one: step(one).stay_seconds),
-        Column(f"{event}: pause, moves", lambda one: step(one).move_seconds),
-        Column(f"{event}: moved", lambda one: step(one).changed, "count"),
-        Column(f"{event}: least", lambda one: step(one).least, "count"),
+        Column("pause, stays", lambda one: step(one).stay_seconds),
+        Column("pause, moves", lambda one: step(one).move_seconds),
+        Column("moved", lambda one: step(one).changed, "count"),
+        Column("least", lambda one: step(one).least, "count"),
         Column(
-            f"{event}: taken and given back",
+            "taken and given back",
             lambda one: None if step(one).seconds is None else step(one).moves.given_back,
             "count",
         ),
-        Column(f"{event}: repeated", lambda one: step(one).repeated, "count"),
+        Column("repeated", lambda one: step(one).repeated, "count"),
     ]
 
 

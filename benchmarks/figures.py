@@ -18,7 +18,7 @@ import argparse
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,13 @@ class Figure:
     spread: tuple[float, float] | None = None
     """The 10th and the 90th percentile of the rounds."""
     rounds: int = 1
+    column: str = ""
+    """Figures of one name stand beside each other, each in its column."""
+
+    @property
+    def title(self) -> str:
+        """The name with the column."""
+        return f"{self.name}, {self.column}" if self.column else self.name
 
     @property
     def reached(self) -> float:
@@ -52,7 +59,7 @@ class Figure:
 
     def __str__(self) -> str:
         ratio = "" if self.ratio is None else f"{self.ratio:>8.2f} {self.yardstick}"
-        line = f"{self.name:<60}{ratio:<17} {self.value:>12,.2f} {self.unit:<5}"
+        line = f"{self.title:<60}{ratio:<17} {self.value:>12,.2f} {self.unit:<5}"
         if self.spread is not None:
             line += f" ({self.spread[0]:,.2f} to {self.spread[1]:,.2f}, {self.rounds} rounds)"
         if self.target is not None:
@@ -129,6 +136,11 @@ def counted(name: str, counts: Sequence[float], target: float | None = None) -> 
     """The median of a count in some rounds, which depends on the clock only a little."""
     median = statistics.median(counts)
     return Figure(name, median, "", None, None, target, spread=spread(counts), rounds=len(counts))
+
+
+def beside(column: str, *figures: Figure) -> list[Figure]:
+    """The same figures, in this column."""
+    return [replace(one, column=column) for one in figures]
 
 
 def spread(values: Sequence[float]) -> tuple[float, float] | None:

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from benchmarks import needs, pause, results
-from benchmarks.figures import Figure, rate, timed
+from benchmarks.figures import Figure, beside, rate, timed
 from benchmarks.service import Served, running
 from benchmarks.sessions import CHECKPOINTS, session
 from benchmarks.sink import results_beside
@@ -254,8 +254,8 @@ def throughput(stage: Stage, messages: int, rounds: int, cores: int) -> list[Fig
         target = TARGET if sink == "noop" and cores == 2 else None
         where = f"into {sink}, local[{cores}]"
         figures += [
-            rate(f"rows {where}", ours, SPARKS, theirs, target),
-            rate(f"{SPARKS}: rows {where}", theirs),
+            *beside(OURS, rate(f"rows {where}", ours, SPARKS, theirs, target)),
+            *beside(SPARKS, rate(f"rows {where}", theirs)),
             *_cpu(where, *(found[sink, of] for of in (OURS, THEIRS))),
         ]
     return figures
@@ -263,9 +263,10 @@ def throughput(stage: Stage, messages: int, rounds: int, cores: int) -> list[Fig
 
 def _cpu(where: str, ours: Sequence[Run], theirs: Sequence[Run]) -> list[Figure]:
     mine, yard = (statistics.median(one.cpu_microseconds for one in of) for of in (ours, theirs))
+    name = f"CPU of a row {where}"
     return [
-        Figure(f"CPU of a row {where}", mine, "µs", mine / yard, SPARKS, rounds=len(ours)),
-        Figure(f"{SPARKS}: CPU of a row {where}", yard, "µs", rounds=len(theirs)),
+        *beside(OURS, Figure(name, mine, "µs", mine / yard, SPARKS, rounds=len(ours))),
+        *beside(SPARKS, Figure(name, yard, "µs", rounds=len(theirs))),
     ]
 
 
@@ -290,9 +291,10 @@ def first_rows(stage: Stage, rounds: int) -> list[Figure]:
             query.stop()
             stage.again()
     yard = statistics.median(found[THEIRS])
+    name = "first row, since start()"
     return [
-        timed("first row, since start()", found[OURS], SPARKS, yard),
-        timed(f"{SPARKS}: first row, since start()", found[THEIRS]),
+        *beside(OURS, timed(name, found[OURS], SPARKS, yard)),
+        *beside(SPARKS, timed(name, found[THEIRS])),
     ]
 
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import growth
-from benchmarks.figures import Figure, timed
+from benchmarks.figures import Figure, beside, timed
 from tests.broker.core.large import large
 
 LOCK = Path(__file__).with_name("peers.txt")
@@ -60,22 +60,17 @@ def _plans(python: Path, members: int, partitions: int, rounds: int) -> list[Fig
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     peers: dict[str, Any] = json.loads(done.stdout)
     median = statistics.median(seconds)
-    return [
-        timed(f"plan, {join}", seconds),
-        *(
-            timed(f"plan by {peer}, {join}", one["seconds"], OURS, median)
-            for peer, one in peers.items()
-        ),
-        _moved(f"partitions that move, {join}", [moved for _, moved in ours], 1),
-        *(
-            _moved(f"partitions that move by {peer}, {join}", [one["moved"]], one["spread"])
-            for peer, one in peers.items()
-        ),
-    ]
+    plan = f"plan, {join}"
+    found = beside(OURS, timed(plan, seconds), *_moved(join, [moved for _, moved in ours], 1))
+    for peer, one in peers.items():
+        moved = _moved(join, [one["moved"]], one["spread"])
+        found += beside(peer, timed(plan, one["seconds"], OURS, median), *moved)
+    return found
 
 
-def _moved(name: str, counts: Sequence[int], left: int) -> Figure:
-    return Figure(f"{name} (spread then {left})", statistics.median(counts), "", rounds=len(counts))
+def _moved(join: str, counts: Sequence[int], left: int) -> list[Figure]:
+    found = {"partitions that move": statistics.median(counts), "spread afterwards": left}
+    return [Figure(f"{what}, {join}", one, "", rounds=len(counts)) for what, one in found.items()]
 
 
 def environment() -> Path:

@@ -43,7 +43,7 @@ def _targets(figures: Sequence[Figure], file: Path) -> Path:
         sign = "≥" if one.at_least else "≤"
         unit = one.yardstick if one.ratio is not None else one.unit
         told = f"{one.reached:,.2f} {unit}".rstrip()
-        names.append(f"{one.name}\n{told}, target {sign} {one.target:,g}")
+        names.append(f"{one.title}\n{told}, target {sign} {one.target:,g}")
         lengths.append(reached)
     plt = _pyplot()
     figure, axes = plt.subplots(figsize=(10, 1.2 + 0.62 * len(names)), layout="constrained")

@@ -40,7 +40,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.figures import Figure, timed
+from benchmarks.figures import Figure, beside, counted, timed
 from benchmarks.handoffs import until
 from benchmarks.joins import Join, Journal, is_balanced, join_of, owners
 from benchmarks.service import running
@@ -281,34 +281,37 @@ def shown(found: Found) -> list[Figure]:
     figures: list[Figure] = []
     for size, of in found.items():
         who = f"{PARTITIONS} partitions, {size} → {size + 1} consumers"
-        seconds = {name: [one.seconds for one in joins] for name, joins in of.items()}
-        yard = statistics.median(seconds[OURS]) if OURS in seconds else None
-        for name, taken in seconds.items():
+        yard = statistics.median(one.seconds for one in of[OURS]) if OURS in of else None
+        for name, joins in of.items():
             peer = name != OURS and yard is not None
-            what = f"join to balanced{_by(name)}, {who}{_waits(name)}"
-            figures.append(timed(what, taken, OURS if peer else None, yard if peer else None))
-        for name, joins in of.items():
-            usual = statistics.median(one.usual_seconds for one in joins) * 1e3
-            what = f"pause of a partition that stays{_by(name)}, {who} (usually {usual:.0f} ms)"
-            figures.append(timed(what, [one.pause_seconds for one in joins]))
-        for name, joins in of.items():
-            moved = statistics.median(one.moved for one in joins)
-            revoked = statistics.median(one.revoked for one in joins)
-            what = f"revoked although they stay{_by(name)}, {who} ({moved:.0f} move)"
-            figures.append(Figure(what, revoked, "", rounds=len(joins)))
+            counts = {
+                "revoked although they stay": [one.revoked for one in joins],
+                "partitions that move": [one.moved for one in joins],
+            }
+            figures += beside(
+                _label(name),
+                timed(
+                    f"join to balanced, {who}",
+                    [one.seconds for one in joins],
+                    OURS if peer else None,
+                    yard if peer else None,
+                ),
+                timed(
+                    f"pause of a partition that stays, {who}", [one.pause_seconds for one in joins]
+                ),
+                timed(f"its usual pause, {who}", [one.usual_seconds for one in joins]),
+                *(counted(f"{what}, {who}", count) for what, count in counts.items()),
+            )
     return figures
 
 
-def _waits(name: str) -> str:
-    return f" (the mock waits {JOIN_MILLISECONDS} ms a generation)" if _is_classic(name) else ""
+def _label(name: str) -> str:
+    waits = f" (the mock waits {JOIN_MILLISECONDS} ms a generation)" if _is_classic(name) else ""
+    return f"{LABELS.get(name, name)}{waits}"
 
 
 def _is_classic(name: str) -> bool:
     return "session.timeout.ms" in KAFKA.get(name, {})
-
-
-def _by(name: str) -> str:
-    return "" if name == OURS else f" by {LABELS[name]}"
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from pathlib import Path
 
 from benchmarks.binds import bind, queue_of
 from benchmarks.calls import CONNECTIONS, Flow, cpu_seconds
-from benchmarks.figures import Figure, counted, rate, timed
+from benchmarks.figures import Figure, beside, counted, rate, timed
 from benchmarks.service import UNLIMITED, Served, started
 from benchmarks.source import cpu_seconds as cpu_seconds_of_all
 from benchmarks.wire import Caller, until_it_owns
@@ -230,18 +230,17 @@ def shown(found: Found) -> list[Figure]:
                 for service, postgres in zip(two.service_seconds, two.postgres_seconds, strict=True)
                 if postgres
             ]
-            figures.append(counted(f"{kind}: replicas to a core of Postgres", carried))
-        figures += [
-            rate(f"{kind}: answered by {ONE}", one.per_second),
-            rate(f"{kind}: answered by {TWO}", two.per_second, ONE, one.per_second),
-        ]
+            figures += beside(TWO, counted(f"{kind}: replicas to a core of Postgres", carried))
+        name = f"{kind}: answered"
+        figures += beside(ONE, rate(name, one.per_second))
+        figures += beside(TWO, rate(name, two.per_second, ONE, one.per_second))
     return figures
 
 
 def _compared(name: str, one: Sequence[float], two: Sequence[float]) -> list[Figure]:
     return [
-        timed(f"{name}, {ONE}", one),
-        timed(f"{name}, {TWO}", two, ONE, statistics.median(one)),
+        *beside(ONE, timed(name, one)),
+        *beside(TWO, timed(name, two, ONE, statistics.median(one))),
     ]
 
 

@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -123,19 +123,45 @@ def _sections(page: str) -> list[str]:
 
 
 def _table(figures: Sequence[Figure]) -> list[str]:
-    rows = []
+    """Those of one name beside each other, then a line for each of the others."""
+    beside: dict[str, dict[str, Figure]] = {}
     for one in figures:
-        ratio = "" if one.ratio is None else f"**{one.ratio:.2f}** {one.yardstick}"
-        target = ""
-        if one.target is not None:
-            unit = "" if one.ratio is not None else f" {one.unit}"
-            verdict = "reached" if one.holds else "**missed**"
-            target = f"{'≥' if one.at_least else '≤'} {one.target:g}{unit}: {verdict}"
-        unit = one.unit if one.unit.startswith("/") else f" {one.unit}"
-        value = f"{_number(one.value)}{unit}"
-        spread = "" if one.spread is None else " to ".join(map(_number, one.spread))
-        rows.append((one.name, ratio, target, value, spread, str(one.rounds)))
-    return table(("", "ratio", "target", "value", "spread", "rounds"), rows)
+        if one.column:
+            beside.setdefault(one.name, {})[one.column] = one
+    columns = list(dict.fromkeys(column for row in beside.values() for column in row))
+    rows = [
+        (name, *(_cell(row[one]) if one in row else "" for one in columns), _rounds(row.values()))
+        for name, row in beside.items()
+    ]
+    alone = [(one.name, *_cells(one), _rounds([one])) for one in figures if not one.column]
+    lines = table(("", *columns, "rounds"), rows) if rows else []
+    if alone:
+        lines += [""] if lines else []
+        lines += table(("", "ratio", "target", "value", "spread", "rounds"), alone)
+    return lines
+
+
+def _rounds(figures: Iterable[Figure]) -> str:
+    return " and ".join(map(str, sorted({one.rounds for one in figures})))
+
+
+def _cell(one: Figure) -> str:
+    ratio, target, value, spread = _cells(one)
+    more = "; ".join(filter(None, (ratio, target, spread)))
+    return f"{value} ({more})" if more else value
+
+
+def _cells(one: Figure) -> tuple[str, str, str, str]:
+    """Ratio, target, value and spread."""
+    ratio = "" if one.ratio is None else f"**{one.ratio:.2f}** {one.yardstick}"
+    target = ""
+    if one.target is not None:
+        unit = "" if one.ratio is not None else f" {one.unit}"
+        verdict = "reached" if one.holds else "**missed**"
+        target = f"{'≥' if one.at_least else '≤'} {one.target:g}{unit}: {verdict}"
+    unit = one.unit if one.unit.startswith("/") else f" {one.unit}".rstrip()
+    spread = "" if one.spread is None else " to ".join(map(_number, one.spread))
+    return ratio, target, f"{_number(one.value)}{unit}", spread
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

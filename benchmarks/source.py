@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import floor
-from benchmarks.figures import Figure, rate, timed
+from benchmarks.figures import Figure, beside, rate, timed
 from benchmarks.rows import Y3, Y4, ArrowReader, parquet_per_second, write_parquet
 from benchmarks.service import running
 from benchmarks.sessions import CHECKPOINTS, session
@@ -168,22 +168,23 @@ def throughput(
             found.setdefault(name, []).append(value)
 
     def median(name: str, key: str, unit: str) -> Figure:
-        return Figure(f"{name}, local[{cores}]", statistics.median(found[key]), unit, rounds=rounds)
+        return Figure(name, statistics.median(found[key]), unit, rounds=rounds)
 
-    name = f"through the source, local[{cores}]"
-    return [
+    name = "through the source"
+    return beside(
+        f"local[{cores}]",
         rate(name, found["source"], Y3, found[Y3], TARGETS.get(cores)),
-        rate(name, found["source"], Y7, found[Y7]),
-        rate(name, found["source"], Y4, found[Y4]),
+        rate(f"{name}, beside Y7", found["source"], Y7, found[Y7]),
+        rate(f"{name}, beside Y4", found["source"], Y4, found[Y4]),
         median("messages of a micro-batch", "messages", ""),
         *(median(f"share: {step}", step, "%") for step in STEPS),
-        timed(f"Y7: a micro-batch of nothing, local[{cores}]", found["nothing"]),
+        timed("Y7: a micro-batch of nothing", found["nothing"]),
         median("CPU of the application, a message", "cpu", "µs"),
         median("CPU of Y7, a message", "cpu of Y7", "µs"),
-        rate(f"Y3: ADBC reads the same rows into Arrow, beside local[{cores}]", found[Y3]),
-        rate(f"Y4: Spark reads them from Parquet, local[{cores}]", found[Y4]),
-        rate(f"Y7: the simplest Python data source, local[{cores}]", found[Y7], Y3, found[Y3]),
-    ]
+        rate("Y3: ADBC reads the same rows into Arrow", found[Y3]),
+        rate("Y4: Spark reads them from Parquet", found[Y4]),
+        rate("Y7: the simplest Python data source", found[Y7], Y3, found[Y3]),
+    )
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,16 @@ for part in re.split(r"^## ", text("benchmarks/RESULTS.md"), flags=re.M)[1:]:
 
 
 class Figure:
-    """A row of the results."""
+    """A row of the results, or its cell in a column where several stand beside each other."""
 
-    def __init__(self, section: str, name: str) -> None:
+    def __init__(self, section: str, name: str, column: str = "") -> None:
+        row = ROWS[section, name]
+        if column:
+            first, _, more = row[column].partition(" (")
+            row = {"value": first, "ratio": more if more.startswith("**") else ""}
         ratio, value, spread = (
             [float(one) for one in re.findall(r"\d[\d.]*", cell.replace(",", ""))]
-            for cell in (ROWS[section, name].get(one, "") for one in ("ratio", "value", "spread"))
+            for cell in (row.get(one, "") for one in ("ratio", "value", "spread"))
         )
         self.ratio = ratio[0] if ratio else 0.0
         self.value = value[0]
@@ -51,7 +55,7 @@ LARGE = Figure("Binds", "join to balanced, 512 partitions")
 MEMORY = Figure("Idle", "5,000 idle flows, lease 60 s: memory of each with its connection")
 SHARE = Figure("Idle", "5,000 idle flows, lease 60 s: share of a core")
 PUBLISH = Figure("Log", "publish, through Publisher")
-READ, READ_BY_TWO = (Figure("Source", f"through the source, local[{n}]") for n in (1, 2))
+READ, READ_BY_TWO = (Figure("Source", "through the source", f"local[{n}]") for n in (1, 2))
 PAUSES = [
     Figure("Pause", f"pause of a partition, {what}")
     for what in ("second query starts", "first query of a session", "second query drains")
@@ -62,24 +66,25 @@ TIMES = [one.value for one in PAUSES]
 
 def joined() -> str:
     times = (
-        Figure("Protocols", f"join to balanced, 64 partitions, {join} consumers").value
+        Figure("Protocols", f"join to balanced, 64 partitions, {join} consumers", "ours").value
         for join in ("1 → 2", "4 → 5", "8 → 9")
     )
     return ", ".join(f"{time:,.0f}" for time in times) + " ms"
 
 
-def replicas(call: str) -> str:
-    service, postgres = (
-        Figure("Replicas", f"{call}: CPU of {one}, two replicas").ratio
-        for one in ("the service", "Postgres")
-    )
-    each = Figure("Replicas", f"{call}: replicas to a core of Postgres").value
-    return f"| {service:.1f} | {postgres:.1f} | {each:.1f} |"
+def replicas(what: str) -> str:
+    """The lowest and the highest of the calls that share something."""
+    two = [
+        Figure("Replicas", f"{call}: {what}", "two replicas")
+        for call in ("renewals", "commits", "binds", "binds to one queue")
+    ]
+    values = [one.ratio or one.value for one in two]
+    return f"{min(values):.1f} to {max(values):.1f}"
 
 
-def planned(by: str = "") -> str:
-    time = Figure("Peers", f"plan{by}, 100 → 101 members, 10,000 partitions").value
-    return f"| {time:,.0f} ms |" if time >= 100 else f"| {time:.1f} ms |"
+def planned(by: str = "ours") -> str:
+    time = Figure("Peers", "plan, 100 → 101 members, 10,000 partitions", by).value
+    return f"{time:,.0f} ms" if time >= 100 else f"{time:.1f} ms"
 
 
 SAID = {
@@ -96,27 +101,20 @@ SAID = {
         f"or {round(COMMITS.value, -1):,.0f} a second |",
         f"| {SHARE.value:.1f} % of a core, {MEMORY.value:.0f} KB of memory each |",
         f"A flow takes some {MEMORY.value:.0f} KB with its connection",
-        f"with the records of its handoffs {planned()}",
-        f"sticky {planned(' by kafka-python sticky')}",
-        f"sticky {planned(' by aiokafka sticky')}",
-        f"| faust-streaming 0.15 {planned(' by faust')}",
-        f"round robin {planned(' by kafka-python round robin')}",
-        f"range {planned(' by kafka-python range')}",
-        f"| renewal {replicas('renewals')}",
-        f"| commit {replicas('commits')}",
-        f"| bind with its unbind, 32 queues {replicas('binds')}",
-        f"| the same, on one queue {replicas('binds to one queue')}",
+        f"with the records of its handoffs | {planned()} |",
+        f"| {planned('kafka-python sticky')}, {planned('aiokafka sticky')} |",
+        f"(uneven: a spread of 99 afterwards) | {planned('faust')} |",
+        f"| {planned('kafka-python round robin')}, {planned('kafka-python range')} |",
+        f"a call costs the service {replicas('CPU of the service')} times the CPU (",
+        f"and Postgres {replicas('CPU of Postgres')} times;",
+        f"{replicas('replicas to a core of Postgres')} replicas, each with a busy core,",
     ],
     "docs/performance-background.md": [
-        f"takes {LARGE.value:.1f} ms (30 times Y1 + Y2) and one with 64 (32 handoffs)",
-        f"one with 64 (32 handoffs) {SMALL.value:.1f} ms ({SMALL.ratio:.0f} times)",
-        f"the service {RENEWAL.value:.2f} ms of CPU, {RENEWAL.ratio:.0f} times a bare GET;",
-        f"a commit of one partition {COMMIT.value:.2f} ms, {COMMIT.ratio:.0f} times",
-        f"{SHARE.value:.1f} % in the last. With its connection and long poll each of 5,000",
-        f"adds {MEMORY.value:.0f} KB of resident memory",
-        f"That is {READ.ratio:.2f} and {READ_BY_TWO.ratio:.2f} of Y3",
-        f"One pauses for {ONE.value:.0f} ms, {ONE.ratio:.0f} times Y1 + Y2 (the target is 20)",
-        f"each of 20 for {TWENTY.value:.0f} ms, and the others keep {KEPT}.",
+        f"one with 64 (32 handoffs) {SMALL.ratio:.0f} times |",
+        f"costs the service {RENEWAL.ratio:.0f} times the CPU of a bare GET,",
+        f"a commit of one partition {COMMIT.ratio:.0f} times |",
+        f"are {READ.ratio:.2f} and {READ_BY_TWO.ratio:.2f} of Y3",
+        f"of one is {ONE.ratio:.0f} times Y1 + Y2 (the target is 20)",
         f"the join of a ninth consumer takes {NINTH.value:.0f} ms",
     ],
     "README.md": [f"{SMALL.value:.0f} to {NINTH.value:.0f} ms from the bind of a new consumer"],

@@ -59,6 +59,8 @@ def test_a_cooperative_join_revokes_what_moves() -> None:
 def test_protocols_are_compared_with_ours() -> None:
     quick, slow = Join(0.1, 32, 0, 0.05, 0.05), Join(0.4, 32, 32, 0.35, 0.05)
     figures = shown({size: {OURS: [quick] * 3, "range": [slow] * 3} for size in SIZES})
-    (ratio,) = [one.ratio for one in figures if "range, 64 partitions, 4 → 5" in one.name][:1]
-    assert ratio == pytest.approx(4)
-    assert len(figures) == 6 * len(SIZES)
+    [ours, theirs] = [one for one in figures if one.name.startswith("join") and "4 → 5" in one.name]
+    assert (ours.column, ours.ratio) == (OURS, None)
+    assert theirs.column.startswith("Kafka's range")
+    assert theirs.ratio == pytest.approx(4)
+    assert len(figures) == 10 * len(SIZES)

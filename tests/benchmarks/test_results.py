@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import collect, plots, results
 from benchmarks.__main__ import names
-from benchmarks.figures import Figure, Series, rate, timed
+from benchmarks.figures import Figure, Series, beside, rate, timed
 
 FAST = rate("read", [90.0, 200.0, 100.0], "Y3", [100.0, 100.0, 50.0], 0.9)
 SLOW = timed("join", [0.004] * 5, "Y1 + Y2", 0.001, 3)
@@ -63,6 +63,24 @@ def test_the_page_says_what_is_missed_and_shows_each_picture(tmp_path: Path) -> 
     assert "| bytes of a flow |  | ≤ 25 KB: **missed** | 41.00 KB |" in page
     assert "| core against partitions | a decision | 1.00 | 30.00 ms at 10 |" in page
     assert "plots/targets.png" in page
+
+
+def test_figures_of_one_name_stand_beside_each_other() -> None:
+    found = [*beside("one", FAST), BARE, *beside("two", FAST, replace(SLOW, rounds=3))]
+    assert [one.title for one in found] == [
+        "read, one",
+        "bytes of a flow",
+        "read, two",
+        "join, two",
+    ]
+    page = results.document({"log": found}, {}, [], [], quick=False)
+    fast = "100/s (**2.00** Y3; ≥ 0.9: reached)"
+    slow = "4.00 ms (**4.00** Y1 + Y2; ≤ 3: **missed**; 4.00 to 4.00)"
+    section = page.partition("## Log\n\n")[2]
+    assert section.startswith(
+        f"Rounds: 3.\n\n|  | one | two |\n|---|---|---|\n| read | {fast} | {fast} |\n"
+        f"| join |  | {slow} |\n\nRounds: 1.\n\n|  | target | value |"
+    )
 
 
 def test_a_section_of_another_command_replaces_itself_and_survives_a_new_page() -> None:
