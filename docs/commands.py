@@ -1,8 +1,9 @@
 """Writes the options in docs/commands.md as the commands have them; `make reference` runs it.
 
-A command has two places in the page: what it does, below `<!-- counterpoise … -->`, and its
-options, between `<!-- options -->` and `<!-- end -->`. What many commands have is described once,
-between `<!-- shared -->` and `<!-- end of shared -->`. Everything else is written by hand.
+The section of a command, below `### counterpoise …`, says what it does, has examples that are
+written by hand (they begin with the first block of the console), and then its options. What many
+commands have is described once, between `<!-- shared -->` and `<!-- end of shared -->`. Everything
+else is written by hand.
 """
 
 import re
@@ -16,10 +17,10 @@ import click
 from counterpoise.cli.app import app
 
 PAGE = Path(__file__).with_name("commands.md")
-PLACE = re.compile(
-    r"(<!-- (?P<name>counterpoise [a-z -]+) -->\n).*?"
-    r"(?P<by_hand><!-- by hand -->\n.*?<!-- options -->\n).*?(<!-- end -->\n)",
-    re.S,
+SECTION = re.compile(
+    r"^### (?P<name>counterpoise [a-z -]+)\n\n.*?"
+    r"(?P<by_hand>^```console\n.*?)^```\n(?P=name)\b.*?(?=^#)",
+    re.M | re.S,
 )
 SHARED = re.compile(r"(<!-- shared -->\n).*?(<!-- end of shared -->\n)", re.S)
 MANY = 4  # so many commands share an option
@@ -70,8 +71,10 @@ def rows(command: click.Command, context: click.Context) -> dict[str, str]:
 
 def shared() -> dict[str, str]:
     """The options that many commands have in the same words."""
-    counted = Counter(row for _, *one in commands() for row in rows(*one).items() if row[1])
-    return {written: said for (written, said), count in counted.items() if count >= MANY}
+    counted = Counter(
+        row for _, command, context in commands() for row in rows(command, context).items()
+    )
+    return {one: said for (one, said), count in counted.items() if said and count >= MANY}
 
 
 def options(name: str, command: click.Command, context: click.Context) -> str:
@@ -82,7 +85,7 @@ def options(name: str, command: click.Command, context: click.Context) -> str:
     usage += [f"[{one.strip('`')}]" for one in known if own.get(one) == known[one]]
     own = {one: said for one, said in own.items() if said != known.get(one)}
     if like := LIKE.get(name):
-        [theirs] = [rows(*one) for path, *one in commands() if path == f"counterpoise {like}"]
+        [theirs] = [rows(*one[1:]) for one in commands() if one[0] == f"counterpoise {like}"]
         same = [one for one, said in own.items() if said == theirs.get(one)]
         own = {one: said for one, said in own.items() if one not in same}
         link = f"[`{like}`](#counterpoise-{like.replace(' ', '-')})"
@@ -122,19 +125,19 @@ def markdown(said: str) -> str:
 
 
 def page(text: str) -> str:
-    """The page, with the places of the commands written anew."""
+    """The page, with the sections of the commands written anew."""
     found = {name: (command, context) for name, command, context in commands()}
 
-    def write(place: re.Match[str]) -> str:
-        command, context = found[place["name"]]
+    def write(section: re.Match[str]) -> str:
+        name, by_hand = section["name"], section["by_hand"]
+        command, context = found[name]
         does = markdown(cleandoc(command.help or ""))
-        made = options(place["name"], command, context)
-        return f"{place[1]}\n{does}\n\n{place['by_hand']}\n{made}\n{place[4]}"
+        return f"### {name}\n\n{does}\n\n{by_hand}{options(name, command, context)}\n"
 
-    places = [place["name"] for place in PLACE.finditer(text)]
-    assert sorted(places) == sorted(found), f"not once in {PAGE}: {set(places) ^ set(found)}"
+    names = [section["name"] for section in SECTION.finditer(text)]
+    assert sorted(names) == sorted(found), f"not once in {PAGE}: {set(names) ^ set(found)}"
     text = SHARED.sub(lambda place: f"{place[1]}\n{table(shared())}\n{place[2]}", text)
-    return PLACE.sub(write, text)
+    return SECTION.sub(write, text)
 
 
 if __name__ == "__main__":
