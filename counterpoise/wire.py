@@ -1,15 +1,16 @@
 """The documents of the HTTP API, each defined once.
 
+A field without a default is in every answer, but may be null if its type has None. A field that has
+its default is left out. `raw` is the whole answer, with the fields that are not known here. All
+datetimes are aware, in UTC. Positions are opaque strings that only the log compares. Ranges and
+values are not checked: a newer service may have others.
+
+How it works
+------------
 The service makes its answers of them, and writes them with msgspec (`api.answers`); the client
 makes them from JSON (`reading.py`). The OpenAPI document is made from them (`api.documents`) and
 from their docstrings: what comes before the list describes a document, each item of the list a
 field. `said` adds examples and limits.
-
-A field without a default is in every answer, but may be null if its type has None. A field that has
-its default is left out. `raw` is the whole answer, with the fields that are not known here. All
-datetimes are aware, in UTC. Positions are opaque strings that only the log compares.
-
-The ranges and values that `said` names are described, not checked: a newer service may have others.
 """
 
 from __future__ import annotations
