@@ -195,7 +195,7 @@ model: layer-test ## check the model of the handoff with spin (docs/model.md)
 	@$(BIN)/python -m tests.model.checker
 
 .PHONY: site
-site: layer-demo layer-docs ## build the documentation's site into SITE; ARGS='--version 0.1' adds a version there
+site: layer-demo layer-docs ## build the documentation's site into SITE, strict about links; ARGS='--version 0.1' adds a version there
 	@$(BIN)/python deploy/site/build.py $(SITE) $(ARGS)
 	@echo "look at it: $(BIN)/python -m http.server --directory $(SITE)"
 

@@ -1,16 +1,16 @@
-"""The documents of the HTTP API, each defined once, here.
-
-* The service makes its answers of them, and writes them with msgspec (`api.answers`).
-* Its OpenAPI document is made from them (`api.documents`) and from their docstrings: what comes
-  before the list describes a document, and each item of the list a field. `said` adds examples and
-  limits.
-* The client makes them from JSON (`reading.py`).
+"""The documents of the HTTP API, each defined once.
 
 A field without a default is in every answer, but may be null if its type has None. A field that has
 its default is left out. `raw` is the whole answer, with the fields that are not known here. All
-datetimes are aware, in UTC. Positions are opaque strings that only the log compares.
+datetimes are aware, in UTC. Positions are opaque strings that only the log compares. Ranges and
+values are not checked: a newer service may have others.
 
-The ranges and values that `said` names are described, not checked: a newer service may have others.
+How it works
+------------
+The service makes its answers of them, and writes them with msgspec (`api.answers`); the client
+makes them from JSON (`reading.py`). The OpenAPI document is made from them (`api.documents`) and
+from their docstrings: what comes before the list describes a document, each item of the list a
+field. `said` adds examples and limits.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Queue(Document, frozen=True):
     * `access_type`: `exclusive`: the earliest-bound flow owns every partition, the others stand by.
     * `rebalance_delay`: The holddown between a trigger and the rebalance, in seconds.
     * `max_handoff_time`: How long, in seconds, an owner may take to finish what it has begun of a
-      partition that is handed off.
+      partition that moves.
     * `max_warmup_time`: How long, in seconds, a successor may take to warm up.
     * `max_concurrent_handoffs`: Null: all at once. Warming counts.
     * `start`: Where the first partitions start: the first message in the log, or its end when the
@@ -197,8 +197,8 @@ class Queue(Document, frozen=True):
     * `ordered_resize`: Whether a resize keeps the order of each key between partitions. For fixed
       queues on the built-in log.
     * `retention_seconds`: How long, in seconds since its publishing, the queue's own built-in log
-      keeps a message that every queue has processed. 0: it goes within a minute. Null: the queue
-      has no built-in log of its own.
+      keeps a message that every queue has processed. 0: at most a minute. Null: the queue has no
+      built-in log of its own.
     * `retention_bytes`: About how many bytes of such messages, the newest ones, the log keeps. Null
       with `retention_seconds`.
     * `flow_count`: Bound flows.
@@ -210,8 +210,7 @@ class Queue(Document, frozen=True):
       source begins and ends partitions, and their owners report it.
     * `mirror_group`: The consumer group of Kafka into which the positions of a queue on a topic are
       mirrored, for tools that watch groups; null: none. It is never read.
-    * `conditions`: How many conditions that consumers report hold, by kind, as `quarantined` or
-      `log_away`; empty: none.
+    * `conditions`: How many conditions hold, by kind, as `quarantined` or `log_away`; empty: none.
     * `align_with`: Another queue, whose built-in log is read beside `log` (several: joined by `+`):
       one flow owns equal partition numbers of both, and gets and hands over both together.
     * `max_weight`: The largest weight that a flow may bind with. 1: all flows are equal.
@@ -449,28 +448,27 @@ class Preview(Document, frozen=True):
     rebalance, if every owner releases at once and nobody binds or leaves meanwhile.
 
     * `revision`: The revision of the queue that was looked at.
-    * `moves`: The partitions that would have another owner.
-    * `added`: Partitions that would begin.
-    * `retiring`: Partitions that would take no more messages, and be removed once they are read to
-      their ends.
-    * `removed`: Partitions that would be removed at once, with what they hold.
-    * `unassigned`: Partitions that would have no owner, and have one now or begin.
-    * `staying`: Partitions that would stay with a draining flow, as no other may take them.
-    * `interrupted`: Partitions that an owner would lose without having released them. The next
-      owner reads their messages in progress again.
-    * `paused`: Partitions that would be held still.
-    * `resumed`: Partitions that would not be held still any more.
-    * `pinned`: Partitions that would be pinned to another consumer than now.
-    * `unpinned`: Partitions that would not be pinned any more.
+    * `moves`: The partitions that get another owner.
+    * `added`: Partitions that begin.
+    * `retiring`: Partitions that take no more messages, and are removed once read to their ends.
+    * `removed`: Partitions that are removed at once, with what they hold.
+    * `unassigned`: Partitions that lose their owner, or begin without one.
+    * `staying`: Partitions that stay with a draining flow, as no other may take them.
+    * `interrupted`: Partitions that an owner loses without having released them. The next owner
+      reads their messages in progress again.
+    * `paused`: Partitions that are held still.
+    * `resumed`: Partitions that are not held still any more.
+    * `pinned`: Partitions that are pinned to another consumer than now.
+    * `unpinned`: Partitions that are not pinned any more.
     * `flows`: The bound flows, in the order of binding.
-    * `settings`: The settings that would change.
-    * `conditions`: The conditions of the queue that would arise or change, and their numbers.
-    * `holddown_until`: When the rebalance would begin. Null: at once, or not at all.
-    * `lost_messages`: The most messages that are not processed and would never be, because their
-      partitions or their log would be removed. Null: the log does not answer.
-    * `deletes_log`: Whether the queue's log would be deleted.
-    * `followers`: The queues that read the same log and would be resized with it, as far as the
-      caller may see them.
+    * `settings`: The settings that change.
+    * `conditions`: The conditions of the queue that arise or change, and their numbers.
+    * `holddown_until`: When the rebalance begins. Null: at once, or not at all.
+    * `lost_messages`: The most messages that are never processed, because their partitions or
+      their log are removed. Null: the log does not answer.
+    * `deletes_log`: Whether the queue's log is deleted.
+    * `followers`: The queues that read the same log and are resized with it, as far as the caller
+      may see them.
     """
 
     queue: QueueName

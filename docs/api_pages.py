@@ -59,9 +59,8 @@ PAGES: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
         "Client",
         (
             "The calls of [the contract](../protocol.md) for programs, and what they return. "
-            "`openapi.yaml` has all. A document lists its fields in the order of its arguments; a "
-            "field that has its default is left out of an answer. Lists are tuples. `raw`, where "
-            "it is, is the whole answer."
+            "`openapi.yaml` has all. A document lists its fields in the order of its arguments. "
+            "Lists are tuples."
         ),
         {
             "counterpoise.client": "Client AsyncClient",

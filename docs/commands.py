@@ -1,10 +1,13 @@
 """Writes the options in docs/commands.md as the commands have them; `make reference` runs it.
 
-A command has two places in the page: what it does, below `<!-- counterpoise … -->`, and its
-options, between `<!-- options -->` and `<!-- end -->`. Everything else is written by hand.
+The section of a command, below `### counterpoise …`, says what it does, has examples that are
+written by hand (they begin with the first block of the console), and then its options. What many
+commands have is described once, between `<!-- shared -->` and `<!-- end of shared -->`. Everything
+else is written by hand.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from inspect import cleandoc
 from pathlib import Path
@@ -14,12 +17,16 @@ import click
 from counterpoise.cli.app import app
 
 PAGE = Path(__file__).with_name("commands.md")
-PLACE = re.compile(
-    r"(<!-- (?P<name>counterpoise [a-z -]+) -->\n).*?"
-    r"(?P<by_hand><!-- by hand -->\n.*?<!-- options -->\n).*?(<!-- end -->\n)",
-    re.S,
+SECTION = re.compile(
+    r"^### (?P<name>counterpoise [a-z -]+)\n\n.*?"
+    r"(?P<by_hand>^```console\n.*?)^```\n(?P=name)\b.*?(?=^#)",
+    re.M | re.S,
 )
-# The page describes these once, for all commands that have them so.
+SHARED = re.compile(r"(<!-- shared -->\n).*?(<!-- end of shared -->\n)", re.S)
+MANY = 4  # so many commands share an option
+# A command, and the one that has most of its options.
+LIKE = {"counterpoise queues change": "queues create", "counterpoise restore": "migrate"}
+# The page describes these once, by hand, for all commands that have them so.
 COMMON = {
     "QUEUE": "The queue's name.",
     "--help": "Show this message and exit.",
@@ -48,27 +55,48 @@ def commands(
             yield below.command_path, command, below
 
 
-def options(name: str, command: click.Command, context: click.Context) -> str:
-    """How the command is called, and a table of its arguments and options."""
-    pieces = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
-    rows = []
-    common = []
+def rows(command: click.Command, context: click.Context) -> dict[str, str]:
+    """Each argument and option as the page writes it, and its meaning."""
+    made = {}
     for parameter in command.get_params(context):
         written, said = parameter.get_help_record(context) or ("--help", "")
         is_argument = isinstance(parameter, click.Argument)
         first = parameter.human_readable_name if is_argument else parameter.opts[-1]
-        meaning = re.split(r"\s*\[(?!env: )", said)[0]
-        if first.startswith("--") and meaning == COMMON.get(first):
-            common.append(first)
-        elif meaning != COMMON.get(first):
-            rows.append(f"| {code(first if is_argument else written)} | {cell(said)} |")
-    usage = " ".join([name, *pieces])
-    for option in sorted({*common} & {"--json", "--url"}):
-        usage += f" [{option}]" if option == "--json" else f" [{option} ADDRESS]"
-    parts = [f"```\n{usage}{' [OPTIONS]' if rows else ''}\n```\n"]
-    if rows:
-        parts += ["\n".join(["| option | meaning |", "|---|---|", *rows, ""])]
-    return "\n".join(parts)
+        if re.split(r"\s*\[(?!env: )", said)[0] != COMMON.get(first):
+            made[code(first if is_argument else written)] = cell(said)
+        elif first in ("--json", "--url"):
+            made["`--json`" if first == "--json" else "`--url ADDRESS`"] = ""
+    return made
+
+
+def shared() -> dict[str, str]:
+    """The options that many commands have in the same words."""
+    counted = Counter(
+        row for _, command, context in commands() for row in rows(command, context).items()
+    )
+    return {one: said for (one, said), count in counted.items() if said and count >= MANY}
+
+
+def options(name: str, command: click.Command, context: click.Context) -> str:
+    """How the command is called, and a table of its arguments and options."""
+    known = dict.fromkeys(["`--json`", "`--url ADDRESS`"], "") | shared()
+    own = rows(command, context)
+    usage = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
+    usage += [f"[{one.strip('`')}]" for one in known if own.get(one) == known[one]]
+    own = {one: said for one, said in own.items() if said != known.get(one)}
+    if like := LIKE.get(name):
+        [theirs] = [rows(*one[1:]) for one in commands() if one[0] == f"counterpoise {like}"]
+        same = [one for one, said in own.items() if said == theirs.get(one)]
+        own = {one: said for one, said in own.items() if one not in same}
+        link = f"[`{like}`](#counterpoise-{like.replace(' ', '-')})"
+        own[", ".join(same)] = f"As of {link}."
+    parts = [f"```\n{' '.join([name, *usage])}{' [OPTIONS]' if own else ''}\n```\n"]
+    return "\n".join([*parts, table(own)] if own else parts)
+
+
+def table(described: dict[str, str]) -> str:
+    lines = [f"| {written} | {said} |" for written, said in described.items()]
+    return "\n".join(["| option | meaning |", "|---|---|", *lines, ""])
 
 
 def code(written: str) -> str:
@@ -97,18 +125,19 @@ def markdown(said: str) -> str:
 
 
 def page(text: str) -> str:
-    """The page, with the places of the commands written anew."""
+    """The page, with the sections of the commands written anew."""
     found = {name: (command, context) for name, command, context in commands()}
 
-    def write(place: re.Match[str]) -> str:
-        command, context = found[place["name"]]
+    def write(section: re.Match[str]) -> str:
+        name, by_hand = section["name"], section["by_hand"]
+        command, context = found[name]
         does = markdown(cleandoc(command.help or ""))
-        made = options(place["name"], command, context)
-        return f"{place[1]}\n{does}\n\n{place['by_hand']}\n{made}\n{place[4]}"
+        return f"### {name}\n\n{does}\n\n{by_hand}{options(name, command, context)}\n"
 
-    places = [place["name"] for place in PLACE.finditer(text)]
-    assert sorted(places) == sorted(found), f"not once in {PAGE}: {set(places) ^ set(found)}"
-    return PLACE.sub(write, text)
+    names = [section["name"] for section in SECTION.finditer(text)]
+    assert sorted(names) == sorted(found), f"not once in {PAGE}: {set(names) ^ set(found)}"
+    text = SHARED.sub(lambda place: f"{place[1]}\n{table(shared())}\n{place[2]}", text)
+    return SECTION.sub(write, text)
 
 
 if __name__ == "__main__":

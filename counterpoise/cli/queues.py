@@ -403,13 +403,11 @@ def resize_queue(
 ) -> None:
     """Change the number of partitions; surplus ones are drained to their end first.
 
-    Most keys get another partition then. With ordered resizes (the default
-    of queues on the built-in log) a partition waits for the older messages of
-    its keys, so each key stays in order. 'counterpoise status' shows which one
-    waits for which. The next resize is refused until then, and --discard
-    always. Without them, messages that are published after the resize may be
-    processed before older messages of their key that are still in the old
-    partition.
+    Most keys get another partition. With ordered resizes (the default of
+    queues on the built-in log) a partition waits for the older messages of its
+    keys; 'counterpoise status' shows which one waits for which. The next resize
+    is refused until then, and --discard always. Without them a newer message of
+    a key may be processed before older ones.
 
     On other logs than the built-in one: stop publishing, wait until
     'counterpoise lag' shows 0, resize, and publish again.

@@ -71,7 +71,7 @@ def test_the_options_are_those_of_the_commands() -> None:
 
 @pytest.mark.parametrize("name", [name for name, *_ in SCRIPT["commands"]()])
 def test_every_command_has_an_example(name: str) -> None:
-    section = PAGE.partition(f"<!-- {name} -->")[2].partition("<!-- options -->")[0]
+    section = PAGE.partition(f"\n### {name}\n")[2].partition("\n### ")[0]
     assert any(name in typed for typed, _ in examples(section))
 
 
