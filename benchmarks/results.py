@@ -69,7 +69,8 @@ def document(
         "|---|---|",
         *[f"| {name} | {what} |" for name, what in YARDSTICKS.items()],
         "",
-        "Value: the median of the rounds. Spread: the 10th and the 90th percentile.",
+        "Value: the median of the rounds. Spread: the 10th and the 90th percentile. Where several "
+        "columns have values, ratio, target and spread stand in parentheses.",
     ]
     figures = {name: [one for one in of if isinstance(one, Figure)] for name, of in found.items()}
     for name, of in figures.items():

@@ -2,8 +2,8 @@
 
 A field without a default is in every answer, but may be null if its type has None. A field that has
 its default is left out. `raw` is the whole answer, with the fields that are not known here. All
-datetimes are aware, in UTC. Positions are opaque strings that only the log compares. Ranges and
-values are not checked: a newer service may have others.
+datetimes are aware, in UTC. Positions are opaque strings that only the log compares. Clients do not
+check ranges and values: a newer service may have others.
 
 How it works
 ------------
@@ -456,8 +456,8 @@ class Preview(Document, frozen=True):
     * `staying`: Partitions that stay with a draining flow, as no other may take them.
     * `interrupted`: Partitions that an owner loses without having released them. The next owner
       reads their messages in progress again.
-    * `paused`: Partitions that are held still.
-    * `resumed`: Partitions that are not held still any more.
+    * `paused`: Partitions that the call pauses.
+    * `resumed`: Partitions that the call resumes.
     * `pinned`: Partitions that are pinned to another consumer than now.
     * `unpinned`: Partitions that are not pinned any more.
     * `flows`: The bound flows, in the order of binding.

@@ -1,7 +1,7 @@
-"""Writes the options in docs/commands.md as the commands have them; `make reference` runs it.
+"""Writes what each command does, and its options, into docs/commands.md; `make reference` runs it.
 
 The section of a command, below `### counterpoise …`, says what it does, has examples that are
-written by hand (they begin with the first block of the console), and then its options. What many
+written by hand (from the first block of the console on), and then its options. What many
 commands have is described once, between `<!-- shared -->` and `<!-- end of shared -->`. Everything
 else is written by hand.
 """
@@ -89,7 +89,8 @@ def options(name: str, command: click.Command, context: click.Context) -> str:
         same = [one for one, said in own.items() if said == theirs.get(one)]
         own = {one: said for one, said in own.items() if one not in same}
         link = f"[`{like}`](#counterpoise-{like.replace(' ', '-')})"
-        own[", ".join(same)] = f"As of {link}."
+        assert same, f"{name} has no option of {like}"
+        own[", ".join(same)] = f"As in {link}."
     parts = [f"```\n{' '.join([name, *usage])}{' [OPTIONS]' if own else ''}\n```\n"]
     return "\n".join([*parts, table(own)] if own else parts)
 
@@ -136,7 +137,8 @@ def page(text: str) -> str:
 
     names = [section["name"] for section in SECTION.finditer(text)]
     assert sorted(names) == sorted(found), f"not once in {PAGE}: {set(names) ^ set(found)}"
-    text = SHARED.sub(lambda place: f"{place[1]}\n{table(shared())}\n{place[2]}", text)
+    text, places = SHARED.subn(lambda place: f"{place[1]}\n{table(shared())}\n{place[2]}", text)
+    assert places == 1, f"no place for the options of many commands in {PAGE}"
     return SECTION.sub(write, text)
 
 

@@ -405,9 +405,9 @@ def resize_queue(
 
     Most keys get another partition. With ordered resizes (the default of
     queues on the built-in log) a partition waits for the older messages of its
-    keys; 'counterpoise status' shows which one waits for which. The next resize
-    is refused until then, and --discard always. Without them a newer message of
-    a key may be processed before older ones.
+    keys, so each key stays in order; 'counterpoise status' shows which one waits
+    for which. The next resize is refused until then, and --discard always.
+    Without ordered resizes a newer message of a key may be processed first.
 
     On other logs than the built-in one: stop publishing, wait until
     'counterpoise lag' shows 0, resize, and publish again.
