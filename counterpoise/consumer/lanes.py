@@ -335,8 +335,8 @@ class Lanes:
             return
         del self._lanes[lane.partition]
         lane.drop_waiting()
-        if self._limit is not None:
-            self._wake_reader()
+        # There is more room for the others.
+        self._wake_reader()
 
     # -------------------------------------------------------------- what is set aside
 
@@ -451,19 +451,18 @@ class Lanes:
 
     def add(
         self, lane: Lane, start: str, chunks: Iterable[Chunk], read_to: str, *, more: bool
-    ) -> None:
+    ) -> bool:
         """Add the messages read from `start`, which was `lane.read_to` then, up to `read_to`.
 
-        If the lane has dropped its waiting messages since, there is a hole before `start`: then
-        nothing is added, and the lane is read again from its present position.
+        Returns False if they have to be read again: the lane has dropped its waiting messages
+        since, so there is a hole before `start`; or there are none, and a worker has the last ones.
         """
         if lane.window is not None:
-            self._add_keyed(lane, lane.window, start, chunks, read_to, more=more)
-            return
+            return self._add_keyed(lane, lane.window, start, chunks, read_to, more=more)
         above = lane.grant.above
         with self._changed:
             if not lane.grant.open or lane.quarantined or lane.read_to != start:
-                return
+                return False
             if above:
                 above.forget(start if lane.grant.done is None else lane.grant.done)
                 chunks = [part for chunk in chunks for part in chunk.not_in(above)]
@@ -474,11 +473,12 @@ class Lanes:
             if lane.waiting:
                 lane.waiting[-1] = Chunk(lane.waiting[-1].rows, read_to)
             elif lane.partition in self._ledger.in_flight:
-                return  # found again when the worker is done
+                return False
             else:
                 lane.grant.done = read_to
             lane.read_to, lane.more, lane.is_new = read_to, more, False
             self._stand(lane)
+            return True
 
     def _add_keyed(
         self,
@@ -489,7 +489,7 @@ class Lanes:
         read_to: str,
         *,
         more: bool,
-    ) -> None:
+    ) -> bool:
         messages = [
             (message, chunk.rows.nbytes // len(chunk.rows))
             for chunk in chunks
@@ -497,7 +497,7 @@ class Lanes:
         ]
         with self._changed:
             if not lane.grant.open or lane.quarantined or lane.read_to != start:
-                return
+                return False
             for one in window.add(start, messages, read_to):
                 lane.waiting_messages += 1
                 lane.waiting_bytes += one.size_bytes
@@ -507,6 +507,7 @@ class Lanes:
             lane.read_to = str(max(int(read_to), window.position))
             lane.more, lane.is_new = more, False
             self._stand(lane)
+            return True
 
     def came_to_end(
         self,

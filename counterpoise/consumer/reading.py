@@ -345,18 +345,23 @@ class Reader:
         *,
         briefly: bool,
     ) -> bool:
-        """Read into these lanes, first what is there already, and last those that are new; into
-        these only for a moment if `briefly`. Returns whether there was something to read, or is.
+        """Read into these lanes, first what is there already; into new ones only for a moment if
+        `briefly`, and after the others that have no message. Returns whether there was something
+        to read, or is.
         """
 
-        def group(found: LaneRange) -> int:
-            return 0 if found.lane.partition in first else 2 if found.lane.is_new else 1
+        def waits_for_log(found: LaneRange) -> bool:
+            return found.lane.is_new and found.lane.partition not in first
+
+        def order(found: LaneRange) -> tuple[bool, bool, bool]:
+            lane = found.lane
+            return lane.supplied, lane.partition not in first, lane.is_new
 
         filled, until = False, None
-        for found in sorted(ranges, key=group):
+        for found in sorted(ranges, key=order):
             if found.lane.supplied and self._lanes.has_new:
                 return True
-            if briefly and group(found) == 2:
+            if briefly and waits_for_log(found):
                 now = time.monotonic()
                 until = now + NEW_LANES_SECONDS if until is None else until
                 if now > until:
@@ -366,12 +371,13 @@ class Reader:
 
     def _all_at_ends(self, lanes: list[Lane], ends: Mapping[int, str]) -> dict[int, str]:
         """These ends, if all of these lanes have been read up to them, and none of them ends."""
-        if any(
-            lane.read_to != ends.get(lane.partition) or lane.grant.owned.state == "retiring"
-            for lane in lanes
-        ):
-            return {}
-        return {lane.partition: ends[lane.partition] for lane in lanes}
+        found: dict[int, str] = {}
+        for lane in lanes:
+            end = ends.get(lane.partition)
+            if end is None or lane.read_to != end or lane.grant.owned.state == "retiring":
+                return {}
+            found[lane.partition] = end
+        return found
 
     def _askable(self, wanting: list[Lane]) -> list[Lane]:
         """Those that are not set apart now. What nobody wants is set apart no longer."""
@@ -477,8 +483,7 @@ class Reader:
             self._refused(lane, start, error)
             return False
         lane.ahead_since = None
-        self._lanes.add(lane, start, chunks, reached, more=reached != end)
-        return True
+        return self._lanes.add(lane, start, chunks, reached, more=reached != end)
 
     def _refused(self, lane: Lane, start: str, error: LogError) -> None:
         """The log has nothing to read at `start`. Raises what must end the consumer."""

@@ -30,6 +30,7 @@ import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 
 from counterpoise.logs.address import parse_log
@@ -286,7 +287,7 @@ class KafkaLog(NumberedLog):
         rest = self._watching.watch({one: self.number(end) for one, end in ends.items()})
         if rest is None or not (left := self._cursors.rest_seconds()):
             return rest
-        return Rest(min(rest.seconds, left), rest.descriptors)
+        return replace(rest, seconds=min(rest.seconds, left))
 
     def ages(self, positions: Mapping[int, str]) -> Mapping[int, float]:
         """See `Log.ages`. Fetches a record of each partition, for a fifth of the time limit."""

@@ -43,9 +43,11 @@ _POLL_SECONDS = 0.25
 # A fetch that has not got a new partition is under way: longer than it waits.
 NEW_SECONDS = FETCH_WAIT_SECONDS + 2 * _POLL_SECONDS
 NEW_LOOK = Backoff(0.01, 0.05)
-# It rests so many times as long as the last question took: all consumers may ask at once, as after
-# a topic has grown.
+# It rests so many times as long as the last question took, but no longer than this: all consumers
+# may ask at once, as after a topic has grown.
 LOOK_REST = 10
+LONGEST_LOOK_REST = 1.0
+SHORTEST_REST = 0.001
 # So long the reader asks now and then after an error of its consumer.
 FAILED_SECONDS = 5.0
 # A partition of which it is further behind is assigned anew.
@@ -53,6 +55,7 @@ MOST_BEHIND = 100
 # With more it forgets the records.
 MOST_BYTES = 4 * 1024 * 1024
 _MOST_EVENTS = 1000
+LIST_SECONDS = 10.0
 _NOW = Rest(0.0)
 
 
@@ -73,9 +76,10 @@ class KafkaWatching:
         self._monotonic = monotonic
         self._waiter: _Waiter | None = None
         self._ends: Mapping[int, int] = {}
-        # Until when a partition may not be fetched yet, and how often it was asked for.
+        # Until when a partition may not be fetched yet; how often these were asked for, and when
+        # they are the next time.
         self._new: dict[int, float] = {}
-        self._looks = 0
+        self._looks, self._look_new_at = 0, 0.0
         self._look_at = self._not_before = 0.0
 
     def watch(self, ends: Mapping[int, int]) -> Rest | None:
@@ -83,26 +87,38 @@ class KafkaWatching:
         now = self._monotonic()
         if now < self._not_before:
             return None
+        if self._waiter is None:
+            self._waiter = _Waiter(self._make(), self._topic)
+        waiter = self._waiter
         try:
-            waiter = self._following(ends, now)
-            if moved := waiter.moved(ends):
-                return Rest(0.0, moved=moved)
+            moved, new = waiter.wait(ends)
         except KafkaException:
             self.close()
             self._not_before = now + FAILED_SECONDS
             return None
+        if new:
+            self._new.update(dict.fromkeys(new, now + NEW_SECONDS))
+            self._looks, self._look_new_at = 0, now
+        if ends != self._ends:
+            self._ends, self._look_at = ends, now + LOOK_SECONDS
         self._new = {one: until for one, until in self._new.items() if now < until}
-        if new := {one: end for one, end in ends.items() if one in self._new}:
-            asked = self._asked_ends(new)
-            if moved := frozenset(one for one, end in asked.items() if end > new[one]):
-                return Rest(0.0, moved=moved)
-            self._looks += 1
-            took = self._monotonic() - now
-            return Rest(max(NEW_LOOK.after(self._looks), LOOK_REST * took), (waiter.bell,))
+        unsure = {one: end for one, end in ends.items() if one in self._new}
+        if unsure and now >= self._look_new_at:
+            if moved:
+                moved = moved.union(unsure)  # the reader asks for these
+            else:
+                asked = self._asked_ends(unsure)
+                moved = frozenset(one for one, end in asked.items() if end > unsure[one])
+            took, self._looks = self._monotonic() - now, self._looks + 1
+            rest = max(NEW_LOOK.after(self._looks), min(LOOK_REST * took, LONGEST_LOOK_REST))
+            self._look_new_at = now + took + rest
+        if moved:
+            return Rest(0.0, moved=moved)
         if now >= self._look_at:
             self._ends = {}
             return _NOW
-        return Rest(self._look_at - now, (waiter.bell,))
+        look_at = min(self._look_at, self._look_new_at) if unsure else self._look_at
+        return Rest(max(look_at - self._monotonic(), SHORTEST_REST), (waiter.bell,))
 
     def first(
         self, ranges: Mapping[int, tuple[int, int]], max_messages: int, max_bytes: int
@@ -132,17 +148,6 @@ class KafkaWatching:
         if waiter is not None:
             leave_alone(waiter.consumer)
 
-    def _following(self, ends: Mapping[int, int], now: float) -> _Waiter:
-        """Raises KafkaException."""
-        if self._waiter is None:
-            self._waiter = _Waiter(self._make(), self._topic)
-        if ends != self._ends:
-            if new := self._waiter.follow(ends):
-                self._new.update(dict.fromkeys(new, now + NEW_SECONDS))
-                self._looks = 0
-            self._ends, self._look_at = ends, now + LOOK_SECONDS
-        return self._waiter
-
 
 class _Waiter:
     """A consumer that is assigned to partitions, and the thread that takes its events."""
@@ -162,8 +167,11 @@ class _Waiter:
         self._bytes = 0
         # Of which messages came while nobody waited for them.
         self._useless: set[int] = set()
-        # Where its thread is to assign partitions; None: nowhere any more.
+        # Where its thread is to assign partitions; None: nowhere any more. Then what it has
+        # assigned, and how many partitions its consumer knows.
         self._places: dict[int, int | None] = {}
+        self._assigned: set[int] = set()
+        self._known = 0
         self._ends: Mapping[int, int] | None = None
         self._failure: KafkaException | None = None
         self._closed = False
@@ -174,28 +182,9 @@ class _Waiter:
         """The descriptor of a socket that can be read when events have come."""
         return self._heard.fileno()
 
-    def follow(self, ends: Mapping[int, int]) -> set[int]:
-        """Fetch these partitions. Returns those that will be fetched from these ends on soon; the
-        others are fetched already.
-        """
-        with self._changed:
-            following = self._following
-            new = {
-                one
-                for one, end in ends.items()
-                if one not in following or end - following[one] > MOST_BEHIND
-            }
-            useless, self._useless = self._useless - ends.keys(), set()
-            for one in useless:
-                del following[one], self._begins[one], self._records[one]
-                self._places[one] = None
-            for one in new:
-                following[one] = self._begins[one] = self._places[one] = ends[one]
-                self._records[one] = []
-            return new
-
-    def moved(self, ends: Mapping[int, int]) -> frozenset[int]:
-        """Where there are records at these ends; if nowhere, the bell rings when there are some.
+    def wait(self, ends: Mapping[int, int]) -> tuple[frozenset[int], set[int]]:
+        """Fetch these partitions. Returns where there are records at these ends, and which of the
+        partitions will be fetched from there on only soon. The bell rings when there are records.
 
         Raises the error of the consumer.
         """
@@ -204,12 +193,29 @@ class _Waiter:
         with self._changed:
             if self._failure is not None:
                 raise self._failure
-            if moved := self._past(ends):
-                return moved
-            self._forget()
-            self._ends = ends
+            new = self._follow(ends)
+            moved = self._past(ends)
+            if not moved:
+                self._forget()
+                self._ends = ends
             self._changed.notify()
-            return moved
+            return moved, new
+
+    def _follow(self, ends: Mapping[int, int]) -> set[int]:
+        following = self._following
+        new = {
+            one
+            for one, end in ends.items()
+            if one not in following or end - following[one] > MOST_BEHIND
+        }
+        useless, self._useless = self._useless - ends.keys(), set()
+        for one in useless:
+            del following[one], self._begins[one], self._records[one]
+            self._places[one] = None
+        for one in new:
+            following[one] = self._begins[one] = self._places[one] = ends[one]
+            self._records[one] = []
+        return new
 
     def forget(self) -> None:
         """Keep no record that was taken."""
@@ -233,12 +239,13 @@ class _Waiter:
 
     def _run(self) -> None:
         made_in = os.getpid()
-        assigned: set[int] = set()
-        while self._is_waited_for():
+        while self._is_called():
             try:
-                self._assign(assigned)
-                events = self.consumer.consume(1, _POLL_SECONDS)
-                events += self.consumer.consume(_MOST_EVENTS, 0.0)
+                self._assign()
+                events = []
+                if self._ends is not None:
+                    events = self.consumer.consume(1, _POLL_SECONDS)
+                    events += self.consumer.consume(_MOST_EVENTS, 0.0)
             except (KafkaException, RuntimeError) as error:
                 self._take([], KafkaException(*error.args))
             else:
@@ -246,25 +253,30 @@ class _Waiter:
         if os.getpid() == made_in:
             self.consumer.close()
 
-    def _assign(self, assigned: set[int]) -> None:
+    def _is_called(self) -> bool:
+        """Wait until somebody waits, or partitions are to be assigned; False if it is closed."""
+        with self._changed:
+            while self._ends is None and not self._places and not self._closed:
+                self._changed.wait()
+            return not self._closed
+
+    def _assign(self) -> None:
+        """Raises KafkaException, RuntimeError."""
         with self._changed:
             places, self._places = self._places, {}
-        left, new = assigned & places.keys(), {n: at for n, at in places.items() if at is not None}
+        left = self._assigned & places.keys()
+        new = {one: at for one, at in places.items() if at is not None}
         if left:
             self.consumer.incremental_unassign([TopicPartition(self._topic, one) for one in left])
         if new:
+            if max(new) >= self._known:
+                # Else librdkafka would look for partitions that are new to it every 10 s.
+                topic = self.consumer.list_topics(self._topic, LIST_SECONDS).topics[self._topic]
+                self._known = len(topic.partitions)
             self.consumer.incremental_assign(
                 [TopicPartition(self._topic, one, at) for one, at in new.items()]
             )
-        assigned.difference_update(left)
-        assigned.update(new)
-
-    def _is_waited_for(self) -> bool:
-        """Wait until somebody waits; False if it is closed."""
-        with self._changed:
-            while self._ends is None and not self._closed:
-                self._changed.wait()
-            return not self._closed
+        self._assigned = self._assigned - left | new.keys()
 
     def _take(self, events: list[Message], failure: KafkaException | None = None) -> None:
         with self._changed:
@@ -299,4 +311,5 @@ class _Waiter:
         self._bytes = 0
 
     def _past(self, ends: Mapping[int, int]) -> frozenset[int]:
-        return frozenset(one for one, end in ends.items() if self._following[one] > end)
+        following = self._following
+        return frozenset(one for one, end in ends.items() if following.get(one, end) > end)

@@ -135,6 +135,19 @@ def test_new_lanes_that_are_read_one_by_one_keep_the_others_waiting_for_a_moment
     assert log.calls == ["bounds", ("first", 4), 5, 1, 2, 3]
 
 
+def test_new_lanes_do_not_wait_for_lanes_that_have_messages():
+    view = View(0, 1)
+    lanes, log = make(view, max_messages=100), CountingLog()
+    reader = reader_of(lanes, log)
+    reader.turn()
+    view.own(2, 3)
+    lanes.follow()
+    log.first = lambda ranges, **_: {}  # type: ignore[method-assign]
+    log.calls.clear()
+    reader.turn()
+    assert log.calls == ["bounds", 2, 3, 0, 1]
+
+
 def test_what_the_log_does_not_give_at_once_is_read():
     lanes, log = make(View(0, 1, 2), max_messages=100), CountingLog()
     give = log.first
@@ -308,11 +321,11 @@ class GrowingLog(CountingLog):
         return Rest(0.0, moved=moved) if moved else Rest(5.0)
 
 
-def growing(monkeypatch, *numbers):
+def growing(monkeypatch, *numbers, view=None):
     """A log, a reader of these partitions that rests at their ends, its lanes, and its clock."""
     now = [0.0]
     monkeypatch.setattr(reading, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    log, lanes = GrowingLog(*numbers), make(View(*numbers), max_messages=10)
+    log, lanes = GrowingLog(*numbers), make(view or View(*numbers), max_messages=10)
     reader = reader_of(lanes, log)
     reader._waking = Waits()
     assert not reader.turn()
@@ -357,6 +370,31 @@ def test_a_lane_that_is_full_keeps_no_other_from_resting_at_its_end(monkeypatch)
     assert [lane.partition for lane in lanes.wanting()] == [1]
     log.ends[1] += 1
     assert woken(reader, log) == ["watch", ("bounds", 1), 1]
+
+
+def test_a_lane_that_comes_with_a_quick_turn_is_read_by_the_next(monkeypatch):
+    """It has no position, and its partition is not among those that are asked for."""
+    view = View(0, 1)
+    log, reader, lanes, _ = growing(monkeypatch, 0, 1, view=view)
+    log.ends[0] += 1
+    reader._rest()
+    log.ends[2] = 1
+    view.own(2, position=None)
+    lanes.follow()
+    assert reader.turn()
+    assert not reader._at_ends
+    assert reader.turn()
+    assert positions_of(lanes.snapshot()[2]) == [0]
+
+
+def test_a_range_without_messages_behind_a_message_in_work_is_no_work(monkeypatch):
+    log, reader, lanes, _ = growing(monkeypatch, 0)
+    log.ends[0] += 1
+    woken(reader, log)
+    lanes.take(1, 0)
+    log.ends[0] += 1
+    log.rows = lambda *_, **__: iter(())
+    assert not reader.turn()
 
 
 @pytest.mark.parametrize("case", ["is read in parts", "ends for good"])

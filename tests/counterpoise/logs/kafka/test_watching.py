@@ -1,9 +1,15 @@
 """A reader that waits has one consumer, whatever partitions it waits for."""
 
+import queue
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from counterpoise.logs.kafka import reader, watching
-from tests.counterpoise.logs.test_contract_watching import ends_of, is_woken, waits
+from tests.counterpoise.logs.kafka.test_reading import Event
+from tests.counterpoise.logs.kafka.test_shared import Placed
+from tests.counterpoise.logs.test_contract_watching import call_of, ends_of, is_woken, waits
 from tests.log_support import append
 from tests.service import eventually
 
@@ -29,8 +35,10 @@ class Assigned:
     """A consumer, and the partitions that it fetches."""
 
     def __init__(self, consumer):
-        self.consumer, self.partitions = consumer, set()
-        self.consume, self.close = consumer.consume, consumer.close
+        self.consumer, self.partitions = consumer, set[int]()
+
+    def __getattr__(self, name):
+        return getattr(self.consumer, name)
 
     def incremental_assign(self, places):
         self.consumer.incremental_assign(places)
@@ -84,3 +92,89 @@ def test_after_a_backlog_it_waits_at_the_end_at_once(log, made):
     )
     assert [rows.columns().values for rows, _ in found.values()] in ([], [[b"a"]])
     assert [one.partitions for one in made] == [{0, 1}]
+
+
+# ------------------------------------------------------------------ while nobody waits
+
+
+class Fetched:
+    """A consumer of a topic with so many partitions, which gets what the test puts into it."""
+
+    def __init__(self, count):
+        self.count = count
+        self.calls: list[Any] = []
+        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def consume(self, most, seconds):
+        try:
+            return [self.events.get(timeout=seconds)] if most == 1 else []
+        except queue.Empty:
+            return []
+
+    def list_topics(self, topic, _seconds):
+        self.calls.append("list")
+        return SimpleNamespace(topics={topic: SimpleNamespace(partitions=range(self.count))})
+
+    def incremental_assign(self, places):
+        self.calls.append({one.partition: one.offset for one in places})
+
+    def incremental_unassign(self, places):
+        self.calls.append([one.partition for one in places])
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def fetched():
+    """A consumer, who waits with it for partitions, and the time."""
+    consumer, now = Fetched(4), [0.0]
+    waits_for = watching.KafkaWatching("orders", lambda: consumer, dict, lambda: now[0])
+    yield consumer, waits_for, now
+    waits_for.close()
+
+
+def test_a_partition_that_comes_while_the_reader_is_busy_is_assigned_and_asked_for(fetched):
+    consumer, waits_for, now = fetched
+    assert waits_for.watch({0: 0}).seconds
+    now[0] += watching.NEW_SECONDS
+    assert waits_for.watch({0: 0}).seconds
+    consumer.events.put(Placed(0, Event(0)))
+    eventually(lambda: waits_for.watch({0: 0}).moved == {0})
+    # The thread takes nothing now, and the reader has the other partition from the next turn.
+    assert waits_for.watch({0: 0, 1: 0}).moved == {0, 1}
+    assert waits_for.watch({0: 0, 1: 0}).moved == {0}, "it has just asked for it"
+    eventually(lambda: consumer.calls == ["list", {0: 0}, {1: 0}])
+
+
+def test_partitions_that_the_consumer_does_not_know_are_looked_up_first(fetched):
+    consumer, waits_for, _ = fetched
+    for end, partition in enumerate((0, 3, 7, 6, 9)):
+        consumer.count = 4 if partition < 7 else 10
+        waits_for.watch({partition: end})
+        eventually(lambda: consumer.calls[-1:] == [{partition: end}]  # noqa: B023)
+    assert consumer.calls == ["list", {0: 0}, {3: 1}, "list", {7: 2}, {6: 3}, {9: 4}]
+
+
+def test_a_record_of_a_partition_given_up_while_it_was_waited_for_is_dropped(fetched):
+    consumer, waits_for, _ = fetched
+    waits_for.watch({0: 0, 1: 0})
+    waits_for.watch({0: 0})
+    waiter = waits_for._waiter
+    waiter._take([Placed(1, Event(0))])
+    waiter._ends = {0: 0, 1: 0}  # as if it had been waited for again just before
+    waiter._follow({0: 0})
+    waiter._take([Placed(1, Event(1))])
+    assert waits_for.watch({0: 0}).seconds
+    consumer.events.put(Placed(0, Event(0)))
+    eventually(lambda: waits_for.watch({0: 0}).moved == {0})
+
+
+def test_a_reader_that_has_read_with_a_cursor_is_told_where_the_messages_are(log, made):
+    append(log, "a")
+    ends = ends_of(log, 0, 1)
+    assert waits(log, ends)
+    assert sum(one.num_rows for one in log.read(0, "0", ends[0], max_messages=9)) == 1
+    assert waits(log, ends)
+    append(log, "b", partition=1, first=1)
+    assert call_of(log, ends).moved == {1}
