@@ -23,7 +23,8 @@ from broker.replica.transaction import Submission
 from broker.store.ports import StoreError
 from broker.store.trims import Trimming
 from counterpoise import wire
-from counterpoise.logs.address import InvalidLog, kind_of
+from counterpoise.logs.address import kind_of
+from counterpoise.logs.errors import InvalidLog
 from counterpoise.logs.groups import parted
 
 _log = structlog.get_logger()
