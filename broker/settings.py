@@ -54,7 +54,7 @@ _LINK = re.compile(r"(tcp|udp|sctp)://")
 
 
 class SettingsError(Exception):
-    """A setting has no valid value; the message is one line that names it."""
+    """A setting, or a file that it names, cannot be used; the message is one line that names it."""
 
 
 class Secret:
