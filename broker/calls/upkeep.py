@@ -13,7 +13,7 @@ from broker.calls.cuts import CutCalls
 from broker.calls.growth import growth_of
 from broker.calls.positions import stored_positions
 from broker.calls.readers import LogReaders, Trims, log_owner, owner_among
-from broker.core.errors import BrokerError, CutsOutdated, Invalid, QueueNotFound
+from broker.core.errors import BrokerError, Invalid, LogChanged, QueueNotFound
 from broker.core.queue import Queue
 from broker.logs.names import decides_count, parts_of
 from broker.logs.ports import Logs
@@ -137,7 +137,7 @@ class Upkeep:
 
     async def _grow(self, name: str, count: int) -> None:
         # It was deleted or resized meanwhile: the next upkeep compares again.
-        with suppress(QueueNotFound, CutsOutdated):
+        with suppress(QueueNotFound, LogChanged):
             change = await self._queues.read(name, lambda queue: growth_of(queue, count))
             if change is not None:
                 await self._queues.submit(name, lambda: Submission(change))
