@@ -137,7 +137,7 @@ def address_of(listener: socket.socket, scheme: str = "http") -> str:
 def run(settings: Settings, listener: socket.socket) -> None:
     """Serve on `listener` until SIGTERM or SIGINT. Call it from the main thread.
 
-    Raises `TlsError`.
+    Raises `SettingsError`.
     """
     gc.set_threshold(*COLLECTIONS)
     app = create_app(Broker(settings), settings)

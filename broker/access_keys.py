@@ -35,11 +35,12 @@ class Created(NamedTuple):
     is_first: bool
 
 
-class NoSuchKey(Exception):
-    """No key has this id."""
+class KeyRefused(Exception):
+    """The call on keys was not carried out; the message is one line."""
 
     @classmethod
-    def of(cls, key_id: str) -> Self:
+    def unknown(cls, key_id: str) -> Self:
+        """No key has this id."""
         return cls(f"no key has the id {key_id!r}; 'counterpoise keys list' shows the keys")
 
 
@@ -79,7 +80,7 @@ def every(database_url: str) -> list[KeySummary]:
 
 
 def revoke(database_url: str, id: str) -> KeySummary:
-    """Revoke a key, for good. Harmless when repeated. Raises NoSuchKey."""
+    """Revoke a key, for good. Harmless when repeated. Raises KeyRefused."""
     with _connected(database_url) as connection:
         before = _key(connection, id, "FOR UPDATE")
         if before.revoked_at is None:
@@ -112,7 +113,7 @@ def _key(connection: Connection, id: str, lock: str = "") -> KeySummary:
     cursor = connection.cursor(row_factory=class_row(KeySummary))
     key = cursor.execute(f"{_SELECT} WHERE id = %s {lock}".encode(), (id,)).fetchone()
     if key is None:
-        raise NoSuchKey.of(id)
+        raise KeyRefused.unknown(id)
     return key
 
 

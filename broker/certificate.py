@@ -10,20 +10,16 @@ from pathlib import Path
 
 import structlog
 
-from broker.settings import Settings
+from broker.settings import Settings, SettingsError
 
 log = structlog.get_logger("tls")
-
-
-class TlsError(Exception):
-    """The certificate or its key cannot be used; the message is one line that names the files."""
 
 
 class Certificate:
     """A certificate file and its key; `context` serves with the present one."""
 
     def __init__(self, cert: Path, key: Path | None = None) -> None:
-        """Raises `TlsError`. `key` None: it is in the certificate's file."""
+        """Raises `SettingsError`. `key` None: it is in the certificate's file."""
         self.cert = cert
         self.key = key
         self.context = self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
@@ -34,7 +30,7 @@ class Certificate:
             # A context keeps what it has of a pair whose key does not fit. So another one tries.
             self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
             self._load(self.context)
-        except TlsError as error:
+        except SettingsError as error:
             log.error("the certificate was not renewed", error=str(error))
             return False
         log.info("the certificate was renewed", cert=str(self.cert))
@@ -47,16 +43,16 @@ class Certificate:
         except OSError as error:
             files = f"{self.cert}" if self.key is None else f"{self.cert} and {self.key}"
             reason = getattr(error, "reason", None) or error.strerror or str(error)
-            raise TlsError(f"cannot use the certificate in {files}: {reason}") from None
+            raise SettingsError(f"cannot use the certificate in {files}: {reason}") from None
         return context
 
 
 def certificate_of(settings: Settings) -> Certificate | None:
-    """The certificate to serve with, None for HTTP. Raises `TlsError`."""
+    """The certificate to serve with, None for HTTP. Raises `SettingsError`."""
     if settings.tls_cert is None:
         return None
     return Certificate(settings.tls_cert, settings.tls_key)
 
 
 def _no_password() -> str:
-    raise TlsError("the certificate's key is encrypted; give one that is not")
+    raise SettingsError("the certificate's key is encrypted; give one that is not")

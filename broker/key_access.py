@@ -8,10 +8,11 @@ from datetime import datetime
 from typing import Protocol
 
 from broker import access_keys
-from broker.access_keys import Created, NoSuchKey
+from broker.access_keys import Created, KeyRefused
 from broker.core.access import Role
-from broker.key_database import NoAddress, Served, Silent, service_at
+from broker.key_database import Served, Silent, service_at
 from broker.launch import Reached
+from broker.settings import SettingsError
 from broker.store.ports import KeySummary
 from counterpoise import wire
 from counterpoise.client import Client, token_of_environment
@@ -68,7 +69,7 @@ class _OfService:
             return _summary(self._client.revoke_key(key_id))
         except Refused as error:
             if error.code in ("key_not_found", "invalid"):
-                raise NoSuchKey.of(key_id) from None
+                raise KeyRefused.unknown(key_id) from None
             raise
 
 
@@ -77,22 +78,18 @@ def keys_in(database: Reached) -> KeysOf:
     return _InDatabase(database)
 
 
-class RefusedByService(Exception):
-    """The service did not do it; the message says why."""
-
-
 @contextmanager
 def keys_of_service(url: str | None) -> Iterator[KeysOf | None]:
     """The keys of the service at this address (None: COUNTERPOISE_URL, or the default).
 
     None: no service is there, or it is of a release without these calls, or it needs a key and we
-    have none. Raises RefusedByService, in the block too; also for one that does not answer.
+    have none. Raises KeyRefused, in the block too; also for one that does not answer.
     """
     service: Served | Silent | str = ""
-    with suppress(NoAddress):  # the database's way says so
+    with suppress(SettingsError):  # the database's way says so
         service = service_at(url)
     if isinstance(service, Silent):
-        raise RefusedByService(
+        raise KeyRefused(
             f"{service.reason}; try again, or name its database with --data-dir or --database-url"
         )
     if not isinstance(service, Served):
@@ -102,7 +99,7 @@ def keys_of_service(url: str | None) -> Iterator[KeysOf | None]:
         with Client(url) as client:
             yield _OfService(client, service) if _takes(client) else None
     except CounterpoiseError as error:
-        raise RefusedByService(str(error)) from None
+        raise KeyRefused(str(error)) from None
 
 
 def _takes(client: Client) -> bool:

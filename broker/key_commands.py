@@ -183,9 +183,9 @@ def _reached(
 ) -> Iterator[KeysOf]:
     """The keys of the service that answers and takes our key; else those of the database."""
     from broker import launch
-    from broker.access_keys import NoSuchKey
+    from broker.access_keys import KeyRefused
     from broker.exits import Exit, fail
-    from broker.key_access import RefusedByService, keys_in, keys_of_service
+    from broker.key_access import keys_in, keys_of_service
 
     if not launch.names_database(data_dir=data_dir, database_url=database_url):
         try:
@@ -193,7 +193,7 @@ def _reached(
                 if keys is not None:
                     yield keys
                     return
-        except (RefusedByService, NoSuchKey) as error:
+        except KeyRefused as error:
             fail(Exit.KEY, str(error))
     with launch.reached(
         migrates=migrates, service_url=url, data_dir=data_dir, database_url=database_url

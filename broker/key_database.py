@@ -12,14 +12,11 @@ from typing import NamedTuple
 
 import httpx
 
+from broker.settings import SettingsError
 from counterpoise.client import Client
-from counterpoise.errors import InvalidUrl, ServiceUnavailable, Unreachable
+from counterpoise.errors import InvalidSettings, ServiceUnavailable, Unreachable
 
 TIMEOUT_SECONDS = 10.0
-
-
-class NoAddress(Exception):
-    """The text is not the address of a service."""
 
 
 class Served(NamedTuple):
@@ -38,11 +35,11 @@ class Silent(NamedTuple):
 
 def service_at(url: str | None) -> Served | Silent | str:
     """The service at this address (None: COUNTERPOISE_URL, or the default), or the address if no
-    service is there. Raises NoAddress."""
+    service is there. Raises SettingsError."""
     try:
         client = Client(url, timeout_seconds=TIMEOUT_SECONDS)
-    except InvalidUrl as error:
-        raise NoAddress(str(error)) from None
+    except InvalidSettings as error:
+        raise SettingsError(str(error)) from None
     with client:
         root = client.url.removesuffix("/v1")
         try:

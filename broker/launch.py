@@ -19,7 +19,7 @@ import structlog
 from msgspec import structs
 
 from broker import access_keys, exposure
-from broker.certificate import TlsError, certificate_of
+from broker.certificate import certificate_of
 from broker.core.errors import Invalid
 from broker.exits import Exit, fail, loaded
 from broker.listener import listen
@@ -34,7 +34,7 @@ from broker.postgres.embedded import (
     url_of_running,
 )
 from broker.postgres.keeper import PostgresKeeper
-from broker.settings import Secret, Settings
+from broker.settings import Secret, Settings, SettingsError
 from broker.telemetry import configure_logging
 from counterpoise.logs import postgres
 
@@ -111,13 +111,13 @@ def reached(
     in the block too: also if the service at `service_url` answers and uses another database.
     `migrates`: as at the start of the service.
     """
-    from broker.key_database import NoAddress, service_at
+    from broker.key_database import service_at
 
     settings = settings_of(**given)
     configure_logging("warning", settings.log_format)
     try:
         service = service_at(service_url)
-    except NoAddress as error:
+    except SettingsError as error:
         fail(Exit.SETTINGS, str(error))
     name = name_of_database(settings)
     if settings.database_url is None and not _is_running(settings):
@@ -134,7 +134,7 @@ def reached(
             yield Reached(url, f"Database: {name}; {used}.")
         except DatabaseUnreachable as error:
             fail(Exit.DATABASE, f"cannot reach the database: {error}")
-        except (access_keys.NoSuchKey, Invalid) as error:
+        except (access_keys.KeyRefused, Invalid) as error:
             fail(Exit.KEY, str(error))
 
 
@@ -251,7 +251,7 @@ def settings_of(**given: object) -> Settings:
 def _check_certificate(settings: Settings) -> None:
     try:
         certificate_of(settings)
-    except TlsError as error:
+    except SettingsError as error:
         fail(Exit.SETTINGS, str(error))
 
 

@@ -248,10 +248,8 @@ class Broker(Calls):
             levels[migrations.LOG] = await log.run_sync(level_of_log)
         if unfit := await asyncio.to_thread(migrations.unfit_at, levels):
             return " ".join(each.why for each in unfit)
-        try:
-            await asked(checks.try_write)
-        except checks.CannotWrite as error:
-            REPORTER.report(str(error), error.code)
+        if (refusal := await asked(checks.why_not_writing)) is not None:
+            REPORTER.report(*refusal)
             return "The database cannot write."
         if await asked(restoring.moved):
             return restoring.NOT_FENCED

@@ -54,7 +54,7 @@ _LINK = re.compile(r"(tcp|udp|sctp)://")
 
 
 class SettingsError(Exception):
-    """A setting has no valid value; the message is one line that names it."""
+    """A setting, or a file that it names, cannot be used; the message is one line that names it."""
 
 
 class Secret:
@@ -171,13 +171,13 @@ SECRETS = frozenset(
 def _postgres_url(url: Secret) -> Secret:
     """Complete: with what libpq's variables say of what it leaves out."""
     # Only here: most starts that are refused name no database, and a driver takes its time.
-    from counterpoise.logs import postgres
+    from counterpoise.logs import InvalidLog, postgres
 
     if _CONTROL.search(url.get_secret_value()):
         raise ValueError("should be one line without control characters")
     try:
         given = postgres.read(url.get_secret_value())
-    except postgres.NotOfPostgres:
+    except InvalidLog:
         raise ValueError(_FORM) from None
     if refused := given.keys() - _TAKEN:
         raise ValueError(f"leave {min(refused)} out of the URL; the service does not take it")

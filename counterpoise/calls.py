@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from counterpoise import wire
 from counterpoise.documents import Json, PartlyShown
-from counterpoise.errors import BadAnswer, Invalid, InvalidUrl, error_of
+from counterpoise.errors import BadAnswer, Invalid, InvalidSettings, error_of
 from counterpoise.options import check_counts
 from counterpoise.reading import Parts, joined, json_of, page_reader, reader
 from counterpoise.wire import ChildrenItem, CommitItem, Page, ReadyItem, ReleaseItem
@@ -66,7 +66,7 @@ _HOST = re.compile(r"[\w.-]+|[0-9a-f:.]+(%[\w.-]+)?")
 
 
 def base_url(url: str) -> str:
-    """`url` as the root of all paths; raises `InvalidUrl`.
+    """`url` as the root of all paths; raises `InvalidSettings`.
 
     An address of this machine needs no scheme. Elsewhere http:// has to be said, since tokens are
     readable on the way.
@@ -77,14 +77,14 @@ def base_url(url: str) -> str:
     if _ON_THIS_MACHINE.match(text):
         text = f"http://{text}"
     if "@" in text:  # anywhere in the URL: a password with a / in it ends up in the path
-        raise InvalidUrl(
+        raise InvalidSettings(
             "the service's address must not have a user or password, since addresses are shown: "
             "give a token in COUNTERPOISE_TOKEN (or the argument token), and the address without"
         )
     has_query = bool({*"?#"} & {*text})
     shown = "this one (its query may hold a secret)" if has_query else repr(url)
     if "," in text or text.count("://") > 1:
-        raise InvalidUrl(
+        raise InvalidSettings(
             f"the service's address must be a single one, not {shown}: for several replicas give "
             "that of the load balancer before them"
         )
@@ -93,13 +93,15 @@ def base_url(url: str) -> str:
         host, _port = parts.hostname or "", parts.port
         host.encode("idna")
     except ValueError:
-        raise InvalidUrl(f"the service's address is not a URL: {shown}") from None
+        raise InvalidSettings(f"the service's address is not a URL: {shown}") from None
     if parts.scheme not in ("http", "https") or not host:
-        raise InvalidUrl(f"the service's address must be an http:// or https:// URL, not {shown}")
+        raise InvalidSettings(
+            f"the service's address must be an http:// or https:// URL, not {shown}"
+        )
     if not text.isprintable() or not _HOST.fullmatch(host):
-        raise InvalidUrl(f"the service's address has a character that no address has: {shown}")
+        raise InvalidSettings(f"the service's address has a character that no address has: {shown}")
     if has_query:
-        raise InvalidUrl(
+        raise InvalidSettings(
             f"the service's address must not have a query or fragment: leave out what follows "
             f"{parts.scheme}://{parts.netloc}{parts.path}"
         )

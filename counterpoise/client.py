@@ -32,9 +32,7 @@ from counterpoise import conditions as condition_calls
 from counterpoise.calls import Call, Listing, base_url, read_answer
 from counterpoise.errors import (
     BadAnswer,
-    InvalidCertificates,
-    InvalidToken,
-    InvalidUrl,
+    InvalidSettings,
     Unreachable,
 )
 from counterpoise.event_stream import EventReader
@@ -106,7 +104,7 @@ def _trusted() -> ssl.SSLContext:
     try:
         context = httpx.create_ssl_context()
     except OSError as error:
-        raise InvalidCertificates(
+        raise InvalidSettings(
             f"SSL_CERT_FILE must name a PEM file with the authority's certificate, not {named!r}: "
             f"{error}"
         ) from None
@@ -117,11 +115,11 @@ def _trusted() -> ssl.SSLContext:
 
 @contextmanager
 def _with_proxies() -> Iterator[None]:
-    """Raises InvalidUrl if a client cannot use the proxies that the environment names."""
+    """Raises InvalidSettings if a client cannot use the proxies that the environment names."""
     try:
         yield
     except (ImportError, ValueError, httpx.InvalidURL) as error:
-        raise InvalidUrl(
+        raise InvalidSettings(
             "the proxy of the environment cannot be used, correct HTTP_PROXY, HTTPS_PROXY, "
             f"ALL_PROXY or NO_PROXY: {error}"
         ) from None
@@ -130,19 +128,19 @@ def _with_proxies() -> Iterator[None]:
 def token_of_environment() -> str | None:
     """The key in COUNTERPOISE_TOKEN, else in the file that COUNTERPOISE_TOKEN_FILE names.
 
-    Raises InvalidToken, which does not show it.
+    Raises InvalidSettings, which does not show it.
     """
     try:
         token = checked_token(os.environ.get("COUNTERPOISE_TOKEN"))
-    except InvalidToken as error:
-        raise InvalidToken(f"COUNTERPOISE_TOKEN: {error}") from None
+    except InvalidSettings as error:
+        raise InvalidSettings(f"COUNTERPOISE_TOKEN: {error}") from None
     file = os.environ.get("COUNTERPOISE_TOKEN_FILE", "").strip()
     if token is not None or not file:
         return token
     try:
         return token_in(file)
-    except InvalidToken as error:
-        raise InvalidToken(f"COUNTERPOISE_TOKEN_FILE: {error}") from None
+    except InvalidSettings as error:
+        raise InvalidSettings(f"COUNTERPOISE_TOKEN_FILE: {error}") from None
 
 
 class Settings:
@@ -153,7 +151,9 @@ class Settings:
         try:
             httpx.URL(self.url)
         except httpx.InvalidURL as error:
-            raise InvalidUrl(f"the service's address is not a URL: {self.url} ({error})") from None
+            raise InvalidSettings(
+                f"the service's address is not a URL: {self.url} ({error})"
+            ) from None
         _QUIET.urls.add(self.url)
         check_seconds(SHORTEST_SECONDS, timeout_seconds=timeout_seconds)
         self.timeout_seconds = timeout_seconds

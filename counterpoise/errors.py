@@ -19,30 +19,13 @@ class CounterpoiseError(Exception):
     code: str = "error"
 
 
-class CommandRefused(CounterpoiseError):
-    """A command cannot do what it was asked to, as things are; `code` says why, for programs."""
+class InvalidSettings(CounterpoiseError):
+    """The address, proxy, token or certificates to reach the service with cannot be used.
 
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(text)
-        self.code = code
+    The message says which, and shows no secret.
+    """
 
-
-class InvalidUrl(CounterpoiseError):
-    """The address of the service is not an http:// or https:// URL, or its proxy cannot be used."""
-
-    code = "invalid_url"
-
-
-class InvalidToken(CounterpoiseError):
-    """The token cannot be sent in a header: it has a line end, or a character beyond ASCII."""
-
-    code = "invalid_token"
-
-
-class InvalidCertificates(CounterpoiseError):
-    """The file that SSL_CERT_FILE names has no certificates of authorities, or cannot be read."""
-
-    code = "invalid_certificates"
+    code = "invalid_settings"
 
 
 class NotCounterpoise(CounterpoiseError):
@@ -55,7 +38,7 @@ class NotCounterpoise(CounterpoiseError):
 
 
 class ServiceUnavailable(CounterpoiseError):
-    """The service cannot answer now; the same call may succeed later.
+    """The service cannot answer now, or it or a proxy has failed; the same call may succeed later.
 
     `retry_after` is the wait that the service asked for, in seconds, or None.
     """
@@ -73,13 +56,7 @@ class Unreachable(ServiceUnavailable):
     code = "unreachable"
 
 
-class ServiceFailed(ServiceUnavailable):
-    """The service, or a proxy in between, answered with an internal failure (5xx)."""
-
-    code = "internal"
-
-
-class QueueUnreadable(ServiceFailed):
+class QueueUnreadable(ServiceUnavailable):
     """The service cannot read this queue, which can be deleted; all others are served."""
 
     code = "queue_unreadable"
@@ -234,7 +211,7 @@ class Invalid(Refused):
 
 
 class NotBound(CounterpoiseError):
-    """The flow has not been opened, is not bound yet, or is closed."""
+    """The flow has not been opened, is not bound yet, is closed, or belongs to a parent process."""
 
     code = "not_bound"
 
@@ -245,12 +222,6 @@ class EndRefused(CounterpoiseError):
     """
 
     code = "end_refused"
-
-
-class UsedInAnotherProcess(CounterpoiseError):
-    """A flow or publisher belongs to the process that made it; a forked child makes its own."""
-
-    code = "other_process"
 
 
 class _ByCode:
@@ -343,7 +314,7 @@ def error_of(
     """
     if problem is None:
         if status >= 500 or status in _TRANSIENT_STATUSES:
-            return ServiceFailed(f"the service answered HTTP {status}", retry_after)
+            return ServiceUnavailable(f"the service answered HTTP {status}", retry_after)
         return NotCounterpoise(
             f"HTTP {status} without a problem document: is this address a Counterpoise service?"
         )
@@ -352,8 +323,6 @@ def error_of(
     code = str(problem.get("code", ""))
     if code in _PASSING:
         return _PASSING[code](message, retry_after)
-    if status == 503 or status in _TRANSIENT_STATUSES:
+    if status >= 500 or status in _TRANSIENT_STATUSES:
         return ServiceUnavailable(message, retry_after)
-    if status >= 500:
-        return ServiceFailed(message, retry_after)
     return _ByCode.classes.get(code, Refused)(message, status, problem)

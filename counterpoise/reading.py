@@ -21,7 +21,7 @@ from msgspec import DecodeError, Struct, ValidationError, convert, structs
 from msgspec.json import Decoder, decode
 
 from counterpoise.documents import Document
-from counterpoise.errors import BadAnswer, InvalidToken
+from counterpoise.errors import BadAnswer, InvalidSettings
 from counterpoise.wire import TOKEN_PATTERN, Page, Rebalance
 
 T = TypeVar("T")
@@ -127,13 +127,13 @@ class Listed(Generic[T]):
 def checked_token(text: str | None) -> str | None:
     """The token without blanks and line ends around it (files end with one); None for an empty one.
 
-    Raises InvalidToken, which does not show it.
+    Raises InvalidSettings, which does not show it.
     """
     token = (text or "").strip()
     if not token:
         return None
     if not _TOKEN.fullmatch(token):
-        raise InvalidToken(
+        raise InvalidSettings(
             "the token contains a character that a header cannot carry (a blank, a line end or one "
             "beyond ASCII), or is too long: give it exactly as it was handed out"
         )
@@ -141,18 +141,18 @@ def checked_token(text: str | None) -> str | None:
 
 
 def token_in(file: str | os.PathLike[str]) -> str:
-    """The token in a file. Raises InvalidToken, which does not show it."""
+    """The token in a file. Raises InvalidSettings, which does not show it."""
     try:
         with open(file, encoding="utf-8") as opened:
             # Longer than any, and less than a disk that was named by mistake.
             token = checked_token(opened.read(1 << 16))
     except (OSError, ValueError) as error:
         said = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise InvalidToken(f"the token in {os.fspath(file)} cannot be read: {said}") from None
-    except InvalidToken as error:
-        raise InvalidToken(f"{os.fspath(file)}: {error}") from None
+        raise InvalidSettings(f"the token in {os.fspath(file)} cannot be read: {said}") from None
+    except InvalidSettings as error:
+        raise InvalidSettings(f"{os.fspath(file)}: {error}") from None
     if token is None:
-        raise InvalidToken(f"{os.fspath(file)} is empty: it should have the token")
+        raise InvalidSettings(f"{os.fspath(file)} is empty: it should have the token")
     return token
 
 

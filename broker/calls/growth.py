@@ -112,7 +112,7 @@ def growth_of(queue: Queue, count: int) -> c.Change | None:
     """The change with which a queue follows its topic, which has so many partitions; None if it
     needs none.
 
-    Deciding it raises CutsOutdated if the queue was resized meanwhile: then the count may be an old
+    Deciding it raises LogChanged if the queue was resized meanwhile: then the count may be an old
     one.
     """
     if queue.settings.partition_count >= count:

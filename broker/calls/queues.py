@@ -22,6 +22,7 @@ from broker.core.creation import create
 from broker.core.errors import (
     Forbidden,
     Invalid,
+    LogChanged,
     QueueExists,
     QueueInUse,
     QueueNotFound,
@@ -34,7 +35,7 @@ from broker.logs.names import builtin_name, check_log, decides_count, has_owner,
 from broker.logs.ports import LogOwner, Logs
 from broker.logs.retention import DEFAULT_BYTES, DEFAULT_SECONDS, Retention
 from broker.replica.store_calls import store_available
-from broker.replica.transaction import LogMoved, Submission
+from broker.replica.transaction import Submission
 from broker.store.ports import (
     Commit,
     FlowsBound,
@@ -107,7 +108,7 @@ class QueueCalls:
             except NameTaken:
                 return await self._made_before(spec, log, retention)
             except LogTrimmed:
-                raise LogMoved from None
+                raise LogChanged("trimmed") from None
         queue = commit.queue
         if has_owner(log) and owner is None:
             await self._make_log(queue, keys, caller)
@@ -485,7 +486,7 @@ class QueueCalls:
             with store_available():
                 await self._store.delete(coordinator.queue_id, force=force, act=act, end=end)
         except LogTrimmed:
-            raise LogMoved from None
+            raise LogChanged("trimmed") from None
         except FlowsBound:
             raise QueueInUse(FLOWS_BOUND) from None
         except QueueGone:

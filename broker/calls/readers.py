@@ -19,12 +19,12 @@ from broker.calls.access import QueueAccess
 from broker.calls.rendering import queue_row_view, queue_view
 from broker.core import commands as c
 from broker.core.access import Caller, Right
-from broker.core.errors import CutsOutdated, Forbidden, Invalid, QueueNotFound, Unavailable
+from broker.core.errors import Forbidden, Invalid, LogChanged, QueueNotFound, Unavailable
 from broker.core.queue import Queue
 from broker.logs.names import builtin_name, canonical, decides_count, has_owner, parts_of
 from broker.logs.ports import LogOwner, Logs
 from broker.replica.store_calls import store_available
-from broker.replica.transaction import LogMoved, Submission
+from broker.replica.transaction import Submission
 from broker.store.ports import Act, Store
 from broker.store.trims import NEVER, End, Fence, Trimming
 from counterpoise import wire
@@ -237,7 +237,7 @@ class Trims:
             if row.pending is None:
                 return Fence(name, row.announced)
             await self._carry_out(name, row)
-        raise LogMoved
+        raise LogChanged("trimmed")
 
     async def apart(self, work: Callable[[], Awaitable[T]]) -> T:
         """The result of `work`, which takes a fence; it begins anew if a trim came in between, or
@@ -248,7 +248,7 @@ class Trims:
         for _ in range(ATTEMPTS - 1):
             try:
                 return await work()
-            except (LogMoved, CutsOutdated):
+            except LogChanged:
                 continue
         return await work()
 

@@ -13,7 +13,7 @@ from broker.calls.cuts import CutCalls
 from broker.calls.growth import growth_of
 from broker.calls.positions import stored_positions
 from broker.calls.readers import LogReaders, Trims, log_owner, owner_among
-from broker.core.errors import BrokerError, CutsOutdated, Invalid, QueueNotFound
+from broker.core.errors import BrokerError, Invalid, LogChanged, QueueNotFound
 from broker.core.queue import Queue
 from broker.logs.names import decides_count, parts_of
 from broker.logs.ports import Logs
@@ -23,7 +23,8 @@ from broker.replica.transaction import Submission
 from broker.store.ports import StoreError
 from broker.store.trims import Trimming
 from counterpoise import wire
-from counterpoise.logs.address import InvalidLog, kind_of
+from counterpoise.logs.address import kind_of
+from counterpoise.logs.errors import InvalidLog
 from counterpoise.logs.groups import parted
 
 _log = structlog.get_logger()
@@ -136,7 +137,7 @@ class Upkeep:
 
     async def _grow(self, name: str, count: int) -> None:
         # It was deleted or resized meanwhile: the next upkeep compares again.
-        with suppress(QueueNotFound, CutsOutdated):
+        with suppress(QueueNotFound, LogChanged):
             change = await self._queues.read(name, lambda queue: growth_of(queue, count))
             if change is not None:
                 await self._queues.submit(name, lambda: Submission(change))

@@ -248,7 +248,7 @@ class Change:
     Raises Invalid for exclusive access while a flow with a maximum is bound, StateKept for shared
     access while a flow that keeps state is bound, ResizeUnsettled for
     another resize of a queue with ordered resizes before the last one is
-    settled, and CutsOutdated if the queue was resized since it was `checked`.
+    settled, and LogChanged if the queue was resized since it was `checked`.
     """
 
     changes: Mapping[str, Any]

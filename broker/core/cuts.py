@@ -12,7 +12,7 @@ from typing import Any
 
 from broker.core import commands as c
 from broker.core.draft import Draft
-from broker.core.errors import CutsOutdated, ResizeUnsettled
+from broker.core.errors import LogChanged, ResizeUnsettled
 from broker.core.queue import Queue
 from broker.core.records import Cut, CutsAwaited, CutsReached, CutsTaken
 from broker.core.transitions import State
@@ -157,11 +157,11 @@ def due_at_once(draft: Draft) -> None:
 
 
 def refuse_outdated(command: c.RaiseEpochs, queue: Queue) -> None:
-    """Raises CutsOutdated if the queue knows of a later resize than the command: then the command
+    """Raises LogChanged if the queue knows of a later resize than the command: then the command
     does not say which barriers come back.
     """
     if command.cuts is not None and command.cuts.resize < queue.resize.seen:
-        raise CutsOutdated
+        raise LogChanged("resized")
 
 
 def positions_set(command: c.RaiseEpochs, draft: Draft) -> None:

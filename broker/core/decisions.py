@@ -19,8 +19,8 @@ from broker.core.budget import held_until
 from broker.core.draft import Draft
 from broker.core.errors import (
     BrokerError,
-    CutsOutdated,
     Invalid,
+    LogChanged,
     Overtaken,
     StateKept,
     TooManyFlows,
@@ -344,12 +344,12 @@ def _refuse_maxima(queue: Queue) -> None:
 
 
 def change(command: c.Change, draft: Draft) -> None:
-    """Settings change; the partition count is the resize (rule 9). Raises CutsOutdated, Invalid,
+    """Settings change; the partition count is the resize (rule 9). Raises LogChanged, Invalid,
     ResizeUnsettled, StateKept.
     """
     queue = draft.queue
     if command.checked not in (None, cuts.last_resize(queue)):
-        raise CutsOutdated
+        raise LogChanged("resized")
     if queue.lineage is not None and "partition_count" in command.changes:
         raise Invalid(
             "The source of a dynamic queue begins and ends its partitions; it cannot be resized.",
@@ -485,7 +485,7 @@ def is_read(queue: Queue, number: int) -> bool:
 
 
 def raise_epochs(command: c.RaiseEpochs, draft: Draft) -> None:
-    """Positions are set: whoever goes on goes on under new epochs. Raises CutsOutdated."""
+    """Positions are set: whoever goes on goes on under new epochs. Raises LogChanged."""
     cuts.refuse_outdated(command, draft.queue)
     numbers = tuple(
         number for number in dict.fromkeys(command.partitions) if is_read(draft.queue, number)

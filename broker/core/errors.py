@@ -8,7 +8,7 @@ assertion, never one of these.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 
 class BrokerError(Exception):
@@ -213,8 +213,8 @@ class QueueUnreadable(BrokerError):
     code = "queue_unreadable"
 
 
-class CutsOutdated(Unavailable):
-    """The log was resized since the cuts that this call relies on were read."""
+class LogChanged(Unavailable):
+    """The log was trimmed or resized since what this call relies on was read."""
 
-    def __init__(self) -> None:
-        super().__init__("The log was resized meanwhile; try again.")
+    def __init__(self, how: Literal["trimmed", "resized"]) -> None:
+        super().__init__(f"The log was {how} meanwhile; try again.")

@@ -50,10 +50,6 @@ _SILENT = (
 _CUT = -195
 
 
-class MockKafkaError(RuntimeError):
-    """The mock cluster did not carry out a command."""
-
-
 class MockKafka:
     """The cluster, running from construction until `close`."""
 
@@ -74,7 +70,7 @@ class MockKafka:
         return f"kafka://{self.bootstrap}/{topic}"
 
     def create_topic(self, topic: str, partition_count: int) -> None:
-        """Make a topic, empty. Raises MockKafkaError if it exists."""
+        """Make a topic, empty. Raises RuntimeError if it exists."""
         self._call("topic_create", topic, partition_count, 1)
 
     def delete_topic(self, topic: str) -> None:
@@ -144,13 +140,13 @@ class MockKafka:
         self._process.stdin.flush()
         code = self._answer()
         if code != 0:
-            raise MockKafkaError(f"{name} {arguments}: error {code}")
+            raise RuntimeError(f"{name} {arguments}: error {code}")
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise MockKafkaError("the mock cluster has ended; is confluent-kafka installed?")
+            raise RuntimeError("the mock cluster has ended; is confluent-kafka installed?")
         return json.loads(line)
 
 

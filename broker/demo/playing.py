@@ -20,7 +20,6 @@ from broker.demo.scenario import Acts, S, Scenario
 from broker.demo.split import SplitScenario, SplitStage
 from broker.demo.stage import DemoFailed, Stage
 from broker.demo.verdict import DemoVerdict, OwnerChange, judge
-from broker.demo.work.flights import DataSetMissing
 from broker.demo.work.lake import statistics_in
 
 GOOD, BAD, FAILED, INTERRUPTED = 0, 1, 2, 130
@@ -56,7 +55,7 @@ def run(
         with tempfile.TemporaryDirectory(prefix="counterpoise-demo-") as directory:
             home = Path(directory)
             verdict = judge(play(home, console, rows, sabotage, split=split, into_lake=into_lake))
-    except (DemoFailed, DataSetMissing) as error:
+    except (DemoFailed, ModuleNotFoundError) as error:
         console.print(f"The demo failed: {error}", markup=False, highlight=False, soft_wrap=True)
         return FAILED
     except KeyboardInterrupt:
@@ -77,7 +76,7 @@ def play(
 ) -> Evidence:
     """Play all acts, with everything they need in `directory`; returns what the verdict needs.
 
-    Raises DemoFailed and DataSetMissing.
+    Raises DemoFailed, and ModuleNotFoundError without the data set.
     """
     display = _display(console)
     try:

@@ -116,7 +116,7 @@ class Stage:
     def open(self, **queue_settings: Any) -> None:
         """Read the flights, create the queue (with these settings, too), open log and sink.
 
-        Raises DataSetMissing.
+        Raises ModuleNotFoundError without the data set.
         """
         self._show(FlightCounts(0, 0, 0))
         self.flights = load(self._rows)

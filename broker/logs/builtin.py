@@ -33,8 +33,7 @@ from counterpoise.logs import (
     AppendResult,
     InvalidMessage,
     LogNotFound,
-    StalePartitionCount,
-    StaleRanges,
+    StaleRouting,
 )
 from counterpoise.logs.builtin import (
     LOG_NOT_FOUND,
@@ -454,7 +453,7 @@ class BuiltinLogs:
         state = getattr(refusal, "sqlstate", None)
         if state == STALE_PARTITION_COUNT:
             count = await self.partition_count(f"builtin:{name}")
-            raise StalePartitionCount(batch.partition_count, count) from None
+            raise StaleRouting(batch.partition_count, count) from None
         if state == LOG_NOT_FOUND:
             raise LogNotFound(f"there is no log {name!r}") from None
         if state == OUT_OF_RANGE:
@@ -463,7 +462,7 @@ class BuiltinLogs:
             async with self._database.transaction() as connection:
                 rows = (await connection.execute(_RANGES, {"name": name})).all()
             current = Ranges(HashRange(*row) for row in rows)
-            raise StaleRanges("the log has other ranges", current) from None
+            raise StaleRouting(batch.partition_count, 0, current) from None
 
     async def young(
         self, log: str, below: Mapping[int, int], seconds: float

@@ -43,8 +43,7 @@ from counterpoise.logs import (
     LogNotFound,
     LogUnavailable,
     Message,
-    StalePartitionCount,
-    StaleRanges,
+    StaleRouting,
 )
 from counterpoise.logs.address import Kind, kind_of
 from counterpoise.logs.ranges import HashRange, parse_range
@@ -439,7 +438,7 @@ class LogsByKind:
             raise Invalid(f"The log cannot hold this message: {error}.") from None
         except LogDatabaseUnavailable:
             raise Unavailable(DATABASE_AWAY) from None
-        except (LogUnavailable, StalePartitionCount, StaleRanges) as error:
+        except (LogUnavailable, StaleRouting) as error:
             raise Unavailable(f"The log did not confirm the message: {error}{OWN_ACCESS}") from None
         except LogError as error:
             raise Invalid(f"The service cannot append to the log: {error}{OWN_ACCESS}") from None

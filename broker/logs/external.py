@@ -39,9 +39,7 @@ from broker.logs.ports import (
     MIRRORS,
     Bounds,
     Holder,
-    LogOwned,
     LogOwner,
-    LogUnfit,
     Purpose,
 )
 from broker.tasks import disregard
@@ -52,8 +50,9 @@ from counterpoise.logs import (
     InvalidPosition,
     LogError,
     LogNotFound,
+    LogRefused,
     LogUnavailable,
-    StalePartitionCount,
+    StaleRouting,
 )
 from counterpoise.logs.address import (
     Host,
@@ -62,7 +61,6 @@ from counterpoise.logs.address import (
     is_on_this_machine,
     parse_log,
 )
-from counterpoise.logs.errors import GroupAccessRefused, GroupInUse
 from counterpoise.logs.opening import implementation
 from counterpoise.logs.port import Log
 
@@ -90,25 +88,6 @@ _MOST_TOLD = 500
 _log = structlog.get_logger()
 
 
-class LogUnlisted(LogError):
-    """The service connects to no such address."""
-
-    code = "log_unlisted"
-
-    def __init__(self, log: str) -> None:
-        super().__init__(
-            f"the service connects to no address like that of {log}; its operator lists addresses "
-            "in COUNTERPOISE_LOG_URLS (without it: those of the service's own machine)"
-        )
-
-
-class LogUnreachable(LogUnavailable):
-    """Something went wrong on the way to the log."""
-
-    def __init__(self, log: str) -> None:
-        super().__init__(f"the log {log} cannot be reached; the service's own log has the reason")
-
-
 class ManagedLog(Log, Protocol):
     """A log outside the service as the service treats it: made, resized and dropped with its queue.
 
@@ -124,7 +103,7 @@ class ManagedLog(Log, Protocol):
         `begins`: positions that consumers have reached. A partition that ends below one has lost
         messages; it goes on there, so that no position consumers know means another message, and
         what lies below can no longer be read. Raises
-        LogOwned if it belongs to another queue, LogError if it cannot keep a log's promises.
+        LogRefused if it belongs to another queue, LogError if it cannot keep a log's promises.
         """
         ...
 
@@ -175,7 +154,7 @@ class TopicLog(Protocol):
     def store_offsets(self, group: str, positions: Mapping[int, str]) -> None:
         """Store the positions as offsets of a consumer group without members.
 
-        Raises GroupInUse, GroupAccessRefused, LogUnavailable.
+        Raises LogRefused, LogUnavailable.
         """
         ...
 
@@ -183,11 +162,14 @@ class TopicLog(Protocol):
 def access_of(log: str, urls: str) -> str | None:
     """The service's access to a log; None: its own address will do.
 
-    Raises LogUnlisted, and LogError for what is no address.
+    Raises LogRefused, and InvalidLog for what is no address.
     """
     access = fitting(log, urls)
     if access is None and (urls.split() or not is_on_this_machine(parse_log(log))):
-        raise LogUnlisted(log)
+        raise LogRefused(
+            f"the service connects to no address like that of {log}; its operator lists addresses "
+            "in COUNTERPOISE_LOG_URLS (without it: those of the service's own machine)"
+        )
     return access
 
 
@@ -235,7 +217,7 @@ class ExternalLogs:
         owner: LogOwner,
         committed: Sequence[Mapping[int, str]] = (),
     ) -> bool:
-        """See `LogKind`. Raises LogOwned for the log of another queue."""
+        """See `LogKind`. Raises LogRefused for the log of another queue."""
 
         def act(it: ManagedLog) -> None:
             it.ensure(partition_count, owner, _lost(it, _furthest(it, committed)))
@@ -302,7 +284,7 @@ class ExternalLogs:
         if seconds is None:
             return await self._ask(log, act, LONG_SECONDS if partitions is None else None)
         if self._away_until.get(log, 0.0) > self._monotonic():
-            raise LogUnreachable(log)
+            raise _unreachable(log)
         try:
             return await self._ask(log, act, seconds)
         except LogError:
@@ -322,7 +304,7 @@ class ExternalLogs:
     async def store_offsets(self, log: str, group: str, positions: Mapping[int, str]) -> None:
         """Store the positions of a log in Kafka as offsets of a consumer group.
 
-        Raises GroupInUse, GroupAccessRefused.
+        Raises LogRefused.
         """
 
         def act(it: ManagedLog) -> None:
@@ -379,7 +361,7 @@ class ExternalLogs:
             except Exception as error:
                 # Whoever listens there may answer anything.
                 _log.warning("a log cannot be reached", log=log, error=str(error)[:_MOST_TOLD])
-                raise LogUnreachable(log) from None
+                raise _unreachable(log) from None
 
         seconds = 2 * CALL_SECONDS if seconds is None else seconds
         try:
@@ -387,7 +369,7 @@ class ExternalLogs:
                 return await self._in_thread(log, work)
         except TimeoutError:
             _log.warning("a log cannot be reached", log=log, error=f"no answer in {seconds:g} s")
-            raise LogUnreachable(log) from None
+            raise _unreachable(log) from None
 
     async def _in_thread(self, log: str, work: Callable[[], T]) -> T:
         """The result of `work`, whose thread keeps its places until it ends."""
@@ -420,7 +402,7 @@ class ExternalLogs:
         except RuntimeError:
             # The service stops.
             end()
-            raise LogUnreachable(log) from None
+            raise _unreachable(log) from None
         # Whoever gives up, the thread works on, and gives the places back.
         disregard(running)
         await asyncio.wait((running,))
@@ -430,14 +412,16 @@ class ExternalLogs:
 # What is known only of a log that answers as one; the texts are the service's own.
 _TOLD = (
     LogNotFound,
-    LogOwned,
-    LogUnfit,
+    LogRefused,
     InvalidMessage,
     InvalidPosition,
-    StalePartitionCount,
-    GroupInUse,
-    GroupAccessRefused,
+    StaleRouting,
 )
+
+
+def _unreachable(log: str) -> LogUnavailable:
+    """Whatever went wrong on the way to a log."""
+    return LogUnavailable(f"the log {log} cannot be reached; the service's own log has the reason")
 
 
 class _Places(Generic[K]):

@@ -18,14 +18,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from broker.logs.database import LogDatabase, may_touch, name_of
 from broker.logs.ports import (
     LogOwner,
-    NoSuchRange,
-    NotAdjacent,
-    NotSplittable,
     PartitionSealed,
     Root,
     Sealing,
 )
-from counterpoise.logs import LogError, LogNotFound, Successor
+from counterpoise.logs import LogError, LogNotFound, LogRefused, Successor
 from counterpoise.logs.builtin.bounds import successors_of
 from counterpoise.logs.ranges import HashRange, Ranges, parse_range
 
@@ -69,6 +66,10 @@ class _Parent:
     end: str
 
 
+def _without_range(partition: int) -> LogRefused:
+    return LogRefused(f"the log has no partition {partition} with a hash range")
+
+
 class HashRanges:
     """The ranges of the dynamic logs of one database. Raises as `BuiltinLogs` does."""
 
@@ -104,7 +105,7 @@ class HashRanges:
         `dry_run`: nothing of it stays.
 
         A partition that was split before, at this hash or `anywhere`, is answered the same.
-        Raises NotSplittable, PartitionSealed, NoSuchRange, LogNotFound, LogDatabaseUnavailable.
+        Raises PartitionSealed, LogRefused, LogNotFound, LogDatabaseUnavailable.
         """
         async with self._database.transaction(kept=not dry_run) as connection:
             log_id = await self._lock(connection, log, owner)
@@ -117,7 +118,10 @@ class HashRanges:
                 raise PartitionSealed(partition, parent.successors)
             middle = (whole.first + whole.last + 1) // 2 if at is None else at
             if not whole.first < middle <= whole.last:
-                raise NotSplittable(whole.key, at)
+                where = "in its middle" if at is None else f"at {at:08x}"
+                raise LogRefused(
+                    f"the range {whole.key} cannot be split {where}: each part needs a hash"
+                )
             return await self._replace(
                 connection,
                 log_id,
@@ -136,8 +140,8 @@ class HashRanges:
     ) -> Sealing:
         """Seal two partitions with adjacent ranges; one begins with both. `dry_run`: as of `split`.
 
-        Two that were merged with each other before are answered the same. Raises NotAdjacent,
-        PartitionSealed, NoSuchRange, LogNotFound, LogDatabaseUnavailable.
+        Two that were merged with each other before are answered the same. Raises
+        PartitionSealed, LogRefused, LogNotFound, LogDatabaseUnavailable.
         """
         async with self._database.transaction(kept=not dry_run) as connection:
             log_id = await self._lock(connection, log, owner)
@@ -151,7 +155,7 @@ class HashRanges:
                     return Sealing({p.range.partition: p.end for p in parents}, parent.successors)
                 raise PartitionSealed(parent.range.partition, parent.successors)
             if low.last + 1 != high.first:
-                raise NotAdjacent(low.key, high.key)
+                raise LogRefused(f"the ranges {low.key} and {high.key} do not lie side by side")
             return await self._replace(connection, log_id, parents, [(low.first, high.last)])
 
     async def sample(
@@ -159,7 +163,7 @@ class HashRanges:
     ) -> tuple[HashRange, Mapping[int, int]]:
         """The range of a partition, and how often each hash is among its last messages' keys.
 
-        Raises NoSuchRange, LogNotFound, LogDatabaseUnavailable.
+        Raises LogRefused, LogNotFound, LogDatabaseUnavailable.
         """
         async with self._database.transaction() as connection:
             known = await self._database.known(connection, name_of(log))
@@ -175,7 +179,7 @@ class HashRanges:
                 )
             ).first()
             if row is None or not may_touch(known, owner):
-                raise NoSuchRange(partition)
+                raise _without_range(partition)
             first, last, trimmed, end = row
             found = await connection.execute(
                 text(_SAMPLE),
@@ -229,7 +233,7 @@ class HashRanges:
         ]
         missing = sorted(set(partitions) - {parent.range.partition for parent in parents})
         if missing:
-            raise NoSuchRange(missing[0])
+            raise _without_range(missing[0])
         return parents
 
     async def _replace(

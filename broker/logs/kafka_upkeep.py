@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from broker.logs.ports import LogOwner, LogUnfit
+from broker.logs.ports import LogOwner
+from counterpoise.logs.errors import LogRefused
 from counterpoise.logs.kafka.log import KafkaLog
 
 
@@ -32,17 +33,19 @@ class KafkaUpkeep(KafkaLog):
     def set_partition_count(
         self, partition_count: int, revision: int, owner: LogOwner | None = None
     ) -> bool:
-        """Raises LogUnfit unless that is what the topic has."""
+        """Raises LogRefused unless that is what the topic has."""
         if partition_count != self.partition_count():
-            raise LogUnfit(
+            raise LogRefused(
                 f"the partitions of topic {self.name!r} are Kafka's: add them there, "
                 "and the queue follows"
             )
         return True
 
     def discard(self, partitions: Sequence[int], owner: LogOwner | None = None) -> frozenset[int]:
-        """Raises LogUnfit: a topic never loses partitions."""
-        raise LogUnfit(f"the partitions of topic {self.name!r} are Kafka's; none can be discarded")
+        """Raises LogRefused: a topic never loses partitions."""
+        raise LogRefused(
+            f"the partitions of topic {self.name!r} are Kafka's; none can be discarded"
+        )
 
     def position_at(self, time: float) -> Mapping[int, str]:
         deadline = self._begin()

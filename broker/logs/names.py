@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 from broker.core.errors import Invalid
-from counterpoise.logs.address import InvalidLog, Kind, kind_of, parse_log, refuse_credentials
+from counterpoise.logs.address import Kind, kind_of, parse_log, refuse_credentials
+from counterpoise.logs.errors import InvalidLog
 
 _BUILTIN = "builtin:"
 _COUNT_IS: Mapping[Kind, Literal["owner's", "log's", "owners'"]] = {

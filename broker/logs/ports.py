@@ -42,9 +42,6 @@ __all__ = [
     "LogKind",
     "LogOwner",
     "Logs",
-    "NoSuchRange",
-    "NotAdjacent",
-    "NotSplittable",
     "PartitionSealed",
     "Positions",
     "Purpose",
@@ -123,14 +120,6 @@ class Sealing:
     successors: Sequence[Successor]
 
 
-class NoSuchRange(LogError):
-    """The log has no such partition with a hash range."""
-
-    def __init__(self, partition: int) -> None:
-        super().__init__(f"the log has no partition {partition} with a hash range")
-        self.partition = partition
-
-
 class PartitionSealed(LogError):
     """The partition was split or merged before, in another way; `successors` came after it."""
 
@@ -139,33 +128,6 @@ class PartitionSealed(LogError):
         super().__init__(f"partition {partition} is sealed; after it came {after}")
         self.partition = partition
         self.successors = successors
-
-
-class NotSplittable(LogError):
-    """The hash is not within the range, or is its first; or the range has a single hash."""
-
-    def __init__(self, key: str, at: int | None) -> None:
-        where = "in its middle" if at is None else f"at {at:08x}"
-        super().__init__(f"the range {key} cannot be split {where}: each part needs a hash")
-
-
-class NotAdjacent(LogError):
-    """Only two partitions whose ranges lie side by side are merged."""
-
-    def __init__(self, low: str, high: str) -> None:
-        super().__init__(f"the ranges {low} and {high} do not lie side by side")
-
-
-class LogUnfit(LogError):
-    """The log answers, and cannot do this, or cannot keep a log's promises."""
-
-    code = "log_unfit"
-
-
-class LogOwned(LogError):
-    """The log exists already and was made for another queue; nothing of it was touched."""
-
-    code = "log_owned"
 
 
 class LogDatabaseUnavailable(LogUnavailable):

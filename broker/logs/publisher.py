@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from counterpoise.keys import hash_of
-from counterpoise.logs import AppendBatch, AppendResult, Message, StalePartitionCount, StaleRanges
+from counterpoise.logs import AppendBatch, AppendResult, Message, StaleRouting
 
 # A resize or a split in between is rare, and each attempt knows what the last one was told.
 ATTEMPTS = 4
@@ -52,14 +52,10 @@ async def append_one(
         batch = AppendBatch(id, 0, routing.partition_count, [to], [message], by_range=by_range)
         try:
             result = await append(batch)
-        except StalePartitionCount as stale:
+        except StaleRouting as stale:
             if attempt == ATTEMPTS:
                 raise
-            routing = Routing(stale.current)
-        except StaleRanges as stale:
-            if attempt == ATTEMPTS:
-                raise
-            routing = Routing(0, stale.current)
+            routing = Routing(stale.partition_count, stale.ranges)
         else:
             return Appended(to, before=result.appended == 0)
     raise AssertionError("the last attempt returns or raises")

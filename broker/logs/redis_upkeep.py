@@ -11,8 +11,8 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from broker.logs.ports import LogOwned, LogOwner, LogUnfit
-from counterpoise.logs.errors import LogError
+from broker.logs.ports import LogOwner
+from counterpoise.logs.errors import LogError, LogRefused
 from counterpoise.logs.redis.connection import Script
 from counterpoise.logs.redis.log import RedisLog
 from counterpoise.logs.redis.scripts import STATE
@@ -217,7 +217,7 @@ class RedisUpkeep(RedisLog):
             retry=True,
         )
         if owner_id.decode() != owner.queue_id:
-            raise LogOwned(
+            raise LogRefused(
                 f"the log {self._log} exists already and belongs to a queue "
                 f"{queue.decode()!r} (id {owner_id.decode()}); choose another name, or delete the "
                 f"keys '{self._prefix.decode()}*' if that queue is gone"
@@ -290,10 +290,10 @@ class RedisUpkeep(RedisLog):
             return
         version = str(info.get("redis_version", "0"))
         if tuple(int(part) for part in version.split(".")[:2]) < _LEAST_VERSION:
-            raise LogUnfit(f"the Redis of {self._log} is too old; 6.2 or later is needed")
+            raise LogRefused(f"the Redis of {self._log} is too old; 6.2 or later is needed")
         policy = str(info.get("maxmemory_policy", "noeviction"))
         if policy != "noeviction" and int(info.get("maxmemory", 0)) > 0:
-            raise LogUnfit(
+            raise LogRefused(
                 f"the Redis of {self._log} evicts keys when its memory is full, so messages would "
                 "vanish: set maxmemory-policy noeviction"
             )

@@ -15,10 +15,10 @@ time, or several processes serve one session: a pooler in session mode gives eac
 process. Such a pooler may be used if it takes the settings of a session. If it ignores them, the
 database itself has to have what would otherwise lose messages.
 
-**Whether the database can write** (`try_write`): a query that does not fit into memory goes to its
-disk. A database with a full disk, or whose data directory is gone, may go on answering and even
-updating what it has in memory. A new file, written and removed at once, shows both: creating it
-needs the directory, and filling it needs room. It needs no table and leaves nothing behind.
+**Whether the database can write** (`why_not_writing`): a query that does not fit into memory goes
+to its disk. A database with a full disk, or whose data directory is gone, may go on answering and
+even updating what it has in memory. A new file, written and removed at once, shows both: creating
+it needs the directory, and filling it needs room. It needs no table and leaves nothing behind.
 
 **The log says why the database cannot be used** (`Reporter`): with the database's own code, and not
 too often. A full disk or a lost data directory fails every call, hundreds in a second. One line
@@ -138,18 +138,10 @@ def _value(connection: Connection, statement: LiteralString) -> Any:
     return row[0]
 
 
-class CannotWrite(Exception):
-    """The database cannot write; `code` is its SQLSTATE."""
+def why_not_writing(connection: sqlalchemy.Connection) -> tuple[str, str | None] | None:
+    """Why the database cannot write a file within a transaction, with its SQLSTATE; None: it can.
 
-    def __init__(self, reason: str, code: str | None) -> None:
-        super().__init__(reason)
-        self.code = code
-
-
-def try_write(connection: sqlalchemy.Connection) -> None:
-    """Let the database write a file, within a transaction. Blocks.
-
-    Raises CannotWrite, and SQLAlchemy's DBAPIError when the connection is lost.
+    Blocks. Raises SQLAlchemy's DBAPIError when the connection is lost.
     """
     try:
         for statement in (f"SET LOCAL statement_timeout = {_MILLISECONDS}", _MEMORY, _SPILL):
@@ -158,7 +150,8 @@ def try_write(connection: sqlalchemy.Connection) -> None:
         if error.connection_invalidated:
             raise
         said = str(getattr(error.orig, "__cause__", None) or error.orig).strip()
-        raise CannotWrite(said.splitlines()[0], getattr(error.orig, "sqlstate", None)) from None
+        return said.splitlines()[0], getattr(error.orig, "sqlstate", None)
+    return None
 
 
 class Reporter:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import psycopg
 
 from counterpoise.logs import postgres
-from counterpoise.logs.postgres import NotOfPostgres
+from counterpoise.logs.errors import InvalidLog
 
 CONNECT_SECONDS = 10
 Connection: TypeAlias = psycopg.Connection[Any]
@@ -31,7 +31,7 @@ def connect(url: str, *, autocommit: bool = False) -> Connection:
             connect_timeout=CONNECT_SECONDS,
             application_name="counterpoise",
         )
-    except (psycopg.OperationalError, NotOfPostgres) as error:
+    except (psycopg.OperationalError, InvalidLog) as error:
         raise DatabaseUnreachable(line_of(error)) from None
 
 

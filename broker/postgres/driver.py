@@ -85,7 +85,7 @@ async def connect(
 ) -> asyncpg.Connection[asyncpg.Record]:
     """A connection with the settings of every connection, or these in their place.
 
-    `more`: parameters of `asyncpg.connect`. Raises NotOfPostgres and asyncpg's errors, OSError.
+    `more`: parameters of `asyncpg.connect`. Raises InvalidLog and asyncpg's errors, OSError.
     """
     parameters = postgres.read(url)
     arguments = _arguments(parameters)

@@ -121,10 +121,6 @@ class DataDirectoryInUse(DataDirectoryUnusable):
     """Another service is using the data directory."""
 
 
-class _PortTaken(Exception):
-    """Another program took the port before Postgres listened on it."""
-
-
 def default_data_dir() -> Path:
     """The user's data directory: `counterpoise` in $XDG_DATA_HOME, else in ~/.local/share.
 
@@ -327,14 +323,9 @@ class EmbeddedPostgres:
     def _launch_on_its_port(self, cluster: Cluster) -> int:
         """On the port it had before, or not at all."""
         assert self._port is not None, "never started"
-        try:
-            if _free_port(self._port) != self._port:
-                raise _PortTaken
-            self._launch(cluster, self._port, self._new_log())
-        except _PortTaken:
-            raise EmbeddedPostgresError(
-                f"port {self._port} on {HOST} is taken by another program"
-            ) from None
+        is_free = _free_port(self._port) == self._port
+        if not is_free or not self._launch(cluster, self._port, self._new_log()):
+            raise EmbeddedPostgresError(f"port {self._port} on {HOST} is taken by another program")
         return self._port
 
     def _launch_on_a_free_port(self, cluster: Cluster) -> int:
@@ -344,8 +335,7 @@ class EmbeddedPostgres:
         for _ in range(10):
             port = _free_port(wanted)
             wanted = 0
-            with contextlib.suppress(_PortTaken):
-                self._launch(cluster, port, log)
+            if self._launch(cluster, port, log):
                 _write_private(port_file, str(port))
                 return port
         raise EmbeddedPostgresError(f"no port stayed free on {HOST} until Postgres listened on it")
@@ -355,7 +345,8 @@ class EmbeddedPostgres:
             _set_aside(self._log)
         return self._log
 
-    def _launch(self, cluster: Cluster, port: int, log_file: Path) -> None:
+    def _launch(self, cluster: Cluster, port: int, log_file: Path) -> bool:
+        """False: another program took the port before Postgres listened on it."""
         settings = {**self._settings, "port": str(port)}
         with open(os.open(log_file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab") as log:
             began = log_file.stat().st_size
@@ -366,7 +357,7 @@ class EmbeddedPostgres:
             if process.poll() is not None:
                 said = log_file.read_bytes()[began:]
                 if b"could not create any TCP/IP sockets" in said:
-                    raise _PortTaken
+                    return False
                 raise EmbeddedPostgresError(
                     f"Postgres ended while starting: {telling_line(said)} (see {log_file})"
                 )
@@ -375,6 +366,7 @@ class EmbeddedPostgres:
                     f"Postgres was not ready within {self._start_seconds} s (see {log_file})"
                 )
             time.sleep(0.01)
+        return True
 
 
 def _write_private(path: Path, text: str) -> None:

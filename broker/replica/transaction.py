@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from broker.core import commands as c
 from broker.core.decisions import is_read
-from broker.core.errors import BrokerError, Unavailable
+from broker.core.errors import BrokerError, LogChanged
 from broker.core.model import Flow, Instance
 from broker.core.queue import Queue
 from broker.core.rebalancer import decide
@@ -40,21 +40,14 @@ MOST_SHOWN = 2000
 EARLY_SECONDS = 3.0
 
 
-class LogMoved(Unavailable):
-    """The log was trimmed meanwhile: what was to be committed relies on how it was before."""
-
-    def __init__(self) -> None:
-        super().__init__("The log is being trimmed; try again.")
-
-
 @dataclass(slots=True, eq=False)
 class Submission:
     """One command in the mailbox and what goes with it into the transaction.
 
     `token_hash` goes with a bind, `renews` names the flow whose lease begins anew, `seq` goes with
     a release, `positions` and `passed` with raised epochs, `begins` (for partitions without a
-    position) with a change of `start` to `latest`. It is refused with LogMoved if `fence` does not
-    hold. `act` is recorded unless the command is refused, with what `shown` shows of the queue
+    position) with a change of `start` to `latest`. It is refused with LogChanged if `fence` does
+    not hold. `act` is recorded unless the command is refused, with what `shown` shows of the queue
     before and after.
     """
 
@@ -234,7 +227,7 @@ class Transaction:
         if submission.fence is not None:
             fences = (submission.fence,)
             if submission.moved or self.commit.fences not in ((), fences):
-                raise LogMoved
+                raise LogChanged("trimmed")
             self.commit.fences = fences
             self._fenced.append(submission)
         self._take_call(submission)

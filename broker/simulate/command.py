@@ -33,10 +33,6 @@ DEFAULT_URL = "http://127.0.0.1:8640"
 MOST_FLOWS = 100_000
 
 
-class QueueNotRead(Exception):
-    """The service does not answer, or refuses; the message is one line, without credentials."""
-
-
 @dataclass(frozen=True)
 class RunningQueue:
     """A queue as it runs. `finish_seconds`: the mean time in which owners released partitions in
@@ -49,13 +45,10 @@ class RunningQueue:
 
 
 def read_queue(url: str, queue: str) -> RunningQueue:
-    """The key is taken from the environment, as by all clients. Raises QueueNotRead."""
-    try:
-        with Client(url, timeout_seconds=TIMEOUT_SECONDS) as client:
-            found = client.queue(queue)
-            seconds = _finished(client, queue)
-    except CounterpoiseError as error:
-        raise QueueNotRead(str(error)) from None
+    """The key is taken from the environment, as by all clients. Raises CounterpoiseError."""
+    with Client(url, timeout_seconds=TIMEOUT_SECONDS) as client:
+        found = client.queue(queue)
+        seconds = _finished(client, queue)
     return RunningQueue(found, statistics.fmean(seconds) if seconds else None, len(seconds))
 
 
@@ -199,7 +192,7 @@ def simulate(
     if from_queue is not None:
         try:
             running = read_queue(url, from_queue)
-        except QueueNotRead as error:
+        except CounterpoiseError as error:
             _fail(str(error))
         found = {name: getattr(running.queue, name) for name in given}
         count = max(1, running.queue.flow_count)
@@ -213,7 +206,7 @@ def simulate(
     )
     try:
         steps = _steps(scenario, count, start_seconds)
-    except scenarios.InvalidScenario as error:
+    except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--scenario") from None
     started = time.monotonic()
 
@@ -251,7 +244,7 @@ def _steps(scenario: str, flows: int, start_seconds: float) -> tuple[scenarios.S
         try:
             return scenarios.read(Path(scenario).read_text("utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise scenarios.InvalidScenario(f"{scenario} cannot be read: {error}") from None
+            raise ValueError(f"{scenario} cannot be read: {error}") from None
     return scenarios.named(scenario, flows, start_seconds)
 
 

@@ -25,10 +25,6 @@ MOST_COUNT = 1_000_000
 MOST_SECONDS = 30 * 86400.0
 
 
-class InvalidScenario(ValueError):
-    """The scenario is not known, or its file is not an array of steps."""
-
-
 @dataclass(frozen=True)
 class Step:
     """`count` consumers do this, from `at` on within `over` seconds.
@@ -49,13 +45,13 @@ class Step:
 
 
 def named(name: str, flows: int, start_seconds: float) -> tuple[Step, ...]:
-    """A scenario by its name, for so many consumers. Raises InvalidScenario.
+    """A scenario by its name, for so many consumers. Raises ValueError.
 
     `start_seconds`: how long a consumer takes from its start until it binds.
     """
     build = SCENARIOS.get(name)
     if build is None:
-        raise InvalidScenario(f"no scenario {name!r}: there are {', '.join(SCENARIOS)}, or a file")
+        raise ValueError(f"no scenario {name!r}: there are {', '.join(SCENARIOS)}, or a file")
     return build(flows, start_seconds)
 
 
@@ -101,34 +97,34 @@ SCENARIOS: Mapping[str, Callable[[int, float], tuple[Step, ...]]] = {
 
 
 def read(text: str) -> tuple[Step, ...]:
-    """The steps of a file, in the order of their times. Raises InvalidScenario."""
+    """The steps of a file, in the order of their times. Raises ValueError."""
     try:
         document = json.loads(text)
         if not isinstance(document, list) or not document:
-            raise InvalidScenario("a scenario is a JSON array of steps")
+            raise ValueError("a scenario is a JSON array of steps")
         steps = [_step(place, one) for place, one in enumerate(document)]
     except json.JSONDecodeError as error:
-        raise InvalidScenario(f"not JSON: {error}") from None
+        raise ValueError(f"not JSON: {error}") from None
     return tuple(sorted(steps, key=lambda step: step.at))
 
 
 def _step(place: int, one: Any) -> Step:
     where = f"step {place + 1}"
     if not isinstance(one, dict):
-        raise InvalidScenario(f"{where} is not an object")
+        raise ValueError(f"{where} is not an object")
     unknown = one.keys() - {"at", "do", "count", "over"}
     if unknown:
-        raise InvalidScenario(f"{where} has unknown fields: {', '.join(sorted(unknown))}")
+        raise ValueError(f"{where} has unknown fields: {', '.join(sorted(unknown))}")
     if one.get("do") not in ACTIONS:
-        raise InvalidScenario(f"{where}: do is none of {', '.join(ACTIONS)}")
+        raise ValueError(f"{where}: do is none of {', '.join(ACTIONS)}")
     count = one.get("count")
     most = MOST_PARTITIONS if one["do"] == "resize" else MOST_COUNT
     if type(count) is not int or not 1 <= count <= most:
-        raise InvalidScenario(f"{where}: count must be a number from 1 to {most:,}")
+        raise ValueError(f"{where}: count must be a number from 1 to {most:,}")
     seconds = {}
     for name in ("at", "over"):
         value = one.get(name, 0.0)
         if type(value) not in (int, float) or not 0 <= value <= MOST_SECONDS:
-            raise InvalidScenario(f"{where}: {name} must be seconds from 0 to {MOST_SECONDS:,.0f}")
+            raise ValueError(f"{where}: {name} must be seconds from 0 to {MOST_SECONDS:,.0f}")
         seconds[name] = float(value)
     return Step(seconds["at"], one["do"], count, seconds["over"])

@@ -24,10 +24,6 @@ MOST_STEPS = 5_000_000
 LONGEST_SECONDS = 50_000.0
 
 
-class Stuck(RuntimeError):
-    """All tasks wait, and nothing will ever happen."""
-
-
 class Handle:
     """A callback that can be cancelled; replaces asyncio's `TimerHandle` too."""
 
@@ -119,14 +115,14 @@ class VirtualLoop(_Base):  # type: ignore[misc]
         self.failures.append(context.get("exception") or str(context.get("message")))
 
     def run_until_complete(self, future: Awaitable[Any]) -> Any:
-        """The result of the future. Raises Stuck if it will never have one."""
+        """The result of the future. Raises RuntimeError if it will never have one."""
         task = asyncio.ensure_future(future, loop=self)
         longest = self.now + LONGEST_SECONDS
         events._set_running_loop(self)
         try:
             while not task.done():
                 if not self._moment(longest) and not task.done():
-                    raise Stuck
+                    raise RuntimeError("all tasks wait, and nothing will ever happen")
         finally:
             events._set_running_loop(None)
         return task.result()

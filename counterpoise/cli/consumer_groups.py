@@ -33,7 +33,7 @@ from counterpoise.cli.options import json_option, queue_argument, service_option
 from counterpoise.cli.output import count_text, counted, position_text, print_json
 from counterpoise.cli.tables import console, table
 from counterpoise.client import Client
-from counterpoise.errors import CommandRefused
+from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import LogError, open_log
 from counterpoise.logs.address import ENVIRONMENT, kind_of
 
@@ -118,7 +118,7 @@ class Transfer:
 def offsets_of_group(log: str, group: str, start: str, *, dry_run: bool) -> Transfer:
     """What a new queue on the log takes over if it continues where the group has stopped.
 
-    `start`: of partitions without an offset. Raises CommandRefused, and LogError if
+    `start`: of partitions without an offset. Raises CounterpoiseError, and LogError if
     this machine cannot ask the log.
     """
     refused: list[str] = []
@@ -127,8 +127,7 @@ def offsets_of_group(log: str, group: str, start: str, *, dry_run: bool) -> Tran
         _refuse_members(group, found.members(), refused if dry_run else None)
         offsets = found.offsets()
         if not offsets:
-            raise CommandRefused(
-                "no_offsets",
+            raise CounterpoiseError(
                 f"the consumer group {group!r} has no offset in topic {opened.name!r}; check the "
                 "name. Kafka forgets the offsets of a group without members after "
                 "offsets.retention.minutes (7 days)",
@@ -186,8 +185,7 @@ def export_positions(
                 group.store({int(number): int(at) for number, at in transfer.positions.items()})
         # A bind is a revision.
         if not dry_run and client.queue(queue).revision != before.revision:
-            raise CommandRefused(
-                "side_active",
+            raise CounterpoiseError(
                 f"{queue} changed while its positions were stored, so a consumer may have worked; "
                 f"{_STOP}, and repeat the command",
             )
@@ -216,7 +214,7 @@ def _begins(
 ) -> list[Begin]:
     """Where the partitions begin. `missing`: of those without one, else the first message.
 
-    Raises CommandRefused.
+    Raises CounterpoiseError.
     """
     begins = []
     for partition, at in sorted(given.items()):
@@ -225,8 +223,7 @@ def _begins(
             begin = int((missing or {}).get(partition, first))
             begins.append(Begin(partition, None, str(begin), end - begin))
         elif at > end:
-            raise CommandRefused(
-                "beyond_end",
+            raise CounterpoiseError(
                 f"partition {partition} of the topic ends at {end}, and the {what} {at} is beyond "
                 "that: the topic was made anew, or a transaction is still open. Wait for the end "
                 f"of the transaction, or {_REMEDIES[what]}",
@@ -254,9 +251,9 @@ def _refuse_members(group: str, members: Sequence[str], refused: list[str] | Non
 
 
 def _refuse(why: str, refused: list[str] | None) -> None:
-    """Raises CommandRefused; a dry run only notes it in `refused`."""
+    """Raises CounterpoiseError; a dry run only notes it in `refused`."""
     if refused is None:
-        raise CommandRefused("side_active", why)
+        raise CounterpoiseError(why)
     refused.append(why)
 
 

@@ -29,7 +29,7 @@ from counterpoise.cli.output import counted, print_json, say
 from counterpoise.cli.reading import TIMEOUT_SECONDS, document, messages_of, opened, text_of
 from counterpoise.cli.tables import console, table
 from counterpoise.client import Client
-from counterpoise.errors import CommandRefused
+from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import Log
 from counterpoise.logs.address import kind_of, parse_log
 from counterpoise.plain import plain_line
@@ -75,8 +75,7 @@ def list_letters(queue: str, most: int, url: str | None, as_json: bool) -> None:
                 break
             found.append(message)
     if found and not any(map(_said, found)):
-        raise CommandRefused(
-            "no_dead_letters",
+        raise CounterpoiseError(
             f"{queue} is no queue of dead letters: its messages do not say why they could not be "
             f"handled. 'counterpoise peek {queue}' shows them",
         )
@@ -112,8 +111,8 @@ def show_letter(
     with _opened(queue, url) as (log, _):
         found = next(messages_of(log, {partition: position}), None)
     if found is None or found["position"] != position:
-        raise CommandRefused(
-            "no_letter", f"{queue} has no message at position {position} of partition {partition}"
+        raise CounterpoiseError(
+            f"{queue} has no message at position {position} of partition {partition}"
         )
     if as_json:
         print_json(_document(found, max_bytes))
@@ -193,8 +192,7 @@ def redrive(
         _report(queue, counts, "would be sent" if dry_run else "sent", as_json)
         return
     if flows:
-        raise CommandRefused(
-            "letters_taken",
+        raise CounterpoiseError(
             f"{queue} is consumed by {flows[0].client_name!r}, which would take some of the "
             f"letters: stop its consumers first ('counterpoise consumers list {queue}')",
         )

@@ -378,7 +378,8 @@ def _set_aside(queue: Queue, view: LogView, lags: list[PartitionLag]) -> Iterato
 
     The service does not know which queue is one. Its records say it, and what is done.
     """
-    from counterpoise.consumer.retry_queue import NotARecord, Records, is_record, rows
+    from counterpoise.consumer.poison import WrongQueue
+    from counterpoise.consumer.retry_queue import Records, is_record, rows
 
     positions = {one.partition: one.position for one in lags if one.lag}
     check, records = f"retries in {queue.name}", Records(queue.name, lambda _: False)
@@ -395,7 +396,7 @@ def _set_aside(queue: Queue, view: LogView, lags: list[PartitionLag]) -> Iterato
                     records.add(row)
             oldest = {one: at for one in positions if (at := records.oldest(one)) is not None}
             ages = log.ages(oldest)
-    except NotARecord as error:
+    except WrongQueue as error:
         yield Finding(check, "wrong", str(error))
         return
     except LogError:

@@ -17,7 +17,7 @@ from typing import Any, Self
 from counterpoise.cli.reading import opened
 from counterpoise.client import Client
 from counterpoise.consumer.letters import Claim, claim_of, content_of
-from counterpoise.errors import CommandRefused, Refused
+from counterpoise.errors import CounterpoiseError, Refused
 from counterpoise.logs import (
     Log,
     LogError,
@@ -54,22 +54,20 @@ class Origins:
     def target(self, row: Mapping[str, Any]) -> str:
         """The queue to which a letter goes, a row of MESSAGE_SCHEMA.
 
-        Raises CommandRefused, and LogUnavailable while the origin's log is away.
+        Raises CounterpoiseError, and LogUnavailable while the origin's log is away.
         """
         if self._to is not None:
             return self._to
         claim = claim_of(dict(row["headers"] or ()))
         place = f"position {row['position']} of partition {row['partition']} of {self._queue}"
         if claim is None:
-            raise CommandRefused(
-                "no_letter",
+            raise CounterpoiseError(
                 f"the message at {place} is no dead letter: it does not say where it comes from. "
                 "Give --to, or pass it with 'counterpoise consume' or 'counterpoise positions set'",
             )
         why = None if claim.queue in self._trusted else self._objection(row, claim)
         if why is not None:
-            raise CommandRefused(
-                "origin_unconfirmed",
+            raise CounterpoiseError(
                 f"the letter at {place} says that it comes from position {claim.position} of "
                 f"partition {claim.partition} of {claim.queue}, but {why}. Nothing was sent: see "
                 f"'counterpoise dead-letters show {self._queue} -p {row['partition']} --position "

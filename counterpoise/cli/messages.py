@@ -32,7 +32,7 @@ from counterpoise.cli.output import counted, print_json, ranges, say
 from counterpoise.cli.reading import named_value
 from counterpoise.cli.tables import PlainConsole
 from counterpoise.client import Client
-from counterpoise.errors import CommandRefused, ServiceUnavailable
+from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.plain import plain, plain_json, plain_line
 
 if TYPE_CHECKING:
@@ -156,13 +156,13 @@ def _split(
         return line, key
     name, found, value = line.partition(separator)
     if not found:
-        raise CommandRefused(
-            "bad_line", f"line {number} has no {separator.decode()!r} between key and value"
+        raise CounterpoiseError(
+            f"line {number} has no {separator.decode()!r} between key and value"
         )
     try:
         return value, name.decode()
     except UnicodeDecodeError:
-        raise CommandRefused("bad_line", f"line {number}: the key is not UTF-8") from None
+        raise CounterpoiseError(f"line {number}: the key is not UTF-8") from None
 
 
 class PublishProgress:

@@ -45,12 +45,12 @@ def _token_of(_: click.Context, __: click.Parameter, file: str | None) -> None:
     """Read once: a file may be a pipe."""
     if file is None:
         return
-    from counterpoise.errors import InvalidToken
+    from counterpoise.errors import InvalidSettings
     from counterpoise.reading import token_in
 
     try:
         os.environ["COUNTERPOISE_TOKEN"] = token_in(file)
-    except InvalidToken as error:
+    except InvalidSettings as error:
         raise click.BadParameter(str(error)) from None
 
 

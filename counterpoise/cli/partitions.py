@@ -25,7 +25,7 @@ from counterpoise.cli.previews import dry_run_option, show_previews
 from counterpoise.cli.tables import conditions_text, console
 from counterpoise.client import Client
 from counterpoise.documents import Json
-from counterpoise.errors import CommandRefused
+from counterpoise.errors import CounterpoiseError
 from counterpoise.plain import dot, plain, plain_line
 from counterpoise.wire import LineageNode
 
@@ -231,9 +231,7 @@ def _hottest(client: Client, queue: str, seconds: float) -> int:
     time.sleep(seconds)
     grown = {n: end - before.get(n, 0) for n, end in _ends(client, queue).items()}
     if not any(grown.values()):
-        raise CommandRefused(
-            "nothing_appended", f"nothing was appended to {queue} in {seconds:g} s"
-        )
+        raise CounterpoiseError(f"nothing was appended to {queue} in {seconds:g} s")
     return max(grown, key=lambda number: (grown[number], -number))
 
 

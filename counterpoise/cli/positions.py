@@ -35,7 +35,7 @@ from counterpoise.cli.tables import PlainConsole, console, table
 from counterpoise.client import Client
 from counterpoise.documents import Json
 from counterpoise.durations import duration_seconds
-from counterpoise.errors import CommandRefused
+from counterpoise.errors import CounterpoiseError
 
 
 @click.group("positions", cls=InOrder)
@@ -163,10 +163,13 @@ def set_positions(
 
 
 def _ask(queue: str, target: Target, rows: list[Json]) -> None:
-    """Show what would be, on stderr. Raises CommandRefused without a terminal, Abort after a no."""
+    """Show what would be, on stderr.
+
+    Raises CounterpoiseError without a terminal, Abort after a no.
+    """
     said = _summary(queue, target, rows, would=True)
     if not for_people():
-        raise CommandRefused("not_confirmed", f"{said}; --yes sets them, --dry-run shows each")
+        raise CounterpoiseError(f"{said}; --yes sets them, --dry-run shows each")
     _print(rows, err=True)
     say(said)
     click.confirm("Set them?", abort=True, err=True)

@@ -23,7 +23,7 @@ from counterpoise.cli.pauses import pause_queue, pause_text, resume_queue
 from counterpoise.cli.pins import pin_partitions, unpin_partitions
 from counterpoise.cli.previews import dry_run_option, show_previews
 from counterpoise.client import Client
-from counterpoise.errors import CommandRefused, CounterpoiseError, Invalid, QueueUnreadable
+from counterpoise.errors import CounterpoiseError, Invalid, QueueUnreadable
 from counterpoise.headline import Headline
 from counterpoise.wire import Queue
 
@@ -462,14 +462,11 @@ def delete_queue(queue: str, force: bool, dry_run: bool, url: str | None, as_jso
         if loss:
             if consumers:
                 bound = counted(consumers, "bound consumer")
-                raise CommandRefused(
-                    "messages_unprocessed",
+                raise CounterpoiseError(
                     f"{queue} has {bound}, and {loss}; stop them first, or delete with --force",
                 )
             if not for_people():
-                raise CommandRefused(
-                    "messages_unprocessed", f"{queue} has {loss}; --force deletes it nevertheless"
-                )
+                raise CounterpoiseError(f"{queue} has {loss}; --force deletes it nevertheless")
             click.confirm(f"{queue} has {loss}. Delete it?", abort=True, err=True)
         client.delete_queue(queue, force)
     if as_json:

@@ -33,8 +33,7 @@ from typing import TYPE_CHECKING
 
 from counterpoise.consumer.consumer import Consumer, stop_on_signals
 from counterpoise.consumer.message import Failure, Message, Ownership
-from counterpoise.consumer.poison import DeadLetter, Retry, SameQueue
-from counterpoise.consumer.retry_queue import NotARecord
+from counterpoise.consumer.poison import DeadLetter, Retry, WrongQueue
 from counterpoise.consumer.status import LaneStatus, Status
 from counterpoise.consumer.work import Each, Handle
 from counterpoise.lazy import lazily
@@ -51,11 +50,10 @@ __all__ = [
     "Handle",
     "LaneStatus",
     "Message",
-    "NotARecord",
     "Ownership",
     "Retry",
-    "SameQueue",
     "Status",
+    "WrongQueue",
     "stop_on_signals",
 ]
 

@@ -46,10 +46,10 @@ from counterpoise.reading import checked_token
 STORE_SECONDS = 10.0
 
 
-class SameQueue(CounterpoiseError):
-    """Dead letters, and what is set aside, must not go to the queue that they come from."""
+class WrongQueue(CounterpoiseError):
+    """A queue of `DeadLetter` or `Retry` is the one that is read, or has messages of others."""
 
-    code = "same_queue"
+    code = "wrong_queue"
 
 
 class QueueAt(NamedTuple):
@@ -61,14 +61,14 @@ class QueueAt(NamedTuple):
 
 
 def refuse_same(message: str, target: QueueAt, source: QueueAt) -> None:
-    """Raise SameQueue with this message if what goes into `target` is read from `source`: they are
+    """Raise WrongQueue with this message if what goes into `target` is read from `source`: they are
     one queue, or two with a log in common.
 
     Raises QueueNotFound if there is no target, and other errors of the service.
     """
     logs = _logs(target)
     if target.url == source.url and not logs.isdisjoint(_logs(source)):
-        raise SameQueue(message)
+        raise WrongQueue(message)
 
 
 def _logs(place: QueueAt) -> Set[str]:
@@ -77,7 +77,7 @@ def _logs(place: QueueAt) -> Set[str]:
 
 
 def _check_place(url: str | None, token: str | None) -> None:
-    """Raise InvalidUrl or InvalidToken for what no client could use; None is the consumer's."""
+    """Raise InvalidSettings for what no client could use; None is the consumer's."""
     if url is not None:
         base_url(url)
     checked_token(token)
@@ -117,7 +117,7 @@ class DeadLetter:
         """Check that the target queue exists, before any message is handled. Returns the policy for
         the consumer of `queue`, whose `url` and `token` these are.
 
-        Raises `SameQueue`, `QueueNotFound`, `ServiceUnavailable`.
+        Raises `WrongQueue`, `QueueNotFound`, `ServiceUnavailable`.
         """
         bound = copy(self)
         bound._url, bound._token = self._url or url, self._token or token

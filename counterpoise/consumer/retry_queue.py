@@ -5,7 +5,7 @@ of a key are in order, and `counterpoise peek` shows them by key. Headers `count
 the rest: `record` (`message`, `failed`, `done`), `queue`, `queue-id`, `incarnation`, `partition`,
 `position`, `epoch`, and of the first two `attempts`, `delays`, `era`, `due` (seconds since 1970),
 `error`, `published-at`. Only a `message` has a value, and the headers of its message. A message
-that is no record is an error (`NotARecord`): the queue may be another one's, whose messages would
+that is no record is an error (`WrongQueue`): the queue may be another one's, whose messages would
 be passed.
 
 The *keeper* is a thread of the consumer. It reads the retry queue for partitions that were granted,
@@ -39,10 +39,10 @@ from counterpoise.consumer.letters import (
     without_ours,
 )
 from counterpoise.consumer.opening import QueueReading
-from counterpoise.consumer.poison import Retry
+from counterpoise.consumer.poison import Retry, WrongQueue
 from counterpoise.consumer.redelivery import Compare, MessagePlace, Redelivery, SetAside
 from counterpoise.consumer.throttling import Warnings
-from counterpoise.errors import CounterpoiseError, Invalid, ServiceUnavailable, reached_before
+from counterpoise.errors import Invalid, ServiceUnavailable, reached_before
 from counterpoise.flow.blocking import Flow
 from counterpoise.flow.ledger import Item, Ledger
 from counterpoise.keys import hash_of
@@ -101,12 +101,6 @@ def record(kind: str, one: SetAside, epoch: int, now: float, wall: float) -> Mes
     return Message(one.value, one.key, {**without_ours(one.headers), **ours})
 
 
-class NotARecord(CounterpoiseError):
-    """A message of the retry queue is no record of what is set aside."""
-
-    code = "not_a_record"
-
-
 class _Said(NamedTuple):
     """What a `message` or `failed` says; `due` in seconds since 1970."""
 
@@ -149,7 +143,7 @@ class Records:
         self._messages: dict[int, list[tuple[str, MessagePlace, int]]] = {}
 
     def add(self, row: dict[str, Any]) -> None:
-        """Take a row of the retry queue (`Rows.to_pylist`). Raises NotARecord."""
+        """Take a row of the retry queue (`Rows.to_pylist`). Raises WrongQueue."""
         texts = _texts(row)
         try:
             place = _place(texts)
@@ -158,7 +152,7 @@ class Records:
             era = 0 if said is None else number_in(texts["era"])
             wanted = self._wanted(place)
         except (KeyError, ValueError, Invalid) as error:
-            raise NotARecord(
+            raise WrongQueue(
                 f"queue {self._queue!r} has a message that is no record of what is set aside, in "
                 f"partition {row['partition']} at position {row['position']} ({error!r}): name a "
                 "queue in Retry that nobody else publishes to or consumes. If it is the right one, "
@@ -230,7 +224,7 @@ def is_record(row: dict[str, Any]) -> bool:
     """Whether a message has all headers of a record of what is set aside."""
     try:
         Records("", lambda _: False).add(row)
-    except NotARecord:
+    except WrongQueue:
         return False
     return True
 
@@ -351,7 +345,7 @@ class RetryQueue:
         stop: Callable[[], bool] = lambda: False,
     ) -> tuple[Records, Bounds] | None:
         """What the retry queue says now; without `wanted` no messages are kept. None: `stop()` was
-        true before the end. Raises ServiceUnavailable, LogError, NotARecord.
+        true before the end. Raises ServiceUnavailable, LogError, WrongQueue.
         """
         with (
             reached_before(),

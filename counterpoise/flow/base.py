@@ -36,10 +36,10 @@ from counterpoise.errors import (
     FlowGone,
     FlowNotFound,
     Forbidden,
+    NotBound,
     QueueNotFound,
     ServiceUnavailable,
     Unauthorized,
-    UsedInAnotherProcess,
 )
 from counterpoise.flow.core import FlowCore, FlowSettings
 from counterpoise.flow.programs import Program, Send, Sent
@@ -388,7 +388,7 @@ class BaseFlow:
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
-            raise UsedInAnotherProcess(
+            raise NotBound(
                 f"this flow belongs to process {self._pid}; a forked process has to open its own"
             )
 

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING
 
 from counterpoise.lazy import lazily
 from counterpoise.logs.errors import (
+    InvalidLog,
     InvalidMessage,
     InvalidPosition,
     LogAccessRefused,
     LogBehind,
     LogError,
     LogNotFound,
+    LogRefused,
     LogUnavailable,
     PositionAhead,
     PositionTrimmed,
-    StalePartitionCount,
-    StaleRanges,
+    StaleRouting,
 )
 from counterpoise.logs.opening import open_log
 from counterpoise.logs.port import (
@@ -40,6 +41,7 @@ __all__ = [
     "AppendBatch",
     "AppendResult",
     "Bounds",
+    "InvalidLog",
     "InvalidMessage",
     "InvalidPosition",
     "Log",
@@ -47,12 +49,12 @@ __all__ = [
     "LogBehind",
     "LogError",
     "LogNotFound",
+    "LogRefused",
     "LogUnavailable",
     "Message",
     "PositionAhead",
     "PositionTrimmed",
-    "StalePartitionCount",
-    "StaleRanges",
+    "StaleRouting",
     "Successor",
     "open_log",
 ]

@@ -27,7 +27,7 @@ from ipaddress import ip_address
 from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from counterpoise.logs.errors import LogError
+from counterpoise.logs.errors import InvalidLog, LogError
 
 ENVIRONMENT = "COUNTERPOISE_LOG_URL"
 
@@ -65,12 +65,6 @@ _SETTING = re.compile(r"[a-z._]+")
 _DOMAINS = re.compile(r"(?:\*\.)?[^*,]*(?:,(?:\*\.)?[^*,]*)*")
 # Names of secrets in the query strings of common clients.
 _SECRET = re.compile(r"pass|pwd|secret|token|credential|user|auth|key|sasl", re.IGNORECASE)
-
-
-class InvalidLog(LogError, ValueError):
-    """This is not the address of a log; the message gives the valid form and no credentials."""
-
-    code = "invalid_log"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,32 +39,16 @@ class LogUnavailable(LogError):
     code = "log_unavailable"
 
 
-class GroupInUse(LogError):
-    """The consumer group of Kafka has active members, so its offsets are theirs."""
-
-    code = "group_in_use"
-
-    def __init__(self, group: str) -> None:
-        super().__init__(
-            f"the consumer group {group!r} has active members, so Kafka takes no offsets for it: "
-            "stop these consumers, or choose another group"
-        )
-
-
 class LogAccessRefused(LogUnavailable):
     """The log does not know or no longer accepts these credentials; fetch new ones and repeat."""
 
     code = "log_access_refused"
 
 
-class GroupAccessRefused(LogAccessRefused):
-    """Kafka does not let this user read or store the offsets of a consumer group."""
+class LogRefused(LogError):
+    """The log answers and does not take this, as things are; the message says what to change."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "Kafka does not let this user use the offsets of the consumer group: the user needs "
-            "Describe and Read of the group, and Read of the topic"
-        )
+    code = "log_refused"
 
 
 class LogBehind(LogUnavailable):
@@ -94,33 +78,32 @@ class LogNotFound(LogError):
     code = "log_not_found"
 
 
-class StalePartitionCount(LogError):
-    """The append was routed with an outdated partition count: route it again.
+class InvalidLog(LogError, ValueError):
+    """This is not the address of a log; the message gives the valid form and no credentials."""
 
-    No message of it was appended. `current` is the log's partition count.
+    code = "invalid_log"
+
+
+class StaleRouting(LogError):
+    """The append was routed with an outdated partition count or outdated ranges: route it again.
+
+    No message of it was appended. `ranges`: the current ones of a dynamic log. None for other logs,
+    whose partition count is `partition_count`.
     """
 
-    code = "stale_partition_count"
+    code = "stale_routing"
 
-    def __init__(self, routed_with: int, current: int) -> None:
+    def __init__(
+        self, routed_with: int, partition_count: int, ranges: Ranges | None = None
+    ) -> None:
         super().__init__(
-            f"the messages were routed for {routed_with} partitions, but the log has {current}"
+            f"the messages were routed for {routed_with} partitions, but the log has "
+            f"{partition_count}"
+            if ranges is None
+            else "the messages were not routed with the current ranges of the log"
         )
-        self.routed_with = routed_with
-        self.current = current
-
-
-class StaleRanges(LogError):
-    """The append to a dynamic log was not routed with its current ranges: route it again.
-
-    No message of it was appended. `current` are the log's ranges after the refusal.
-    """
-
-    code = "stale_ranges"
-
-    def __init__(self, message: str, current: Ranges) -> None:
-        super().__init__(message)
-        self.current = current
+        self.partition_count = partition_count
+        self.ranges = ranges
 
 
 class InvalidMessage(LogError, ValueError):

@@ -26,7 +26,7 @@ from counterpoise.logs.errors import (
     LogUnavailable,
     PositionAhead,
     PositionTrimmed,
-    StalePartitionCount,
+    StaleRouting,
 )
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog, fair_shares
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds, Message, Rest
@@ -247,7 +247,7 @@ class MemoryLogs:
         with self._lock:
             log = self._log(name)
             if batch.by_range or log.partition_count != batch.partition_count:
-                raise StalePartitionCount(batch.partition_count, log.partition_count)
+                raise StaleRouting(batch.partition_count, log.partition_count)
             known = batch.known(log.next_sequences.get(batch.publisher, 0) - 1)
             if known < count:
                 log.next_sequences[batch.publisher] = batch.last_sequence + 1

@@ -253,9 +253,9 @@ class Log(Protocol):
     def append(self, batch: AppendBatch) -> AppendResult:
         """Append the batch in one transaction.
 
-        Raises StalePartitionCount if the batch was routed with another count than the log's (or by
-        ranges in a log without), StaleRanges if not with the ranges of a dynamic log,
-        InvalidMessage, LogNotFound, and LogUnavailable when the outcome is not known.
+        Raises StaleRouting if the batch was not routed with the log's partition count or, in a
+        dynamic log, with its ranges; InvalidMessage, LogNotFound, and LogUnavailable when the
+        outcome is not known.
         """
         ...
 

@@ -29,7 +29,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo
 
-from counterpoise.logs.errors import LogError
+from counterpoise.logs.errors import InvalidLog
 
 C = TypeVar("C")
 
@@ -97,32 +97,26 @@ _SCHEME = re.compile(r"postgres(?:ql)?(?:\+\w+)?://")
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _PORT = re.compile(r"[0-9]{1,5}")
 _BLANKS = re.compile(r"([\\\s])")
-
-
-class NotOfPostgres(LogError, ValueError):
-    """The text is no URL of Postgres. The message shows nothing of it."""
-
-    def __init__(self) -> None:
-        super().__init__("this is not a URL like postgresql://user:password@host:port/database")
+_FORM = "this is not a URL like postgresql://user:password@host:port/database"
 
 
 def read(url: str) -> dict[str, str]:
     """The parameters in a URL, by libpq's names; a driver in its scheme is ignored.
 
-    Raises NotOfPostgres.
+    Raises InvalidLog.
     """
     scheme = _SCHEME.match(url)
     if scheme is None or "\0" in url:
-        raise NotOfPostgres
+        raise InvalidLog(_FORM)
     try:
         found = conninfo_to_dict(f"postgresql://{url[scheme.end() :]}")
     except (psycopg.Error, UnicodeError):
         # The driver's message may quote a password.
-        raise NotOfPostgres from None
+        raise InvalidLog(_FORM) from None
     parameters = {name: str(value) for name, value in found.items()}
     if not all(map(_is_port, parameters.get("port", "").split(","))):
         # libpq says so when it connects, and quotes it.
-        raise NotOfPostgres
+        raise InvalidLog(_FORM)
     return parameters
 
 
@@ -193,7 +187,7 @@ def guarded(url: str) -> str:
     libpq completes an access from the environment (PGPASSWORD, PGSERVICE), from files that it names
     and from ~/.pgpass, and answers whatever the server asks for. So only harmless settings are
     left, the password is the given one or none, it is never sent as it is, and every other
-    parameter has the value that it has without an environment. Raises NotOfPostgres.
+    parameter has the value that it has without an environment. Raises InvalidLog.
     """
     head, _, query = url.partition("?")
     # Before libpq sees them: a later release may give some that this one does not know.

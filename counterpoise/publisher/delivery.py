@@ -28,8 +28,7 @@ from counterpoise.logs import (
     LogAccessRefused,
     LogNotFound,
     LogUnavailable,
-    StalePartitionCount,
-    StaleRanges,
+    StaleRouting,
 )
 from counterpoise.logs.address import environment_access
 from counterpoise.publisher.buffer import Batch, Routing
@@ -172,12 +171,9 @@ class Delivery:
         while True:
             try:
                 return act(self._current_log())
-            except (StalePartitionCount, StaleRanges) as stale:
+            except StaleRouting as stale:
                 # The log itself checks them, so its answer is as good as the service's.
-                if isinstance(stale, StaleRanges):
-                    self.routing = Routing(0, stale.current)
-                else:
-                    self.routing = Routing(stale.current)
+                self.routing = Routing(stale.partition_count, stale.ranges)
                 if self._monotonic() >= deadline:
                     raise
                 continue

@@ -28,7 +28,7 @@ from zlib import crc32
 
 from counterpoise.calls import check_queue
 from counterpoise.client import Client
-from counterpoise.errors import CounterpoiseError, UsedInAnotherProcess
+from counterpoise.errors import CounterpoiseError
 from counterpoise.logs import Message, open_log
 from counterpoise.logs.rows import tombstone
 from counterpoise.options import SHORTEST_SECONDS, check_counts, check_seconds, suggesting
@@ -41,7 +41,7 @@ MAX_BUFFER_BYTES = 64 * 1024 * 1024
 
 
 class PublisherClosed(CounterpoiseError):
-    """The publisher has been closed and publishes no more messages."""
+    """The publisher has been closed, or belongs to a parent process: make another one."""
 
     code = "publisher_closed"
 
@@ -157,7 +157,7 @@ class Publisher:
 
         `value` None: the message has no value (docs, *Messages without a value*). `published_at`
         None means the time at which the log appends it. Blocks while the buffer is full. Raises
-        InvalidMessage, BufferFull, PublisherClosed, UsedInAnotherProcess, and the background error
+        InvalidMessage, BufferFull, PublisherClosed, and the background error
         of an earlier message; then this message was not taken.
         """
         self._check_process()
@@ -232,7 +232,7 @@ class Publisher:
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
-            raise UsedInAnotherProcess(
+            raise PublisherClosed(
                 f"this publisher belongs to process {self._pid}, whose thread sends its messages; "
                 "a forked process has to make its own"
             )

@@ -21,7 +21,7 @@ from counterpoise.spark.driver.driver import DoneListener, finish_batches, liste
 from counterpoise.spark.driver.environment import ensure_java, installed_pyspark
 from counterpoise.spark.driver.plain_errors import QUERIES, SOURCES, silence, use_own_words
 from counterpoise.spark.driver.stateful import refuse_at_start
-from counterpoise.spark.errors import CannotStart, InvalidSchema
+from counterpoise.spark.errors import CannotStart, InvalidOption
 from counterpoise.spark.options import read_options
 from counterpoise.spark.version import has_read_limits
 from counterpoise.spark.writer.options import is_for_writing, write_options
@@ -110,13 +110,13 @@ def stream_reader() -> type[CounterpoiseStreamReader]:
 
 
 def check_schema(schema: StructType) -> None:
-    """Raises InvalidSchema if the user gave a schema other than the source's."""
+    """Raises InvalidOption if the user gave a schema other than the source's."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from counterpoise.spark.source.tasks import ARROW_SCHEMA
 
     if schema != from_arrow_schema(ARROW_SCHEMA):
-        raise InvalidSchema(
+        raise InvalidOption(
             f"the source always has the columns ({SCHEMA}): leave .schema(...) out, and choose and "
             f"convert columns of what is loaded. The schema given is {schema.simpleString()}"
         )

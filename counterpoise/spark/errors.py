@@ -1,8 +1,9 @@
 """Errors that end a query: each says what is wrong and what to do about it.
 
-Only `Unforeseen` is transient. An unavailable service or log shows in the query's progress and in
-the application's log, and the query continues as soon as it is back. The errors of the fenced sink
-(`SinkError`) stand at the end.
+There is one class for each thing that a caller does next; the rest is in the message. An
+unavailable service or log ends no query: it shows in the query's progress and in the application's
+log, and the query continues as soon as it is back. The errors of writing (`SinkError`) stand at the
+end.
 """
 
 from __future__ import annotations
@@ -23,25 +24,19 @@ class SourceError(CounterpoiseError):
 
 
 class InvalidOption(SourceError):
-    """An option is unknown, missing or has an invalid value."""
+    """An option, a schema or a column is unknown, missing or not what it must be."""
 
     code = "invalid_option"
 
 
-class InvalidSchema(SourceError):
-    """The user gave a schema that is not the source's own."""
-
-    code = "invalid_schema"
-
-
 class InvalidOffset(SourceError):
-    """The checkpoint belongs to another source, queue or log, or to another version."""
+    """The checkpoint or the position to go on from is of another source, queue, log or version."""
 
     code = "invalid_offset"
 
 
 class Unsupported(SourceError):
-    """The query runs in a mode of Spark in which the source cannot keep its promises."""
+    """The query or the call runs where promises cannot be kept: a mode, a session, a thread."""
 
     code = "unsupported"
 
@@ -76,58 +71,22 @@ class Trimmed(SourceError):
     code = "trimmed"
 
 
-class Unforeseen(SourceError):
-    """An unforeseen failure: a defect of the source. The call is tried again."""
-
-    code = "unforeseen"
-
-
-class AheadOfLog(SourceError):
-    """The position to continue from lies beyond the end of the log."""
-
-    code = "ahead_of_log"
-
-
-class InvalidRows(SourceError):
-    """The rows of a write are not what a queue takes, or cannot be told apart when repeated."""
-
-    code = "invalid_rows"
-
-
 class SinkError(CounterpoiseError):
-    """The fenced sink cannot continue by itself."""
+    """A sink or a write cannot continue by itself."""
 
     code = "sink"
 
 
 class InvalidSink(SinkError):
-    """The sink was created with arguments that do not work."""
+    """The sink has arguments that do not work, or a name that another sink has."""
 
     code = "invalid_sink"
 
 
-class MissingColumns(SinkError):
-    """The rows lack the columns that the fence needs: partition and position of their message."""
+class InvalidRows(SinkError):
+    """The rows lack a column, have a wrong one, or are not those of the messages that were read."""
 
-    code = "missing_columns"
-
-
-class ForeignRow(SinkError):
-    """A row belongs to no message that this micro-batch has read."""
-
-    code = "foreign_row"
-
-
-class PlanMissing(SinkError):
-    """The source has not told the sink what the micro-batch reads, so nothing may be written."""
-
-    code = "plan_missing"
-
-
-class SinkNameInUse(SinkError):
-    """Two sinks of one name, or one sink twice, got the same micro-batch."""
-
-    code = "sink_name_in_use"
+    code = "invalid_rows"
 
 
 class SinkGap(SinkError):

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from counterpoise.calls import base_url
 from counterpoise.durations import duration_seconds
-from counterpoise.errors import InvalidUrl
+from counterpoise.errors import InvalidSettings
 from counterpoise.spark.errors import InvalidOption
 from counterpoise.spark.kafka_options import refuse_kafkas
 from counterpoise.wire import QUEUE_NAME_PATTERN
@@ -435,7 +435,7 @@ def service_url(options: Mapping[str, str]) -> str | None:
     if url is not None:
         try:
             base_url(url)
-        except InvalidUrl as error:
+        except InvalidSettings as error:
             raise InvalidOption(f"the option 'url': {error}") from None
     return url
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from weakref import WeakKeyDictionary
 
 from counterpoise.client import SERVICES, Client
-from counterpoise.errors import CounterpoiseError, FlowGone, QueueNotFound
+from counterpoise.errors import FlowGone, QueueNotFound
 from counterpoise.logs import Message, open_log
 from counterpoise.options import check_seconds
 from counterpoise.publisher import Publisher
@@ -41,23 +41,14 @@ JOIN_SECONDS = 10.0
 _numbers = itertools.count(1)
 
 
-class NotInstalled(CounterpoiseError):
-    """The service's wheel is not installed."""
-
-    code = "not_installed"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "counterpoise.testing runs the service itself, which is not installed: "
-            "pip install 'counterpoise[testing]'"
-        )
-
-
 def _server_class() -> Any:
     """The service in memory, from the server's wheel."""
     for point in entry_points(group=GROUP, name="service"):
         return point.load()
-    raise NotInstalled
+    raise ModuleNotFoundError(
+        "counterpoise.testing runs the service itself, which is not installed: "
+        "pip install 'counterpoise[testing]'"
+    )
 
 
 class MemoryService:
@@ -65,7 +56,9 @@ class MemoryService:
 
     def __init__(self, *, start: datetime = START, **settings: Any) -> None:
         """`start`: the time that its clock shows first. `settings`: other settings of the service
-        (`docs/settings.md`), by their names in lower case. Raises NotInstalled.
+        (`docs/settings.md`), by their names in lower case.
+
+        Raises ModuleNotFoundError if the service is not installed.
         """
         number = next(_numbers)
         # No name server knows such a name (RFC 2606).

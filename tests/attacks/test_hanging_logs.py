@@ -10,8 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from broker.logs.external import PER_CALLER, PER_LOG, ExternalLogs, LogUnreachable
+from broker.logs.external import PER_CALLER, PER_LOG, ExternalLogs
 from broker.logs.ports import LogOwner
+from counterpoise.logs import LogUnavailable
 from tests.api.access import Guarded, bearer
 from tests.attacks.listening import listening
 from tests.redis_server import RedisServer, redis_server
@@ -78,14 +79,15 @@ async def test_a_log_that_hangs_hurts_itself_alone(redis_server: RedisServer) ->
         assert not hanging.called.acquire(blocking=False)
     with closing(logs):
         failed = await asyncio.gather(*calls, return_exceptions=True)
-    assert {type(one) for one in failed} == {LogUnreachable}
+    assert {type(one) for one in failed} == {LogUnavailable}
+    assert all("the service's own log has the reason" in str(one) for one in failed)
 
 
 async def test_what_a_log_says_after_its_caller_has_given_up_is_no_defect() -> None:
     with closing(ExternalLogs()) as logs, nothing_unread():
         with listening() as hanging:
             log = f"redis://127.0.0.1:{hanging.port}/0/hanging"
-            with pytest.raises(LogUnreachable):
+            with pytest.raises(LogUnavailable):
                 await logs.bounds(log, [0], seconds=0.05)
             assert await asyncio.to_thread(hanging.called.acquire, timeout=WAITS_SECONDS)
         await asyncio.to_thread(logs._threads.shutdown)

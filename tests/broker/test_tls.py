@@ -8,8 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from broker.certificate import Certificate, TlsError
+from broker.certificate import Certificate
 from broker.exits import Exit
+from broker.settings import SettingsError
 from tests.broker.test_cli import UNREACHABLE, refusal
 from tests.service import ServeProcess, eventually
 
@@ -33,9 +34,9 @@ def client(url: str, trusted: str) -> httpx.Client:
 def test_a_pair_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     cert, key = install("first", tmp_path)
     shutil.copy(PAIRS / "second-key.pem", key)
-    with pytest.raises(TlsError, match=r"cert\.pem and .*key\.pem"):
+    with pytest.raises(SettingsError, match=r"cert\.pem and .*key\.pem"):
         Certificate(cert, key)
-    with pytest.raises(TlsError, match="No such file"):
+    with pytest.raises(SettingsError, match="No such file"):
         Certificate(tmp_path / "missing.pem")
     key.write_text("nonsense")
     line = ["serve", "--port", "0", "--tls-cert", str(cert), "--database-url", UNREACHABLE]
@@ -43,7 +44,7 @@ def test_a_pair_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_encrypted_key_is_refused_without_a_password_prompt() -> None:
-    with pytest.raises(TlsError, match="encrypted"):
+    with pytest.raises(SettingsError, match="encrypted"):
         Certificate(PAIRS / "first.pem", PAIRS / "encrypted-key.pem")
 
 

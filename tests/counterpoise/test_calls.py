@@ -8,7 +8,7 @@ import pytest
 
 from counterpoise import calls, conditions
 from counterpoise.calls import Call, Listing, base_url
-from counterpoise.errors import InvalidUrl
+from counterpoise.errors import InvalidSettings
 from counterpoise.wire import Child, ChildrenItem, CommitItem, ReadyItem, ReleaseItem
 from tests.api.conformance import document
 
@@ -189,6 +189,6 @@ def test_addresses_may_be_written_in_many_ways(url, base):
     ],
 )
 def test_an_address_holds_no_secret_and_what_may_be_one_is_not_repeated(url, said):
-    with pytest.raises(InvalidUrl, match=said) as refused:
+    with pytest.raises(InvalidSettings, match=said) as refused:
         base_url(url)
     assert "hunter2" not in str(refused.value)

@@ -14,12 +14,9 @@ from counterpoise.errors import (
     BadAnswer,
     FlowGone,
     Invalid,
-    InvalidCertificates,
-    InvalidToken,
-    InvalidUrl,
+    InvalidSettings,
     NotCounterpoise,
     Refused,
-    ServiceFailed,
     ServiceUnavailable,
     Unreachable,
 )
@@ -59,11 +56,11 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 10
         (Answer(200, body=[]), BadAnswer),
         (Answer(200, body={"name": "flights"}), BadAnswer),
         (Answer(204), BadAnswer),
-        (Answer(502, text="<html>Bad gateway</html>"), ServiceFailed),
+        (Answer(502, text="<html>Bad gateway</html>"), ServiceUnavailable),
         (Answer(404, text="<html>Not found</html>"), NotCounterpoise),
         (Answer(404, body={"detail": "Not Found"}), NotCounterpoise),
         (Answer(302, text="", headers={"Location": "/login"}), NotCounterpoise),
-        (problem(500, "internal"), ServiceFailed),
+        (problem(500, "internal"), ServiceUnavailable),
         (problem(503, "unavailable"), ServiceUnavailable),
         (problem(429, "too_many"), ServiceUnavailable),
         (problem(410, "flow_gone", reason="replaced"), FlowGone),
@@ -135,7 +132,7 @@ def test_the_authority_of_the_environment_is_trusted_also_on_this_machine(ask, m
 def test_a_file_without_authorities_is_refused_before_the_first_call(monkeypatch, named):
     monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATES / named))
     for make in (Client, AsyncClient):
-        with pytest.raises(InvalidCertificates, match=rf"SSL_CERT_FILE must name .*{named}"):
+        with pytest.raises(InvalidSettings, match=rf"SSL_CERT_FILE must name .*{named}"):
             make("https://service.invalid")
 
 
@@ -154,7 +151,7 @@ def test_without_the_environment_the_systems_authorities_are_trusted(monkeypatch
     "url", ["flights", "ftp://x", "http://", "http://x/?a=b", "http://999.0.0.1"]
 )
 def test_an_invalid_address_is_refused(ask, url):
-    with pytest.raises(InvalidUrl):
+    with pytest.raises(InvalidSettings):
         ask(url)
 
 
@@ -173,12 +170,12 @@ def test_so_is_that_of_a_retry_queue(name):
 
 @pytest.mark.parametrize("make", [Flow, AsyncFlow, Consumer, Publisher])
 def test_what_no_client_could_use_is_refused_where_it_is_given(make, monkeypatch):
-    with pytest.raises(InvalidUrl, match="a single one"):
+    with pytest.raises(InvalidSettings, match="a single one"):
         make("flights", url="http://a,b")
-    with pytest.raises(InvalidToken):
+    with pytest.raises(InvalidSettings):
         make("flights", token="two words")
     monkeypatch.setenv("COUNTERPOISE_URL", "ftp://x")
-    with pytest.raises(InvalidUrl, match="ftp://x"):
+    with pytest.raises(InvalidSettings, match="ftp://x"):
         make("flights")
 
 
@@ -186,9 +183,9 @@ def test_what_no_client_could_use_is_refused_where_it_is_given(make, monkeypatch
     "make", [DeadLetter, lambda *args, **given: Retry(*args, after_seconds=[1], **given)]
 )
 def test_so_are_the_address_and_the_key_of_another_queue(make):
-    with pytest.raises(InvalidUrl, match="a single one"):
+    with pytest.raises(InvalidSettings, match="a single one"):
         make("dead", url="http://a,b")
-    with pytest.raises(InvalidToken):
+    with pytest.raises(InvalidSettings):
         make("dead", token="two words")
 
 
@@ -226,7 +223,7 @@ def test_a_proxy_of_the_environment_is_not_asked_about_this_machine(faulty, ask,
 )
 def test_a_proxy_that_cannot_be_used_is_named(monkeypatch, kind, name, value):
     monkeypatch.setenv(name, value)
-    with pytest.raises(InvalidUrl, match=f"the proxy of the environment cannot.*{name}"):
+    with pytest.raises(InvalidSettings, match=f"the proxy of the environment cannot.*{name}"):
         kind("http://queues.invalid")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from counterpoise.calls import queues, read_answer
 from counterpoise.client import AsyncClient, Client
-from counterpoise.errors import BadAnswer, Invalid, InvalidToken
+from counterpoise.errors import BadAnswer, Invalid, InvalidSettings
 from counterpoise.flow import Flow
 from counterpoise.reading import Listed, json_of
 from counterpoise.wire import Page
@@ -146,17 +146,17 @@ SECRET = "s3cr3t"
     "token", [f"{SECRET}\nX-Other: 1", f"{SECRET} x", f"{SECRET}\u00e4", f"{SECRET}\1"]
 )
 def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(made, token, monkeypatch):
-    with pytest.raises(InvalidToken) as refused:
+    with pytest.raises(InvalidSettings) as refused:
         made(token=token)
     assert SECRET not in "".join(traceback.format_exception(refused.value))
     monkeypatch.setenv("COUNTERPOISE_TOKEN", token)
-    with pytest.raises(InvalidToken) as refused:
+    with pytest.raises(InvalidSettings) as refused:
         Flow("flights").open()
     assert SECRET not in "".join(traceback.format_exception(refused.value))
 
 
 def test_the_token_of_a_call_is_looked_at_too(faulty):
-    with Client(faulty.url) as client, pytest.raises(InvalidToken) as refused:
+    with Client(faulty.url) as client, pytest.raises(InvalidSettings) as refused:
         client.heartbeat("flights", "f1", f"{SECRET}\n{SECRET}")
     assert SECRET not in "".join(traceback.format_exception(refused.value))
 

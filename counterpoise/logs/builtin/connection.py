@@ -36,7 +36,7 @@ from counterpoise.logs.errors import (
     LogError,
     LogNotFound,
     LogUnavailable,
-    StalePartitionCount,
+    StaleRouting,
 )
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class LogConnection:
     """
 
     def __init__(self, url: str, timeout_seconds: float) -> None:
-        """Raises NotOfPostgres."""
+        """Raises InvalidLog."""
         self._parameters = postgres.read(url)
         # The server also stops, so that abandoned calls do not pile up there.
         limit = str(max(1, int(timeout_seconds * 1000)))
@@ -270,12 +270,10 @@ def _in_our_words(error: psycopg.Error) -> LogError:
     return LogError(f"the log failed: {message} ({state})")
 
 
-def stale_partition_count(
-    error: BaseException | None, routed_with: int
-) -> StalePartitionCount | None:
+def stale_partition_count(error: BaseException | None, routed_with: int) -> StaleRouting | None:
     """`error` as the refusal of an append routed with an old partition count, else None."""
     if isinstance(error, psycopg.Error) and error.sqlstate == STALE_PARTITION_COUNT:
-        return StalePartitionCount(routed_with, int(error.diag.message_detail or 0))
+        return StaleRouting(routed_with, int(error.diag.message_detail or 0))
     return None
 
 

@@ -37,7 +37,7 @@ from counterpoise.logs.errors import (
     LogNotFound,
     PositionAhead,
     PositionTrimmed,
-    StaleRanges,
+    StaleRouting,
 )
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds, Rest
@@ -126,7 +126,7 @@ class PostgresLog(NumberedLog):
             if stale is not None:
                 raise stale from None
             if has_stale_ranges(error.__cause__):
-                raise StaleRanges(str(error), self._ranges()) from None
+                raise StaleRouting(batch.partition_count, 0, self._ranges()) from None
             raise
         if watched:
             wake(self._connection, self.name, watched)

@@ -28,11 +28,11 @@ from confluent_kafka import KafkaError, KafkaException
 
 from counterpoise.logs.address import setting
 from counterpoise.logs.errors import (
-    GroupAccessRefused,
     InvalidMessage,
     LogAccessRefused,
     LogError,
     LogNotFound,
+    LogRefused,
     LogUnavailable,
 )
 
@@ -211,7 +211,10 @@ class Failures:
         if error.code() in _REFUSED:
             return LogAccessRefused(f"Kafka refuses the access to topic {self._topic!r}: {text}")
         if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-            return GroupAccessRefused()
+            return LogRefused(
+                "Kafka does not let this user use the offsets of the consumer group: the user "
+                "needs Describe and Read of the group, and Read of the topic"
+            )
         if error.code() in _MISSING:
             return LogNotFound(f"Kafka has no topic {self._topic!r}, or not this partition of it")
         if error.code() in _NOT_TO_BE_HELD:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, TopicPartition
 
-from counterpoise.logs.errors import GroupInUse
+from counterpoise.logs.errors import LogRefused
 from counterpoise.logs.kafka.answers import Attempt, Questions
 
 # What Kafka answers to a commit without a member if the group has members.
@@ -85,7 +85,7 @@ class ConsumerGroup:
     def store(self, offsets: Mapping[int, int]) -> None:
         """Store the offsets of these partitions; others keep theirs. A new group is made.
 
-        Raises GroupInUse if the group has members; then nothing has changed, unless they came
+        Raises LogRefused if the group has members; then nothing has changed, unless they came
         within this call.
         """
         places = [TopicPartition(self._topic, *one) for one in sorted(offsets.items())]
@@ -98,7 +98,10 @@ class ConsumerGroup:
                 if place.error is None:
                     continue
                 if place.error.code() in _IN_USE:
-                    raise GroupInUse(self.name)
+                    raise LogRefused(
+                        f"the consumer group {self.name!r} has active members, so Kafka takes no "
+                        "offsets for it: stop these consumers, or choose another group"
+                    )
                 raise attempt.told(place.error)
 
         self._questions.ask(question, self._begin())

@@ -40,7 +40,7 @@ from counterpoise.logs.errors import (
     LogNotFound,
     PositionAhead,
     PositionTrimmed,
-    StalePartitionCount,
+    StaleRouting,
 )
 from counterpoise.logs.kafka.access import Failures, parse_access
 from counterpoise.logs.kafka.answers import Questions
@@ -145,7 +145,7 @@ class KafkaLog(NumberedLog):
         with self._appending:
             count = self._topic.shape(deadline).partition_count
             if count != batch.partition_count:
-                raise StalePartitionCount(batch.partition_count, count)
+                raise StaleRouting(batch.partition_count, count)
             for partition in batch.partitions:
                 if not 0 <= partition < count:
                     raise InvalidMessage(

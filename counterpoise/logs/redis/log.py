@@ -28,7 +28,7 @@ from counterpoise.logs.errors import (
     LogUnavailable,
     PositionAhead,
     PositionTrimmed,
-    StalePartitionCount,
+    StaleRouting,
 )
 from counterpoise.logs.numbered import TOO_LARGE, NumberedLog, fair_shares
 from counterpoise.logs.port import AppendBatch, AppendResult, Bounds, Rest
@@ -197,7 +197,7 @@ class RedisLog(NumberedLog):
                 self._redis.announce(largest)
             raise
         if answer[0] == b"stale":
-            raise StalePartitionCount(batch.partition_count, int(answer[1]))
+            raise StaleRouting(batch.partition_count, int(answer[1]))
         if answer[0] == b"range":
             raise InvalidMessage("the log refused the messages: a partition is out of range")
         if answer[0] == b"time":

@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from counterpoise.at_exit import at_exit
 from counterpoise.spark.channel.running_driver import announce, was_killed
-from counterpoise.spark.errors import SourceError
+from counterpoise.spark.errors import Unsupported
 from counterpoise.spark.offsets import VERSION_FIELD, Json
 
 if TYPE_CHECKING:
@@ -68,12 +68,6 @@ Name = Literal[
 ]
 
 
-class NoChannel(SourceError):
-    """The query has no running Counterpoise source, or `register` was not called."""
-
-    code = "no_channel"
-
-
 _CONNECT = "pyspark.sql.connect."
 
 
@@ -83,9 +77,9 @@ def is_of_connect(what: object) -> bool:
 
 
 def refuse_connect(what: object, name: str) -> None:
-    """Raises NoChannel for `name` with anything of Spark Connect: its driver is the server."""
+    """Raises Unsupported for `name` with anything of Spark Connect: its driver is the server."""
     if is_of_connect(what):
-        raise NoChannel(
+        raise Unsupported(
             f"{name} does not work over Spark Connect: the query's driver is the server, and this "
             "program reaches neither its JVM nor its files. Run the program with a session of its "
             "own (spark-submit, or counterpoise.spark.session), or drain its flows from outside "
@@ -230,7 +224,7 @@ def channels_of(query: StreamingQuery) -> list[Channel] | None:
     """The channels to the Counterpoise sources of the query; None before they have written an
     offset.
 
-    An empty list: the query has no Counterpoise source. Raises NoChannel.
+    An empty list: the query has no Counterpoise source. Raises Unsupported.
     """
     execution = _execution(query)
     if not reads_ours(execution):
@@ -244,15 +238,15 @@ def channels_of(query: StreamingQuery) -> list[Channel] | None:
 def channel_to(instance_id: str) -> Channel:
     """The driver's end of the channel to an instance, by its name in an offset.
 
-    Raises NoChannel.
+    Raises Unsupported.
     """
     return DriverEnd(known_home(), instance_id)
 
 
 def known_home() -> str:
-    """The directory of this driver. Raises NoChannel if no source can know it."""
+    """The directory of this driver. Raises Unsupported if no source can know it."""
     if not driver_home.cache_info().currsize:
-        raise NoChannel(
+        raise Unsupported(
             "the query's source does not know this driver, because Spark has found it by itself: "
             "call counterpoise.spark.register(spark) before the stream is loaded"
         )
@@ -260,7 +254,7 @@ def known_home() -> str:
 
 
 def _execution(query: StreamingQuery) -> Any:
-    """Spark's own object for the running query. Raises NoChannel for one of Spark Connect."""
+    """Spark's own object for the running query. Raises Unsupported for one of Spark Connect."""
     refuse_connect(query, "this")
     return query._jsq.streamingQuery()
 

@@ -37,14 +37,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from counterpoise.spark.channel.channel import (
-    Channel,
-    NoChannel,
-    channel_to,
-    offsets_in,
-    refuse_connect,
-)
-from counterpoise.spark.errors import ForeignRow, PlanMissing
+from counterpoise.spark.channel.channel import Channel, channel_to, offsets_in, refuse_connect
+from counterpoise.spark.errors import InvalidRows, SinkError, Unsupported
 from counterpoise.spark.offsets import Json, Slice, joined
 
 if TYPE_CHECKING:
@@ -184,11 +178,11 @@ class RunningBatch:
     def of(cls, batch: DataFrame) -> RunningBatch:
         """The batch that `foreachBatch` got, of a query with one source.
 
-        Raises NoChannel, PlanMissing.
+        Raises Unsupported, SinkError.
         """
         execution, parts = _parts(batch)
         if len(parts) > 1:
-            raise NoChannel(
+            raise Unsupported(
                 "the query reads several counterpoise sources, and the partitions of their rows "
                 "cannot be told apart here: write each in a query of its own"
             )
@@ -197,7 +191,7 @@ class RunningBatch:
     @classmethod
     def _of_source(cls, execution: Any, start: Json | None, end: Json) -> RunningBatch:
         if end.get("instance") is None:
-            raise NoChannel("the source has not bound its flow yet")
+            raise Unsupported("the source has not bound its flow yet")
         channel = channel_to(str(end["instance"]))
         if start == end:
             # Spark runs such a batch for timeouts or watermarks, without asking the source.
@@ -210,7 +204,7 @@ class RunningBatch:
             execution.lastExecution().toRdd().getNumPartitions()
             planned = planned_for(channel, start, end)
         if planned is None:
-            raise PlanMissing(
+            raise SinkError(
                 "the source has not written the plan of this micro-batch: is the directory for "
                 "temporary files full, or counterpoise of another version than when it started?"
             )
@@ -244,7 +238,7 @@ def batches_by_queue(batch: DataFrame) -> Iterator[list[tuple[RunningBatch, Data
     """The batch that `foreachBatch` got, as one batch for each queue of which something was read.
 
     Several queues are told apart by the column `queue` of `read_queues`. Their rows are kept
-    within, because each part is an action of Spark's. Raises NoChannel, PlanMissing, ForeignRow.
+    within, because each part is an action of Spark's. Raises Unsupported, SinkError, InvalidRows.
     """
     execution, parts = _parts(batch)
     if len(parts) == 1:
@@ -252,7 +246,7 @@ def batches_by_queue(batch: DataFrame) -> Iterator[list[tuple[RunningBatch, Data
         return
     names = [end["queue"] for _, end in parts]
     if len(set(names)) < len(names) or dict(batch.dtypes).get("queue") != "string":
-        raise NoChannel(
+        raise Unsupported(
             "the query reads several counterpoise sources, and the partitions of their rows cannot "
             "be told apart: read them with counterpoise.spark.read_queues, and pass its column "
             "queue through; or write each in a query of its own"
@@ -275,7 +269,7 @@ def batches_by_queue(batch: DataFrame) -> Iterator[list[tuple[RunningBatch, Data
             functions.count(functions.lit(1)), functions.first("queue")
         ).collect()
         if found[0]:
-            raise ForeignRow(
+            raise InvalidRows(
                 f"there are rows whose queue is {found[1]!r}, and the micro-batch has read "
                 f"{', '.join(read)}: pass the column queue of read_queues through unchanged"
             )
@@ -291,7 +285,7 @@ def _parts(batch: DataFrame) -> tuple[Any, list[tuple[Json | None, Json]]]:
     execution = _execution(batch)
     ends = offsets_in(execution.availableOffsets())
     if not ends:
-        raise NoChannel("the query reads nothing from a counterpoise source")
+        raise Unsupported("the query reads nothing from a counterpoise source")
     starts = offsets_in(execution.committedOffsets())
     return execution, [(starts.get(source), end) for source, end in ends.items()]
 
@@ -306,7 +300,7 @@ def _execution(batch: DataFrame) -> Any:
         assert context._jvm is not None
         found = queries.get(context._jvm.java.util.UUID.fromString(query_id))
     if found is None:
-        raise NoChannel(
+        raise Unsupported(
             "call the sink from foreachBatch, in the thread that Spark calls: other threads do not "
             "know their query, unless they are pyspark.InheritableThread, or run "
             "pyspark.inheritable_thread_target(function) (give this to a ThreadPoolExecutor)"

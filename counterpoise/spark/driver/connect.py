@@ -109,7 +109,7 @@ def _refuse_lost_state(writer: Any, *_: object, **__: object) -> None:
 
 
 def _refuse_sinks(writer: Any, func: object) -> None:
-    """Raises NoChannel for a sink of ours."""
+    """Raises Unsupported for a sink of ours."""
     kind = type(func)
     if kind.__module__.startswith(_DRIVERS):
         refuse_connect(writer, kind.__name__)

@@ -36,8 +36,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from counterpoise.at_exit import at_exit
-from counterpoise.spark.channel.channel import Channel, NoChannel, channels_of, refuse_connect
-from counterpoise.spark.errors import SourceError
+from counterpoise.spark.channel.channel import Channel, channels_of, refuse_connect
+from counterpoise.spark.errors import SourceError, Unsupported
 from counterpoise.spark.offsets import Json
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def drain(
     query*). Blocks until that is done.
 
     Raises DrainTimedOut if that takes longer than `timeout_seconds`, or the service is not reached;
-    then the queries are stopped as by `query.stop()`. Raises NoChannel for a query without a
+    then the queries are stopped as by `query.stop()`. Raises Unsupported for a query without a
     Counterpoise source, and the error of a query that failed meanwhile. Queries that have ended
     already are no error.
     """
@@ -108,7 +108,7 @@ def drain_on_sigterm(
     exit code (143).
 
     Call it in the main thread (otherwise ValueError), after the session was created. Raises
-    NoChannel for a session of Spark Connect.
+    Unsupported for a session of Spark Connect.
     """
     refuse_connect(what, "drain_on_sigterm")
     departure = _Departure(what, timeout_seconds, end_seconds, signals[0])
@@ -343,7 +343,7 @@ class _Leaver:
         if self._channels is None:
             return False  # it is just starting
         if not self._channels and not self._lenient:
-            raise NoChannel("the query reads from no counterpoise source: use query.stop()")
+            raise Unsupported("the query reads from no counterpoise source: use query.stop()")
         left = [self._has_left(channel) for channel in self._channels]  # each gets the order
         return all(left)
 

@@ -62,7 +62,7 @@ class QueueListener(EventListener):
         callback: Callable[[Json], None] | None = None,
         level: int = logging.INFO,
     ) -> None:
-        """Raises NoChannel for a session of Spark Connect."""
+        """Raises Unsupported for a session of Spark Connect."""
         refuse_connect(spark, "QueueListener")
         self._session = spark
         self._callback = callback

@@ -23,7 +23,7 @@ from pyspark.sql.functions import col, unix_micros
 from pyspark.sql.types import StructType
 
 from counterpoise.spark.aggregates.windows import AHEAD_SECONDS, ahead_of
-from counterpoise.spark.errors import InvalidSchema
+from counterpoise.spark.errors import InvalidOption
 from counterpoise.spark.state.processor import TenuredProcessor
 
 if TYPE_CHECKING:
@@ -67,10 +67,10 @@ class PartitionTime:
 
 
 def timed(rows: DataFrame, time: str, needed: Iterable[str]) -> DataFrame:
-    """The rows with the column `TIME`. Raises InvalidSchema if a column is missing."""
+    """The rows with the column `TIME`. Raises InvalidOption if a column is missing."""
     missing = sorted({"partition", "position", "tenure", "replay", time, *needed} - {*rows.columns})
     if missing:
-        raise InvalidSchema(f"the processor needs the column {', '.join(missing)} of its rows")
+        raise InvalidOption(f"the processor needs the column {', '.join(missing)} of its rows")
     return rows.withColumn(TIME, unix_micros(col(time)))
 
 
@@ -100,7 +100,7 @@ class PartitionProcessor(TenuredProcessor):
     def over(self, rows: DataFrame) -> DataFrame:
         """What the processor makes of the rows of a source with `warmup=true`.
 
-        The query needs RocksDB as its state store. Raises InvalidSchema.
+        The query needs RocksDB as its state store. Raises InvalidOption.
         """
         needed = [*self.needed(), *([] if self._heartbeat is None else [self._heartbeat])]
         grouped = timed(rows, self._time, needed).groupBy("partition")

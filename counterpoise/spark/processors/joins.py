@@ -76,7 +76,7 @@ class JoinByKey(StatefulProcessor):
     def over(self, rows: DataFrame) -> DataFrame:
         """The pairs of the rows of a source with `warmup=true`.
 
-        The query needs RocksDB as its state store. Raises InvalidSchema.
+        The query needs RocksDB as its state store. Raises InvalidOption.
         """
         needed = (self._kind, self._by, *self._columns)
         group = floor(col("partition") / self._aligned)

@@ -236,7 +236,7 @@ class FileTask:
     target_bytes: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Spark calls this in each task. Raises ForeignRow, InvalidPosition, and what `files`
+        """Spark calls this in each task. Raises InvalidRows, InvalidPosition, and what `files`
         raises.
         """
         came: Counter[int] = Counter()

@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-from counterpoise.spark.errors import SinkNameInUse
+from counterpoise.spark.errors import InvalidSink
 
 # By kind of sink, name, target and run: the last micro-batch that is being written, or was. A query
 # that starts again is another run, so its last micro-batch may come once more.
@@ -25,13 +25,13 @@ def used_once(
 ) -> Iterator[None]:
     """Within, the micro-batch is written under this name. After an error that may be tried again.
 
-    Raises SinkNameInUse if it was written already, or is just being written; `where` says to which
+    Raises InvalidSink if it was written already, or is just being written; `where` says to which
     target.
     """
     key = (kind, name, target, run_id)
     with _given_lock:
         if _given.get(key) == batch_id:
-            raise SinkNameInUse(
+            raise InvalidSink(
                 f"two sinks named {name!r}, or one sink twice, were given the same micro-batch"
                 f"{where}: the second would find everything written. Give each part of the rows a "
                 "sink with a name of its own"

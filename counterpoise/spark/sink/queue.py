@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from counterpoise.logs.columns import integers
 from counterpoise.spark.channel.running_batch import RunningBatch
-from counterpoise.spark.errors import InvalidSink, MissingColumns
+from counterpoise.spark.errors import InvalidRows, InvalidSink
 from counterpoise.spark.sink.batch import BatchRows
 from counterpoise.spark.sink.names import used_once
 from counterpoise.spark.sink.rows import Remainder, messages
@@ -56,7 +56,7 @@ class QueueTask:
     remainder: Remainder
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Spark calls this in each task. Raises ForeignRow, InvalidPosition, and like
+        """Spark calls this in each task. Raises InvalidRows, InvalidPosition, and like
         `append_all`.
         """
         own = (batch for rows in messages(batches) for batch in self.remainder(rows).to_batches())
@@ -100,11 +100,11 @@ class QueueSink:
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; `foreachBatch` calls this.
 
-        Raises MissingColumns, SinkNameInUse, errors of the client, and what the tasks raise (as
+        Raises InvalidRows, InvalidSink, errors of the client, and what the tasks raise (as
         Spark's exception).
         """
         if not check_columns(batch.schema):
-            raise MissingColumns(
+            raise InvalidRows(
                 "the rows have no columns partition and position: pass those of the source "
                 "through, as in select('partition', 'position', …). Write rows that are made of "
                 "several messages with format('counterpoise')"

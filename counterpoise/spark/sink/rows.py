@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from counterpoise.logs import InvalidPosition
 from counterpoise.logs.columns import integers, scalar, strings
-from counterpoise.spark.errors import ForeignRow, InvalidSink
+from counterpoise.spark.errors import InvalidRows, InvalidSink
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.sink.fence import number
 
@@ -34,7 +34,7 @@ class Remainder:
         ]
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        """The rows still to be written: usually all. Raises ForeignRow, InvalidPosition."""
+        """The rows still to be written: usually all. Raises InvalidRows, InvalidPosition."""
         partitions, starts, begins, ends = (
             integers(one[at] for one in self._ranges) for at in range(4)
         )
@@ -57,7 +57,7 @@ class Remainder:
         positions = _numbers(foreign.filter(own))
         least, most = (pc.min_max(positions)[end].as_py() for end in ("min", "max"))
         start, end = read[partition]
-        raise ForeignRow(
+        raise InvalidRows(
             f"there are rows of partition {partition} with positions from {least} to {most}"
             f"{' and null' if positions.null_count else ''}, and the micro-batch has read "
             f"{start} up to {end}: each row carries the position of the one message it is "
@@ -66,9 +66,9 @@ class Remainder:
         )
 
 
-def no_such_range(partition: int) -> ForeignRow:
+def no_such_range(partition: int) -> InvalidRows:
     """The error for rows of a partition of which nothing was read."""
-    return ForeignRow(
+    return InvalidRows(
         f"there are rows of partition {partition}, of which this micro-batch has read "
         "nothing (or its rows do not come together): pass the source's columns "
         "partition and position through unchanged, and add no rows of other origin"
@@ -76,13 +76,13 @@ def no_such_range(partition: int) -> ForeignRow:
 
 
 def messages(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The batches without a warm-up's replayed rows. Raises ForeignRow."""
+    """The batches without a warm-up's replayed rows. Raises InvalidRows."""
     for batch in batches:
         rows = pa.Table.from_batches([batch])
         if "replay" in rows.column_names:
             rows = rows.filter(pc.invert(pc.fill_null(rows.column("replay"), _FALSE)))
         if rows.column("partition").null_count:
-            raise ForeignRow("there are rows whose partition is null: pass it through unchanged")
+            raise InvalidRows("there are rows whose partition is null: pass it through unchanged")
         yield rows
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, get_args
 
 from counterpoise.spark.channel.running_batch import RunningBatch, batches_by_queue
 from counterpoise.spark.errors import (
+    InvalidRows,
     InvalidSink,
-    MissingColumns,
-    PlanMissing,
+    SinkError,
     StaleEpoch,
 )
 from counterpoise.spark.sink.batch import BatchRows
@@ -215,7 +215,7 @@ class FencedSink:
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; `foreachBatch` calls this.
 
-        Raises MissingColumns, SinkNameInUse, StaleEpoch, and what the tasks raise: a SinkError as
+        Raises InvalidRows, InvalidSink, StaleEpoch, and what the tasks raise: a SinkError as
         it is, other errors as Spark's exception.
         """
         _check_columns(batch)
@@ -254,7 +254,7 @@ class FencedSink:
     ) -> Report:
         missing = {one.partition for one in running.planned.read} - {r.partition for r in results}
         if missing:
-            raise PlanMissing(f"no task has written the partitions {sorted(missing)}")
+            raise SinkError(f"no task has written the partitions {sorted(missing)}")
         superseded = [(one.partition, one.epoch) for one in results if one.outcome == "superseded"]
         gaps = sorted((one.partition, *one.gap) for one in results if one.gap is not None)
         report = Report(
@@ -331,14 +331,14 @@ _PAIRS = (
 def _check_columns(batch: DataFrame) -> None:
     types = {field.name: field.dataType.simpleString() for field in batch.schema.fields}
     if types.keys() >= _SIDES and "position" not in types:
-        raise MissingColumns(_PAIRS)
+        raise InvalidRows(_PAIRS)
     wrong = []
     if types.get("partition") not in ("int", "bigint"):
         wrong.append("partition (int)")
     if types.get("position") != "string":
         wrong.append("position (string)")
     if wrong:
-        raise MissingColumns(
+        raise InvalidRows(
             f"the rows have no column {' and no column '.join(wrong)}: the fence needs them, so "
             "pass those of the source through, as in select('partition', 'position', …). Rows "
             "made of several messages have none: aggregate within the sink's write function, or "

@@ -80,7 +80,7 @@ class Target(Protocol):
     def write(self, batch: MicroBatch) -> list[RangeResult]:
         """Write what is still to be written. Returns one result for each range.
 
-        Raises SinkGap, ForeignRow, and what the tasks raise (as Spark's exception).
+        Raises SinkGap, InvalidRows, and what the tasks raise (as Spark's exception).
         """
 
     def forget(self, sink: str, queue: str) -> int:

@@ -99,7 +99,7 @@ def write_ranges(
 ) -> Iterator[pa.RecordBatch]:
     """Write the rows, and move the high-water of the partitions in `mine` without rows.
 
-    Raises ForeignRow, SinkGap, errors of `write` and of SQLAlchemy. Ranges that were committed
+    Raises InvalidRows, SinkGap, errors of `write` and of SQLAlchemy. Ranges that were committed
     before stay; the next attempt recognizes them as repeated.
     """
     high_waters = _high_waters(task)

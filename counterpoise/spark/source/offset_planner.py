@@ -88,7 +88,7 @@ class OffsetPlanner:
     def next_offset(self, start: Json, max_messages: int | None) -> Json:
         """The offset after `start`, or `start` itself when there is nothing to read now.
 
-        Raises AheadOfLog, InvalidPosition, InvalidOffset, StateLost, Unfinished.
+        Raises InvalidOffset, InvalidPosition, StateLost, Unfinished.
         """
         self._measure()
         most = ReadBudget(max_messages, self._options.max_bytes_per_trigger)

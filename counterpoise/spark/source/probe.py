@@ -29,7 +29,7 @@ from counterpoise.logs import (
 )
 from counterpoise.logs.errors import AHEAD_SECONDS
 from counterpoise.logs.port import Rest
-from counterpoise.spark.errors import AheadOfLog, Unforeseen
+from counterpoise.spark.errors import InvalidOffset, SourceError
 from counterpoise.spark.options import EARLIEST, Floor, find_floor
 from counterpoise.spark.queue_log import QueueLog
 from counterpoise.spark.source.history import earliest
@@ -50,7 +50,7 @@ _NOW = Rest(0.0)
 # Fewer answers than this prove nothing, however far apart they are.
 _AHEAD_ANSWERS = 3
 
-FATAL = (AheadOfLog, InvalidPosition)
+FATAL = (InvalidOffset, InvalidPosition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class LogProbe:
         """The answer, if it is at most `max_age` seconds old or comes within `wait` seconds.
 
         Otherwise an answer that was too late for an earlier call, once, or one of `look_ahead`.
-        Raises permanent errors: AheadOfLog, when waiting has not helped, and InvalidPosition.
+        Raises permanent errors: InvalidOffset, when waiting has not helped, and InvalidPosition.
         """
         with self._changed:
             now = self._clock()
@@ -252,9 +252,9 @@ class LogProbe:
         except CounterpoiseError as reason:
             error = reason
         except Exception as reason:  # if the thread ended, the query would idle for ever
-            if not isinstance(self.last_error, Unforeseen):
+            error = SourceError(f"asking the log failed: {reason!r}")
+            if str(error) != str(self.last_error):
                 logger.exception("counterpoise: asking the log failed; it is tried again")
-            error = Unforeseen(f"asking the log failed: {reason!r}")
         with self._changed:
             trouble = error or waits
             self._answering = None
@@ -274,7 +274,7 @@ class LogProbe:
     def _look_at(self, answer: Answer) -> CounterpoiseError | None:
         """The error to show for partitions that end before their position; None if there are none.
 
-        Raises AheadOfLog when one has done so for too long.
+        Raises InvalidOffset when one has done so for too long.
         """
         self._tell_invalid(answer.invalid)
         now, before = self._clock(), self._ahead
@@ -291,7 +291,7 @@ class LogProbe:
         lasting = {n: one for n, one in ahead.items() if one.is_lasting(now)}
         which = [f"partition {n} {one}" for n, one in list((lasting or ahead).items())[:10]]
         if lasting:
-            raise AheadOfLog(
+            raise InvalidOffset(
                 f"{what}{'; '.join(which)}, for more than {AHEAD_SECONDS:g} s. It was restored or "
                 "made anew: reset the queue's positions and choose another checkpointLocation"
             )

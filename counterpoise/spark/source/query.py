@@ -164,7 +164,7 @@ class Consumption:
     def next_offset(self, start: Json, max_messages: int | None) -> Json:
         """The offset after `start`, or `start` itself when there is nothing to read now.
 
-        Errors that end the query: FlowEnded, AheadOfLog, InvalidPosition, InvalidOffset, StateLost,
+        Errors that end the query: FlowEnded, InvalidOffset, InvalidPosition, StateLost,
         Unfinished.
         """
         found = start

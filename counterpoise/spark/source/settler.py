@@ -19,7 +19,7 @@ from counterpoise.flow import Flow
 from counterpoise.flow.core import FLOW_GONE
 from counterpoise.flow.ledger import REFUSALS, Item, Todo
 from counterpoise.flow.refusals import Refusals
-from counterpoise.spark.errors import Unforeseen
+from counterpoise.spark.errors import SourceError
 from counterpoise.spark.source.progress import SharedProgress
 from counterpoise.wire import ReleaseItem
 
@@ -91,9 +91,10 @@ class QuerySettler:
             except CounterpoiseError as error:
                 self.last_error = error
             except Exception as error:
-                if not isinstance(self.last_error, Unforeseen):
+                failure = SourceError(f"telling the service failed: {error!r}")
+                if str(failure) != str(self.last_error):
                     logger.exception("counterpoise: telling the service failed; it is tried again")
-                self.last_error = Unforeseen(f"telling the service failed: {error!r}")
+                self.last_error = failure
             self._closed.wait(pauses.failed())
             self._shared.wake.set()
 

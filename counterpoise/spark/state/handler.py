@@ -28,7 +28,7 @@ from counterpoise.logs import LogNotFound, LogUnavailable, PositionAhead
 from counterpoise.logs.errors import ReadRetries
 from counterpoise.spark.channel.channel import Channel, channel_to, known_home
 from counterpoise.spark.channel.running_batch import RunningBatch
-from counterpoise.spark.errors import InvalidSchema
+from counterpoise.spark.errors import InvalidOption
 from counterpoise.spark.offsets import Json, Slice
 from counterpoise.spark.options import SourceOptions, read_options
 from counterpoise.spark.source.tasks import ARROW_SCHEMA
@@ -135,9 +135,9 @@ class StatefulForeachBatch(Generic[S]):
 
 
 def rows_of(batch: DataFrame) -> pa.Table:
-    """The micro-batch as rows of the source. Raises InvalidSchema if its columns were changed."""
+    """The micro-batch as rows of the source. Raises InvalidOption if its columns were changed."""
     if batch.columns != ARROW_SCHEMA.names:
-        raise InvalidSchema(
+        raise InvalidOption(
             "StatefulForeachBatch needs the unchanged stream of the source, with the columns "
             f"{', '.join(ARROW_SCHEMA.names)}, not {', '.join(batch.columns)}: history is "
             "read from the log directly, so select and filter within apply"
@@ -306,7 +306,7 @@ class StateKeeper(Generic[S]):
         return view if view is not None and view.get("status") == "bound" else None
 
     def _find_channel(self) -> Channel | None:
-        """The channel of the query, before its first call. Raises NoChannel."""
+        """The channel of the query, before its first call. Raises Unsupported."""
         options = self._options
         if options.instance_id is not None:
             return channel_to(options.instance_id)

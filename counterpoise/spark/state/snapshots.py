@@ -28,8 +28,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar, cast
 from urllib.parse import quote, unquote
 
-from counterpoise.spark.errors import SourceError
-
 logger = logging.getLogger("counterpoise.spark")
 
 T = TypeVar("T")
@@ -39,12 +37,6 @@ _TRAILER = struct.Struct(">IQ")
 _BUFFER_BYTES = 1024 * 1024
 # An unfinished file of this age was left by a process that died.
 _ABANDONED_SECONDS = 86_400.0
-
-
-class SnapshotDamaged(SourceError):
-    """The snapshot differs from what was written, or cannot be read as a state."""
-
-    code = "snapshot_damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +65,7 @@ class SnapshotStore(Protocol):
         ...
 
     def load(self, snapshot: Snapshot, read: Callable[[BinaryIO], T]) -> T:
-        """The result of `read`. Raises SnapshotDamaged, OSError (FileNotFoundError: pruned)."""
+        """The result of `read`. Raises OSError if it is damaged or gone."""
         ...
 
     def prune(self, queue: str, log: str, partition: int, keep: Collection[Snapshot]) -> None:
@@ -137,9 +129,9 @@ class Snapshots:
             head = file.readline()
             begin, length = file.tell(), os.fstat(file.fileno()).st_size
             if json_or_none(head) != {"format": _FORMAT, **asdict(snapshot)}:
-                raise SnapshotDamaged(f"{path}: its header does not fit its name")
+                raise OSError(f"{path}: its header does not fit its name")
             if length < begin + _TRAILER.size:
-                raise SnapshotDamaged(f"{path}: it is truncated")
+                raise OSError(f"{path}: it is truncated")
             body = _Checking(file, length - begin - _TRAILER.size)
             buffered = io.BufferedReader(body, _BUFFER_BYTES)
             failed: Exception | None = None
@@ -153,9 +145,9 @@ class Snapshots:
                 pass
             crc, size = _TRAILER.unpack(file.read(_TRAILER.size))
             if (crc, size) != (body.crc, body.size):
-                raise SnapshotDamaged(f"{path}: its checksum is wrong") from failed
+                raise OSError(f"{path}: its checksum is wrong") from failed
             if failed is not None:
-                raise SnapshotDamaged(f"{path}: it cannot be loaded: {failed!r}") from failed
+                raise OSError(f"{path}: it cannot be loaded: {failed!r}") from failed
             return state
 
     def prune(self, queue: str, log: str, partition: int, keep: Collection[Snapshot]) -> None:

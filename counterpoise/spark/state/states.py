@@ -27,7 +27,7 @@ from counterpoise.spark.offsets import Slice
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.queue_log import QueueLog, ReadAccess
 from counterpoise.spark.source.tasks import as_rows
-from counterpoise.spark.state.snapshots import Snapshot, SnapshotDamaged, SnapshotStore
+from counterpoise.spark.state.snapshots import Snapshot, SnapshotStore
 
 logger = logging.getLogger("counterpoise.spark")
 
@@ -164,7 +164,7 @@ class Restorer(Generic[S]):
                 continue
             try:
                 cell.state = self._snapshots.load(snapshot, self._how.load)
-            except (SnapshotDamaged, OSError) as error:
+            except OSError as error:
                 logger.warning("counterpoise: %s; trying an older snapshot", error)
                 continue
             cell.position = cell.published = snapshot.position

@@ -18,7 +18,7 @@ from broker.core import records as r
 from broker.core.barriers import Barriers
 from broker.core.cuts import FIRST_SECONDS
 from broker.core.draft import Decision
-from broker.core.errors import CutsOutdated, ResizeUnsettled
+from broker.core.errors import LogChanged, ResizeUnsettled
 from broker.core.structures import Journal
 from tests.broker.core.world import World
 
@@ -258,7 +258,7 @@ def test_a_resize_is_refused_if_there_was_one_since_the_other_readers_were_settl
     world.do(c.Change({"partition_count": 4}, checked=checked))
     world.do(told(1, 2, 4, reached=True))
     for before in (checked, (4, 0)):
-        with pytest.raises(CutsOutdated):
+        with pytest.raises(LogChanged, match="resized"):
             world.do(c.Change({"partition_count": 8}, checked=before))
     world.do(c.Change({"partition_count": 8}, checked=(4, 1)))
     assert world.queue.settings.partition_count == 8

@@ -16,7 +16,7 @@ from broker.logs.by_kind import LogsByKind
 from broker.logs.external import ExternalLogs
 from broker.logs.ports import LogOwner
 from broker.logs.positions import trim_floor
-from counterpoise.logs import AppendBatch, LogNotFound, Message, StalePartitionCount
+from counterpoise.logs import AppendBatch, LogNotFound, Message, StaleRouting
 from tests.log_support import append, log, log_url, texts, until, waiters
 
 __all__ = ["log", "log_url"]
@@ -71,7 +71,7 @@ async def test_a_resize_that_comes_late_changes_nothing(logs, log):
     assert not await logs.set_partition_count("builtin:flights", 6, revision=7)
     assert await logs.partition_count("builtin:flights") == 2
     assert await logs.set_partition_count("builtin:flights", 2, revision=8)
-    with pytest.raises(StalePartitionCount):
+    with pytest.raises(StaleRouting):
         append(log, "a", partition_count=6)
 
 

@@ -7,13 +7,14 @@ import pytest
 from broker.logs import redis_upkeep as upkeep
 from broker.logs.external import open_managed
 from broker.logs.peeking import Peek, peek_at
-from broker.logs.ports import LogOwned, LogOwner
+from broker.logs.ports import LogOwner
 from counterpoise.logs import (
     AppendBatch,
     AppendResult,
     InvalidPosition,
     LogError,
     LogNotFound,
+    LogRefused,
     Message,
     PositionTrimmed,
 )
@@ -144,7 +145,7 @@ def test_a_server_that_evicts_is_refused(tmp_path):
 def test_another_queues_log_is_left_alone(log):
     append(log, "a")
     other = LogOwner("other", "orders", 2.0)
-    with pytest.raises(LogOwned, match="'flights'"):
+    with pytest.raises(LogRefused, match="'flights'"):
         log.ensure(9, other)
     log.drop(other)
     assert texts(log, 0) == ["a"]

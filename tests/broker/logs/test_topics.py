@@ -12,7 +12,7 @@ from broker import service as broker_service
 from broker.logs import external
 from counterpoise.client import Client
 from counterpoise.errors import Invalid
-from counterpoise.logs import AppendBatch, Message, StalePartitionCount, open_log
+from counterpoise.logs import AppendBatch, Message, StaleRouting, open_log
 from tests.kafka_server import kafka
 from tests.service import eventually
 
@@ -106,9 +106,9 @@ def test_all_queues_of_a_topic_grow_with_it_and_their_flows_get_the_new_partitio
     assert "resize" in [rebalance.trigger for rebalance in client.rebalances("orders")]
     # A publisher with the old count is refused. The new partitions begin at their start, although
     # the queue begins at the end.
-    with pytest.raises(StalePartitionCount) as refusal:
+    with pytest.raises(StaleRouting) as refusal:
         publish(log, 0, 3, b"a")
-    assert refusal.value.current == 5
+    assert refusal.value.partition_count == 5
     publish(log, 4, 5, b"a", b"b")
     seen = {one.partition: one for one in client.partitions("orders")}
     assert seen[4].position is None

@@ -10,7 +10,7 @@ from broker.core.model import Settings
 from broker.simulate.drawing import MOST_TIMES, times
 from broker.simulate.play import ConsumerModel, Phase, Played, play
 from broker.simulate.report import advice, document, table
-from broker.simulate.scenarios import SCENARIOS, InvalidScenario, Step, named, read
+from broker.simulate.scenarios import SCENARIOS, Step, named, read
 
 QUICK = ConsumerModel(finish_seconds=0.5)
 
@@ -146,7 +146,7 @@ def test_a_file_has_steps_in_any_order() -> None:
     ],
 )
 def test_a_file_that_is_no_scenario_is_refused(text: str, said: str) -> None:
-    with pytest.raises(InvalidScenario, match=said):
+    with pytest.raises(ValueError, match=said):
         read(text)
 
 

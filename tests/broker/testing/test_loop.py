@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from broker.testing.loop import Stuck, VirtualLoop, pass_time, running, settle, virtual
+from broker.testing.loop import VirtualLoop, pass_time, running, settle, virtual
 from broker.testing.process import Process, VirtualAlarms
 
 
@@ -38,7 +38,7 @@ def test_a_wait_that_never_ends_is_reported() -> None:
     async def waits() -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(Stuck):
+    with pytest.raises(RuntimeError, match="nothing will ever happen"):
         waits()
 
 
@@ -48,7 +48,7 @@ def test_an_endless_wait_next_to_a_periodic_task_is_reported() -> None:
         VirtualAlarms(Process(running())).every("pulse", 100.0, settle)
         await asyncio.Event().wait()
 
-    with pytest.raises(Stuck):
+    with pytest.raises(RuntimeError, match="nothing will ever happen"):
         waits()
 
 

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from counterpoise.client import Client
-from counterpoise.errors import InvalidToken
+from counterpoise.errors import InvalidSettings
 from counterpoise.flow import Flow
 from tests.counterpoise.cli.conftest import run_at
 
@@ -83,7 +83,7 @@ def test_a_file_without_a_key_is_named_and_not_shown(tmp_path, monkeypatch, cont
     assert str(file) in told
     monkeypatch.delenv("COUNTERPOISE_TOKEN", raising=False)
     monkeypatch.setenv("COUNTERPOISE_TOKEN_FILE", str(file))
-    with pytest.raises(InvalidToken, match=r"^COUNTERPOISE_TOKEN_FILE: ") as found:
+    with pytest.raises(InvalidSettings, match=r"^COUNTERPOISE_TOKEN_FILE: ") as found:
         Client(NOWHERE)
     assert says in str(found.value)
     assert "hunter" not in told + str(found.value)

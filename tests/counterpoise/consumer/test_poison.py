@@ -12,7 +12,7 @@ import pytest
 
 from counterpoise import calls
 from counterpoise import client as client_module
-from counterpoise.consumer import Consumer, DeadLetter, Failure, Retry, SameQueue
+from counterpoise.consumer import Consumer, DeadLetter, Failure, Retry, WrongQueue
 from counterpoise.consumer.letters import Origin
 from counterpoise.consumer.message import Message, Ownership
 from counterpoise.errors import QueueNotFound, Unreachable
@@ -268,7 +268,7 @@ def test_a_letter_that_another_consumer_stores_at_the_same_time_is_stored(
 
 
 def test_a_queue_for_dead_letters_is_looked_for_before_anything_is_handled(service, client):
-    for target, error in (("dead", QueueNotFound), ("flights", SameQueue)):
+    for target, error in (("dead", QueueNotFound), ("flights", WrongQueue)):
         with pytest.raises(error):
             Consumer("flights", print, url=service.url, on_poison=DeadLetter(target)).run()
     assert client.flows("flights") == []
@@ -288,7 +288,7 @@ def test_what_comes_back_by_a_log_in_common_is_refused(memory, policy, consumed)
     memory.create_queue("seats", 1)
     memory.client.create_queue("view", log="builtin:flights")
     memory.client.create_queue("joined", log="builtin:flights", align_with="seats")
-    with pytest.raises(SameQueue):
+    with pytest.raises(WrongQueue):
         Consumer(consumed, each=print, url=memory.url, on_poison=policy).run()
 
 
@@ -296,7 +296,7 @@ def test_letters_do_not_go_into_the_log_of_the_retry_queue(memory):
     for name in ("flights", "retries"):
         memory.create_queue(name, 1)
     memory.client.create_queue("view", log="builtin:retries")
-    with pytest.raises(SameQueue):
+    with pytest.raises(WrongQueue):
         Retry("retries", after_seconds=[1], then=DeadLetter("view")).check(
             "flights", memory.url, None
         )

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from counterpoise.consumer import Consumer, DeadLetter, Retry, SameQueue, retry_queue
+from counterpoise.consumer import Consumer, DeadLetter, Retry, WrongQueue, retry_queue
 from counterpoise.consumer.message import Message
 from counterpoise.errors import QueueNotFound
 from counterpoise.keys import partition_of
@@ -457,9 +457,9 @@ def test_the_retry_queue_is_looked_for_before_anything_is_handled(service, clien
     client.create_queue("retries", 1)
     for policy, error in (
         (Retry("none", after_seconds=[1]), QueueNotFound),
-        (Retry("flights", after_seconds=[1]), SameQueue),
-        (Retry("retries", after_seconds=[1], then=DeadLetter("flights")), SameQueue),
-        (Retry("retries", after_seconds=[1], then=DeadLetter("retries")), SameQueue),
+        (Retry("flights", after_seconds=[1]), WrongQueue),
+        (Retry("retries", after_seconds=[1], then=DeadLetter("flights")), WrongQueue),
+        (Retry("retries", after_seconds=[1], then=DeadLetter("retries")), WrongQueue),
         (Retry("retries", after_seconds=[1], then=DeadLetter("none")), QueueNotFound),
     ):
         with pytest.raises(error):

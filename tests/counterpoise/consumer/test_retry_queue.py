@@ -8,8 +8,9 @@ import pytest
 
 from counterpoise.consumer.letters import HEADER, RETRY_HEADER, Origin, headers
 from counterpoise.consumer.message import Failure, Ownership, messages_of
+from counterpoise.consumer.poison import WrongQueue
 from counterpoise.consumer.redelivery import MessagePlace, Redelivery, SetAside
-from counterpoise.consumer.retry_queue import NotARecord, Records, record
+from counterpoise.consumer.retry_queue import Records, record
 from counterpoise.flow.view import Owned
 from counterpoise.logs import Message, open_log
 from counterpoise.logs.memory import MemoryLogs
@@ -158,7 +159,7 @@ def test_what_is_no_record_is_an_error(name, text):
     compare = open_log("builtin:flights", log.access).compare
     wanted = lambda place: compare(place.position, place.position) == 0  # noqa: E731
     records = read([told("message", one_of(), 1)], wanted)
-    with pytest.raises(NotARecord, match=r"'retries' .* partition 3 at position 9 .*Retry"):
+    with pytest.raises(WrongQueue, match=r"'retries' .* partition 3 at position 9 .*Retry"):
         records.add(row(Message(b"x", "k", headers), 9, partition=3))
 
 

@@ -4,9 +4,8 @@ import sys
 
 import pytest
 
-from counterpoise.logs import LogError, open_log
+from counterpoise.logs import InvalidLog, LogError, open_log
 from counterpoise.logs.address import (
-    InvalidLog,
     environment_access,
     fitting,
     is_on_this_machine,

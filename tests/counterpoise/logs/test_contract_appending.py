@@ -19,7 +19,7 @@ from counterpoise.logs import (
     InvalidMessage,
     LogNotFound,
     Message,
-    StalePartitionCount,
+    StaleRouting,
 )
 from tests.budgets import budget
 from tests.counterpoise.logs.kits import needs
@@ -323,9 +323,9 @@ def test_writers_that_repeat_each_other_over_resizes_append_each_message_once(
 @needs("staleness")
 def test_an_append_with_another_partition_count_is_refused_with_the_current_one(any_log, kit):
     for routed_with in (3, 5):
-        with pytest.raises(StalePartitionCount) as refusal:
+        with pytest.raises(StaleRouting) as refusal:
             append(any_log, "a", partition_count=routed_with)
-        assert refusal.value.current == 4
+        assert refusal.value.partition_count == 4
     assert texts(any_log, 0) == []
     assert any_log.next_sequence("p") == 0
 
@@ -366,8 +366,8 @@ def test_nothing_is_appended_behind_an_end_that_was_final(any_log, kit, counts):
                     partition_count=count,
                 )
                 sequence += 1
-            except StalePartitionCount as stale:
-                count = stale.current
+            except StaleRouting as stale:
+                count = stale.partition_count
         own.close()
 
     with ThreadPoolExecutor(2) as pool:

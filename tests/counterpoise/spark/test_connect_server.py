@@ -245,7 +245,7 @@ def test_what_needs_the_driver_or_loses_state_is_refused(remote: str, stage: Que
         assert words in text
         assert ".option('stateOnHandoff', 'lose')" in text
     for name in ("sink", "drain", "on sigterm", "listener"):
-        assert found.pop(name).startswith("NoChannel: "), name
-    words = "NoChannel: a sink that needs the plan of its micro-batch does not work over"
+        assert found.pop(name).startswith("Unsupported: "), name
+    words = "Unsupported: a sink that needs the plan of its micro-batch does not work over"
     assert words in found.pop("in a function")
     assert found == {}

@@ -56,14 +56,14 @@ writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=Tr
 started(writer).awaitTermination()
 
 from counterpoise.spark import drain
-from counterpoise.spark.channel.channel import NoChannel
+from counterpoise.spark.errors import Unsupported
 
 writer = stream.writeStream.format("noop").option("checkpointLocation", checkpoint + "-2")
 query = started(writer)
 try:
     drain(query, 240)
     refused = ""
-except NoChannel as error:
+except Unsupported as error:
     refused = str(error)
 
 # A session may still register it, with all that belongs to it.

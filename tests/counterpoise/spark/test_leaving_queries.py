@@ -13,8 +13,8 @@ import pytest
 from counterpoise.client import Client
 from counterpoise.flow import Flow
 from counterpoise.spark import DrainTimedOut, QueueListener, drain
-from counterpoise.spark.channel.channel import NoChannel
 from counterpoise.spark.driver import draining
+from counterpoise.spark.errors import Unsupported
 from tests.counterpoise.spark.queries import Collected, committed, publish
 from tests.counterpoise.spark.starting import started
 from tests.counterpoise.spark.waiting import until
@@ -267,7 +267,7 @@ def test_queries_of_other_sources_are_not_waited_for(spark: SparkSession, tmp_pa
         until(lambda: all(query.lastProgress for query in queries), "both have looked for rows")
         draining._wait(queries, 0.0, lenient=True)  # as on SIGTERM: they are stopped plainly
         for query in queries:
-            with pytest.raises(NoChannel, match=r"query\.stop"):
+            with pytest.raises(Unsupported, match=r"query\.stop"):
                 drain(query, 60)
             assert not query.isActive
     finally:

@@ -13,7 +13,7 @@ from counterpoise.logs import (
     AppendResult,
     LogUnavailable,
     Message,
-    StalePartitionCount,
+    StaleRouting,
 )
 from counterpoise.logs.builtin.log import PostgresLog
 from tests.log_support import append, texts, until, waiters, with_logs
@@ -242,7 +242,7 @@ def test_a_resize_waits_for_appends_under_way_and_later_ones_see_it(log, log_url
         assert not bounds.is_final(3)
         holding.commit()
         assert resized.result(240)
-        with pytest.raises(StalePartitionCount):
+        with pytest.raises(StaleRouting):
             refused.result(240)
     bounds = log.bounds([1, 3])
     assert (bounds.partition_count, bounds.ends[3]) == (2, "1")

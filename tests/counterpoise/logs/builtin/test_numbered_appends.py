@@ -9,9 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from counterpoise.logs import AppendBatch, AppendResult, Message, StaleRanges
+from counterpoise.logs import AppendBatch, AppendResult, Message, StaleRouting
 from counterpoise.logs.builtin.log import PostgresLog
-from counterpoise.logs.ranges import Ranges, equal_ranges
+from counterpoise.logs.ranges import equal_ranges
 from tests.log_support import texts, with_logs
 
 OPEN_APPEND = """SELECT counterpoise_log.append_numbered(
@@ -56,9 +56,10 @@ def test_a_repetition_that_a_split_routes_elsewhere_is_known(log_url: str) -> No
         assert log.append(numbered(sent, [0] * 10, by_range=True)) == AppendResult(10, 0)
         with_logs(log_url, lambda logs: logs.ranges.split("builtin:flights", 0, None, None))
         again = range(20, 40, 2)
-        with pytest.raises(StaleRanges) as stale:
+        with pytest.raises(StaleRouting) as stale:
             log.append(numbered(again, [0] * 10, by_range=True))
-        ranges: Ranges = stale.value.current
+        ranges = stale.value.ranges
+        assert ranges is not None
         where = [ranges.partition_of(str(one)) for one in again]
         assert log.append(numbered(again, where, by_range=True)) == AppendResult(5, 5)
         assert texts(log, 0) == [str(one) for one in sent]

@@ -15,7 +15,7 @@ from counterpoise.logs import (
     InvalidMessage,
     LogUnavailable,
     Message,
-    StalePartitionCount,
+    StaleRouting,
     open_log,
 )
 from counterpoise.logs.kafka import appender
@@ -113,7 +113,7 @@ def test_a_living_publisher_reaches_the_new_partitions_of_a_topic(kafka, topic, 
     log.append(spread(0, 4))
     kafka.grow_topic(topic, 6)
     batch = AppendBatch("p", 4, 6, [5], [Message(b"0004")])
-    with pytest.raises(StalePartitionCount):
+    with pytest.raises(StaleRouting):
         log.append(spread(4, 1))
     assert log.append(batch) == AppendResult(1, 0)
     assert texts(opened(), 5) == ["0004"]

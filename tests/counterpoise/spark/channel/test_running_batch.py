@@ -16,7 +16,7 @@ from counterpoise.publisher import Publisher
 from counterpoise.spark.channel import running_batch as module
 from counterpoise.spark.channel.channel import channel_to, driver_home
 from counterpoise.spark.channel.running_batch import RunningBatch
-from counterpoise.spark.errors import PlanMissing
+from counterpoise.spark.errors import SinkError
 from counterpoise.spark.offsets import Json
 from counterpoise.spark.options import read_options
 from counterpoise.spark.source.with_limits import StreamReaderWithLimits
@@ -141,5 +141,5 @@ def test_of_a_source_that_is_over_no_plan_is_taken(
     start, end = planned_by(before)
     before.partitions(start, end)
     before.stop()
-    with pytest.raises(PlanMissing):
+    with pytest.raises(SinkError, match="has not written the plan"):
         running(end)

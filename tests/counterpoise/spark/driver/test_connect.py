@@ -17,9 +17,9 @@ from counterpoise.spark import (
     drain_on_sigterm,
     register,
 )
-from counterpoise.spark.channel.channel import NoChannel
 from counterpoise.spark.channel.running_batch import RunningBatch
 from counterpoise.spark.driver.connect import stateful_uses
+from counterpoise.spark.errors import Unsupported
 
 
 class OfConnect:
@@ -58,7 +58,9 @@ def test_the_source_is_registered_and_a_warning_says_what_is_missing(
 def test_what_needs_the_driver_is_refused_and_says_what_to_do_instead() -> None:
     it: Any = OfConnect()
     for attempt in (drain, drain_on_sigterm, QueueListener, RunningBatch.of):
-        with pytest.raises(NoChannel, match=r"Spark Connect: .*counterpoise consumers drain QUEUE"):
+        with pytest.raises(
+            Unsupported, match=r"Spark Connect: .*counterpoise consumers drain QUEUE"
+        ):
             attempt(it)
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from counterpoise.spark.channel.channel import Channel, NoChannel
+from counterpoise.spark.channel.channel import Channel
 from counterpoise.spark.driver import draining
 from counterpoise.spark.driver.draining import DrainTimedOut, drain, drain_on_sigterm
+from counterpoise.spark.errors import Unsupported
 from tests.log_support import until
 
 
@@ -116,7 +117,7 @@ def test_a_query_that_begins_just_now_is_waited_for(query: Query) -> None:
 
 def test_a_query_of_others_is_refused_and_one_that_failed_says_so(query: Query) -> None:
     query.channels = []
-    with pytest.raises(NoChannel, match=r"query\.stop"):
+    with pytest.raises(Unsupported, match=r"query\.stop"):
         drain(given(query), 600)
     query.isActive, query.failure = False, RuntimeError("the sink failed")
     with pytest.raises(RuntimeError, match="the sink failed"):

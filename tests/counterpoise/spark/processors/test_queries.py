@@ -15,7 +15,7 @@ from pyspark.sql.functions import col
 from counterpoise.keys import partition_of
 from counterpoise.publisher import Publisher
 from counterpoise.spark import Avg, Count, FencedSink, Windows, drain
-from counterpoise.spark.errors import InvalidSchema
+from counterpoise.spark.errors import InvalidOption
 from counterpoise.spark.processors import DuplicateFilter, JoinByKey, WindowAggregate
 from tests.counterpoise.spark.queries import QueryStage
 from tests.counterpoise.spark.state.counts import ROCKSDB, STATE_STORE
@@ -384,5 +384,5 @@ def one_key_of_each(count: int) -> list[str]:
 def test_a_missing_column_is_named(stage: Stage) -> None:
     stage.open("flights", 2)
     rows = stage.messages(clientName="one", warmup="true").drop("replay", "key")
-    with pytest.raises(InvalidSchema, match="key, replay"):
+    with pytest.raises(InvalidOption, match="key, replay"):
         WindowAggregate("n long", {"n": Count()}, Windows("published_at", 60)).over(rows)

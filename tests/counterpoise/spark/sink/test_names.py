@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from counterpoise.spark import FencedSink, QueueSink
-from counterpoise.spark.errors import SinkNameInUse
+from counterpoise.spark.errors import InvalidSink
 from counterpoise.spark.sink import queue
 from counterpoise.spark.sink.names import used_once
 
@@ -22,7 +22,7 @@ def write(name: str, batch_id: int, *, run: str = "one", kind: type = FencedSink
 def test_a_micro_batch_is_written_once_under_a_name() -> None:
     """No sink is kept: as with those that `foreachBatch` makes anew for each table."""
     write("a", 7)
-    with pytest.raises(SinkNameInUse, match="one sink twice"):
+    with pytest.raises(InvalidSink, match="one sink twice"):
         write("a", 7)
     write("b", 7)
     write("a", 7, kind=QueueSink)
@@ -43,14 +43,14 @@ def test_queues_of_one_name_at_two_services_are_two_targets(
     batch: Any = SimpleNamespace(schema=schema)
     QueueSink("out", url="http://a")(batch, 7)
     QueueSink("out", url="http://b")(batch, 7)
-    with pytest.raises(SinkNameInUse, match="for queue 'out'"):
+    with pytest.raises(InvalidSink, match="for queue 'out'"):
         QueueSink("out", url="http://b")(batch, 7)
 
 
 def test_what_has_failed_may_be_tried_again_and_what_runs_may_not() -> None:
     def fail() -> None:
         with used_once(FencedSink, "c", "target", "one", 7):
-            with pytest.raises(SinkNameInUse):
+            with pytest.raises(InvalidSink):
                 write("c", 7)
             raise ZeroDivisionError
 

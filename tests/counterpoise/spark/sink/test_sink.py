@@ -21,7 +21,7 @@ from counterpoise.spark.channel.running_batch import (
     planned_for,
     planned_of,
 )
-from counterpoise.spark.errors import InvalidSink, MissingColumns, SinkError, SinkNameInUse
+from counterpoise.spark.errors import InvalidRows, InvalidSink, SinkError
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.sink import batch as module
 from counterpoise.spark.sink.database import Database
@@ -246,7 +246,7 @@ def test_pairs_of_aligned_logs_are_refused_with_what_to_do(spark: SparkSession) 
     sides = [f"{side}_{name}" for side in ("left", "right") for name in ("partition", "position")]
     pairs = spark.createDataFrame([("k", 6, "1", 7, "1")], ["key", *sides])
     sink = FencedSink.to_table("postgresql://localhost/none", "pairs")
-    with pytest.raises(MissingColumns, match=r"ON CONFLICT DO NOTHING.*join the tables.*aligned"):
+    with pytest.raises(InvalidRows, match=r"ON CONFLICT DO NOTHING.*join the tables.*aligned"):
         sink(pairs, 0)
 
 
@@ -258,7 +258,7 @@ def test_two_sinks_of_one_name_are_refused(stage: Stage) -> None:
         FencedSink.to_table(stage.url, "events")(batch, batch_id)
         try:
             FencedSink.to_table(stage.url, "events")(batch, batch_id)
-        except SinkNameInUse as error:
+        except InvalidSink as error:
             refused.append(str(error))
 
     stage.publish(5)

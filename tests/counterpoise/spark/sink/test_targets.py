@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from counterpoise.logs import InvalidPosition
-from counterpoise.spark.errors import ForeignRow, SinkGap
+from counterpoise.spark.errors import InvalidRows, SinkGap
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.sink.fence import HighWaterKey
 from tests.counterpoise.spark.sink.mariadb import MariaDbServer
@@ -287,7 +287,7 @@ def test_rows_of_other_origin_are_refused(
 ) -> None:
     """A row before its range too, although such a row was written once."""
     place.write([Slice(0, 1, "0", "5")], rows_of(0, 0, 5))
-    with pytest.raises(ForeignRow, match=words):
+    with pytest.raises(InvalidRows, match=words):
         place.write([Slice(0, 1, "5", "8")], rows)
     assert len(place.rows()) == 5
     assert place.high_water() == {0: (1, "5")}
@@ -296,7 +296,7 @@ def test_rows_of_other_origin_are_refused(
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("partition", "position", "error"),
-    [(None, "0", ForeignRow), (0, None, ForeignRow), (0, "7-0", InvalidPosition)],
+    [(None, "0", InvalidRows), (0, None, InvalidRows), (0, "7-0", InvalidPosition)],
 )
 def test_rows_without_a_partition_or_a_readable_position_are_refused(
     place: Place, partition: int | None, position: str | None, error: type[Exception]

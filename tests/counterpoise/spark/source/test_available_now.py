@@ -23,7 +23,7 @@ from counterpoise.flow.view import Owned
 from counterpoise.logs import Bounds, Log, LogUnavailable
 from counterpoise.logs.errors import AHEAD_SECONDS
 from counterpoise.logs.port import Successor
-from counterpoise.spark.errors import AheadOfLog, FlowEnded, Unfinished
+from counterpoise.spark.errors import FlowEnded, InvalidOffset, Unfinished
 from counterpoise.spark.offsets import Offset, Place
 from counterpoise.spark.options import SourceOptions, read_options
 from counterpoise.spark.queue_log import QueueLog
@@ -378,7 +378,7 @@ def test_a_log_that_ended_early_at_the_start_of_the_query_is_waited_for(world: W
 def test_a_log_that_keeps_ending_early_is_an_error_in_the_end(world: World) -> None:
     world.log.next[3] = 1
     world.aim()
-    with pytest.raises(AheadOfLog):
+    with pytest.raises(InvalidOffset):
         world.read(started_at("2"))
     assert world.now > AHEAD_SECONDS
 

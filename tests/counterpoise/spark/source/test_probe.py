@@ -13,7 +13,7 @@ import pytest
 from counterpoise.logs import Bounds, Log
 from counterpoise.logs.errors import AHEAD_SECONDS
 from counterpoise.logs.port import Rest
-from counterpoise.spark.errors import AheadOfLog
+from counterpoise.spark.errors import InvalidOffset
 from counterpoise.spark.queue_log import QueueLog
 from counterpoise.spark.source.planning import Answer, Question
 from counterpoise.spark.source.probe import LogProbe
@@ -249,7 +249,7 @@ def test_a_log_that_ends_earlier_for_a_while_is_waited_for(short: ShortLog) -> N
 def test_a_log_that_goes_on_to_end_before_a_position_ends_the_query(short: ShortLog) -> None:
     probe = probe_of(short, short.clock)
     question = Question({0: "10", 1: "3"})
-    with pytest.raises(AheadOfLog, match="partition 0 at 10, which ends at 8, for more than"):
+    with pytest.raises(InvalidOffset, match="partition 0 at 10, which ends at 8, for more than"):
         look_on(probe, question)
     assert short.now > AHEAD_SECONDS
     probe.close()
@@ -268,7 +268,7 @@ def test_two_looks_far_apart_do_not_prove_that_a_log_has_lost_messages(short: Sh
     for _ in range(3):
         look(probe, question)
     short.now += AHEAD_SECONDS
-    with pytest.raises(AheadOfLog):
+    with pytest.raises(InvalidOffset):
         look(probe, question)
     probe.close()
 

@@ -11,9 +11,9 @@ import pytest
 
 from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.spark import Snapshots, StatefulForeachBatch
-from counterpoise.spark.channel.channel import Channel, NoChannel, driver_home
+from counterpoise.spark.channel.channel import Channel, driver_home
 from counterpoise.spark.data_source import SCHEMA
-from counterpoise.spark.errors import InvalidOption, InvalidSchema
+from counterpoise.spark.errors import InvalidOption, Unsupported
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.source.tasks import ARROW_SCHEMA
 from counterpoise.spark.state.handler import in_order, rows_of
@@ -41,7 +41,7 @@ def test_it_is_called_by_foreach_batch_alone(spark: SparkSession, tmp_path: Path
     handler = StatefulForeachBatch(
         {"queue": "q"}, Letters(), lambda *_: None, snapshots=Snapshots(tmp_path)
     )
-    with pytest.raises(NoChannel, match="foreachBatch"):
+    with pytest.raises(Unsupported, match="foreachBatch"):
         handler(spark.range(1), 0)
     handler.close()
     handler.close()
@@ -54,7 +54,7 @@ def test_the_rows_are_those_of_the_source(spark: SparkSession) -> None:
     assert table.schema.equals(ARROW_SCHEMA)
     assert table.num_rows == 1
     assert pa.types.is_map(table.schema.field("headers").type)
-    with pytest.raises(InvalidSchema, match="select and filter within apply"):
+    with pytest.raises(InvalidOption, match="select and filter within apply"):
         rows_of(rows.drop("headers"))
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.spark import Snapshots
-from counterpoise.spark.channel.channel import Channel, NoChannel, driver_home, make_home
+from counterpoise.spark.channel.channel import Channel, driver_home, make_home
+from counterpoise.spark.errors import Unsupported
 from counterpoise.spark.options import read_options
 from counterpoise.spark.state.handler import StateKeeper
 from counterpoise.spark.state.states import States
@@ -224,6 +225,6 @@ def test_it_makes_no_directory_before_a_session_is_registered(
     homes = functools.cache(make_home)
     monkeypatch.setattr("counterpoise.spark.channel.channel.driver_home", homes)
     keeper = StateKeeper(read_options({"queue": "q"}), states, 60.0)
-    with pytest.raises(NoChannel, match="register"):
+    with pytest.raises(Unsupported, match="register"):
         keeper._find_channel()
     assert not homes.cache_info().currsize

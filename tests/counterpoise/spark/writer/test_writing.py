@@ -15,7 +15,7 @@ from pyspark.sql import functions
 from counterpoise.logs import open_log
 from counterpoise.publisher import Publisher
 from counterpoise.spark import QueueSink
-from counterpoise.spark.errors import SinkNameInUse
+from counterpoise.spark.errors import InvalidSink
 from tests.counterpoise.spark.queries import QueryStage
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service
@@ -189,7 +189,7 @@ def test_two_sinks_of_one_name_are_refused(stage: Stage) -> None:
         for _ in range(2):
             QueueSink("out", url=stage.service.url)(batch, batch_id)
 
-    with pytest.raises(StreamingQueryException, match=SinkNameInUse.__name__):
+    with pytest.raises(StreamingQueryException, match=InvalidSink.__name__):
         stage.run(doubled(stage.messages()).writeStream.foreachBatch(both))
 
 
