@@ -154,11 +154,11 @@ def test_a_second_attempt_of_a_slow_task_writes_nothing_again_as_executors_come_
                     published[message] += 1
             until(done, f"all is committed, with a task of a {value}")
             assert not one.over()
+            assert not list(home.glob("twice *")), "both attempts write"
             until(lambda: cluster.cores_of_applications() == [0], "it returns its executors")
         # Of the first sink a task in each, of the second where it reads slowly.
         assert len(attempts("slow-write")) >= 2
         assert len(attempts("slow-read")) >= 2
-        assert not list(home.glob("twice *"))
         one.jvm.send_signal(signal.SIGTERM)
         assert one.jvm.wait(400) == 128 + signal.SIGTERM
     with psycopg.connect(database_url) as connection:
