@@ -7,8 +7,9 @@ share is the micro-batch. A partition that is revoked waits until the micro-batc
 rows of all queues, and a log that is away stops all of them.
 
 Offsets of several sources stand in the checkpoint by number, without names. So the queues are read
-in the order of their names, whatever the order in which they are given. Spark refuses a checkpoint
-with another number of sources, and `driver.refusals` says so before anything is bound.
+in the order of their names, whatever the order in which they are given. A checkpoint is no use to
+another list of queues, and `driver.refusals` says so before anything is bound. If Spark is told to
+know sources by name (`SOURCES_BY_NAME`), each source has its queue's, and the list may change.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ from counterpoise.spark.queue_log import retry_until
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+SOURCES_BY_NAME = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+"""A setting of Spark 4.2 and later: each source of a query has a name, by which the checkpoint has
+its offset, whatever other sources are added or left out."""
+
 
 def read_queues(
     spark: SparkSession, queues: str | Iterable[str], *, streaming: bool = True, **options: Any
@@ -52,13 +57,16 @@ def read_queues(
     _check_names(named)
     checked = replace(_check_options(given, streaming=streaming), queue=", ".join(named))
     names = chosen(named, _known(checked))
-    reader = spark.readStream if streaming else spark.read
-    frames = []
+    by_name = streaming and spark.conf.get(SOURCES_BY_NAME, "false") == "true"
+    frames: list[DataFrame] = []
     for name in names:
         own = {**given, "queue": name}
         if checked.instance_id is not None:
             own = {key: value for key, value in own.items() if key.lower() != "instanceid"}
             own["instanceId"] = f"{checked.instance_id}/{name}"
+        reader: Any = spark.readStream if streaming else spark.read
+        if by_name:
+            reader = reader.name(_source_name(name))
         rows = reader.format(FORMAT).options(**own).load()
         frames.append(rows.withColumn("queue", functions.lit(name)))
     return reduce(lambda some, more: some.union(more), frames)
@@ -79,6 +87,11 @@ def chosen(named: Iterable[str], known: Collection[str]) -> list[str]:
         else:
             raise InvalidOption(f"there is no queue {one!r}: {_there(known)}")
     return sorted(found)
+
+
+def _source_name(queue: str) -> str:
+    """A name of Spark's for the source of a queue: of letters, digits and `_`, and its own."""
+    return re.sub(r"[-._]", lambda sign: f"_{ord(sign[0]):x}", queue)
 
 
 _SHOWN = 10

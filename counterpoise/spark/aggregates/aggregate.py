@@ -21,7 +21,7 @@ from counterpoise.spark.aggregates.merging import (
 )
 from counterpoise.spark.aggregates.partials import Aggregate
 from counterpoise.spark.aggregates.windows import Windows
-from counterpoise.spark.channel.running_batch import RunningBatch
+from counterpoise.spark.channel.running_batch import RunningBatch, reads_several
 from counterpoise.spark.errors import InvalidSink
 from counterpoise.spark.sink import FencedSink
 from counterpoise.spark.sink.database import Database, MakeEngine, TransactionLimits
@@ -49,6 +49,9 @@ class FencedAggregate:
     closes windows, with a dictionary for each result. `values`: the aggregates by column of the
     result. `by`: the columns of a group. `windows` None: one result for each group, replaced after
     each micro-batch that changes it.
+
+    A stream of several queues (`read_queues`) has results of each queue: name the column `queue` in
+    `by`. Each queue has clocks of its own, so its windows are closed whatever the others do.
 
     `late`: what becomes of late rows: `drop`, `side`, or `merge`, for `keep_seconds` after the
     window was closed. `idle_seconds`: how long a partition without rows holds windows open; None:
@@ -91,8 +94,8 @@ class FencedAggregate:
         self._limits = TransactionLimits(**given)
         self._idle_seconds = idle_seconds
         self._created = False
-        # The queue that is counted and its service; known from the first micro-batch on.
-        self._counted: tuple[AggregateKey, str | None] | None = None
+        # What is counted and its service, by queue; known from its first micro-batch on.
+        self._counted: dict[str, tuple[AggregateKey, str | None]] = {}
         self._closed = threading.Event()
         self._closer: threading.Thread | None = None
 
@@ -102,12 +105,21 @@ class FencedAggregate:
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Count one micro-batch, and write what is complete; `foreachBatch` calls this.
 
-        Raises what `FencedSink` raises, and errors of SQLAlchemy.
+        Raises InvalidSink, what `FencedSink` raises, and errors of SQLAlchemy.
         """
-        running = RunningBatch.of(batch)
+        if "queue" not in self._results.plan.by and reads_several(batch):
+            raise InvalidSink(
+                "the query reads several queues, and each has results of its own: name the column "
+                "queue in by (and add it to the table of the result). Totals of all queues are "
+                "sums over these results"
+            )
+        running = RunningBatch.all_of(batch)
         self._create()
+        for one in running:
+            self._check(one)
         self._sink(batch, batch_id)
-        self._learn(running)
+        for one in running:
+            self._learn(one)
         self.close_windows()
         if self._idle_seconds is not None and self._closer is None:
             self._closer = threading.Thread(
@@ -122,11 +134,12 @@ class FencedAggregate:
         the queue's applications closes each window. 0 before the first micro-batch, and while the
         service, which knows the partitions, is away.
         """
-        if self._counted is None:
-            return 0
+        return sum(self._close_windows(key, url) for key, url in list(self._counted.values()))
+
+    def _close_windows(self, key: AggregateKey, url: str | None) -> int:
+        """Those of one queue."""
         from counterpoise.spark.aggregates import tables
 
-        key, url = self._counted
         known: Collection[int] = ()
         live: Collection[int] = ()
         if self._results.plan.windows is not None:
@@ -137,7 +150,12 @@ class FencedAggregate:
                 with Client(url) as client:
                     live = {one.partition for one in client.partitions(key.queue)}
             except CounterpoiseError as error:
-                logger.warning("counterpoise: windows of %s stay open: %s", self.name, error)
+                logger.warning(
+                    "counterpoise: windows of %s on queue %s stay open: %s",
+                    self.name,
+                    key.queue,
+                    error,
+                )
                 return 0
         with self._database.transaction(self._limits) as connection:
             return close_windows(
@@ -151,12 +169,13 @@ class FencedAggregate:
 
     def dropped(self) -> int:
         """How many rows were late and dropped, or had no time, by all applications."""
-        if self._counted is None:
+        if not self._counted:
             return 0
         from counterpoise.spark.aggregates import tables
 
         with self._database.transaction(self._limits) as connection:
-            return tables.dropped(connection, self._counted[0])
+            keys = [key for key, _ in self._counted.values()]
+            return sum(tables.dropped(connection, key) for key in keys)
 
     def forget(self, queue: str) -> None:
         """Drop what open windows have counted, before messages are delivered again on purpose
@@ -186,13 +205,24 @@ class FencedAggregate:
             tables.create(self._database.engine())
             self._created = True
 
-    def _learn(self, running: RunningBatch) -> None:
+    def _key(self, running: RunningBatch) -> AggregateKey:
         from counterpoise.spark.aggregates.tables import AggregateKey
 
-        planned, view = running.planned, running.channel.get("view")
-        if planned.queue_id and view is not None:
-            key = AggregateKey(self.name, planned.queue_id, planned.queue)
-            self._counted = (key, view["url"] or None)
+        return AggregateKey(self.name, running.planned.queue_id, running.planned.queue)
+
+    def _check(self, running: RunningBatch) -> None:
+        """Before rows of a queue are counted for the first time. Raises InvalidSink for a table of
+        the result, or for open windows, that have other columns.
+        """
+        key = self._key(running)
+        if key.queue_id and self._counted.get(key.queue, (None,))[0] != key:
+            with self._database.transaction(self._limits) as connection:
+                self._results.check(connection, key)
+
+    def _learn(self, running: RunningBatch) -> None:
+        key, view = self._key(running), running.channel.get("view")
+        if key.queue_id and view is not None:
+            self._counted[key.queue] = (key, view["url"] or None)
 
     def _close_idle(self) -> None:
         assert self._idle_seconds is not None

@@ -103,18 +103,37 @@ class Results:
                     "replace(column, '\\0', '')"
                 )
 
+    def check(self, connection: Connection, key: AggregateKey) -> None:
+        """Raises InvalidSink if the table lacks a column of the results, or open windows were
+        counted by other columns.
+        """
+        places = [] if self.plan.windows is None else ["window_start", "window_end"]
+        has = tables.columns(connection, self.table)
+        lacks = [name for name in (*places, *self.plan.by, *self.plan.values) if name not in has]
+        if self.emit is None and has and lacks:
+            raise InvalidSink(
+                f"the table {self.table} has no column {', '.join(lacks)}, and the results have: "
+                "add it (ALTER TABLE … ADD COLUMN …), or write to another table"
+            )
+        if (groups := tables.any_groups(connection, key)) is not None:
+            self._columns(groups)
+
     def _row(self, group: Group, partials: Mapping[str, Any]) -> dict[str, Any]:
         return {**self._place(group), **results_of(self.plan.values, partials)}
 
-    def _place(self, group: Group) -> dict[str, Any]:
-        values = from_text(group.groups)
+    def _columns(self, groups: str) -> dict[str, Any]:
+        """The columns of a group. Raises InvalidSink."""
+        values = from_text(groups)
         if len(values) != len(self.plan.by):
             raise InvalidSink(
                 f"open windows were counted by {len(values)} columns, and not by those of now: "
                 f"{', '.join(self.plan.by) or 'none'}. An aggregate with another by needs another "
                 "name, or begins anew with forget"
             )
-        of = dict(zip(self.plan.by, values, strict=True))
+        return dict(zip(self.plan.by, values, strict=True))
+
+    def _place(self, group: Group) -> dict[str, Any]:
+        of = self._columns(group.groups)
         if self.plan.windows is None:
             return of
         return {"window_start": time_at(group.start), "window_end": time_at(group.end), **of}

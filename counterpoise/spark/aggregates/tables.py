@@ -37,6 +37,7 @@ from sqlalchemy import Connection, Engine, text
 from counterpoise.spark.aggregates.partials import indexed
 from counterpoise.spark.aggregates.windows import Clock
 from counterpoise.spark.errors import InvalidSink
+from counterpoise.spark.sink.database import quoted
 
 # The partition of what was brought together and may still change.
 TOGETHER = -1
@@ -263,7 +264,31 @@ def dropped(connection: Connection, key: AggregateKey) -> int:
     )
 
 
+def columns(connection: Connection, table: str) -> frozenset[str]:
+    """The names of a table's columns; none if there is no such table."""
+    names = connection.scalars(
+        text(
+            "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(:table)"
+            " AND attnum > 0 AND NOT attisdropped"
+        ),
+        {"table": quoted(connection, table)},
+    )
+    return frozenset(names)
+
+
 # ------------------------------------------------------------------ partials
+
+
+def any_groups(connection: Connection, key: AggregateKey) -> str | None:
+    """The columns of any group that is still counted, as text."""
+    groups: str | None = connection.scalar(
+        text(
+            "SELECT coalesce(long_groups, groups) FROM counterpoise_partials"
+            " WHERE sink = :sink AND queue_id = :queue_id AND partition <> :together LIMIT 1"
+        ),
+        {**key.names, "together": TOGETHER},
+    )
+    return groups
 
 
 def partials(

@@ -42,6 +42,7 @@ import stat
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -270,45 +271,56 @@ def reads_ours(execution: Any) -> bool:
 
 def sources_in(plan: Any) -> list[Any]:
     """The Counterpoise streams that a logical plan of Spark's reads: its leaves."""
-    found = []
-    leaves = plan.collectLeaves().iterator()
-    while leaves.hasNext():
-        leaf = leaves.next()
-        if leaf.nodeName() == "StreamingRelationV2" and leaf.sourceName().lower() == FORMAT:
-            found.append(leaf)
-    return found
+    return [
+        leaf
+        for leaf in _each(plan.collectLeaves())
+        if leaf.nodeName() == "StreamingRelationV2" and leaf.sourceName().lower() == FORMAT
+    ]
+
+
+def queues_in(plan: Any) -> set[str]:
+    """The queues that a logical plan of Spark's reads."""
+    return {(one.extraOptions().get("queue") or "").strip() for one in sources_in(plan)}
 
 
 def offsets_in(progress: Any) -> dict[int, Json]:
     """Counterpoise's offsets in a StreamProgress, by source."""
-    found: dict[int, Json] = {}
-    entries = progress.iterator()
-    while entries.hasNext():
-        entry = entries.next()
-        offset = entry._2()
-        document = None if offset is None else _offset_of(offset.json())
-        if document is not None:
-            found[entry._1().hashCode()] = document
-    return found
+    found = ((entry._1().hashCode(), _offset_of(entry._2())) for entry in _each(progress))
+    return {source: offset for source, offset in found if offset is not None}
 
 
-def offsets_logged(execution: Any) -> list[Json]:
-    """Counterpoise's offsets in the newest entry of a query's checkpoint."""
+def offsets_logged(execution: Any) -> dict[str, Json]:
+    """Counterpoise's offsets in the newest entry of a query's checkpoint, by source.
+
+    In the first format of Spark's log they are a sequence, by the number of their source. The
+    second (`spark.sql.streaming.offsetLog.formatVersion` 2) maps them by its number as text, or by
+    its name if sources have names.
+    """
     latest = execution.offsetLog().getLatest()
-    found: list[Json] = []
-    if latest.isDefined():
-        entries = latest.get()._2().offsets().iterator()
-        while entries.hasNext():
-            offset = entries.next()
-            document = _offset_of(offset.get().json()) if offset.isDefined() else None
-            if document is not None:
-                found.append(document)
-    return found
+    if not latest.isDefined():
+        return {}
+    entry = latest.get()._2()
+    if entry.getClass().getSimpleName() == "OffsetMap":
+        logged = [(one._1(), one._2()) for one in _each(entry.offsetsMap())]
+    else:
+        logged = [(str(number), one) for number, one in enumerate(_each(entry.offsets()))]
+    found = ((source, _offset_of(one.get())) for source, one in logged if one.isDefined())
+    return {source: offset for source, offset in found if offset is not None}
 
 
-def _offset_of(text: str) -> Json | None:
+def _each(collection: Any) -> Iterator[Any]:
+    """The elements of a collection of Scala's."""
+    elements = collection.iterator()
+    while elements.hasNext():
+        yield elements.next()
+
+
+def _offset_of(offset: Any) -> Json | None:
+    """An offset of Spark's as a document, if it is one of Counterpoise's."""
+    if offset is None:
+        return None
     try:
-        document = json.loads(text)
+        document = json.loads(offset.json())
     except ValueError:
         return None
     return document if isinstance(document, dict) and VERSION_FIELD in document else None

@@ -37,7 +37,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from counterpoise.spark.channel.channel import Channel, channel_to, offsets_in, refuse_connect
+from counterpoise.spark.channel.channel import (
+    Channel,
+    channel_to,
+    offsets_in,
+    queues_in,
+    refuse_connect,
+)
 from counterpoise.spark.errors import InvalidRows, SinkError, Unsupported
 from counterpoise.spark.offsets import Json, Slice, joined
 
@@ -189,13 +195,22 @@ class RunningBatch:
         return cls._of_source(execution, *parts[0])
 
     @classmethod
+    def all_of(cls, batch: DataFrame) -> list[RunningBatch]:
+        """The batch that `foreachBatch` got, for each queue, also if nothing of it was read.
+
+        Raises Unsupported, SinkError.
+        """
+        execution, parts = _parts(batch)
+        return [cls._of_source(execution, start, end) for start, end in parts]
+
+    @classmethod
     def _of_source(cls, execution: Any, start: Json | None, end: Json) -> RunningBatch:
         if end.get("instance") is None:
             raise Unsupported("the source has not bound its flow yet")
         channel = channel_to(str(end["instance"]))
         if start == end:
             # Spark runs such a batch for timeouts or watermarks, without asking the source.
-            planned: BatchPlan | None = BatchPlan(end, end, "", "", (), ())
+            planned: BatchPlan | None = BatchPlan(end, end, end.get("queueId", ""), "", (), ())
         else:
             planned = planned_for(channel, start, end)
         if planned is None:
@@ -279,9 +294,21 @@ def batches_by_queue(batch: DataFrame) -> Iterator[list[tuple[RunningBatch, Data
             rows.unpersist()
 
 
+def reads_several(batch: DataFrame) -> bool:
+    """Whether the query of the batch that `foreachBatch` got reads several queues.
+
+    Raises Unsupported.
+    """
+    refuse_connect(batch, _NEEDS_PLAN)
+    return len(queues_in(_execution(batch).analyzedPlan())) > 1
+
+
+_NEEDS_PLAN = "a sink that needs the plan of its micro-batch"
+
+
 def _parts(batch: DataFrame) -> tuple[Any, list[tuple[Json | None, Json]]]:
     """Spark's query, and what of each source is in the batch: from where, and up to where."""
-    refuse_connect(batch, "a sink that needs the plan of its micro-batch")
+    refuse_connect(batch, _NEEDS_PLAN)
     execution = _execution(batch)
     ends = offsets_in(execution.availableOffsets())
     if not ends:

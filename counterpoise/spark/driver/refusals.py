@@ -19,8 +19,10 @@ each trigger the flow does not know yet what it holds, so the query would read n
 (`source.without_limits`). The first answer would be the last one.
 
 *Other queues than those in the checkpoint*, of a query that reads or has read several. Spark keeps
-the offsets of its sources by number. It refuses another number of them, and with the same number it
-would give a source the offset of another. Only when some of them are bound, one of them says so.
+the offsets of its sources by number. With the same number it would give a source the offset of
+another: only when some of them are bound, one of them says so. With another number it fails, or
+goes on without a word (with the second format of its log of offsets). In a checkpoint that has them
+by name (`queues.SOURCES_BY_NAME`) each source finds its own, and some may be added or left out.
 
 *A directory of files that another query writes*. Spark's file sink skips, without an error, every
 micro-batch whose number is not above the newest in the directory's `_spark_metadata`. The number
@@ -43,7 +45,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark import __version__ as version
 
-from counterpoise.spark.channel.channel import offsets_logged, sources_in
+from counterpoise.spark.channel.channel import offsets_logged, queues_in, sources_in
 from counterpoise.spark.driver.wrapping import wrap_once
 from counterpoise.spark.errors import InvalidOffset, SourceError, Unsupported
 from counterpoise.spark.options import read_options
@@ -135,10 +137,11 @@ def why_not(spark: SparkSession, execution: Any) -> str | None:
 
 def other_queues(execution: Any) -> str | None:
     """Why a query of several queues cannot go on from its checkpoint; None: it can."""
-    had = {str(one.get("queue")) for one in offsets_logged(execution)}
-    reads = {
-        read_options(dict(one.extraOptions())).queue for one in sources_in(execution.analyzedPlan())
-    }
+    logged = offsets_logged(execution)
+    if not all(source.isdecimal() for source in logged):
+        return None  # Spark knows them by name.
+    had = {str(one.get("queue")) for one in logged.values()}
+    reads = queues_in(execution.analyzedPlan())
     if not had or had == reads or len(had) == len(reads) == 1:
         return None
     return (

@@ -6,15 +6,17 @@ query: rows that a shuffle or a join has mixed are brought together again (`sink
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql.types import StructType
 
 from counterpoise.logs.columns import integers
-from counterpoise.spark.channel.running_batch import RunningBatch
+from counterpoise.spark.channel.running_batch import RunningBatch, batches_by_queue
 from counterpoise.spark.errors import InvalidRows, InvalidSink
 from counterpoise.spark.sink.batch import BatchRows
 from counterpoise.spark.sink.names import used_once
@@ -30,7 +32,7 @@ from counterpoise.spark.writer.options import (
 from counterpoise.spark.writer.writers import target_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Row
 
 logger = logging.getLogger("counterpoise.spark")
 
@@ -71,9 +73,10 @@ class QueueSink:
     `.foreachBatch(QueueSink("results"))`.
 
     The rows have the columns `partition` and `position` of the source, `value`, and optionally
-    `key`, `headers`, `published_at`. `name`: the same for all applications that do the same work,
-    another for each sink of one application. `url` and `log_url` as for `Publisher`;
-    `timeout_seconds`: how long a task tries to write to a log that is away. Raises InvalidSink.
+    `key`, `headers`, `published_at`; of several queues also the column `queue` of `read_queues`,
+    which is not written. `name`: the same for all applications that do the same work, another for
+    each sink of one application. `url` and `log_url` as for `Publisher`; `timeout_seconds`: how
+    long a task tries to write to a log that is away. Raises InvalidSink.
     """
 
     def __init__(
@@ -103,25 +106,31 @@ class QueueSink:
         Raises InvalidRows, InvalidSink, errors of the client, and what the tasks raise (as
         Spark's exception).
         """
-        if not check_columns(batch.schema):
+        columns = [one for one in batch.schema.fields if one.name != "queue"]
+        if not check_columns(StructType(columns)):
             raise InvalidRows(
                 "the rows have no columns partition and position: pass those of the source "
                 "through, as in select('partition', 'position', …). Write rows that are made of "
                 "several messages with format('counterpoise')"
             )
-        running = RunningBatch.of(batch)
         where = f" for queue {self._options.queue!r}"
         target = f"{self._options.queue} {self._options.url or ''}"
-        with used_once(type(self), self.name, target, running.run_id, batch_id, where=where):
-            self._write(batch, batch_id, running)
+        with batches_by_queue(batch) as parts, contextlib.ExitStack() as names:
+            for running, _ in parts:
+                named = f"{running.planned.queue} {target}"
+                names.enter_context(
+                    used_once(type(self), self.name, named, running.run_id, batch_id, where=where)
+                )
+            done = [result for running, rows in parts for result in self._write(running, rows)]
+        self.last_report = QueueReport(
+            batch_id, sum(one.written for one in done), sum(one.dropped for one in done)
+        )
 
-    def _write(self, batch: DataFrame, batch_id: int, running: RunningBatch) -> None:
+    def _write(self, running: RunningBatch, batch: DataFrame) -> list[Row]:
+        """Write what was read of one queue; what each task has done."""
         planned = running.planned
         rows = BatchRows(batch, running).together()
         source = Input(planned.queue_id, planned.log)
         remainder = Remainder((one, one.start) for one in planned.read)
         task = QueueTask(target_of(self._options), self.name, source, remainder)
-        results = rows.mapInArrow(task.__call__, _RESULT_SCHEMA).collect()
-        self.last_report = QueueReport(
-            batch_id, sum(one.written for one in results), sum(one.dropped for one in results)
-        )
+        return rows.mapInArrow(task.__call__, _RESULT_SCHEMA).collect()

@@ -67,12 +67,15 @@ class Submitted:
         config: Mapping[str, str] | None = None,
         arguments: tuple[str, ...] = (),
         environment: Mapping[str, str] | None = None,
+        source: str = PROGRAM,
     ) -> None:
-        """`config`: settings of Spark, with `__` for dots. `arguments`: of spark-submit."""
+        """`config`: settings of Spark, with `__` for dots. `arguments`: of spark-submit. `source`:
+        of the program.
+        """
         home.mkdir(exist_ok=True)
         self.home = home
         program = home / "program.py"
-        program.write_text(PROGRAM)
+        program.write_text(source)
         environment = environment or submit_environment(home)
         local = {"spark__local__dir": str(home / "local"), "spark__master": master}
         settings = {**SMALL, **local, **(config or {})}

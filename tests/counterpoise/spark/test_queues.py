@@ -5,17 +5,29 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 import pytest
+from pyspark.sql import functions
 
 from counterpoise.client import Client
-from counterpoise.spark import FencedSink, QueueListener, drain, read_queues
+from counterpoise.publisher import Publisher
+from counterpoise.spark import (
+    Count,
+    FencedAggregate,
+    FencedSink,
+    QueueListener,
+    QueueSink,
+    Windows,
+    drain,
+    read_queues,
+)
 from counterpoise.spark.errors import InvalidOffset, InvalidOption
-from counterpoise.spark.queues import chosen
+from counterpoise.spark.queues import SOURCES_BY_NAME, chosen
 from tests.counterpoise.spark.queries import QueryStage, committed, publish
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service
@@ -79,6 +91,11 @@ def test_a_queue_that_is_not_there_is_refused_with_those_that_are(named: str, sa
         chosen([named], KNOWN)
 
 
+def lag(client: Client, queue: str) -> int:
+    """How many messages of a queue are not committed."""
+    return sum(one.lag or 0 for one in client.partitions(queue))
+
+
 class Queues(QueryStage):
     """Two queues of two partitions each, and a sink that keeps what it has got."""
 
@@ -106,11 +123,37 @@ class Queues(QueryStage):
         until(lambda: not query.isActive, "it has failed")
         return str(query.exception())
 
+    def after_failures(
+        self, rows: DataFrame, sink: Callable[[DataFrame, int], None]
+    ) -> StreamingQuery:
+        """A query that has failed twice after the sink."""
+        failures = 0
+
+        def fail_twice(batch: DataFrame, batch_id: int) -> None:
+            nonlocal failures
+            sink(batch, batch_id)
+            if failures < 2 and not batch.isEmpty():
+                failures += 1
+                raise OSError("after the sink")
+
+        writer = rows.writeStream.foreachBatch(fail_twice)
+        for _ in range(2):
+            assert "after the sink" in self.failed(writer)
+        return self.started(writer)
+
     def sink(self, batch: Any, _: int) -> None:
         rows = batch.select("queue", "partition", "position").collect()
         if self.fails and rows:
             raise OSError("the sink is full")
         self.seen.update(tuple(row) for row in rows)
+
+    def refuses_others(self) -> None:
+        """The checkpoint of both queues is refused to other lists, before a flow is bound."""
+        before = [self.client.rebalances(name) for name in self.names]
+        for queues in (["orders-*"], ["orders-eu"], ["orders-eu", "orders-jp"]):
+            with pytest.raises(InvalidOffset, match="query on the queues orders-eu, orders-us"):
+                self.consume(*queues)
+        assert [self.client.rebalances(name) for name in self.names] == before
 
     def publish(self, count: int) -> None:
         for name in self.names:
@@ -169,13 +212,9 @@ def test_each_message_of_each_queue_comes_once_over_drains_restarts_and_other_li
     query = stage.consume("orders-us", "orders-eu", instanceId="one")
     until(stage.all_committed, "all is committed")
     drain(query, 60)
-    # Another number of queues does, and is refused before a flow is bound.
-    before = [stage.client.rebalances(name) for name in stage.names]
+    # Another number of queues does.
     stage.client.create_queue("orders-jp", 1)
-    for queues in (["orders-*"], ["orders-eu"], ["orders-eu", "orders-jp"]):
-        with pytest.raises(InvalidOffset, match="is of a query on the queues orders-eu, orders-us"):
-            stage.consume(*queues)
-    assert [stage.client.rebalances(name) for name in stage.names] == before
+    stage.refuses_others()
     # With another checkpoint it goes on at the positions of the queues.
     stage.publish(20)
     query = stage.consume("orders-*", checkpoint="other", ends=True)
@@ -183,6 +222,79 @@ def test_each_message_of_each_queue_comes_once_over_drains_restarts_and_other_li
     assert query.exception() is None
     assert stage.all_committed()
     stage.check()
+
+
+@pytest.fixture
+def by_number(spark: SparkSession) -> Iterator[SparkSession]:
+    """Spark's second format of its log of offsets, which has them by the number of their source."""
+    spark.conf.set("spark.sql.streaming.offsetLog.formatVersion", "2")
+    yield spark
+    spark.conf.unset("spark.sql.streaming.offsetLog.formatVersion")
+
+
+@pytest.fixture
+def by_name(by_number: SparkSession) -> Iterator[SparkSession]:
+    """The same format, by the name of their source."""
+    by_number.conf.set(SOURCES_BY_NAME, "true")
+    yield by_number
+    by_number.conf.unset(SOURCES_BY_NAME)
+
+
+def logged(checkpoint: Path) -> list[str]:
+    """How the newest entry of a checkpoint names its sources; it is of the second format."""
+    newest = max((checkpoint / "offsets").glob("[0-9]*"), key=lambda file: int(file.name))
+    version, _, *offsets = newest.read_text().splitlines()
+    assert version == "v2"
+    return sorted(line.partition(":")[0] for line in offsets)
+
+
+@marked
+def test_another_list_is_refused_with_sparks_second_format_too(
+    by_number: SparkSession, stage: Queues
+) -> None:
+    """Spark itself would begin with what it does not find, and leave out the rest."""
+    for count in (20, 40):
+        stage.publish(20)
+        query = stage.consume(*stage.names)
+        until(stage.all_committed, f"{count} are committed")
+        drain(query, 60)
+        assert logged(stage.home / "checkpoint") == ["0", "1"]
+    stage.client.create_queue("orders-jp", 1)
+    stage.refuses_others()
+    # Names come too late for this checkpoint: Spark keeps to the numbers.
+    by_number.conf.set(SOURCES_BY_NAME, "true")
+    try:
+        stage.refuses_others()
+    finally:
+        by_number.conf.unset(SOURCES_BY_NAME)
+    stage.check()
+
+
+@marked
+@pytest.mark.usefixtures("by_name")
+def test_the_list_may_change_where_spark_knows_sources_by_name(stage: Queues) -> None:
+    for others, names in (
+        ([], ["orders_2deu", "orders_2dus"]),
+        (["returns"], ["orders_2deu", "orders_2dus", "returns"]),
+        (["trips"], ["orders_2deu", "orders_2dus", "trips"]),
+        ([], ["orders_2deu", "orders_2dus"]),
+    ):
+        for name in others:
+            stage.client.create_queue(name, 2, rebalance_delay=0)
+            publish(stage.service, name, 10)
+        stage.publish(20)
+        query = stage.consume("orders-*", *others)
+        until(
+            lambda: (
+                stage.all_committed() and all(lag(stage.client, one) == 0 for one in others)  # noqa: B023
+            ),
+            "all is committed",
+        )
+        drain(query, 60)
+        assert logged(stage.home / "checkpoint") == names
+    counts = Counter(queue for queue, _, _ in stage.seen)
+    assert counts == {"orders-eu": 80, "orders-us": 80, "returns": 10, "trips": 10}
+    assert set(stage.seen.values()) == {1}
 
 
 @marked
@@ -247,20 +359,8 @@ def test_the_fence_tells_the_queues_apart(stage: Queues, database_url: str) -> N
     with psycopg.connect(database_url) as connection:
         connection.execute(f"CREATE TABLE events (id bigserial, {columns})")
     sink = FencedSink.to_table(database_url, "events", columns=["queue", "partition", "position"])
-    failures = 0
-
-    def fail_twice(batch: DataFrame, batch_id: int) -> None:
-        nonlocal failures
-        sink(batch, batch_id)
-        assert sink.last_report is not None
-        if sink.last_report.written + sink.last_report.dropped and failures < 2:
-            failures += 1
-            raise OSError("after the sink")
-
     rows = stage.rows(*stage.names, maxMessagesPerTrigger=10)
-    for _ in range(2):
-        stage.failed(rows.writeStream.foreachBatch(fail_twice))
-    query = stage.started(rows.writeStream.foreachBatch(fail_twice))
+    query = stage.after_failures(rows, sink)
     until(stage.all_committed, "all is committed")
     with psycopg.connect(database_url) as connection:
         for row in connection.execute("SELECT queue, partition, position FROM events ORDER BY id"):
@@ -288,3 +388,96 @@ def test_the_fence_tells_the_queues_apart(stage: Queues, database_url: str) -> N
             changed = changed.selectExpr("*", "'x' AS queue")
         assert said in stage.failed(changed.writeStream.foreachBatch(sink))
     assert not stage.all_committed()
+
+
+LATER = datetime(2013, 1, 1, 8, tzinfo=UTC)
+
+
+def publish_later(service: Service, queue: str) -> None:
+    """Messages in each partition of the queue, at a time when the windows before are over."""
+    with Publisher(queue, url=service.url) as publisher:
+        for number in range(17):
+            publisher.publish(b"", key=f"k{number}", published_at=LATER)
+
+
+@marked
+def test_windows_are_counted_and_closed_for_each_queue_by_itself(
+    stage: Queues, database_url: str
+) -> None:
+    """Both have the same keys in the same partitions; the query fails after the sink, and again."""
+
+    def aggregate(*by: str) -> FencedAggregate:
+        windows = Windows("published_at", 3600)
+        return FencedAggregate(
+            database_url, "hourly", values={"n": Count()}, by=by, windows=windows
+        )
+
+    def results() -> Counter[str]:
+        with psycopg.connect(database_url) as connection:
+            found = connection.execute("SELECT queue, key, n, window_end FROM hourly").fetchall()
+        assert len({(queue, key) for queue, key, _, _ in found}) == len(found)
+        counts: Counter[str] = Counter()
+        for queue, _, n, _ in found:
+            counts[queue] += n
+        return counts
+
+    stage.publish(40)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(
+            "CREATE TABLE hourly (window_start timestamptz, window_end timestamptz, key text,"
+            " n bigint)"
+        )
+        rows = stage.rows(*stage.names, maxMessagesPerTrigger=10)
+        for by, said in (
+            (["key"], "each has results of its own: name the column queue in by"),
+            (["queue", "key"], "the table hourly has no column queue"),
+        ):
+            assert said in stage.failed(rows.writeStream.foreachBatch(aggregate(*by)))
+        connection.execute("ALTER TABLE hourly ADD COLUMN queue text")
+    counting = aggregate("queue", "key")
+    query = stage.after_failures(rows, counting)
+    until(stage.all_committed, "all is committed")
+    for count, name in enumerate(stage.names, 1):
+        publish_later(stage.service, name)
+        closed = dict.fromkeys(stage.names[:count], 40)
+        until(lambda: results() == closed, f"the windows of {name} are closed")  # noqa: B023
+    assert counting.dropped() == 0
+    # Late rows, of one queue.
+    publish(stage.service, "orders-us", 3)
+    until(lambda: counting.dropped() == 3, "late rows are counted")
+    assert results() == closed
+    # After a restart each queue is known from the first micro-batch on, whatever it has read.
+    drain(query, 60)
+    publish_later(stage.service, "orders-eu")
+    again = aggregate("queue", "key")
+    stage.started(rows.writeStream.foreachBatch(again))
+    until(lambda: again.dropped() == 3, "both queues are known")
+
+
+@marked
+def test_messages_of_several_queues_are_written_to_another_queue_once(stage: Queues) -> None:
+    """Both have rows of one partition and position; the query fails after the sink, and again."""
+    stage.client.create_queue("out", 3)
+    stage.publish(40)
+    sink = QueueSink("out", url=stage.service.url)
+    rows = stage.rows(*stage.names, maxMessagesPerTrigger=10)
+    named = rows.withColumn("value", functions.concat_ws("/", "queue", "value"))
+    query = stage.after_failures(named, sink)
+    until(stage.all_committed, "all is committed")
+    query.stop()
+    assert sink.last_report is not None
+    # Another application reads all of them again.
+    for name in stage.names:
+        until(lambda: not stage.client.flows(name), "the flow unbinds")  # noqa: B023
+        stage.client.set_positions(name, "earliest")
+    writer = named.writeStream.foreachBatch(sink)
+    stage.started(writer, "other")
+    until(stage.all_committed, "all is committed")
+    written = stage.spark.read.format("counterpoise").options(url=stage.service.url, queue="out")
+    values = Counter(bytes(row["value"]).decode() for row in written.load().collect())
+    assert values == Counter(f"{name}/v{n}" for name in stage.names for n in range(40))
+    # Rows that cannot be told apart are refused.
+    for name in stage.names:
+        publish(stage.service, name, 1, first=40)
+    said = stage.failed(named.drop("queue").writeStream.foreachBatch(sink))
+    assert "pass its column queue through" in said

@@ -1,6 +1,7 @@
 """A reader that waits has one consumer, whatever partitions it waits for."""
 
 import queue
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -121,6 +122,9 @@ class Fetched:
     def incremental_unassign(self, places):
         self.calls.append([one.partition for one in places])
 
+    def has_begun(self, places):
+        return self.calls[-1:] == [places]
+
     def close(self):
         pass
 
@@ -152,7 +156,7 @@ def test_partitions_that_the_consumer_does_not_know_are_looked_up_first(fetched)
     for end, partition in enumerate((0, 3, 7, 6, 9)):
         consumer.count = 4 if partition < 7 else 10
         waits_for.watch({partition: end})
-        eventually(lambda: consumer.calls[-1:] == [{partition: end}]  # noqa: B023)
+        eventually(partial(consumer.has_begun, {partition: end}))
     assert consumer.calls == ["list", {0: 0}, {3: 1}, "list", {7: 2}, {6: 3}, {9: 4}]
 
 

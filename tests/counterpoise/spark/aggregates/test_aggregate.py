@@ -227,7 +227,7 @@ def test_results_without_windows_need_no_service(
         connection.execute("CREATE TABLE totals (key text, n bigint)")
     with counting._database.transaction(counting._limits) as writer:
         tables.put_partials(writer, key, 0, {Group(FOREVER, 0, '["a"]'): '{"n":2}'})
-    counting._counted = (key, "http://127.0.0.1:9")
+    counting._counted = {"flights": (key, "http://127.0.0.1:9")}
     assert counting.close_windows() == 1
     assert counting.dropped() == 0
     assert {one.retry_seconds for one in limits} == {5}

@@ -371,9 +371,42 @@ def test_a_group_by_a_column_of_many_values_is_refused_with_a_reason(counting: C
 def test_open_windows_of_other_groups_are_refused_with_a_reason(counting: Counting) -> None:
     for partition in (0, 1):
         counting.write(partition, (0, "a", 1, 1), (1, "a", 30, 1))
+    refused = pytest.raises(InvalidSink, match="by 1 columns, and not by those of now: key, x")
     counting.plan = replace(PLAN, by=("key", "x"))
-    with pytest.raises(InvalidSink, match="by 1 columns, and not by those of now: key, x"):
+    with refused:
         counting.closed()
+    # Before a row is counted, too. What closed windows have kept for late rows does not matter.
+    counting.database.execute("ALTER TABLE per_ten ADD COLUMN x bigint")
+    with counting.engine.begin() as connection, refused:
+        counting.results.check(connection, KEY)
+    counting.database.execute(
+        "UPDATE counterpoise_partials SET partition = -1 WHERE partition = 0;"
+        " DELETE FROM counterpoise_partials WHERE partition > 0"
+    )
+    with counting.engine.begin() as connection:
+        counting.results.check(connection, KEY)
+
+
+@pytest.mark.parametrize(
+    ("changes", "lacks"),
+    [
+        ({"by": ("queue", "key"), "values": {"n": Count(), "mean": Sum("x")}}, "queue, mean"),
+        ({"by": ()}, None),
+    ],
+)
+def test_a_table_that_lacks_a_column_is_refused_before_a_row_is_counted(
+    counting: Counting, changes: dict[str, Any], lacks: str | None
+) -> None:
+    """One of a single queue has no column for several. One that is not there yet may still come."""
+    plan = replace(PLAN, **changes)
+    with counting.engine.begin() as connection:
+        Results(plan, "not there").check(connection, KEY)
+        Results(plan, "per_ten", lambda *_: None).check(connection, KEY)
+        if lacks is None:
+            Results(plan, "public.per_ten").check(connection, KEY)
+        else:
+            with pytest.raises(InvalidSink, match=f"public.per_ten has no column {lacks}, and"):
+                Results(plan, "public.per_ten").check(connection, KEY)
 
 
 def test_a_late_row_is_first_or_last_by_its_position(counting: Counting) -> None:

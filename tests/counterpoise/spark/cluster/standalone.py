@@ -42,7 +42,8 @@ class Standalone:
             name = f"worker-{number}"
             directory = ("--work-dir", str(self.home / name), "--webui-port", "0")
             size = ("--cores", "1", "--memory", "1g")
-            self._start(name, WORKER, *directory, *size, self.url)
+            # Each on a host of its own: Spark runs no second attempt of a task on the same one.
+            self._start(name, WORKER, *directory, *size, self.url, host=f"127.0.0.{number + 1}")
         until(lambda: self._alive() == workers, "all workers are registered")
 
     def _environment(self) -> Mapping[str, str]:
@@ -57,11 +58,11 @@ class Standalone:
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
 
-    def _start(self, name: str, what: str, *arguments: str) -> None:
+    def _start(self, name: str, what: str, *arguments: str, host: str = "127.0.0.1") -> None:
         program = Path(self.environment["SPARK_HOME"], "bin", "spark-class")
         with (self.home / f"{name}.log").open("wb") as log:
             started = subprocess.Popen(
-                [program, what, "--host", "127.0.0.1", *arguments],
+                [program, what, "--host", host, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -6,19 +6,25 @@ driver. The other drivers run on the Java of all tests, which starts in half the
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from counterpoise.client import Client
+from counterpoise.logs import open_log
+from counterpoise.publisher import Publisher
 from counterpoise.spark.driver.environment import ensure_java
+from tests.counterpoise.spark.cluster import speculating
 from tests.counterpoise.spark.cluster.standalone import Standalone, standalone
 from tests.counterpoise.spark.queries import committed, publish
 from tests.counterpoise.spark.small import SMALL_EXECUTORS
-from tests.counterpoise.spark.submitted import Submitted
+from tests.counterpoise.spark.submitted import PROGRAM, Submitted
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
@@ -34,10 +40,20 @@ DYNAMIC = {
     "spark__dynamicAllocation__executorIdleTimeout": "1s",
 }
 
+SPECULATION = {
+    "spark__speculation": "true",
+    "spark__speculation__interval": "100ms",
+    "spark__speculation__quantile": "0.1",
+    "spark__speculation__multiplier": "1",
+    "spark__speculation__minTaskRuntime": "100ms",
+    "spark__speculation__efficiency__enabled": "false",
+    "spark__speculation__task__duration__threshold": "1s",
+}
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    """One for both tests: each leaves no application on it."""
+    """One for all tests: each leaves no application on it."""
     with standalone(tmp_path_factory.mktemp("standalone") / "cluster", WORKERS) as cluster:
         yield cluster
 
@@ -47,6 +63,7 @@ def submitted(
     home: Path,
     url: str,
     config: Mapping[str, str] | None = None,
+    source: str = PROGRAM,
     **environment: str,
 ) -> Submitted:
     return Submitted(
@@ -55,6 +72,7 @@ def submitted(
         master=cluster.url,
         config={**SMALL_EXECUTORS, "spark__log__level": "WARN", **(config or {})},
         environment={**cluster.environment, "TMPDIR": str(home), **environment},
+        source=source,
     )
 
 
@@ -100,6 +118,67 @@ def test_applications_share_a_queue_as_executors_come_and_go(
                 assert modest.values()
                 assert sorted(values) == sorted(f"v{number}" for number in range(160))
                 assert not any(one.forced for one in client.rebalances("flights"))
+
+
+@pytest.mark.matrix(of="clusters")
+def test_a_second_attempt_of_a_slow_task_writes_nothing_again_as_executors_come_and_go(
+    service: Service, client: Client, cluster: Standalone, tmp_path: Path, database_url: str
+) -> None:
+    """Speculation and dynamic allocation, with both sinks in each micro-batch."""
+    client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=600)
+    client.create_queue("out", 2)
+    home = tmp_path / "speculating"
+    home.mkdir()
+    (home / "database").write_text(database_url)
+    with psycopg.connect(database_url) as connection:
+        connection.execute("CREATE TABLE events (value text)")
+    config = {**DYNAMIC, **SPECULATION}
+    java = {"JAVA_HOME": str(ensure_java())}
+    one = submitted(cluster, home, service.url, config, speculating.PROGRAM, **java)
+    published: Counter[str] = Counter()
+
+    def done() -> bool:
+        positions = committed(client, "flights").values()
+        return one.over() or sum(int(at or 0) for at in positions) == published.total()
+
+    def attempts(value: str) -> set[str]:
+        """The attempts of its tasks that were not the first."""
+        return {file.name for file in home.glob(f"{value} *-[1-9]")}
+
+    with one.watched():
+        for value in ("slow write", "slow read", "slow write"):
+            with Publisher("flights", url=service.url) as publisher:
+                for number in range(40):
+                    message = value if number == 7 else f"v{published.total()}"
+                    publisher.publish(message.encode(), key=f"k{number}")
+                    published[message] += 1
+            until(done, f"all is committed, with a task of a {value}")
+            assert not one.over()
+            assert not list(home.glob("twice *")), "both attempts write"
+            until(lambda: cluster.cores_of_applications() == [0], "it returns its executors")
+        # Of the first sink a task in each, of the second where it reads slowly.
+        assert len(attempts("slow-write")) >= 2
+        assert len(attempts("slow-read")) >= 2
+        one.jvm.send_signal(signal.SIGTERM)
+        assert one.jvm.wait(400) == 128 + signal.SIGTERM
+    with psycopg.connect(database_url) as connection:
+        written = Counter(value for (value,) in connection.execute("SELECT value FROM events"))
+        marks = connection.execute("SELECT next_position FROM counterpoise_high_water").fetchall()
+    assert written == published
+    assert sum(int(at) for (at,) in marks) == published.total()
+    assert values_in(client, "out") == published
+
+
+def values_in(client: Client, queue: str) -> Counter[str]:
+    """How often each value is in the log of a queue."""
+    view = client.log_access(queue, "read")
+    with contextlib.closing(open_log(view.log, view.access, timeout_seconds=150)) as log:
+        return Counter(
+            value.decode()
+            for partition, end in log.bounds(range(9)).ends.items()
+            for batch in log.read(partition, "0", end, max_messages=10**6)
+            for value in batch["value"].to_pylist()
+        )
 
 
 def test_standalone_clusters_run_python_in_client_mode_only(

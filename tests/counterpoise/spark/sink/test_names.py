@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,9 +35,9 @@ def test_a_micro_batch_is_written_once_under_a_name() -> None:
 def test_queues_of_one_name_at_two_services_are_two_targets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    running = SimpleNamespace(run_id="one")
-    monkeypatch.setattr(queue, "RunningBatch", SimpleNamespace(of=lambda _: running))
-    monkeypatch.setattr(QueueSink, "_write", lambda *_: None)
+    running = SimpleNamespace(run_id="one", planned=SimpleNamespace(queue="in"))
+    monkeypatch.setattr(queue, "batches_by_queue", lambda one: nullcontext([(running, one)]))
+    monkeypatch.setattr(QueueSink, "_write", lambda *_: [])
     schema = (
         StructType().add("value", "binary").add("partition", "integer").add("position", "string")
     )

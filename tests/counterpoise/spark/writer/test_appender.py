@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from itertools import chain
 from types import SimpleNamespace
@@ -258,8 +259,8 @@ def test_rows_of_a_micro_batch_that_has_read_nothing_are_refused(
         return SimpleNamespace(collect=lambda: list(task([rows((0, 3, "a"))])))
 
     together = SimpleNamespace(mapInArrow=mapped)
-    running = SimpleNamespace(planned=BatchPlan({}, {}, "", "", (), ()), run_id="run")
-    monkeypatch.setattr(queue, "RunningBatch", SimpleNamespace(of=lambda _: running))
+    running = SimpleNamespace(planned=BatchPlan({}, {"queue": "in"}, "", "", (), ()), run_id="run")
+    monkeypatch.setattr(queue, "batches_by_queue", lambda one: nullcontext([(running, one)]))
     monkeypatch.setattr(queue, "BatchRows", lambda *_: SimpleNamespace(together=lambda: together))
     monkeypatch.setattr(queue, "target_of", lambda _: output.target)
     schema = (
