@@ -45,10 +45,11 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
     parser.add_argument("--quick", action="store_true", help="fewer rounds, under three minutes")
     arguments = parser.parse_args()
-    unknown = sorted({*arguments.names} - {*known})
+    given = [name.replace("-", "_") for name in arguments.names]
+    unknown = sorted({*given} - {*known})
     if unknown:
         parser.error(f"no benchmark is named {unknown[0]}; there are {', '.join(known)}")
-    return named(arguments.names) if arguments.names else everything(quick=arguments.quick)
+    return named(given) if given else everything(quick=arguments.quick)
 
 
 def named(chosen: list[str]) -> int:

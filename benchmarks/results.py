@@ -31,6 +31,7 @@ YARDSTICKS = {
     "P": "a Python loop of 10⁶ additions",
     "ours": "our plan, or our protocol, for the same join",
     "one replica": "the same calls to one process of the service",
+    "steady": "the same queue, just before",
     "micro-batches": "the median micro-batch of both queries in the same seconds",
 }
 # How such a section begins.

@@ -58,7 +58,7 @@ def write_past(url: str, log: str, rows: Sequence[tuple[Any, Any, Any, Any]]) ->
             connection.execute(f"ALTER TABLE counterpoise_log.messages DROP CONSTRAINT {name}")
         for value, key, headers, time_text in rows:
             connection.execute(
-                "WITH moved AS (UPDATE counterpoise_log.partitions AS p"
+                "WITH moved AS (UPDATE counterpoise_log.ends AS p"
                 "   SET next_position = next_position + 1"
                 "   FROM counterpoise_log.logs AS l WHERE l.log_id = p.log_id AND l.name = %s"
                 "   AND p.partition = 0 RETURNING p.log_id, p.next_position - 1 AS position)"

@@ -340,14 +340,17 @@ class BuiltinLogs:
         A retry after this time would be appended a second time: choose days.
         """
         async with self._database.transaction(database.SWEEP_SECONDS) as connection:
-            result = await connection.execute(
-                text(
-                    "DELETE FROM counterpoise_log.publishers"
-                    " WHERE appended_at < now() - make_interval(secs => :idle)"
-                ),
+            found = await connection.scalar(
+                text("SELECT counterpoise_log.forget_publishers(make_interval(secs => :idle))"),
                 {"idle": idle_seconds},
             )
-            return result.rowcount
+            return int(found or 0)
+
+    async def sweep_watches(self) -> int:
+        """Delete what readers have said of ends that have been. Returns how many."""
+        async with self._database.transaction(database.SWEEP_SECONDS) as connection:
+            found = await connection.scalar(text("SELECT counterpoise_log.sweep_watches()"))
+            return int(found or 0)
 
     async def partition_count(self, log: str) -> int:
         """See `LogKind`."""

@@ -200,6 +200,8 @@ class BuiltinKind(LogKind, Protocol):
 
     async def forget_publishers(self, idle_seconds: float) -> int: ...
 
+    async def sweep_watches(self) -> int: ...
+
     async def drop_expired_credentials(self) -> None: ...
 
 
@@ -535,14 +537,15 @@ class LogsByKind:
             _log.warning("a log could not be dropped", log=log, error=str(error))
 
     async def forget(self, publishers_idle_seconds: float) -> None:
-        """Deletes the rest of dropped built-in logs, publishers that are silent for long, and
-        credentials that have expired.
+        """Deletes the rest of dropped built-in logs, publishers that are silent for long, what
+        readers have said of ends that have been, and credentials that have expired.
 
         Best effort: a failure is logged.
         """
         try:
             await self._builtin.sweep_dropped()
             await self._builtin.forget_publishers(publishers_idle_seconds)
+            await self._builtin.sweep_watches()
             await self._builtin.drop_expired_credentials()
         except LogError as error:
             _log.warning("the upkeep of the logs failed", error=str(error))

@@ -27,7 +27,7 @@ from sqlalchemy.util import greenlet_spawn
 
 from broker.logs.ports import LogDatabaseUnavailable, LogOwner
 from broker.postgres import driver, pools
-from counterpoise.logs import LogNotFound
+from counterpoise.logs import LogNotFound, postgres
 from counterpoise.logs.address import parse_log
 from counterpoise.logs.builtin import LOG_NOT_FOUND
 
@@ -65,6 +65,7 @@ def log_engine(url: str, *, tested: bool = True) -> AsyncEngine:
 
     async def connect(**_: Any) -> asyncpg.Connection[asyncpg.Record]:
         settings = {
+            **postgres.BY_KEY,
             "statement_timeout": str(int(STATEMENT_SECONDS * 1000)),
             "idle_in_transaction_session_timeout": str(int(IDLE_SECONDS * 1000)),
         }

@@ -38,15 +38,13 @@ _HIGHEST = "SELECT max(partition) FROM counterpoise_log.partitions WHERE log_id 
 _BEGIN = """INSERT INTO counterpoise_log.partitions (log_id, partition, first_hash, last_hash)
     SELECT :log_id, * FROM unnest(CAST(:partitions AS integer[]), CAST(:firsts AS bigint[]),
         CAST(:lasts AS bigint[]))"""
-# Appends that have the lock come first, so the ends are those of after the wait.
-_SEAL = """WITH locked AS (
-        SELECT partition, next_position FROM counterpoise_log.partitions
-        WHERE log_id = :log_id AND partition = ANY (CAST(:partitions AS integer[]))
-        ORDER BY partition FOR NO KEY UPDATE
-    )
-    UPDATE counterpoise_log.partitions AS sealed SET successors = CAST(:successors AS jsonb)
-    FROM locked WHERE sealed.log_id = :log_id AND sealed.partition = locked.partition
-    RETURNING locked.partition, locked.next_position"""
+# Appends that have the lock come first, so the ends are read after it.
+_LOCK = """SELECT FROM counterpoise_log.partitions
+    WHERE log_id = :log_id AND partition = ANY (CAST(:partitions AS integer[]))
+    ORDER BY partition FOR NO KEY UPDATE"""
+_SEAL = """UPDATE counterpoise_log.partitions SET successors = CAST(:successors AS jsonb)
+    WHERE log_id = :log_id AND partition = ANY (CAST(:partitions AS integer[]))
+    RETURNING partition, next_position"""
 _COUNT = """UPDATE counterpoise_log.logs SET partition_count =
         (SELECT max(partition) + 1 FROM counterpoise_log.partitions WHERE log_id = :log_id)
     WHERE log_id = :log_id"""
@@ -252,14 +250,13 @@ class HashRanges:
         keys = tuple(parent.range.key for parent in parents)
         successors = tuple(Successor(one.partition, one.key, keys) for one in begun)
         await self._begin(connection, log_id, begun)
-        sealed = await connection.execute(
-            text(_SEAL),
-            {
-                "log_id": log_id,
-                "partitions": [parent.range.partition for parent in parents],
-                "successors": json.dumps([asdict(one) for one in successors]),
-            },
-        )
+        given = {
+            "log_id": log_id,
+            "partitions": [parent.range.partition for parent in parents],
+        }
+        await connection.execute(text(_LOCK), given)
+        after = json.dumps([asdict(one) for one in successors])
+        sealed = await connection.execute(text(_SEAL), {**given, "successors": after})
         return Sealing({number: str(end) for number, end in sealed}, successors)
 
     async def _begin(

@@ -165,6 +165,10 @@ class MemoryLogKind:
         """They end with the process."""
         return 0
 
+    async def sweep_watches(self) -> int:
+        """Nothing waits."""
+        return 0
+
 
 def _name(log: str) -> str:
     return parse_log(log).name

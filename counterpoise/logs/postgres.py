@@ -53,6 +53,8 @@ SETTINGS: Mapping[str, str] = {
     "idle_session_timeout": "0",
     "transaction_timeout": "0",
 }
+# Of sessions of the log. Who finds a table small takes all of it, and keeps to this as it grows.
+BY_KEY: Mapping[str, str] = {"enable_seqscan": "off"}
 # Since Postgres 14 and 17: earlier servers refuse a connection that sets them.
 _LATER = ("idle_session_timeout", "transaction_timeout")
 # By host and port: those that a server has refused.

@@ -64,6 +64,7 @@ KEPT = {
     "counterpoise_log.clients": "credentials, until they expire",
     "counterpoise_log.messages": "the honest ones, which nothing commits in the queue `audit`",
     "counterpoise_log.publishers": "30 days",
+    "counterpoise_log.sequences": "as long as their publishers",
 }
 # Of these, rows of deleted queues may be left.
 OUTLIVE_QUEUES = ("measurements", "commit_ages")

@@ -31,7 +31,7 @@ serves_from = {previous!r}
 
 
 def upgrade():
-    op.execute("ALTER TABLE counterpoise_log.partitions ADD COLUMN colour text")
+    op.execute("ALTER TABLE counterpoise_log.partition_rows ADD COLUMN colour text")
 """
 ROLE, READ = "counterpoise_log_client_locks", "SELECT partition FROM counterpoise_log.partitions"
 APPEND = """

@@ -166,11 +166,12 @@ def test_only_the_own_queue_can_be_published_in(stage: Stage) -> None:
 REFUSED: list[LiteralString] = [
     # the log's tables and functions
     "INSERT INTO counterpoise_log.messages VALUES (1, 0, 7, now(), NULL, '', NULL)",
-    "UPDATE counterpoise_log.partitions SET next_position = 0",
+    "UPDATE counterpoise_log.ends SET next_position = 0",
     "DELETE FROM counterpoise_log.messages",
     "TRUNCATE counterpoise_log.messages",
     "SELECT * FROM counterpoise_log.messages FOR SHARE",
     "SELECT * FROM counterpoise_log.publishers",
+    "SELECT * FROM counterpoise_log.sequences",
     "SELECT * FROM counterpoise_log.clients",
     "SELECT * FROM counterpoise_log.alembic_version",
     "SELECT counterpoise_log.lock_log('any', true)",
@@ -184,8 +185,8 @@ REFUSED: list[LiteralString] = [
     "DROP POLICY one_log ON counterpoise_log.messages",
     # where rows lie, also those of others
     "SELECT ctid FROM counterpoise_log.messages",
-    "SELECT xmin FROM counterpoise_log.partitions",
-    "SELECT currtid2('counterpoise_log.partitions', '(0,1)')",
+    "SELECT xmin FROM counterpoise_log.partition_rows",
+    "SELECT currtid2('counterpoise_log.partition_rows', '(0,1)')",
     "SELECT last_value FROM counterpoise_log.logs_log_id_seq",
     # the service's tables
     "SELECT * FROM counterpoise.flows",

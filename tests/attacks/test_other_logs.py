@@ -26,7 +26,7 @@ pytestmark = pytest.mark.long
 
 __all__ = ["stage"]
 
-READABLE = ("logs", "partitions", "messages")
+READABLE = ("logs", "partition_rows", "ends", "partitions", "messages")
 # By type, what is in no log.
 NOWHERE = {
     "integer": "987654321",
@@ -94,8 +94,9 @@ def owner(stage: Stage) -> Iterator[psycopg.Connection[Any]]:
         )
     with connected(url) as owner:
         owner.execute(
-            "VACUUM ANALYZE counterpoise_log.logs, counterpoise_log.partitions,"
-            " counterpoise_log.messages, counterpoise_log.publishers, counterpoise_log.clients"
+            "VACUUM ANALYZE counterpoise_log.logs, counterpoise_log.partition_rows,"
+            " counterpoise_log.ends, counterpoise_log.messages, counterpoise_log.publishers,"
+            " counterpoise_log.sequences, counterpoise_log.clients"
         )
         # For the newest messages, too, it notes the first and the last time.
         owner.execute("SELECT brin_summarize_new_values('counterpoise_log.messages_published_at')")
@@ -107,8 +108,9 @@ def secrets_of(owner: psycopg.Connection[Any], stage: Stage, *, readable: bool) 
     columns = owner.execute(
         "SELECT relname, attname, format_type(atttypid, atttypmod) FROM pg_attribute"
         " JOIN pg_class ON pg_class.oid = attrelid"
-        " WHERE relnamespace = 'counterpoise_log'::regnamespace AND relkind = 'r' AND attnum > 0"
-        " AND NOT attisdropped AND relname <> 'alembic_version' AND (relname = ANY (%s)) = %s",
+        " WHERE relnamespace = 'counterpoise_log'::regnamespace AND relkind IN ('r', 'v')"
+        " AND attnum > 0 AND NOT attisdropped AND relname <> 'alembic_version'"
+        " AND (relname = ANY (%s)) = %s",
         [list(READABLE), readable],
     ).fetchall()
     own = "SELECT {column} FROM {table} WHERE {column} IS NOT NULL AND log_id = "
@@ -285,7 +287,7 @@ CALLS = {
 }
 
 
-def test_a_client_names_three_tables_and_some_functions_and_nothing_else(stage: Stage) -> None:
+def test_a_client_names_four_tables_a_view_some_functions_and_nothing_else(stage: Stage) -> None:
     for url in (stage.reader, stage.writer):
         tables = rows(
             url,

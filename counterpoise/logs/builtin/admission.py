@@ -31,9 +31,13 @@ RESERVE = 1.5
 # (migrations/log/sql/tables.sql).
 _MOST = """SELECT count(*), coalesce(sum(p.largest_bytes * (w.last - w.first)), 0)::bigint
     FROM unnest(%b::integer[], %b::bigint[], %b::bigint[]) AS w (partition, first, last)
-    JOIN counterpoise_log.partitions AS p ON p.partition = w.partition
-        AND p.log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %b)
-        AND p.sized_from <= w.first AND w.last <= p.sized_to"""
+    CROSS JOIN LATERAL (
+        SELECT * FROM counterpoise_log.ends AS e
+        WHERE e.partition = w.partition
+            AND e.log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %b)
+        ORDER BY e.next_position DESC LIMIT 1
+    ) AS p
+    WHERE p.sized_from <= w.first AND w.last <= p.sized_to"""
 
 _SUM = """SELECT w.partition, m.found, m.size
     FROM unnest(%b::integer[], %b::bigint[], %b::bigint[]) AS w (partition, first, last)

@@ -103,7 +103,7 @@ class LogConnection:
         self._parameters = postgres.read(url)
         # The server also stops, so that abandoned calls do not pile up there.
         limit = str(max(1, int(timeout_seconds * 1000)))
-        self._settings = {**postgres.SETTINGS, "statement_timeout": limit}
+        self._settings = {**postgres.SETTINGS, **postgres.BY_KEY, "statement_timeout": limit}
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
         self._connection: _BoundedConnection | None = None

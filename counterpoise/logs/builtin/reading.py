@@ -51,9 +51,10 @@ _FITS = """CASE WHEN (
         SELECT sized_from <= %(start)b AND %(end)b <= sized_to
             AND largest_bytes * (%(end)b::bigint - %(start)b)
                 < least(%(value_bytes)b::bigint, %(bytes)b)
-        FROM counterpoise_log.partitions
+        FROM counterpoise_log.ends
         WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = %(log)b)
             AND partition = %(partition)b
+        ORDER BY next_position DESC LIMIT 1
     ) THEN %(end)b::bigint - 1"""
 # The first messages of several partitions: one group of each, as far as the bytes go.
 _FIRST = f"""SELECT asked.partition, packed.*

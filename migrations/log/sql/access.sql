@@ -81,8 +81,10 @@ REVOKE ALL ON FUNCTION counterpoise_log.check_client FROM PUBLIC;
 -- The ground on which all other roles stand; the policies for clients come on top of it.
 ALTER TABLE counterpoise_log.logs ENABLE ROW LEVEL SECURITY;
 CREATE POLICY granted ON counterpoise_log.logs USING (true) WITH CHECK (true);
-ALTER TABLE counterpoise_log.partitions ENABLE ROW LEVEL SECURITY;
-CREATE POLICY granted ON counterpoise_log.partitions USING (true) WITH CHECK (true);
+ALTER TABLE counterpoise_log.partition_rows ENABLE ROW LEVEL SECURITY;
+CREATE POLICY granted ON counterpoise_log.partition_rows USING (true) WITH CHECK (true);
+ALTER TABLE counterpoise_log.ends ENABLE ROW LEVEL SECURITY;
+CREATE POLICY granted ON counterpoise_log.ends USING (true) WITH CHECK (true);
 ALTER TABLE counterpoise_log.messages ENABLE ROW LEVEL SECURITY;
 CREATE POLICY granted ON counterpoise_log.messages USING (true) WITH CHECK (true);
 
@@ -105,7 +107,7 @@ BEGIN
         END;
     END IF;
     -- The policies first: without them the grants would reach too far.
-    FOREACH v_table IN ARRAY ARRAY['logs', 'partitions', 'messages'] LOOP
+    FOREACH v_table IN ARRAY ARRAY['logs', 'partition_rows', 'ends', 'messages'] LOOP
         IF NOT EXISTS (
             SELECT FROM pg_policy
             WHERE polrelid = to_regclass('counterpoise_log.' || v_table) AND polname = 'one_log'
@@ -121,7 +123,9 @@ BEGIN
     IF NOT has_function_privilege('counterpoise_log_client',
                                   'counterpoise_log.readable_name()', 'EXECUTE') THEN
         GRANT USAGE ON SCHEMA counterpoise_log TO counterpoise_log_client;
-        FOREACH v_table IN ARRAY ARRAY['logs', 'partitions', 'messages'] LOOP
+        FOREACH v_table IN ARRAY
+            ARRAY['logs', 'partition_rows', 'ends', 'partitions', 'messages']
+        LOOP
             EXECUTE format('REVOKE SELECT ON counterpoise_log.%I FROM counterpoise_log_client',
                 v_table);
             EXECUTE format('GRANT SELECT (%s) ON counterpoise_log.%I TO counterpoise_log_client', (

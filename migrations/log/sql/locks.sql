@@ -4,6 +4,9 @@
 --   2. partition rows in ascending order (a resize: all of them),
 --   3. the row of the publisher.
 --
+-- Rows of `ends` and `sequences` are changed under the lock of the partition or the publisher, and
+-- without any other.
+--
 -- Clients cannot lock these rows otherwise, and nothing waits for an advisory lock, which any role
 -- that may connect can take.
 
@@ -46,23 +49,31 @@ REVOKE ALL ON FUNCTION counterpoise_log.lock_log FROM PUBLIC;
 -- The last sequence of a publisher, its row locked. The INSERT waits for one that is under way.
 CREATE FUNCTION counterpoise_log.lock_publisher(p_log_id integer, p_publisher text)
 RETURNS bigint
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off AS $$
 DECLARE
     v_last bigint;
 BEGIN
-    SELECT last_sequence INTO v_last FROM counterpoise_log.publishers
+    PERFORM FROM counterpoise_log.publishers
         WHERE log_id = p_log_id AND publisher = p_publisher FOR UPDATE;
     IF NOT FOUND THEN
         BEGIN
-            INSERT INTO counterpoise_log.publishers
-                (log_id, publisher, last_sequence, appended_at)
-                VALUES (p_log_id, p_publisher, -1, now()) ON CONFLICT DO NOTHING;
+            INSERT INTO counterpoise_log.publishers (log_id, publisher)
+                VALUES (p_log_id, p_publisher) ON CONFLICT DO NOTHING;
         EXCEPTION
             WHEN foreign_key_violation THEN
                 RAISE EXCEPTION 'there is no such log any more' USING ERRCODE = 'CP002';
         END;
-        SELECT last_sequence INTO STRICT v_last FROM counterpoise_log.publishers
+        PERFORM FROM counterpoise_log.publishers
             WHERE log_id = p_log_id AND publisher = p_publisher FOR UPDATE;
+    END IF;
+    SELECT last_sequence INTO v_last FROM counterpoise_log.sequences
+        WHERE log_id = p_log_id AND publisher = p_publisher
+        ORDER BY last_sequence DESC LIMIT 1;
+    IF NOT FOUND THEN
+        v_last := -1;
+        INSERT INTO counterpoise_log.sequences (log_id, publisher, last_sequence, appended_at)
+            VALUES (p_log_id, p_publisher, v_last, now());
     END IF;
     RETURN v_last;
 END $$;

@@ -68,7 +68,7 @@ CREATE FUNCTION counterpoise_log.append_by_range(
     OUT appended integer, OUT watched integer[]
 )
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET plan_cache_mode = force_generic_plan AS $$
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 DECLARE
     v_log counterpoise_log.logs;
     v_log_id integer;
@@ -138,9 +138,9 @@ BEGIN
         RETURN;
     END IF;
     watched := counterpoise_log.watched(v_log_id, v_touched);
-    UPDATE counterpoise_log.publishers
+    UPDATE counterpoise_log.sequences
         SET last_sequence = p_first_sequence + v_messages - 1, appended_at = now()
-        WHERE log_id = v_log_id AND publisher = p_publisher;
+        WHERE log_id = v_log_id AND publisher = p_publisher AND last_sequence = v_last;
 
     WITH routed AS MATERIALIZED (
         SELECT m.partition, m.nth::integer,
@@ -150,29 +150,38 @@ BEGIN
                 + coalesce(octet_length(p_headers[m.nth::integer]::jsonb::text), 0) AS bytes
         FROM unnest(p_partitions) WITH ORDINALITY AS m (partition, nth)
         WHERE m.nth > v_skip
-    ), advanced AS (
-        UPDATE counterpoise_log.partitions AS p
-        SET next_position = p.next_position + counted.messages,
-            sized_to = p.next_position + counted.messages,
-            sized_from = CASE WHEN p.sized_to = p.next_position AND NOT (
-                p.largest_bytes / 4 > counted.largest
-                AND p.sized_to - p.sized_from >= 100000) THEN p.sized_from ELSE p.next_position END,
-            largest_bytes = CASE WHEN p.sized_to = p.next_position AND NOT (
-                p.largest_bytes / 4 > counted.largest
-                AND p.sized_to - p.sized_from >= 100000)
-                THEN greatest(p.largest_bytes, counted.largest) ELSE counted.largest END
+    ), ends AS MATERIALIZED (
+        SELECT counted.*, present.next_position, present.sized_from, present.largest_bytes,
+            present.sized_to = present.next_position AND NOT (
+                present.largest_bytes / 4 > counted.largest
+                AND present.sized_to - present.sized_from >= 100000) AS continues
         FROM (
             SELECT partition, count(*) AS messages, max(bytes) AS largest FROM routed
             GROUP BY partition
         ) AS counted
-        WHERE p.log_id = v_log_id AND p.partition = counted.partition
-        RETURNING p.partition, p.next_position - counted.messages AS position
+        CROSS JOIN LATERAL (
+            SELECT * FROM counterpoise_log.ends AS e
+            WHERE e.log_id = v_log_id AND e.partition = counted.partition
+            ORDER BY e.next_position DESC LIMIT 1
+        ) AS present
+    ), advanced AS (
+        -- Inserted over its row, by the unique index of the key: there is no other way to it.
+        INSERT INTO counterpoise_log.ends
+            (log_id, partition, next_position, sized_from, sized_to, largest_bytes)
+        SELECT v_log_id, partition, next_position,
+            CASE WHEN continues THEN sized_from ELSE next_position END,
+            next_position + messages,
+            CASE WHEN continues THEN greatest(largest_bytes, largest) ELSE largest END
+        FROM ends
+        ON CONFLICT (log_id, partition, next_position) DO UPDATE
+            SET next_position = excluded.sized_to, sized_from = excluded.sized_from,
+                sized_to = excluded.sized_to, largest_bytes = excluded.largest_bytes
     )
     INSERT INTO counterpoise_log.messages
         (log_id, partition, position, published_at, key, value, headers)
-    SELECT v_log_id, routed.partition, advanced.position + routed.place,
+    SELECT v_log_id, routed.partition, ends.next_position + routed.place,
         coalesce(p_published_at[nth], now()), p_keys[nth], p_values[nth], p_headers[nth]::jsonb
-    FROM routed JOIN advanced USING (partition);
+    FROM routed JOIN ends USING (partition);
     GET DIAGNOSTICS appended = ROW_COUNT;
     IF appended <> v_messages - v_skip THEN
         RAISE EXCEPTION 'the log % lacks a row for one of its partitions', quote_literal(p_log);
@@ -187,7 +196,7 @@ CREATE FUNCTION counterpoise_log.append_numbered_by_range(
     OUT appended integer, OUT watched integer[]
 )
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET plan_cache_mode = force_generic_plan AS $$
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 DECLARE
     v_log counterpoise_log.logs;
     v_log_id integer;
@@ -263,9 +272,9 @@ BEGIN
         RETURN;
     END IF;
     watched := counterpoise_log.watched(v_log_id, v_touched);
-    UPDATE counterpoise_log.publishers
+    UPDATE counterpoise_log.sequences
         SET last_sequence = p_sequences[v_messages::integer], appended_at = now()
-        WHERE log_id = v_log_id AND publisher = p_publisher;
+        WHERE log_id = v_log_id AND publisher = p_publisher AND last_sequence = v_last;
 
     WITH routed AS MATERIALIZED (
         SELECT m.partition, m.nth::integer,
@@ -275,29 +284,38 @@ BEGIN
                 + coalesce(octet_length(p_headers[m.nth::integer]::jsonb::text), 0) AS bytes
         FROM unnest(p_partitions) WITH ORDINALITY AS m (partition, nth)
         WHERE m.nth > v_skip
-    ), advanced AS (
-        UPDATE counterpoise_log.partitions AS p
-        SET next_position = p.next_position + counted.messages,
-            sized_to = p.next_position + counted.messages,
-            sized_from = CASE WHEN p.sized_to = p.next_position AND NOT (
-                p.largest_bytes / 4 > counted.largest
-                AND p.sized_to - p.sized_from >= 100000) THEN p.sized_from ELSE p.next_position END,
-            largest_bytes = CASE WHEN p.sized_to = p.next_position AND NOT (
-                p.largest_bytes / 4 > counted.largest
-                AND p.sized_to - p.sized_from >= 100000)
-                THEN greatest(p.largest_bytes, counted.largest) ELSE counted.largest END
+    ), ends AS MATERIALIZED (
+        SELECT counted.*, present.next_position, present.sized_from, present.largest_bytes,
+            present.sized_to = present.next_position AND NOT (
+                present.largest_bytes / 4 > counted.largest
+                AND present.sized_to - present.sized_from >= 100000) AS continues
         FROM (
             SELECT partition, count(*) AS messages, max(bytes) AS largest FROM routed
             GROUP BY partition
         ) AS counted
-        WHERE p.log_id = v_log_id AND p.partition = counted.partition
-        RETURNING p.partition, p.next_position - counted.messages AS position
+        CROSS JOIN LATERAL (
+            SELECT * FROM counterpoise_log.ends AS e
+            WHERE e.log_id = v_log_id AND e.partition = counted.partition
+            ORDER BY e.next_position DESC LIMIT 1
+        ) AS present
+    ), advanced AS (
+        -- Inserted over its row, by the unique index of the key: there is no other way to it.
+        INSERT INTO counterpoise_log.ends
+            (log_id, partition, next_position, sized_from, sized_to, largest_bytes)
+        SELECT v_log_id, partition, next_position,
+            CASE WHEN continues THEN sized_from ELSE next_position END,
+            next_position + messages,
+            CASE WHEN continues THEN greatest(largest_bytes, largest) ELSE largest END
+        FROM ends
+        ON CONFLICT (log_id, partition, next_position) DO UPDATE
+            SET next_position = excluded.sized_to, sized_from = excluded.sized_from,
+                sized_to = excluded.sized_to, largest_bytes = excluded.largest_bytes
     )
     INSERT INTO counterpoise_log.messages
         (log_id, partition, position, published_at, key, value, headers)
-    SELECT v_log_id, routed.partition, advanced.position + routed.place,
+    SELECT v_log_id, routed.partition, ends.next_position + routed.place,
         coalesce(p_published_at[nth], now()), p_keys[nth], p_values[nth], p_headers[nth]::jsonb
-    FROM routed JOIN advanced USING (partition);
+    FROM routed JOIN ends USING (partition);
     GET DIAGNOSTICS appended = ROW_COUNT;
     IF appended <> v_messages - v_skip THEN
         RAISE EXCEPTION 'the log % lacks a row for one of its partitions', quote_literal(p_log);

@@ -1,7 +1,23 @@
 -- The built-in log: logs, partitions, messages, publishers, and the roles of clients.
 --
--- The end of a partition is `partitions.next_position`. An append raises it and locks the row until
--- it commits, so positions are in the order of commits and have no holes.
+-- The end of a partition is `partitions.next_position`. An append locks the row of its partition and
+-- raises the end, until it commits, so positions are in the order of commits and have no holes.
+--
+-- What each append changes is apart from what it locks. An UPDATE leaves the old version of its row
+-- behind, and as long as any transaction of the database has a snapshot from before, Postgres can
+-- remove none of the versions since. Who looks for the row by its key then looks at all of them:
+-- after an hour of appends beside a long transaction (a report, `pg_dump`, a standby that lags), each
+-- append and each read would take a hundred times as long. Two rules avoid that:
+--
+-- * What is looked for with each append or read, and changes with each, has a key that ends with a
+--   number that only rises (`ends`, `sequences`). It is looked for from the highest number down, with
+--   LIMIT 1, and changed under its whole key. So the first version that is found is the present one,
+--   however many there were. There is one row at a time: who changes it has locked another row, that
+--   of the partition or the publisher, which stays as it is. A lock leaves no version behind.
+-- * Rows that come and go (`watches`, `messages`) are looked for by positions that do not come again.
+--
+-- The lock says nothing of the end: a statement that waits for it has the snapshot of before. So the
+-- end is read by the next statement (locks.sql).
 
 CREATE TABLE counterpoise_log.logs (
     log_id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -21,22 +37,15 @@ CREATE TABLE counterpoise_log.logs (
 );
 
 -- A row stays when its partition is retired: a number used again goes on counting.
-CREATE TABLE counterpoise_log.partitions (
+CREATE TABLE counterpoise_log.partition_rows (
     log_id integer NOT NULL REFERENCES counterpoise_log.logs ON DELETE CASCADE,
     partition integer NOT NULL CHECK (partition >= 0),
     -- The earliest position that can be read: what lies below has been trimmed or discarded.
     first_position bigint NOT NULL DEFAULT 0,
-    next_position bigint NOT NULL DEFAULT 0,
     -- Below it messages vanished because an administrator said so (a resize with discard).
     discarded_position bigint NOT NULL DEFAULT 0,
     -- Where it ended at the last resize; null if the log was not resized since the row exists.
     cut bigint,
-    -- No message in the positions `sized_from` .. `sized_to` (exclusive) is larger than
-    -- `largest_bytes`: value, key and headers together. If so many messages of this size are below
-    -- a reader's limit, it looks at no size.
-    sized_from bigint NOT NULL DEFAULT 0,
-    sized_to bigint NOT NULL DEFAULT 0,
-    largest_bytes integer NOT NULL DEFAULT 0,
     -- The hash range, both ends included, of a partition of a dynamic log (ranges.sql).
     first_hash bigint CHECK (first_hash BETWEEN 0 AND 4294967295),
     last_hash bigint CHECK (last_hash BETWEEN first_hash AND 4294967295),
@@ -44,15 +53,57 @@ CREATE TABLE counterpoise_log.partitions (
     successors jsonb CHECK (jsonb_typeof(successors) = 'array'),
     PRIMARY KEY (log_id, partition),
     CHECK (0 <= discarded_position AND discarded_position <= first_position),
-    CHECK (first_position <= next_position),
     CONSTRAINT partitions_have_both_hashes
         CHECK ((first_hash IS NULL) = (last_hash IS NULL)),
     CONSTRAINT partitions_only_ranges_are_sealed
         CHECK (successors IS NULL OR first_hash IS NOT NULL)
 ) WITH (fillfactor = 50);
 -- The current ranges, which publishers fetch: few, among all that a log ever had.
-CREATE INDEX partitions_open ON counterpoise_log.partitions (log_id, first_hash)
+CREATE INDEX partitions_open ON counterpoise_log.partition_rows (log_id, first_hash)
     WHERE first_hash IS NOT NULL AND successors IS NULL;
+
+-- Below it the messages of a partition have been deleted; it follows `first_position` (trims.sql).
+CREATE TABLE counterpoise_log.sweeps (
+    log_id integer NOT NULL REFERENCES counterpoise_log.logs ON DELETE CASCADE,
+    partition integer NOT NULL,
+    position bigint NOT NULL,
+    PRIMARY KEY (log_id, partition)
+);
+
+-- Of each partition one row, which is changed under the lock of the partition's row.
+CREATE TABLE counterpoise_log.ends (
+    log_id integer NOT NULL REFERENCES counterpoise_log.logs ON DELETE CASCADE,
+    partition integer NOT NULL,
+    next_position bigint NOT NULL DEFAULT 0 CHECK (next_position >= 0),
+    -- No message in the positions `sized_from` .. `sized_to` (exclusive) is larger than
+    -- `largest_bytes`: value, key and headers together. If so many messages of this size are below
+    -- a reader's limit, it looks at no size.
+    sized_from bigint NOT NULL DEFAULT 0,
+    sized_to bigint NOT NULL DEFAULT 0,
+    largest_bytes integer NOT NULL DEFAULT 0,
+    PRIMARY KEY (log_id, partition, next_position)
+);
+
+CREATE FUNCTION counterpoise_log.begin_ends() RETURNS trigger
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    INSERT INTO counterpoise_log.ends (log_id, partition) SELECT log_id, partition FROM begun;
+    RETURN NULL;
+END $$;
+REVOKE ALL ON FUNCTION counterpoise_log.begin_ends FROM PUBLIC;
+
+CREATE TRIGGER begin_ends AFTER INSERT ON counterpoise_log.partition_rows
+    REFERENCING NEW TABLE AS begun
+    FOR EACH STATEMENT EXECUTE FUNCTION counterpoise_log.begin_ends();
+
+-- The partitions with their ends, as clients see them. All columns but the end can be written.
+CREATE VIEW counterpoise_log.partitions WITH (security_invoker = true) AS
+SELECT p.log_id, p.partition, p.first_position, (
+        SELECT e.next_position FROM counterpoise_log.ends AS e
+        WHERE e.log_id = p.log_id AND e.partition = p.partition
+        ORDER BY e.next_position DESC LIMIT 1
+    ) AS next_position, p.discarded_position, p.cut, p.first_hash, p.last_hash, p.successors
+FROM counterpoise_log.partition_rows AS p;
 
 -- Only rows that every consumer can show: times that a datetime of any time zone can show, and
 -- headers that are texts. A key and headers may be as large as a message; JSON needs more than the
@@ -81,24 +132,32 @@ ALTER TABLE counterpoise_log.messages ALTER COLUMN value SET STORAGE EXTERNAL;
 CREATE INDEX messages_published_at ON counterpoise_log.messages
     USING brin ((published_at AT TIME ZONE INTERVAL '0')) WITH (autosummarize = on);
 
--- The log has the messages of a publisher up to `last_sequence`.
 CREATE TABLE counterpoise_log.publishers (
     log_id integer NOT NULL REFERENCES counterpoise_log.logs ON DELETE CASCADE,
     publisher text NOT NULL CHECK (octet_length(publisher) BETWEEN 1 AND 200),
+    PRIMARY KEY (log_id, publisher)
+);
+
+-- The log has the messages of a publisher up to `last_sequence`. Of each publisher one row, which is
+-- changed under the lock of its row in `publishers`.
+CREATE TABLE counterpoise_log.sequences (
+    log_id integer NOT NULL,
+    publisher text NOT NULL,
     last_sequence bigint NOT NULL,
     appended_at timestamptz NOT NULL,
-    PRIMARY KEY (log_id, publisher)
-) WITH (fillfactor = 50);
-CREATE INDEX publishers_appended_at ON counterpoise_log.publishers USING brin (appended_at);
+    PRIMARY KEY (log_id, publisher, last_sequence),
+    FOREIGN KEY (log_id, publisher) REFERENCES counterpoise_log.publishers ON DELETE CASCADE
+);
+CREATE INDEX sequences_appended_at ON counterpoise_log.sequences USING brin (appended_at);
 
--- At which ends readers wait for the next message (watches.sql). After a crash of the server it is
--- empty: readers find that out by themselves.
+-- At which ends readers wait for the next message (watches.sql). Rows of ends that have been are swept
+-- now and then. After a crash of the server it is empty: readers find that out by themselves.
 CREATE UNLOGGED TABLE counterpoise_log.watches (
     log_id integer NOT NULL,
     partition integer NOT NULL,
     position bigint NOT NULL,
-    PRIMARY KEY (log_id, partition)
-) WITH (fillfactor = 50);
+    PRIMARY KEY (log_id, partition, position)
+);
 
 -- Which log the role of a client may read or append to (clients.sql).
 CREATE TABLE counterpoise_log.clients (

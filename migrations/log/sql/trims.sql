@@ -21,26 +21,46 @@ REVOKE ALL ON FUNCTION counterpoise_log.trim FROM PUBLIC;
 
 -- Both sweeps take the first messages in the order of the primary key, however many there are.
 
--- Deletes at most p_limit messages below their partitions' starts; returns how many.
+-- Deletes at most p_limit messages below their partitions' starts; returns how many. It begins where
+-- the last one has ended: beside a long transaction, it would look at all that was deleted before.
 CREATE FUNCTION counterpoise_log.sweep(p_log text, p_limit integer) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 SET enable_bitmapscan = off SET enable_seqscan = off AS $$
 DECLARE
+    v_partition record;
+    v_found tid[];
+    v_last bigint;
     v_deleted bigint;
+    v_all bigint := 0;
 BEGIN
-    DELETE FROM counterpoise_log.messages WHERE ctid = ANY (ARRAY(
-        SELECT old.ctid
-        FROM counterpoise_log.logs AS l JOIN counterpoise_log.partitions AS p USING (log_id)
-        CROSS JOIN LATERAL (
-            SELECT m.ctid FROM counterpoise_log.messages AS m
-            WHERE m.log_id = p.log_id AND m.partition = p.partition
-                AND m.position < p.first_position
-            ORDER BY m.position LIMIT p_limit
-        ) AS old
-        WHERE l.name = p_log AND p.first_position > 0
-        LIMIT p_limit));
-    GET DIAGNOSTICS v_deleted = ROW_COUNT;
-    RETURN v_deleted;
+    FOR v_partition IN
+        SELECT p.log_id, p.partition, p.first_position, coalesce(s.position, 0) AS swept
+        FROM counterpoise_log.logs AS l JOIN counterpoise_log.partition_rows AS p USING (log_id)
+        LEFT JOIN counterpoise_log.sweeps AS s USING (log_id, partition)
+        WHERE l.name = p_log AND p.first_position > coalesce(s.position, 0)
+        ORDER BY p.partition
+    LOOP
+        EXIT WHEN v_all >= p_limit;
+        SELECT array_agg(old.ctid), max(old.position) INTO v_found, v_last FROM (
+            SELECT m.ctid, m.position FROM counterpoise_log.messages AS m
+            WHERE m.log_id = v_partition.log_id AND m.partition = v_partition.partition
+                AND m.position >= v_partition.swept AND m.position < v_partition.first_position
+            ORDER BY m.position LIMIT p_limit - v_all
+        ) AS old;
+        DELETE FROM counterpoise_log.messages WHERE ctid = ANY (v_found)
+            AND log_id = v_partition.log_id AND partition = v_partition.partition
+            AND position <= v_last;
+        GET DIAGNOSTICS v_deleted = ROW_COUNT;
+        -- What another sweep has found meanwhile is deleted, or was found here.
+        INSERT INTO counterpoise_log.sweeps AS s (log_id, partition, position)
+            VALUES (v_partition.log_id, v_partition.partition,
+                CASE WHEN cardinality(v_found) = p_limit - v_all THEN v_last + 1
+                    ELSE v_partition.first_position END)
+            ON CONFLICT (log_id, partition) DO UPDATE SET position = excluded.position
+                WHERE s.position < excluded.position;
+        v_all := v_all + v_deleted;
+    END LOOP;
+    RETURN v_all;
 END $$;
 REVOKE ALL ON FUNCTION counterpoise_log.sweep FROM PUBLIC;
 
@@ -71,3 +91,25 @@ BEGIN
     RETURN v_deleted;
 END $$;
 REVOKE ALL ON FUNCTION counterpoise_log.sweep_dropped FROM PUBLIC;
+
+-- Forgets publishers that have not appended for so long; returns how many. Those that append now are
+-- left out, and what another has appended meanwhile is seen by the second statement.
+CREATE FUNCTION counterpoise_log.forget_publishers(p_idle interval) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_since CONSTANT timestamptz := now() - p_idle;
+    v_locked tid[];
+    v_deleted bigint;
+BEGIN
+    v_locked := ARRAY(
+        SELECT p.ctid FROM counterpoise_log.publishers AS p
+        JOIN counterpoise_log.sequences AS s USING (log_id, publisher)
+        WHERE s.appended_at < v_since
+        FOR UPDATE OF p SKIP LOCKED);
+    DELETE FROM counterpoise_log.publishers AS p USING counterpoise_log.sequences AS s
+        WHERE p.ctid = ANY (v_locked) AND s.log_id = p.log_id AND s.publisher = p.publisher
+            AND s.appended_at < v_since;
+    GET DIAGNOSTICS v_deleted = ROW_COUNT;
+    RETURN v_deleted;
+END $$;
+REVOKE ALL ON FUNCTION counterpoise_log.forget_publishers FROM PUBLIC;

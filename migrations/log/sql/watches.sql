@@ -29,7 +29,7 @@ CREATE FUNCTION counterpoise_log.watch(
     p_log text, p_partitions integer[], p_positions bigint[]
 ) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET lock_timeout = '50ms' AS $$
+SET lock_timeout = '50ms' SET enable_seqscan = off AS $$
 DECLARE
     v_log counterpoise_log.logs;
 BEGIN
@@ -45,11 +45,8 @@ BEGIN
         JOIN counterpoise_log.partitions AS p
             ON p.log_id = v_log.log_id AND p.partition = asked.partition
                 AND p.next_position = asked.position
-        LEFT JOIN counterpoise_log.watches AS w
-            ON w.log_id = v_log.log_id AND w.partition = asked.partition
-        WHERE w.position IS DISTINCT FROM p.next_position
-        ORDER BY p.partition
-        ON CONFLICT (log_id, partition) DO UPDATE SET position = excluded.position;
+        ORDER BY 2
+        ON CONFLICT DO NOTHING;
     RETURN counterpoise_log.channel_of(v_log.incarnation);
 END $$;
 REVOKE ALL ON FUNCTION counterpoise_log.watch FROM PUBLIC;
@@ -62,7 +59,7 @@ CREATE FUNCTION counterpoise_log.still_waits(
     p_log text, p_channel text, p_partitions integer[], p_positions bigint[]
 ) RETURNS text
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET plan_cache_mode = force_generic_plan AS $$
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 DECLARE
     -- Transactions after this one have begun later. A row's numbers lack the upper half.
     v_next CONSTANT bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
@@ -79,17 +76,26 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 'moved';
     END IF;
-    SELECT bool_and(coalesce(p.next_position, 0) = asked.position AND p.successors IS NULL),
-            bool_and(coalesce(w.position = asked.position, false)),
+    SELECT bool_and(coalesce(e.next_position, 0) = asked.position AND p.successors IS NULL),
+            bool_and(w.position IS NOT NULL),
             bool_or(p.xmax <> '0'::xid AND (
                 ((p.xmax::text::bigint - v_next) & 4294967295) < 2147483648
                 OR p.xmax::text::bigint = ANY (v_running)))
         INTO v_waits, v_said, v_locked
         FROM unnest(p_partitions, p_positions) AS asked (partition, position)
-        LEFT JOIN counterpoise_log.partitions AS p
+        LEFT JOIN counterpoise_log.partition_rows AS p
             ON p.log_id = v_log_id AND p.partition = asked.partition
-        LEFT JOIN counterpoise_log.watches AS w
-            ON w.log_id = v_log_id AND w.partition = asked.partition;
+        LEFT JOIN LATERAL (
+            SELECT next_position FROM counterpoise_log.ends
+            WHERE log_id = v_log_id AND partition = asked.partition
+            ORDER BY next_position DESC LIMIT 1
+        ) AS e ON true
+        LEFT JOIN LATERAL (
+            SELECT position FROM counterpoise_log.watches
+            WHERE log_id = v_log_id AND partition = asked.partition
+                AND position = asked.position
+            LIMIT 1
+        ) AS w ON true;
     RETURN CASE WHEN NOT v_waits THEN 'moved' WHEN NOT v_said THEN 'unsaid'
         WHEN v_locked THEN 'soon' ELSE 'yes' END;
 END $$;
@@ -98,13 +104,20 @@ REVOKE ALL ON FUNCTION counterpoise_log.still_waits FROM PUBLIC;
 -- Those of these partitions, the rows of which an append has locked, at whose ends readers wait.
 CREATE FUNCTION counterpoise_log.watched(p_log_id integer, p_partitions integer[])
 RETURNS integer[]
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 BEGIN
-    RETURN (SELECT array_agg(w.partition)
-        FROM counterpoise_log.watches AS w JOIN counterpoise_log.partitions AS p
-            ON p.log_id = w.log_id AND p.partition = w.partition
-        WHERE w.log_id = p_log_id AND w.partition = ANY (p_partitions)
-            AND w.position = p.next_position);
+    RETURN (SELECT array_agg(appended.partition)
+        FROM unnest(p_partitions) AS appended (partition)
+        CROSS JOIN LATERAL (
+            SELECT next_position FROM counterpoise_log.ends
+            WHERE log_id = p_log_id AND partition = appended.partition
+            ORDER BY next_position DESC LIMIT 1
+        ) AS e
+        WHERE EXISTS (
+            SELECT FROM counterpoise_log.watches
+            WHERE log_id = p_log_id AND partition = appended.partition
+                AND position = e.next_position OFFSET 0));
 END $$;
 REVOKE ALL ON FUNCTION counterpoise_log.watched FROM PUBLIC;
 
@@ -133,7 +146,7 @@ REVOKE ALL ON FUNCTION counterpoise_log.wake_all FROM PUBLIC;
 
 CREATE TRIGGER wake_all AFTER UPDATE OF partition_count ON counterpoise_log.logs
     FOR EACH ROW EXECUTE FUNCTION counterpoise_log.wake_all();
-CREATE TRIGGER wake_all AFTER UPDATE OF successors ON counterpoise_log.partitions
+CREATE TRIGGER wake_all AFTER UPDATE OF successors ON counterpoise_log.partition_rows
     FOR EACH ROW EXECUTE FUNCTION counterpoise_log.wake_all();
 
 -- A log that is gone is not waited for.
@@ -147,3 +160,16 @@ REVOKE ALL ON FUNCTION counterpoise_log.forget_watches FROM PUBLIC;
 
 CREATE TRIGGER forget_watches AFTER DELETE ON counterpoise_log.logs
     FOR EACH ROW EXECUTE FUNCTION counterpoise_log.forget_watches();
+
+-- Deletes what readers have said of ends that have been; returns how many rows.
+CREATE FUNCTION counterpoise_log.sweep_watches() RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_deleted bigint;
+BEGIN
+    DELETE FROM counterpoise_log.watches AS w USING counterpoise_log.partitions AS p
+        WHERE p.log_id = w.log_id AND p.partition = w.partition AND w.position < p.next_position;
+    GET DIAGNOSTICS v_deleted = ROW_COUNT;
+    RETURN v_deleted;
+END $$;
+REVOKE ALL ON FUNCTION counterpoise_log.sweep_watches FROM PUBLIC;

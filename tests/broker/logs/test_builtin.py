@@ -240,7 +240,7 @@ async def test_publishers_that_have_been_silent_are_forgotten(logs, log, log_url
     append(log, "a", publisher="new")
     with psycopg.connect(log_url) as connection:
         connection.execute(
-            "UPDATE counterpoise_log.publishers SET appended_at = now() - interval '8 days'"
+            "UPDATE counterpoise_log.sequences SET appended_at = now() - interval '8 days'"
             " WHERE publisher = 'old'"
         )
     assert await logs.forget_publishers(7 * 86400.0) == 1
@@ -282,8 +282,8 @@ async def test_a_time_is_looked_up_where_fewer_messages_are_read(logs, log, log_
             " generate_series(0, CASE name WHEN 'short' THEN 9 ELSE 19999 END) AS n"
         )
         connection.execute(
-            "UPDATE counterpoise_log.partitions SET next_position = 1 + (SELECT max(position)"
-            " FROM counterpoise_log.messages AS m WHERE m.log_id = partitions.log_id)"
+            "UPDATE counterpoise_log.ends SET next_position = 1 + (SELECT max(position)"
+            " FROM counterpoise_log.messages AS m WHERE m.log_id = ends.log_id)"
             " WHERE partition = 0"
         )
         found = connection.execute("SELECT name, log_id FROM counterpoise_log.logs")

@@ -153,7 +153,7 @@ async def test_the_group_s_rights_are_made_good_before_a_role_is_made(
 ) -> None:
     """Where a dump was restored, the group was perhaps missing, and with it grants and policies."""
     with psycopg.connect(log_url, autocommit=True) as connection:
-        for table in ("logs", "partitions", "messages"):
+        for table in ("logs", "partition_rows", "ends", "messages"):
             connection.execute(f"DROP POLICY one_log ON counterpoise_log.{table}".encode())
         connection.execute("REVOKE ALL ON SCHEMA counterpoise_log FROM counterpoise_log_client")
         connection.execute(

@@ -241,11 +241,11 @@ def test_positions_in_aligned_logs_are_compared_with_each_log(migrated_url: str)
         client.create_queue("both", log="builtin:orders+payments")
     stamped_long_ago(migrated_url)
     with psycopg.connect(migrated_url) as connection:
-        connection.execute(
-            "UPDATE counterpoise_log.partitions AS p SET first_position = 5, next_position = 5 "
-            "FROM counterpoise_log.logs AS l "
-            "WHERE l.log_id = p.log_id AND l.name = 'payments' AND p.partition = 1"
-        )
+        for change in ("partition_rows AS p SET first_position", "ends AS p SET next_position"):
+            connection.execute(
+                f"UPDATE counterpoise_log.{change} = 5 FROM counterpoise_log.logs AS l "
+                "WHERE l.log_id = p.log_id AND l.name = 'payments' AND p.partition = 1"
+            )
         # Partition 1 of the second log is number 3; that of the first one, number 2, is empty.
         connection.execute("UPDATE counterpoise.partitions SET position = '5' WHERE number > 1")
     assert restoring.fence(migrated_url).ahead == (("both", 1),)

@@ -164,14 +164,14 @@ def test_a_micro_batch_in_the_checkpoint_is_never_cut_short_by_a_log_that_ends_b
         "CREATE TABLE lost AS SELECT * FROM counterpoise_log.messages WHERE position >= 15"
     )
     connection.execute("DELETE FROM counterpoise_log.messages WHERE position >= 15")
-    connection.execute("UPDATE counterpoise_log.partitions SET next_position = 15")
+    connection.execute("UPDATE counterpoise_log.ends SET next_position = 15")
 
     def come_back() -> None:
         before = to_log.passed_on
         # Of several connections, at most one is the first of the task.
         until(lambda: to_log.passed_on > before + 2, "a task has tried in vain")
         connection.execute("INSERT INTO counterpoise_log.messages SELECT * FROM lost")
-        connection.execute("UPDATE counterpoise_log.partitions SET next_position = 20")
+        connection.execute("UPDATE counterpoise_log.ends SET next_position = 20")
 
     def lag() -> None:
         threading.Thread(target=come_back, daemon=True).start()

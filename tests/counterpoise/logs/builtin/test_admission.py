@@ -35,8 +35,7 @@ def know_sizes(url: str, known: bool) -> None:
     """Whether partitions know their largest message, from the first position on."""
     with psycopg.connect(url) as connection:
         connection.execute(
-            "UPDATE counterpoise_log.partitions SET sized_from = CASE WHEN %s THEN 0"
-            " ELSE sized_to END",
+            "UPDATE counterpoise_log.ends SET sized_from = CASE WHEN %s THEN 0 ELSE sized_to END",
             [known],
         )
 

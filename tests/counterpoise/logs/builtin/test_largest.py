@@ -28,12 +28,12 @@ FORGOTTEN_AFTER = 100_000
 # What the columns promise, and which partitions break it.
 BROKEN = """
 SELECT m.partition, m.position FROM counterpoise_log.messages AS m
-    JOIN counterpoise_log.partitions AS p USING (log_id, partition)
+    JOIN counterpoise_log.ends AS p USING (log_id, partition)
     WHERE m.position >= p.sized_from AND m.position < p.sized_to
         AND octet_length(value) + coalesce(octet_length(key), 0)
             + coalesce(octet_length(headers::text), 0) > p.largest_bytes
 UNION ALL
-SELECT partition, next_position FROM counterpoise_log.partitions WHERE sized_to > next_position
+SELECT partition, next_position FROM counterpoise_log.ends WHERE sized_to > next_position
 """
 
 
@@ -42,7 +42,7 @@ def sized(url: str, partition: int = 0) -> tuple[int, int, int]:
     with psycopg.connect(url) as connection:
         assert not connection.execute(BROKEN).fetchall()
         row = connection.execute(
-            "SELECT sized_from, sized_to, largest_bytes FROM counterpoise_log.partitions"
+            "SELECT sized_from, sized_to, largest_bytes FROM counterpoise_log.ends"
             " WHERE partition = %s",
             [partition],
         ).fetchone()
@@ -52,7 +52,7 @@ def sized(url: str, partition: int = 0) -> tuple[int, int, int]:
 
 def told(url: str, change: str) -> None:
     with psycopg.connect(url) as connection:
-        connection.execute(f"UPDATE counterpoise_log.partitions SET {change}")
+        connection.execute(f"UPDATE counterpoise_log.ends SET {change}")
 
 
 def test_an_append_notes_the_largest_message_of_each_partition(

@@ -56,7 +56,7 @@ def test_an_append_that_looked_before_the_reader_said_so_is_waited_for(log, log_
             assert 0 < rest.seconds < WAITS_SECONDS
             select.select(rest.descriptors, [], [], rest.seconds)
         # Another one that ends meanwhile is none to wait for.
-        other.execute("UPDATE counterpoise_log.publishers SET appended_at = now()")
+        other.execute("UPDATE counterpoise_log.sequences SET appended_at = now()")
     assert waits(log, ENDS) is None
 
 
