@@ -17,26 +17,23 @@ One caller has at most a quarter of the budget, and all callers of one address h
 together: a flow is a caller, and one key may have many. Renewals of leases have no bodies and need
 none.
 
-**Parsed at once.** The largest body that is allowed holds the event loop for some milliseconds. Of
-a wrong list only the first wrong item is named, and of an object only `MOST_UNKNOWN` unknown
-fields, so that a hostile body takes no longer.
+**Parsed at once.** The largest body that is allowed holds the event loop for some milliseconds, and
+a hostile one takes no longer (`api.requests`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import cache, partial
-from typing import Any, get_args, get_origin
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import orjson
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -46,7 +43,6 @@ from api.metrics import Metrics
 from api.problems import of_defect, problem, shown
 from api.rates import Rates
 from broker.core.errors import Invalid
-from broker.core.model import MOST_PARTITIONS
 
 BODY_SECONDS = 10.0
 SHARE_OF_ONE = 4
@@ -61,7 +57,6 @@ BODY = "counterpoise.body"
 COMPLETE = "counterpoise.complete"
 # Of the bodies of other calls.
 SMALL_BYTES = 65536
-MOST_UNKNOWN = 5
 
 
 def may_be_large(method: str, path: str) -> bool:
@@ -312,36 +307,19 @@ def _too_large(limit: int) -> RequestRefused:
     return RequestRefused(problem("too_large", message))
 
 
-class ReadRequest(Request):
-    """A request whose body was read and parsed; FastAPI asks it for the result."""
-
-    def __init__(self, request: Request, value: object, body: bytes = b"?") -> None:
-        """`body`: what stands for it; FastAPI looks only at whether it is empty."""
-        super().__init__(request.scope, request.receive)
-        self._value = value
-        self._stand_in = body
-
-    async def body(self) -> bytes:
-        return self._stand_in
-
-    async def json(self) -> object:
-        return self._value
-
-
-def read_body(request: Request, model: type[BaseModel]) -> Request:
-    """The request with its parsed body, to be validated by `model`. Raises `Invalid`."""
+def read_body(request: Request) -> Any:
+    """The decoded body; None if there is none. Raises `Invalid`."""
     arrived: Body | None = request.scope.get(BODY)
     body = b"" if arrived is None else arrived.content
     if arrived is not None:
         # So that its memory is free when it is parsed.
         arrived.content = b""
     if not body:
-        return ReadRequest(request, None, b"")
+        return None
     try:
-        value = _loaded(body)
+        return _loaded(body)
     except orjson.JSONDecodeError as error:
         raise _invalid(f"not JSON: {error.msg} at character {error.pos}") from None
-    return ReadRequest(request, _few_unknown(value, model))
 
 
 def _loaded(text: bytes) -> Any:
@@ -372,29 +350,3 @@ def _once(fields: list[tuple[str, object]]) -> dict[str, object]:
 
 def _invalid(message: str) -> Invalid:
     return Invalid(f"body: {message}", [("body", message)])
-
-
-def _few_unknown(value: Any, model: type[BaseModel]) -> Any:
-    """An object without most of its unknown fields, and so the objects in its lists."""
-    if not isinstance(value, dict):
-        return value
-    known = model.model_fields
-    if len(value) > len(known) + MOST_UNKNOWN:
-        unknown = itertools.islice((name for name in value if name not in known), MOST_UNKNOWN)
-        value = {name: value[name] for name in (*known, *unknown) if name in value}
-    for name, item in _lists_of_objects(model):
-        if isinstance(items := value.get(name), list):
-            # One more than any list may have is as wrong as very many.
-            value[name] = [_few_unknown(one, item) for one in items[: MOST_PARTITIONS + 1]]
-    return value
-
-
-@cache
-def _lists_of_objects(model: type[BaseModel]) -> Sequence[tuple[str, type[BaseModel]]]:
-    """The fields that are lists of objects, and the model of each."""
-    found = [
-        (name, get_args(field.annotation)[0])
-        for name, field in model.model_fields.items()
-        if get_origin(field.annotation) is list
-    ]
-    return [(n, one) for n, one in found if isinstance(one, type) and issubclass(one, BaseModel)]

@@ -18,7 +18,6 @@ from api.answers import MEDIA_TYPE
 from api.documents import schemas_of
 from api.routes import access, flows, lineage, messages, monitoring, pauses, pins, queues, service
 from api.routing import Route
-from api.schemas.common import RequestModel
 from api.security import Also
 from counterpoise import wire
 from counterpoise.wire import MOST_INT64
@@ -78,12 +77,18 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         servers=[{"url": "http://127.0.0.1:8640", "description": "The default address."}],
     )
-    components = api["components"]
+    tags = api.pop("tags")
+    components: dict[str, Any] = {}
+    api |= {"components": components, "tags": tags}
     answering = [route for route in described if route.document is not None]
-    references, schemas = schemas_of(
-        [wire.Problem, wire.Preview, *(route.document for route in answering)]
+    taking = [route for route in described if route.taken is not None]
+    (_, preview, *references), schemas = schemas_of(
+        [wire.Problem, wire.Preview]
+        + [route.document for route in answering]
+        + [route.taken for route in taking]
     )
-    components["schemas"] = dict(sorted((components["schemas"] | schemas).items()))
+    answered, taken = references[: len(answering)], references[len(answering) :]
+    components["schemas"] = dict(sorted(schemas.items()))
     components["responses"] = {}
     components["securitySchemes"] = {
         "flowToken": {
@@ -108,25 +113,33 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
         for method in route.methods or ():
             operation = api["paths"][route.path_format][method.lower()]
             _describe(operation, route, components["responses"])
-    for route, reference in zip(answering, references[2:], strict=True):
+    for route, reference in zip(answering, answered, strict=True):
         for method in route.methods or ():
             responses = api["paths"][route.path_format][method.lower()]["responses"]
-            answered = responses[str(route.status_code or 200)]
-            answered["content"][MEDIA_TYPE]["schema"] = reference
+            response = responses[str(route.status_code or 200)]
+            response["content"][MEDIA_TYPE]["schema"] = reference
+    for route, reference in zip(taking, taken, strict=True):
+        for method in route.methods or ():
+            operation = api["paths"][route.path_format][method.lower()]
+            responses = operation.pop("responses")
+            operation["requestBody"] = _body(reference, route.may_be_without)
+            operation["responses"] = responses
     for route in described:
         for method in route.methods or () if route.previews else ():
             responses = api["paths"][route.path_format][method.lower()]["responses"]
             api["paths"][route.path_format][method.lower()]["responses"] = dict(
-                sorted(_with_preview(responses, references[1]).items())
+                sorted(_with_preview(responses, preview).items())
             )
     _share_parameters(api)
-    _restore_examples(components["schemas"])
     _restore_whole_numbers(api)
-    for schema in components["schemas"].values():
-        schema.pop("title", None)
-        for field in schema.get("properties", {}).values():
-            field.pop("title", None)
     return api
+
+
+def _body(reference: dict[str, Any], may_be_without: bool) -> dict[str, Any]:
+    """What a call takes; `may_be_without`: or nothing, or null."""
+    if may_be_without:
+        return {"content": {MEDIA_TYPE: {"schema": {"anyOf": [reference, {"type": "null"}]}}}}
+    return {"required": True, "content": {MEDIA_TYPE: {"schema": reference}}}
 
 
 def _describe(operation: dict[str, Any], route: Route, shared: dict[str, Any]) -> None:
@@ -163,14 +176,6 @@ def _with_preview(responses: dict[str, Any], preview: dict[str, Any]) -> dict[st
     one = done["content"][MEDIA_TYPE]
     one["schema"] = {"anyOf": [one["schema"], preview]}
     return responses
-
-
-def _restore_examples(schemas: dict[str, Any]) -> None:
-    """Restore nulls in examples: FastAPI leaves them out, although they carry meaning there."""
-    for model in RequestModel.__subclasses__():
-        extra = model.model_config.get("json_schema_extra")
-        if isinstance(extra, dict) and model.__name__ in schemas:
-            schemas[model.__name__]["examples"] = extra["examples"]
 
 
 def _restore_whole_numbers(part: Any) -> None:

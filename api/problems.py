@@ -13,7 +13,6 @@ import orjson
 import structlog
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,10 +20,14 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import Scope
 
 from api.answers import encode
-from api.schemas.common import TEXT_PATTERN
-from api.schemas.queues import LOG_PATTERN, QueueChange, QueueCreate
 from broker.core import errors
-from counterpoise.wire import QUEUE_NAME_PATTERN, FieldProblem, Problem
+from counterpoise.wire import (
+    LOG_PATTERN,
+    QUEUE_NAME_PATTERN,
+    TEXT_PATTERN,
+    FieldProblem,
+    Problem,
+)
 
 log = structlog.get_logger("api")
 
@@ -214,11 +217,13 @@ async def _broker_error(_: Request, error: Exception) -> Response:
     return of_broker_error(error)
 
 
-async def _validation_error(request: Request, error: Exception) -> Response:
+async def _validation_error(_: Request, error: Exception) -> Response:
+    """Wrong parameters."""
     assert isinstance(error, RequestValidationError)
-    body_field = getattr(request.scope.get("route"), "body_field", None)
-    model = body_field.field_info.annotation if body_field is not None else None
-    return invalid(_field_problem(item, model) for item in error.errors())
+    return invalid(
+        FieldProblem(".".join(shown(str(part)) for part in one["loc"][1:]), in_words(one))
+        for one in error.errors()
+    )
 
 
 def invalid(found: Iterable[FieldProblem]) -> Response:
@@ -250,45 +255,19 @@ IN_WORDS = {
 }
 
 
-def _field_problem(item: Mapping[str, Any], body_model: object) -> FieldProblem:
+def in_words(wrong: Mapping[str, Any]) -> str:
     """One of pydantic's errors in words that help the caller."""
-    where, *path = item["loc"]
-    field = ".".join(shown(str(part)) for part in path) or str(where)
-    kind, message = item["type"], str(item["msg"])
-    if kind == "extra_forbidden":
-        if body_model is QueueChange and path[-1] in QueueCreate.model_fields:
-            message = "set when the queue is created, and cannot be changed"
-        else:
-            message = unknown_name(str(path[-1]), _fields_at(body_model, path[:-1]))
-    elif kind == "missing":
-        message = "required" if path else "a JSON object is required as the body"
-    elif kind == "string_pattern_mismatch":
-        message = IN_WORDS.get(item["ctx"]["pattern"], message)
-    elif kind == "value_error":
-        message = message.removeprefix("Value error, ")
-    return FieldProblem(field=field, message=message.removeprefix("Input "))
+    kind, message = wrong["type"], str(wrong["msg"])
+    if kind == "missing":
+        return "required"
+    if kind == "string_pattern_mismatch":
+        message = IN_WORDS.get(wrong["ctx"]["pattern"], message)
+    return message.removeprefix("Value error, ").removeprefix("Input ")
 
 
 def shown(name: str) -> str:
     """A name of the caller's, short enough to be sent back."""
     return name if len(name) <= MOST_NAME_CHARACTERS else f"{name[:MOST_NAME_CHARACTERS]}…"
-
-
-def _fields_at(model: object, path: Iterable[object]) -> Iterable[str]:
-    """The fields that are valid at a path within a request model; none if it is not an object."""
-    for part in path:
-        if isinstance(part, int):
-            arguments = getattr(model, "__args__", ())
-            model = arguments[0] if arguments else None
-        elif isinstance(model, type) and issubclass(model, BaseModel):
-            field = model.model_fields.get(str(part))
-            model = None if field is None else field.annotation
-    # The model itself, or an optional one.
-    for candidate in (model, *getattr(model, "__args__", ())):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            fields = candidate.model_fields
-            return [field.alias or name for name, field in fields.items()]
-    return ()
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import re
 import threading
-import warnings
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial, wraps
 from types import UnionType
@@ -35,18 +35,16 @@ from fastapi import Path, Query
 from fastapi.datastructures import DefaultPlaceholder
 from fastapi.routing import APIRoute
 from msgspec import Struct
-from pydantic import BaseModel, BeforeValidator
-from pydantic.warnings import UnsupportedFieldAttributeWarning
+from pydantic import BeforeValidator
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.routing import request_response
 from starlette.types import Receive, Scope, Send
 
-from api import bodies
+from api import bodies, requests
 from api.answers import answer
 from api.problems import shown, unknown_name
-from api.schemas import common
 from api.security import Also, Requirement, authorize, requirement_of
 from broker.calls.bound_flows import BoundFlow
 from broker.core.errors import Invalid, Unavailable
@@ -54,7 +52,7 @@ from broker.replica.store_calls import Awaiter, answered
 from broker.service import Broker
 from broker.tasks import disregard
 from counterpoise import wire
-from counterpoise.wire import MOST_INT64, QUEUE_NAME_PATTERN
+from counterpoise.wire import MOST_INT64, QUEUE_NAME_PATTERN, FieldProblem, RequestBody
 
 T = TypeVar("T")
 
@@ -66,12 +64,15 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 Endpoint = TypeVar("Endpoint", bound=Callable[..., object])
 # Of a poll.
 LONGEST_WAIT_SECONDS = 60.0
+FLOW_ID_PATTERN = r"^[A-Za-z0-9-]{1,64}$"
+# Where the scope of a request has the document that its body is.
+_DOCUMENT = "counterpoise.document"
 _PATH_PARAMETERS = {
     "queue": (
         re.compile(QUEUE_NAME_PATTERN),
         "1 to 200 of the characters A-Z a-z 0-9 . _ -",
     ),
-    "flow": (re.compile(common.FLOW_ID_PATTERN), "a flow_id as bind answered it"),
+    "flow": (re.compile(FLOW_ID_PATTERN), "a flow_id as bind answered it"),
     "partition": (re.compile(r"[0-9]{1,10}"), "the number of a partition"),
     "key": (re.compile(r"[0-9a-f]{12}"), "the id of a key, 12 hexadecimal digits"),
     "module": (re.compile(r"[a-z]{1,40}\.js"), "the name of a module of the dashboard"),
@@ -182,41 +183,35 @@ class Route(APIRoute):
         answers = _documents(endpoint, options.pop("response_model", None))
         self.previews = wire.Preview in answers
         self.document = next((one for one in answers if one is not wire.Preview), None)
-        if answers:
+        self.taken = _taken(endpoint)
+        self.may_be_without = type(None) in get_args(get_type_hints(endpoint).get("body"))
+        if answers or self.taken is not None:
             endpoint = _answering(endpoint, options.get("status_code") or 200)
         found_by = self.path_regex
         super().__init__(self.path, endpoint, response_model=None, **options)
         self.path_regex = found_by
-        if self.body_field is not None:
-            # It builds its model at its first use, and would then say what FastAPI ignores.
-            with warnings.catch_warnings(
-                action="ignore", category=UnsupportedFieldAttributeWarning
-            ):
-                self.body_field.validate(None)
         self.query_names = frozenset(parameter.alias for parameter in self.dependant.query_params)
         if self.handler is not None:
             self.app = request_response(self._guarded(self.handler))
 
     def get_route_handler(self) -> Handler:
         handler = super().get_route_handler()
-        model = self._body_model()
-        if model is None:
+        if self.taken is None:
             return self._guarded(handler)
+        reader, may_be_without = requests.BodyReader(self.taken), self.may_be_without
 
         async def read(request: Request) -> Response:
-            return await handler(bodies.read_body(request, model))
+            value = bodies.read_body(request)
+            if value is not None:
+                request.scope[_DOCUMENT] = reader.read(value)
+            elif may_be_without:
+                request.scope[_DOCUMENT] = None
+            else:
+                message = "a JSON object is required as the body"
+                raise requests.refused([FieldProblem("body", message)])
+            return await handler(request)
 
         return self._guarded(read)
-
-    def _body_model(self) -> type[BaseModel] | None:
-        """The model of the route's body; None if it has none."""
-        if self.body_field is None:
-            return None
-        annotation = self.body_field.field_info.annotation
-        candidates = (annotation, *get_args(annotation))
-        return next(
-            one for one in candidates if isinstance(one, type) and issubclass(one, BaseModel)
-        )
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
@@ -278,16 +273,32 @@ def _documents(endpoint: Callable[..., object], given: Any) -> Sequence[Any]:
     return [one for kind, one in kinds if isinstance(kind, type) and issubclass(kind, Struct)]
 
 
+def _taken(endpoint: Callable[..., object]) -> type[RequestBody] | None:
+    """The document of `counterpoise.wire` that the endpoint takes as its `body`; None: nothing."""
+    hint = get_type_hints(endpoint).get("body")
+    kinds = (one for one in (hint, *get_args(hint)) if isinstance(one, type))
+    return next((one for one in kinds if issubclass(one, RequestBody)), None)
+
+
 def _answering(endpoint: Callable[..., Any], status_code: int) -> Callable[..., Any]:
-    """The endpoint with the document that it returns as an answer. A preview is always a 200."""
+    """The endpoint with the document that it returns as an answer. A preview is always a 200.
+
+    Its body comes from the request, unknown to FastAPI.
+    """
 
     @wraps(endpoint)
     async def answering(*args: Any, **given: Any) -> Response | None:
+        if takes_body:
+            given["body"] = given["request"].scope[_DOCUMENT]
         found = await endpoint(*args, **given)
         if found is None or isinstance(found, Response):
             return found
         return answer(found, 200 if isinstance(found, wire.Preview) else status_code)
 
+    signature = inspect.signature(endpoint)
+    kept = [one for one in signature.parameters.values() if one.name != "body"]
+    takes_body = len(kept) < len(signature.parameters)
+    vars(answering)["__signature__"] = signature.replace(parameters=kept)
     return answering
 
 

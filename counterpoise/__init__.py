@@ -13,7 +13,6 @@ from counterpoise.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from counterpoise.client import AsyncClient, Client
-    from counterpoise.conditions import Condition
     from counterpoise.consumer import (
         AsyncConsumer,
         Consumer,
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from counterpoise.errors import CounterpoiseError
     from counterpoise.flow import AsyncFlow, Flow, Owned, Warming
     from counterpoise.publisher import Publisher
-    from counterpoise.wire import Child
+    from counterpoise.wire import Child, Condition
 
 __all__ = [
     "AsyncClient",
@@ -52,7 +51,7 @@ _WHERE = {
     "AsyncFlow": "counterpoise.flow",
     "Child": "counterpoise.wire",
     "Client": "counterpoise.client",
-    "Condition": "counterpoise.conditions",
+    "Condition": "counterpoise.wire",
     "Consumer": "counterpoise.consumer",
     "CounterpoiseError": "counterpoise.errors",
     "DeadLetter": "counterpoise.consumer",

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
 from urllib.parse import quote, urlsplit
 from uuid import uuid4
 
@@ -22,9 +22,20 @@ from counterpoise.documents import Json, PartlyShown
 from counterpoise.errors import BadAnswer, Invalid, InvalidSettings, error_of
 from counterpoise.options import check_counts
 from counterpoise.reading import Parts, joined, json_of, page_reader, reader
-from counterpoise.wire import ChildrenItem, CommitItem, Page, ReadyItem, ReleaseItem
+from counterpoise.wire import (
+    ChildrenItem,
+    ChildrenRequest,
+    CommitItem,
+    CommitRequest,
+    Page,
+    ReadyItem,
+    ReadyRequest,
+    ReleaseItem,
+    ReleaseRequest,
+)
 
 T = TypeVar("T")
+_OfItems: TypeAlias = CommitRequest | ReleaseRequest | ChildrenRequest | ReadyRequest
 
 DEFAULT_URL = "http://127.0.0.1:8640"
 PAGE_SIZE = 1000
@@ -34,8 +45,9 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 class Call(PartlyShown, Generic[T], frozen=True):
     """One request. `path` is relative to the base path `/v1`.
 
-    `parse` gets the decoded body (None for 204) and raises `BadAnswer`. `token` replaces
-    the client's own credential. `timeout_seconds`, if given, replaces the client's.
+    `parse` gets the decoded body (None for 204) and raises `BadAnswer`. `body` is a document of
+    `wire.py`, or JSON. `token` replaces the client's own credential. `timeout_seconds`, if given,
+    replaces the client's.
     """
 
     hidden = frozenset({"token"})
@@ -397,7 +409,7 @@ def pin_partition(
     Raises `Invalid`.
     """
     path = queue_path(name, f"/partitions/{partition}/pin")
-    body = {"client_name": client_name, **({} if reason is None else {"reason": reason})}
+    body = wire.PinRequest(client_name, reason)
     return _preview_if(dry_run, Call("POST", path, reader(wire.PinnedQueue), body=body))
 
 
@@ -416,12 +428,7 @@ def unpin_partition(name: str, partition: int, *, dry_run: bool = False) -> Call
 def _pause(
     path: str, until: datetime | None, seconds: float | None, reason: str | None
 ) -> Call[wire.PausedQueue]:
-    given = {
-        "until": None if until is None else until.isoformat(),
-        "seconds": seconds,
-        "reason": reason,
-    }
-    body = {name: value for name, value in given.items() if value is not None}
+    body = wire.PauseRequest(until, seconds, reason)
     return Call("POST", path, reader(wire.PausedQueue), body=body)
 
 
@@ -461,9 +468,7 @@ def create_key(
     role: str, queues: Sequence[str] = ("*",), name: str = "", ends_at: datetime | None = None
 ) -> Call[wire.MadeKey]:
     """Make a key for the queues that match one of the patterns. `ends_at` has a time zone."""
-    body: dict[str, Any] = {"role": role, "queues": [*queues], "name": name}
-    if ends_at is not None:
-        body["ends_at"] = ends_at.isoformat()
+    body = wire.NewKey(role, (*queues,), name, ends_at)
     return Call("POST", "/keys", reader(wire.MadeKey), body=body)
 
 
@@ -481,13 +486,10 @@ def set_positions(
 
     `dry_run`: says what would be read again or skipped.
     """
-    body: dict[str, Any]
-    if isinstance(to, datetime):
-        body = {"to": to.isoformat()}
-    elif isinstance(to, str):
-        body = {"to": to}
+    if isinstance(to, (str, datetime)):
+        body = wire.PositionsRequest(to)
     else:
-        body = {"positions": {str(partition): position for partition, position in to.items()}}
+        body = wire.PositionsRequest(positions={str(number): at for number, at in to.items()})
     return Call(
         "POST",
         queue_path(name, "/positions"),
@@ -510,7 +512,7 @@ def dead_letter(
         queue_path(queue, f"/partitions/{partition}/dead-letter"),
         reader(wire.Letter),
         query={"dry_run": "true"} if dry_run else {},
-        body={"position": position, "to": to},
+        body=wire.DeadLetterRequest(position, to),
     )
 
 
@@ -526,7 +528,7 @@ def redrive(
         queue_path(queue, "/redrive"),
         reader(wire.Redrive),
         query={"dry_run": "true"} if dry_run else {},
-        body={"to": to, "max_messages": max_messages},
+        body=wire.RedriveRequest(to, max_messages),
     )
 
 
@@ -541,7 +543,7 @@ def log_access(
 
     `refused`: the log refused the last ones. With `flow_token` they are the flow's own.
     """
-    body = {"purpose": purpose, **({"refused": True} if refused else {})}
+    body = wire.LogAccessRequest(purpose, refused)
     read = reader(wire.LogView)
     return Call("POST", queue_path(name, "/log-access"), read, body=body, token=flow_token)
 
@@ -569,23 +571,18 @@ def bind(
     those of `Flow`; `StateKept` also beside another consumer with state. `weight` and
     `max_partitions` are refused (`Invalid`) where the queue does not allow them.
     """
-    body: dict[str, Any] = {
-        "client_name": client_name,
-        "instance_id": str(uuid4()) if instance_id is None else instance_id,
-        "warmup": warmup,
-    }
-    if lease_seconds is not None:
-        body["lease_seconds"] = lease_seconds
-    if binder is not None:
-        body |= {"binder": binder, "attempt": attempt}
-    if at_once:
-        body["at_once"] = True
-    if keeps_state:
-        body["keeps_state"] = True
-    if weight != 1:
-        body["weight"] = weight
-    if max_partitions is not None:
-        body["max_partitions"] = max_partitions
+    body = wire.BindRequest(
+        client_name,
+        str(uuid4()) if instance_id is None else instance_id,
+        wire.LEASE_SECONDS if lease_seconds is None else lease_seconds,
+        warmup,
+        binder,
+        attempt,
+        at_once,
+        keeps_state,
+        weight,
+        max_partitions,
+    )
     return Call("POST", queue_path(queue, "/flows"), reader(wire.Bound), body=body)
 
 
@@ -655,30 +652,17 @@ def heartbeat(queue: str, flow_id: str, flow_token: str) -> Call[wire.Heartbeat]
     return Call("POST", flow_path(queue, flow_id, "/heartbeat"), read, token=flow_token)
 
 
-def _item(item: ReleaseItem | ChildrenItem, *flags: str) -> dict[str, Any]:
-    """The item of a body, with its position if it names one, and those flags that are set."""
-    one: dict[str, Any] = {"partition": item.partition, "epoch": item.epoch}
-    if item.position is not None:
-        one["position"] = item.position
-    if isinstance(item, ReleaseItem) and item.done_above is not None:
-        one["done_above"] = item.done_above
-    return one | {name: True for name in flags if getattr(item, name)}
-
-
-def results_call(
-    queue: str, flow_id: str, flow_token: str, verb: str, items: list[Any], seq: int | None
+def _results_call(
+    queue: str, flow_id: str, flow_token: str, verb: str, body: _OfItems
 ) -> Call[wire.Results]:
-    read = reader(wire.Results)
+    read, count = reader(wire.Results), len(body.partitions)
 
-    def parse(body: Any) -> wire.Results:
-        results = read(body)
-        if len(results.results) != len(items):
-            raise BadAnswer(f"{len(items)} partitions named, {len(results.results)} results")
+    def parse(answer: Any) -> wire.Results:
+        results = read(answer)
+        if len(results.results) != count:
+            raise BadAnswer(f"{count} partitions named, {len(results.results)} results")
         return results
 
-    body: dict[str, Any] = {"partitions": items}
-    if seq is not None:
-        body["seq"] = seq
     return Call("POST", flow_path(queue, flow_id, f"/{verb}"), parse, body=body, token=flow_token)
 
 
@@ -690,13 +674,7 @@ def commit(
     seq: int | None = None,
 ) -> Call[wire.Results]:
     """Commit positions. One outcome for each item; a bad item does not affect the others."""
-    body = [
-        {"partition": item.partition, "epoch": item.epoch, "position": item.position}
-        | ({"reached_cut": True} if item.reached_cut else {})
-        | ({"done_above": item.done_above} if item.done_above is not None else {})
-        for item in items
-    ]
-    return results_call(queue, flow_id, flow_token, "commit", body, seq)
+    return _results_call(queue, flow_id, flow_token, "commit", CommitRequest((*items,), seq))
 
 
 def release(
@@ -707,16 +685,14 @@ def release(
     seq: int | None = None,
 ) -> Call[wire.Results]:
     """Release partitions, committing their positions with it, atomically."""
-    body = [_item(item, "finished", "reached_cut") for item in items]
-    return results_call(queue, flow_id, flow_token, "release", body, seq)
+    return _results_call(queue, flow_id, flow_token, "release", ReleaseRequest((*items,), seq))
 
 
 def ready(
     queue: str, flow_id: str, flow_token: str, items: Sequence[ReadyItem]
 ) -> Call[wire.Results]:
     """The warm-ups of these partitions are done."""
-    body = [{"partition": item.partition, "epoch": item.epoch} for item in items]
-    return results_call(queue, flow_id, flow_token, "ready", body, None)
+    return _results_call(queue, flow_id, flow_token, "ready", ReadyRequest((*items,)))
 
 
 @overload
@@ -752,7 +728,7 @@ def drain(
             "POST",
             flow_path(queue, flow_id, "/drain"),
             reader(wire.Update),
-            body={} if timeout_seconds is None else {"timeout_seconds": timeout_seconds},
+            body=wire.DrainRequest(timeout_seconds),
             token=flow_token,
         ),
     )
@@ -777,19 +753,7 @@ def children(
     seq: int | None = None,
 ) -> Call[wire.Results]:
     """Report what comes after partitions, and finish them, atomically."""
-    body: list[dict[str, Any]] = []
-    for item in items:
-        following = [
-            {
-                "key": child.key,
-                "parents": list(child.parents),
-                "partition": child.partition,
-                "position": child.position,
-            }
-            for child in item.children
-        ]
-        body.append({**_item(item, "finished"), "children": following})
-    return results_call(queue, flow_id, flow_token, "children", body, seq)
+    return _results_call(queue, flow_id, flow_token, "children", ChildrenRequest((*items,), seq))
 
 
 def graph(name: str, max_items: int | None = None) -> Listing[wire.LineageNode]:
@@ -815,7 +779,7 @@ def split_partition(
             "POST",
             queue_path(queue, f"/partitions/{partition}/split"),
             lambda answer: answer,
-            body={} if at is None else {"at": at},
+            body=wire.SplitRequest() if at is None else wire.SplitRequest(at),
         ),
     )
 
@@ -836,6 +800,6 @@ def merge_partitions(queue: str, partition: int, other: int, *, dry_run: bool = 
             "POST",
             queue_path(queue, f"/partitions/{partition}/merge"),
             lambda answer: answer,
-            body={"with": other},
+            body=wire.MergeRequest(other),
         ),
     )

@@ -26,6 +26,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
+from msgspec import to_builtins
 
 from counterpoise import calls, tracing, wire
 from counterpoise import conditions as condition_calls
@@ -181,7 +182,7 @@ class Settings:
         content = None
         if call.body is not None:
             headers["Content-Type"] = "application/json"
-            content = json.dumps(call.body, separators=(",", ":")).encode()
+            content = json.dumps(to_builtins(call.body), separators=(",", ":")).encode()
         return {
             "method": call.method,
             "url": self.url + call.path,

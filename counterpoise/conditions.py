@@ -7,34 +7,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from counterpoise.calls import Call, Listing, flow_path, listing, queue_path
 from counterpoise.errors import described
 from counterpoise.plain import plain_line
-from counterpoise.wire import HeldCondition
+from counterpoise.wire import (
+    MOST_CONDITIONS,
+    MOST_TEXT_CHARACTERS,
+    Condition,
+    ConditionsReport,
+    HeldCondition,
+)
 
-MOST_CONDITIONS = 1000
-MOST_TEXT_CHARACTERS = 300
 # A log that answers again by then is no news: its connection was cut, or it was restarted.
 AWAY_SECONDS = 2.0
-
-
-class Condition(Struct, frozen=True):
-    """Something that a consumer waits for people to mend, or to pass.
-
-    `kind`: `quarantined`, `log_away`, `rows_dropped`, `state_lost`, `invalid_position` or
-    `end_refused`.
-    `partition` and its `epoch`: None for a condition of the whole consumer. `text`: the details;
-    longer ones are cut.
-    """
-
-    kind: str
-    text: str
-    partition: int | None = None
-    epoch: int | None = None
 
 
 def text_of(error: BaseException) -> str:
@@ -111,18 +101,16 @@ def end_refused(refused: Mapping[tuple[int, int], str]) -> Iterator[Condition]:
 def report(
     queue: str, flow_id: str, flow_token: str, conditions: Iterable[Condition], seq: int
 ) -> Call[None]:
-    """Replace what the flow reports; of more than 1,000, the first."""
-    items: list[dict[str, Any]] = []
-    for one in list(conditions)[:MOST_CONDITIONS]:
-        text = plain_line(one.text)[:MOST_TEXT_CHARACTERS]
-        items.append({"kind": one.kind, "text": text or one.kind})
-        if one.partition is not None:
-            items[-1] |= {"partition": one.partition, "epoch": one.epoch}
+    """Replace what the flow reports; of more than 1,000, the first; longer texts are cut."""
+    items = tuple(
+        replace(one, text=plain_line(one.text)[:MOST_TEXT_CHARACTERS] or one.kind)
+        for one in islice(conditions, MOST_CONDITIONS)
+    )
     return Call(
         "POST",
         flow_path(queue, flow_id, "/conditions"),
         lambda _: None,
-        body={"seq": seq, "conditions": items},
+        body=ConditionsReport(seq, items),
         token=flow_token,
     )
 

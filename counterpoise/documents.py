@@ -23,8 +23,9 @@ def described(shape: type) -> tuple[str, dict[str, str]]:
     """What the docstring of a class says of it, and in the list of its fields of each of them."""
     text = inspect.getdoc(shape) or ""
     fields = {name: " ".join(said.split()) for name, said in _FIELD.findall(text)}
-    for base in shape.__mro__[1:]:
-        fields = {**dict(_FIELD.findall(inspect.cleandoc(base.__doc__ or ""))), **fields}
+    for base in (*shape.__mro__[1:], *getattr(shape, "like", ())):
+        found = _FIELD.findall(inspect.cleandoc(base.__doc__ or ""))
+        fields = {name: " ".join(said.split()) for name, said in found} | fields
     return text.partition("\n* `")[0].strip(), fields
 
 

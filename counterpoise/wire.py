@@ -3,36 +3,43 @@
 A field without a default is in every answer, but may be null if its type has None. A field that has
 its default is left out. `raw` is the whole answer, with the fields that are not known here. All
 datetimes are aware, in UTC. Positions are opaque strings that only the log compares. Clients do not
-check ranges and values: a newer service may have others.
+check ranges and values of answers: a newer service may have others.
 
 How it works
 ------------
 The service makes its answers of them, and writes them with msgspec (`api.answers`); the client
-makes them from JSON (`reading.py`). The OpenAPI document is made from them (`api.documents`) and
-from their docstrings: what comes before the list describes a document, each item of the list a
-field. `said` adds examples and limits.
+makes them from JSON (`reading.py`). What calls take is written by the client (`calls.py`), and the
+service checks it against its own schema in the OpenAPI document, ranges too (`api.requests`). That
+document is made from them (`api.documents`) and from their docstrings: what comes before the list
+describes a document, each item of the list a field. `said` adds examples and limits.
 """
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Generic, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from counterpoise.documents import Document, Json, Message, PartlyShown
 
 T = TypeVar("T")
 
 
-def said(*examples: Any, description: str = "", always: bool = False, **schema: Any) -> Meta:
+def said(
+    *examples: Any, description: str = "", always: bool = False, null: bool = True, **schema: Any
+) -> Meta:
     """Examples of a field, its description, and keywords of JSON Schema.
 
-    `always`: it is in every answer and never null, whatever a program may make itself.
+    `always`: it is in every document and never null, whatever a program may make itself.
+    `null` False: it is never null, and None of a program leaves it out.
     """
     if always:
         schema["x-always"] = True
+    if always or not null:
+        schema["x-not-null"] = True
     return Meta(
         description=description or None,
         examples=list(examples) or None,
@@ -47,13 +54,32 @@ MOST_DONE_ABOVE = 4000
 DONE_ABOVE_PATTERN = r"^[0-9]{1,19}\+[0-9]{1,19}(,[0-9]{1,19}\+[0-9]{1,19})*$"
 # Characters of the reason of a pause or a pin.
 MOST_REASON = 200
+MOST_PARTITIONS = 4096
+LEASE_SECONDS = 10.0
+MOST_WEIGHT = 1000
+# Of the first partitions of a dynamic queue, in a body of 64 KiB.
+MOST_ROOTS = 1000
+MOST_LETTERS = 100
+MOST_CONDITIONS = 1000
+MOST_TEXT_CHARACTERS = 300
+# A pause for longer has no end of its own.
+MOST_PAUSE_SECONDS = 315_360_000.0
 MOST_INT32 = 2**31 - 1
 MOST_INT64 = 2**63 - 1
 # What a header can carry: visible ASCII characters, without a blank or a line end.
 TOKEN_PATTERN = r"\A[!-~]{1,8192}\Z"
+# What no text may contain that is shown to others, on terminals and pages: the characters that
+# `counterpoise.plain` escapes. They are controls, ends of lines, and what turns the direction of
+# writing.
+DECEPTIVE = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
+TEXT_PATTERN = rf"^[^{DECEPTIVE}]+$"
 QUEUE_NAME_PATTERN = r"^[A-Za-z0-9._-]{1,200}$"
 POSITION_PATTERN = r"^[\x20-\x7e]+$"
-ALIGNED_PATTERN = r"^[A-Za-z0-9._-]{1,200}(\+[A-Za-z0-9._-]{1,200}){0,7}$"
+_NAMES = r"[A-Za-z0-9._-]{1,200}(\+[A-Za-z0-9._-]{1,200}){0,7}"
+ALIGNED_PATTERN = rf"^{_NAMES}$"
+LOG_PATTERN = rf"^(builtin:{_NAMES}|[a-z][a-z0-9+.-]{{1,30}}://[^\s{DECEPTIVE}]{{1,1000}})$"
+# HTTP clients normalise `/queues/..`, so no request could name such a queue.
+UNREACHABLE_NAMES = (".", "..")
 EXAMPLE_TIME = "2026-11-20T10:00:00.250Z"
 EXAMPLE_QUEUE_ID = "0198c0dc-11aa-7b02-8c41-5d0e9f6a7b8c"
 EXAMPLE_FLOW = "0198c0de-7f2a-7c31-9d2f-0c5d7a1b2e3f"
@@ -69,6 +95,22 @@ Epoch = Annotated[int, said(3, minimum=0, maximum=MOST_INT64)]
 ShownPosition = Annotated[
     str, said("1042", description="An opaque string of the log. Null: see `start`.")
 ]
+AccessType = Annotated[str, said(enum=["exclusive", "non_exclusive"])]
+RebalanceDelay = Annotated[float, said(minimum=0.0, maximum=3600.0)]
+MaxHandoffTime = Annotated[float, said(minimum=0.0, maximum=3600.0)]
+MaxWarmupTime = Annotated[float, said(minimum=0.0, maximum=86400.0)]
+MaxConcurrentHandoffs = Annotated[int, said(minimum=1, maximum=MOST_PARTITIONS)]
+Start = Annotated[str, said(enum=["earliest", "latest"])]
+RetentionSeconds = Annotated[float, said(minimum=0.0, maximum=315_360_000.0)]
+RetentionBytes = Annotated[int, said(minimum=0, maximum=2**50)]
+Partitioning = Annotated[str, said(enum=["fixed", "dynamic"])]
+MirrorGroup = Annotated[
+    Annotated[str, said(minLength=1, maxLength=249, pattern=POSITION_PATTERN)] | None,
+    said("counterpoise.flights"),
+]
+AlignWith = Annotated[str, said("payments", pattern=ALIGNED_PATTERN)]
+MaxWeight = Annotated[int, said(minimum=1, maximum=MOST_WEIGHT)]
+RoleName = Annotated[str, said(enum=["viewer", "publisher", "consumer", "admin"])]
 StatusName = Annotated[str, said(enum=["Ready", "Holddown", "Rebalancing"])]
 PartitionState = Annotated[
     str,
@@ -220,16 +262,16 @@ class Queue(Document, frozen=True):
     name: QueueName
     partition_count: int
     operational_partition_count: int
-    access_type: Annotated[str, said(enum=["exclusive", "non_exclusive"])]
-    rebalance_delay: Annotated[float, said(minimum=0.0, maximum=3600.0)]
-    max_handoff_time: Annotated[float, said(minimum=0.0, maximum=3600.0)]
-    max_warmup_time: Annotated[float, said(minimum=0.0, maximum=86400.0)]
-    max_concurrent_handoffs: Annotated[int, said(minimum=1, maximum=4096)] | None
+    access_type: AccessType
+    rebalance_delay: RebalanceDelay
+    max_handoff_time: MaxHandoffTime
+    max_warmup_time: MaxWarmupTime
+    max_concurrent_handoffs: MaxConcurrentHandoffs | None
     log: Annotated[str, said("builtin:flights")]
-    start: Annotated[str, said(enum=["earliest", "latest"])]
+    start: Start
     ordered_resize: bool
-    retention_seconds: Annotated[float, said(minimum=0.0, maximum=315_360_000.0)] | None
-    retention_bytes: Annotated[int, said(minimum=0, maximum=2**50)] | None
+    retention_seconds: RetentionSeconds | None
+    retention_bytes: RetentionBytes | None
     rebalance_status: StatusName
     scale_status: Annotated[str, said(enum=["Ready", "ScalingUp", "ScalingDown"])]
     flow_count: int
@@ -239,14 +281,11 @@ class Queue(Document, frozen=True):
     pinned_partition_count: int
     revision: int
     created_at: Time
-    partitioning: Annotated[str, said(enum=["fixed", "dynamic"])]
-    mirror_group: Annotated[
-        Annotated[str, said(minLength=1, maxLength=249, pattern=POSITION_PATTERN)] | None,
-        said("counterpoise.flights"),
-    ]
+    partitioning: Partitioning
+    mirror_group: MirrorGroup
     conditions: Annotated[Mapping[str, int] | None, said({"quarantined": 1})] = None
-    align_with: Annotated[str, said("payments", pattern=ALIGNED_PATTERN)] | None = None
-    max_weight: Annotated[int, said(minimum=1, maximum=1000)] = 1000
+    align_with: AlignWith | None = None
+    max_weight: MaxWeight = MOST_WEIGHT
 
 
 class Page(Message, Generic[T], frozen=True):
@@ -690,7 +729,7 @@ class Session(Message, frozen=True):
 
     key_id: KeyId | None
     name: str | None
-    role: Annotated[str, said(enum=["viewer", "publisher", "consumer", "admin"])]
+    role: RoleName
     queues: tuple[str, ...]
     expires_at: Time | None
     unlocked_until: Time | None
@@ -926,110 +965,6 @@ class Results(Message, frozen=True):
 
     results: tuple[Result, ...]
     update: Annotated[Update | None, said(always=True)] = None
-
-
-def check_partition(partition: object) -> None:
-    """Raise TypeError unless it is the number of a partition as JSON can hold it."""
-    if isinstance(partition, bool) or not isinstance(partition, int):
-        raise TypeError(f"the partition must be an int, not {partition!r}")
-
-
-def _check_place(partition: object, epoch: object, position: object) -> None:
-    check_partition(partition)
-    if isinstance(epoch, bool) or not isinstance(epoch, int):
-        raise TypeError(f"the epoch must be an int, not {epoch!r}: take it from Owned.epoch")
-    if position is not None and not isinstance(position, str):
-        raise TypeError(f"the position must be a str, not {position!r}")
-
-
-Position: TypeAlias = (
-    tuple[int, int, str] | tuple[int, int, str, bool] | tuple[int, int, str, bool, str | None]
-)
-"""The fields of a `CommitItem`."""
-
-
-class CommitItem(Struct, frozen=True):
-    """Processed up to `position` (the next to read) under `epoch`.
-
-    `reached_cut`: that is at the partition's cut or past it, which the view does not say yet.
-    `done_above`: what is processed above it, None: nothing.
-    """
-
-    partition: int
-    epoch: int
-    position: str
-    reached_cut: bool = False
-    done_above: str | None = None
-
-    def __post_init__(self) -> None:
-        _check_place(self.partition, self.epoch, self.position)
-        if self.position is None:
-            raise TypeError("the position to commit must be a str, not None")
-
-    @property
-    def fields(self) -> Position:
-        """What a flow's `commit` takes."""
-        place = self.partition, self.epoch, self.position
-        if self.done_above is not None:
-            return (*place, self.reached_cut, self.done_above)
-        return (*place, True) if self.reached_cut else place
-
-
-class ReleaseItem(Struct, frozen=True):
-    """Release a partition, and commit `position` with it if there is one.
-
-    `finished`: a retiring partition was drained to its end. `done_above` goes with the position.
-    """
-
-    partition: int
-    epoch: int
-    position: str | None = None
-    finished: bool = False
-    reached_cut: bool = False
-    done_above: str | None = None
-
-    def __post_init__(self) -> None:
-        _check_place(self.partition, self.epoch, self.position)
-
-
-class Child(Struct, frozen=True):
-    """A partition that begins where its parents end.
-
-    `parents` are keys; for `Flow.children` none means the partition itself. `partition` is its
-    number in the log, None: the queue gives one. `position` is where it begins, None: at its first
-    message.
-    """
-
-    key: str
-    parents: tuple[str, ...] = ()
-    partition: int | None = None
-    position: str | None = None
-
-
-class ChildrenItem(Struct, frozen=True):
-    """What comes after a partition. All of it is carried out, or nothing.
-
-    `finished`: it was processed to its end, `position`, and has no other children.
-    """
-
-    partition: int
-    epoch: int
-    position: str | None = None
-    finished: bool = False
-    children: tuple[Child, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check_place(self.partition, self.epoch, self.position)
-
-
-class ReadyItem(Struct, frozen=True):
-    """The warm-up for this partition is done; `epoch` is its owner's."""
-
-    partition: int
-    epoch: int
-
-    def __post_init__(self) -> None:
-        _check_place(self.partition, self.epoch, None)
 
 
 # ------------------------------------------------------------------ the graph of a dynamic queue
@@ -1313,3 +1248,517 @@ class Probe(Struct, frozen=True):
     status: int
     date: str | None
     text: str
+
+
+# ------------------------------------------------------------------ what calls take
+
+
+class RequestBody(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a call takes: a field that has its default may be left out.
+
+    `like`: what else says what fields of the same names are.
+    """
+
+    like: ClassVar[tuple[type[Struct], ...]] = ()
+
+    def check(self) -> None:
+        """Raises ValueError for fields that do not go together."""
+
+
+Name = Annotated[str, said(minLength=1, maxLength=200, pattern=TEXT_PATTERN)]
+Reason = Annotated[str, said(minLength=1, maxLength=MOST_REASON, pattern=TEXT_PATTERN)]
+Position = Annotated[
+    str,
+    said(
+        "1042",
+        description="The next message to read: an opaque string of the log. Null: see `start`.",
+        minLength=1,
+        maxLength=1000,
+        pattern=POSITION_PATTERN,
+    ),
+]
+# Positions by the number of the partition.
+Places = Annotated[
+    Mapping[Annotated[str, said(pattern=r"^(0|[1-9][0-9]{0,9})$")], Position | None],
+    said(minProperties=1, maxProperties=MOST_PARTITIONS),
+]
+PartitionKey = Annotated[
+    str,
+    said(
+        "token-7",
+        description="Names a partition of a dynamic queue for good.",
+        minLength=1,
+        maxLength=200,
+        pattern=POSITION_PATTERN,
+    ),
+]
+CallNumber = Annotated[
+    Annotated[int, said(minimum=0, maximum=MOST_INT64)] | None,
+    said(
+        17,
+        description=(
+            "Raised by the client with every call: within a partition and epoch an equal or lower "
+            "one answers `ok` and changes nothing, so a delayed retry does no harm."
+        ),
+    ),
+]
+DoneAbove = Annotated[
+    Annotated[str, said(maxLength=MOST_DONE_ABOVE, pattern=DONE_ABOVE_PATTERN)] | None,
+    said("1045+17,3+40"),
+]
+PartitionCount = Annotated[int, said(8, minimum=1, maximum=MOST_PARTITIONS)]
+
+
+class Root(RequestBody, frozen=True):
+    """A first partition of a dynamic queue."""
+
+    key: PartitionKey
+
+
+class QueueCreate(RequestBody, frozen=True):
+    """A new queue (the contract, *Queue*); omitted settings have their defaults.
+
+    * `partition_count`: Required, unless `log` is another queue's: then that queue's count is
+      taken; or unless the queue is dynamic.
+    * `log`: Null: `builtin:` and the name.
+    * `ordered_resize`: Whether a resize keeps the order of each key between partitions. For fixed
+      queues on the built-in log. Omitted: true where the log can, which the answer says.
+    * `partitions`: The first partitions of a dynamic queue, each with a key.
+    * `positions`: Where partitions of an existing log begin, by number; the others begin as `start`
+      says. They are stored with the queue, so no consumer begins elsewhere.
+    """
+
+    like = (Queue,)
+
+    name: Annotated[QueueName, said(**{"not": {"enum": [*UNREACHABLE_NAMES]}})]
+    partition_count: PartitionCount | UnsetType = UNSET
+    access_type: AccessType = "non_exclusive"
+    rebalance_delay: RebalanceDelay = 5.0
+    max_handoff_time: MaxHandoffTime = 3.0
+    max_warmup_time: MaxWarmupTime = 600.0
+    max_concurrent_handoffs: MaxConcurrentHandoffs | None = None
+    log: (
+        Annotated[
+            str,
+            said(
+                "builtin:flights",
+                description=(
+                    "Where the messages are: `builtin:QUEUE`, or a URL without credentials. With "
+                    "another queue's log, the queue has independent consumers of the same "
+                    "messages. `builtin:QUEUE+QUEUE`: the logs of several queues side by side, as "
+                    "with `align_with`."
+                ),
+                pattern=LOG_PATTERN,
+            ),
+        ]
+        | None
+    ) = None
+    start: Start = "earliest"
+    ordered_resize: bool | UnsetType = UNSET
+    retention_seconds: RetentionSeconds | UnsetType = UNSET
+    retention_bytes: RetentionBytes | UnsetType = UNSET
+    partitioning: Partitioning = "fixed"
+    align_with: AlignWith | UnsetType = UNSET
+    mirror_group: MirrorGroup = None
+    max_weight: MaxWeight = MOST_WEIGHT
+    partitions: Annotated[tuple[Root, ...], said(minItems=1, maxItems=MOST_ROOTS)] | UnsetType = (
+        UNSET
+    )
+    positions: Places | UnsetType = UNSET
+
+
+class QueueChange(RequestBody, frozen=True):
+    """Settings to change; omitted settings stay. A change applies to what begins after it."""
+
+    like = (Queue,)
+
+    partition_count: PartitionCount | UnsetType = UNSET
+    access_type: AccessType | UnsetType = UNSET
+    rebalance_delay: RebalanceDelay | UnsetType = UNSET
+    max_handoff_time: MaxHandoffTime | UnsetType = UNSET
+    max_warmup_time: MaxWarmupTime | UnsetType = UNSET
+    max_concurrent_handoffs: MaxConcurrentHandoffs | UnsetType | None = UNSET
+    start: Start | UnsetType = UNSET
+    ordered_resize: bool | UnsetType = UNSET
+    mirror_group: MirrorGroup | UnsetType = UNSET
+    max_weight: MaxWeight | UnsetType = UNSET
+    retention_seconds: RetentionSeconds | UnsetType = UNSET
+    retention_bytes: RetentionBytes | UnsetType = UNSET
+
+
+class PositionsRequest(RequestBody, frozen=True):
+    """The new positions: `to` for every partition, or `positions` for the named ones.
+
+    * `to`: An end of the log, or a time: the first message published then or later.
+    * `positions`: Positions by partition number.
+    """
+
+    to: Annotated[
+        Any,
+        said(
+            anyOf=[
+                {"type": "string", "enum": ["earliest", "latest"]},
+                {"type": "string", "format": "date-time", "examples": [EXAMPLE_TIME]},
+            ],
+        ),
+    ] = None
+    positions: Annotated[Places | None, said(null=False)] = None
+
+    def check(self) -> None:
+        if (self.to is None) == (self.positions is None):
+            raise ValueError("give either 'to' or 'positions'")
+
+
+class LogAccessRequest(RequestBody, frozen=True):
+    """What the access is for.
+
+    * `refused`: The log refused the credentials that the caller has: make others.
+    """
+
+    purpose: Annotated[str, said(enum=["read", "publish"])]
+    refused: bool = False
+
+
+class PauseRequest(RequestBody, frozen=True):
+    """How long, and why. Without an end the pause lasts until it is resumed.
+
+    * `until`: When the pause ends by itself: a time to come.
+    * `seconds`: In so many seconds it ends by itself, instead of `until`.
+    * `reason`: Shown to those who see the pause.
+    """
+
+    until: Annotated[Time | None, said(null=False)] = None
+    seconds: Annotated[
+        Annotated[float, said(exclusiveMinimum=0.0, maximum=MOST_PAUSE_SECONDS)] | None,
+        said(null=False),
+    ] = None
+    reason: Annotated[Reason | None, said(null=False)] = None
+
+    def check(self) -> None:
+        if self.until is not None and self.seconds is not None:
+            raise ValueError("give one of 'until' and 'seconds'")
+
+
+class PinRequest(RequestBody, frozen=True):
+    """To which consumer, and why.
+
+    * `client_name`: The name with which the consumer binds. Of several flows of this name the
+      earliest bound is meant; none need be bound.
+    * `reason`: Shown to those who see the pin.
+    """
+
+    client_name: Name
+    reason: Annotated[Reason | None, said(null=False)] = None
+
+
+class SplitRequest(RequestBody, frozen=True):
+    """Where to split the range of a partition.
+
+    * `at`: `middle` of the range; `load`: the keys of the last messages lie half on either side; or
+      the first hash of the upper part, as eight hexadecimal digits.
+    """
+
+    at: Annotated[str, said(pattern=r"^(middle|load|[0-9a-f]{8})$")] = "middle"
+
+
+class MergeRequest(RequestBody, frozen=True):
+    """The partition to merge with, whose range lies beside."""
+
+    other: PartitionNumber = field(name="with")
+
+
+class DeadLetterRequest(RequestBody, frozen=True):
+    """A message that is to be put aside.
+
+    * `position`: That of the message.
+    * `to`: The queue of dead letters.
+    """
+
+    position: Position
+    to: QueueName
+
+
+class RedriveRequest(RequestBody, frozen=True):
+    """Which letters go back, and where.
+
+    * `to`: Null: each goes to the queue that it comes from.
+    * `max_messages`: The most letters to send.
+    """
+
+    to: QueueName | None = None
+    max_messages: Annotated[int, said(minimum=1, maximum=MOST_LETTERS)] = MOST_LETTERS
+
+
+class PublishRequest(RequestBody, frozen=True):
+    """One message: its value as text or in base64.
+
+    * `value`: The value as text.
+    * `value_base64`: The value in base64, instead of `value`.
+    * `key`: Decides the partition; null: a message without.
+    * `headers`: Names and texts.
+    * `partition`: Of a message without a key; null: the service chooses one.
+    * `id`: A call that is repeated with the same id publishes the message once.
+    """
+
+    value: str | None = None
+    value_base64: str | None = None
+    key: str | None = None
+    headers: Annotated[Mapping[str, str], said(maxProperties=100)] = field(default_factory=dict)
+    partition: Annotated[int, said(minimum=0, exclusiveMaximum=MOST_PARTITIONS)] | None = None
+    id: Annotated[str, said(pattern=QUEUE_NAME_PATTERN)] | None = None
+
+    def check(self) -> None:
+        if (self.value is None) == (self.value_base64 is None):
+            raise ValueError("give either value or value_base64")
+        try:
+            _ = self.content
+        except ValueError:
+            raise ValueError("value_base64 is no base64") from None
+
+    @property
+    def content(self) -> bytes:
+        """The value. Raises ValueError for one that is no base64."""
+        if self.value_base64 is None:
+            return (self.value or "").encode()
+        return b64decode(self.value_base64, validate=True)
+
+
+class LogIn(RequestBody, PartlyShown, frozen=True):
+    """The key to log in with.
+
+    * `key`: The whole key, `cp_<id>_<secret>`.
+    """
+
+    hidden = frozenset({"key"})
+
+    key: Annotated[str, said(minLength=1, maxLength=200)]
+
+
+class NewKey(RequestBody, frozen=True):
+    """A key to make.
+
+    * `queues`: Patterns of the queues that it is for (`*`: any characters, `?`: one).
+    * `name`: Who or what it is for.
+    * `ends_at`: When it ends; null: never.
+    """
+
+    role: RoleName
+    queues: Annotated[
+        tuple[Annotated[str, said(minLength=1, maxLength=200)], ...],
+        said(minItems=1, maxItems=100),
+    ] = ("*",)
+    name: Annotated[str, said(maxLength=200)] = ""
+    ends_at: Time | None = None
+
+
+class BindRequest(RequestBody, frozen=True):
+    """A consumer that binds.
+
+    * `client_name`: Shown to people in lists; need not be unique.
+    * `instance_id`: Identifies a consumer over restarts: the new flow takes the place of the flow
+      bound with the same id. Always send it; else the service chooses a random one.
+    * `lease_seconds`: How long the flow lives without renewal.
+    * `warmup`: Whether the flow warms up before it is granted a partition.
+    * `binder`: Random, the same for all binds of one running client for this instance.
+    * `attempt`: One higher with each bind of the `binder`: a late bind never takes the place of a
+      later one (409 `overtaken`).
+    * `at_once`: Without a holddown if no other flow is bound: for a consumer that reads what is
+      there and ends.
+    * `keeps_state`: Whether the consumer keeps state of the messages that no handoff takes along.
+      The queue must be exclusive, stays it while the flow is bound, and has one such consumer
+      (409 `state_kept`).
+    * `weight`: The flow's share of the partitions, compared with the weights of the others; at most
+      the queue's `max_weight` (422).
+    * `max_partitions`: The flow gets no more partitions than this; null: any number. What no flow
+      may take has no owner (the condition `over_capacity`). Not in an exclusive queue (422).
+    """
+
+    client_name: Name
+    instance_id: Name | None = None
+    lease_seconds: Annotated[float, said(minimum=1.0, maximum=3600.0)] = LEASE_SECONDS
+    warmup: bool = False
+    binder: Name | None = None
+    attempt: Annotated[int, said(minimum=0, maximum=MOST_INT64)] = 0
+    at_once: bool = False
+    keeps_state: bool = False
+    weight: MaxWeight = 1
+    max_partitions: Annotated[
+        Annotated[int, said(minimum=1, maximum=MOST_PARTITIONS)] | None, said(64)
+    ] = None
+
+
+def check_partition(partition: object) -> None:
+    """Raise TypeError unless it is the number of a partition as JSON can hold it."""
+    if isinstance(partition, bool) or not isinstance(partition, int):
+        raise TypeError(f"the partition must be an int, not {partition!r}")
+
+
+def _check_place(partition: object, epoch: object, position: object) -> None:
+    check_partition(partition)
+    if isinstance(epoch, bool) or not isinstance(epoch, int):
+        raise TypeError(f"the epoch must be an int, not {epoch!r}: take it from Owned.epoch")
+    if position is not None and not isinstance(position, str):
+        raise TypeError(f"the position must be a str, not {position!r}")
+
+
+class CommitItem(RequestBody, frozen=True):
+    """Processed up to `position` under `epoch`.
+
+    * `reached_cut`: The position is at the partition's cut or past it, and the view does not say so
+      yet.
+    * `done_above`: What is processed above the position; goes with it. Null: nothing, also nothing
+      of what was committed before.
+    """
+
+    partition: PartitionNumber
+    epoch: Epoch
+    position: Position
+    reached_cut: bool = False
+    done_above: DoneAbove = None
+
+    def __post_init__(self) -> None:
+        _check_place(self.partition, self.epoch, self.position)
+        if self.position is None:
+            raise TypeError("the position to commit must be a str, not None")
+
+
+# Of the items of a call.
+_MOST_ITEMS = said(maxItems=MOST_PARTITIONS)
+
+
+class CommitRequest(RequestBody, frozen=True):
+    """Positions to commit."""
+
+    partitions: Annotated[tuple[CommitItem, ...], _MOST_ITEMS]
+    seq: CallNumber = None
+
+
+class ReleaseItem(RequestBody, frozen=True):
+    """A partition to release.
+
+    * `position`: Committed with the release; null: leave the position as it is.
+    * `finished`: A retiring partition, or one of a dynamic queue, was processed to its end.
+    """
+
+    like = (CommitItem,)
+
+    partition: PartitionNumber
+    epoch: Epoch
+    position: Position | None = None
+    finished: bool = False
+    reached_cut: bool = False
+    done_above: DoneAbove = None
+
+    def __post_init__(self) -> None:
+        _check_place(self.partition, self.epoch, self.position)
+
+
+class ReleaseRequest(RequestBody, frozen=True):
+    """Partitions to release."""
+
+    partitions: Annotated[tuple[ReleaseItem, ...], _MOST_ITEMS]
+    seq: CallNumber = None
+
+
+class Child(RequestBody, frozen=True):
+    """A partition that begins where its parents end.
+
+    * `parents`: The keys of all partitions that it follows, that of the item among them.
+    * `partition`: Its number, if the log numbers its partitions; null: the next of the queue.
+    * `position`: Where it begins; null: at its first message.
+    """
+
+    key: PartitionKey
+    # For `Flow.children` none means the partition itself.
+    parents: Annotated[tuple[PartitionKey, ...], said(always=True, minItems=1, maxItems=1000)] = ()
+    partition: PartitionNumber | None = None
+    position: Position | None = None
+
+
+class ChildrenItem(RequestBody, frozen=True):
+    """One partition. All of an item is carried out, or nothing.
+
+    * `position`: Committed with the report; null: leave the position as it is.
+    * `finished`: It was processed to its end, and has no other children.
+    """
+
+    partition: PartitionNumber
+    epoch: Epoch
+    position: Position | None = None
+    finished: bool = False
+    children: Annotated[tuple[Child, ...], said(maxItems=1000)] = ()
+
+    def __post_init__(self) -> None:
+        _check_place(self.partition, self.epoch, self.position)
+
+
+class ChildrenRequest(RequestBody, frozen=True):
+    """What comes after partitions."""
+
+    partitions: Annotated[tuple[ChildrenItem, ...], _MOST_ITEMS]
+    seq: CallNumber = None
+
+
+class ReadyItem(RequestBody, frozen=True):
+    """The warm-up for this partition is done; `epoch` is its owner's."""
+
+    partition: PartitionNumber
+    epoch: Epoch
+
+    def __post_init__(self) -> None:
+        _check_place(self.partition, self.epoch, None)
+
+
+class ReadyRequest(RequestBody, frozen=True):
+    """Partitions whose warm-ups are done."""
+
+    partitions: Annotated[tuple[ReadyItem, ...], _MOST_ITEMS]
+
+
+class DrainRequest(RequestBody, frozen=True):
+    """How long warm-ups may take.
+
+    * `timeout_seconds`: After this time, warm-ups of the successors are cut short.
+    """
+
+    timeout_seconds: Annotated[float, said(minimum=0.0, maximum=86400.0)] | None = None
+
+
+class Condition(RequestBody, frozen=True):
+    """A condition of one partition, under the epoch in which it came, or of the whole flow.
+
+    It is something that a consumer waits for people to mend, or to pass.
+
+    * `kind`: `quarantined`, `log_away`, `rows_dropped`, `state_lost`, `invalid_position` or
+      `end_refused`; later clients may report others.
+    * `text`: The details in plain words.
+    * `partition`: The partition; left out: the condition is of the whole consumer.
+    * `epoch`: With `partition`: its epoch.
+    """
+
+    kind: Annotated[str, said("quarantined", pattern=r"^[a-z][a-z_]{0,39}$")]
+    text: Annotated[
+        str,
+        said(
+            "at 1042: ValueError: not a number",
+            maxLength=MOST_TEXT_CHARACTERS,
+            pattern=TEXT_PATTERN,
+        ),
+    ]
+    partition: Annotated[PartitionNumber | None, said(null=False)] = None
+    epoch: Annotated[Epoch | None, said(null=False)] = None
+
+    def check(self) -> None:
+        if (self.partition is None) != (self.epoch is None):
+            raise ValueError("give partition and epoch together, or neither")
+
+
+class ConditionsReport(RequestBody, frozen=True):
+    """All conditions of a flow. What an earlier report named and this one does not is over.
+
+    * `seq`: Raised with every report of the flow; a report with an equal or lower one changes
+      nothing.
+    """
+
+    seq: Annotated[int, said(minimum=0, maximum=MOST_INT64)]
+    conditions: Annotated[tuple[Condition, ...], said(maxItems=MOST_CONDITIONS)]

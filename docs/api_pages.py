@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from counterpoise import documents
+from counterpoise.wire import RequestBody
 
 HERE = Path(__file__).with_name("api")
 # By page: its title, what to read first, and its packages with the names on it (empty: all that are
@@ -51,8 +52,9 @@ PAGES: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
         ),
         {
             "counterpoise.flow": "Flow AsyncFlow Owned Warming lease_time",
-            "counterpoise.wire": "Child ChildrenItem CommitItem ReleaseItem LogAccess",
-            "counterpoise.conditions": "Condition",
+            "counterpoise.wire": (
+                "Child ChildrenItem CommitItem ReleaseItem ReadyItem Condition LogAccess"
+            ),
         },
     ),
     "client": (
@@ -97,8 +99,10 @@ OF_HTTP_ALONE = """
 """
 # Members that only the package itself calls.
 OF_THE_PACKAGE_ALONE = """
-    DeadLetter.check DeadLetter.store LaneStatus.of QueueListener.failed
-    QueueListener.started Retry.check Windows.have Windows.of
+    Child.check ChildrenItem.check CommitItem.check Condition.check DeadLetter.check
+    DeadLetter.store LaneStatus.of QueueListener.failed
+    QueueListener.started Retry.check ReadyItem.check ReleaseItem.check Windows.have
+    Windows.of
 """
 MARK = "<!-- docs/api_pages.py writes this page from the docstrings. -->"
 LINE_LENGTH = 88
@@ -116,7 +120,7 @@ def public(package: str, chosen: str = "") -> list[tuple[str, Any]]:
             name
             for name, value in vars(module).items()
             if inspect.isclass(value) and value.__module__ == package and name[0] != "_"
-            if name not in elsewhere
+            if name not in elsewhere and not issubclass(value, RequestBody)
         ]
     return [(name, getattr(module, name)) for name in names]
 

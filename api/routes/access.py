@@ -9,7 +9,6 @@ from api import problems
 from api.answers import answer
 from api.head import HEAD
 from api.routing import Cursor, Flag, Limit, Route, broker_of
-from api.schemas import access as access_schemas
 from api.security import (
     Also,
     address_of,
@@ -22,7 +21,7 @@ from api.security import (
 )
 from broker.calls.callers import SESSION_SECONDS
 from broker.calls.times import time_of
-from broker.core.access import Caller, Right
+from broker.core.access import Caller, Right, Role
 from broker.exposure import is_loopback
 from counterpoise import wire
 from counterpoise.wire import QUEUE_NAME_PATTERN
@@ -40,7 +39,7 @@ CREDENTIALS = ("unauthorized", "forbidden", "invalid", "unavailable")
     responses=problems.document(*CREDENTIALS, *problems.OF_A_BODY),
 )
 @allow(Also.ANYONE)
-async def log_in(request: Request, body: access_schemas.LogIn) -> Response:
+async def log_in(request: Request, body: wire.LogIn) -> Response:
     """Begin a session of a browser: a cookie with which it may make the `GET` calls of the key.
 
     It lasts 12 hours and ends with the key. For calls that change something it has to be unlocked.
@@ -78,7 +77,7 @@ async def log_out(request: Request, response: Response) -> None:
     responses=problems.document(*CREDENTIALS, *problems.OF_A_BODY),
 )
 @allow(Right.SEE, locked_may=True)
-async def unlock(request: Request, body: access_schemas.LogIn) -> wire.Session:
+async def unlock(request: Request, body: wire.LogIn) -> wire.Session:
     """Let the session of the browser's cookie also change queues and messages for 10 minutes.
 
     It takes the key of the session once more. No session makes or revokes keys, binds flows, or
@@ -142,7 +141,7 @@ async def list_keys(
     responses=problems.document(*CREDENTIALS, *problems.OF_A_BODY),
 )
 @allow(Right.ADMINISTER)
-async def create_key(request: Request, body: access_schemas.NewKey) -> Response:
+async def create_key(request: Request, body: wire.NewKey) -> Response:
     """Make a key that is no stronger than the caller's: for some of its queues, ending no later.
 
     Without a key only the first one can be made: on the service's own machine, for an administrator
@@ -153,7 +152,7 @@ async def create_key(request: Request, body: access_schemas.NewKey) -> Response:
     )
     made = await broker_of(request).key_administration.create(
         caller_of(request),
-        body.role,
+        Role(body.role),
         body.queues,
         body.name,
         None if body.ends_at is None else body.ends_at.timestamp(),

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Response
+from msgspec.structs import astuple
 from starlette.applications import Starlette
 from starlette.requests import Request
 
@@ -14,6 +15,7 @@ from api import problems
 from api.answers import answer, encode
 from api.rates import Rates
 from api.routing import (
+    FLOW_ID_PATTERN,
     LONGEST_WAIT_SECONDS,
     DryRun,
     Name,
@@ -25,8 +27,6 @@ from api.routing import (
     served_by,
     whole_number,
 )
-from api.schemas import common
-from api.schemas import flows as flow_schemas
 from api.security import Also, allow, caller_of
 from api.streams import DeferredCall, EventStream, OpenCalls, StreamHolder, event
 from broker.calls.bound_flows import BoundFlow
@@ -41,7 +41,7 @@ ROUTER = APIRouter(prefix="/v1/queues/{queue}/flows", route_class=Route, tags=["
 FlowId = Annotated[
     str,
     Path(
-        pattern=common.FLOW_ID_PATTERN,
+        pattern=FLOW_ID_PATTERN,
         description="The `flow_id` that bind answered.",
         openapi_examples={"flow": {"value": EXAMPLE_FLOW}},
     ),
@@ -202,9 +202,7 @@ async def updates(
     ),
 )
 @allow(Right.CONSUME)
-async def bind(
-    request: Request, queue: Name, body: flow_schemas.BindRequest
-) -> wire.Bound | Response:
+async def bind(request: Request, queue: Name, body: wire.BindRequest) -> wire.Bound | Response:
     """Bind a consumer to a queue as a flow.
 
     If the `instance_id` is bound already, the consumer was restarted: the new flow takes the place
@@ -278,16 +276,13 @@ async def unbind(
 )
 @allow(Also.FLOW)
 async def commit(
-    request: Request, queue: Name, flow: FlowId, body: flow_schemas.CommitRequest
+    request: Request, queue: Name, flow: FlowId, body: wire.CommitRequest
 ) -> wire.Results:
     """Store the positions up to which partitions have been processed. Renews the lease.
 
     Each item is fenced by its epoch: a stale one changes nothing and does not affect the others.
     """
-    items = [
-        c.CommitItem(item.partition, item.epoch, item.position, item.reached_cut, item.done_above)
-        for item in body.partitions
-    ]
+    items = [c.CommitItem(*astuple(item)) for item in body.partitions]
     done = await broker_of(request).commits.commit(flow_of(request), body.seq, items)
     request.app.state.metrics.count_results(queue, "commit", done.results)
     return done
@@ -301,24 +296,14 @@ async def commit(
 )
 @allow(Also.FLOW)
 async def release(
-    request: Request, queue: Name, flow: FlowId, body: flow_schemas.ReleaseRequest
+    request: Request, queue: Name, flow: FlowId, body: wire.ReleaseRequest
 ) -> wire.Results:
     """Commit a position and release the partition, atomically. Renews the lease.
 
     For partitions in `revoking`, for retiring ones at their end (`finished`), and for any
     partition of a draining flow.
     """
-    items = [
-        c.ReleaseItem(
-            item.partition,
-            item.epoch,
-            item.position,
-            item.finished,
-            item.reached_cut,
-            item.done_above,
-        )
-        for item in body.partitions
-    ]
+    items = [c.ReleaseItem(*astuple(item)) for item in body.partitions]
     done = await broker_of(request).flows.release(flow_of(request), body.seq, items)
     request.app.state.metrics.count_results(queue, "release", done.results)
     return done
@@ -332,7 +317,7 @@ async def release(
 )
 @allow(Also.FLOW)
 async def children(
-    request: Request, queue: Name, flow: FlowId, body: flow_schemas.ChildrenRequest
+    request: Request, queue: Name, flow: FlowId, body: wire.ChildrenRequest
 ) -> wire.Results:
     """Record the children of partitions of a dynamic queue, and finish partitions.
 
@@ -344,10 +329,7 @@ async def children(
         c.ChildrenItem(
             item.partition,
             item.epoch,
-            tuple(
-                c.NewChild(child.key, tuple(child.parents), child.partition, child.position)
-                for child in item.children
-            ),
+            tuple(c.NewChild(*astuple(child)) for child in item.children),
             item.finished,
             item.position,
         )
@@ -366,10 +348,10 @@ async def children(
 )
 @allow(Also.FLOW)
 async def ready(
-    request: Request, queue: Name, flow: FlowId, body: flow_schemas.ReadyRequest
+    request: Request, queue: Name, flow: FlowId, body: wire.ReadyRequest
 ) -> wire.Results:
     """The flow has restored the state that it needs for these partitions. Renews the lease."""
-    items = [c.ReadyItem(item.partition, item.epoch) for item in body.partitions]
+    items = [c.ReadyItem(*astuple(item)) for item in body.partitions]
     done = await broker_of(request).flows.ready(flow_of(request), items)
     request.app.state.metrics.count_results(queue, "ready", done.results)
     return done
@@ -387,7 +369,7 @@ async def drain(
     request: Request,
     queue: Name,
     flow: FlowId,
-    body: flow_schemas.DrainRequest | None = None,
+    body: wire.DrainRequest | None = None,
     dry_run: DryRun = False,
 ) -> wire.Update | wire.Preview:
     """Hand off all partitions of the flow; it keeps working until each one is handed off.

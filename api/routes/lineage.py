@@ -11,7 +11,6 @@ from api import problems
 from api.answers import answer
 from api.routes.queues import ON_A_QUEUE
 from api.routing import Cursor, DryRun, Limit, Name, Route, broker_of, whole
-from api.schemas import lineage as lineage_schemas
 from api.security import Also, allow, caller_of
 from broker.core.access import Right
 from counterpoise import wire
@@ -77,7 +76,7 @@ async def split_partition(
     request: Request,
     queue: Name,
     partition: Partition,
-    body: lineage_schemas.SplitRequest,
+    body: wire.SplitRequest,
     dry_run: DryRun = False,
 ) -> wire.Sealed | wire.Preview:
     """Split a partition of a dynamic queue with the built-in log, while it is in use.
@@ -102,7 +101,7 @@ async def merge_partitions(
     request: Request,
     queue: Name,
     partition: Partition,
-    body: lineage_schemas.MergeRequest,
+    body: wire.MergeRequest,
     dry_run: DryRun = False,
 ) -> wire.Sealed | wire.Preview:
     """Merge a partition of a dynamic queue with the one whose range lies beside.

@@ -11,12 +11,12 @@ from api import problems
 from api.routes.lineage import Partition
 from api.routes.queues import ON_A_QUEUE
 from api.routing import Flag, Name, Route, broker_of, whole
-from api.schemas import common
-from api.schemas import messages as message_schemas
 from api.security import allow, caller_of
 from broker.calls.messages import LOOK_BYTES
 from broker.core.access import Right
 from counterpoise import wire
+from counterpoise.logs import Message
+from counterpoise.wire import POSITION_PATTERN
 
 ROUTER = APIRouter(prefix="/v1/queues", route_class=Route, tags=["Queues"])
 MOST_MESSAGES = 100
@@ -34,7 +34,11 @@ async def messages(
     queue: Name,
     partition: Partition,
     position: Annotated[
-        common.Position | None,
+        Annotated[
+            str,
+            Query(min_length=1, max_length=1000, pattern=POSITION_PATTERN, examples=["1042"]),
+        ]
+        | None,
         Query(description="Begin here; left out, or trimmed: at the first message in the log."),
     ] = None,
     limit: Annotated[
@@ -69,7 +73,7 @@ async def messages(
 )
 @allow(Right.PUBLISH, unlocked_may=True)
 async def publish(
-    request: Request, queue: Name, body: message_schemas.PublishRequest
+    request: Request, queue: Name, body: wire.PublishRequest
 ) -> wire.PublishedMessage:
     """Append one message to the log of the queue, with the service's own access to it.
 
@@ -77,8 +81,9 @@ async def publish(
     answer that was lost, the call is repeated with the same `id`. The call is in the audit, without
     the message.
     """
+    message = Message(body.content, body.key, body.headers)
     return await broker_of(request).messages.publish(
-        queue, body.message, caller_of(request), id=body.id, partition=body.partition
+        queue, message, caller_of(request), id=body.id, partition=body.partition
     )
 
 
@@ -93,7 +98,7 @@ async def dead_letter(
     request: Request,
     queue: Name,
     partition: Partition,
-    body: message_schemas.DeadLetterRequest,
+    body: wire.DeadLetterRequest,
     dry_run: Annotated[
         Flag, Query(description="Change nothing, and say what would be stored, and passed.")
     ] = False,
@@ -122,7 +127,7 @@ async def dead_letter(
 async def redrive(
     request: Request,
     queue: Name,
-    body: message_schemas.RedriveRequest,
+    body: wire.RedriveRequest,
     dry_run: Annotated[
         Flag, Query(description="Change nothing, and say how many would go where.")
     ] = False,

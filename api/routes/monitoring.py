@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from annotated_types import Ge, Le
 from fastapi import APIRouter, Query, Response
+from msgspec.structs import astuple
 from pydantic import BeforeValidator
 from starlette.requests import Request
 
@@ -19,7 +20,6 @@ from api.metrics import Lags
 from api.routes.flows import ON_A_FLOW, FlowId
 from api.routes.queues import ON_A_QUEUE
 from api.routing import Limit, Name, Route, broker_of, flow_of, last_event_id, served_by, whole
-from api.schemas import monitoring as schemas
 from api.security import Also, allow, caller_of
 from api.streams import EventStream, StreamHolder, event
 from broker.calls import views
@@ -45,15 +45,13 @@ ROUTER = APIRouter(prefix="/v1/queues/{queue}", route_class=Route)
 )
 @allow(Also.FLOW)
 async def report_conditions(
-    request: Request, queue: Name, flow: FlowId, body: schemas.ConditionsReport
+    request: Request, queue: Name, flow: FlowId, body: wire.ConditionsReport
 ) -> None:
     """Say what is wrong with the flow's work, all of it at once. Renews the lease.
 
     A condition of a partition holds as long as the flow owns the partition under the named epoch.
     """
-    reported = [
-        ReportedCondition(one.kind, one.text, one.partition, one.epoch) for one in body.conditions
-    ]
+    reported = [ReportedCondition(*astuple(one)) for one in body.conditions]
     await broker_of(request).conditions.report(flow_of(request), body.seq, reported)
 
 

@@ -7,7 +7,6 @@ from api import problems
 from api.routes.lineage import Partition
 from api.routes.queues import ON_A_QUEUE
 from api.routing import DryRun, Name, Route, broker_of
-from api.schemas import pauses as pause_schemas
 from api.security import allow, caller_of
 from broker.core.access import Right
 from counterpoise import wire
@@ -24,7 +23,7 @@ SHOWN = "What is paused of the queue after the call."
 )
 @allow(Right.ADMINISTER, unlocked_may=True)
 async def pause_queue(
-    request: Request, queue: Name, body: pause_schemas.PauseRequest, dry_run: DryRun = False
+    request: Request, queue: Name, body: wire.PauseRequest, dry_run: DryRun = False
 ) -> wire.PausedQueue | wire.Preview:
     """Pause all partitions of a queue, those that come later among them.
 
@@ -62,7 +61,7 @@ async def pause_partition(
     request: Request,
     queue: Name,
     partition: Partition,
-    body: pause_schemas.PauseRequest,
+    body: wire.PauseRequest,
     dry_run: DryRun = False,
 ) -> wire.PausedQueue | wire.Preview:
     """Pause one partition, whoever owns it now or later; otherwise as the whole queue."""
@@ -92,10 +91,10 @@ async def _pause(
     request: Request,
     queue: str,
     partition: int | None,
-    body: pause_schemas.PauseRequest,
+    body: wire.PauseRequest,
     dry_run: bool,
 ) -> wire.PausedQueue | wire.Preview:
-    until = body.until.timestamp() if "until" in body.model_fields_set else None
+    until = None if body.until is None else body.until.timestamp()
     return await broker_of(request).pauses.pause(
         queue,
         partition,

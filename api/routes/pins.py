@@ -7,7 +7,6 @@ from api import problems
 from api.routes.lineage import Partition
 from api.routes.queues import ON_A_QUEUE
 from api.routing import DryRun, Name, Route, broker_of
-from api.schemas.pins import PinRequest
 from api.security import allow, caller_of
 from broker.core.access import Right
 from counterpoise import wire
@@ -27,7 +26,7 @@ async def pin_partition(
     request: Request,
     queue: Name,
     partition: Partition,
-    body: PinRequest,
+    body: wire.PinRequest,
     dry_run: DryRun = False,
 ) -> wire.PinnedQueue | wire.Preview:
     """Pin a partition to a consumer by its name: it belongs there while such a flow takes part.

@@ -21,10 +21,7 @@ from starlette.types import Scope
 from api.metrics import Metrics
 from api.rates import Rates
 from api.routes import flows
-from api.routing import LONGEST_WAIT_SECONDS
-from api.schemas.common import (
-    FLOW_ID_PATTERN,
-)
+from api.routing import FLOW_ID_PATTERN, LONGEST_WAIT_SECONDS
 from api.security import host_name, is_own_name
 from api.streams import DeferredCall
 from broker import tracing

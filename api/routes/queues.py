@@ -4,12 +4,12 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
+from msgspec import UNSET
+from msgspec.structs import asdict
 from starlette.requests import Request
 
 from api import problems
 from api.routing import Cursor, DryRun, Flag, Limit, Name, Route, broker_of
-from api.schemas import logs as log_schemas
-from api.schemas import queues as queue_schemas
 from api.security import Also, allow, caller_of
 from broker.calls import views
 from broker.core.access import Right
@@ -21,6 +21,11 @@ ADMINISTRATION = ("unauthorized", "forbidden", "invalid", "unavailable")
 ON_A_QUEUE = (*ADMINISTRATION, "queue_not_found", "queue_unreadable")
 
 
+def _given(body: wire.QueueCreate | wire.QueueChange) -> dict[str, Any]:
+    """The settings that the body has, or its defaults."""
+    return {name: value for name, value in asdict(body).items() if value is not UNSET}
+
+
 @ROUTER.post(
     "",
     status_code=201,
@@ -30,17 +35,17 @@ ON_A_QUEUE = (*ADMINISTRATION, "queue_not_found", "queue_unreadable")
     responses={**problems.document(*ADMINISTRATION, "queue_exists", *problems.OF_A_BODY)},
 )
 @allow(Right.ADMINISTER, unlocked_may=True)
-async def create_queue(request: Request, body: queue_schemas.QueueCreate) -> wire.Queue:
+async def create_queue(request: Request, body: wire.QueueCreate) -> wire.Queue:
     """Create a queue with its partitions 0..N-1; they get owners when flows bind.
 
     A call that is repeated answers the queue that is there, if its settings are those of the call.
     """
     caller = caller_of(request)
     caller.require(Right.ADMINISTER, queue=body.name)
-    given = body.model_dump(exclude_unset=True)
-    if "partitions" in given:
+    given = _given(body)
+    if body.partitions is not UNSET:
         given["partitions"] = tuple(root.key for root in body.partitions)
-    if "positions" in given:
+    if body.positions is not UNSET:
         given["positions"] = {int(number): at for number, at in body.positions.items()}
     created = await broker_of(request).queues.create(views.QueueSpec(**given), caller)
     return (await broker_of(request).conditions.with_counts([created]))[0]
@@ -89,7 +94,7 @@ async def show_queue(request: Request, queue: Name) -> wire.Queue:
 async def change_queue(
     request: Request,
     queue: Name,
-    body: queue_schemas.QueueChange,
+    body: wire.QueueChange,
     discard: Annotated[
         Flag,
         Query(description="Remove surplus partitions at once, with the messages they still hold."),
@@ -101,7 +106,7 @@ async def change_queue(
     `partition_count` is the resize. Growing takes effect at once. Shrinking lets the owners of
     surplus partitions drain them first, so that nothing is lost, unless `discard` is given.
     """
-    broker, changes = broker_of(request), body.model_dump(exclude_unset=True)
+    broker, changes = broker_of(request), _given(body)
     changed = await broker.queues.change(
         queue, changes, discard, caller_of(request), dry_run=dry_run
     )
@@ -227,7 +232,7 @@ async def flows(
 async def set_positions(
     request: Request,
     queue: Name,
-    body: log_schemas.PositionsRequest,
+    body: wire.PositionsRequest,
     dry_run: Annotated[
         Flag, Query(description="Change nothing, and say what would be read again or skipped.")
     ] = False,
@@ -237,7 +242,7 @@ async def set_positions(
     Raises the epochs, so that calls under the old epochs are refused.
     """
     target: Any
-    if "positions" in body.model_fields_set:
+    if body.positions is not None:
         target = {int(number): position for number, position in body.positions.items()}
     else:
         target = body.to.timestamp() if isinstance(body.to, datetime) else body.to
@@ -254,14 +259,14 @@ async def set_positions(
     responses=problems.document(*ON_A_QUEUE, *problems.OF_A_BODY),
 )
 @allow(Right.PUBLISH, Right.CONSUME, Also.FLOW)
-async def log_access(
-    request: Request, queue: Name, body: log_schemas.LogAccessRequest
-) -> wire.LogView:
+async def log_access(request: Request, queue: Name, body: wire.LogAccessRequest) -> wire.LogView:
     """The address of a queue's log, its current partition count, and short-lived credentials.
 
     Publishers call it before they publish, and when an append is refused because the partition
     count has changed. Consumers call it when the credentials from the bind are about to expire.
     """
-    caller = caller_of(request)
-    caller.require(Right.PUBLISH if body.purpose == "publish" else Right.CONSUME)
-    return await broker_of(request).logs.access(queue, body.purpose, caller, refused=body.refused)
+    caller, publishes = caller_of(request), body.purpose == "publish"
+    caller.require(Right.PUBLISH if publishes else Right.CONSUME)
+    return await broker_of(request).logs.access(
+        queue, "publish" if publishes else "read", caller, refused=body.refused
+    )

@@ -290,7 +290,8 @@ class LetterCalls:
 
     async def _failure(self, name: str, partition: int, position: str) -> tuple[int, str]:
         """How often the message has failed, and the last error, as its consumer has said it."""
-        from counterpoise.conditions import MOST_CONDITIONS, quarantine_of
+        from counterpoise.conditions import quarantine_of
+        from counterpoise.wire import MOST_CONDITIONS
 
         queue_id = await self._queues.read(name, lambda queue: queue.id)
         with store_available():

@@ -520,7 +520,7 @@ class Reader:
         if done is None or lane.grant.over:
             return not lane.grant.over
         item = CommitItem(*lane.grant.id, done, done_above=lane.grant.done_above(done))
-        outcomes = self._flow.commit([item.fields], timeout_seconds=CONFIRM_SECONDS)
+        outcomes = self._flow.commit([item], timeout_seconds=CONFIRM_SECONDS)
         self._lanes.answered(item, outcomes[lane.partition])
         return outcomes[lane.partition] == "ok"
 

@@ -492,7 +492,7 @@ class Keeper:
         if todo.releases:
             self._answered(todo.releases, self._flow.release_many(todo.releases))
         if todo.commits:
-            self._answered(todo.commits, self._flow.commit([one.fields for one in todo.commits]))
+            self._answered(todo.commits, self._flow.commit(todo.commits))
         if todo.ends:
             self._answered(todo.ends, self._flow.children_many(todo.ends))
 

@@ -16,7 +16,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from counterpoise.client import Client
-from counterpoise.conditions import Condition
 from counterpoise.consumer.lanes import Lanes
 from counterpoise.consumer.throttling import Warnings
 from counterpoise.consumer.watchdog import Watchdog
@@ -26,7 +25,7 @@ from counterpoise.flow.ledger import REFUSALS, Item
 from counterpoise.flow.refusals import Refusals, raise_refused
 from counterpoise.lease_time import lease_time
 from counterpoise.waking import Waking
-from counterpoise.wire import ChildrenItem, ReleaseItem
+from counterpoise.wire import ChildrenItem, Condition, ReleaseItem
 
 logger = logging.getLogger("counterpoise.consumer")
 
@@ -160,7 +159,7 @@ class Settler:
         self._committed_at = now
         try:
             outcomes = self._flow.commit(
-                [item.fields for item in items],
+                items,
                 timeout_seconds=COMMIT_SECONDS,
             )
         except ServiceUnavailable as error:

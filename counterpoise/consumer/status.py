@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from counterpoise.conditions import (
-    Condition,
     end_refused,
     invalid_position,
     log_away,
@@ -15,7 +14,7 @@ from counterpoise.conditions import (
 from counterpoise.consumer.lanes import Lane, Lanes
 from counterpoise.consumer.reading import Reader
 from counterpoise.errors import described
-from counterpoise.wire import barrier_text
+from counterpoise.wire import Condition, barrier_text
 
 
 @dataclass(frozen=True)

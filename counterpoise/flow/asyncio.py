@@ -21,7 +21,6 @@ from contextlib import contextmanager, suppress
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from counterpoise.client import AsyncClient
-from counterpoise.conditions import Condition
 from counterpoise.errors import CounterpoiseError, Unreachable
 from counterpoise.flow import programs
 from counterpoise.flow.base import BaseFlow
@@ -30,6 +29,7 @@ from counterpoise.flow.programs import MayRenew, Pause, Program, Send, Sent
 from counterpoise.flow.view import Notice
 from counterpoise.lease_time import lease_time
 from counterpoise.options import check_time_left
+from counterpoise.wire import Condition
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -30,7 +30,6 @@ from msgspec import structs
 from counterpoise import conditions
 from counterpoise.calls import Call, check_queue
 from counterpoise.client import Settings
-from counterpoise.conditions import Condition
 from counterpoise.errors import (
     CounterpoiseError,
     FlowGone,
@@ -56,7 +55,7 @@ from counterpoise.flow.view import (
 )
 from counterpoise.lease_time import lease_time
 from counterpoise.options import check_counts, check_seconds, suggesting
-from counterpoise.wire import Update
+from counterpoise.wire import Condition, Update
 
 OnOwned: TypeAlias = Callable[[Owned], Any] | None
 OnRevoking: TypeAlias = Callable[[Owned, float], Any] | None

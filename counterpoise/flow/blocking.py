@@ -30,7 +30,6 @@ from contextlib import contextmanager
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from counterpoise.client import Client
-from counterpoise.conditions import Condition
 from counterpoise.errors import CounterpoiseError, Unreachable
 from counterpoise.flow import programs
 from counterpoise.flow.base import BaseFlow
@@ -39,6 +38,7 @@ from counterpoise.flow.programs import MayRenew, Pause, Program, Send, Sent
 from counterpoise.flow.view import Notice
 from counterpoise.lease_time import lease_time
 from counterpoise.options import check_time_left, has_run
+from counterpoise.wire import Condition
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -33,7 +33,6 @@ from counterpoise.wire import (
     ChildrenItem,
     CommitItem,
     LogAccess,
-    Position,
     ReadyItem,
     ReleaseItem,
     Update,
@@ -150,16 +149,16 @@ def _poll(core: FlowCore) -> Program[Sent]:
 
 def commit(
     core: FlowCore,
-    positions: Mapping[int, str] | Iterable[Position],
+    positions: Mapping[int, str] | Iterable[CommitItem | tuple[int, int, str]],
     *,
     timeout_seconds: float | None = None,
 ) -> Program[dict[int, str]]:
     """Commit positions (next to read); returns the outcome for each partition.
 
     A mapping means the present epochs. Give (partition, epoch, position), with the epoch of the
-    work, if the partition may have been lost and granted again meanwhile. Outcomes: `ok`, the only
-    one with an effect; `stale_epoch`, `not_owner`, `no_such_partition`; `flow_gone` when the lease
-    expired (the flow is binding again).
+    work, or a `CommitItem`, if the partition may have been lost and granted again meanwhile.
+    Outcomes: `ok`, the only one with an effect; `stale_epoch`, `not_owner`, `no_such_partition`;
+    `flow_gone` when the lease expired (the flow is binding again).
     """
     _check(core, timeout_seconds)
     items: list[CommitItem] = []
@@ -174,7 +173,10 @@ def commit(
                 items.append(CommitItem(partition, epoch, position))
     else:
         wanted = "{partition: position} or [(partition, epoch, position)]"
-        items.extend(CommitItem(*_fields(item, wanted, 3, 4, 5)) for item in positions)
+        items.extend(
+            one if isinstance(one, CommitItem) else CommitItem(*_fields(one, wanted, 3))
+            for one in positions
+        )
     request = core.commit(items) if items else None
     return outcomes | (yield from _submit(core, request, items, timeout_seconds))
 

@@ -1,41 +1,53 @@
 """What the client reads and writes is what the service writes and reads.
 
-An answer is defined once, in `counterpoise.wire`. Each is read from documents that the service's
-OpenAPI document allows. Requests have models of the service (`api.schemas`), because their errors
-are a part of the contract, and messages of the client: these are compared, name by name.
+Both are defined once, in `counterpoise.wire`. Answers are read from documents that the service's
+OpenAPI document allows.
 """
 
 import pickle
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from fastapi import Request
 from msgspec import Struct, field, json, to_builtins
 from msgspec.structs import fields
 from rich.pretty import pretty_repr
 
-from api.documents import schema_name
+from api.bodies import RequestRefused
+from api.documents import schema_name, shapes_of
 from api.openapi import all_routes, document
+from api.requests import LIMITS, BodyReader
 from api.routing import Route
 from api.security import Also, allow
 from counterpoise import wire
-from counterpoise.conditions import Condition
+from counterpoise.calls import Call
+from counterpoise.client import Settings
 from counterpoise.documents import Document
 from counterpoise.errors import BadAnswer
 from counterpoise.reading import page_reader, reader
+from counterpoise.wire import RequestBody
 
-REQUESTS: dict[type[Any], str] = {Condition: "ReportedCondition", wire.Child: "NewChild"}
 # Of any list, of any event stream, and of no model: the answer of any service.
 OF_ANYTHING = (wire.Page, wire.Event, wire.Probe)
 SHAPES: list[type[Any]] = [
     one
-    for one in (*vars(wire).values(), Condition)
+    for one in vars(wire).values()
     if isinstance(one, type) and issubclass(one, Struct) and one not in OF_ANYTHING
-    if one.__module__ in (wire.__name__, Condition.__module__)
+    if one.__module__ == wire.__name__ and not issubclass(one, RequestBody)
 ]
-SECRETS = [(wire.LogAccess, "url"), (wire.Bound, "flow_token"), (wire.MadeKey, "key")]
+REQUESTS: list[type[Any]] = [*shapes_of(RequestBody)]
+# They come in the examples of others.
+ITEMS = (
+    *(wire.Root, wire.CommitItem, wire.ReleaseItem, wire.Child, wire.ChildrenItem),
+    *(wire.ReadyItem, wire.Condition),
+)
+SECRETS = [
+    *((wire.LogAccess, "url"), (wire.Bound, "flow_token")),
+    *((wire.MadeKey, "key"), (wire.LogIn, "key")),
+]
 TIME = "2026-11-20T10:00:00.250000Z"
 
 
@@ -46,7 +58,7 @@ def _schemas() -> dict[str, Any]:
 
 
 def _schema(shape: type[Any]) -> dict[str, Any]:
-    schema: dict[str, Any] = _schemas()[REQUESTS.get(shape) or schema_name(shape.__name__)]
+    schema: dict[str, Any] = _schemas()[schema_name(shape.__name__)]
     return schema
 
 
@@ -169,6 +181,72 @@ async def test_a_field_of_an_answer_is_defined_in_one_place() -> None:
     written = json.decode((await route.endpoint()).body)
     assert written == {"lease_expires_at": "2026-11-20T00:00:00Z", "revision": 7, "from": "there"}
     assert reader(Lease)(written) == await renew()
+
+
+def sent(body: RequestBody) -> Any:
+    """What the service gets of the client's body."""
+    call = Call("POST", "/some", lambda answer: answer, body=body)
+    return json.decode(Settings("http://127.0.0.1:1", None, 1.0).request(call)["content"])
+
+
+async def test_a_field_of_a_request_is_defined_in_one_place() -> None:
+    """And found in the OpenAPI document, in what the client sends and in what the service checks,
+    reads and says of mistakes."""
+
+    class Rest(wire.DrainRequest, frozen=True):
+        """How to rest.
+
+        * `until_key`: Which key ends it.
+        """
+
+        until_key: Annotated[str, wire.said(maxLength=3)] | None = field(name="until", default=None)
+
+    @allow(Also.ANYONE)
+    async def rest(request: Request, body: Rest) -> wire.Heartbeat:
+        raise AssertionError
+
+    route = Route("/rest", rest, methods=["POST"], tags=["Service"])
+    schema = document([*all_routes(), route])["components"]["schemas"]["Rest"]
+    assert schema["properties"]["until"]["description"] == "Which key ends it."
+    assert sent(Rest(until_key="abc")) == {"until": "abc"}
+    taken = BodyReader(Rest)
+    assert taken.read(sent(Rest(2.0, "abc"))) == Rest(2.0, "abc")
+    for wrong, message in (
+        ({"until": "long"}, "until: String should have at most 3 characters"),
+        ({"untill": "abc"}, "untill: unknown; did you mean 'until'?"),
+    ):
+        with pytest.raises(RequestRefused) as refused:
+            taken.read(wrong)
+        assert json.decode(refused.value.response.body)["detail"] == message
+
+
+# Words of a schema that limit no value, and those of `BodyReader` and of `_CHECKS`.
+WORDS = {"description", "examples", "default", "type", "enum", "format", "anyOf", "$ref", "not"}
+WITHIN = {"items", "additionalProperties", "propertyNames"}
+
+
+def _parts(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield schema
+    for part in (*schema.get("anyOf", ()), *(schema[one] for one in WITHIN & schema.keys())):
+        yield from _parts(part)
+
+
+@pytest.mark.parametrize("shape", REQUESTS, ids=lambda shape: shape.__name__)
+def test_each_word_of_a_schema_is_checked(shape: type[RequestBody]) -> None:
+    for described in _schema(shape)["properties"].values():
+        for part in _parts(described):
+            assert part.keys() <= WORDS | WITHIN | LIMITS.keys()
+
+
+@pytest.mark.parametrize("shape", REQUESTS, ids=lambda shape: shape.__name__)
+def test_what_the_client_may_send_is_read(shape: type[RequestBody]) -> None:
+    """Each example of the document is read, and is sent as it was read."""
+    examples = _schema(shape).get("examples", ())
+    assert examples or shape in (wire.LogIn, *ITEMS)
+    for example in examples:
+        read = BodyReader(shape).read(example)
+        assert sent(read) == example
+        assert BodyReader(shape).read(sent(read)) == read
 
 
 @pytest.mark.parametrize(("shape", "name"), SECRETS)

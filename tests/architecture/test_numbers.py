@@ -7,9 +7,8 @@ import re
 
 import pytest
 
-from api import bodies, connections, routing
+from api import bodies, connections, requests, routing
 from api.connections import MOST_FIELDS
-from api.schemas import common, flows, monitoring
 from broker.calls import callers, history
 from broker.core import cuts, lineage
 from broker.core.model import MOST_PARTITIONS
@@ -17,6 +16,7 @@ from broker.logs import by_kind, hash_ranges, positions
 from broker.replica import bursts, renewals, replica
 from broker.service import GONE_SECONDS
 from broker.settings import Settings
+from counterpoise import wire
 from tests.architecture.test_documents import text
 
 WORDS = {5: "five"}
@@ -26,24 +26,24 @@ SAID = [
     f"while {WORDS[bursts.SEVERAL]} or more arrive",
     f"a bind waits for at most {bursts.GATHER_SECONDS:g} s",
     f"| 1..{MOST_PARTITIONS} | configured count |",
-    f'`"partitions": [{{"key": "root"}}]` (at most {common.MOST_ROOTS:,}) has',
+    f'`"partitions": [{{"key": "root"}}]` (at most {wire.MOST_ROOTS:,}) has',
     f"or is more than {lineage.FARTHEST:,} above the highest",
     f"more than {MOST_PARTITIONS:,} partitions that exist",
     f"more than {lineage.MOST_KEYS:,} keys in its life",
-    f"at most {flows.MOST_NAMES:,} children and parents in all",
+    f"at most {requests.MOST_NAMES:,} children and parents in all",
     f"the keys of the last {hash_ranges.SAMPLE_MESSAGES:,} messages",
     f"the log is asked again after {cuts.FIRST_SECONDS:g} s",
     f"then at growing intervals up to {cuts.MOST_SECONDS:g} s",
     f"more than {positions.FAR:,} beyond the end",
-    f"has at most {monitoring.MOST_TEXT_CHARACTERS} characters, none of them one that",
-    f"A report names at most {monitoring.MOST_CONDITIONS:,}.",
+    f"has at most {wire.MOST_TEXT_CHARACTERS} characters, none of them one that",
+    f"A report names at most {wire.MOST_CONDITIONS:,}.",
     f"the first {history.MOST_CAUSES} in order",
     f"at least for {GONE_SECONDS / 3600:g} h",
     f"may make the `GET` calls of the key, for {callers.SESSION_SECONDS / 3600:g} h",
     f"(0..{routing.LONGEST_WAIT_SECONDS:g} s, capped at half the lease)",
     f"at most {Settings().request_limit_bytes / MIB:g} MiB unless",
     f"every other body {bodies.SMALL_BYTES / KIB:g} KiB",
-    f"at most {WORDS[bodies.MOST_UNKNOWN]} unknown fields",
+    f"at most {WORDS[requests.MOST_UNKNOWN]} unknown fields",
     f"head has at most {connections.MOST_HEAD_BYTES / KIB:g} KiB and {MOST_FIELDS} fields",
     f"arrives within {connections.HEAD_SECONDS:g} s",
     f"does not answer within {by_kind.SHOW_SECONDS:g} s",

@@ -103,7 +103,7 @@ SAID = {
         f"A flow takes some {MEMORY.value:.0f} KB with its connection",
         f"with the records of its handoffs | {planned()} |",
         f"| {planned('kafka-python sticky')}, {planned('aiokafka sticky')} |",
-        f"(uneven: a spread of 99 afterwards) | {planned('faust')} |",
+        f"(a spread of 99 afterwards, all others 1) | {planned('faust')} |",
         f"| {planned('kafka-python round robin')}, {planned('kafka-python range')} |",
         f"a call costs the service {replicas('CPU of the service')} times the CPU (",
         f"and Postgres {replicas('CPU of Postgres')} times;",

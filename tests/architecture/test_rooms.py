@@ -31,19 +31,18 @@ ERRORS = """
     ChildrenRefused FlowGone FlowNotFound Forbidden Invalid Overtaken PartitionEnded QueueExists
     QueueInUse QueueNotFound QueueUnreadable ResizeUnsettled StateKept Unauthorized
 """
-REQUESTS = "NewChild NewKey ReportedCondition Root"
+REQUESTS = "NewKey Root"
 TWICE = {
     "Rows": "what a read of a log has brought; and what a target of a sink takes",
     **dict.fromkeys(
         WIRE.split(),
-        "one thing on the wire (counterpoise.wire) and in the service; an item of a request has "
-        "a model of the API, too",
+        "one thing on the wire (counterpoise.wire) and in the service",
     ),
     **dict.fromkeys(
         ERRORS.split(),
         "one problem on the wire: what the service raises, and what the client raises for its code",
     ),
-    **dict.fromkeys(REQUESTS.split(), "what a call takes, and its schema in the API"),
+    **dict.fromkeys(REQUESTS.split(), "what a call takes, and what the service makes of it"),
     "Results": "of aggregates, and what a call of a flow answers",
     "Flow": "the consumer's binding, and the row that the core has of it",
     "Grant": "a grant in the ledger of a consumer, and in the records of the core",

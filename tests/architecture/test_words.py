@@ -13,20 +13,20 @@ PAGE = (ROOT / "docs/glossary.md").read_text("utf-8")
 WORDS = """
     access address administration admission answers api app appender application asyncio at
     available backoff backups base batch binaries blocking bodies bound bounds broker buffer builtin
-    bulk by callers calls certificate checks child cli client clock cluster columns common
-    conditions connect connection connections consumer coordinator core counterpoise creation
-    credentials cursors data database delivery demo display doctor documents draining drawing driver
-    durations embedded environment errors event events evidence exchanges exit exposure external
-    flights handler hash head history indexes items kafka keeper key keys kind lag launch lazy
-    leaving limits listener logins loop main memory message messages metrics migrations mock model
+    bulk by callers calls certificate checks child cli client clock cluster columns conditions
+    connect connection connections consumer coordinator core counterpoise creation credentials
+    cursors data database delivery demo display doctor documents draining drawing driver durations
+    embedded environment errors event events evidence exchanges exit exposure external flights
+    handler hash head history indexes items kafka keeper key keys kind lag launch lazy leaving
+    limits listener logins loop main memory message messages metrics migrations mock model
     monitoring names notifications now numbered offset offsets openapi opening options output
     picture plain planner planning play playing plugin polls pools port ports postgres problems
     process processes processor programs progress query rates reader readers reading rebalancer
-    recovery redis rendering replica report reports resizing restoring roles routes routing rows
-    running scaling scenario scenarios schema schemas scripts security sending server service
-    settings settling shared simulate sink source spark split stage staging state states status
-    stopping store stored stream streams structures tables tasks telemetry testing throttling
-    tracing updates verdict version view views warmup wire with without work writer
+    recovery redis rendering replica report reports requests resizing restoring roles routes routing
+    rows running scaling scenario scenarios schema scripts security sending server service settings
+    settling shared simulate sink source spark split stage staging state states status stopping
+    store stored stream streams structures tables tasks telemetry testing throttling tracing updates
+    verdict version view views warmup wire with without work writer
 """
 EVERYDAY = frozenset(WORDS.split())
 

@@ -113,7 +113,7 @@ def with_bodies() -> Iterator[tuple[str, str]]:
     for route in all_routes():
         assert isinstance(route, Route)
         route.complete()
-        if route.body_field is not None:
+        if route.taken is not None:
             yield next(iter(route.methods or ())), route.path
 
 

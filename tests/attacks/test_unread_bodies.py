@@ -36,7 +36,7 @@ def with_bodies(but: Right | None = None) -> Iterator[str]:
         route.complete()
         requirement = route.requirement
         is_for_all = requirement.also is Also.ANYONE or but in requirement.rights
-        if route.body_field is not None and not is_for_all:
+        if route.taken is not None and not is_for_all:
             yield f"{next(iter(route.methods or ()))} {route.path}"
 
 

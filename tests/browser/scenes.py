@@ -19,11 +19,12 @@ from broker import access_keys
 from broker.core.access import Role
 from broker.demo.mock_kafka import MockKafka
 from counterpoise.client import Client
-from counterpoise.conditions import Condition, quarantined
+from counterpoise.conditions import quarantined
 from counterpoise.consumer.letters import letter_headers
 from counterpoise.flow import Flow
 from counterpoise.keys import partition_of
 from counterpoise.publisher import Publisher
+from counterpoise.wire import Condition
 from tests.browser.chromium import Browser, Page, click, fill, submit
 from tests.measured import measured
 from tests.service import eventually

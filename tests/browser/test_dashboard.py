@@ -15,10 +15,10 @@ import pytest
 
 from broker.demo.mock_kafka import MockKafka
 from counterpoise.client import Client
-from counterpoise.conditions import Condition
 from counterpoise.flow import Flow
 from counterpoise.headline import Look
 from counterpoise.publisher import Publisher
+from counterpoise.wire import Condition
 from tests.api.access import guarded
 from tests.browser.chromium import MARKS, PROGRAM, Browser, Page, chromium, click, fill, submit
 from tests.browser.scenes import STATES, Stage

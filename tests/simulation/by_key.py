@@ -222,8 +222,7 @@ class ByKey(Application):
         commits = self._lanes.to_commit()
         self._commits = False
         if commits:
-            fields = [item.fields for item in commits]
-            self._call(programs.commit(self.core, fields, timeout_seconds=CALL_SECONDS), commits)
+            self._call(programs.commit(self.core, commits, timeout_seconds=CALL_SECONDS), commits)
 
     def _sent(self, kind: str, item: Item) -> None:
         assert self.core.bound is not None

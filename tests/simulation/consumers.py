@@ -415,5 +415,4 @@ class Consumer(Application):
                     self._over.add((number, item.epoch))
             self.poke()
 
-        fields = [item.fields for item in items]
-        self._run(programs.commit(self.core, fields, timeout_seconds=CALL_SECONDS), committed)
+        self._run(programs.commit(self.core, items, timeout_seconds=CALL_SECONDS), committed)

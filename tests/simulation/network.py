@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from broker.core.errors import BrokerError, Unavailable
 from counterpoise.calls import Call
 from counterpoise.errors import CounterpoiseError, Unreachable, error_of
+from counterpoise.wire import ReleaseRequest
 from tests.simulation.checker import Checker
 from tests.simulation.routes import problem, serve
 from tests.simulation.service import Node
@@ -120,8 +121,8 @@ class Network:
 
 
 def _ends_a_partition(call: Call[Any]) -> bool:
-    return call.path.endswith("/release") and any(
-        item.get("finished") for item in call.body["partitions"]
+    return isinstance(call.body, ReleaseRequest) and any(
+        item.finished for item in call.body.partitions
     )
 
 

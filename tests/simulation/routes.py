@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from msgspec import to_builtins
+from msgspec.structs import astuple
 
 from broker.calls.bound_flows import BoundFlow
 from broker.core import commands as c
@@ -38,30 +39,27 @@ def problem(error: BrokerError) -> tuple[int, dict[str, Any]]:
     return _STATUS[error.code], document
 
 
-async def _work(calls: Calls, verb: str, flow: BoundFlow, body: dict[str, Any]) -> wire.Results:
-    items, seq = body["partitions"], body.get("seq")
-    if verb == "commit":
-        commits = [c.CommitItem(**item) for item in items]
-        return await calls.commits.commit(flow, seq, commits)
-    if verb == "release":
-        lets = [c.ReleaseItem(**item) for item in items]
-        return await calls.flows.release(flow, seq, lets)
-    if verb == "children":
-        ends = [
-            c.ChildrenItem(
-                item["partition"],
-                item["epoch"],
-                tuple(
-                    c.NewChild(**{**child, "parents": tuple(child["parents"])})
-                    for child in item["children"]
-                ),
-                item.get("finished", False),
-                item.get("position"),
-            )
-            for item in items
-        ]
-        return await calls.flows.children(flow, seq, ends)
-    warm = [c.ReadyItem(**item) for item in items]
+async def _work(calls: Calls, flow: BoundFlow, body: Any) -> wire.Results:
+    match body:
+        case wire.CommitRequest(items, seq):
+            commits = [c.CommitItem(*astuple(item)) for item in items]
+            return await calls.commits.commit(flow, seq, commits)
+        case wire.ReleaseRequest(items, seq):
+            lets = [c.ReleaseItem(*astuple(item)) for item in items]
+            return await calls.flows.release(flow, seq, lets)
+        case wire.ChildrenRequest(items, seq):
+            ends = [
+                c.ChildrenItem(
+                    item.partition,
+                    item.epoch,
+                    tuple(c.NewChild(*astuple(child)) for child in item.children),
+                    item.finished,
+                    item.position,
+                )
+                for item in items
+            ]
+            return await calls.flows.children(flow, seq, ends)
+    warm = [c.ReadyItem(*astuple(item)) for item in body.partitions]
     return await calls.flows.ready(flow, warm)
 
 
@@ -70,19 +68,19 @@ async def serve(calls: Calls, call: Call[Any], checker: Checker) -> Any:
     began = checker.began()
     parts = call.path.split("/")
     name, flow_id, verb = parts[2], parts[4] if len(parts) > 4 else "", parts[-1]
-    body = call.body
+    body: Any = call.body
     if len(parts) == 4 and parts[3] == "flows":
         bound = await calls.flows.bind(
             name,
-            body["client_name"],
-            body["instance_id"],
-            body["lease_seconds"],
-            body["warmup"],
-            body["binder"],
-            body["attempt"],
-            KEYS[int(body["instance_id"][1:]) % len(KEYS)],
-            weight=body.get("weight", 1),
-            max_partitions=body.get("max_partitions"),
+            body.client_name,
+            body.instance_id,
+            body.lease_seconds,
+            body.warmup,
+            body.binder,
+            body.attempt,
+            KEYS[int(body.instance_id[1:]) % len(KEYS)],
+            weight=body.weight,
+            max_partitions=body.max_partitions,
         )
         checker.bound(bound.flow_id)
         checker.showed(bound.update, began)
@@ -102,17 +100,16 @@ async def serve(calls: Calls, call: Call[Any], checker: Checker) -> Any:
         checker.showed(view, began)
         return to_builtins(view)
     if verb == "drain":
-        drained = await calls.flows.drain(flow, body.get("timeout_seconds"))
+        drained = await calls.flows.drain(flow, body.timeout_seconds)
         assert isinstance(drained, wire.Update)
         checker.showed(drained, began)
         return to_builtins(drained)
-    items = body["partitions"]
-    done = await _work(calls, verb, flow, body)
-    for item, result in zip(items, done.results, strict=True):
+    done = await _work(calls, flow, body)
+    for item, result in zip(body.partitions, done.results, strict=True):
         # Children that are reported before the end leave the owner what it is.
-        kind = "commit" if verb == "children" and not item.get("finished") else verb
-        place = item["partition"], item["epoch"], int(item.get("position") or 0)
-        said = *place, item.get("done_above")
+        kind = "commit" if verb == "children" and not item.finished else verb
+        place = item.partition, item.epoch, int(getattr(item, "position", None) or 0)
+        said = *place, getattr(item, "done_above", None)
         checker.answered(kind, flow_id, said, result, began)
     assert done.update is not None
     checker.showed(done.update, began)

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from counterpoise.conditions import (
-    Condition,
     end_refused,
     invalid_position,
     log_away,
@@ -50,6 +49,7 @@ from counterpoise.spark.source.query_state import KeptState
 from counterpoise.spark.source.settler import QuerySettler
 from counterpoise.spark.source.tasks import LogPartition, log_partition
 from counterpoise.spark.source.warmup_tracker import WarmupTracker
+from counterpoise.wire import Condition
 
 logger = logging.getLogger("counterpoise.spark")
 

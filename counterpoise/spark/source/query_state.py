@@ -22,11 +22,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from counterpoise.conditions import Condition, state_lost
+from counterpoise.conditions import state_lost
 from counterpoise.flow import Flow
 from counterpoise.spark.errors import StateLost
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.source.progress import Lacking, SharedProgress
+from counterpoise.wire import Condition
 
 logger = logging.getLogger("counterpoise.spark")
 

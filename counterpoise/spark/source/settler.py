@@ -111,7 +111,7 @@ class QuerySettler:
             self._answered(todo.releases, outcomes)
         if todo.commits:
             outcomes = self._flow.commit(
-                [item.fields for item in todo.commits],
+                todo.commits,
                 timeout_seconds=timeout_seconds,
             )
             self._answered(todo.commits, outcomes)

@@ -19,12 +19,12 @@ from counterpoise import __version__
 from counterpoise.cli import main, mend_streams, messages, queues
 from counterpoise.cli.app import COMMANDS, load
 from counterpoise.client import Client
-from counterpoise.conditions import Condition, report
+from counterpoise.conditions import report
 from counterpoise.flow import Flow
 from counterpoise.logs import LogUnavailable
 from counterpoise.publisher import Publisher
 from counterpoise.publisher.delivery import Delivery
-from counterpoise.wire import ReleaseItem
+from counterpoise.wire import Condition, ReleaseItem
 from tests.counterpoise.cli.conftest import run_at
 from tests.faults.proxy import Proxy
 from tests.forked import Forked

@@ -12,11 +12,12 @@ import pytest
 from counterpoise import __version__
 from counterpoise.cli import doctor
 from counterpoise.client import Client
-from counterpoise.conditions import Condition, report
+from counterpoise.conditions import report
 from counterpoise.consumer import Consumer, Retry
 from counterpoise.errors import Forbidden
 from counterpoise.keys import partition_of
 from counterpoise.logs.builtin import connection
+from counterpoise.wire import Condition
 from tests.counterpoise.cli.conftest import run_at
 from tests.counterpoise.faulty import Answer, FaultyService, faulty_service
 from tests.eventual import eventually

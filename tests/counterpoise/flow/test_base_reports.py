@@ -4,8 +4,8 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
-from counterpoise.conditions import Condition
 from counterpoise.errors import (
     CounterpoiseError,
     FlowGone,
@@ -15,6 +15,7 @@ from counterpoise.errors import (
 from counterpoise.flow.base import REFUSED_REPORT_SECONDS, Reports
 from counterpoise.flow.core import FlowCore, FlowSettings
 from counterpoise.flow.programs import Send, Sent
+from counterpoise.wire import Condition
 from tests.counterpoise.flow.answers import bound
 
 AWAY = Condition("log_away", "no answer")
@@ -46,7 +47,7 @@ class Program:
                 return
             assert isinstance(effect, Send)
             assert effect.call.path.endswith("/conditions")
-            self.bodies.append(effect.call.body)
+            self.bodies.append(to_builtins(effect.call.body))
             sent = Sent(self.now, self.now, 0.5, error=self.error)
 
 
@@ -75,7 +76,7 @@ def test_only_changes_are_sent(program: Program) -> None:
         (3, 0),
     ]
     poison = {"kind": "quarantined", "text": "at 7: ValueError: 7", "partition": 5, "epoch": 3}
-    assert program.bodies[0]["conditions"] == [{"kind": "log_away", "text": "no answer"}, poison]
+    assert program.bodies[0]["conditions"] == ({"kind": "log_away", "text": "no answer"}, poison)
 
 
 def test_what_was_not_answered_is_sent_again(program: Program) -> None:

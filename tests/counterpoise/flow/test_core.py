@@ -208,7 +208,7 @@ def test_an_expired_flow_binds_again_with_the_same_instance(error):
     flow.call_failed("f1", error)
     assert flow.status == "binding"
     assert told(flow) == ["lost 0@1"]
-    assert flow.bind_call().body["instance_id"] == "i1"
+    assert flow.bind_call().body.instance_id == "i1"
     # The new flow's revisions are not compared with the old one's.
     flow.bind_answered(bound(3, partition(0, 2), flow_id="f2"), sent_at=1.0, now=1.0)
     assert told(flow) == ["granted 0@2"]
@@ -338,8 +338,8 @@ def test_seq_rises_with_every_call_also_over_a_new_bind():
     flow.call_failed("f1", gone("lease_expired"))
     flow.bind_answered(bound(3, partition(0, 2), flow_id="f2"), sent_at=1.0, now=1.0)
     third = flow.commit([CommitItem(0, 2, "7")])
-    assert first.call.body["seq"] < second.call.body["seq"] < third.call.body["seq"]
-    assert "seq" not in flow.ready([ReadyItem(0, 2)]).call.body
+    assert first.call.body.seq < second.call.body.seq < third.call.body.seq
+    assert "seq" not in flow.ready([ReadyItem(0, 2)]).call.body.__struct_fields__
 
 
 def test_the_view_has_the_last_position_acknowledged_whatever_the_order_of_answers():
@@ -486,8 +486,8 @@ def test_each_bind_has_an_attempt_number():
     flow = core(binder="me")
     flow.open()
     first, second = flow.bind_call(), flow.bind_call()
-    assert [call.body["attempt"] for call in (first, second)] == [1, 2]
-    assert {call.body["binder"] for call in (first, second)} == {"me"}
+    assert [call.body.attempt for call in (first, second)] == [1, 2]
+    assert {call.body.binder for call in (first, second)} == {"me"}
 
 
 def test_a_bind_that_was_overtaken_is_tried_again():

@@ -15,7 +15,6 @@ from typing import Any, cast
 import psycopg
 import pytest
 
-from counterpoise.conditions import Condition
 from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.flow import Flow
 from counterpoise.flow.view import Owned, Warming
@@ -31,7 +30,7 @@ from counterpoise.spark.source import query as consumption_module
 from counterpoise.spark.source.leaving import Leaving
 from counterpoise.spark.source.offset_planner import HELD_BACK_SECONDS
 from counterpoise.spark.source.query import DRIVER_SECONDS, Consumption
-from counterpoise.wire import ChildrenItem, CommitItem, LogAccess, Position, ReleaseItem
+from counterpoise.wire import ChildrenItem, CommitItem, Condition, LogAccess, ReleaseItem
 from tests.counterpoise.spark.doubles import Queue
 from tests.log_support import append, log, log_url, until
 
@@ -101,10 +100,9 @@ class FlowDouble:
         self.refreshed += 1
 
     def commit(
-        self, positions: Iterable[Position], *, timeout_seconds: float | None = None
+        self, items: Iterable[CommitItem], *, timeout_seconds: float | None = None
     ) -> dict[int, str]:
         self._check()
-        items = [CommitItem(*one) for one in positions]
         return {item.partition: self.queue.commit("me", item) for item in items}
 
     def release_many(

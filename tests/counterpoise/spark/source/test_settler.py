@@ -151,8 +151,8 @@ class Answering(FlowDouble):
         self.calls += 1
         return real if self.outcomes is None else self.outcomes
 
-    def commit(self, positions: Any, **options: Any) -> dict[int, str]:
-        return self._answer({} if self.outcomes is not None else super().commit(positions))
+    def commit(self, items: Any, **options: Any) -> dict[int, str]:
+        return self._answer({} if self.outcomes is not None else super().commit(items))
 
     def release_many(self, items: Any, **options: Any) -> dict[int, str]:
         return self._answer({} if self.outcomes is not None else super().release_many(items))
