@@ -188,6 +188,9 @@ class Traffic:
             process.wait()
         for reader in self._readers:
             reader.join()
+        if self._publisher.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._publisher.stdin.close()
 
     def check(self) -> None:
         """Raise RuntimeError if a process has ended by itself."""
@@ -208,12 +211,13 @@ class Traffic:
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         rest = b""
-        while got := process.stdout.read1(65_536):  # type: ignore[attr-defined]
-            rest += got
-            whole = len(rest) // 8 * 8
-            self.numbers.add(array("q", rest[:whole]))
-            rest = rest[whole:]
-            self._allow()
+        with process.stdout:
+            while got := os.read(process.stdout.fileno(), 65_536):
+                rest += got
+                whole = len(rest) // 8 * 8
+                self.numbers.add(array("q", rest[:whole]))
+                rest = rest[whole:]
+                self._allow()
 
     def _allow(self) -> None:
         with self._credit:

@@ -67,6 +67,8 @@ def started(
     finally:
         process.terminate()
         process.wait(30)
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 @contextmanager
