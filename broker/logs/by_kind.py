@@ -545,8 +545,8 @@ class LogsByKind:
         try:
             await self._builtin.sweep_dropped()
             await self._builtin.forget_publishers(publishers_idle_seconds)
-            await self._builtin.sweep_watches()
             await self._builtin.drop_expired_credentials()
+            await self._builtin.sweep_watches()
         except LogError as error:
             _log.warning("the upkeep of the logs failed", error=str(error))
 

@@ -91,6 +91,8 @@ _ROWS: Mapping[str, Mapping[str, str]] = {
     LOG.name: {
         "counterpoise_log.messages": "EXISTS (SELECT FROM counterpoise_log.partitions"
         " WHERE first_position < next_position)",
+        "counterpoise_log.ends": "EXISTS (SELECT FROM counterpoise_log.partition_rows)",
+        "counterpoise_log.sequences": "EXISTS (SELECT FROM counterpoise_log.publishers)",
     },
 }
 

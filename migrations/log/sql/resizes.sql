@@ -1,8 +1,8 @@
 -- A resize notes where each partition ends in its transaction: the cuts of an ordered resize.
 --
 -- The cuts are taken by a trigger on the partition count, so no program that resizes a log can
--- forget them. At that moment the transaction has locked all rows of the log's partitions
--- (`lock_log`), and an append locks the rows of its partitions before it reads the count. So every
+-- forget them. It has to lock all rows of the log's partitions (`lock_log`) in a statement before:
+-- one that waited for the locks itself would not see the ends of meanwhile. And an append locks the rows of its partitions before it reads the count. So every
 -- message that was routed with the old count lies below the cut of its partition, and every message
 -- that is routed with the new count lies at the cut or past it.
 

@@ -63,8 +63,9 @@ CREATE INDEX partitions_open ON counterpoise_log.partition_rows (log_id, first_h
     WHERE first_hash IS NOT NULL AND successors IS NULL;
 
 -- Below it the messages of a partition have been deleted; it follows `first_position` (trims.sql).
+-- Like `messages` without a foreign key: rows of dropped logs go with the messages.
 CREATE TABLE counterpoise_log.sweeps (
-    log_id integer NOT NULL REFERENCES counterpoise_log.logs ON DELETE CASCADE,
+    log_id integer NOT NULL,
     partition integer NOT NULL,
     position bigint NOT NULL,
     PRIMARY KEY (log_id, partition)

@@ -19,7 +19,8 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION counterpoise_log.trim FROM PUBLIC;
 
--- Both sweeps take the first messages in the order of the primary key, however many there are.
+-- Both sweeps take the first messages in the order of the primary key, however many there are. A
+-- sweep locks no row of the log that others lock: a drop waits for none.
 
 -- Deletes at most p_limit messages below their partitions' starts; returns how many. It begins where
 -- the last one has ended: beside a long transaction, it would look at all that was deleted before.
@@ -28,7 +29,7 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 SET enable_bitmapscan = off SET enable_seqscan = off AS $$
 DECLARE
     v_partition record;
-    v_found tid[];
+    v_found bigint;
     v_last bigint;
     v_deleted bigint;
     v_all bigint := 0;
@@ -41,20 +42,20 @@ BEGIN
         ORDER BY p.partition
     LOOP
         EXIT WHEN v_all >= p_limit;
-        SELECT array_agg(old.ctid), max(old.position) INTO v_found, v_last FROM (
-            SELECT m.ctid, m.position FROM counterpoise_log.messages AS m
+        SELECT count(*), max(old.position) INTO v_found, v_last FROM (
+            SELECT m.position FROM counterpoise_log.messages AS m
             WHERE m.log_id = v_partition.log_id AND m.partition = v_partition.partition
                 AND m.position >= v_partition.swept AND m.position < v_partition.first_position
             ORDER BY m.position LIMIT p_limit - v_all
         ) AS old;
-        DELETE FROM counterpoise_log.messages WHERE ctid = ANY (v_found)
-            AND log_id = v_partition.log_id AND partition = v_partition.partition
-            AND position <= v_last;
+        DELETE FROM counterpoise_log.messages
+            WHERE log_id = v_partition.log_id AND partition = v_partition.partition
+                AND position >= v_partition.swept AND position <= v_last;
         GET DIAGNOSTICS v_deleted = ROW_COUNT;
         -- What another sweep has found meanwhile is deleted, or was found here.
         INSERT INTO counterpoise_log.sweeps AS s (log_id, partition, position)
             VALUES (v_partition.log_id, v_partition.partition,
-                CASE WHEN cardinality(v_found) = p_limit - v_all THEN v_last + 1
+                CASE WHEN v_found = p_limit - v_all THEN v_last + 1
                     ELSE v_partition.first_position END)
             ON CONFLICT (log_id, partition) DO UPDATE SET position = excluded.position
                 WHERE s.position < excluded.position;
@@ -71,6 +72,8 @@ SET enable_bitmapscan = off SET enable_seqscan = off AS $$
 DECLARE
     v_deleted bigint;
 BEGIN
+    DELETE FROM counterpoise_log.sweeps AS s
+        WHERE NOT EXISTS (SELECT FROM counterpoise_log.logs AS l WHERE l.log_id = s.log_id);
     DELETE FROM counterpoise_log.messages WHERE ctid = ANY (ARRAY(
         WITH RECURSIVE present (log_id) AS (
             (SELECT log_id FROM counterpoise_log.messages ORDER BY log_id LIMIT 1)

@@ -167,8 +167,11 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_deleted bigint;
 BEGIN
-    DELETE FROM counterpoise_log.watches AS w USING counterpoise_log.partitions AS p
-        WHERE p.log_id = w.log_id AND p.partition = w.partition AND w.position < p.next_position;
+    -- Where there is no partition any more, the log was dropped while a reader said it.
+    DELETE FROM counterpoise_log.watches AS w WHERE NOT EXISTS (
+        SELECT FROM counterpoise_log.partitions AS p
+            WHERE p.log_id = w.log_id AND p.partition = w.partition
+                AND p.next_position <= w.position);
     GET DIAGNOSTICS v_deleted = ROW_COUNT;
     RETURN v_deleted;
 END $$;

@@ -110,6 +110,19 @@ def test_the_lists_have_what_the_migrations_make(connection: Connection, tree: T
             UPDATE counterpoise_log.ends SET next_position = 3""",
             ["rows in counterpoise_log.messages"],
         ),
+        (
+            """INSERT INTO counterpoise_log.logs (name, partition_count) VALUES ('a', 1);
+            INSERT INTO counterpoise_log.partitions (log_id, partition)
+                SELECT log_id, 0 FROM counterpoise_log.logs;
+            TRUNCATE counterpoise_log.ends""",
+            ["rows in counterpoise_log.ends"],
+        ),
+        (
+            """INSERT INTO counterpoise_log.logs (name, partition_count) VALUES ('a', 1);
+            INSERT INTO counterpoise_log.publishers (log_id, publisher)
+                SELECT log_id, 'p' FROM counterpoise_log.logs""",
+            ["rows in counterpoise_log.sequences"],
+        ),
         # What others made, or took away on purpose.
         ("CREATE INDEX ours ON counterpoise.flows (client_name)", []),
         ("GRANT SELECT ON counterpoise.history_flows TO pg_monitor", []),
