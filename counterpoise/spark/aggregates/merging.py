@@ -108,14 +108,14 @@ class Results:
         counted by other columns.
         """
         places = [] if self.plan.windows is None else ["window_start", "window_end"]
-        has = tables.columns(connection, self.table)
-        lacks = [name for name in (*places, *self.plan.by, *self.plan.values) if name not in has]
-        if self.emit is None and has and lacks:
+        needs = [*places, *self.plan.by, *self.plan.values]
+        has = tables.columns(connection, self.table) if self.emit is None else set()
+        if has and (lacks := [name for name in needs if name not in has]):
             raise InvalidSink(
                 f"the table {self.table} has no column {', '.join(lacks)}, and the results have: "
                 "add it (ALTER TABLE … ADD COLUMN …), or write to another table"
             )
-        if (groups := tables.any_groups(connection, key)) is not None:
+        if self.plan.windows is not None and (groups := tables.any_groups(connection, key)):
             self._columns(groups)
 
     def _row(self, group: Group, partials: Mapping[str, Any]) -> dict[str, Any]:

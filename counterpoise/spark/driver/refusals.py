@@ -138,9 +138,10 @@ def why_not(spark: SparkSession, execution: Any) -> str | None:
 def other_queues(execution: Any) -> str | None:
     """Why a query of several queues cannot go on from its checkpoint; None: it can."""
     logged = offsets_logged(execution)
-    if not all(source.isdecimal() for source in logged):
+    queue_of = {source: str(offset.get("queue")) for source, offset in logged.items()}
+    if any(not source.isdecimal() or source == queue for source, queue in queue_of.items()):
         return None  # Spark knows them by name.
-    had = {str(one.get("queue")) for one in logged.values()}
+    had = {*queue_of.values()}
     reads = queues_in(execution.analyzedPlan())
     if not had or had == reads or len(had) == len(reads) == 1:
         return None

@@ -98,6 +98,7 @@ class LogProbe:
         self._watches_not_before = 0.0
         self._closed = False
         self.last_error: CounterpoiseError | None = None
+        self._unforeseen: type[Exception] | None = None
         self._away: tuple[float, CounterpoiseError] | None = None
         self._thread = threading.Thread(target=self._run, name="counterpoise-probe", daemon=True)
 
@@ -253,14 +254,15 @@ class LogProbe:
             error = reason
         except Exception as reason:  # if the thread ended, the query would idle for ever
             error = SourceError(f"asking the log failed: {reason!r}")
-            if str(error) != str(self.last_error):
+            if type(reason) is not self._unforeseen:
                 logger.exception("counterpoise: asking the log failed; it is tried again")
+            self._unforeseen = type(reason)
         with self._changed:
             trouble = error or waits
             self._answering = None
             self._fatal, self.last_error = fatal, trouble or fatal
             if trouble is None:
-                self._away = None
+                self._away = self._unforeseen = None
             elif self._away is None:
                 self._away = asked_at, trouble
             if error is not None:

@@ -50,6 +50,7 @@ class QuerySettler:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="counterpoise-settler", daemon=True)
         self.last_error: CounterpoiseError | None = None
+        self._unforeseen: type[Exception] | None = None
 
     def start(self) -> None:
         """Start the thread."""
@@ -85,16 +86,16 @@ class QuerySettler:
                     continue
                 self._settle(self._hand_over_all, _CALL_SECONDS)
                 self._also()
-                self.last_error = None
+                self.last_error = self._unforeseen = None
                 pauses.succeeded()
                 continue
             except CounterpoiseError as error:
                 self.last_error = error
             except Exception as error:
-                failure = SourceError(f"telling the service failed: {error!r}")
-                if str(failure) != str(self.last_error):
+                if type(error) is not self._unforeseen:
                     logger.exception("counterpoise: telling the service failed; it is tried again")
-                self.last_error = failure
+                self._unforeseen = type(error)
+                self.last_error = SourceError(f"telling the service failed: {error!r}")
             self._closed.wait(pauses.failed())
             self._shared.wake.set()
 

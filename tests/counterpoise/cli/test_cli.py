@@ -82,7 +82,7 @@ def test_help_shows_the_whole_name_of_each_option_and_command(run):
 def test_resize_says_what_happens_to_order(run):
     said = " ".join(run("queues", "resize", "--help").output.split())
     assert "a partition waits for the older messages of its keys" in said
-    assert "Without them a newer message of a key may be processed before older ones" in said
+    assert "Without ordered resizes a newer message of a key may be processed first" in said
     assert "stop publishing, wait until" in said
 
 

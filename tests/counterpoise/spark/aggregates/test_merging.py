@@ -601,6 +601,12 @@ def test_results_go_to_a_function_in_the_transaction(counting: Counting) -> None
     assert len(counting.written()) == 1
 
 
+def test_with_a_function_the_table_is_only_a_name(counting: Counting) -> None:
+    results = Results(PLAN, "a.b.c.d", emit=lambda *_: None)
+    with counting.engine.begin() as connection:
+        results.check(connection, KEY)
+
+
 def test_an_engine_with_another_isolation_is_refused(database_url: str) -> None:
     """A closing that waited for the first rows of a partition would not see its clock."""
     url = database_url.replace("postgresql://", "postgresql+psycopg://")

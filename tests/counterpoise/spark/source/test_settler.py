@@ -32,7 +32,7 @@ class Defect:
     def __call__(self) -> None:
         if self.there:
             self.met += 1
-            raise KeyError("epoch")
+            raise KeyError("epoch", self.met)
 
 
 @pytest.fixture
