@@ -50,7 +50,11 @@ _GROUP = "counterpoise"
 
 # The answer instead of an offset if no message is as late as requested.
 _NONE = -1
+# For how long an answer about the topic will do: for so many times as long as the question took,
+# but at least and at most so many seconds.
+SHAPE_TIMES = 10
 SHAPE_SECONDS = 1.0
+LONGEST_SHAPE_SECONDS = 10.0
 # How long librdkafka may look for the leader of a partition that nobody waits for.
 FIRST_ASKED_SECONDS = 2.0
 _NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
@@ -238,27 +242,30 @@ class Topic:
         self.name = name
         self._questions = questions
         self._monotonic = monotonic
-        # The last answer, and when it was asked for.
+        # The last answer, and until when it will do.
         self._shape: tuple[Shape, float] | None = None
 
     def recent_shape(self, partitions: Iterable[int], deadline: float) -> Shape:
-        """The topic of at most `SHAPE_SECONDS` ago; the current one if it had not all of these.
+        """The topic of a moment ago; the current one if it had not all of these.
 
         An answer names all partitions with all their replicas: in a large topic it takes longer
-        than any question about the few partitions of one owner.
+        than any question about the few partitions of one owner. So it is asked for once a second,
+        and less often where that would be a tenth of the time.
         """
         if self._shape is not None:
-            shape, at = self._shape
+            shape, until = self._shape
             complete = all(one < shape.partition_count for one in partitions)
-            if complete and self._monotonic() < at + SHAPE_SECONDS:
+            if complete and self._monotonic() < until:
                 return shape
         return self.shape(deadline)
 
     def shape(self, deadline: float) -> Shape:
         """The current topic."""
-        at, self._shape = self._monotonic(), None
+        asked_at, self._shape = self._monotonic(), None
         shape = self._asked_shape(deadline)
-        self._shape = shape, at
+        took = self._monotonic() - asked_at
+        lasts = max(SHAPE_SECONDS, min(SHAPE_TIMES * took, LONGEST_SHAPE_SECONDS))
+        self._shape = shape, asked_at + lasts
         return shape
 
     def _asked_shape(self, deadline: float) -> Shape:

@@ -246,8 +246,9 @@ class KafkaLog(NumberedLog):
     def bounds(self, partitions: Sequence[int], *, at_once: bool = False) -> Bounds:
         """See `Log.bounds`. A log of which only this is asked fetches nothing.
 
-        Count and incarnation may be a second old, unless a partition ends earlier than when it was
-        asked for last: then the topic may have been deleted and made again.
+        Count and incarnation may be out of date (`Topic.recent_shape`), unless a partition ends
+        earlier than when it was asked for last: then the topic may have been deleted and made
+        again.
         With `at_once` partitions without a leader are not waited for.
         """
         deadline = self._begin()

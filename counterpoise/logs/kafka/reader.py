@@ -29,9 +29,10 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from counterpoise.logs.errors import LogBehind, LogError
 from counterpoise.logs.kafka.access import Failures, is_passing
@@ -95,9 +96,23 @@ WATCHING = {
 }
 """The same for one that is told of records (`counterpoise.logs.kafka.watching`)."""
 
+_LOOK_UP_SECONDS = 2.0
 _FILL_SECONDS = 0.02
 # After this long without an event the topic itself is checked: it may be gone.
 _QUIET_SECONDS = 1.0
+
+
+def looked_up(consumer: Consumer, topic: str, partitions: Iterable[int], known: int) -> int:
+    """How many partitions of the topic a consumer knows that is to be assigned to these; it knew so
+    many.
+
+    Partitions that are new to it, as those by which a topic has grown, would wait: librdkafka finds
+    out within a second that it does not know them, and asks the broker every 10 s.
+    """
+    if max(partitions, default=-1) >= known:
+        with suppress(KafkaException):  # then they wait
+            return len(consumer.list_topics(topic, _LOOK_UP_SECONDS).topics[topic].partitions)
+    return known
 
 
 class Cursor:

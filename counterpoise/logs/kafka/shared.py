@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
-from counterpoise.logs.kafka.reader import Cursor
+from counterpoise.logs.kafka.reader import Cursor, looked_up
 
 MOST_EVENTS = 4096
 MOST_WAITING_BYTES = 16 * 1024 * 1024
@@ -80,6 +80,7 @@ class SharedConsumer:
         self._topic = topic
         self._monotonic = monotonic
         self._lock = threading.Lock()
+        self._known = 0
         # Those that are assigned, by partition.
         self._assigned: dict[int, SharedCursor] = {}
 
@@ -89,7 +90,9 @@ class SharedConsumer:
         Raises KafkaException, RuntimeError.
         """
         with self._lock:
-            self._leave(partition for _, partition, _ in places)
+            numbers = [partition for _, partition, _ in places]
+            self._leave(numbers)
+            self._known = looked_up(self.consumer, self._topic, numbers, self._known)
             self.consumer.incremental_assign(
                 [TopicPartition(self._topic, partition, start) for _, partition, start in places]
             )

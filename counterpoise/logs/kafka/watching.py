@@ -33,7 +33,7 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from counterpoise.backoff import Backoff
 from counterpoise.logs.kafka.cluster import leave_alone
-from counterpoise.logs.kafka.reader import FETCH_WAIT_SECONDS
+from counterpoise.logs.kafka.reader import FETCH_WAIT_SECONDS, looked_up
 from counterpoise.logs.kafka.rows import RecordColumns
 from counterpoise.logs.port import Rest
 from counterpoise.logs.rows import Rows
@@ -55,7 +55,6 @@ MOST_BEHIND = 100
 # With more it forgets the records.
 MOST_BYTES = 4 * 1024 * 1024
 _MOST_EVENTS = 1000
-LIST_SECONDS = 10.0
 _NOW = Rest(0.0)
 
 
@@ -269,10 +268,7 @@ class _Waiter:
         if left:
             self.consumer.incremental_unassign([TopicPartition(self._topic, one) for one in left])
         if new:
-            if max(new) >= self._known:
-                # Else librdkafka would look for partitions that are new to it every 10 s.
-                topic = self.consumer.list_topics(self._topic, LIST_SECONDS).topics[self._topic]
-                self._known = len(topic.partitions)
+            self._known = looked_up(self.consumer, self._topic, new, self._known)
             self.consumer.incremental_assign(
                 [TopicPartition(self._topic, one, at) for one, at in new.items()]
             )

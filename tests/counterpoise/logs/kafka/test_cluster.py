@@ -170,13 +170,14 @@ def test_counts_are_asked_again_through_another_client_if_a_broker_is_lost():
 
 
 def test_the_shape_of_a_moment_ago_will_do_unless_a_partition_is_missing_in_it():
-    now = [0.0]
+    now, took = [0.0], [0.0]
     trouble = Failures(parse_access("kafka://h/orders", None), "orders")
     admins = [Moving(KafkaError._TRANSPORT, 0)]
     asked = []
 
     def admin():
         asked.append(now[0])
+        now[0] += took[0]
         return admins[0]
 
     one = Topic("orders", Questions(admin, admins.remove, trouble), lambda: now[0])
@@ -188,3 +189,9 @@ def test_the_shape_of_a_moment_ago_will_do_unless_a_partition_is_missing_in_it()
     now[0] = 2.8
     assert one.recent_shape([0], float("inf")).partition_count == 2
     assert asked[3:] == [1.9]
+    # A question that takes long is asked less often.
+    took[0] = 0.5
+    for at in (3.0, 7.9, 8.1):
+        now[0] = at
+        one.recent_shape([0], float("inf"))
+    assert asked[4:] == [3.0, 8.1]

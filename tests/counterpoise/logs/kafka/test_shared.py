@@ -1,6 +1,7 @@
 """One consumer for many partitions: each reader gets the events of its own, in order."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaError
@@ -34,6 +35,7 @@ class Topic:
     def __init__(self, partitions):
         self.partitions = partitions
         self.assigned, self.log, self.open = [], [], True
+        self.looked_up = 0
 
     def incremental_assign(self, places):
         for one in places:
@@ -46,6 +48,10 @@ class Topic:
         for one in places:
             self.assigned.remove(one.partition)
         self.log.append([one.partition for one in places])
+
+    def list_topics(self, topic, _seconds):
+        self.looked_up += 1
+        return SimpleNamespace(topics={topic: SimpleNamespace(partitions=self.partitions)})
 
     def consume(self, most, _seconds):
         assert self.open
@@ -71,6 +77,16 @@ def cursors_of(consumer, count=3):
 
 def read(cursor, partition, start, end):
     return offsets(reading(cursor, start, end, number=partition).rows(99, None))
+
+
+def test_partitions_that_are_new_to_the_consumer_are_looked_up_at_once():
+    consumer = topic(2)
+    first, second, third = cursors_of(consumer)
+    assert [*read(first, 0, 0, 2), *read(second, 1, 0, 2)] == [0, 1, 0, 1]
+    assert consumer.looked_up == 1
+    consumer.partitions.append(Partition(range(3), 3))
+    assert read(third, 2, 0, 3) == [0, 1, 2]
+    assert consumer.looked_up == 2
 
 
 def test_what_came_for_others_is_theirs_without_another_assignment():
