@@ -288,6 +288,7 @@ class _Waiter:
                     self._following[partition] = offset + 1
                     if self._ends is not None and partition not in self._ends:
                         self._useless.add(partition)
+                        self._begins[partition], self._records[partition] = offset + 1, []
                         continue
                     self._records[partition].append(event)
                     self._bytes += len(event)

@@ -167,8 +167,10 @@ def test_a_record_of_a_partition_given_up_while_it_was_waited_for_is_dropped(fet
     waiter = waits_for._waiter
     waiter._take([Placed(1, Event(0))])
     waiter._ends = {0: 0, 1: 0}  # as if it had been waited for again just before
-    waiter._follow({0: 0})
     waiter._take([Placed(1, Event(1))])
+    assert waiter.records(1, 0, 2) == [], "the first of them is lacking"
+    waiter._follow({0: 0})
+    waiter._take([Placed(1, Event(2))])
     assert waits_for.watch({0: 0}).seconds
     consumer.events.put(Placed(0, Event(0)))
     eventually(lambda: waits_for.watch({0: 0}).moved == {0})
