@@ -283,9 +283,9 @@ class Queue(Document, frozen=True):
     created_at: Time
     partitioning: Partitioning
     mirror_group: MirrorGroup
+    max_weight: MaxWeight
     conditions: Annotated[Mapping[str, int] | None, said({"quarantined": 1})] = None
     align_with: AlignWith | None = None
-    max_weight: MaxWeight = MOST_WEIGHT
 
 
 class Page(Message, Generic[T], frozen=True):

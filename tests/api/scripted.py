@@ -49,6 +49,7 @@ QUEUE = wire.Queue(
     retention_bytes=None,
     partitioning="fixed",
     mirror_group=None,
+    max_weight=1000,
 )
 
 
