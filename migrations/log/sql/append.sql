@@ -37,8 +37,9 @@
 --   stored with another, outside its hash range. So arrays must have one dimension and begin at 1,
 --   as drivers send them.
 --
--- The functions repeat each other's text: with their common end in a function of its own, an append
--- of 10,000 messages takes a fifth longer.
+-- The functions repeat each other's text, word for word (a test compares their ends): with the common
+-- end in a function of its own, an append of 10,000 messages takes a fifth longer. With only what
+-- moves the ends in one, an append of one message takes 4 to 7 % more of the processor.
 --
 -- The largest message of each partition is kept (tables.sql). An append continues the range of
 -- positions for which it is known only if the range ends where its messages begin; otherwise a new

@@ -16,6 +16,7 @@ from counterpoise.logs import (
     StaleRouting,
 )
 from counterpoise.logs.builtin.log import PostgresLog
+from tests.architecture.test_repository import ROOT
 from tests.log_support import append, texts, until, waiters, with_logs
 
 OPEN_APPEND = """SELECT counterpoise_log.append(
@@ -277,3 +278,16 @@ def test_a_steady_stream_of_appends_does_not_keep_a_resize_waiting(log, log_url)
             assert [one.result(240) for one in publishers] == ["CP001"] * 6
         finally:
             stop.set()
+
+
+def test_all_functions_that_append_end_in_the_same_words() -> None:
+    """They are copies, because a function for all takes longer (append.sql)."""
+    text = "".join(
+        (ROOT / f"migrations/log/sql/{name}.sql").read_text("utf-8")
+        for name in ("append", "ranges")
+    )
+    ends = [
+        one[one.index("    WITH routed") : one.index("END $$")]
+        for one in text.split("CREATE FUNCTION counterpoise_log.append")[1:]
+    ]
+    assert (len(ends), len(set(ends))) == (4, 1)
