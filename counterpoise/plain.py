@@ -11,8 +11,10 @@ import re
 from collections.abc import Sequence
 from typing import Protocol
 
-# Besides the controls: what ends a line, turns the direction of writing, or cannot be encoded.
-_OTHERS = r"\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff"
+DECEPTIVE = r"\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
+"""Besides the controls of ASCII: what ends a line or turns the direction of writing."""
+# And what cannot be encoded.
+_OTHERS = rf"{DECEPTIVE}\ud800-\udfff"
 _PLAIN = rf"[\x00-\x08\x0b-\x1f{_OTHERS}]"
 _ONE_LINE = rf"[\x00-\x1f{_OTHERS}]"
 _JSON = rf"[\x00-\x09\x0b-\x1f{_OTHERS}]"

@@ -24,6 +24,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from counterpoise.documents import Document, Json, Message, PartlyShown
+from counterpoise.plain import DECEPTIVE
 
 T = TypeVar("T")
 
@@ -68,16 +69,14 @@ MOST_INT32 = 2**31 - 1
 MOST_INT64 = 2**63 - 1
 # What a header can carry: visible ASCII characters, without a blank or a line end.
 TOKEN_PATTERN = r"\A[!-~]{1,8192}\Z"
-# What no text may contain that is shown to others, on terminals and pages: the characters that
-# `counterpoise.plain` escapes. They are controls, ends of lines, and what turns the direction of
-# writing.
-DECEPTIVE = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
-TEXT_PATTERN = rf"^[^{DECEPTIVE}]+$"
+# What no text may contain that is shown to others, on terminals and pages.
+_DECEPTIVE = rf"\x00-\x1f{DECEPTIVE}"
+TEXT_PATTERN = rf"^[^{_DECEPTIVE}]+$"
 QUEUE_NAME_PATTERN = r"^[A-Za-z0-9._-]{1,200}$"
 POSITION_PATTERN = r"^[\x20-\x7e]+$"
 _NAMES = r"[A-Za-z0-9._-]{1,200}(\+[A-Za-z0-9._-]{1,200}){0,7}"
 ALIGNED_PATTERN = rf"^{_NAMES}$"
-LOG_PATTERN = rf"^(builtin:{_NAMES}|[a-z][a-z0-9+.-]{{1,30}}://[^\s{DECEPTIVE}]{{1,1000}})$"
+LOG_PATTERN = rf"^(builtin:{_NAMES}|[a-z][a-z0-9+.-]{{1,30}}://[^\s{_DECEPTIVE}]{{1,1000}})$"
 # HTTP clients normalise `/queues/..`, so no request could name such a queue.
 UNREACHABLE_NAMES = (".", "..")
 EXAMPLE_TIME = "2026-11-20T10:00:00.250Z"

@@ -339,18 +339,14 @@ class BuiltinLogs:
 
         A retry after this time would be appended a second time: choose days.
         """
-        async with self._database.transaction(database.SWEEP_SECONDS) as connection:
-            found = await connection.scalar(
-                text("SELECT counterpoise_log.forget_publishers(make_interval(secs => :idle))"),
-                {"idle": idle_seconds},
-            )
-            return int(found or 0)
+        return await self._database.deleted(
+            "SELECT counterpoise_log.forget_publishers(make_interval(secs => :idle))",
+            {"idle": idle_seconds},
+        )
 
     async def sweep_watches(self) -> int:
         """Delete what readers have said of ends that have been. Returns how many."""
-        async with self._database.transaction(database.SWEEP_SECONDS) as connection:
-            found = await connection.scalar(text("SELECT counterpoise_log.sweep_watches()"))
-            return int(found or 0)
+        return await self._database.deleted("SELECT counterpoise_log.sweep_watches()", {})
 
     async def partition_count(self, log: str) -> int:
         """See `LogKind`."""

@@ -166,12 +166,14 @@ class LogDatabase:
     async def repeat(self, statement: str, parameters: Mapping[str, object]) -> int:
         """Run a statement that deletes a bounded number of messages until it finds none."""
         total = 0
-        while True:
-            async with self.transaction(SWEEP_SECONDS) as connection:
-                deleted = await connection.scalar(text(statement), parameters) or 0
-            if not deleted:
-                return total
+        while deleted := await self.deleted(statement, parameters):
             total += deleted
+        return total
+
+    async def deleted(self, statement: str, parameters: Mapping[str, object]) -> int:
+        """Run a statement that deletes, and has time for it; returns how much, as it says."""
+        async with self.transaction(SWEEP_SECONDS) as connection:
+            return int(await connection.scalar(text(statement), parameters) or 0)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from counterpoise.durations import duration_seconds
 from counterpoise.errors import InvalidSettings
 from counterpoise.spark.errors import InvalidOption
 from counterpoise.spark.kafka_options import refuse_kafkas
-from counterpoise.wire import QUEUE_NAME_PATTERN
+from counterpoise.wire import MOST_PARTITIONS, MOST_WEIGHT, QUEUE_NAME_PATTERN
 
 if TYPE_CHECKING:
     from counterpoise.logs import Log
@@ -198,9 +198,6 @@ def find_floor(
 # and however slow the sink is.
 DEFAULT_MESSAGES_PER_TRIGGER = 2_000
 DEFAULT_BYTES_PER_TRIGGER = 64 * 1024 * 1024
-# The largest weight of a consumer, and the most partitions of a queue.
-MOST_WEIGHT = 1000
-MOST_PARTITIONS = 4096
 # More tasks of one micro-batch cost Spark more than they bring.
 MOST_TASKS = 100_000
 
