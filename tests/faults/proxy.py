@@ -64,11 +64,14 @@ class Proxy:
         self._turn = 0
         self._avoided: tuple[str, int] | None = None
         self._lines: set[_Line] = set()
+        self._carried: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
         self._passing = asyncio.Event()
         self._passing.set()
         self._loop = asyncio.new_event_loop()
+        self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._thread.start()
+        assert self._started.wait(240), "the proxy does not start"
 
     # Effects on the network
 
@@ -111,6 +114,7 @@ class Proxy:
         self.cut()
         self._do(self._loop.stop)
         self._thread.join(240)
+        assert not self._thread.is_alive(), "the proxy's loop does not end"
 
     def __enter__(self) -> Proxy:
         return self
@@ -126,16 +130,22 @@ class Proxy:
             asyncio.start_server(self._accept, sock=self._listener)
         )
         try:
+            # What comes earlier to stop it would be forgotten.
+            self._loop.call_soon(self._started.set)
             self._loop.run_forever()
         finally:
+            # asyncio takes some turns to accept a connection. Closed or cancelled amid them, it
+            # would leave that open, and the garbage collection would print it in another test.
+            self._loop.remove_reader(self._listener)
+            for _ in range(10):
+                self._loop.run_until_complete(asyncio.sleep(0))
             server.close()
-            # A connection that has just been accepted is cancelled once it has begun: before, it
-            # would leave its socket open.
-            self._loop.run_until_complete(asyncio.sleep(0))
             while tasks := asyncio.all_tasks(self._loop):
                 for task in tasks:
                     task.cancel()
                 self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            for client in self._carried:
+                client.close()
             self._loop.run_until_complete(asyncio.sleep(0))  # what was closed is gone
             self._loop.close()
 
@@ -176,11 +186,17 @@ class Proxy:
             # The host is up again, and does not know these connections.
             line.end()
 
-    async def _accept(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
-        # Cancelled when the proxy closes. Otherwise asyncio would print an error of ours, and the
-        # garbage collection would print open connections in the middle of another test.
+    def _accept(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        # Kept until it is closed: a task that is cancelled before it begins closes nothing.
+        self._carried[client] = self._loop.create_task(self._carry_to_its_end(reader, client))
+
+    async def _carry_to_its_end(
+        self, reader: asyncio.StreamReader, client: asyncio.StreamWriter
+    ) -> None:
+        # Cancelled when the proxy closes; asyncio would print that as an error of ours.
         with contextlib.suppress(asyncio.CancelledError), contextlib.closing(client):
             await self._carry(reader, client)
+        del self._carried[client]
 
     async def _carry(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         if self._weather == "cut":

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -170,3 +174,28 @@ def test_a_server_that_is_to_be_avoided_gets_no_new_connection(echo: Echo) -> No
         proxy.avoid(None)
         assert answers() == {b"1:a", b"2:a"}
     other.close()
+
+
+def test_a_proxy_that_closes_leaves_no_connection_open(echo: Echo) -> None:
+    """It closes so many turns of its loop after a connection has come that asyncio is at each step
+    of its way to accept that.
+    """
+
+    def come(turns: int, proxy: Proxy) -> None:
+        stack.enter_context(connect(proxy))
+        turn(turns, proxy._loop)
+
+    def turn(to_come: int, loop: asyncio.AbstractEventLoop) -> None:
+        if to_come:
+            loop.call_soon(turn, to_come - 1, loop)
+        else:
+            loop.stop()
+
+    with warnings.catch_warnings(record=True) as left, contextlib.ExitStack() as stack:
+        warnings.simplefilter("always", ResourceWarning)
+        for turns in range(8):
+            proxy = Proxy(echo.url)
+            proxy._loop.call_soon_threadsafe(come, turns, proxy)
+            proxy._thread.join()
+        gc.collect()
+    assert [str(one.message) for one in left] == []
