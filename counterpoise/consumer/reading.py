@@ -13,17 +13,20 @@ The log may have holes between positions, so the end of a range is only known fr
 the reader reads one message more than fits, and its position is the end of those before it.
 
 The partitions by which a topic of Kafka has grown have no leader for a while. They are set apart
-for a moment, and the turn goes on with the others (`Bounds.unanswered`).
+for a moment, longer each time, and the turn goes on with the others (`Bounds.unanswered`).
 
 A turn that finds nothing is followed by a rest. If all lanes that want messages are at the ends of
 their partitions, the log is asked to wake the reader (`Log.watch`), and other threads wake it, too:
 for a new view, a stop, or a worker that wants more. Where the log cannot do that, and while a lane
 waits for something else than a message, the reader asks every `idle_seconds`.
 
-A log may say in which partitions the messages are that end a rest. Then the next turn asks for
-these alone: the others are where they were, because nothing else has called. It rests again at
-once when it has read them to their ends. So the work for a message does not grow with the
-partitions. A turn for all is due every `ALL_SECONDS`: a log may not hear of everything.
+A lane at whose end the log waits need not be asked for. So after a rest a turn asks only for the
+others, which are new or want more again, and for those of which the log says that they have
+messages; if it says how far, not even for these. So the work for a message does not grow with the
+partitions, and partitions that come do not hold the others up. While there is more to read, the log
+is asked after each turn whether messages have come for those that wait. A turn for all is due every
+`ALL_SECONDS`, as a log may not hear of everything, and when the log does not say where it has
+messages.
 
 A missing log can be temporary: if a service was stopped between storing a queue and creating its
 log, it creates the log when it comes back, at the latest a minute later. The same is mostly true of
@@ -36,8 +39,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cmp_to_key
+from math import inf
 
 from counterpoise import tracing
 from counterpoise.backoff import Backoff
@@ -62,6 +66,7 @@ from counterpoise.logs import (
 )
 from counterpoise.logs.address import environment_access
 from counterpoise.logs.errors import AHEAD_SECONDS
+from counterpoise.logs.port import Rest
 from counterpoise.logs.rows import Rows
 from counterpoise.waking import Waking
 from counterpoise.wire import CommitItem, LogAccess
@@ -75,10 +80,11 @@ CALM_SECONDS = 1.0
 # How long other lanes wait in a turn while new ones get their first messages one by one.
 NEW_LANES_SECONDS = 0.05
 # How often a turn asks for all lanes.
-ALL_SECONDS = 1.0
+ALL_SECONDS = 5.0
 LOG_APPEARS_SECONDS = 75.0
-# How long a partition is set apart.
+# How long a partition is set apart: half as long as it has been already.
 APART_SECONDS = 0.1
+APART_SHARE, LONGEST_APART_SECONDS = 0.5, 1.0
 MOST_NAMED = 8
 CONFIRM_SECONDS = 5.0
 # Before the bind the reader waits for an unavailable service as long as `Flow.open`. `stop` waits
@@ -186,15 +192,17 @@ class Reader:
         self._prepared_at: float | None = None
         # The ends at which all lanes wait that want messages, else nothing; and how often the log
         # has called without a message since the last one.
-        self._at_ends: dict[int, str] = {}
+        self._at_ends: dict[Lane, str] = {}
         self._in_vain, self._called_at = 0, 0.0
-        # At which ends it has rested before this turn; and where the log has messages behind them,
-        # if it said so and nothing else has called. A turn for all is due now and then.
-        self._rested_at: dict[int, str] = {}
-        self._moved: frozenset[int] | None = None
+        # Up to where there are messages in lanes that need not be asked for; at which ends lanes
+        # have waited last; and the last bounds. A turn for all is due now and then.
+        self._known: dict[Lane, str] = {}
+        self._waited_at: dict[Lane, str] = {}
+        self._bounds: Bounds | None = None
         self._all_at = 0.0
-        # Until when a partition is set apart; since when there was always one, and why.
-        self._apart: dict[int, float] = {}
+        # Since when and until when a partition is set apart; since when there was always one, and
+        # why.
+        self._apart: dict[int, tuple[float, float]] = {}
         self._apart_since = 0.0
         self._apart_with: LogUnavailable | None = None
         self._failures = 0
@@ -245,6 +253,8 @@ class Reader:
                         self._in_vain = 0
                     if self._at_ends or not busy:
                         self._rest()
+                    else:
+                        self._glance()
                 except (LogUnavailable, ServiceUnavailable, LogNotFound) as error:
                     self._failed(error)
                     self._waking.wait(AWAY.after(self._failures))
@@ -258,22 +268,50 @@ class Reader:
     def _rest(self) -> None:
         """Wait until there may be something to read."""
         ends, log = self._at_ends, self._log
-        if not ends or log is None:
-            self._waking.wait(self._idle_seconds)
-            return
-        self._rested_at = ends
-        while (rest := log.watch(ends)) is not None:
-            if rest.seconds <= 0.0:
-                now = time.monotonic()
-                calm = now - self._called_at > CALM_SECONDS
-                self._in_vain, self._called_at = 0 if calm else self._in_vain + 1, now
-                pause = IN_VAIN.after(self._in_vain - 1) if self._in_vain > 1 else 0.0
-                if not self._waking.wait(pause) and now < self._all_at:
-                    self._moved = rest.moved
-                return
-            if self._waking.wait(rest.seconds, rest.descriptors):
-                return
+        if ends and log is not None:
+            places = self._wait_at(ends)
+            while (rest := log.watch(places)) is not None:
+                if rest.seconds <= 0.0:
+                    now = time.monotonic()
+                    calm = now - self._called_at > CALM_SECONDS
+                    self._in_vain, self._called_at = 0 if calm else self._in_vain + 1, now
+                    self._heard(rest)
+                    self._waking.wait(IN_VAIN.after(self._in_vain - 1) if self._in_vain > 1 else 0)
+                    return
+                seconds = min(rest.seconds, self._apart_seconds())
+                if self._waking.wait(seconds, rest.descriptors) or seconds < rest.seconds:
+                    return
+        self._known = {}
         self._waking.wait(self._idle_seconds)
+
+    def _glance(self) -> None:
+        """Whether messages have come for lanes that wait while others are read."""
+        waiting = {lane: end for lane, end in self._known.items() if lane.read_to == end}
+        if waiting and self._log is not None:
+            rest = self._log.watch(self._wait_at(waiting, among=self._known))
+            if rest is None:
+                self._known = {}
+            elif rest.seconds <= 0.0:
+                self._heard(rest)
+
+    def _wait_at(
+        self, ends: dict[Lane, str], among: dict[Lane, str] | None = None
+    ) -> dict[int, str]:
+        self._waited_at, self._known = ends, dict(ends if among is None else among)
+        return {lane.partition: end for lane, end in ends.items()}
+
+    def _heard(self, rest: Rest) -> None:
+        """There may be messages behind the ends at which lanes wait."""
+        if rest.moved is None:
+            self._known = {}
+            return
+        for lane in self._waited_at:
+            if lane.partition in rest.moved:
+                end = rest.moved[lane.partition]
+                if end is None:
+                    del self._known[lane]
+                else:
+                    self._known[lane] = end
 
     def _prepare(self) -> None:
         """Connect before the first grant, and ask once what a turn asks: the first time it takes
@@ -296,6 +334,7 @@ class Reader:
             self._close()
 
     def _close(self) -> None:
+        self._known = {}
         if self._log is not None:
             self._log.close()
             self._log = None
@@ -305,37 +344,61 @@ class Reader:
 
         If a lane comes meanwhile, those that have messages wait for the next turn.
         """
-        moved, self._moved, self._at_ends = self._moved, None, {}
-        wanting = self._lanes.wanting()
-        lanes = self._askable(wanting)
-        if moved is not None:
-            lanes = [lane for lane in lanes if lane.partition in moved]
-        elif lanes:
-            self._all_at = time.monotonic() + ALL_SECONDS
-        else:
-            self._give_back()
+        known, self._known, self._at_ends = self._known, {}, {}
+        lanes = self._askable(self._lanes.wanting())
         if not lanes:
-            if moved is not None:
-                self._at_ends = self._all_at_ends(wanting, self._rested_at)
+            self._give_back()
             return False
         self._prepared_at = None
         log = self._opened()
-        bounds = log.bounds([lane.partition for lane in lanes], at_once=True)
-        self._set_apart(bounds)
-        self.incarnation = bounds.incarnation
-        lanes = [lane for lane in lanes if lane.partition not in bounds.unanswered]
-        ranges = self._ranges(log, bounds, lanes)
-        if self._apart:
-            self._at_ends = {}  # these have to be asked again soon
+        now = time.monotonic()
+        known = {
+            lane: known[lane]
+            for lane in lanes
+            if lane in known and now < self._all_at and self._need_not_ask(log, lane, known[lane])
+        }
+        if not known:
+            self._all_at = now + ALL_SECONDS
+        bounds, answered = self._asked(log, lanes, known)
+        ranges = self._ranges(log, bounds, [lane for lane in lanes if lane in answered])
         first = self._first(log, [found for found in ranges if self._is_first(found)])
-        rested_at, self._rested_at = self._rested_at, {}
-        others_wait = any(not lane.is_new for lane in wanting)
+        self._waited_at = {}
+        others_wait = any(not lane.is_new for lane in lanes)
         filled = self._fill_all(log, ranges, first, briefly=others_wait)
-        if moved is not None:
-            ends = {**rested_at, **bounds.ends}
-            open_ends = {one: end for one, end in ends.items() if one not in bounds.sealed}
-            self._at_ends = self._all_at_ends(wanting, open_ends)
+        if known:
+            self._known = {
+                lane: bounds.ends[lane.partition]
+                for lane in answered
+                if lane.partition not in bounds.sealed and lane.grant.owned.state != "retiring"
+            }
+            at_ends = {lane: end for lane, end in self._known.items() if lane.read_to == end}
+            self._at_ends = at_ends if len(at_ends) == len(answered) else {}
         return filled
+
+    def _need_not_ask(self, log: Log, lane: Lane, end: str) -> bool:
+        """Whether an end will do up to which there are messages in the lane."""
+        start, grant = lane.read_to, lane.grant
+        return (
+            start is not None
+            and log.compare(start, end) <= 0
+            and not grant.above
+            and grant.owned.state != "retiring"
+        )
+
+    def _asked(
+        self, log: Log, lanes: list[Lane], known: Mapping[Lane, str]
+    ) -> tuple[Bounds, set[Lane]]:
+        """The bounds of these lanes, and which have any: asked for, or known."""
+        bounds, ends = self._bounds, {lane.partition: end for lane, end in known.items()}
+        asked = [lane.partition for lane in lanes if lane not in known]
+        if asked or bounds is None:
+            bounds = log.bounds(asked, at_once=True)
+            self._set_apart(bounds)
+            self.incarnation = bounds.incarnation
+            self._bounds = bounds = replace(bounds, ends={**ends, **bounds.ends})
+        else:
+            bounds = replace(bounds, starts={}, ends=ends, sealed={}, unanswered=frozenset())
+        return bounds, {lane for lane in lanes if lane.partition not in bounds.unanswered}
 
     def _fill_all(
         self,
@@ -369,23 +432,18 @@ class Reader:
             filled = self._fill(log, found, first.get(found.lane.partition)) or filled
         return filled
 
-    def _all_at_ends(self, lanes: list[Lane], ends: Mapping[int, str]) -> dict[int, str]:
-        """These ends, if all of these lanes have been read up to them, and none of them ends."""
-        found: dict[int, str] = {}
-        for lane in lanes:
-            end = ends.get(lane.partition)
-            if end is None or lane.read_to != end or lane.grant.owned.state == "retiring":
-                return {}
-            found[lane.partition] = end
-        return found
-
     def _askable(self, wanting: list[Lane]) -> list[Lane]:
         """Those that are not set apart now. What nobody wants is set apart no longer."""
         if not self._apart:
             return wanting
         now, numbers = time.monotonic(), {lane.partition for lane in wanting}
-        self._apart = {one: until for one, until in self._apart.items() if one in numbers}
-        return [lane for lane in wanting if self._apart.get(lane.partition, 0.0) <= now]
+        self._apart = {one: times for one, times in self._apart.items() if one in numbers}
+        return [lane for lane in wanting if self._apart.get(lane.partition, (0.0, 0.0))[1] <= now]
+
+    def _apart_seconds(self) -> float:
+        """How long at most to rest for the sake of partitions that are set apart."""
+        until = min((until for _, until in self._apart.values()), default=inf)
+        return max(0.0, until - time.monotonic())
 
     def _set_apart(self, bounds: Bounds) -> None:
         """Those that have not answered, until they do."""
@@ -396,13 +454,16 @@ class Reader:
             self._apart_since, self._apart_with = now, _without_leader(sorted(bounds.unanswered))
         for number in bounds.ends:
             self._apart.pop(number, None)
-        self._apart.update(dict.fromkeys(bounds.unanswered, now + APART_SECONDS))
+        for number in bounds.unanswered:
+            since, _ = self._apart.get(number, (now, 0.0))
+            share = min(APART_SHARE * (now - since), LONGEST_APART_SECONDS)
+            self._apart[number] = since, now + max(APART_SECONDS, share)
 
     def _is_first(self, found: LaneRange) -> bool:
         """Whether its messages are the first of a lane, or have ended a rest: mostly few, and a log
         may have them already.
         """
-        return found.lane.is_new or self._rested_at.get(found.lane.partition) == found.start
+        return found.lane.is_new or self._waited_at.get(found.lane) == found.start
 
     def _ranges(self, log: Log, bounds: Bounds, lanes: list[Lane]) -> list[LaneRange]:
         """What there is to read, lane by lane. The other lanes are at their end, or wait."""
@@ -417,7 +478,7 @@ class Reader:
         # How far an ordered resize lets a lane be read need not be the end of its partition.
         ends = within(bounds, view, {lane.partition: start for lane, start in places}).ends
         ranges: list[LaneRange] = []
-        at_ends: dict[int, str] = {}
+        at_ends: dict[Lane, str] = {}
         by_position = cmp_to_key(log.compare)
         for lane, start in places:
             end = ends[lane.partition]
@@ -438,7 +499,7 @@ class Reader:
                 continue
             lane.ahead_since = None
             if end == bounds.ends[lane.partition] and not self._at_end(lane, bounds, end):
-                at_ends[lane.partition] = end
+                at_ends[lane] = end
         if len(at_ends) == len(lanes):
             self._at_ends = at_ends
         return ranges

@@ -234,12 +234,13 @@ class Bounds:
 class Rest:
     """How long a reader may wait that has read up to the ends: until one of the `descriptors` (of
     sockets) is readable, and no longer than `seconds`. Then it calls `watch` again. 0: there may be
-    something to read, and only in the partitions `moved` if the log knows that.
+    something to read, and only in the partitions `moved` if the log knows that: with an end up to
+    which there are messages, or None if the log is to be asked for it.
     """
 
     seconds: float
     descriptors: tuple[int, ...] = ()
-    moved: frozenset[int] | None = None
+    moved: Mapping[int, str | None] | None = None
 
 
 class Log(Protocol):

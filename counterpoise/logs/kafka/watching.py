@@ -104,10 +104,10 @@ class KafkaWatching:
         unsure = {one: end for one, end in ends.items() if one in self._new}
         if unsure and now >= self._look_new_at:
             if moved:
-                moved = moved.union(unsure)  # the reader asks for these
+                moved = {**dict.fromkeys(unsure), **moved}  # the reader asks for these
             else:
                 asked = self._asked_ends(unsure)
-                moved = frozenset(one for one, end in asked.items() if end > unsure[one])
+                moved = {one: str(end) for one, end in asked.items() if end > unsure[one]}
             took, self._looks = self._monotonic() - now, self._looks + 1
             rest = max(NEW_LOOK.after(self._looks), min(LOOK_REST * took, LONGEST_LOOK_REST))
             self._look_new_at = now + took + rest
@@ -181,9 +181,9 @@ class _Waiter:
         """The descriptor of a socket that can be read when events have come."""
         return self._heard.fileno()
 
-    def wait(self, ends: Mapping[int, int]) -> tuple[frozenset[int], set[int]]:
-        """Fetch these partitions. Returns where there are records at these ends, and which of the
-        partitions will be fetched from there on only soon. The bell rings when there are records.
+    def wait(self, ends: Mapping[int, int]) -> tuple[dict[int, str | None], set[int]]:
+        """Fetch these partitions. Returns how far there are records behind these ends, and which of
+        the partitions will be fetched from there on only soon. The bell rings when there are any.
 
         Raises the error of the consumer.
         """
@@ -307,6 +307,8 @@ class _Waiter:
         self._records = {one: [] for one in self._begins}
         self._bytes = 0
 
-    def _past(self, ends: Mapping[int, int]) -> frozenset[int]:
+    def _past(self, ends: Mapping[int, int]) -> dict[int, str | None]:
         following = self._following
-        return frozenset(one for one, end in ends.items() if following.get(one, end) > end)
+        return {
+            one: str(following[one]) for one, end in ends.items() if following.get(one, end) > end
+        }

@@ -62,7 +62,7 @@ class RedisWatching:
             elif self._connection.can_read(0):
                 self._found = dict(self._connection.read_response() or ())
                 self._ends = {}
-                moved = frozenset(one for one in ends if self._stream(one) in self._found)
+                moved = dict.fromkeys(one for one in ends if self._stream(one) in self._found)
                 return Rest(0.0, moved=moved or None)
             elif now >= self._until:
                 self.close()

@@ -510,9 +510,7 @@ def test_a_log_that_has_caught_up_is_waited_for_anew_when_it_falls_short_again(m
     def look(end):
         ends = {0: str(end)}
         log: Any = SimpleNamespace(
-            bounds=lambda _, at_once: SimpleNamespace(
-                incarnation="log-1", sealed={}, ends=ends, unanswered=()
-            ),
+            bounds=lambda _, at_once: Bounds(1, "log-1", {}, ends),
             compare=lambda a, b: int(a) - int(b),
         )
         reader._log = log

@@ -9,6 +9,7 @@ import pytest
 
 from counterpoise.consumer import reading
 from counterpoise.consumer.reading import FIRST_MESSAGES, PREPARED_SECONDS, Reader
+from counterpoise.flow.done_above import DoneAbove
 from counterpoise.logs import LogError, LogUnavailable
 from counterpoise.logs.port import Bounds, Rest
 from counterpoise.waking import Waking
@@ -300,7 +301,11 @@ def test_a_reader_asks_now_and_then_while_a_lane_waits_for_something_else_than_a
 
 
 class GrowingLog(CountingLog):
-    """Its partitions end where the test says; it knows where a reader's messages are."""
+    """Its partitions end where the test says; it knows where a reader's messages are, and how far
+    if it `says_how_far`.
+    """
+
+    says_how_far = False
 
     def __init__(self, *partitions):
         super().__init__()
@@ -317,7 +322,11 @@ class GrowingLog(CountingLog):
 
     def watch(self, ends):
         self.calls.append("watch")
-        moved = frozenset(one for one, end in ends.items() if self.ends[one] > int(end))
+        moved = {
+            one: str(self.ends[one]) if self.says_how_far else None
+            for one, end in ends.items()
+            if self.ends[one] > int(end)
+        }
         return Rest(0.0, moved=moved) if moved else Rest(5.0)
 
 
@@ -351,14 +360,45 @@ def test_a_turn_asks_only_for_the_partitions_that_the_log_has_named(monkeypatch)
     assert [positions_of(lanes.snapshot()[n]) for n in (7, 8, 30, 31)] == [[0], [0, 1], [0], []]
 
 
-def test_all_partitions_are_asked_for_now_and_then_and_when_another_thread_calls(monkeypatch):
+def test_a_turn_asks_for_nothing_if_the_log_has_said_how_far_there_are_messages(monkeypatch):
+    log, reader, lanes, _ = growing(monkeypatch, *range(50))
+    log.says_how_far = True
+    log.ends[7] += 25
+    assert woken(reader, log) == ["watch", 7], "up to what the lane holds"
+    lanes.take(10, 0)
+    log.calls.clear()
+    assert reader.turn()
+    assert log.calls == [7], "the rest is known"
+    assert not reader._at_ends
+
+
+def test_how_far_there_are_messages_is_not_enough_behind_what_another_owner_has_done(monkeypatch):
+    log, reader, lanes, _ = growing(monkeypatch, 0, 1)
+    log.says_how_far = True
+    log.ends[0] += 3
+    lanes.snapshot()[0].grant.above = DoneAbove.of_text("2+1")
+    assert woken(reader, log) == ["watch", ("bounds", 0), 0]
+
+
+def test_all_partitions_are_asked_for_now_and_then(monkeypatch):
     log, reader, _, now = growing(monkeypatch, 0, 1)
     log.ends[1] += 1
     now[0] += reading.ALL_SECONDS
     assert woken(reader, log) == ["watch", ("bounds", 0, 1), 1]
-    assert not reader.turn()
+
+
+def test_all_partitions_are_asked_for_if_the_log_does_not_say_where_it_has_messages(monkeypatch):
+    log, reader, _, _ = growing(monkeypatch, 0, 1)
+    for answer in (Rest(0.0), None):
+        log.watch = lambda _ends, answer=answer: answer
+        assert woken(reader, log) == [("bounds", 0, 1)]
+
+
+def test_a_reader_that_another_thread_calls_asks_for_no_lane_for_which_the_log_waits(monkeypatch):
+    log, reader, _, _ = growing(monkeypatch, 0, 1)
+    assert woken(reader, log, by_a_thread=True) == ["watch"]
     log.ends[0] += 1
-    assert woken(reader, log, by_a_thread=True) == ["watch", ("bounds", 0, 1), 0]
+    assert woken(reader, log) == ["watch", ("bounds", 0), 0], "it hears of the messages next"
 
 
 def test_a_lane_that_is_full_keeps_no_other_from_resting_at_its_end(monkeypatch):
@@ -372,19 +412,41 @@ def test_a_lane_that_is_full_keeps_no_other_from_resting_at_its_end(monkeypatch)
     assert woken(reader, log) == ["watch", ("bounds", 1), 1]
 
 
-def test_a_lane_that_comes_with_a_quick_turn_is_read_by_the_next(monkeypatch):
-    """It has no position, and its partition is not among those that are asked for."""
+def test_a_lane_that_comes_is_asked_for_alone(monkeypatch):
+    """It has no position."""
     view = View(0, 1)
     log, reader, lanes, _ = growing(monkeypatch, 0, 1, view=view)
-    log.ends[0] += 1
-    reader._rest()
     log.ends[2] = 1
     view.own(2, position=None)
     lanes.follow()
-    assert reader.turn()
-    assert not reader._at_ends
-    assert reader.turn()
+    assert woken(reader, log, by_a_thread=True) == ["watch", ("bounds", 2), 2]
     assert positions_of(lanes.snapshot()[2]) == [0]
+    assert len(reader._at_ends) == 3
+
+
+def test_while_a_lane_is_read_the_log_is_asked_for_messages_in_those_that_wait(monkeypatch):
+    view = View(0, 1)
+    log, reader, lanes, _ = growing(monkeypatch, 0, 1, view=view)
+    log.ends[2] = 25
+    view.own(2)
+    lanes.follow()
+    assert woken(reader, log, by_a_thread=True) == ["watch", ("bounds", 2), 2]
+    assert not reader._at_ends, "it holds no more of them"
+    log.ends[1] += 1
+    log.calls.clear()
+    reader._glance()
+    reader.turn()
+    assert log.calls == ["watch", ("bounds", 1), 1]
+
+
+def test_a_lane_that_was_lost_and_came_again_is_asked_for(monkeypatch):
+    view = View(0, 1)
+    log, reader, lanes, _ = growing(monkeypatch, 0, 1, view=view)
+    view.lose(1)
+    lanes.follow()
+    view.own(1, epoch=7)
+    lanes.follow()
+    assert woken(reader, log, by_a_thread=True) == ["watch", ("bounds", 1)]
 
 
 def test_a_range_without_messages_behind_a_message_in_work_is_no_work(monkeypatch):
@@ -464,10 +526,23 @@ def test_what_is_set_apart_and_revoked_is_no_trouble_any_more(monkeypatch):
     assert reader.away_for(0.0) is None
 
 
-def test_a_reader_does_not_sleep_while_one_is_set_apart(monkeypatch):
-    monkeypatch.setattr(reading, "APART_SECONDS", 1000.0)
-    lanes, log = make(View(0, 1), max_messages=100), RestingLog()
-    reader = reader_of(lanes, log)
-    reader._apart = {1: time.monotonic() + 1000.0}
-    assert not reader.turn()
-    assert not reader._at_ends, "the log would wake it for the other one only"
+def test_a_reader_rests_until_what_is_set_apart_is_to_be_asked_for(monkeypatch):
+    log, reader, _, now = growing(monkeypatch, 0)
+    reader._apart = {1: (now[0], now[0] + 0.25)}
+    reader._rest()
+    assert reader._waking.seconds == [0.25], "the log would wake it for the other one only"
+    assert log.calls[-1] == "watch"
+
+
+def test_partitions_without_a_leader_are_asked_for_less_and_less_often(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(reading, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    reader = reader_of(make(View(0, 1)), Leaderless(1))
+    pauses = []
+    for _ in range(9):
+        reader.turn()
+        pauses.append(reader._apart_seconds())
+        now[0] += pauses[-1]
+    assert pauses[:2] == [0.1, 0.1]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == pytest.approx(1.0)

@@ -144,10 +144,10 @@ def test_a_partition_that_comes_while_the_reader_is_busy_is_assigned_and_asked_f
     now[0] += watching.NEW_SECONDS
     assert waits_for.watch({0: 0}).seconds
     consumer.events.put(Placed(0, Event(0)))
-    eventually(lambda: waits_for.watch({0: 0}).moved == {0})
+    eventually(lambda: waits_for.watch({0: 0}).moved == {0: "1"})
     # The thread takes nothing now, and the reader has the other partition from the next turn.
-    assert waits_for.watch({0: 0, 1: 0}).moved == {0, 1}
-    assert waits_for.watch({0: 0, 1: 0}).moved == {0}, "it has just asked for it"
+    assert waits_for.watch({0: 0, 1: 0}).moved == {0: "1", 1: None}
+    assert waits_for.watch({0: 0, 1: 0}).moved == {0: "1"}, "it has just asked for it"
     eventually(lambda: consumer.calls == ["list", {0: 0}, {1: 0}])
 
 
@@ -173,7 +173,7 @@ def test_a_record_of_a_partition_given_up_while_it_was_waited_for_is_dropped(fet
     waiter._take([Placed(1, Event(2))])
     assert waits_for.watch({0: 0}).seconds
     consumer.events.put(Placed(0, Event(0)))
-    eventually(lambda: waits_for.watch({0: 0}).moved == {0})
+    eventually(lambda: waits_for.watch({0: 0}).moved == {0: "1"})
 
 
 def test_a_reader_that_has_read_with_a_cursor_is_told_where_the_messages_are(log, made):
@@ -183,4 +183,4 @@ def test_a_reader_that_has_read_with_a_cursor_is_told_where_the_messages_are(log
     assert sum(one.num_rows for one in log.read(0, "0", ends[0], max_messages=9)) == 1
     assert waits(log, ends)
     append(log, "b", partition=1, first=1)
-    assert call_of(log, ends).moved == {1}
+    assert call_of(log, ends).moved == {1: "1"}
