@@ -109,6 +109,16 @@ class Attempt:
         return told
 
 
+def has_passing_error(future: Future[Any]) -> bool:
+    """Whether this answer, which has come, is that a partition has no leader at this moment.
+
+    `Attempt.answer` takes the events of the client, too. For each of hundreds of answers that would
+    be a wait for the other threads of the process.
+    """
+    failed = future.exception()
+    return isinstance(failed, KafkaException) and failed.args[0].code() in _PASSING
+
+
 class NoAnswer(LogUnavailable):
     """The broker asked was lost, or there was no answer in the time of an attempt."""
 

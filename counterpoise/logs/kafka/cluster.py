@@ -39,7 +39,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from counterpoise.logs.errors import LogAccessRefused, LogNotFound, LogUnavailable
 from counterpoise.logs.kafka.access import Access, Failures, librdkafka_logger
-from counterpoise.logs.kafka.answers import Attempt, NoAnswer, Questions
+from counterpoise.logs.kafka.answers import Attempt, NoAnswer, Questions, has_passing_error
 from counterpoise.logs.kafka.appender import BATCH_BYTES, PRODUCER
 from counterpoise.logs.kafka.peeking import PEEKER
 from counterpoise.logs.kafka.reader import CONSUMER, SHARED, STAYING, WATCHING
@@ -199,7 +199,7 @@ def leave_alone(*clients: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The topic's partition count and incarnation.
+    """The topic's partition count and incarnation, and which partitions have no leader.
 
     `incarnation` is the topic's id. Clusters before Kafka 2.8 have no such id; then it is the
     cluster's id and the topic's name, which do not change if the topic is made again.
@@ -207,6 +207,7 @@ class Shape:
 
     partition_count: int
     incarnation: str
+    leaderless: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +243,12 @@ class Topic:
         self.name = name
         self._questions = questions
         self._monotonic = monotonic
-        # The last answer, and until when it will do.
+        # The last answer, and until when it will do; and the question for the next one, if nobody
+        # waits for it.
         self._shape: tuple[Shape, float] | None = None
+        self._asking: _Described | None = None
+        # Partitions that the topic did not have when it was asked for them.
+        self._absent = frozenset[int]()
 
     def recent_shape(self, partitions: Iterable[int], deadline: float) -> Shape:
         """The topic of a moment ago; the current one if it had not all of these.
@@ -259,25 +264,67 @@ class Topic:
                 return shape
         return self.shape(deadline)
 
+    def last_shape(self, partitions: Collection[int], deadline: float) -> tuple[Shape, bool]:
+        """The last answer, and whether it is as recent as `recent_shape` and has all of these, or
+        was asked for since they were lacking. If it is not, or one of them has no leader, the topic
+        is asked, and nobody waits; the first time, the caller does. For one thread at a time.
+        """
+        self._take_answer(deadline)
+        if self._shape is None:
+            return self.shape(deadline), True
+        shape, until = self._shape
+        beyond = frozenset(one for one in partitions if one >= shape.partition_count)
+        is_recent = beyond <= self._absent and self._monotonic() < until
+        is_complete = is_recent and shape.leaderless.isdisjoint(partitions)
+        if not is_complete and self._asking is None:
+            attempt = self._questions.attempt(FIRST_ASKED_SECONDS)
+            future = self._describe(attempt)
+            self._asking = _Described(attempt, future, self._monotonic(), beyond)
+        return shape, is_recent
+
+    def _take_answer(self, deadline: float) -> None:
+        asking = self._asking
+        if asking is None or not (asking.future.done() or asking.is_late):
+            return
+        self._asking = None
+        try:
+            if asking.is_late:
+                raise NoAnswer("no answer in time")
+            self._keep(self._shape_of(asking.attempt, asking.future), asking.at)
+        except (LogUnavailable, LogNotFound) as error:
+            if isinstance(error, NoAnswer):
+                self._questions.give_up(asking.attempt)
+            self.shape(deadline)
+        self._absent = asking.beyond
+
+    def forget(self) -> list[AdminClient]:
+        """Awaits no answer any more. Returns the clients that were asked."""
+        asking, self._asking = self._asking, None
+        return [] if asking is None else [asking.attempt.admin]
+
     def shape(self, deadline: float) -> Shape:
         """The current topic."""
         asked_at, self._shape = self._monotonic(), None
-        shape = self._asked_shape(deadline)
-        took = self._monotonic() - asked_at
-        lasts = max(SHAPE_SECONDS, min(SHAPE_TIMES * took, LONGEST_SHAPE_SECONDS))
-        self._shape = shape, asked_at + lasts
+        shape = self._questions.ask(
+            lambda attempt: self._shape_of(attempt, self._describe(attempt)), deadline
+        )
+        self._keep(shape, asked_at)
         return shape
 
-    def _asked_shape(self, deadline: float) -> Shape:
-        def question(attempt: Attempt) -> Shape:
-            topic = self._described(attempt)
-            topic_id = "" if topic.topic_id is None else str(topic.topic_id)
-            if not topic_id or topic_id == _NO_TOPIC_ID:
-                asked = attempt.admin.describe_cluster(request_timeout=attempt.seconds)
-                topic_id = f"{attempt.answer(asked).cluster_id}/{self.name}"
-            return Shape(len(topic.partitions), topic_id)
+    def _keep(self, shape: Shape, asked_at: float) -> None:
+        took = self._monotonic() - asked_at
+        lasts = max(SHAPE_SECONDS, min(SHAPE_TIMES * took, LONGEST_SHAPE_SECONDS))
+        self._shape, self._absent = (shape, asked_at + lasts), frozenset()
 
-        return self._questions.ask(question, deadline)
+    def _shape_of(self, attempt: Attempt, described: Future[Any]) -> Shape:
+        topic = attempt.answer(described)
+        topic_id = "" if topic.topic_id is None else str(topic.topic_id)
+        if not topic_id or topic_id == _NO_TOPIC_ID:
+            asked = attempt.admin.describe_cluster(request_timeout=attempt.seconds)
+            topic_id = f"{attempt.answer(asked).cluster_id}/{self.name}"
+        partitions = topic.partitions
+        leaderless = frozenset(one.id for one in partitions if one.leader is None)
+        return Shape(len(partitions), topic_id, leaderless)
 
     def partition_counts(self, names: Sequence[str], deadline: float) -> dict[str, int]:
         """Those of topics of the cluster; topics that are not there or refused are left out."""
@@ -332,7 +379,7 @@ class Topic:
         """The replicas of each partition."""
 
         def question(attempt: Attempt) -> Replication:
-            partitions = self._described(attempt).partitions
+            partitions = attempt.answer(self._describe(attempt)).partitions
             return Replication(
                 {one.id: len(one.replicas) for one in partitions},
                 {one.id: len(one.isr) for one in partitions},
@@ -353,11 +400,11 @@ class Topic:
             return int(attempt.answer(asked[resource])[name].value)
         return None
 
-    def _described(self, attempt: Attempt) -> Any:
-        asked = attempt.admin.describe_topics(
+    def _describe(self, attempt: Attempt) -> Future[Any]:
+        asked: Mapping[str, Future[Any]] = attempt.admin.describe_topics(
             TopicCollection([self.name]), request_timeout=attempt.seconds
         )
-        return attempt.answer(asked[self.name])
+        return asked[self.name]
 
     def _asked(self, attempt: Attempt, partitions: list[int], spec: OffsetSpec) -> _Asked:
         if not partitions:
@@ -368,6 +415,23 @@ class Topic:
             request_timeout=attempt.seconds,
         )
         return asked
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """The question for the topic, asked at this time (monotonic) for partitions `beyond` its last
+    count too.
+    """
+
+    attempt: Attempt
+    future: Future[Any]
+    at: float
+    beyond: frozenset[int]
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it has no answer, and its time is over."""
+        return not self.future.done() and time.monotonic() >= self.attempt.until
 
 
 def _gathered(attempt: Attempt, asked: _Asked, *, least: int = 0) -> dict[int, int]:
@@ -402,6 +466,8 @@ class FirstAsked:
 
         To be called when it is over. Raises NoAnswer, LogAccessRefused.
         """
+        if has_passing_error(self.start) or has_passing_error(self.end):
+            return None
         try:
             found = [int(self.attempt.answer(one).offset) for one in (self.start, self.end)]
         except (LogUnavailable, LogNotFound) as error:

@@ -111,7 +111,6 @@ class KafkaLog(NumberedLog):
             lambda ends: self._topic.bounds(ends, self._begin())[1],
         )
         self._ends: dict[int, int] = {}  # as last answered
-        self._unanswered = frozenset[int]()  # asked for, in vain so far
         self._fresh = FirstBounds(self._topic.begin_bounds, self._questions.give_up)
         self._sizes = Sizes(self._sample)
         self._appending = threading.Lock()
@@ -249,28 +248,36 @@ class KafkaLog(NumberedLog):
         Count and incarnation may be out of date (`Topic.recent_shape`), unless a partition ends
         earlier than when it was asked for last: then the topic may have been deleted and made
         again.
-        With `at_once` partitions without a leader are not waited for.
+        With `at_once` partitions without a leader are not waited for, nor is count or incarnation.
         """
         deadline = self._begin()
         self._cursors.stop_stale()
-        if partitions and self._ends.keys() | self._unanswered >= {*partitions}:
+        waiting, fresh = set[int](), set[int]()
+        if at_once:
+            shape, is_recent = self._topic.last_shape(partitions, deadline)
+            fresh = {*partitions} - self._ends.keys()
+            # The question for such a one would be repeated by librdkafka, for all partitions.
+            waiting = {
+                one
+                for one in fresh
+                if one in shape.leaderless or (one >= shape.partition_count and not is_recent)
+            }
+        elif partitions and self._ends.keys() >= {*partitions}:
             shape = self._topic.recent_shape(partitions, deadline)
         else:
             shape = self._topic.shape(deadline)
-        existing = [number for number in partitions if number < shape.partition_count]
-        fresh = {one for one in existing if one not in self._ends} if at_once else set()
-        first, following = self._bounds_of(
-            [one for one in existing if one not in fresh], fresh, deadline
-        )
+        existing = {one for one in partitions if one < shape.partition_count} - waiting
+        first, following = self._bounds_of([*(existing - fresh)], existing & fresh, deadline)
         if any(end < self._ends.get(one, 0) for one, end in following.items()):
             shape = self._topic.shape(deadline)
         self._ends.update(following)
-        unanswered = frozenset(fresh - following.keys())
-        self._unanswered = (self._unanswered | unanswered) - following.keys()
+        unanswered = waiting | (existing & fresh) - following.keys()
         answered = [one for one in partitions if one not in unanswered]
         starts = {one: str(first.get(one, 0)) for one in answered}
         ends = {one: str(following.get(one, 0)) for one in answered}
-        return Bounds(shape.partition_count, shape.incarnation, starts, ends, unanswered=unanswered)
+        return Bounds(
+            shape.partition_count, shape.incarnation, starts, ends, unanswered=frozenset(unanswered)
+        )
 
     def _bounds_of(
         self, known: Sequence[int], fresh: Collection[int], deadline: float
@@ -342,6 +349,7 @@ class KafkaLog(NumberedLog):
         with self._appending:
             self._appender.close()
         self._fresh.forget()
+        self._topic.forget()
         self._cursors.close()
         self._watching.close()
         self._clients.close()
@@ -349,7 +357,7 @@ class KafkaLog(NumberedLog):
     def _forked(self) -> None:
         """In a forked child: do not use or touch any object made before the fork."""
         self._appending = threading.Lock()
-        leave_alone(*self._fresh.forget(), self._appender.abandon())
+        leave_alone(*self._fresh.forget(), *self._topic.forget(), self._appender.abandon())
         self._cursors.abandon()
         self._watching.abandon()
         self._clients.abandon()

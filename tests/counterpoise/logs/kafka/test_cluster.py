@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from counterpoise.logs import LogAccessRefused, LogUnavailable
+from counterpoise.logs import LogAccessRefused, LogNotFound, LogUnavailable
 from counterpoise.logs.kafka.access import Failures, parse_access
 from counterpoise.logs.kafka.answers import Questions
-from counterpoise.logs.kafka.cluster import Topic
+from counterpoise.logs.kafka.cluster import Shape, Topic
 
 
 class Moving:
@@ -30,7 +30,7 @@ class Moving:
             self.refusals -= 1
             future.set_exception(KafkaException(KafkaError(self.error)))
         else:
-            future.set_result(SimpleNamespace(offset=7, partitions=[0, 1], topic_id="id"))
+            future.set_result(SimpleNamespace(offset=7, **vars(described(2))))
         return future
 
     def poll(self, _seconds):
@@ -195,3 +195,100 @@ def test_the_shape_of_a_moment_ago_will_do_unless_a_partition_is_missing_in_it()
         now[0] = at
         one.recent_shape([0], float("inf"))
     assert asked[4:] == [3.0, 8.1]
+
+
+def described(count, *leaderless):
+    return SimpleNamespace(
+        topic_id="id",
+        partitions=[
+            SimpleNamespace(id=one, leader=None if one in leaderless else 1) for one in range(count)
+        ],
+    )
+
+
+class Slow:
+    """A client that answers when the test says: how many partitions the topic has, or an error.
+
+    A question for which an answer is `ready` has it at once.
+    """
+
+    def __init__(self, *ready):
+        self.asked = []
+        self.ready = list(ready)
+
+    def describe_topics(self, _names, **_):
+        self.asked.append(Future())
+        if self.ready:
+            self.answer(self.ready.pop())
+        return {"orders": self.asked[-1]}
+
+    def answer(self, what):
+        if isinstance(what, KafkaError):
+            self.asked[-1].set_exception(KafkaException(what))
+        else:
+            self.asked[-1].set_result(described(what))
+
+    def poll(self, _seconds):
+        pass
+
+
+def slow_topic():
+    """A topic that had two partitions, its client, the clients that were given up, and the time."""
+    now, admin = [0.0], Slow(2)
+    given_up: list[Slow] = []
+    trouble = Failures(parse_access("kafka://h/orders", None), "orders")
+    topic = Topic("orders", Questions(lambda: admin, given_up.append, trouble), lambda: now[0])
+    assert topic.last_shape([0], float("inf")) == (Shape(2, "id"), True), "it was waited for"
+    return topic, admin, given_up, now
+
+
+def test_the_last_shape_will_do_while_the_topic_is_asked_again():
+    topic, admin, _, now = slow_topic()
+    now[0] = 20.0
+    for _ in range(3):
+        assert topic.last_shape([0, 7], float("inf")) == (Shape(2, "id"), False)
+    assert len(admin.asked) == 2
+    admin.answer(9)
+    assert topic.last_shape([0, 7], float("inf")) == (Shape(9, "id"), True)
+    assert len(admin.asked) == 2
+
+
+def test_partitions_that_the_topic_does_not_have_are_asked_for_once():
+    topic, admin, _, _ = slow_topic()
+    assert topic.last_shape([0, 7], float("inf")) == (Shape(2, "id"), False)
+    admin.answer(3)
+    for _ in range(2):
+        assert topic.last_shape([0, 7], float("inf")) == (Shape(3, "id"), True)
+    assert topic.last_shape([0, 7, 8], float("inf")) == (Shape(3, "id"), False)
+
+
+def test_if_the_topic_is_gone_that_is_said_and_the_next_answer_waited_for():
+    topic, admin, _, now = slow_topic()
+    now[0] = 20.0
+    topic.last_shape([0], float("inf"))
+    admin.answer(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+    admin.ready.append(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+    with pytest.raises(LogNotFound):
+        topic.last_shape([0], float("inf"))
+
+
+def test_without_an_answer_another_client_is_asked():
+    topic, admin, given_up, now = slow_topic()
+    now[0] = 20.0
+    topic.last_shape([0], float("inf"))
+    admin.answer(KafkaError(KafkaError._TRANSPORT))
+    admin.ready.append(4)
+    assert topic.last_shape([0], float("inf")) == (Shape(4, "id"), True)
+    assert given_up == [admin]
+
+
+def test_a_partition_without_a_leader_is_asked_for_until_it_has_one():
+    topic, admin, _, _ = slow_topic()
+    assert topic.last_shape([0, 2], float("inf")) == (Shape(2, "id"), False)
+    admin.asked[-1].set_result(described(4, 2, 3))
+    for _ in range(2):
+        assert topic.last_shape([0, 2], float("inf"))[0].leaderless == {2, 3}
+    assert len(admin.asked) == 3
+    admin.answer(4)
+    assert topic.last_shape([0, 2], float("inf")) == (Shape(4, "id"), True)
+    assert len(admin.asked) == 3
