@@ -106,6 +106,8 @@ SETTINGS: Mapping[str, str] = {
     "counterpoise.own_server": "on",
     "password_encryption": "scram-sha-256",
     "fsync": "on",
+    # The crash of one of its processes ends it, and it is started again (`keeper` says why).
+    "restart_after_crash": "off",
     "timezone": "UTC",
     "log_timezone": "UTC",
     # All statements are short: compiling them costs more than it saves.

@@ -1,10 +1,15 @@
 """Keeps the service's own Postgres running, its log small, and its connections free.
 
-**It starts Postgres again** if it ends while the service runs. Postgres recovers by itself when one
-of its backends crashes. But it ends when it cannot write the data for its recovery (a full disk),
-or when it is killed. An operator could start it again only by restarting the service. So the keeper
-starts it until that succeeds: on the same port and with the same password, so that clients need no
-change. Meanwhile the service answers 503, and leases do not run.
+**It starts Postgres again** if it ends while the service runs. It ends when it is killed, when one
+of its processes crashes, and when it cannot write the data for its recovery (a full disk). An
+operator could start it again only by restarting the service. So the keeper starts it until that
+succeeds: on the same port and with the same password, so that clients need no change. Meanwhile the
+service answers 503, and leases do not run.
+
+Postgres could also recover from a crash without ending (`restart_after_crash`). But a recovery that
+fails before it replays the log, or just after it has begun to, then leaves a server that neither
+ends nor serves (Postgres 18.6 forgets that the process for it is gone). A full disk causes that. So
+each recovery is a start: its failure is seen, and its time is bounded.
 
 **It bounds `postgres.log`**: when it has more than LOG_BYTES, the last of them are moved to `.1`.
 Clients can have lines written, if only small ones (`broker.logs.credentials`).

@@ -97,6 +97,28 @@ def test_a_failed_start_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monke
         postgres.stop()
 
 
+def test_a_failed_recovery_from_a_crash_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Postgres that recovers without ending would never end nor serve (`keeper`)."""
+    monkeypatch.setattr("broker.postgres.keeper.PAUSE_SECONDS", 0.1)
+    postgres = EmbeddedPostgres(tmp_path, settings=FAST)
+    url = postgres.start()
+    # No recovery gets past it.
+    obstacle = tmp_path / "postgres" / "backup_label"
+    try:
+        with structlog.testing.capture_logs() as logs, PostgresKeeper(postgres, url):
+            obstacle.write_text("this is no label\n")
+            with suppress(psycopg.OperationalError), psycopg.connect(url) as connection:
+                os.kill(connection.info.backend_pid, signal.SIGKILL)
+            eventually(lambda: any("yet" in line["event"] for line in logs))
+            assert "backup_label" in logs[-1]["error"]
+            obstacle.unlink()
+            eventually(lambda: started_at(url))
+    finally:
+        postgres.stop()
+
+
 def test_it_waits_for_its_port_when_another_program_has_taken_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
