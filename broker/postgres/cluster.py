@@ -175,8 +175,12 @@ def end(process: subprocess.Popen[bytes], limit_seconds: float = 30.0) -> None:
 
 
 def telling_line(output: bytes) -> str:
-    """The line with the reason in the output of a Postgres program."""
+    """The line with the reason in the output of a Postgres program.
+
+    A server also writes one for each client that it refuses until it is ready.
+    """
     lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines()]
     marks = ("PANIC:", "FATAL:", "ERROR:", "error:")
     telling = [line for line in lines if any(mark in line for mark in marks)]
-    return (telling or [line for line in lines if line] or ["no output"])[-1]
+    reasons = [line for line in telling if "FATAL:  the database system is " not in line]
+    return (reasons or telling or [line for line in lines if line] or ["no output"])[-1]

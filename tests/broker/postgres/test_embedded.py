@@ -25,6 +25,7 @@ import pytest
 from broker.postgres import binaries as postgres_binaries
 from broker.postgres import embedded
 from broker.postgres.binaries import OURSELVES, account_for, find_binaries, installed_wheel
+from broker.postgres.cluster import telling_line
 from broker.postgres.embedded import (
     DataDirectoryInUse,
     DataDirectoryUnusable,
@@ -460,6 +461,14 @@ def test_programs_that_do_not_run_here_are_named(
     (tmp_path / "bin").mkdir()
     with pytest.raises(EmbeddedPostgresError, match="does not run here"):
         find_binaries(OURSELVES)
+
+
+def test_a_refused_client_is_not_why_a_start_failed() -> None:
+    refused = b"FATAL:  the database system is not yet accepting connections"
+    reason = b'FATAL:  could not write to file "pg_wal/xlogtemp.7": No space left on device'
+    assert telling_line(reason + b"\n" + refused + b"\n") == reason.decode()
+    # Of a program that is such a client.
+    assert telling_line(refused + b"\n") == refused.decode()
 
 
 def test_every_error_is_one_that_a_caller_can_catch() -> None:
