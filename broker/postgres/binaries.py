@@ -168,13 +168,16 @@ def installed_wheel() -> Path:
 
 def _version(directory: Path, account: Account) -> tuple[str | None, str]:
     """The version that `postgres --version` prints for the account, or None and the reason."""
-    answer = subprocess.run(
-        child_command(account, directory / "postgres", "--version"),
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    try:
+        answer = subprocess.run(
+            child_command(account, directory / "postgres", "--version"),
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    except subprocess.TimeoutExpired:
+        return None, "no answer within 60 s"
     words = answer.stdout.split()
     if answer.returncode == 0 and words[:2] == ["postgres", "(PostgreSQL)"]:
         return words[2], ""

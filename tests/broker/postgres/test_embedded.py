@@ -463,6 +463,15 @@ def test_programs_that_do_not_run_here_are_named(
         find_binaries(OURSELVES)
 
 
+def test_programs_that_do_not_answer_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], *, timeout: float, **_: object) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(EmbeddedPostgresError, match="no answer within 60 s"):
+        find_binaries(OURSELVES)
+
+
 def test_a_refused_client_is_not_why_a_start_failed() -> None:
     refused = b"FATAL:  the database system is not yet accepting connections"
     reason = b'FATAL:  could not write to file "pg_wal/xlogtemp.7": No space left on device'
