@@ -1,5 +1,5 @@
 """The last step before a Postgres program runs: change the user, request to die with the parent,
-exec.
+leave no core, exec.
 
 It runs as a script, `python -I -S child.py PARENT_PID UID GID PROGRAM ARGUMENT...`,
 and not as a `preexec_fn`, because Python code between fork and exec is not safe in a process with
@@ -12,6 +12,7 @@ the request, so this is checked afterwards.
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 
@@ -40,6 +41,9 @@ def main(arguments: list[str]) -> None:
         os.setgid(int(gid))
         os.setuid(int(uid))
     die_with(int(parent_pid))
+    # Postgres aborts when its disk is full. Its core would lie there, and take the room that was
+    # made for its recovery.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     os.execv(program, [program, *rest])
 
 

@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -24,7 +25,13 @@ import pytest
 
 from broker.postgres import binaries as postgres_binaries
 from broker.postgres import embedded
-from broker.postgres.binaries import OURSELVES, account_for, find_binaries, installed_wheel
+from broker.postgres.binaries import (
+    OURSELVES,
+    account_for,
+    child_command,
+    find_binaries,
+    installed_wheel,
+)
 from broker.postgres.cluster import telling_line
 from broker.postgres.embedded import (
     DataDirectoryInUse,
@@ -470,6 +477,16 @@ def test_programs_that_do_not_answer_are_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(EmbeddedPostgresError, match="no answer within 60 s"):
         find_binaries(OURSELVES)
+
+
+def test_a_crash_leaves_no_core() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (limits[1], limits[1]))
+    try:
+        command = child_command(OURSELVES, Path("/bin/sh"), "-c", "ulimit -S -c")
+        assert subprocess.check_output(command) == b"0\n"
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, limits)
 
 
 def test_a_refused_client_is_not_why_a_start_failed() -> None:
