@@ -98,6 +98,20 @@ class SmallDisk:
         """The service's status for this request."""
         return httpx.get(f"{self.service.url}{path}", timeout=60).status_code
 
+    def until_ready(self) -> None:
+        """Wait until the service serves again. An error has what Postgres wrote: its log goes with
+        the disk.
+        """
+        try:
+            eventually(lambda: self.status("/readyz") == 200)
+        except AssertionError as error:
+            lines = (self._root / "data" / "postgres.log").read_text().splitlines()
+            # One of these for each client that was refused.
+            refusals = ("the database system is ", "Consistent recovery state")
+            said = [line for line in lines if not any(each in line for each in refusals)]
+            error.add_note("\n".join(said[-50:]))
+            raise
+
     def starting_fails(self) -> bool:
         """Whether the log says that Postgres cannot be started for now."""
         return "cannot be started yet" in self.service.log_file.read_text()
@@ -151,7 +165,7 @@ def run(directory: Path, seed: int, say: Callable[[str], None]) -> Verdict | Non
                 say("  Postgres has ended")
                 time.sleep(rng.uniform(1.0, LEASE_SECONDS * 1.5))
                 disk.make_room()
-                eventually(lambda: disk.status("/readyz") == 200)
+                disk.until_ready()
             say("  there is room again, and Postgres")
         return scene.settle(publishers, consumers, PARTITIONS)
 

@@ -57,7 +57,7 @@ def test_a_full_disk_is_reported_and_all_resumes(small: SmallDisk) -> None:
         assert small.status("/healthz") == 200
 
         small.make_room()
-        eventually(lambda: small.status("/readyz") == 200)
+        small.until_ready()
         assert set(_commit(flow, "2").values()) == {"ok"}
         assert lost == []
         positions = {each.position for each in client.partitions("orders")}
