@@ -83,8 +83,10 @@ def environment() -> Path:
     made = directory / "made-of.txt"
     if not made.exists() or made.read_bytes() != LOCK.read_bytes():
         print(f"{directory}: the peers' environment (once)", flush=True)
-        venv.create(directory, with_pip=True, clear=True)
-        command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
+        venv.create(directory, clear=True)
+        # Our own pip, and what is imported is compiled: half of the work.
+        command = [sys.executable, "-m", "pip", "--quiet", "--python", str(python), "install"]
+        command += ["--no-compile", "--no-deps", "--require-hashes"]
         subprocess.run([*command, "-r", str(LOCK)], check=True)
         made.write_bytes(LOCK.read_bytes())
     return python
