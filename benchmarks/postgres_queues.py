@@ -160,6 +160,12 @@ class Traffic:
         """How many messages the publisher was allowed, or has published when it has ended."""
         return self._allowed * self._batch
 
+    def until_handled(self, count: int) -> None:
+        """Wait until more messages than these are handled. Raises RuntimeError as `check`."""
+        while self.numbers.count <= count:
+            self.check()
+            time.sleep(0.05)
+
     def kill(self, number: int) -> None:
         """Kill a consumer, and start it again."""
         self._consumers[number].kill()
@@ -323,12 +329,11 @@ class Stage:
 def scenario(stage: Stage, kind: str, name: str, times: Times) -> Found:
     """Steady, then the trouble of that name, then all that is left."""
     with stage.traffic(kind) as traffic:
-        while not traffic.numbers.count:
-            traffic.check()
-            time.sleep(0.05)
+        traffic.until_handled(0)
         time.sleep(times.warm)
         look = stage.look(traffic)
         time.sleep(times.steady)
+        traffic.until_handled(look.handled)
         steady = stage.part(traffic, look)
         look = stage.look(traffic)
         if name == "killed":

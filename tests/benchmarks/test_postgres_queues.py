@@ -1,4 +1,4 @@
-"""The queues that are compared on one Postgres, for seconds."""
+"""The queues that are compared on one Postgres, for less than a second each: only counts."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from benchmarks.queue_workers import BATCH
 
 pytestmark = pytest.mark.long
 
+# All queues run as fast as both processors can, however long these are.
+TIMES = Times(stress=0.5, steady=0.5, warm=0, kill=0.5)
 
-def test_each_queue_survives_each_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
+
+@pytest.mark.matrix("scenario")
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_each_queue_survives(scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is lost, and only kills bring anything twice."""
     monkeypatch.setattr(postgres_queues, "KILLS", 2)
     told: list[str] = []
-    times = Times(stress=3, steady=2, warm=1, kill=3)
-    found = measure([*BATCH], SCENARIOS, times, told.append)
-    assert {*found} == {(kind, name) for kind in BATCH for name in SCENARIOS}
+    found = measure([*BATCH], [scenario], TIMES, told.append)
+    assert {*found} == {(kind, scenario) for kind in BATCH}
     for (kind, name), one in found.items():
         assert one.lost == 0, (kind, name)
         assert one.doubled == 0 or name == "killed", (kind, name)
         assert one.steady.rate > 0, (kind, name)
-        assert one.steady.cpu > 0, (kind, name)
+    # It is counted in hundredths of a second, so one queue may have used none.
+    assert any(one.steady.cpu > 0 for one in found.values())
     assert len(told) == sum(len(figures_of(*of, one)) for of, one in found.items())
