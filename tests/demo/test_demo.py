@@ -2,8 +2,9 @@
 clean end.
 
 Two demos are played to their end as they are, and one with the sabotage that involves all parts
-(with plain consumers, `plain.py`). The other sabotages, and this one again, are judged by recorded
-evidence.
+(with plain consumers, `plain.py`): one of the three in a run of the long tests, because each demo
+with Spark takes minutes of the processors. All sabotages are judged by recorded evidence, and a
+demo begins in each run (`test_every_end_of_the_demo_ends_its_processes`).
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def played(demos: list[Demo], *arguments: str, plain: bool = False) -> tuple[int
     return demos[-1].returncode, output
 
 
+@pytest.mark.matrix(of="demos")
 @pytest.mark.long
 @pytest.mark.xdist_group("programs 2")
 def test_the_demo_ends_with_a_good_verdict(demos: list[Demo]) -> None:
