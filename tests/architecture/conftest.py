@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import metadata
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
@@ -125,8 +126,7 @@ def _required(distribution: metadata.Distribution, extra: str) -> Iterator[Requi
 def link(distribution: metadata.Distribution, directory: Path) -> None:
     """Hard links to its files; its programs start the Python of the new environment."""
     prefix = Path(sys.prefix).resolve()
-    for file in distribution.files or ():
-        source = Path(str(distribution.locate_file(file))).resolve()
+    for source in _files(distribution):
         target = directory / source.relative_to(prefix)
         if not source.exists() or target.exists():
             continue
@@ -139,6 +139,17 @@ def link(distribution: metadata.Distribution, directory: Path) -> None:
             target.chmod(0o755)
         else:
             _link(source, target)
+
+
+def _files(distribution: metadata.Distribution) -> Iterator[Path]:
+    """Its files, and what was compiled of them: uv does not list it, and a new environment would
+    compile anew all that it imports.
+    """
+    for file in distribution.files or ():
+        path = Path(str(distribution.locate_file(file))).resolve()
+        yield path
+        if path.suffix == ".py":
+            yield Path(cache_from_source(path))
 
 
 def _link(source: Path, target: Path) -> None:
