@@ -23,20 +23,14 @@ writes this page, and a test compares it with the tables.
 ```mermaid
 {queue}```
 
-*Holddown* is the quiet wait between a trigger and the rebalance. Consumers that join and leave
-within it cause one rebalance and not many. It settles when the number of flows is the same again as
-before the trigger and no partition has to move. The triggers are listed in
-[the contract](protocol.md#what-triggers-what).
+[The contract](protocol.md#what-triggers-what) lists the triggers; a holddown settles by its rule 7.
 
 ## A partition
 
 ```mermaid
 {partition}```
 
-While a partition is *warming*, its owner keeps working and notices nothing, and its successor
-restores the state that it needs. *Revoking* is the only state in which a partition pauses: its
-owner finishes the outstanding messages and releases it, or its deadline passes. Every grant raises
-the epoch.
+*Revoking* is the only state in which a partition pauses ([one handoff](protocol.md#one-handoff)).
 
 ## A partition in a resize
 
