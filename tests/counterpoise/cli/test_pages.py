@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -108,25 +107,6 @@ def billing_consumes(scene: Scene) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def messages_come(scene: Scene) -> Iterator[None]:
-    scene.forget("flights")
-    scene.client.create_queue("flights", 3, partitioning="dynamic")
-    over = threading.Event()
-
-    def publish() -> None:
-        while not over.is_set():
-            scene.publish("flights")
-
-    publishing = threading.Thread(target=publish)
-    publishing.start()
-    try:
-        yield
-    finally:
-        over.set()
-        publishing.join()
-
-
-@contextlib.contextmanager
 def flights_are_there(scene: Scene) -> Iterator[None]:
     scene.client.create_queue("flights", 8)
     yield
@@ -156,7 +136,6 @@ def group_has_offsets(scene: Scene) -> Iterator[None]:
 
 BEFORE: dict[str, Callable[[Scene], AbstractContextManager[None]]] = {
     "counterpoise consumers drain orders billing": billing_consumes,
-    "counterpoise partitions split flights --hottest": messages_come,
     "counterpoise queues create flights-history": flights_are_there,
     "TO analyst": analyst_is_there,
     "--from-group etl": group_has_offsets,
