@@ -50,9 +50,6 @@ class FencedAggregate:
     result. `by`: the columns of a group. `windows` None: one result for each group, replaced after
     each micro-batch that changes it.
 
-    A stream of several queues (`read_queues`) has results of each queue: name the column `queue` in
-    `by`. Each queue has clocks of its own, so its windows are closed whatever the others do.
-
     `late`: what becomes of late rows: `drop`, `side`, or `merge`, for `keep_seconds` after the
     window was closed. `idle_seconds`: how long a partition without rows holds windows open; None:
     without limit. `name` (default: the table's) and `fence` are arguments of `FencedSink`.
