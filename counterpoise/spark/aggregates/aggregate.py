@@ -142,10 +142,12 @@ class FencedAggregate:
         if self._results.plan.windows is not None:
             with self._database.transaction(self._limits) as connection:
                 known = tables.clocks(connection, key, None).keys()
-            # After the clocks: a partition with a clock that is not listed now has ended.
+            # After the clocks: a partition with a clock that is not listed now, or as finished (of
+            # a dynamic queue), has ended.
             try:
                 with Client(url) as client:
-                    live = {one.partition for one in client.partitions(key.queue)}
+                    listed = client.partitions(key.queue)
+                live = {one.partition for one in listed if one.state != "finished"}
             except CounterpoiseError as error:
                 logger.warning(
                     "counterpoise: windows of %s on queue %s stay open: %s",

@@ -8,6 +8,7 @@ import random
 import string
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -15,7 +16,17 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import Connection, create_engine
 
-from counterpoise.spark.aggregates import Count, First, Last, Max, Sum, Windows, tables
+from counterpoise.spark.aggregates import (
+    Count,
+    FencedAggregate,
+    First,
+    Last,
+    Max,
+    Sum,
+    Windows,
+    aggregate,
+    tables,
+)
 from counterpoise.spark.aggregates.merging import Counted, Merge, Results, _Rows, close_windows
 from counterpoise.spark.aggregates.tables import AggregateKey
 from counterpoise.spark.errors import InvalidSink
@@ -530,6 +541,26 @@ def test_a_partition_that_has_ended_holds_nothing_and_may_come_again(counting: C
     counting.write(1, (1, "a", 2, 1), (2, "a", 33, 1))
     assert counting.dropped() == 1
     assert counting.written() == [(0, "a", 2, 2)]
+
+
+def test_a_partition_that_was_split_holds_nothing(
+    counting: Counting, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dynamic queue lists it, as finished."""
+    listed = [SimpleNamespace(partition=0, state="owned"), SimpleNamespace(partition=1, state="")]
+    service = SimpleNamespace(partitions=lambda queue: listed)
+    monkeypatch.setattr(aggregate, "Client", lambda url: contextlib.nullcontext(service))
+    sink = FencedAggregate(
+        database_url, "per_ten", values=PLAN.values, windows=PLAN.windows, name=KEY.sink
+    )
+    sink._counted = {"flights": (KEY, None)}
+    for partition in (0, 1):
+        counting.write(partition, (0, "a", 1, 1))
+    counting.write(0, (1, "a", 30, 1))
+    for state, closed in (("owned", 0), ("waiting", 0), ("finished", 1)):
+        listed[1].state = state
+        assert sink.close_windows() == closed
+    sink._database.engine().dispose()
 
 
 def test_a_late_row_and_the_closing_of_its_window_wait_for_each_other(
