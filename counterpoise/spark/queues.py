@@ -21,6 +21,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from pyspark import __version__ as version
 from pyspark.sql import functions
 
 from counterpoise.client import Client
@@ -28,6 +29,7 @@ from counterpoise.spark.channel.channel import FORMAT
 from counterpoise.spark.errors import InvalidOption
 from counterpoise.spark.options import SourceOptions, read_options
 from counterpoise.spark.queue_log import retry_until
+from counterpoise.spark.version import has_read_limits
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,7 +59,8 @@ def read_queues(
     _check_names(named)
     checked = replace(_check_options(given, streaming=streaming), queue=", ".join(named))
     names = chosen(named, _known(checked))
-    by_name = streaming and spark.conf.get(SOURCES_BY_NAME, "false") == "true"
+    can_name = streaming and has_read_limits(version)
+    by_name = can_name and spark.conf.get(SOURCES_BY_NAME, "false") == "true"
     frames: list[DataFrame] = []
     for name in names:
         own = {**given, "queue": name}

@@ -4,11 +4,15 @@ Older ones lack what it is made of, each something else: without the refusal PyS
 module is missing.
 """
 
+from counterpoise.spark.errors import Unsupported
+
 OLDEST, BELOW = (4, 0), (5,)
 # Since then Spark names the start of a micro-batch and how much it reads.
 READ_LIMITS = (4, 2)
 # Since then Spark runs queries with state, and only these, without adaptive execution.
 TELLS_STATE = (4, 1)
+# Since then a processor gets rows, and a writer Arrow's batches.
+ROWS_AND_BATCHES = (4, 1)
 RANGE = "PySpark 4.0 or later, below 5"
 HOW = "pip install --upgrade 'counterpoise[spark]'"
 
@@ -26,6 +30,18 @@ def has_read_limits(version: str) -> bool:
 def tells_state(version: str) -> bool:
     """Whether a task sees if its query keeps state (`source.without_driver`)."""
     return _parts(version) >= TELLS_STATE
+
+
+def require_4_1(what: str, instead: str) -> None:
+    """Raises Unsupported on PySpark 4.0, which has no `transformWithState` for rows and no writers
+    of Arrow batches.
+    """
+    from pyspark import __version__ as version
+
+    if _parts(version) < ROWS_AND_BATCHES:
+        raise Unsupported(
+            f"{what} PySpark 4.1 or later, and PySpark {version} is installed: {HOW}. Or {instead}"
+        )
 
 
 def _parts(version: str) -> tuple[int, ...]:

@@ -98,6 +98,13 @@ OPERATORS = {
     ),
     "TransformWithState": Operator("transformWithState", *_PROCESSOR),
     "TransformWithStateInPySpark": Operator("transformWithState", *_PROCESSOR),
+    # Of PySpark 4.0.
+    "TransformWithStateInPandas": Operator(
+        "transformWithStateInPandas",
+        _PROCESSOR[0],
+        "use counterpoise.spark.StatefulForeachBatch, or on PySpark 4.1 and later "
+        "counterpoise.spark.TenuredProcessor, on a source with warmup=true (docs, Warm-up)",
+    ),
 }
 """By the class of the node in Spark's logical plan."""
 

@@ -29,7 +29,7 @@ from counterpoise.spark.writer.options import (
     WriteOptions,
     check_name,
 )
-from counterpoise.spark.writer.writers import target_of
+from counterpoise.spark.writer.target import target_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row

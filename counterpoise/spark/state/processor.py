@@ -15,6 +15,8 @@ from typing import Any
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+from counterpoise.spark.version import require_4_1
+
 TENURE_STATE = "counterpoise_tenure"
 
 
@@ -42,6 +44,14 @@ class TenuredProcessor(StatefulProcessor):
     """
 
     tenured = True
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Raises Unsupported on PySpark 4.0, also for the ready processors."""
+        require_4_1(
+            "TenuredProcessor and counterpoise.spark.processors need",
+            "keep the state in the sink, with FencedAggregate, Deduplicate or StatefulForeachBatch",
+        )
+        super().__init_subclass__(**given)
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._tenure = handle.getValueState(TENURE_STATE, "tenure long")

@@ -23,8 +23,6 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from counterpoise.client import Client
-from counterpoise.logs.address import environment_access
 from counterpoise.spark.driver.chains import Chain
 from counterpoise.spark.errors import InvalidOption, InvalidRows, Unsupported
 from counterpoise.spark.writer.appender import TargetQueue, append_all, check_columns
@@ -36,6 +34,7 @@ from counterpoise.spark.writer.numbering import (
     Numbering,
 )
 from counterpoise.spark.writer.options import DEFAULT_NAME, WriteOptions
+from counterpoise.spark.writer.target import target_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,14 +52,6 @@ class Written(WriterCommitMessage):
 
     appended: int
     duplicates: int
-
-
-def target_of(options: WriteOptions) -> TargetQueue:
-    """How tasks reach the log of the queue. Raises errors of the client."""
-    with Client(options.url) as client:
-        view = client.log_access(options.queue, "publish")
-    log_url = options.log_url or environment_access(view.log)
-    return TargetQueue(view, log_url, options.write_timeout_seconds)
 
 
 class BatchWriter(DataSourceArrowWriter):

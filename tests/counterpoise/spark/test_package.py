@@ -12,6 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 import counterpoise.spark
 from counterpoise.spark.data_source import CounterpoiseDataSource
+from counterpoise.spark.errors import Unsupported
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.source.tasks import ARROW_SCHEMA, LogPartition, LogSource
 
@@ -113,6 +114,14 @@ def test_another_pyspark_is_refused_in_one_line(
         "pip install --upgrade 'counterpoise[spark]'"
     )
     assert "\n" not in str(refused.value)
+
+
+def test_processors_are_refused_where_pyspark_has_none_for_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pyspark.__version__", "4.0.5")
+    with pytest.raises(Unsupported, match="processors need PySpark 4"):
+        type("Mine", (counterpoise.spark.TenuredProcessor,), {})
 
 
 def test_no_pyspark_is_refused_in_one_line() -> None:
