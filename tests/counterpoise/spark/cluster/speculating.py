@@ -1,5 +1,7 @@
 """The program of an application that writes through both sinks, with tasks that are slow once.
 
+One query reads the queue `flights`, another one all queues `orders-*`.
+
 A task with a message `slow read` waits in its first attempt, before it writes, until a second
 attempt reads. One with a message `slow write` waits within the transaction of the fence, until the
 second attempt waits for the fence. Each attempt leaves a file, and so does one that the fence lets
@@ -16,7 +18,7 @@ from pathlib import Path
 from pyspark import TaskContext
 from pyspark.sql import functions
 
-from counterpoise.spark import FencedSink, QueueSink, drain_on_sigterm, session
+from counterpoise.spark import FencedSink, QueueSink, drain_on_sigterm, read_queues, session
 from tests.counterpoise.spark.starting import started
 
 home, url = Path(sys.argv[1]), sys.argv[2]
@@ -76,11 +78,11 @@ def both(batch, batch_id):
 
 spark = session("speculating")
 drain_on_sigterm(spark, timeout_seconds=150, end_seconds=150)
-options = {"queue": "flights", "url": url, "maxInputPartitions": 4}
-messages = spark.readStream.format("counterpoise").options(**options).load()
+options = {"url": url, "maxInputPartitions": 4}
+flights = spark.readStream.format("counterpoise").options(queue="flights", **options).load()
 value = functions.udf(read)(functions.col("value").cast("string"))
-rows = messages.select("partition", "position", "key", value.alias("value"))
-writer = rows.writeStream.foreachBatch(both)
-query = started(writer.option("checkpointLocation", str(home / "checkpoint")))
-query.awaitTermination()
+for rows in (flights, read_queues(spark, "orders-*", **options)):
+    writer = rows.withColumn("value", value).writeStream.foreachBatch(both)
+    started(writer.option("checkpointLocation", str(home / f"checkpoint-{len(rows.columns)}")))
+spark.streams.awaitAnyTermination()
 '''
